@@ -1,0 +1,38 @@
+# Two commands do everything on a fresh machine: `make demo` and `make test`.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test test-slow check lint bench clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt scripts/setup
+	PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup
+	@touch $@
+
+demo: setup  ## learn peg insertion from 20 demonstrations, with a person's help, in a few minutes
+	$(BIN)/dovetail run peg-insertion
+
+test: setup
+	$(BIN)/python -m pytest -n 2
+
+test-slow: setup  ## learning curves and hundred-reset checks
+	$(BIN)/python -m pytest -n 2 -m slow
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+check: lint test
+
+bench: setup
+	$(BIN)/dovetail bench all
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache src/*.egg-info

@@ -1,0 +1,243 @@
+"""The synchronous actor: it thinks when its chunk is used up, and the arm waits meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from dovetail.actor.history import History
+from dovetail.config.model import Config
+from dovetail.core.clock import NS_PER_S
+from dovetail.core.contracts import Clock, GuardedRobot, Operator, Policy, Task
+from dovetail.core.streams import stream
+from dovetail.core.types import (
+    ActContext,
+    ActionChunk,
+    Array,
+    Episode,
+    EpisodeOrder,
+    Event,
+    HumanInput,
+    Observation,
+    Outcome,
+    Segment,
+    Source,
+    Step,
+    Verdict,
+)
+
+__all__ = ["SequentialActor", "SequentialConfig"]
+
+ENDING_EVENTS = {
+    Event.SUCCESS: Outcome.SUCCESS,
+    Event.FAILURE: Outcome.FAILURE,
+    Event.DISCARD: Outcome.ABORTED,
+    Event.RESET: Outcome.ABORTED,
+    Event.STOP: Outcome.ABORTED,
+}
+JUDGING_EVENTS = (Event.SUCCESS, Event.FAILURE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Move:
+    """A step before its consequence is known."""
+
+    proposed: Array
+    executed: Array
+    source: Source
+    policy_version: int
+    chunk_id: int
+    chunk_index: int
+    extras: Mapping[str, Array]
+
+    def step(self, observation: Observation, verdict: Verdict) -> Step:
+        return Step(
+            observation=observation,
+            proposed=self.proposed,
+            executed=self.executed,
+            source=self.source,
+            policy_version=self.policy_version,
+            chunk_id=self.chunk_id,
+            chunk_index=self.chunk_index,
+            verdict=verdict,
+            extras=self.extras,
+        )
+
+
+class SequentialConfig(Config):
+    execution_horizon: int | None = Field(None, ge=1)
+    """Actions of a chunk to execute open loop before thinking again; none: all of them."""
+
+
+class SequentialActor:
+    """See the Actor contract.
+
+    `probe` reads what should be recorded beside each observation (a simulator's own state, say), and
+    `should_stop` is asked once a tick: an episode that is cut short is kept, marked aborted, and never trained on.
+    """
+
+    Config: ClassVar[type[SequentialConfig]] = SequentialConfig
+
+    def __init__(
+        self,
+        config: SequentialConfig,
+        *,
+        robot: GuardedRobot,
+        task: Task,
+        operator: Operator,
+        policy: Policy | None,
+        clock: Clock,
+        probe: Callable[[], Mapping[str, Array]] | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._config = config
+        self._robot, self._task, self._operator, self._policy = robot, task, operator, policy
+        self._clock = clock
+        self._probe = probe or dict
+        self._should_stop = should_stop
+        self._history = History(policy.spec) if policy else None
+        self._period_ns = round(NS_PER_S / robot.spec.control_hz)
+        self.num_overruns = 0
+
+    def run(self, order: EpisodeOrder) -> Episode | None:
+        try:
+            return self._run(order)
+        except BaseException:
+            self._robot.stop()  # whatever went wrong, the arm does not go on with it
+            raise
+
+    def _run(self, order: EpisodeOrder) -> Episode | None:
+        self._begin(order)
+        observation = self._observe()
+        steps: list[Step] = []
+        outcome: Outcome | None = None
+        deadline_ns = self._clock.now_ns()
+        while outcome is None:
+            person = self._operator.poll(observation)
+            if self._should_stop():
+                outcome = Outcome.ABORTED
+            elif person.event is Event.ACKNOWLEDGE:
+                self._robot.acknowledge()
+            elif person.event is not None:
+                outcome = ENDING_EVENTS.get(person.event)
+            if outcome is not None:
+                break
+            if person.event is Event.PAUSE:
+                deadline_ns = self._pause(observation)
+                observation = self._observe()
+                continue
+            move = self._act(observation, person, order)
+            deadline_ns = self._tick(deadline_ns)
+            before, observation = observation, self._observe()
+            verdict = self._task.judge(self._robot, observation, num_steps=len(steps) + 1)
+            steps.append(move.step(before, verdict))
+            outcome = verdict.outcome
+        if not steps:
+            return None
+        return self._finish(order, steps, observation, outcome)
+
+    # ---- one tick
+
+    def _begin(self, order: EpisodeOrder) -> None:
+        self._task.reset(self._robot, rng=stream(order.seed, f"{order.purpose}/reset", order.index))
+        self._robot.reset()
+        self._operator.reset(
+            rng=stream(order.seed, f"{order.purpose}/operator", order.index), robot_minutes=order.robot_minutes
+        )
+        self._noise = stream(order.seed, f"{order.purpose}/policy", order.index)
+        self._chunk: ActionChunk | None = None
+        self._chunk_id, self._chunk_index = -1, 0
+        if self._policy and self._history:
+            self._policy.reset()
+            self._history.reset()
+
+    def _observe(self) -> Observation:
+        observation = self._robot.observe()
+        if self._history:
+            self._history.add(observation)
+        return observation
+
+    def _act(self, observation: Observation, person: HumanInput, order: EpisodeOrder) -> _Move:
+        extras = dict(self._probe())
+        if person.action is not None:
+            self._chunk = None  # a person moved the arm: what the policy had planned is no longer true
+            proposed, source = np.asarray(person.action, np.float32), Source.HUMAN
+            executed = self._robot.send(proposed)
+        elif self._policy is not None:
+            proposed, source = self._next_action(observation, deterministic=order.deterministic), Source.POLICY
+            executed = self._robot.send(proposed)
+        else:
+            executed = self._robot.hold()
+            proposed, source = executed, Source.HUMAN
+        extras["clipped"] = self._robot.clipped
+        return _Move(
+            proposed=proposed,
+            executed=executed,
+            source=source,
+            policy_version=self._chunk.policy_version if self._chunk else 0,
+            chunk_id=self._chunk_id if self._chunk else -1,
+            chunk_index=self._chunk_index - 1 if self._chunk else 0,
+            extras=extras,
+        )
+
+    def _next_action(self, observation: Observation, *, deterministic: bool) -> Array:
+        assert self._policy is not None and self._history is not None
+        if self._chunk is None or self._chunk_index >= self._num_to_execute(self._chunk):
+            context = ActContext(deterministic=deterministic, seed=int(self._noise.integers(2**63)))
+            self._chunk = self._policy.act(self._history.batch(observation), context).at(0)
+            self._chunk_id += 1
+            self._chunk_index = 0
+        action: Array = self._chunk.actions[self._chunk_index]
+        self._chunk_index += 1
+        return action
+
+    def _num_to_execute(self, chunk: ActionChunk) -> int:
+        return min(self._config.execution_horizon or len(chunk.actions), len(chunk.actions))
+
+    def _tick(self, deadline_ns: int) -> int:
+        deadline_ns += self._period_ns
+        now_ns = self._clock.now_ns()
+        if now_ns > deadline_ns:  # late: count it and start anew from here, so that ticks never bunch
+            self.num_overruns += 1
+            return now_ns
+        self._clock.sleep_until(deadline_ns)
+        return deadline_ns
+
+    def _pause(self, observation: Observation) -> int:
+        """Hold, unrecorded, until the person says start; returns the new deadline."""
+        self._chunk = None
+        deadline_ns = self._clock.now_ns()
+        while not self._should_stop() and self._operator.poll(observation).event is not Event.START:
+            self._robot.hold()
+            deadline_ns = self._tick(deadline_ns)
+            observation = self._robot.observe()
+        return deadline_ns
+
+    # ---- the end
+
+    def _finish(
+        self, order: EpisodeOrder, steps: list[Step], last: Observation, outcome: Outcome | None
+    ) -> Episode:
+        assert outcome is not None
+        judgement = None
+        if outcome is not Outcome.ABORTED:
+            event = self._operator.poll(last).event
+            judgement = ENDING_EVENTS[event] if event in JUDGING_EVENTS else None
+        return Episode(
+            id=order.id,
+            task=self._task.spec.name,
+            prompt=self._task.prompt,
+            robot=self._robot.spec,
+            operator=self._operator.name,
+            purpose=order.purpose,
+            outcome=outcome,
+            judgement=judgement,
+            seed=order.seed,
+            config_hash=order.config_hash,
+            started_unix_ns=order.started_unix_ns,
+            segments=(Segment.of(steps, episode_id=order.id, last_observation=last),),
+        )

@@ -1,0 +1,1 @@
+"""The typed schema, loading, plugins and recipes."""

@@ -1,0 +1,157 @@
+"""One line for a person out of pydantic's errors: where it was written, what is wrong, what is right."""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from dovetail.config._tree import Node, Path, dotted
+from dovetail.config.model import Config
+from dovetail.config.plugins import BUILTIN, config_model, resolve
+from dovetail.config.schema import SECTION_KINDS, OfKind, RunConfig
+from dovetail.core.errors import ConfigError, PluginError, UsageError, did_you_mean
+
+__all__ = ["explain"]
+
+_EXPECTED = {
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "text (quote it)",
+    "list_type": "a list",
+    "tuple_type": "a list",
+    "set_type": "a list",
+    "dict_type": "a mapping (key: value)",
+    "model_type": "a mapping (key: value)",
+    "model_attributes_type": "a mapping (key: value)",
+    "plugin_section": "a mapping with a type, or the bare name of a plugin",
+    "none_required": "null",
+}
+
+_FIRST = ("extra_forbidden", "plugin", "plugin_type")  # a misspelt key may also show up as a missing one
+
+
+def explain(problem: ValidationError, tree: Node) -> UsageError:
+    """The most telling of the errors, with a count of how many other keys are wrong too."""
+    errors = problem.errors(include_url=False)
+    ranked = sorted(errors, key=lambda error: error["type"] not in _FIRST)
+    first = ranked[0]
+    paths = {_path(error, tree) for error in errors}
+    more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
+    same = [error for error in ranked if _path(error, tree) == _path(first, tree)]
+    where, what = _line(first, same, tree)
+    kind = PluginError if first["type"] in ("plugin", "plugin_type") else ConfigError
+    return kind(f"{where}: {what}{more}")
+
+
+def _path(error: ErrorDetails, tree: Node) -> Path:
+    """An error's place without what pydantic adds to it, such as the branches of a union."""
+    _, path = tree.descend(error["loc"])
+    return (*path, error["loc"][-1]) if error["type"] == "missing" else path
+
+
+def _line(error: ErrorDetails, same: Sequence[ErrorDetails], tree: Node) -> tuple[str, str]:
+    path = _path(error, tree)
+    node, _ = tree.descend(path)
+    key, kind = dotted(path), error["type"]
+    where = node.where
+    if kind == "extra_forbidden":
+        return where, f"unknown key '{key}'.{_suggest(path, tree)}"
+    if kind == "missing":
+        return where, f"the key '{key}' is missing{_example(path)}"
+    if kind == "task":  # there is none: the place is the null, or else the robot that needs one
+        task, found = tree.descend(("task",))
+        robot, _ = tree.descend(("robot", "type"))
+        return (task if found and task.value is None else robot).where, error["msg"]
+    if kind == "plugin":
+        place = node.value["type"].where if isinstance(node.value, dict) and "type" in node.value else where
+        return place, f"'{key}.type': {error['msg']}"
+    if kind == "plugin_type":
+        plugin_kind = error["ctx"]["kind"]
+        return where, f"'{key}.type' should name a {plugin_kind}.{did_you_mean('', BUILTIN[plugin_kind])}"
+    got = _shown(node.plain())
+    expected = [_EXPECTED[other["type"]] for other in same if other["type"] in _EXPECTED]
+    if kind in _EXPECTED:
+        return where, f"'{key}' should be {' or '.join(dict.fromkeys(expected))}, got {got}"
+    if kind in ("literal_error", "enum"):
+        hint = _nearest(node.value, error["ctx"]["expected"])
+        return where, f"'{key}' should be {error['ctx']['expected']}, got {got}.{hint}".rstrip(".")
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not path or isinstance(node.value, dict):  # a model's own check of how its keys fit together
+        return where, f"'{key}': {message}" if key else message
+    return where, f"'{key}' {message[0].lower()}{message[1:]}, got {got}"
+
+
+def _suggest(path: Path, tree: Node) -> str:
+    name = str(path[-1])
+    model = _model_at(path[:-1], tree)
+    if model is None:
+        return ""
+    if len(path) == 1:  # `seed=3` instead of `run.seed=3`
+        elsewhere = [
+            f"{section}.{name}"
+            for section, field in RunConfig.model_fields.items()
+            for nested in _models(field.annotation)
+            if name in nested.model_fields
+        ]
+        if elsewhere:
+            return f" Did you mean '{elsewhere[0]}'?"
+    if not model.model_fields:
+        return f" '{dotted(path[:-1])}' has no settings"
+    names = [*model.model_fields, "type"] if _is_section(path[:-1]) else list(model.model_fields)
+    return did_you_mean(name, names)
+
+
+def _example(path: Path) -> str:
+    kind = SECTION_KINDS.get(str(path[0])) if len(path) == 1 else None
+    return f". Write for example '{path[0]}: {next(iter(BUILTIN[kind]))}'" if kind else ""
+
+
+def _is_section(path: Path) -> bool:
+    return bool(path) and path[0] in SECTION_KINDS and len(path) == (2 if path[0] == "labels" else 1)
+
+
+def _model_at(path: Path, tree: Node) -> type[Config] | None:
+    """The model that reads the mapping at a path, for naming what it would have accepted."""
+    models: list[type[Config]] = [RunConfig]
+    for depth, part in enumerate(path, start=1):
+        if _is_section(path[:depth]):
+            node, _ = tree.descend((*path[:depth], "type"))
+            models = [config_model(resolve(SECTION_KINDS[str(path[0])], str(node.value)))]
+        elif isinstance(part, str):
+            fields = [model.model_fields[part] for model in models if part in model.model_fields]
+            models = [nested for field in fields for nested in _models(field.annotation)] or models
+    return models[0] if models else None
+
+
+def _models(annotation: Any) -> Iterator[type[Config]]:
+    """Config models inside an annotation, through unions, lists and mappings."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        yield annotation
+    for argument in typing.get_args(annotation):
+        if not isinstance(argument, OfKind):
+            yield from _models(argument)
+
+
+def _nearest(got: Any, expected: str) -> str:
+    names = [part.strip(" '") for part in expected.replace(" or ", ",").split(",")]
+    hint = did_you_mean(got, names) if isinstance(got, str) else ""
+    return hint if "Did you mean" in hint else ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return f"a mapping with {', '.join(map(repr, list(value)[:3])) or 'no keys'}"
+    if isinstance(value, list):
+        return f"a list of {len(value)}"
+    text = json.dumps(value) if value is None or isinstance(value, bool) else repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,28 @@
+"""The base of every config model: strict, frozen, no unknown keys.
+
+A plugin is a class with a `Config` attribute (its model, defined beside it) and a constructor that takes the
+config first and its handles by keyword:
+
+    kind        handles given by the runtime
+    task        -
+    robot       task
+    operator    task
+    policy      robot (a RobotSpec), seed
+    labeler     -
+    actor       robot, task, operator, policy, clock, probe, should_stop
+    algorithm   policy, seed
+
+Constructors do no I/O. `type` names the plugin and is removed before the rest is validated.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+__all__ = ["Config"]
+
+
+class Config(BaseModel):
+    """Unknown keys and wrong types are errors; a config never changes once it is read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)

@@ -1,0 +1,166 @@
+"""One resolver for all that can be exchanged: a built-in name, an installed entry point, or `module:Class`.
+
+    resolve("task", "peg_insertion")         built in; `peg-insertion` is the same
+    resolve("task", "wipe_board")            from a package with the entry point group `dovetail.task`
+    resolve("task", "my_lab.tasks:Wipe")     any class that can be imported
+
+Modules are imported when they are asked for, never before: the control process must not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+
+from dovetail.config.model import Config
+from dovetail.core.errors import PluginError, did_you_mean
+
+__all__ = ["BUILTIN", "KINDS", "Plugin", "config_model", "list_plugins", "locate", "normalise", "resolve"]
+
+BUILTIN: dict[str, dict[str, str]] = {
+    "task": {
+        "push_cube": "dovetail.tasks.push_cube:PushCube",
+        "peg_insertion": "dovetail.tasks.peg_insertion:PegInsertion",
+        "charger": "dovetail.tasks.charger:Charger",
+        "pick_place": "dovetail.tasks.pick_place:PickPlace",
+        "cap_tightening": "dovetail.tasks.cap_tightening:CapTightening",
+        "table_cleanup": "dovetail.tasks.table_cleanup:TableCleanup",
+    },
+    "robot": {
+        "sim": "dovetail.robots.sim.robot:SimRobot",
+        "gym": "dovetail.robots.gym:GymRobot",
+    },
+    "operator": {
+        "none": "dovetail.human.none:NoOperator",
+        "scripted": "dovetail.human.scripted:ScriptedOperator",
+    },
+    "safety": {"filter": "dovetail.robots.safety:SafeRobot"},
+    "actor": {"sequential": "dovetail.actor.sequential:SequentialActor"},
+    "policy": {"gaussian_mlp": "dovetail.policies.gaussian_mlp:GaussianMLP"},
+    "labeler": {"outcome": "dovetail.labels.outcome:OutcomeLabeler"},
+    "algorithm": {
+        "imitation": "dovetail.learn.algorithms.imitation:Imitation",
+        "rlpd": "dovetail.learn.algorithms.rlpd:RLPD",
+    },
+}
+
+KINDS = tuple(BUILTIN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugin:
+    """One row of `dovetail plugins`. `doc` and `error` are filled in by `list_plugins` only."""
+
+    kind: str
+    name: str  # canonical: what a resolved config says
+    target: str  # module:Class
+    origin: str  # "built-in", "entry point (package)" or "module"
+    doc: str = ""
+    error: str | None = None  # why it cannot be imported
+
+
+def normalise(name: str) -> str:
+    """`peg-insertion` and `peg_insertion` are the same; a `module:Class` is left as it is."""
+    return name if ":" in name else name.replace("-", "_")
+
+
+def locate(kind: str, name: str) -> Plugin:
+    """Find where a plugin lives, without importing it."""
+    if kind not in BUILTIN:
+        raise PluginError(f"there is no plugin kind '{kind}'.{did_you_mean(kind, KINDS)}")
+    if ":" in name:
+        return Plugin(kind=kind, name=name, target=name, origin="module")
+    key = normalise(name)
+    if key in BUILTIN[kind]:
+        return Plugin(kind=kind, name=key, target=BUILTIN[kind][key], origin="built-in")
+    installed = {normalise(plugin.name): plugin for plugin in _installed(kind)}
+    if key in installed:
+        return installed[key]
+    if "." in name:
+        module, _, attribute = name.rpartition(".")
+        raise PluginError(f"no {kind} named '{name}'. For a class of your own write '{module}:{attribute}'")
+    raise PluginError(f"no {kind} named '{name}'.{did_you_mean(key, [*BUILTIN[kind], *installed])}")
+
+
+def resolve(kind: str, name: str) -> type:
+    """The class that a name stands for, checked to be a plugin: a class with a `Config` model."""
+    return _load(locate(kind, name))
+
+
+def config_model(plugin: type) -> type[Config]:
+    """The config model of a class that `resolve` returned."""
+    model: type[Config] = plugin.Config  # type: ignore[attr-defined]
+    return model
+
+
+def list_plugins() -> Iterator[Plugin]:
+    """Everything built in or installed, importable or not."""
+    for kind, names in BUILTIN.items():
+        for name in names:
+            yield _described(locate(kind, name))
+        for plugin in _installed(kind):
+            if normalise(plugin.name) not in names:  # nobody shadows a built-in
+                yield _described(plugin)
+
+
+def _installed(kind: str) -> list[Plugin]:
+    return [
+        Plugin(
+            kind=kind,
+            name=entry.name,
+            target=entry.value,
+            origin=f"entry point ({entry.dist.name})" if entry.dist else "entry point",
+        )
+        for entry in sorted(entry_points(group=f"dovetail.{kind}"), key=lambda entry: entry.name)
+    ]
+
+
+def _described(plugin: Plugin) -> Plugin:
+    doc, error = "", None
+    try:
+        found = _load(plugin)
+        docs = [found.__doc__, importlib.import_module(found.__module__).__doc__]
+        if plugin.origin == "built-in":  # ours live one to a file, whose first line says what it is
+            docs.reverse()
+        doc = next((text.strip().splitlines()[0] for text in docs if text and text.strip()), "")
+    except PluginError as problem:
+        error = str(problem)
+    return Plugin(
+        kind=plugin.kind, name=plugin.name, target=plugin.target, origin=plugin.origin, doc=doc, error=error
+    )
+
+
+def _load(plugin: Plugin) -> type:
+    what = f"{plugin.kind} '{plugin.name}'"
+    module_name, _, attribute = plugin.target.replace(" ", "").partition(":")
+    if not module_name or not all(part.isidentifier() for part in attribute.split(".")):
+        raise PluginError(f"{what} should be written as 'package.module:Class', got '{plugin.target}'")
+    try:
+        found: object = importlib.import_module(module_name)
+    except Exception as problem:  # somebody else's module may fail in any way, and must not take us along
+        reason = " ".join(f"{type(problem).__name__}: {problem}".split())
+        raise PluginError(f"{what}: cannot import module '{module_name}' ({reason})") from problem
+    for part in attribute.split("."):
+        if not hasattr(found, part):
+            names = [name for name, value in vars(found).items() if isinstance(value, type)]
+            raise PluginError(f"{what}: '{module_name}' has no '{attribute}'.{did_you_mean(part, names)}")
+        found = getattr(found, part)
+    if not isinstance(found, type):
+        raise PluginError(f"{what}: '{plugin.target}' should be a class, got a {type(found).__name__}")
+    _check_config(what, plugin.target, found)
+    return found
+
+
+def _check_config(what: str, target: str, found: type) -> None:
+    model = getattr(found, "Config", None)
+    if not (isinstance(model, type) and issubclass(model, Config)):
+        raise PluginError(
+            f"{what}: '{target}' has no config model; give the class a `Config` attribute that is a subclass "
+            "of dovetail.config.model.Config"
+        )
+    if "type" in model.model_fields:
+        raise PluginError(
+            f"{what}: rename the field 'type' of '{target}.Config', because `type` names the plugin"
+        )

@@ -1,0 +1,201 @@
+"""What a run is made of: one typed tree. A plugin's part is described by the `Config` beside its class."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Self
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
+
+from dovetail.config.model import Config
+from dovetail.config.plugins import config_model, locate, resolve
+from dovetail.core.errors import PluginError
+
+__all__ = [
+    "DEFAULT_SECTIONS",
+    "KIND_MARK",
+    "SECTION_KINDS",
+    "LearnerConfig",
+    "OfKind",
+    "PluginSection",
+    "RecordConfig",
+    "RunConfig",
+    "RunSettings",
+    "StopWhenSolved",
+]
+
+SECTION_KINDS: dict[str, str] = {
+    "task": "task",
+    "robot": "robot",
+    "operator": "operator",
+    "safety": "safety",
+    "actor": "actor",
+    "policy": "policy",
+    "labels": "labeler",  # a list of them
+    "algorithm": "algorithm",
+}
+
+DEFAULT_SECTIONS: dict[str, Any] = {
+    "operator": {"type": "none"},
+    "safety": {"type": "filter"},
+    "actor": {"type": "sequential"},
+    "labels": [{"type": "outcome"}],
+}
+
+KIND_MARK = "x-dovetail-kind"  # stands for a plugin section in RunConfig's own JSON Schema
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSection:
+    """A plugin by name, with its validated config: `section.build(**handles)` makes the object."""
+
+    kind: str
+    type: str
+    config: Config
+
+    def build(self, **handles: Any) -> Any:
+        """Construct the plugin: its config first, the handles that its kind receives by keyword."""
+        return resolve(self.kind, self.type)(self.config, **handles)
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"type": self.type, **self.config.model_dump(mode="json")}
+
+    @staticmethod
+    def parse(kind: str, data: Any) -> PluginSection:
+        """From `{type: name, key: value, ...}`, or from the bare name."""
+        if isinstance(data, PluginSection):
+            if data.kind != kind:
+                context = {"type": data.type, "got": data.kind, "kind": kind}
+                raise PydanticCustomError("plugin", "'{type}' is a plugin of kind {got}, not {kind}", context)
+            return data
+        if isinstance(data, str):
+            data = {"type": data}
+        if not isinstance(data, Mapping):
+            raise PydanticCustomError("plugin_section", "Input should be a mapping with a type")
+        if kind == "safety":  # there is one filter, and it has no substitute
+            data = {"type": "filter", **data}
+            if data["type"] != "filter":
+                raise PydanticCustomError("plugin", "the safety filter cannot be replaced: leave its type out")
+        if not isinstance(data.get("type"), str):
+            raise PydanticCustomError("plugin_type", "Field 'type' is required", {"kind": kind})
+        try:
+            plugin = resolve(kind, data["type"])
+            name = locate(kind, data["type"]).name
+        except PluginError as problem:
+            raise PydanticCustomError("plugin", "{problem}", {"problem": str(problem)}) from problem
+        rest = {key: value for key, value in data.items() if key != "type"}
+        # Strict about types, as JSON is: a list may stand for a tuple, but "5" never for 5.
+        config = config_model(plugin).model_validate_json(to_json(rest), strict=True)
+        return PluginSection(kind=kind, type=name, config=config)
+
+
+@dataclass(frozen=True, slots=True)
+class OfKind:
+    """Marks a field as a plugin section: `Annotated[PluginSection, OfKind("task")]`."""
+
+    kind: str
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            lambda data: PluginSection.parse(self.kind, data),
+            serialization=core_schema.plain_serializer_function_ser_schema(PluginSection.to_plain),
+        )
+
+    def __get_pydantic_json_schema__(self, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {KIND_MARK: self.kind}
+
+
+class StopWhenSolved(Config):
+    """End online learning before its budget is spent, once the policy needs no help any more."""
+
+    window: int = Field(default=20, ge=1)
+    """How many of the latest online episodes are looked at."""
+    success_rate: float = Field(default=1.0, gt=0, le=1)
+    """The share of them that must succeed, without any intervention."""
+    min_env_steps: int = Field(default=0, ge=0)
+    """Never stop before this many online steps."""
+
+
+class RunSettings(Config):
+    """How much of everything, and when to stop."""
+
+    seed: int = Field(default=0, ge=0)
+    """Every random stream derives from it."""
+    demos: int = Field(default=20, ge=0)
+    """Demonstrations recorded before learning starts."""
+    demo_noise: float = Field(default=0.1, ge=0)
+    """How noisy the scripted expert is while it demonstrates; 0 makes it exact."""
+    env_steps: int = Field(default=10_000, ge=0)
+    """Online budget in control steps."""
+    eval_episodes: int = Field(default=100, ge=1)
+    """Episodes in each evaluation."""
+    untrained_episodes: int = Field(default=20, ge=0)
+    """Episodes that the untrained policy is given; it seldom has surprises."""
+    showcase_episodes: int = Field(default=4, ge=0)
+    """Episodes filmed for the report, first and last."""
+    checkpoint_every_s: float = Field(default=60.0, gt=0)
+    """Seconds between checkpoints."""
+    stop_when_solved: StopWhenSolved | None = None
+    """When to stop early; null spends the whole budget."""
+
+
+class LearnerConfig(Config):
+    """How the learner paces itself against the robot."""
+
+    utd: float = Field(default=4.0, gt=0)
+    """Update-to-data ratio: updates per online step."""
+    bc_updates: int = Field(default=2000, ge=0)
+    """Behaviour cloning updates on the demonstrations: the baseline that the report compares with."""
+    warmup_updates: int = Field(default=500, ge=0)
+    """Updates on demonstrations alone, before the first online step."""
+    start_after_steps: int = Field(default=0, ge=0)
+    """Online steps collected before updates begin."""
+    publish_every: int = Field(default=50, ge=1)
+    """Updates between two published versions of the weights."""
+
+
+class RecordConfig(Config):
+    """What is kept besides numbers."""
+
+    images: bool = False
+    """Keep camera images in every episode, not only where the policy needs them."""
+    showcase_camera: str = "front"
+    """The camera that films the showcase episodes."""
+    image_size: int = Field(default=128, ge=16, le=4096)
+    """Height and width of recorded images, in pixels."""
+
+
+class RunConfig(Config):
+    """A whole run, resolved."""
+
+    task: Annotated[PluginSection, OfKind("task")] | None = None
+    """The job. Null only with a robot that brings its own, such as gym."""
+    robot: Annotated[PluginSection, OfKind("robot")]
+    """Who does it."""
+    operator: Annotated[PluginSection, OfKind("operator")] = Field(default=DEFAULT_SECTIONS["operator"])
+    """Who may take over."""
+    safety: Annotated[PluginSection, OfKind("safety")] = Field(default=DEFAULT_SECTIONS["safety"])
+    """What every action passes on its way to the robot."""
+    actor: Annotated[PluginSection, OfKind("actor")] = Field(default=DEFAULT_SECTIONS["actor"])
+    """The control loop."""
+    policy: Annotated[PluginSection, OfKind("policy")]
+    """Observation in, action out."""
+    labels: list[Annotated[PluginSection, OfKind("labeler")]] = Field(
+        default=DEFAULT_SECTIONS["labels"], min_length=1
+    )
+    """Who gives rewards, in order."""
+    algorithm: Annotated[PluginSection, OfKind("algorithm")]
+    """How the policy learns."""
+    run: RunSettings = RunSettings()
+    learner: LearnerConfig = LearnerConfig()
+    record: RecordConfig = RecordConfig()
+
+    @model_validator(mode="after")
+    def _has_a_task(self) -> Self:
+        if self.task is None and not getattr(resolve("robot", self.robot.type), "brings_task", False):
+            context = {"robot": self.robot.type}
+            raise PydanticCustomError("task", "robot '{robot}' needs a task, e.g. task: push_cube", context)
+        return self

@@ -1,0 +1,1 @@
+"""The nouns and the contracts. Imports nothing of ours and nothing but numpy."""

@@ -1,0 +1,238 @@
+"""The contracts between the rooms: small Protocols, numpy at every border.
+
+The loop that uses them, as the inline runtime runs it:
+
+    task.reset(robot, rng=rng)
+    observation = robot.observe()
+    while True:
+        person = operator.poll(observation)
+        action = person.action if person.action is not None else chunk.actions[i]
+        executed = robot.send(action)
+        clock.sleep_until(next_tick)
+        observation = robot.observe()
+        verdict = task.judge(robot, observation, num_steps=n)
+        ...
+    episodes.commit(episode)
+    replay.add(segment, labeler.label(episode))
+    metrics = algorithm.update(batch)
+    weights.publish(algorithm.policy_weights())
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from dovetail.core.specs import PolicySpec, RobotSpec, TaskSpec
+from dovetail.core.types import (
+    ActContext,
+    ActionChunk,
+    Array,
+    Episode,
+    EpisodeOrder,
+    HumanInput,
+    Labels,
+    Observation,
+    SampleRequest,
+    Verdict,
+    WeightSnapshot,
+)
+
+__all__ = [
+    "Actor",
+    "Algorithm",
+    "Clock",
+    "Expert",
+    "GuardedRobot",
+    "Labeler",
+    "Operator",
+    "Policy",
+    "ReplayReader",
+    "ReplayWriter",
+    "Robot",
+    "SimulatedRobot",
+    "Task",
+    "WeightStore",
+]
+
+
+@runtime_checkable
+class Clock(Protocol):
+    """Monotonic time, and a way to wait for a moment of it."""
+
+    def now_ns(self) -> int: ...
+
+    def sleep_until(self, deadline_ns: int) -> None: ...
+
+
+@runtime_checkable
+class Robot(Protocol):
+    """Hardware in, executed action out. Only ever handed out wrapped in the safety filter."""
+
+    @property
+    def spec(self) -> RobotSpec: ...
+
+    def observe(self) -> Observation: ...
+
+    def send(self, action: Array) -> Array:
+        """Command one tick; returns the action really executed, at once. The clock, not this call, waits."""
+
+    def stop(self) -> None:
+        """Hold still and let go of the motion. May be called twice, and by anybody, at any time."""
+
+
+@runtime_checkable
+class GuardedRobot(Robot, Protocol):
+    """A robot behind the safety filter: what everybody but the filter is given."""
+
+    @property
+    def clipped(self) -> Array:
+        """[A] which axes of the last action the filter changed."""
+
+    def reset(self) -> None:
+        """A new episode starts from where the robot now is."""
+
+    def hold(self) -> Array:
+        """Command standing still for a tick; returns the action that does it."""
+
+    def acknowledge(self) -> None:
+        """A person has seen the latched fault and takes responsibility for moving on."""
+
+
+@runtime_checkable
+class Actor(Protocol):
+    """Runs episodes. How it ticks and when it thinks is its own affair."""
+
+    def run(self, order: EpisodeOrder) -> Episode | None:
+        """One episode from reset to verdict; None if it ended before its first step."""
+
+
+@runtime_checkable
+class SimulatedRobot(Robot, Protocol):
+    """A robot whose time is ours: the simulated clock calls `advance` while the control loop sleeps."""
+
+    def advance(self, duration_ns: int) -> None: ...
+
+
+@runtime_checkable
+class Expert(Protocol):
+    """A scripted solver of a task: what demonstrates, takes over and judges where no person is at hand."""
+
+    def reset(self, rng: np.random.Generator, *, noise: float = 0.0) -> None: ...
+
+    def act(self, observation: Observation) -> Array: ...
+
+    def progress(self, observation: Observation) -> float:
+        """How far along the task is, 0 to 1, monotone along the expert's own way."""
+
+
+@runtime_checkable
+class Task(Protocol):
+    """A job: how to reset it, when it is done, what it is called in words, and who can show it."""
+
+    @property
+    def spec(self) -> TaskSpec: ...
+
+    @property
+    def prompt(self) -> str: ...
+
+    def reset(self, robot: Robot, *, rng: np.random.Generator) -> None: ...
+
+    def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict: ...
+
+    def expert(self) -> Expert:
+        """A scripted expert; raises UsageError for a task that has none."""
+
+
+@runtime_checkable
+class Operator(Protocol):
+    """Who may take over. Polled once a tick, and once more after the last one, to judge."""
+
+    @property
+    def name(self) -> str:
+        """Recorded with each episode: `none`, `scripted`, or a person's device."""
+
+    def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None: ...
+
+    def poll(self, observation: Observation) -> HumanInput: ...
+
+
+@runtime_checkable
+class Policy(Protocol):
+    """Observation in, action chunk out; numpy outside, torch and normalisation inside.
+
+    Arrays have a leading batch axis. A key with history h has shape [B, h, ...], oldest first, left-padded, and
+    comes with `<key>/mask` [B, h], true where a tick was really seen.
+    """
+
+    @property
+    def spec(self) -> PolicySpec: ...
+
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk: ...
+
+    def warmup(self) -> None: ...
+
+    def load(self, snapshot: WeightSnapshot) -> None: ...
+
+    def reset(self) -> None: ...
+
+
+@runtime_checkable
+class Labeler(Protocol):
+    """Episode in, rewards out."""
+
+    def label(self, episode: Episode) -> Labels: ...
+
+
+@runtime_checkable
+class ReplayWriter(Protocol):
+    """The one writer of a replay."""
+
+    def add(self, episode: Episode, labels: Labels) -> None:
+        """Make an episode's steps available for sampling. Adding it twice is harmless; evaluation is refused."""
+
+
+@runtime_checkable
+class ReplayReader(Protocol):
+    """Labelled steps in, batches out, into arrays that the caller owns."""
+
+    def size(self, view: str) -> int:
+        """How many steps a view holds: `online`, `demo`, `human`, `prior` (demo + human), `all`."""
+
+    def sample(self, into: Mapping[str, Array], *, view: str, rng: np.random.Generator) -> None:
+        """Fill `into` with transitions drawn uniformly from a view.
+
+        Keys: `observation/<key>`, `next/<key>`, `action`, `reward`, `discount` (0 after a true end).
+        """
+
+
+@runtime_checkable
+class Algorithm(Protocol):
+    """One way to learn: batches in, weights out."""
+
+    @property
+    def wants(self) -> SampleRequest: ...
+
+    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]: ...
+
+    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]: ...
+
+    def state_dict(self) -> Mapping[str, Array]: ...
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
+
+
+@runtime_checkable
+class WeightStore(Protocol):
+    """Versioned snapshots. The reader owns its cursor: any number of readers, none in the others' way."""
+
+    def publish(self, components: Mapping[str, Mapping[str, Array]]) -> int: ...
+
+    def latest(self, *, newer_than: int = 0) -> WeightSnapshot | None: ...
+
+    def pin(self, version: int | None) -> None:
+        """Serve this version to everybody until unpinned with None."""
+
+    def versions(self) -> Iterable[int]: ...

@@ -1,0 +1,1 @@
+"""The durable log of what happened: write once, read many; and videos of it."""

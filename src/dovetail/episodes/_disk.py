@@ -1,0 +1,122 @@
+"""What makes a write survive a crash: fsync, atomic rename, one writer at a time, JSON that shows damage.
+
+The rooms `episodes`, `labels` and `weights` each hold this same file, because no stage imports another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.errors import StoreError
+
+__all__ = [
+    "MissingError",
+    "dump_json",
+    "fsync_folder",
+    "load_json",
+    "read_file",
+    "sha256",
+    "write_file",
+    "writer",
+]
+
+TEMPORARY = ".tmp"  # inside the store's own folder, so that a rename out of it stays on one filesystem
+
+
+class MissingError(StoreError):
+    """A file that should be there and is not: never written, lost, or pruned a moment ago."""
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in a folder durable: without this, a committed rename can vanish with the power."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def write_file(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def read_file(path: Path, *, checksum: str | None = None) -> bytes:
+    """A whole file, refused by name if it is unreadable or not what was written."""
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError as error:
+        raise MissingError(f"{path} is missing") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    if checksum is not None and sha256(data) != checksum:
+        raise StoreError(f"{path} is damaged: its sha256 is not the one it was written with")
+    return data
+
+
+@contextlib.contextmanager
+def writer(folder: Path) -> Iterator[Path]:
+    """Be the only writer of a store, in any process; yields its folder for temporary files, empty.
+
+    The kernel drops the lock of a process that dies, so whatever lies there belongs to nobody living.
+    """
+    try:
+        temporary = folder / TEMPORARY
+        if not temporary.is_dir():
+            temporary.mkdir(parents=True, exist_ok=True)
+            fsync_folder(folder)
+            fsync_folder(folder.parent)
+        with (folder / ".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            _empty(temporary)
+            try:
+                yield temporary
+            finally:
+                _empty(temporary)
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error.strerror or error}") from error
+
+
+def _empty(folder: Path) -> None:
+    for leftover in folder.iterdir():
+        if leftover.is_dir():
+            shutil.rmtree(leftover)
+        else:
+            leftover.unlink()
+
+
+def dump_json(body: Mapping[str, Any], *, indent: int | None = None) -> bytes:
+    """JSON that ends in a checksum of itself, in one canonical spelling, so that any changed byte shows."""
+    checksum = sha256(_canonical(body, None))
+    return _canonical({**body, "checksum": checksum}, indent)
+
+
+def load_json(data: bytes, *, name: str, indent: int | None = None) -> dict[str, Any]:
+    """What `dump_json` wrote, or a StoreError that says `name` is damaged."""
+    try:
+        body = json.loads(data)
+        checksum = body.pop("checksum")
+        intact = checksum == sha256(_canonical(body, None)) and dump_json(body, indent=indent) == data
+    except (ValueError, KeyError, AttributeError, TypeError):
+        intact = False
+    if not intact:
+        raise StoreError(f"{name} is damaged: it is not what was written there")
+    return dict(body)
+
+
+def _canonical(body: Mapping[str, Any], indent: int | None) -> bytes:
+    return json.dumps(body, indent=indent, ensure_ascii=True).encode()

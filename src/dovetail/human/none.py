@@ -1,0 +1,33 @@
+"""Nobody."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from dovetail.config.model import Config
+from dovetail.core.contracts import Task
+from dovetail.core.types import HumanInput, Observation
+
+__all__ = ["NoOperator", "NoOperatorConfig"]
+
+
+class NoOperatorConfig(Config):
+    pass
+
+
+class NoOperator:
+    """Never takes over, never judges: the task's verdict stands."""
+
+    Config: ClassVar[type[NoOperatorConfig]] = NoOperatorConfig
+    name = "none"
+
+    def __init__(self, config: NoOperatorConfig | None = None, *, task: Task | None = None) -> None:
+        pass
+
+    def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
+        pass
+
+    def poll(self, observation: Observation) -> HumanInput:
+        return HumanInput()

@@ -1,0 +1,1 @@
+"""Episode in, rewards out; stored beside the episode, never in it."""

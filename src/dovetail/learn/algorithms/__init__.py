@@ -1,0 +1,1 @@
+"""One file an algorithm, each reading like its paper."""

@@ -1,0 +1,71 @@
+"""Behaviour cloning: the policy's own imitation loss on what people did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from dovetail.config.model import Config
+from dovetail.core.types import Array, SampleRequest
+from dovetail.learn.state import load_optimizer, load_policy, optimizer_state, policy_state, refuse_misfits
+from dovetail.policies.trainable import TrainablePolicy
+
+__all__ = ["Imitation", "ImitationConfig"]
+
+
+class ImitationConfig(Config):
+    batch_size: int = Field(128, ge=1)
+    lr: float = Field(1e-3, gt=0.0)
+    weight_decay: float = Field(1e-4, ge=0.0)
+
+
+class Imitation:
+    """See the Algorithm contract."""
+
+    Config: ClassVar[type[ImitationConfig]] = ImitationConfig
+
+    def __init__(self, config: ImitationConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
+        self._config = config
+        self._policy = policy
+        parameters = [p for module in policy.components.values() for p in module.parameters()]
+        self._optimizer = torch.optim.AdamW(
+            parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True
+        )
+        self._num_updates = 0
+
+    @property
+    def wants(self) -> SampleRequest:
+        return SampleRequest(
+            observation_keys=tuple(self._policy.spec.observation), rows={"prior": self._config.batch_size}
+        )
+
+    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
+        features = self._policy.features(
+            {key: batch[f"observation/{key}"] for key in self._policy.spec.observation}
+        )
+        loss = self._policy.imitation_loss(features, self._policy.normalize_actions(batch["action"]))
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._optimizer.step()
+        self._num_updates += 1
+        return {"imitation_loss": loss.item()}
+
+    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
+        return self._policy.weights()
+
+    def state_dict(self) -> Mapping[str, Array]:
+        return {
+            "num_updates": np.array(self._num_updates, np.int64),
+            **policy_state(self._policy),
+            **optimizer_state("imitation", self._optimizer),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        with refuse_misfits("imitation"):
+            load_policy(self._policy, state)
+            load_optimizer("imitation", self._optimizer, state)
+            self._num_updates = int(state["num_updates"])

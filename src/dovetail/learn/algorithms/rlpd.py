@@ -1,0 +1,188 @@
+"""RLPD: soft actor-critic that draws part of every batch from prior data (Ball et al., 2023).
+
+Prior data are demonstrations and human interventions; an intervened step is in both halves.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dovetail.config.model import Config
+from dovetail.core.types import Array, SampleRequest
+from dovetail.learn.state import (
+    load_module,
+    load_optimizer,
+    load_policy,
+    module_state,
+    optimizer_state,
+    policy_state,
+    refuse_misfits,
+)
+from dovetail.policies.networks import EnsembleMLP
+from dovetail.policies.trainable import TrainablePolicy
+
+__all__ = ["RLPD", "RLPDConfig"]
+
+
+class RLPDConfig(Config):
+    batch_size: int = Field(128, ge=2)
+    prior_fraction: float = Field(0.5, ge=0.0, le=1.0)
+    gamma: float = Field(0.97, gt=0.0, lt=1.0)
+    tau: float = Field(0.005, gt=0.0, le=1.0)
+    lr: float = Field(3e-4, gt=0.0)
+    num_critics: int = Field(2, ge=1)
+    num_target_critics: int = Field(2, ge=1)
+    """A random subset of this size gives the target's minimum."""
+    hidden: tuple[int, ...] = (128, 128)
+    actor_every: int = Field(4, ge=1)
+    """Critic updates per actor update."""
+    actor_q: Literal["mean", "min"] = "min"
+    """What the actor climbs: the mean of the critics, or the least of them."""
+    temperature: float = Field(0.02, gt=0.0)
+    target_entropy: float | None = None
+    """None: minus the number of action dimensions."""
+    backup_entropy: bool = False
+    target_range: tuple[float, float] | None = (0.0, 1.0)
+    """Returns that are possible at all; targets are clipped to it. None: no clipping."""
+    bc_weight: float = Field(0.0, ge=0.0)
+    """Weight of cloning prior actions in the actor's loss."""
+    max_grad_norm: float = Field(10.0, gt=0.0)
+
+
+class RLPD:
+    """See the Algorithm contract. One `update` is one critic step; the actor moves every `actor_every`-th time."""
+
+    Config: ClassVar[type[RLPDConfig]] = RLPDConfig
+
+    def __init__(self, config: RLPDConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
+        self._config = config
+        self._policy = policy
+        num_actions = policy.spec.action.shape[0]
+        num_features = sum(
+            s.shape[0] * policy.spec.history.get(k, 1) for k, s in policy.spec.observation.items()
+        )
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._critic = EnsembleMLP(
+                (num_features + num_actions, *config.hidden, 1), num_members=config.num_critics
+            )
+        self._target = copy.deepcopy(self._critic).requires_grad_(False)
+        self._log_alpha = torch.tensor(float(np.log(config.temperature)), requires_grad=True)
+        self._target_entropy = -float(num_actions) if config.target_entropy is None else config.target_entropy
+        self._actor_parameters = [p for m in policy.components.values() for p in m.parameters()]
+        self._optimizers = {
+            "critic": torch.optim.Adam(self._critic.parameters(), lr=config.lr, fused=True),
+            "actor": torch.optim.Adam(self._actor_parameters, lr=config.lr, fused=True),
+            "alpha": torch.optim.Adam([self._log_alpha], lr=config.lr, fused=True),
+        }
+        self._generator = torch.Generator().manual_seed(seed)
+        self._num_updates = 0
+
+    @property
+    def wants(self) -> SampleRequest:
+        num_prior = round(self._config.batch_size * self._config.prior_fraction)
+        return SampleRequest(
+            observation_keys=tuple(self._policy.spec.observation),
+            rows={"prior": num_prior, "online": self._config.batch_size - num_prior},
+        )
+
+    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
+        keys = self._policy.spec.observation
+        features = self._policy.features({k: batch[f"observation/{k}"] for k in keys})
+        next_features = self._policy.features({k: batch[f"next/{k}"] for k in keys})
+        actions = self._policy.normalize_actions(batch["action"])
+        rewards = torch.from_numpy(batch["reward"])
+        discounts = torch.from_numpy(batch["discount"])
+
+        metrics = self._update_critic(features, actions, rewards, discounts, next_features)
+        self._num_updates += 1
+        if self._num_updates % self._config.actor_every == 0:
+            metrics |= self._update_actor(features, actions)
+        return metrics
+
+    def _update_critic(
+        self, features: Tensor, actions: Tensor, rewards: Tensor, discounts: Tensor, next_features: Tensor
+    ) -> dict[str, float]:
+        config = self._config
+        with torch.no_grad():
+            next_actions, next_log_prob = self._policy.sample(next_features, generator=self._generator)
+            next_q = self._target(torch.cat((next_features, next_actions), 1))  # [E, B]
+            if config.num_target_critics < config.num_critics:
+                subset = torch.randperm(config.num_critics, generator=self._generator)
+                next_q = next_q[subset[: config.num_target_critics]]
+            next_value = next_q.amin(0)
+            if config.backup_entropy:
+                next_value = next_value - self._log_alpha.exp() * next_log_prob
+            targets = rewards + config.gamma * discounts * next_value
+            if config.target_range is not None:
+                targets = targets.clamp(*config.target_range)
+        q = self._critic(torch.cat((features, actions), 1))  # [E, B]
+        loss = (q - targets).square().mean(1).sum()
+        self._step("critic", loss, list(self._critic.parameters()))
+        with torch.no_grad():
+            torch._foreach_lerp_(
+                list(self._target.parameters()), list(self._critic.parameters()), config.tau
+            )
+        return {"critic_loss": loss.item() / config.num_critics, "q": q.mean().item()}
+
+    def _update_actor(self, features: Tensor, actions: Tensor) -> dict[str, float]:
+        config = self._config
+        new_actions, log_prob = self._policy.sample(features, generator=self._generator)
+        q = self._critic(torch.cat((features, new_actions), 1))
+        value = q.mean(0) if config.actor_q == "mean" else q.amin(0)
+        alpha = self._log_alpha.exp().detach()
+        loss = (alpha * log_prob - value).mean()
+        if config.bc_weight:
+            num_prior = self.wants.rows["prior"]
+            loss = loss + config.bc_weight * self._policy.imitation_loss(
+                features[:num_prior], actions[:num_prior]
+            )
+        self._step("actor", loss, self._actor_parameters)
+        entropy = -log_prob.detach().mean()
+        self._step("alpha", self._log_alpha.exp() * (entropy - self._target_entropy), [self._log_alpha])
+        return {"actor_loss": loss.item(), "entropy": entropy.item(), "alpha": alpha.item()}
+
+    def _step(self, name: str, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+        # gradients of exactly these parameters: the actor's loss flows through the critic without touching it
+        gradients = torch.autograd.grad(loss, parameters)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        torch.nn.utils.clip_grad_norm_(parameters, self._config.max_grad_norm, foreach=True)
+        self._optimizers[name].step()
+
+    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
+        return self._policy.weights()
+
+    # ---- everything a resumed run needs to go on exactly where this one stopped
+
+    def state_dict(self) -> Mapping[str, Array]:
+        state = {
+            "num_updates": np.array(self._num_updates, np.int64),
+            "log_alpha": self._log_alpha.detach().numpy().copy(),
+            "generator": self._generator.get_state().numpy().copy(),
+            **policy_state(self._policy),
+            **module_state("critic", self._critic),
+            **module_state("target", self._target),
+        }
+        for name, optimizer in self._optimizers.items():
+            state |= optimizer_state(name, optimizer)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        with refuse_misfits("rlpd"):
+            load_policy(self._policy, state)
+            load_module("critic", self._critic, state)
+            load_module("target", self._target, state)
+            for name, optimizer in self._optimizers.items():
+                load_optimizer(name, optimizer, state)
+            with torch.no_grad():
+                self._log_alpha.copy_(torch.tensor(state["log_alpha"]))
+            self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
+            self._num_updates = int(state["num_updates"])

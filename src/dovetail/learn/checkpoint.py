@@ -1,0 +1,54 @@
+"""Checkpoints: one safetensors file and a manifest with its checksum, in place by an atomic rename."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors
+import safetensors.numpy
+
+from dovetail.core.errors import CheckpointError
+from dovetail.core.files import write_atomic
+from dovetail.core.types import Array
+
+__all__ = ["load_checkpoint", "save_checkpoint"]
+
+SCHEMA = 1
+
+
+def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[str, int | str]) -> None:
+    """The manifest is written last and names the data by its hash: a crash leaves the checkpoint before this one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    data = safetensors.numpy.save({name: value.copy() for name, value in state.items()})
+    digest = hashlib.sha256(data).hexdigest()
+    name = f"state-{digest[:16]}.safetensors"
+    write_atomic(folder / name, data)
+    manifest = {"schema": SCHEMA, "file": name, "sha256": digest, **facts}
+    write_atomic(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
+    for old in folder.glob("state-*.safetensors"):
+        if old.name != name:
+            old.unlink()
+
+
+def load_checkpoint(folder: Path) -> tuple[dict[str, Array], dict[str, int | str]]:
+    """State and facts; a CheckpointError in one line for anything that is not a whole checkpoint."""
+    try:
+        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        schema, name, digest = manifest.pop("schema"), manifest.pop("file"), manifest.pop("sha256")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointError(f"{folder} is not a checkpoint: {error}") from error
+    if schema != SCHEMA:
+        raise CheckpointError(f"checkpoint {folder} has schema {schema}, this version reads {SCHEMA}")
+    try:
+        data = (folder / Path(name).name).read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint {folder} lacks its data: {error.strerror}") from error
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise CheckpointError(f"checkpoint {folder / name} is damaged: its checksum is not what was written")
+    try:
+        return dict(safetensors.numpy.load(data)), manifest
+    except safetensors.SafetensorError as error:
+        raise CheckpointError(f"checkpoint {folder / name} cannot be read: {error}") from error

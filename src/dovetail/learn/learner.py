@@ -1,0 +1,138 @@
+"""The learner: samples what its algorithm wants, paces itself by an update-to-data ratio, publishes weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dovetail.core.contracts import Algorithm, ReplayReader
+from dovetail.core.errors import CheckpointError, FailureError
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Array
+
+__all__ = ["Learner"]
+
+
+class Learner:
+    """`step(env_steps=n)` does the updates that n online steps have earned and that are not done yet.
+
+    The count is kept over the whole run, so a resumed learner catches up with what the log already holds.
+    """
+
+    def __init__(
+        self,
+        *,
+        algorithm: Algorithm,
+        replay: ReplayReader,
+        robot: RobotSpec,
+        rng: np.random.Generator,
+        utd: float = 1.0,
+        start_after_steps: int = 0,
+    ) -> None:
+        self._algorithm = algorithm
+        self._replay = replay
+        self._rng = rng
+        self._utd = utd
+        self._start_after_steps = start_after_steps
+        self._batch = _buffers(algorithm, robot)
+        self.num_warmup_updates = 0
+        self.num_online_updates = 0
+
+    @property
+    def num_updates(self) -> int:
+        return self.num_warmup_updates + self.num_online_updates
+
+    def warm_up(self, num_updates: int, *, on_update: Callable[[], None] = lambda: None) -> Mapping[str, float]:
+        """Updates on what is there before the first online step, up to `num_updates` in the whole run."""
+        metrics = _Means()
+        while self.num_warmup_updates < num_updates:
+            metrics.add(self._update())
+            self.num_warmup_updates += 1
+            on_update()
+        return metrics.take()
+
+    def step(self, *, env_steps: int) -> Mapping[str, float]:
+        """Do what is owed for `env_steps` online steps; returns the metrics' means."""
+        owed = math.floor(self._utd * max(0, env_steps - self._start_after_steps))
+        metrics = _Means()
+        while self.num_online_updates < owed:
+            metrics.add(self._update())
+            self.num_online_updates += 1
+        return metrics.take()
+
+    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
+        return self._algorithm.policy_weights()
+
+    def _update(self) -> Mapping[str, float]:
+        self._sample()
+        metrics = self._algorithm.update(self._batch)
+        if not all(math.isfinite(value) for value in metrics.values()):
+            bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+            raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
+        return metrics
+
+    def _sample(self) -> None:
+        wants = self._algorithm.wants
+        first = 0
+        for view, num_rows in wants.rows.items():
+            rows = {key: buffer[first : first + num_rows] for key, buffer in self._batch.items()}
+            # before the first online step, or without demonstrations, one side has nothing to give
+            self._replay.sample(rows, view=view if self._replay.size(view) else "all", rng=self._rng)
+            first += num_rows
+
+    # ---- checkpoints
+
+    def state_dict(self) -> dict[str, Array]:
+        rng = json.dumps(self._rng.bit_generator.state).encode()
+        return {
+            "learner/counters": np.array([self.num_warmup_updates, self.num_online_updates], np.int64),
+            "learner/rng": np.frombuffer(rng, np.uint8),
+            **{f"algorithm/{name}": value for name, value in self._algorithm.state_dict().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        try:
+            counters = state["learner/counters"]
+            rng = json.loads(state["learner/rng"].tobytes())
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint is not a learner's: {error}") from error
+        self._algorithm.load_state_dict(
+            {name.removeprefix("algorithm/"): v for name, v in state.items() if name.startswith("algorithm/")}
+        )
+        self.num_warmup_updates, self.num_online_updates = (int(n) for n in counters)
+        self._rng.bit_generator.state = rng
+
+
+class _Means:
+    """Averages of metrics that do not all come with every update."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._counts: dict[str, int] = defaultdict(int)
+
+    def add(self, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
+            self._sums[name] += value
+            self._counts[name] += 1
+
+    def take(self) -> dict[str, float]:
+        return {name: total / self._counts[name] for name, total in self._sums.items()}
+
+
+def _buffers(algorithm: Algorithm, robot: RobotSpec) -> dict[str, Array]:
+    """Arrays that every batch is sampled into."""
+    num_rows = sum(algorithm.wants.rows.values())
+    buffers: dict[str, Array] = {
+        "action": np.empty((num_rows, *robot.action.shape), np.float32),
+        "reward": np.empty(num_rows, np.float32),
+        "discount": np.empty(num_rows, np.float32),
+    }
+    for key in algorithm.wants.observation_keys:
+        spec = robot.observation[key]
+        for side in ("observation", "next"):
+            buffers[f"{side}/{key}"] = np.empty((num_rows, *spec.shape), spec.dtype)
+    return buffers

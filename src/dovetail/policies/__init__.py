@@ -1,0 +1,1 @@
+"""Observation in, action chunk out. torch lives here (and in learn/) and goes nowhere else."""

@@ -1,0 +1,41 @@
+"""Observation statistics: numpy, fitted on data, kept with the policy, saved with its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dovetail.core.types import Array
+
+__all__ = ["Normalizer"]
+
+MIN_STD = 1e-3  # a sensor that never moved in the data must not be blown up when it does
+CLIP = 10.0
+
+
+class Normalizer:
+    """(value - mean) / std per key, clipped to +-10 standard deviations. Never changes its input."""
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        self.mean: dict[str, Array] = {key: np.zeros(n, np.float32) for key, n in sizes.items()}
+        self.std: dict[str, Array] = {key: np.ones(n, np.float32) for key, n in sizes.items()}
+
+    def fit(self, columns: Mapping[str, Array]) -> None:
+        """Take mean and std from data, one [N, D] array per key."""
+        for key in self.mean:
+            values = np.asarray(columns[key], np.float64).reshape(-1, len(self.mean[key]))
+            self.mean[key] = values.mean(0).astype(np.float32)
+            self.std[key] = np.maximum(values.std(0), MIN_STD).astype(np.float32)
+
+    def __call__(self, key: str, values: Array) -> Array:
+        scaled = (values - self.mean[key]) / self.std[key]
+        return np.clip(scaled, -CLIP, CLIP, out=scaled)
+
+    def to_arrays(self) -> dict[str, Array]:
+        return {f"mean/{k}": v for k, v in self.mean.items()} | {f"std/{k}": v for k, v in self.std.items()}
+
+    def load_arrays(self, arrays: Mapping[str, Array]) -> None:
+        for key in self.mean:
+            self.mean[key] = np.asarray(arrays[f"mean/{key}"], np.float32)
+            self.std[key] = np.asarray(arrays[f"std/{key}"], np.float32)

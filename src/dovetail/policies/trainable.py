@@ -1,0 +1,39 @@
+"""What a learner may ask of a policy, in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from dovetail.core.contracts import Policy
+from dovetail.core.types import Array
+
+__all__ = ["TrainablePolicy"]
+
+
+@runtime_checkable
+class TrainablePolicy(Policy, Protocol):
+    """A policy with parameters. Actions in torch are normalised: the spec's limits become -1 and 1."""
+
+    @property
+    def components(self) -> Mapping[str, nn.Module]:
+        """The trainable parts by name: what optimisers train and weights carry."""
+
+    def fit_normalizer(self, columns: Mapping[str, Array]) -> None: ...
+
+    def features(self, observations: Mapping[str, Array]) -> Tensor:
+        """Normalised observations, [B, F]."""
+
+    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Normalised actions [B, A] with gradients, and their log-density [B]."""
+
+    def imitation_loss(self, features: Tensor, actions: Tensor) -> Tensor:
+        """The loss that clones normalised actions."""
+
+    def normalize_actions(self, actions: Array) -> Tensor: ...
+
+    def weights(self) -> Mapping[str, Mapping[str, Array]]:
+        """Everything an actor needs to act like this policy."""

@@ -1,0 +1,1 @@
+"""Labelled steps in, batches out, fast."""

@@ -1,0 +1,1 @@
+"""Hardware in, executed action out: the safety filter, and drivers that load their library when built."""

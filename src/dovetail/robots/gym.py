@@ -1,0 +1,298 @@
+"""Any Gymnasium environment as a Robot and its Task.
+
+    robot = GymRobot(GymRobotConfig(id="FetchReach-v4"))
+    clock.on_advance(robot.advance)
+    robot.task.reset(robot, rng=rng)
+    executed = robot.send(action)            # stored
+    clock.sleep_until(next_tick)             # the environment steps here, once per control period
+    verdict = robot.task.judge(robot, robot.observe(), num_steps=1)
+
+The environment is never reset by itself: after an end its true last observation stays. `terminated` ends an
+episode with success or failure, `truncated` with a timeout, which bootstraps; if both, it was terminated.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from pydantic import Field
+
+from dovetail.config.model import Config
+from dovetail.core.clock import NS_PER_S
+from dovetail.core.contracts import Expert, Robot, Task
+from dovetail.core.errors import RobotError, UsageError
+from dovetail.core.specs import ArraySpec, RobotSpec, TaskSpec
+from dovetail.core.types import Array, Observation, Outcome, Verdict
+
+__all__ = ["GymRobot", "GymRobotConfig", "GymTask"]
+
+_Env = gymnasium.Env[Any, Any]
+_SUCCESS_KEYS = ("is_success", "success")
+_PROVIDERS = (
+    "gymnasium_robotics",
+)  # register their environments on import, and are asked for an unknown id only
+
+
+class GymRobotConfig(Config):
+    id: str
+    """As in `gymnasium.make`; `package.module:Name-v0` imports the module first."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Passed to `gymnasium.make`."""
+    control_hz: float = Field(default=10.0, gt=0.0)
+    """How many steps of the environment are one second."""
+    prompt: str = ""
+    """The task in words; none: the id."""
+    max_steps: int | None = Field(default=None, ge=1)
+    """Time out after so many steps, in place of the environment's own limit."""
+    success_key: str | None = None
+    """What in `info` says success. None: `is_success`, then `success`."""
+    success_ends: bool = True
+    """Whether success ends an episode where the environment would go on (FetchReach does)."""
+    terminated_is_success: bool = False
+    """What a termination means where `info` says nothing of success: a failure, unless this is set."""
+    render_key: str | None = None
+    """Also observe what `env.render()` shows, under this key."""
+
+
+class GymRobot:
+    """A Gymnasium environment with Box actions, seen as a simulated robot."""
+
+    Config: ClassVar[type[GymRobotConfig]] = GymRobotConfig
+
+    def __init__(self, config: GymRobotConfig, *, task: Task | None = None) -> None:
+        """A `task` of one's own may judge instead; the environment's own stays at hand as `robot.task`."""
+        self._config = config
+        self._env = _make(config)
+        space = self._env.action_space
+        if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
+            raise UsageError(
+                f"gym env '{config.id}' takes {space} actions, but a robot needs a Box of floats"
+            )
+        self._action_space = space
+        self._parts = dict(_flatten(self._env.observation_space, env_id=config.id))
+        self._period_ns = round(NS_PER_S / config.control_hz)
+        self._now_ns = 0
+        self._origin_ns = 0  # of the control periods: the last reset
+        self._num_periods = 0  # since then
+        self._pending: Array | None = None
+        self.reset_env(seed=0)
+        self._spec = self._make_spec()
+        self._low, self._high = self._spec.action.bounds
+        self.task = GymTask(config, robot=self)
+
+    @property
+    def spec(self) -> RobotSpec:
+        return self._spec
+
+    def observe(self) -> Observation:
+        return Observation(time_ns=self._now_ns, values=self._values)
+
+    def send(self, action: Array) -> Array:
+        if np.shape(action) != self._spec.action.shape:
+            raise RobotError(
+                f"an action of shape {np.shape(action)} was sent where {self._spec.action.shape} is expected"
+            )
+        executed = np.asarray(np.clip(action, self._low, self._high), np.float32)
+        if not np.isfinite(executed).all():
+            raise RobotError(f"an action with numbers that are not finite was sent: {executed.tolist()}")
+        self._pending = executed.copy()
+        self.reward = 0.0
+        return executed
+
+    def stop(self) -> None:
+        """Nothing is stepped until the next action: an environment that nobody commands stands still."""
+        self._pending = None
+
+    def advance(self, duration_ns: int) -> None:
+        """Pass time, and step once per control period with the last action, until the episode has ended."""
+        self._now_ns += duration_ns
+        # a hundredth of slack: a loop that rounds its period the other way must not miss a step now and then
+        due = (self._now_ns - self._origin_ns + self._period_ns // 100) // self._period_ns
+        for _ in range(due - self._num_periods):
+            self._step()
+        self._num_periods = due
+
+    def reset_env(self, *, seed: int) -> None:
+        raw, info = self._env.reset(seed=seed)
+        self.reward, self.terminated, self.truncated = 0.0, False, False
+        self.info: Mapping[str, Any] = info
+        self._pending = None
+        self._origin_ns, self._num_periods = self._now_ns, 0
+        self._values = self._convert(raw)
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _step(self) -> None:
+        if self._pending is None or self.terminated or self.truncated:
+            return
+        action = self._pending.reshape(self._action_space.shape).astype(self._action_space.dtype)
+        raw, reward, terminated, truncated, self.info = self._env.step(action)
+        self.reward += float(reward)
+        self.terminated, self.truncated = bool(terminated), bool(truncated)
+        self._values = self._convert(raw)
+
+    def _convert(self, raw: Any) -> dict[str, Array]:
+        """Named arrays of our own, read-only: environments like to reuse theirs."""
+        values: dict[str, Array] = {}
+        for key, (path, spec) in self._parts.items():
+            value = raw
+            for name in path:
+                value = value[name]
+            values[key] = np.array(value, spec.dtype).reshape(spec.shape)
+        if self._config.render_key:
+            values[self._config.render_key] = self._rendered()
+        for value in values.values():
+            value.setflags(write=False)
+        return values
+
+    def _rendered(self) -> Array:
+        try:
+            image: Any = self._env.render()
+        except gymnasium.error.Error as error:
+            raise UsageError(f"gym env '{self._config.id}' cannot render: {error}") from error
+        if (
+            not isinstance(image, np.ndarray)
+            or image.dtype != np.uint8
+            or image.ndim != 3
+            or image.shape[2] != 3
+        ):
+            raise UsageError(
+                f"gym env '{self._config.id}' renders no uint8 [H, W, 3] image: unset render_key"
+            )
+        return image.copy()
+
+    def _make_spec(self) -> RobotSpec:
+        observation = {key: spec for key, (_, spec) in self._parts.items()}
+        if (key := self._config.render_key) is not None:
+            if key in observation:
+                raise UsageError(
+                    f"gym env '{self._config.id}' has an observation '{key}' already: rename render_key"
+                )
+            observation[key] = ArraySpec(shape=self._values[key].shape, dtype="uint8")
+        low, high = (
+            np.asarray(b, np.float32).reshape(-1) for b in (self._action_space.low, self._action_space.high)
+        )
+        bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
+        return RobotSpec(
+            name=f"gym_{self._config.id}",
+            embodiment=self._config.id,
+            observation=observation,
+            action=ArraySpec(
+                shape=low.shape,
+                low=tuple(low.tolist()) if bounded else (),
+                high=tuple(high.tolist()) if bounded else (),
+            ),
+            action_kind="gym",
+            control_hz=self._config.control_hz,
+        )
+
+
+class GymTask:
+    """What the environment itself says of an episode. Belongs to its robot, however that is wrapped."""
+
+    def __init__(self, config: GymRobotConfig, *, robot: GymRobot) -> None:
+        self._config = config
+        self._robot = robot
+
+    @property
+    def spec(self) -> TaskSpec:
+        return TaskSpec(name=self._config.id, embodiments=(self._config.id,))
+
+    @property
+    def prompt(self) -> str:
+        return self._config.prompt or self._config.id
+
+    def reset(self, robot: Robot, *, rng: np.random.Generator) -> None:
+        self._robot.reset_env(seed=int(rng.integers(2**31)))
+
+    def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict:
+        env, config = self._robot, self._config
+        success = self._success(env.info)
+        outcome = None
+        if success and (env.terminated or config.success_ends):
+            outcome = Outcome.SUCCESS
+        elif env.terminated:
+            unknown_is_success = success is None and config.terminated_is_success
+            outcome = Outcome.SUCCESS if unknown_is_success else Outcome.FAILURE
+        elif env.truncated or (config.max_steps is not None and num_steps >= config.max_steps):
+            outcome = Outcome.TIMEOUT
+        return Verdict(
+            outcome=outcome,
+            rewards={"env": env.reward},
+            metrics={"is_success": float(outcome is Outcome.SUCCESS or bool(success))},
+        )
+
+    def expert(self) -> Expert:
+        raise UsageError(
+            f"gym env '{self._config.id}' has no scripted expert: use operator 'none', or import demos"
+        )
+
+    def _success(self, info: Mapping[str, Any]) -> bool | None:
+        """What the environment says; None if it says nothing."""
+        keys = (self._config.success_key,) if self._config.success_key else _SUCCESS_KEYS
+        for key in keys:
+            if key in info:
+                return bool(np.all(info[key]))
+        return None
+
+
+def _make(config: GymRobotConfig) -> _Env:
+    """Build the environment, or say in one line why there is none."""
+    if ":" not in config.id and not _known(config.id):
+        for provider in _PROVIDERS:
+            try:
+                gymnasium.register_envs(importlib.import_module(provider))
+            except ImportError:
+                continue
+    kwargs = dict(config.kwargs)
+    if config.render_key:
+        kwargs.setdefault("render_mode", "rgb_array")
+    if config.max_steps is not None:
+        kwargs.setdefault("max_episode_steps", -1)  # no limit of its own: the task counts
+    try:
+        return gymnasium.make(config.id, disable_env_checker=True, **kwargs)
+    except gymnasium.error.UnregisteredEnv as error:
+        near = difflib.get_close_matches(config.id, list(gymnasium.registry), n=1)
+        hint = f"Did you mean '{near[0]}'?" if near else "`gymnasium.pprint_registry()` lists what there is"
+        raise UsageError(f"there is no gym env '{config.id}'. {hint}") from error
+    except (gymnasium.error.Error, ImportError, TypeError) as error:
+        line = " ".join(str(error).split())
+        raise UsageError(f"gym env '{config.id}' cannot be made: {line}") from error
+
+
+def _known(env_id: str) -> bool:
+    namespace, name, version = gymnasium.envs.registration.parse_env_id(env_id)
+    if version is None:
+        return gymnasium.envs.registration.find_highest_version(namespace, name) is not None
+    return env_id in gymnasium.registry
+
+
+def _flatten(
+    space: Any, *, env_id: str, path: tuple[str, ...] = ()
+) -> Iterator[tuple[str, tuple[tuple[str, ...], ArraySpec]]]:
+    """Each Box of an observation space: its key, the way to it, and its spec."""
+    if isinstance(space, spaces.Dict):
+        for name, part in space.spaces.items():
+            yield from _flatten(part, env_id=env_id, path=(*path, name))
+        return
+    key = "/".join(path) or "state"
+    if key.endswith("/mask"):
+        raise UsageError(
+            f"gym env '{env_id}' has an observation '{key}', but '/mask' is reserved for history masks"
+        )
+    if not isinstance(space, spaces.Box):
+        raise UsageError(
+            f"gym env '{env_id}' observes {space} as '{key}', but only Box and Dict can be recorded"
+        )
+    shape = space.shape or (1,)
+    kept = (space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3) or (
+        space.dtype == np.uint16 and len(shape) == 3 and shape[2] == 1
+    )
+    yield key, (path, ArraySpec(shape=shape, dtype=str(space.dtype) if kept else "float32"))

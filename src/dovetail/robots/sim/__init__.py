@@ -1,0 +1,23 @@
+"""Arms in MuJoCo: everything that moves does so through joint torques, as on hardware."""
+
+from dovetail.robots.sim import _gl as _gl  # first: it decides how mujoco renders
+from dovetail.robots.sim.arm import ARMS, Arm
+from dovetail.robots.sim.cameras import Cameras
+from dovetail.robots.sim.control import CartesianDelta, Controller, JointTarget
+from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
+from dovetail.robots.sim.world import DOWN, EmptyScene, Scene, World
+
+__all__ = [
+    "ARMS",
+    "DOWN",
+    "Arm",
+    "Cameras",
+    "CartesianDelta",
+    "Controller",
+    "EmptyScene",
+    "JointTarget",
+    "Scene",
+    "SimRobot",
+    "SimRobotConfig",
+    "World",
+]

@@ -1,0 +1,203 @@
+"""A simulated arm behind the same contract as a real one.
+
+robot = SimRobot(SimRobotConfig(arm="panda"), task=my_task)
+clock = SimulatedClock(); clock.on_advance(robot.advance)
+robot.world.reset(); robot.reset_reference()
+executed = robot.send(action)        # sets servo targets, passes no time
+clock.sleep_until(next_tick_ns)      # physics runs here
+observation = robot.observe()
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from pydantic import Field
+
+from dovetail.config.model import Config
+from dovetail.core.errors import RobotError
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.types import Array, Observation
+from dovetail.robots.sim.arm import ARMS
+from dovetail.robots.sim.cameras import Cameras
+from dovetail.robots.sim.control import CartesianDelta, Controller, JointTarget
+from dovetail.robots.sim.world import EmptyScene, Scene, World
+
+__all__ = ["SceneTask", "SimRobot", "SimRobotConfig"]
+
+
+class SimRobotConfig(Config):
+    """Which arm, what its actions mean, what it sees."""
+
+    arm: Literal["panda", "x5"] = "panda"
+    action: Literal["ee_delta", "joint"] = "ee_delta"
+    control_hz: float = Field(default=10.0, gt=0.0, le=500.0)
+    timestep_s: float = Field(default=0.002, gt=0.0, le=0.01)
+    images: tuple[str, ...] = ()
+    image_size: tuple[int, int] = (128, 128)  # width, height
+    realtime: bool = False  # read by whoever makes the clock
+    viewer: bool = False
+    max_step_m: float = Field(default=0.02, gt=0.0)  # per tick
+    max_turn_rad: float = Field(default=0.1, gt=0.0)  # per tick
+    max_joint_step_rad: float = Field(default=0.2, gt=0.0)  # per tick, around the measured joints
+    leash_m: float = Field(default=0.02, gt=0.0)
+    leash_rad: float = Field(default=0.15, gt=0.0)
+    sticky_gripper: bool = True
+
+
+class SceneTask(Scene, Protocol):
+    """A task that brings its scene, and is told the world that was made of it."""
+
+    @property
+    def fixed_gripper(self) -> float | None:
+        """A value at which the gripper stays, so that it is no part of the action; None: it is."""
+
+    def bind(self, world: World, *, robot: RobotSpec, on_reset: Callable[[], None]) -> None: ...
+
+
+class SimRobot:
+    """An arm in a task's scene. Tasks reset it through `world`, then call `reset_reference`."""
+
+    Config = SimRobotConfig
+
+    def __init__(
+        self, config: SimRobotConfig | None = None, *, task: SceneTask | None = None, scene: Scene | None = None
+    ) -> None:
+        self.config = config = config or SimRobotConfig()
+        arm = ARMS[config.arm]
+        self.world = World(arm=arm, scene=task or scene or EmptyScene(), timestep_s=config.timestep_s)
+        self._fixed_gripper = task.fixed_gripper if task else None
+        self.controller = _controller(config)
+        width, height = config.image_size
+        self._cameras = Cameras(world=self.world, names=config.images, width=width, height=height)
+        self._spec = self._make_spec(width=width, height=height)
+        self._leftover_ns = 0
+        self._stopped = False
+        self._viewer: Any = None
+        self.controller.reset(self.world)
+        if task:
+            task.bind(self.world, robot=self._spec, on_reset=self.reset_reference)
+
+    @property
+    def spec(self) -> RobotSpec:
+        return self._spec
+
+    def observe(self) -> Observation:
+        world = self.world
+        position, quat = world.tcp_pose()
+        values: dict[str, Array] = {
+            "joint_pos": world.joint_positions().astype(np.float32),
+            "joint_vel": world.joint_velocities().astype(np.float32),
+            "ee_pose": np.concatenate((position, quat)).astype(np.float32),
+            "ee_twist": world.tcp_twist().astype(np.float32),
+            "ee_error": self.controller.reference_error(world).astype(np.float32),
+            "gripper": np.array(
+                (world.gripper_opening() / world.arm.max_opening_m, self.controller.gripper), np.float32
+            ),
+            "task_state": np.asarray(world.scene.read_state(world), np.float32),
+        }
+        for name in self._cameras.names:
+            values[name] = self._cameras.render(name)
+        return Observation(time_ns=world.time_ns, values=values)
+
+    def send(self, action: Array) -> Array:
+        """Set the servo targets for one tick; returns the action really commanded. Passes no time."""
+        if self._fixed_gripper is not None:
+            action = np.append(action, np.float32(self._fixed_gripper))
+        executed = self.controller.command(self.world, action)
+        self._stopped = False
+        return executed if self._fixed_gripper is None else executed[:-1]
+
+    def stop(self) -> None:
+        """Hold where the arm is. A second call changes nothing, so that holding cannot creep."""
+        if not self._stopped:
+            self.controller.hold(self.world)
+            self._stopped = True
+
+    def advance(self, duration_ns: int) -> None:
+        """Let simulated time pass; what does not fill a physics step is kept for the next call."""
+        num_substeps, self._leftover_ns = divmod(duration_ns + self._leftover_ns, self.world.timestep_ns)
+        self.world.advance(int(num_substeps))
+        if self.config.viewer:
+            self._show()
+
+    def reset_reference(self) -> None:
+        """After a task has reset the world: this pose is the reference, its orientation the action frame."""
+        self.controller.reset(self.world)
+        self._stopped = False
+        if self.config.viewer:
+            self._show()
+
+    def close(self) -> None:
+        self.stop()
+        self._cameras.close()
+        if self._viewer is not None:
+            self._viewer.close()
+            self._viewer = None
+
+    def _show(self) -> None:
+        if self._viewer is None:
+            self._viewer = _open_viewer(self.world)
+        if self._viewer.is_running():  # a person may have closed the window: go on without it
+            self._viewer.sync()
+
+    def _make_spec(self, *, width: int, height: int) -> RobotSpec:
+        arm, controller = self.world.arm, self.controller
+        num_axes = len(controller.names) - (self._fixed_gripper is not None)  # the gripper is the last axis
+        state_names = tuple(self.world.scene.state_names)
+        axes = ("x", "y", "z", "rx", "ry", "rz")
+        observation = {
+            "joint_pos": ArraySpec(shape=(arm.num_joints,), names=arm.joint_names),
+            "joint_vel": ArraySpec(shape=(arm.num_joints,), names=arm.joint_names),
+            "ee_pose": ArraySpec(shape=(7,), names=("x", "y", "z", "qw", "qx", "qy", "qz")),
+            "ee_twist": ArraySpec(shape=(6,), names=tuple(f"v{axis}" for axis in axes)),
+            "ee_error": ArraySpec(shape=(6,), names=tuple(f"e{axis}" for axis in axes)),
+            "gripper": ArraySpec(shape=(2,), names=("opening", "command")),
+            "task_state": ArraySpec(shape=(len(state_names),), names=state_names),
+        }
+        for name in self._cameras.names:
+            observation[name] = ArraySpec(shape=(height, width, 3), dtype="uint8")
+        return RobotSpec(
+            name=f"sim_{arm.name}",
+            embodiment=arm.embodiment,
+            observation=observation,
+            action=ArraySpec(
+                shape=(num_axes,),
+                names=controller.names[:num_axes],
+                low=controller.low[:num_axes],
+                high=controller.high[:num_axes],
+            ),
+            action_kind="ee_delta" if self.config.action == "ee_delta" else "joint_target",
+            control_hz=self.config.control_hz,
+        )
+
+
+def _controller(config: SimRobotConfig) -> Controller:
+    if config.action == "ee_delta":
+        return CartesianDelta(
+            max_step_m=config.max_step_m,
+            max_turn_rad=config.max_turn_rad,
+            leash_m=config.leash_m,
+            leash_rad=config.leash_rad,
+            sticky_gripper=config.sticky_gripper,
+            period_s=1.0 / config.control_hz,
+        )
+    return JointTarget(
+        arm=ARMS[config.arm], max_step_rad=config.max_joint_step_rad, sticky_gripper=config.sticky_gripper
+    )
+
+
+def _open_viewer(world: World) -> Any:
+    if sys.platform.startswith("linux") and not (
+        os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
+    ):
+        raise RobotError(
+            "viewer: true needs a display, and there is none: set viewer: false, or use the console"
+        )
+    from mujoco import viewer  # imported only here: it needs a window system
+
+    return viewer.launch_passive(world.model, world.data, show_left_ui=False, show_right_ui=False)

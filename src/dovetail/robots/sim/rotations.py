@@ -1,0 +1,130 @@
+"""Small rotation maths on quaternions (w, x, y, z), written for single poses.
+
+Plain Python floats beat numpy on arrays of three or four, and these run several times per control tick.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+__all__ = [
+    "Vector",
+    "clip_norm",
+    "quat_conjugate",
+    "quat_from_axis_angle",
+    "quat_from_matrix",
+    "quat_from_rotvec",
+    "quat_multiply",
+    "quat_normalise",
+    "quat_to_matrix",
+    "quat_to_rotvec",
+    "rotate",
+]
+
+Vector = NDArray[np.float64]
+
+
+def quat_normalise(quat: ArrayLike) -> Vector:
+    """Unit quaternion; a zero one is an error rather than a silent identity."""
+    out = np.asarray(quat, dtype=np.float64)
+    norm = math.sqrt(float(out @ out))
+    if not norm > 1e-12:
+        raise ValueError(f"a quaternion of length {norm} is not a rotation: give (w, x, y, z)")
+    return out / norm
+
+
+def quat_multiply(a: ArrayLike, b: ArrayLike) -> Vector:
+    """The rotation b, then the rotation a (both seen from the same fixed frame)."""
+    aw, ax, ay, az = (float(v) for v in np.asarray(a))
+    bw, bx, by, bz = (float(v) for v in np.asarray(b))
+    return np.array(
+        (
+            aw * bw - ax * bx - ay * by - az * bz,
+            aw * bx + ax * bw + ay * bz - az * by,
+            aw * by - ax * bz + ay * bw + az * bx,
+            aw * bz + ax * by - ay * bx + az * bw,
+        )
+    )
+
+
+def quat_conjugate(quat: ArrayLike) -> Vector:
+    """The inverse of a unit quaternion."""
+    w, x, y, z = (float(v) for v in np.asarray(quat))
+    return np.array((w, -x, -y, -z))
+
+
+def quat_from_rotvec(rotvec: ArrayLike) -> Vector:
+    """From a rotation vector: its direction the axis, its length the angle in radians."""
+    x, y, z = (float(v) for v in np.asarray(rotvec))
+    angle = math.sqrt(x * x + y * y + z * z)
+    # sin(a/2)/a by its series near zero, where the quotient would be 0/0
+    scale = 0.5 - angle * angle / 48.0 if angle < 1e-4 else math.sin(0.5 * angle) / angle
+    return np.array((math.cos(0.5 * angle), x * scale, y * scale, z * scale))
+
+
+def quat_to_rotvec(quat: ArrayLike) -> Vector:
+    """The shortest rotation vector of a unit quaternion, its angle in [0, pi]."""
+    w, x, y, z = (float(v) for v in np.asarray(quat))
+    if w < 0.0:  # q and -q are one rotation: take the short way round
+        w, x, y, z = -w, -x, -y, -z
+    sine = math.sqrt(x * x + y * y + z * z)
+    scale = 2.0 if sine < 1e-9 else 2.0 * math.atan2(sine, w) / sine
+    return np.array((x * scale, y * scale, z * scale))
+
+
+def quat_from_axis_angle(axis: ArrayLike, angle: float) -> Vector:
+    """A rotation by `angle` radians about `axis` (any length but zero)."""
+    direction = np.asarray(axis, dtype=np.float64)
+    return quat_from_rotvec(direction * (angle / float(np.linalg.norm(direction))))
+
+
+def quat_to_matrix(quat: ArrayLike) -> Vector:
+    """The 3x3 rotation matrix of a unit quaternion."""
+    w, x, y, z = (float(v) for v in np.asarray(quat))
+    return np.array(
+        (
+            (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
+            (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
+            (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
+        )
+    )
+
+
+def quat_from_matrix(matrix: ArrayLike) -> Vector:
+    """The unit quaternion of a 3x3 rotation matrix, with w >= 0."""
+    m = np.asarray(matrix, dtype=np.float64).reshape(3, 3)
+    # Shepperd's method: divide by the largest of the four, which is never small
+    candidates = np.array((m.trace(), m[0, 0], m[1, 1], m[2, 2]))
+    largest = int(candidates.argmax())
+    if largest == 0:
+        quat = np.array((1 + m.trace(), m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1]))
+    else:
+        i = largest - 1
+        j, k = (i + 1) % 3, (i + 2) % 3
+        quat = np.empty(4)
+        quat[0] = m[k, j] - m[j, k]
+        quat[1 + i] = 1 + m[i, i] - m[j, j] - m[k, k]
+        quat[1 + j] = m[j, i] + m[i, j]
+        quat[1 + k] = m[k, i] + m[i, k]
+    quat = quat_normalise(quat)
+    return -quat if quat[0] < 0 else quat
+
+
+def rotate(quat: ArrayLike, vector: ArrayLike) -> Vector:
+    """The vector turned by the unit quaternion."""
+    w, x, y, z = (float(v) for v in np.asarray(quat))
+    vx, vy, vz = (float(v) for v in np.asarray(vector))
+    tx, ty, tz = 2 * (y * vz - z * vy), 2 * (z * vx - x * vz), 2 * (x * vy - y * vx)
+    return np.array(
+        (vx + w * tx + y * tz - z * ty, vy + w * ty + z * tx - x * tz, vz + w * tz + x * ty - y * tx)
+    )
+
+
+def clip_norm(vector: ArrayLike, limit: float) -> Vector:
+    """The vector, shortened to `limit` if it is longer; its direction stays."""
+    out = np.asarray(vector, dtype=np.float64)
+    norm = math.sqrt(float(out @ out))
+    return out * (limit / norm) if norm > limit else out

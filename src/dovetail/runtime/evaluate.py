@@ -1,0 +1,46 @@
+"""Exactly so many seeded episodes, nobody helping, no exploration noise, the same resets every time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+from dovetail.core.types import Episode, EpisodeOrder, Purpose, WeightSnapshot
+from dovetail.episodes.ids import new_episode_id
+from dovetail.human.none import NoOperator
+from dovetail.runtime.build import Station
+
+__all__ = ["evaluation_episodes", "order_episode"]
+
+
+def order_episode(
+    station: Station, *, purpose: Purpose, index: int, config_hash: str, robot_minutes: float = 0.0
+) -> EpisodeOrder:
+    """What to tell an actor. Chance is keyed by the run's seed, the purpose and the index alone."""
+    now_ns = time.time_ns()
+    return EpisodeOrder(
+        id=new_episode_id(unix_ns=now_ns, robot=station.robot.spec.name),
+        purpose=purpose,
+        seed=station.config.run.seed,
+        index=index,
+        config_hash=config_hash,
+        deterministic=purpose is Purpose.EVAL,
+        robot_minutes=robot_minutes,
+        started_unix_ns=now_ns,
+    )
+
+
+def evaluation_episodes(
+    station: Station, snapshot: WeightSnapshot | None, *, num_episodes: int, config_hash: str
+) -> Iterator[Episode]:
+    """Episodes of a policy with these weights, or of an untrained one, as they end."""
+    policy = station.policy()
+    if snapshot is not None:
+        policy.load(snapshot)
+    policy.warmup()
+    actor = station.actor(operator=NoOperator(), policy=policy)
+    for index in range(num_episodes):
+        order = order_episode(station, purpose=Purpose.EVAL, index=index, config_hash=config_hash)
+        episode = actor.run(order)
+        if episode is not None:
+            yield episode

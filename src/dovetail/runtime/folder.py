@@ -1,0 +1,104 @@
+"""The folder of a run: made once, refused when it is not ours, and a line in events.jsonl for all that happens."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from dovetail.config.load import config_hash, load_saved, save
+from dovetail.config.schema import RunConfig
+from dovetail.core.errors import RunFolderError
+from dovetail.core.files import write_atomic
+
+__all__ = ["RunFolder"]
+
+
+class RunFolder:
+    """`create` for a new run, `open` for one that is there. Only one process works in a run at a time."""
+
+    def __init__(self, path: Path, config: RunConfig) -> None:
+        self.path = path
+        self.config = config
+        self.config_hash = config_hash(config)
+        self._lock: IO[str] | None = None
+
+    @staticmethod
+    def create(path: Path, config: RunConfig) -> RunFolder:
+        if path.exists():
+            raise RunFolderError(f"run folder {path} exists already: choose another --name, or use --resume")
+        try:
+            path.mkdir(parents=True)
+            save(config, path)
+        except OSError as error:
+            raise RunFolderError(f"cannot make run folder {path}: {error.strerror}") from error
+        return RunFolder(path, config)
+
+    @staticmethod
+    def open(path: Path, *, expect: RunConfig | None = None) -> RunFolder:
+        """A run that is there; with `expect`, only if it was made by that very config."""
+        if not (path / "config.yaml").is_file():
+            raise RunFolderError(f"{path} is not a run folder: it has no config.yaml")
+        config = load_saved(path)
+        if expect is not None and config_hash(config) != config_hash(expect):
+            raise RunFolderError(
+                f"run folder {path} belongs to config {config_hash(config)}, not {config_hash(expect)}: "
+                "resume it without changes, or start a new run"
+            )
+        return RunFolder(path, config)
+
+    def lock(self) -> None:
+        """Become the one process that writes here; the kernel lets go of it when the process ends."""
+        try:
+            self._lock = (self.path / ".lock").open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RunFolderError(f"another process is working in run folder {self.path}") from error
+        except OSError as error:
+            raise RunFolderError(f"cannot write to run folder {self.path}: {error.strerror}") from error
+
+    @property
+    def episodes(self) -> Path:
+        return self.path / "episodes"
+
+    @property
+    def labels(self) -> Path:
+        return self.path / "labels"
+
+    @property
+    def weights(self) -> Path:
+        return self.path / "weights"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    def event(self, kind: str, **fields: Any) -> None:
+        line = json.dumps({"time": time.time(), "event": kind, **fields})
+        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line + "\n")
+
+    def write_json(self, name: str, data: Mapping[str, Any]) -> None:
+        (self.path / name).parent.mkdir(exist_ok=True)
+        write_atomic(self.path / name, json.dumps(data, indent=2).encode() + b"\n")
+
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = json.loads((self.path / name).read_text("utf-8"))
+        except FileNotFoundError:
+            return None
+        return found
+
+    @staticmethod
+    def writable(parent: Path) -> bool:
+        while not parent.exists():
+            parent = parent.parent
+        return os.access(parent, os.W_OK)

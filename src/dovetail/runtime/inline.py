@@ -1,0 +1,295 @@
+"""One process, one thing after another: collect an episode, label it, add it, update, publish.
+
+Deterministic for a seed, and the baseline that everything asynchronous is measured against. Every phase looks
+first at what the folder already holds, so that a run that was interrupted goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from dovetail.core.contracts import Actor, Algorithm
+from dovetail.core.errors import UsageError
+from dovetail.core.stats import Rate
+from dovetail.core.streams import stream
+from dovetail.core.types import Episode, Labels, Outcome, Purpose, WeightSnapshot
+from dovetail.episodes.log import EpisodeLog
+from dovetail.human.scripted import Demonstrator
+from dovetail.labels.store import LabelStore
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
+from dovetail.learn.learner import Learner
+from dovetail.learn.metrics import MetricsLog
+from dovetail.policies.trainable import TrainablePolicy
+from dovetail.replay.memory import MemoryReplay
+from dovetail.runtime.build import build_station
+from dovetail.runtime.evaluate import evaluation_episodes, order_episode
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.status import RunStatus, Watcher, nobody
+from dovetail.weights.store import DiskWeightStore
+
+__all__ = ["InlineRun", "Interrupted"]
+
+
+class Interrupted(Exception):  # not an error: a person asked for it
+    """The run was asked to stop, and has saved what it has."""
+
+
+class InlineRun:
+    """`run()` takes a recipe from nothing to a trained policy; `collect()` only records demonstrations."""
+
+    def __init__(
+        self, folder: RunFolder, *, watch: Watcher = nobody, should_stop: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._folder = folder
+        self._config = folder.config
+        self._watch = watch
+        self._should_stop = should_stop
+        self._station = build_station(folder.config, should_stop=should_stop)
+        self._policy = self._station.policy()  # the learner's; actors load what is published
+        self._labeler = self._station.labeler()
+        self._log = EpisodeLog(folder.episodes)
+        self._labels = LabelStore(folder.labels)
+        self._replay = MemoryReplay(keys=self._policy.spec.observation)
+        self._weights = DiskWeightStore(folder.weights)
+        self._metrics = MetricsLog(folder.logs)
+        self.status = RunStatus(name=folder.path.name)
+        self._started_s = time.monotonic()
+        self._wall_before_s = float((folder.read_json("progress.json") or {}).get("wall_s", 0.0))
+        self._demos: list[Episode] = []
+        self._num_tried_demos = 0
+        self._recover()
+
+    def run(self) -> None:
+        run = self._config.run
+        try:
+            self._evaluate("untrained", num_episodes=run.untrained_episodes)
+            self.collect(run.demos)
+            self._clone()
+            self._learn()
+            self._evaluate("after", num_episodes=run.eval_episodes)
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        self._station.close()
+        self._metrics.close()
+        wall_s = self._wall_before_s + time.monotonic() - self._started_s
+        self._folder.write_json("progress.json", {"wall_s": wall_s, "updates": self.status.updates})
+
+    # ---- the phases
+
+    def collect(self, num_demos: int) -> None:
+        """Have the expert demonstrate until `num_demos` demonstrations succeeded."""
+        self.status.begin("recording demonstrations", num_demos, done=len(self._demos))
+        teacher = Demonstrator(task=self._station.task, noise=self._config.run.demo_noise)
+        actor = self._station.actor(operator=teacher, policy=None)
+        while len(self._demos) < num_demos:
+            self._watch(self.status)
+            if self._num_tried_demos >= 3 * num_demos + 10:
+                raise UsageError(
+                    f"only {len(self._demos)} of {self._num_tried_demos} demonstrations of task "
+                    f"'{self._station.task.spec.name}' succeeded: lower run.demo_noise"
+                )
+            episode = self._run_episode(actor, Purpose.DEMO, self._num_tried_demos)
+            self._add(episode, self._label(episode))
+            self.status.done = len(self._demos)
+        self._watch(self.status)
+
+    def _clone(self) -> None:
+        """Behaviour cloning on the demonstrations: what the report calls before."""
+        learner = self._config.learner
+        if not self._demos:
+            return
+        self._fit_normalizer(self._policy)
+        if not learner.bc_updates or self._known("cloning"):
+            return
+        policy = self._station.policy()
+        self._fit_normalizer(policy)
+        algorithm = Imitation(ImitationConfig(), policy=policy, seed=self._config.run.seed)
+        self.status.begin("cloning the demonstrations", learner.bc_updates)
+        self._make_learner(algorithm, role="cloning").warm_up(learner.bc_updates, on_update=self._updated)
+        self._weights.publish(policy.weights())
+        self._evaluate("cloning", num_episodes=self._config.run.eval_episodes)
+
+    def _learn(self) -> None:
+        if self._known("after"):
+            return
+        config, status = self._config, self.status
+        algorithm: Algorithm = config.algorithm.build(policy=self._policy, seed=config.run.seed)
+        learner = self._make_learner(algorithm, role="learner")
+        checkpoint = self._folder.checkpoints / "last"
+        if (checkpoint / "manifest.json").exists():
+            learner.load_state_dict(load_checkpoint(checkpoint)[0])
+        try:
+            num_updates = config.learner.warmup_updates
+            status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
+            learner.warm_up(num_updates, on_update=self._updated)
+            self._learn_online(learner)
+        finally:
+            self._save(learner)
+
+    def _learn_online(self, learner: Learner) -> None:
+        run, status = self._config.run, self.status
+        acting = self._station.policy()
+        acting.warmup()
+        actor = self._station.actor(operator=self._station.operator(), policy=acting)
+        status.begin("learning online", run.env_steps, done=status.env_steps)
+        saved_s = time.monotonic()
+        self._update(learner, acting)
+        while status.env_steps < run.env_steps and not self._solved():
+            episode = self._run_episode(actor, Purpose.ONLINE, status.episodes)
+            labels = self._label(episode)
+            self._add(episode, labels)
+            self._update(learner, acting)
+            self._write_curves(episode, labels)
+            if time.monotonic() - saved_s > run.checkpoint_every_s:
+                self._save(learner)
+                saved_s = time.monotonic()
+
+    def _update(self, learner: Learner, acting: TrainablePolicy) -> None:
+        """The updates that the last episode has earned, then their weights to the robot."""
+        status = self.status
+        status.metrics |= learner.step(env_steps=status.env_steps)
+        status.updates = learner.num_updates
+        status.done = status.env_steps
+        self._weights.publish(learner.policy_weights())
+        acting.load(self._latest())
+        self._watch(status)
+
+    def _evaluate(self, name: str, *, num_episodes: int) -> None:
+        if not num_episodes or self._known(name):
+            return
+        self.status.begin(f"evaluating: {name}", num_episodes)
+        episodes = []
+        snapshot = None if name == "untrained" else self._latest()
+        for episode in evaluation_episodes(
+            self._station, snapshot, num_episodes=num_episodes, config_hash=self._folder.config_hash
+        ):
+            self._commit(episode)
+            episodes.append(episode)
+            self.status.done = len(episodes)
+            self._watch(self.status)
+        rate = Rate(successes=sum(e.outcome is Outcome.SUCCESS for e in episodes), episodes=len(episodes))
+        shown = [e.id for e in episodes[: self._config.run.showcase_episodes]]
+        facts = {"successes": rate.successes, "shown": shown, **rate.to_json()}
+        self._folder.write_json(f"evaluations/{name}.json", facts)
+        self._folder.event("evaluated", name=name, **rate.to_json())
+        self._metrics.write("evaluation", {name: rate.rate}, step=self.status.env_steps)
+        self.status.rates[name] = rate
+        self._watch(self.status)
+
+    # ---- episodes
+
+    def _run_episode(self, actor: Actor, purpose: Purpose, index: int) -> Episode:
+        order = order_episode(
+            self._station,
+            purpose=purpose,
+            index=index,
+            config_hash=self._folder.config_hash,
+            robot_minutes=self.status.robot_minutes,
+        )
+        episode = actor.run(order)
+        if episode is None:
+            raise Interrupted
+        self._commit(episode)
+        return episode
+
+    def _commit(self, episode: Episode) -> None:
+        self._log.commit(episode)
+        if self._should_stop():
+            raise Interrupted
+
+    def _label(self, episode: Episode) -> Labels:
+        labels = self._labeler.label(episode)
+        self._labels.add(labels)
+        return labels
+
+    def _add(self, episode: Episode, labels: Labels) -> None:
+        """Into replay and into the books. Demonstrations that failed show nothing and stay in the log."""
+        if episode.purpose is Purpose.DEMO:
+            self._num_tried_demos += 1
+            if not labels.success:
+                return
+            self._demos.append(episode)
+        else:
+            self.status.count(episode, labels)
+        self._replay.add(episode, labels)
+
+    def _recover(self) -> None:
+        """What an earlier process of this run left: episodes, labels, evaluations."""
+        for episode_id in self._log.ids():
+            info = self._log.manifest(episode_id)
+            if info.purpose is Purpose.EVAL or info.outcome is Outcome.ABORTED:
+                continue
+            episode = self._log.load(episode_id, images=False)
+            self._add(episode, self._labels.newest(episode_id) or self._label(episode))
+        for name in ("untrained", "cloning", "after"):
+            known = self._known(name)
+            if known:
+                self.status.rates[name] = known
+
+    # ---- small things
+
+    def _known(self, name: str) -> Rate | None:
+        found = self._folder.read_json(f"evaluations/{name}.json")
+        return Rate(successes=found["successes"], episodes=found["episodes"]) if found else None
+
+    def _latest(self) -> WeightSnapshot:
+        snapshot = self._weights.latest()
+        assert snapshot is not None, "weights are published before anybody asks for them"
+        return snapshot
+
+    def _fit_normalizer(self, policy: TrainablePolicy) -> None:
+        columns = {
+            key: np.concatenate([demo.column(f"observation/{key}") for demo in self._demos])
+            for key in policy.spec.observation
+        }
+        policy.fit_normalizer(columns)
+
+    def _make_learner(self, algorithm: Algorithm, *, role: str) -> Learner:
+        return Learner(
+            algorithm=algorithm,
+            replay=self._replay,
+            robot=self._station.robot.spec,
+            rng=stream(self._config.run.seed, role),
+            utd=self._config.learner.utd,
+            start_after_steps=self._config.learner.start_after_steps,
+        )
+
+    def _updated(self) -> None:
+        self.status.done += 1
+        if self.status.done % 20 == 0:
+            self._watch(self.status)
+            if self._should_stop():
+                raise Interrupted
+
+    def _solved(self) -> bool:
+        rule, status = self._config.run.stop_when_solved, self.status
+        if rule is None or status.env_steps < rule.min_env_steps:
+            return False
+        return status.unassisted_rate(rule.window) >= rule.success_rate
+
+    def _write_curves(self, episode: Episode, labels: Labels) -> None:
+        status = self.status
+        facts: dict[str, Any] = {
+            "success": float(labels.success),
+            "return": float(labels.rewards.sum()),
+            "human_share": episode.num_human_steps / len(episode),
+            "length": float(len(episode)),
+        }
+        self._folder.event("episode", id=episode.id, outcome=episode.outcome, env_steps=status.env_steps, **facts)
+        self._metrics.write("online", facts, step=status.env_steps)
+        self._metrics.write("learner", status.metrics, step=status.env_steps)
+
+    def _save(self, learner: Learner) -> None:
+        save_checkpoint(
+            self._folder.checkpoints / "last",
+            learner.state_dict(),
+            facts={"env_steps": self.status.env_steps, "config_hash": self._folder.config_hash},
+        )
+        self._folder.event("checkpoint", env_steps=self.status.env_steps, updates=learner.num_updates)

@@ -1,0 +1,77 @@
+"""What a person wants to know of a run while it runs. The runtime fills it in; whoever watches shows it."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from dovetail.core.stats import Rate
+from dovetail.core.types import Episode, Labels
+
+__all__ = ["RunStatus", "Watcher", "nobody"]
+
+RECENT = 20  # episodes that a live figure looks back at
+LONGEST = 200
+
+
+@dataclass(slots=True, kw_only=True)
+class RunStatus:
+    """Counters of a run. `phase` is what is being done now, `done` of `total` how far that is."""
+
+    name: str
+    phase: str = ""
+    done: int = 0
+    total: int = 0
+    phase_started_s: float = field(default_factory=time.monotonic)
+    env_steps: int = 0
+    episodes: int = 0
+    updates: int = 0
+    interventions: int = 0
+    robot_minutes: float = 0.0
+    recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    recent_return: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    rates: dict[str, Rate] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+
+    def begin(self, phase: str, total: int, *, done: int = 0) -> None:
+        self.phase, self.total, self.done = phase, total, done
+        self.phase_started_s = time.monotonic()
+
+    def count(self, episode: Episode, labels: Labels) -> None:
+        """Take an online episode into the books."""
+        self.episodes += 1
+        self.env_steps += len(episode)
+        self.interventions += episode.num_interventions
+        self.robot_minutes = self.env_steps / episode.robot.control_hz / 60.0
+        self.recent_success.append(float(labels.success))
+        self.recent_return.append(float(labels.rewards.sum()))
+        self.recent_human.append(episode.num_human_steps / len(episode))
+
+    def recent(self, values: deque[float]) -> float | None:
+        """Mean over the last few episodes; None before the first."""
+        latest = list(values)[-RECENT:]
+        return sum(latest) / len(latest) if latest else None
+
+    def unassisted_rate(self, window: int) -> float:
+        """Share of the last `window` episodes that succeeded with nobody's help; 0 until there are so many."""
+        pairs = list(zip(self.recent_success, self.recent_human, strict=True))[-window:]
+        return sum(s for s, human in pairs if not human) / window
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of this phase, at the pace so far."""
+        elapsed_s = time.monotonic() - self.phase_started_s
+        if not self.done or elapsed_s < 0.5:  # too early to tell
+            return None
+        return elapsed_s * (self.total - self.done) / self.done
+
+
+class Watcher(Protocol):
+    def __call__(self, status: RunStatus) -> None: ...
+
+
+def nobody(status: RunStatus) -> None:
+    """Nobody watches."""

@@ -1,0 +1,226 @@
+"""Turn a screw cap by more than half a turn, until its mark meets the bottle's.
+
+The cap is hexagonal, so the fingers turn it by form, and it screws down as it turns. Half a turn and more is
+about all that a wrist has, so where to take hold matters: the expert picks the pair of flats from which the whole
+rest of the turn still fits, and takes hold again where it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dovetail.robots.sim.arm import Arm
+from dovetail.robots.sim.rotations import quat_from_axis_angle, quat_multiply, rotate
+from dovetail.robots.sim.world import DOWN, World
+from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
+
+__all__ = ["CapTightening", "CapTighteningConfig"]
+
+_FLATS_M = 0.044  # across flats; the corners are 51 mm apart, the hand opens to 80 mm
+_CAP_HALF_M = 0.012
+_CAP_Z_M = 0.112  # of the cap's centre, before it is screwed down
+_SIDE = math.pi / 3.0  # the cap looks the same every sixth of a turn
+_PITCH_M = 0.003  # per turn
+_WOUND_RAD = -1.4  # the last joint at the start: wound back, as a person's wrist would be
+_SPARE_RAD = 0.12  # of the last joint's range, never used
+_MIN_GRIP_RAD = 0.8  # a hold that gives less turn than this is not worth taking
+_HOVER_M = 0.045  # clears the cap with the finger tips
+
+
+class CapTighteningConfig(SimTaskConfig):
+    time_limit_s: float = Field(12.0, gt=0.0)
+    tolerance_deg: float = Field(8.0, gt=0.0)
+    """How near the marks must come."""
+    min_turn_deg: float = Field(190.0, ge=188.0)
+    """The turn that is needed is drawn between this and `max_turn_deg`; less tolerance, it is at least 180."""
+    max_turn_deg: float = Field(215.0, le=225.0)
+    bottle_range_m: float = Field(0.03, ge=0.0, le=0.05)
+    """The bottle stands within plus or minus this, along x and y."""
+    start_range_m: float = Field(0.03, ge=0.0, le=0.05)
+    start_range_deg: float = Field(10.0, ge=0.0, le=20.0)
+
+
+class CapTightening(SimTask):
+    Config: ClassVar[type[CapTighteningConfig]] = CapTighteningConfig
+    name: ClassVar[str] = "cap_tightening"
+    prompt: ClassVar[str] = "Tighten the cap of the bottle until its mark meets the mark on the collar."
+    state_names: ClassVar[tuple[str, ...]] = (
+        *(f"grasp_{axis}" for axis in "xyz"),  # from the TCP to the cap's centre
+        "tilt_x",  # how the hand leans, which it should not
+        "tilt_y",
+        "grasp_turn",  # rad, clockwise, to the flats worth taking hold of
+        "remaining",  # rad that the cap still has to turn
+        "wrist_room",  # rad that the hand can still turn with it
+        "holding",
+    )
+
+    def __init__(self, config: CapTighteningConfig) -> None:
+        super().__init__(config)
+        self.settings = config
+        self._turn = math.pi  # that this episode asks for
+
+    def xml(self, arm: Arm) -> str:
+        half, side = _FLATS_M / 2, _FLATS_M / 2 / math.sqrt(3.0)
+        # three boxes, each joining two opposite flats, make the hexagon exactly
+        flats = "".join(
+            f'<geom name="cap{i}" class="cap" size="{side} {half} {_CAP_HALF_M}" euler="0 0 {i * _SIDE}"/>'
+            for i in range(3)
+        )
+        x, y, _ = arm.workspace_centre
+        return f"""<mujoco>
+          <default>
+            <default class="glass"><geom type="cylinder" rgba="0.45 0.62 0.60 1" friction="0.6 0.005 0.0001"/></default>
+            <default class="cap">
+              <geom type="box" rgba="0.90 0.91 0.90 1" mass="0.02" friction="1 0.01 0.0001"
+                    solref="0.006 1" solimp="0.95 0.99 0.001"/>
+            </default>
+            <default class="mark"><geom type="box" rgba="0.86 0.33 0.22 1" contype="0" conaffinity="0" mass="0"/></default>
+          </default>
+          <worldbody>
+            <body name="bottle" pos="{x} {y} 0">
+              <geom name="bottle" class="glass" fromto="0 0 0 0 0 0.072" size="0.034"/>
+              <geom name="shoulder" class="glass" fromto="0 0 0.072 0 0 0.080" size="0.026"/>
+              <geom name="neck" class="glass" fromto="0 0 0.080 0 0 0.098" size="0.014" contype="0" conaffinity="0"/>
+              <body name="collar">
+                <geom class="mark" size="0.0075 0.0025 0.0015" pos="0.0262 0 0.0732"/>
+                <geom class="mark" size="0.0025 0.0025 0.020" pos="0.0335 0 0.053"/>
+              </body>
+              <body name="cap" pos="0 0 {_CAP_Z_M}">
+                <joint name="cap_turn" axis="0 0 -1" armature="0.0005" frictionloss="0.15" damping="0.05"/>
+                <joint name="cap_screw" type="slide" axis="0 0 -1" armature="0.5" damping="20"/>
+                {flats}
+                <geom class="mark" size="0.0120 0.0022 0.0012" pos="0.0125 0 {_CAP_HALF_M}"/>
+                <geom class="mark" size="0.0012 0.0022 {_CAP_HALF_M}" pos="0.0246 0 0"/>
+              </body>
+            </body>
+          </worldbody>
+          <contact><exclude body1="bottle" body2="cap"/></contact>
+          <equality>
+            <joint joint1="cap_screw" joint2="cap_turn" polycoef="0 {_PITCH_M / (2 * math.pi)} 0 0 0"
+                   solref="0.006 1"/>
+          </equality>
+        </mujoco>"""
+
+    def place(self, world: World, rng: np.random.Generator) -> None:
+        s = self.settings
+        x, y, _ = world.arm.workspace_centre
+        bottle = np.array((x, y, 0.0))
+        bottle[:2] += rng.uniform(-s.bottle_range_m, s.bottle_range_m, 2)
+        self._turn = math.radians(rng.uniform(s.min_turn_deg, s.max_turn_deg))
+        begin = rng.uniform(-math.pi, math.pi)
+        model = world.model
+        # the cap's zero is where it starts; clockwise is positive, as it is for screws
+        model.body_pos[world.body_id("bottle")] = bottle
+        model.body_quat[world.body_id("cap")] = quat_from_axis_angle((0.0, 0.0, 1.0), begin)
+        model.body_quat[world.body_id("collar")] = quat_from_axis_angle((0.0, 0.0, 1.0), begin - self._turn)
+        start = np.array((x, y, _CAP_Z_M + 0.09)) + rng.uniform(-s.start_range_m, s.start_range_m, 3)
+        turn = math.radians(rng.uniform(-s.start_range_deg, s.start_range_deg))
+        yaw = world.arm.home[-1] - _WOUND_RAD + turn
+        world.place_arm(start, quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), yaw), DOWN))
+
+    # ---- what is true
+
+    def angle(self, world: World) -> float:
+        """Radians that the cap has been turned, clockwise from above."""
+        return float(world.data.joint("cap_turn").qpos[0])
+
+    def remaining(self, world: World) -> float:
+        return self._turn - self.angle(world)
+
+    def solved(self, world: World) -> bool:
+        near = abs(self.remaining(world)) <= math.radians(self.settings.tolerance_deg)
+        return near and self.angle(world) >= math.pi
+
+    def completion(self, world: World) -> float:
+        towards, _ = self._offset(world)
+        reach = max(0.0, 1.0 - float(np.linalg.norm(towards)) / 0.15)
+        turned = 1.0 - min(abs(self.remaining(world)) / self._turn, 1.0)
+        return 0.2 * max(reach, turned) + 0.8 * turned
+
+    def metrics(self, world: World) -> Mapping[str, float]:
+        towards, _ = self._offset(world)
+        return {
+            "distance_mm": 1e3 * float(np.linalg.norm(towards)),
+            "angle_deg": math.degrees(self.remaining(world)),
+        }
+
+    def read_state(self, world: World) -> NDArray[np.float32]:
+        towards, misaligned = self._offset(world)
+        _, quat = world.tcp_pose()
+        lean = self.in_reset_frame(np.cross(rotate(quat, (0.0, 0.0, 1.0)), (0.0, 0.0, -1.0)))
+        holding = self._holding(world, towards)
+        turn = misaligned if holding else self._grasp_turn(world, misaligned)
+        numbers = (*self.in_reset_frame(towards), *lean[:2], -turn, self.remaining(world), self._room(world), holding)
+        return np.array(numbers, np.float32)
+
+    def _offset(self, world: World) -> tuple[Vector, float]:
+        """From the TCP to the cap's centre, and the turn (counter-clockwise) to the nearest flats."""
+        position, quat = world.tcp_pose()
+        cap = world.data.body("cap")
+        opening = rotate(quat, (0.0, 1.0, 0.0))
+        hand = math.atan2(opening[1], opening[0])
+        flat = math.atan2(cap.xmat[4], cap.xmat[1])  # the cap's y axis: across the first pair of flats
+        misaligned = (flat - hand + _SIDE / 2) % _SIDE - _SIDE / 2
+        return cap.xpos - position, misaligned
+
+    def _room(self, world: World) -> float:
+        """Radians that the hand can turn clockwise. Looking down, that is the last joint's positive sense."""
+        return world.arm.upper[-1] - _SPARE_RAD - float(world.joint_positions()[-1])
+
+    def _holding(self, world: World, towards: Vector) -> bool:
+        near = abs(towards[2]) < 0.012 and math.hypot(towards[0], towards[1]) < 0.012
+        return bool(near and world.gripper_opening() < _FLATS_M + 0.006)
+
+    def _grasp_turn(self, world: World, misaligned: float) -> float:
+        """The smallest turn to flats from which the rest fits into the wrist's range, or else as much as fits."""
+        room = self._room(world)
+        full = world.arm.upper[-1] - world.arm.lower[-1] - 2 * _SPARE_RAD
+        # turning counter-clockwise by `turn` leaves room + turn; it must neither be too little nor pass the range
+        turns = [misaligned + k * _SIDE for k in range(-6, 7) if 0.0 <= room + misaligned + k * _SIDE <= full]
+        enough = [turn for turn in turns if room + turn >= self.remaining(world)]
+        return min(enough, key=abs) if enough else max(turns)
+
+    # ---- what an expert does
+
+    def goal(self, world: World) -> Goal:
+        position, quat = world.tcp_pose()
+        towards, misaligned = self._offset(world)
+        cap = position + towards
+        remaining, room = self.remaining(world), self._room(world)
+        if self._holding(world, towards):
+            # a tight wrist ends this hold; otherwise turn, and let the fingers find the middle of the flats
+            spent = room < 0.02 and remaining > math.radians(2.0)
+            return self._turned(cap, quat, -remaining if room > 0.0 else 0.0, gripper=float(spent))
+        turn = self._grasp_turn(world, misaligned)
+        useful = room >= min(remaining, _MIN_GRIP_RAD)
+        if useful and abs(turn) > 0.5 * _SIDE + 1e-6 and abs(misaligned) < 0.1 and abs(towards[2]) < 0.012:
+            turn = misaligned  # already down on flats that give a fair turn: take those
+        aside = math.hypot(towards[0], towards[1])
+        # the funnel is wider once inside, so that a trembling hand does not hop in and out of it
+        inside = towards[2] > -0.75 * _HOVER_M
+        lined_up = aside < (0.012 if inside else 0.006) and abs(turn) < (0.15 if inside else 0.08)
+        if not lined_up:
+            above = cap + np.array((0.0, 0.0, _HOVER_M))
+            if aside > 0.012 and towards[2] > -0.6 * _HOVER_M and aside < 0.07:
+                above[:2] = position[:2]  # straight up first: the cap is between the fingers, or right beside
+            return self._turned(above, quat, turn, gripper=1.0)
+        down = abs(towards[2]) < 0.006 or (abs(towards[2]) < 0.012 and world.gripper_opening() < 0.07)
+        return self._turned(cap, quat, turn, gripper=0.0 if down and aside < 0.008 else 1.0)
+
+    @staticmethod
+    def _turned(position: Vector, quat: Vector, turn: float, *, gripper: float) -> Goal:
+        """The hand upright at a place, turned counter-clockwise from how it is now.
+
+        At most a radian is asked for at once: the way round a longer turn is for the wrist's range to say, and
+        an expert that sees only two orientations would take the shorter one.
+        """
+        opening = rotate(quat, (1.0, 0.0, 0.0))
+        yaw = math.atan2(opening[1], opening[0]) + min(max(turn, -1.0), 1.0)
+        upright = quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), yaw), np.array(DOWN))
+        return Goal(position=position, quat=upright, gripper=gripper)

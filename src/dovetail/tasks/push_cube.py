@@ -1,0 +1,242 @@
+"""Push a cube over the table onto a mark, with the gripper closed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dovetail.core.errors import RobotError
+from dovetail.robots.sim.arm import Arm
+from dovetail.robots.sim.rotations import quat_from_matrix, quat_to_matrix, quat_to_rotvec
+from dovetail.robots.sim.world import World
+from dovetail.tasks._cubes import (
+    about_z,
+    cube_heading,
+    nearest_quarter,
+    pointing_down,
+    still_to_come,
+    table_camera,
+    tcp_heading,
+)
+from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
+
+__all__ = ["PushCube", "PushCubeConfig"]
+
+_HALF = 0.02  # m: half the cube's edge
+_TOUCH = _HALF + 0.011  # m: TCP to cube centre, pads on a face: they are 20 by 24 mm when closed
+_STANDOFF = _TOUCH + 0.014
+_CLEAR_Z = 0.062  # m: TCP height at which the pads pass over the cube
+# m: TCP height while pushing. The fingers, wider than their pads, stay above the cube; only rubber touches it
+_PUSH_Z = {"panda": 0.026, "x5": 0.021}
+
+
+class PushCubeConfig(SimTaskConfig):
+    time_limit_s: float = Field(8.0, gt=0.0)
+    cube_region_m: float = Field(0.18, gt=0.0)
+    """Edge of the square in which the cube starts."""
+    push_m: tuple[float, float] = (0.07, 0.14)
+    """Shortest and longest distance from the cube's start to the mark."""
+    mark_region_m: float = Field(0.22, gt=0.0)
+    """Edge of the square in which the mark lies."""
+    start_m: float = Field(0.04, ge=0.0)
+    """The TCP starts within plus and minus this of the workspace's centre, each way."""
+    start_rad: float = Field(0.2, ge=0.0)
+    """The gripper starts turned by up to this about the vertical."""
+    tolerance_m: float = Field(0.015, gt=0.0)
+    """How far the cube's centre may be from the mark's."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Push:
+    """Which face to push, and where: horizontal unit vectors, and the way along the face."""
+
+    inward: Vector  # [2] the face's normal, into the cube
+    along: Vector  # [2] the face's tangent
+    offset: float  # m along the face, from its middle, where the pads should press
+    heading: float  # rad: of that normal
+
+
+class PushCube(SimTask):
+    """The fingers press flat on a face, where the line from the mark through the cube's centre leaves it."""
+
+    Config: ClassVar = PushCubeConfig
+    name: ClassVar[str] = "push_cube"
+    prompt: ClassVar[str] = "push the cube onto the round mark"
+    fixed_gripper: ClassVar[float | None] = 0.0
+    state_names: ClassVar[tuple[str, ...]] = (
+        *(f"cube_from_tcp_{axis}" for axis in "xyz"),
+        *(f"mark_from_cube_{axis}" for axis in "xy"),
+        *(f"cube_velocity_{axis}" for axis in "xy"),
+        *("cube_heading_sin4", "cube_heading_cos4"),
+        *(f"tcp_turn_{axis}" for axis in "xyz"),
+    )
+
+    def __init__(self, config: PushCubeConfig) -> None:
+        super().__init__(config)
+        self.config: PushCubeConfig = config
+        self._start_distance = self._start_reach = 1.0  # m, at reset: what completion is measured by
+
+    def xml(self, arm: Arm) -> str:
+        # friction 0.6 by priority, not the table's 0.8: pushed above its centre it does not topple, and it
+        # stops within 3 mm of a push at full speed. Pads have the same priority: there, their friction rules
+        return f"""
+        <mujoco><worldbody>
+          {table_camera(arm)}
+          <body name="mark">
+            <geom name="mark" type="cylinder" size="0.026 0.0004" pos="0 0 0.0004" rgba="0.36 0.62 0.52 1"
+                  contype="0" conaffinity="0"/>
+            <geom type="cylinder" size="0.020 0.0005" pos="0 0 0.0005" rgba="0.93 0.94 0.93 1"
+                  contype="0" conaffinity="0"/>
+            <geom type="cylinder" size="0.014 0.0006" pos="0 0 0.0006" rgba="0.36 0.62 0.52 1"
+                  contype="0" conaffinity="0"/>
+          </body>
+          <body name="cube" pos="0.4 0 {_HALF}">
+            <freejoint/>
+            <geom name="cube" type="box" size="{_HALF} {_HALF} {_HALF}" mass="0.25" rgba="0.27 0.45 0.68 1"
+                  friction="0.6 0.01 0.0001" priority="1" condim="4" solref="0.008 1"
+                  solimp="0.95 0.99 0.001"/>
+          </body>
+        </worldbody></mujoco>"""
+
+    def place(self, world: World, rng: np.random.Generator) -> None:
+        config, centre = self.config, self._centre(world.arm)
+        shortest, longest = config.push_m
+        cube = centre + rng.uniform(-0.5, 0.5, 2) * config.cube_region_m
+        while True:
+            # the cube is drawn first and kept, so that its starts fill their square evenly
+            bearing, distance = rng.uniform(-math.pi, math.pi), rng.uniform(shortest, longest)
+            mark = cube + distance * np.array((math.cos(bearing), math.sin(bearing)))
+            if (np.abs(mark - centre) <= 0.5 * config.mark_region_m).all():
+                break
+        world.model.body_pos[world.body_id("mark")] = (*mark, 0.0)
+        world.set_free_body("cube", (*cube, _HALF), about_z(rng.uniform(-math.pi, math.pi)))
+        for _ in range(20):
+            start = (*(centre + rng.uniform(-1.0, 1.0, 2) * config.start_m), rng.uniform(0.09, 0.13))
+            try:
+                world.place_arm(start, pointing_down(rng.uniform(-1.0, 1.0) * config.start_rad), gripper=0.0)
+                break
+            except RobotError:
+                continue
+        world.forward()
+        self._start_distance, self._start_reach = distance, self._reach(world)
+
+    def solved(self, world: World) -> bool:
+        if self._distance(world) > self.config.tolerance_m:
+            return False
+        return float(np.linalg.norm(self._velocity(world))) < 0.02 and self._cube(world)[2] < 1.5 * _HALF
+
+    def failed(self, world: World) -> bool:
+        cube = self._cube(world)
+        return bool(cube[2] < -0.01 or (np.abs(cube[:2] - self._centre(world.arm)) > 0.19).any())
+
+    def completion(self, world: World) -> float:
+        near = 1.0 - min(1.0, self._reach(world) / self._start_reach)
+        # from where the predicate holds, nothing is left to do
+        left = max(0.0, self._distance(world) - self.config.tolerance_m)
+        pushed = 1.0 - min(1.0, left / (self._start_distance - self.config.tolerance_m))
+        return max(pushed, 0.3 * near + 0.7 * pushed)
+
+    def goal(self, world: World) -> Goal:
+        tcp, quat = world.tcp_pose()
+        push = self._push(world)
+        heading = nearest_quarter(push.heading, 0.5 * tcp_heading(quat))
+        aligned = abs(tcp_heading(quat) - heading) < 0.2
+        position = self._way(world, tcp, push, aligned=aligned) - still_to_come(world)
+        return Goal(position=position, quat=pointing_down(heading), gripper=0.0)
+
+    def _way(self, world: World, tcp: Vector, push: _Push, *, aligned: bool) -> Vector:
+        """Where to: behind the cube high, down, up to its face, then along with it to the mark."""
+        cube = self._cube(world)
+        remaining, away = self._mark(world) - cube[:2], tcp[:2] - cube[:2]
+        height = _PUSH_Z[world.arm.name]
+        if float(np.linalg.norm(remaining)) < 0.6 * self.config.tolerance_m:
+            return tcp  # there: stop, and wait for the verdict
+        behind, aside = float(away @ push.inward), float(away @ push.along) - push.offset
+        gap = -_TOUCH - behind
+        low, touching = tcp[2] < height + 0.012, gap < 0.004
+        if low and aligned and gap > -0.008 and abs(aside) < (0.016 if touching else 0.009):
+            # close the gap, then carry the cube along by what it has to go, creeping back onto the line
+            step = remaining if touching else (gap + 0.004) * push.inward
+            return np.append(tcp[:2] + step - 0.2 * aside * push.along, height)
+        ready = cube[:2] - _STANDOFF * push.inward + push.offset * push.along
+        lost = float(np.linalg.norm(tcp[:2] - ready))
+        if tcp[2] < _CLEAR_Z - 0.006 and lost > 0.012:
+            # low in a wrong place: back off from the cube and rise before crossing over it
+            step = 0.012 * _unit(away) if float(np.linalg.norm(away)) < 0.06 else np.zeros(2)
+            return np.append(tcp[:2] + step, _CLEAR_Z + 0.01)
+        settled = lost < 0.010 and aligned
+        return np.append(ready, height if settled else max(_CLEAR_Z, height + lost))
+
+    def read_state(self, world: World) -> NDArray[np.float32]:
+        tcp, quat = world.tcp_pose()
+        cube = self._cube(world)
+        angle = 4.0 * (cube_heading(world.body_pose("cube")[1]) - tcp_heading(quat))
+        flat = np.append(self._mark(world) - cube[:2], 0.0)
+        turn = quat_to_rotvec(quat_from_matrix(self.reset_rotation.T @ quat_to_matrix(quat)))
+        return np.concatenate(
+            (
+                self.in_reset_frame(cube - tcp),
+                self.in_reset_frame(flat)[:2],
+                self.in_reset_frame(np.append(self._velocity(world), 0.0))[:2],
+                (math.sin(angle), math.cos(angle)),
+                turn,
+            )
+        ).astype(np.float32)
+
+    def metrics(self, world: World) -> Mapping[str, float]:
+        return {"distance_mm": 1e3 * self._distance(world)}
+
+    # ---- what is where
+
+    def _reach(self, world: World) -> float:
+        """How far the TCP is from where it would push."""
+        push = self._push(world)
+        behind = self._cube(world)[:2] - _TOUCH * push.inward + push.offset * push.along
+        return float(np.linalg.norm(world.tcp_pose()[0] - (*behind, _PUSH_Z[world.arm.name])))
+
+    def _push(self, world: World) -> _Push:
+        """The face that looks away from the mark most, with a bonus for the one the pads are at already."""
+        tcp, cube = world.tcp_pose()[0], self._cube(world)
+        wanted = _unit(self._mark(world) - cube[:2])
+        # low down, changing faces costs a detour over the cube; high up, next to nothing
+        here = (0.35 if tcp[2] < _CLEAR_Z - 0.006 else 0.05) * _unit(cube[:2] - tcp[:2])
+        first = cube_heading(world.body_pose("cube")[1])
+        best, heading = None, 0.0
+        for quarter in range(4):
+            angle = first + 0.5 * math.pi * quarter
+            normal = np.array((math.cos(angle), math.sin(angle)))
+            score = float(normal @ (wanted + here))
+            if best is None or score > best:
+                best, heading = score, angle
+        inward = np.array((math.cos(heading), math.sin(heading)))
+        along = np.array((-inward[1], inward[0]))
+        slope = float(wanted @ along) / max(float(wanted @ inward), 0.3)
+        return _Push(inward, along, float(np.clip(-slope, -0.7, 0.7)) * _HALF, heading)
+
+    def _centre(self, arm: Arm) -> Vector:
+        # the short arm works a little further out than its centre, away from its own base
+        return np.array((arm.workspace_centre[0] + 0.02, 0.0))
+
+    def _cube(self, world: World) -> Vector:
+        return np.asarray(world.data.xpos[world.body_id("cube")])
+
+    def _mark(self, world: World) -> Vector:
+        return np.asarray(world.model.body_pos[world.body_id("mark")][:2])
+
+    def _velocity(self, world: World) -> Vector:
+        """[2] m/s over the table."""
+        dof = int(world.model.body_dofadr[world.body_id("cube")])
+        return np.asarray(world.data.qvel[dof : dof + 2])
+
+    def _distance(self, world: World) -> float:
+        return float(np.linalg.norm(self._mark(world) - self._cube(world)[:2]))
+
+
+def _unit(vector: Vector) -> Vector:
+    return vector / max(float(np.linalg.norm(vector)), 1e-9)

@@ -1,0 +1,303 @@
+"""Put everything that lies about into a box, then close its lid.
+
+Several things in a row, in any order, and one of them only once all the others are done. The lid leans open
+behind the box; a hand that goes over and behind it can push it shut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from dovetail.robots.sim.arm import Arm
+from dovetail.robots.sim.rotations import clip_norm, quat_from_axis_angle, quat_multiply, rotate
+from dovetail.robots.sim.world import DOWN, World
+from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
+
+__all__ = ["TableCleanup", "TableCleanupConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Thing:
+    name: str
+    geom: str  # MJCF attributes
+    height_m: float  # of its centre as it lies
+    grasp_z_m: float  # of the TCP when it closes: low on a tall thing, and clear of the table
+    period: float  # rad after which it looks the same to the fingers; 0 for a round one
+    slot: float  # where along the box it is dropped, so that things do not pile up under the lid
+
+
+_THINGS = (
+    _Thing(name="cube", geom='type="box" size="0.018 0.018 0.018" rgba="0.82 0.42 0.33 1"',
+           height_m=0.018, grasp_z_m=0.018, period=math.pi / 2, slot=0.060),
+    _Thing(name="can", geom='type="cylinder" size="0.017 0.022" rgba="0.36 0.55 0.66 1"',
+           height_m=0.022, grasp_z_m=0.022, period=0.0, slot=-0.060),
+    _Thing(name="bar", geom='type="box" size="0.034 0.012 0.012" rgba="0.88 0.70 0.36 1"',
+           height_m=0.012, grasp_z_m=0.014, period=math.pi, slot=0.0),
+)  # fmt: skip
+
+# the box's own frame: x along the hinge, y away from the hinge, z up from the table
+_INNER_M = (0.105, 0.070)  # half
+_WALL_M = 0.004  # half
+_TOP_M = 0.072
+_LID_M = 0.145
+_LID_OPEN_RAD = math.radians(112.0)
+_HINGE = np.array((0.0, -_INNER_M[1] - _WALL_M, _TOP_M + 0.004))
+_CARRY_Z_M = 0.115  # finger tips and what they hold clear the walls
+_HOVER_Z_M = 0.085  # finger tips clear what stands on the table
+_DROP_Y_M = 0.015  # a little away from the lid, which the palm must not touch
+
+
+class TableCleanupConfig(SimTaskConfig):
+    time_limit_s: float = Field(35.0, gt=0.0)
+    closed_deg: float = Field(5.0, gt=0.0, le=15.0)
+    """The lid is closed below this angle."""
+    region_m: tuple[float, float] = (0.28, 0.20)
+    """Where things lie about, along x and y."""
+    apart_m: float = Field(0.105, ge=0.09, le=0.12)
+    """Between any two things, so that fingers fit in between."""
+    box_range_m: float = Field(0.02, ge=0.0, le=0.03)
+    start_range_m: float = Field(0.03, ge=0.0, le=0.05)
+    start_range_deg: float = Field(10.0, ge=0.0, le=20.0)
+
+
+class TableCleanup(SimTask):
+    Config: ClassVar[type[TableCleanupConfig]] = TableCleanupConfig
+    name: ClassVar[str] = "table_cleanup"
+    prompt: ClassVar[str] = "Put the cube, the can and the bar into the box, then close its lid."
+    arms: ClassVar[tuple[str, ...]] = ("franka_panda",)
+    state_names: ClassVar[tuple[str, ...]] = (
+        *(f"{thing.name}_{axis}" for thing in _THINGS for axis in ("x", "y", "z", "in_box")),  # from the TCP
+        "cube_sin",  # of the turn to its faces, times four: the same for each of them
+        "cube_cos",
+        "bar_sin",
+        "bar_cos",
+        *(f"box_{axis}" for axis in "xyz"),  # from the TCP to the middle of the box's opening
+        *(f"lid_{axis}" for axis in "xyz"),  # from the TCP to the lid's edge
+        "tilt_x",  # how the hand leans, which it should not
+        "tilt_y",
+    )
+
+    def __init__(self, config: TableCleanupConfig) -> None:
+        super().__init__(config)
+        self.settings = config
+        self._first_m: dict[str, float] = {}  # how far each thing was from the box
+
+    def xml(self, arm: Arm) -> str:
+        x, y, _ = arm.workspace_centre
+        (a, b), w, h = _INNER_M, _WALL_M, _TOP_M / 2
+        walls = "".join(
+            f'<geom name="wall{i}" class="box" pos="{px} {py} {h}" size="{sx} {sy} {h}"/>'
+            for i, (px, py, sx, sy) in enumerate(
+                ((a + w, 0, w, b + 2 * w), (-a - w, 0, w, b + 2 * w), (0, b + w, a, w), (0, -b - w, a, w))
+            )
+        )
+        things = "".join(
+            f'<body name="{thing.name}" pos="{x} {0.12 * i} {thing.height_m}"><freejoint/>'
+            f'<geom name="{thing.name}" class="thing" {thing.geom}/></body>'
+            for i, thing in enumerate(_THINGS)
+        )
+        return f"""<mujoco>
+          <default>
+            <default class="box">
+              <geom type="box" rgba="0.74 0.66 0.55 1" friction="0.6 0.005 0.0001" solref="0.008 1"/>
+            </default>
+            <default class="thing">
+              <geom mass="0.05" friction="0.8 0.01 0.0001" solref="0.008 1" solimp="0.95 0.99 0.001"/>
+            </default>
+          </default>
+          <worldbody>
+            <body name="box" pos="{x} {y - 0.205} 0" euler="0 0 0">
+              <geom name="floor" class="box" pos="0 0 0.003" size="{a} {b} 0.003"/>
+              {walls}
+              <body name="lid" pos="{_HINGE[0]} {_HINGE[1]} {_HINGE[2]}">
+                <joint name="lid" axis="1 0 0" range="0 {_LID_OPEN_RAD}" damping="0.035" frictionloss="0.006"
+                       armature="0.0005" solreflimit="0.02 1"/>
+                <geom name="lid" class="box" pos="0 {_LID_M / 2} 0" size="{a + 2 * w} {_LID_M / 2} 0.003" mass="0.1"
+                      rgba="0.62 0.53 0.42 1"/>
+              </body>
+            </body>
+            {things}
+          </worldbody>
+          <contact><exclude body1="box" body2="lid"/></contact>
+        </mujoco>"""
+
+    def place(self, world: World, rng: np.random.Generator) -> None:
+        s = self.settings
+        x, y, _ = world.arm.workspace_centre
+        box = np.array((x, y - 0.205, 0.0))
+        box[:2] += rng.uniform(-s.box_range_m, s.box_range_m, 2)
+        world.model.body_pos[world.body_id("box")] = box
+        world.data.joint("lid").qpos[0] = _LID_OPEN_RAD
+        half = 0.5 * np.array(s.region_m)
+        middle = np.array((x, y + 0.08))
+        while True:
+            spots = middle + rng.uniform(-half, half, (len(_THINGS), 2))
+            gaps = [np.linalg.norm(spots[i] - spots[j]) for i in range(len(spots)) for j in range(i)]
+            if min(gaps) >= s.apart_m:
+                break
+        for thing, spot in zip(_THINGS, spots, strict=True):
+            turn = quat_from_axis_angle((0.0, 0.0, 1.0), rng.uniform(-math.pi, math.pi))
+            world.set_free_body(thing.name, (*spot, thing.height_m + 1e-4), turn)
+            self._first_m[thing.name] = float(np.linalg.norm(spot - box[:2]))
+        start = np.array((x, y, 0.18)) + rng.uniform(-s.start_range_m, s.start_range_m, 3)
+        yaw = math.radians(rng.uniform(-s.start_range_deg, s.start_range_deg))
+        world.place_arm(start, quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), yaw), DOWN))
+
+    # ---- what is true
+
+    def lid_angle(self, world: World) -> float:
+        """Radians from closed."""
+        return float(world.data.joint("lid").qpos[0])
+
+    def in_box(self, world: World, name: str) -> bool:
+        x, y, z = world.body_pose(name)[0] - world.body_pose("box")[0]
+        return bool(abs(x) < _INNER_M[0] and abs(y) < _INNER_M[1] and 0.0 < z < _TOP_M)
+
+    def _remaining(self, world: World) -> list[_Thing]:
+        return [thing for thing in _THINGS if not self.in_box(world, thing.name)]
+
+    def solved(self, world: World) -> bool:
+        return not self._remaining(world) and self.lid_angle(world) < math.radians(self.settings.closed_deg)
+
+    def failed(self, world: World) -> bool:
+        """Something fell off the table, or was shut out: no finger gets under a closed lid."""
+        remaining = self._remaining(world)
+        fallen = any(world.body_pose(thing.name)[0][2] < -0.01 for thing in remaining)
+        return fallen or (bool(remaining) and self.lid_angle(world) < math.radians(30.0))
+
+    def completion(self, world: World) -> float:
+        """A quarter for each thing, the rest for the lid. Of the next thing, part for reaching and part for carrying."""
+        remaining = self._remaining(world)
+        if not remaining:
+            return 0.25 * len(_THINGS) + (1 - 0.25 * len(_THINGS)) * (1 - self.lid_angle(world) / _LID_OPEN_RAD)
+        thing, towards = self._next(world, remaining)
+        reached = max(0.0, 1.0 - float(np.linalg.norm(towards)) / 0.4)
+        away = (world.body_pose("box")[0] - world.body_pose(thing.name)[0])[:2]
+        carried = min(max(1.0 - float(np.linalg.norm(away)) / self._first_m[thing.name], 0.0), 1.0)
+        return 0.25 * (len(_THINGS) - len(remaining) + 0.3 * reached + 0.65 * carried)
+
+    def metrics(self, world: World) -> Mapping[str, float]:
+        return {
+            "num_in_box": float(len(_THINGS) - len(self._remaining(world))),
+            "lid_deg": math.degrees(self.lid_angle(world)),
+        }
+
+    def read_state(self, world: World) -> NDArray[np.float32]:
+        position, quat = world.tcp_pose()
+        numbers: list[float] = []
+        for thing in _THINGS:
+            towards = self.in_reset_frame(world.body_pose(thing.name)[0] - position)
+            numbers += [*towards, float(self.in_box(world, thing.name))]
+        for thing in _THINGS:
+            if thing.period:
+                phase = 2 * math.pi / thing.period * self._turn(world, thing)
+                numbers += [math.sin(phase), math.cos(phase)]
+        opening = world.body_pose("box")[0] + (0.0, 0.0, _TOP_M)
+        numbers += [*self.in_reset_frame(opening - position), *self.in_reset_frame(self._lid_edge(world) - position)]
+        lean = self.in_reset_frame(np.cross(rotate(quat, (0.0, 0.0, 1.0)), (0.0, 0.0, -1.0)))
+        return np.array([*numbers, *lean[:2]], np.float32)
+
+    def _turn(self, world: World, thing: _Thing) -> float:
+        """Counter-clockwise, the smallest that brings the fingers across the thing."""
+        if not thing.period:
+            return 0.0
+        along = rotate(world.tcp_pose()[1], (1.0, 0.0, 0.0))
+        axis = world.data.body(thing.name).xmat[[0, 3]]
+        turn = math.atan2(axis[1], axis[0]) - math.atan2(along[1], along[0])
+        return (turn + thing.period / 2) % thing.period - thing.period / 2
+
+    def _next(self, world: World, remaining: list[_Thing]) -> tuple[_Thing, Vector]:
+        """The thing in hand, or else the nearest, and the way from the TCP to where it is grasped."""
+        position, _ = world.tcp_pose()
+        ways = [(thing, self._grasp_point(world, thing) - position) for thing in remaining]
+        return min(ways, key=lambda way: float(way[1] @ way[1]))
+
+    def _grasp_point(self, world: World, thing: _Thing) -> Vector:
+        point = world.body_pose(thing.name)[0]
+        return point + (0.0, 0.0, thing.grasp_z_m - thing.height_m)
+
+    def _lid_edge(self, world: World) -> Vector:
+        angle = self.lid_angle(world)
+        along = np.array((0.0, math.cos(angle), math.sin(angle)))
+        return world.body_pose("box")[0] + _HINGE + _LID_M * along
+
+    # ---- what an expert does
+
+    def goal(self, world: World) -> Goal:
+        remaining = self._remaining(world)
+        if not remaining:
+            return self._close(world)
+        thing, towards = self._next(world, remaining)
+        if world.grasping(thing.name):
+            return self._carry(world, thing)
+        return self._pick(world, thing, towards)
+
+    def _pick(self, world: World, thing: _Thing, towards: Vector) -> Goal:
+        position, quat = world.tcp_pose()
+        turn = self._turn(world, thing)
+        # a turn by a whole period is as good, and keeps the wrist in the middle of its range
+        along = rotate(quat, (1.0, 0.0, 0.0))
+        yaw = math.atan2(along[1], along[0])
+        if abs(yaw + turn) > 1.75:
+            turn -= math.copysign(thing.period, yaw + turn)
+        aside = math.hypot(towards[0], towards[1])
+        inside = towards[2] > -0.035
+        if aside > (0.014 if inside else 0.008) or abs(turn) > (0.2 if inside else 0.1):
+            height = _CARRY_Z_M if self._near_box(world) else _HOVER_Z_M
+            above = _climb(position, towards, height=height, slack=self._slack(world))
+            return _upright(above, yaw + turn, gripper=1.0)
+        down = abs(towards[2]) < 0.006 or (abs(towards[2]) < 0.012 and world.gripper_opening() < 0.07)
+        return _upright(position + towards, yaw + turn, gripper=0.0 if down else 1.0)
+
+    def _carry(self, world: World, thing: _Thing) -> Goal:
+        position, quat = world.tcp_pose()
+        along = rotate(quat, (1.0, 0.0, 0.0))
+        slot = world.body_pose("box")[0] + (thing.slot, _DROP_Y_M, _CARRY_Z_M)
+        aside = slot[:2] - position[:2]
+        there = bool(np.linalg.norm(aside) < 0.015)
+        goal = _climb(position, slot - position, height=_CARRY_Z_M, slack=self._slack(world))
+        return _upright(goal, math.atan2(along[1], along[0]), gripper=float(there))
+
+    def _close(self, world: World) -> Goal:
+        """Over the lid, down behind it, and push; the frame is the lid's: along it, and out of its back."""
+        position, _ = world.tcp_pose()
+        angle, edge = self.lid_angle(world), self._lid_edge(world)
+        along = np.array((0.0, math.cos(angle), math.sin(angle)))
+        out = np.array((0.0, -math.sin(angle), math.cos(angle)))
+        rel = position - edge
+        if rel @ out > 0.004 and rel @ along < -0.008:
+            goal = edge - 0.022 * along - 0.010 * out
+        elif rel[1] < -0.035:
+            goal = edge + (0.0, -0.045, -0.040)
+        else:
+            goal = edge + (0.0, -0.050, 0.035)
+            if rel[2] < 0.018:  # climb beside the lid, leaning as it does
+                goal[1] = position[1] + (goal[2] - position[2]) * min(math.cos(angle) / max(math.sin(angle), 0.1), 0.0)
+        goal[0] = world.body_pose("box")[0][0]
+        return _upright(goal, 0.0, gripper=0.0)
+
+    def _slack(self, world: World) -> float:
+        return 0.015 if self._near_box(world) else 0.05
+
+    def _near_box(self, world: World) -> bool:
+        x, y, _ = np.abs(world.tcp_pose()[0] - world.body_pose("box")[0])
+        return bool(x < _INNER_M[0] + 0.07 and y < _INNER_M[1] + 0.07)
+
+
+def _climb(position: Vector, towards: Vector, *, height: float, slack: float) -> Vector:
+    """Across, at a height; straight up while more than `slack` below it, so as not to sweep things or hit a wall."""
+    # steps across are short, so that of a limited action the climb gets the larger share
+    across = clip_norm(towards[:2], 0.0 if height - position[2] > slack else 0.03)
+    return np.array((*(position[:2] + across), height))
+
+
+def _upright(position: Vector, yaw: float, *, gripper: float) -> Goal:
+    quat = quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), yaw), np.array(DOWN))
+    return Goal(position=position, quat=quat, gripper=gripper)

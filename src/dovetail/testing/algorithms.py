@@ -1,0 +1,113 @@
+"""Does it keep the Algorithm contract?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dovetail.core.contracts import Algorithm
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Array, SampleRequest
+from dovetail.testing._rig import copied, expect, expect_finite_numbers, expect_same, random_array
+
+__all__ = ["check_algorithm", "random_batch"]
+
+_Weights = Mapping[str, Mapping[str, Array]]
+
+
+def check_algorithm(
+    make_algorithm: Callable[[], Algorithm], *, robot: RobotSpec, num_updates: int = 8, seed: int = 0
+) -> None:
+    """Update on random batches, then go on from a checkpoint, and see that both give the same weights.
+
+    `make_algorithm` makes a new one, policy included, alike each time; `robot` is what its batches come from.
+    """
+    algorithm = make_algorithm()
+    expect(
+        isinstance(algorithm, Algorithm),
+        f"{type(algorithm).__name__} has not all of Algorithm: wants, update, policy_weights, state_dict, "
+        "load_state_dict",
+    )
+    wants = algorithm.wants
+    expect(isinstance(wants, SampleRequest), f"wants should be a SampleRequest, got {type(wants).__name__}")
+    expect(sum(wants.rows.values()) > 0, "wants asks for no rows")
+    for key in wants.observation_keys:
+        expect(
+            key in robot.observation, f"wants observation '{key}', which robot '{robot.name}' does not give"
+        )
+    batches = [random_batch(wants, robot, np.random.default_rng((seed, n))) for n in range(2 * num_updates)]
+    first, rest = batches[:num_updates], batches[num_updates:]
+
+    before = _weights(algorithm)
+    _update(algorithm, first)
+    kept = algorithm.policy_weights()
+    middle = _weights(algorithm)
+    expect(not _same(before, middle), f"{num_updates} updates left the policy's weights as they were")
+    state = algorithm.state_dict()
+    saved = copied(state)
+    _update(algorithm, rest)
+    after = _weights(algorithm)
+    expect(_same(kept, middle), "policy_weights() handed out arrays that later updates write to: copy them")
+    expect_same(saved, state, "state_dict() handed out arrays that later updates write to: copy them")
+
+    resumed = make_algorithm()
+    resumed.load_state_dict(saved)
+    expect(_same(_weights(resumed), middle), "load_state_dict() did not restore the policy's weights")
+    _update(resumed, rest)
+    expect(
+        _same(_weights(resumed), after),
+        "resumed from its state_dict, the same batches gave other weights: optimisers, counters and random "
+        "generators belong into it",
+    )
+    fresh = make_algorithm()
+    _update(fresh, first)
+    expect(_same(_weights(fresh), middle), "two algorithms made alike gave other weights on the same batches")
+
+
+def random_batch(wants: SampleRequest, robot: RobotSpec, rng: np.random.Generator) -> dict[str, Array]:
+    """A batch as a replay fills it: rows of all views, one view after the other."""
+    num_rows = sum(wants.rows.values())
+    batch: dict[str, Array] = {
+        "action": random_array(robot.action, rng, num_rows),
+        "reward": rng.integers(0, 2, num_rows).astype(np.float32),
+        "discount": rng.integers(0, 2, num_rows).astype(np.float32),
+    }
+    for key in wants.observation_keys:
+        for side in ("observation", "next"):
+            batch[f"{side}/{key}"] = random_array(robot.observation[key], rng, num_rows)
+    return batch
+
+
+def _update(algorithm: Algorithm, batches: list[dict[str, Array]]) -> None:
+    """As the learner does it: one set of arrays, filled anew for every update."""
+    buffers = {key: np.empty_like(value) for key, value in batches[0].items()}
+    for batch in batches:
+        for key, value in batch.items():
+            buffers[key][...] = value
+        metrics = algorithm.update(buffers)
+        expect_same(batch, buffers, "update() changed the batch it was given")
+        expect_finite_numbers(metrics, what="metric")
+        for buffer in buffers.values():  # whoever kept a view of it will notice
+            buffer.fill(0)
+
+
+def _weights(algorithm: Algorithm) -> _Weights:
+    weights = algorithm.policy_weights()
+    expect(weights, "policy_weights() is empty")
+    for name, component in weights.items():
+        for key, value in component.items():
+            what = f"weight '{name}/{key}'"
+            expect(
+                isinstance(value, np.ndarray), f"{what} should be a numpy array, got {type(value).__name__}"
+            )
+            expect(np.isfinite(value).all(), f"{what} is not finite")
+    return {name: copied(component) for name, component in weights.items()}
+
+
+def _same(ours: _Weights, theirs: _Weights) -> bool:
+    return set(ours) == set(theirs) and all(
+        set(component) == set(theirs[name])
+        and all(np.array_equal(value, theirs[name][key]) for key, value in component.items())
+        for name, component in ours.items()
+    )

@@ -1,0 +1,168 @@
+"""Does it keep the Robot contract?"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from dovetail.core.contracts import Robot, SimulatedRobot
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Array, Observation
+from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.testing._rig import Rig, copied, expect, expect_array, expect_same, random_array
+
+__all__ = ["check_robot"]
+
+
+def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: int = 0) -> None:
+    """Drive a robot with small random actions and see that it keeps its promises.
+
+    `make_robot` returns a robot that is ready to move, and that moves only around where it stands. A simulated
+    one is made several times; each has to be alike.
+    """
+    robot = make_robot()
+    expect(
+        isinstance(robot, Robot), f"{type(robot).__name__} has not all of Robot: spec, observe, send, stop"
+    )
+    _check_spec(robot.spec)
+    _check_observation(robot, robot.observe())
+    _check_motion(robot, num_ticks=num_ticks, rng=np.random.default_rng(seed))
+    _check_stop(robot)
+    if isinstance(robot, SimulatedRobot):
+        _check_determinism(make_robot, num_ticks=num_ticks, seed=seed)
+        robot = make_robot()
+    _check_filtered(robot)
+
+
+def _check_spec(spec: RobotSpec) -> None:
+    expect(isinstance(spec, RobotSpec), f"spec should be a RobotSpec, got {type(spec).__name__}")
+    expect(
+        RobotSpec.from_json(spec.to_json()).hash() == spec.hash(), "spec does not survive to_json / from_json"
+    )
+    expect(spec.control_hz > 0, f"spec.control_hz should be above zero, got {spec.control_hz}")
+    expect(len(spec.action.shape) == 1, f"spec.action should have one axis, got shape {spec.action.shape}")
+    expect(spec.action.dtype == "float32", f"spec.action should be float32, got {spec.action.dtype}")
+    expect(spec.observation, "spec.observation is empty: a robot that sees nothing cannot be safe")
+    for key, array in spec.observation.items():
+        expect(not key.endswith("/mask"), f"observation '{key}': names ending in /mask are for history masks")
+        kind = (array.dtype, len(array.shape))
+        proper = array.dtype == "float32" or kind in (("uint8", 3), ("uint16", 3))
+        expect(
+            proper,
+            f"observation '{key}' is {array.describe()}: proprioception is float32, images uint8 [H, W, 3], "
+            "depth uint16 [H, W, 1]",
+        )
+
+
+def _check_observation(robot: Robot, observation: Observation) -> None:
+    spec = robot.spec
+    expect(
+        isinstance(observation, Observation), f"observe() should return an Observation, got {observation!r}"
+    )
+    expect(
+        isinstance(observation.time_ns, int | np.integer),
+        f"observation.time_ns should be whole nanoseconds, got {observation.time_ns!r}",
+    )
+    expect(
+        set(observation.values) == set(spec.observation),
+        f"observed {sorted(observation.values)}, but the spec says {sorted(spec.observation)}",
+    )
+    for key, array in spec.observation.items():
+        expect_array(observation.values[key], array, what=f"observation '{key}'")
+
+
+def _check_motion(robot: Robot, *, num_ticks: int, rng: np.random.Generator) -> None:
+    rig = Rig(robot)
+    observation = rig.safe.observe()
+    for _ in range(num_ticks):
+        asked = _near(rig, rng)
+        before = asked.copy()
+        executed = robot.send(asked)
+        expect_array(executed, robot.spec.action, what="send() returned an action that", within=True)
+        expect(np.array_equal(asked, before), "send() changed the action it was given")
+        expect(not np.shares_memory(asked, executed), "send() returned the caller's own array: copy it")
+        kept = copied(observation.values)
+        if rig.simulated:
+            here = robot.observe()
+            expect(here.time_ns == observation.time_ns, "send() let simulated time pass: only advance() may")
+        asked[:] = np.nan  # the caller may reuse its array
+        was_ns = rig.clock.now_ns()
+        rig.tick()
+        new = rig.safe.observe()
+        _check_observation(robot, new)
+        expect(new.time_ns > observation.time_ns, "observation.time_ns did not advance over a control tick")
+        if rig.simulated:
+            passed_ns, tick_ns = new.time_ns - observation.time_ns, rig.clock.now_ns() - was_ns
+            expect(
+                abs(passed_ns - tick_ns) < tick_ns // 2,
+                f"advance({tick_ns}) let {passed_ns} ns pass in observation.time_ns",
+            )
+            again = robot.observe()
+            expect(again.time_ns == new.time_ns, "observe() let simulated time pass: only advance() may")
+            expect_same(copied(new.values), again.values, "two observe() calls at one moment differ")
+        expect_same(kept, observation.values, "an observation changed after it was handed out")
+        observation = new
+
+
+def _near(rig: Rig, rng: np.random.Generator) -> Array:
+    """An action that moves a little: part of the way from standing still to a random one."""
+    still = rig.safe.hold()
+    low, high = rig.spec.action.bounds
+    wild = random_array(rig.spec.action, rng)
+    return np.asarray(np.clip(still + 0.05 * (wild - still), low, high), np.float32)
+
+
+def _check_stop(robot: Robot) -> None:
+    for _ in range(2):
+        expect(robot.stop() is None, "stop() should return nothing")
+    _check_observation(robot, robot.observe())
+
+
+def _check_determinism(make_robot: Callable[[], Robot], *, num_ticks: int, seed: int) -> None:
+    def roll() -> list[dict[str, Array]]:
+        rig, rng = Rig(make_robot()), np.random.default_rng(seed)
+        seen = [copied(rig.safe.observe().values)]
+        for _ in range(num_ticks):
+            seen.append(copied(rig.step(_near(rig, rng)).values))
+        return seen
+
+    for tick, (ours, theirs) in enumerate(zip(roll(), roll(), strict=True)):
+        expect_same(ours, theirs, f"two simulated robots with the same actions differ at tick {tick}")
+
+
+class _Spy:
+    """Stands between the filter and the robot, and keeps what comes through."""
+
+    def __init__(self, robot: Robot) -> None:
+        self._robot = robot
+        self.spec = robot.spec
+        self.received: list[Array] = []
+
+    def observe(self) -> Observation:
+        return self._robot.observe()
+
+    def send(self, action: Array) -> Array:
+        self.received.append(action.copy())
+        return self._robot.send(action)
+
+    def stop(self) -> None:
+        self._robot.stop()
+
+
+def _check_filtered(robot: Robot) -> None:
+    """What no robot should ever be sent does not come through the safety filter to this one."""
+    rig, spy = Rig(robot), _Spy(robot)
+    safe = SafeRobot(spy, SafetyConfig(max_bad_actions=100), rig.clock)
+    size = robot.spec.action.shape
+    nan_once = np.zeros(size, np.float32)
+    nan_once[-1] = np.nan
+    for bad in (np.full(size, np.nan), nan_once, np.full(size, np.inf), np.full(size, -1e30)):
+        safe.observe()
+        safe.send(bad)
+        rig.tick()
+    for received in spy.received:
+        expect_array(
+            received, robot.spec.action, what="through the safety filter came an action that", within=True
+        )
+    robot.stop()

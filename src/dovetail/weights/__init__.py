@@ -1,0 +1,1 @@
+"""Versioned snapshots, from the learner to every actor."""

@@ -1,0 +1,38 @@
+"""Plugins to configure that depend on no other room, and a base config made of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # so that `sample_plugins:Class` resolves
+
+from sample_plugins import BASE
+
+from dovetail.config.plugins import BUILTIN
+
+
+@pytest.fixture(autouse=True)
+def _stand_in_for_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The safety filter has no substitute in a config, so here its name leads to a plugin of ours."""
+    monkeypatch.setitem(BUILTIN["safety"], "filter", "sample_plugins:Plain")
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:
+    """Write a file in the current folder, so that error messages show its bare name."""
+    monkeypatch.chdir(tmp_path)
+
+    def write_file(name: str, text: str) -> str:
+        (tmp_path / name).write_text(text)
+        return name
+
+    return write_file
+
+
+@pytest.fixture
+def base(write: Callable[[str, str], str]) -> str:
+    return write("base.yaml", BASE)

@@ -1,0 +1,138 @@
+"""A plugin by built-in name, by entry point and by `module:Class`; and what is said when there is none."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+
+import pytest
+import sample_plugins
+
+from dovetail.config import plugins
+from dovetail.config.plugins import BUILTIN, list_plugins, locate, resolve
+from dovetail.core.errors import PluginError
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A distribution on sys.path that offers a task, a broken task, and one that shadows a built-in."""
+    info = tmp_path / "my_lab-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-lab\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[dovetail.task]\n"
+        "wipe_board = sample_plugins:Task\n"
+        "broken = my_lab_that_is_not_there:Task\n"
+        "push_cube = sample_plugins:Task\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+
+def fake_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILTIN["task"], "peg_insertion", "sample_plugins:Task")
+
+
+@pytest.mark.parametrize("name", ["peg_insertion", "peg-insertion"])
+def test_builtin_by_either_spelling(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_builtin(monkeypatch)
+    assert resolve("task", name) is sample_plugins.Task
+    assert locate("task", name).name == "peg_insertion"
+    assert locate("task", name).origin == "built-in"
+
+
+def test_module_and_class() -> None:
+    assert resolve("task", "sample_plugins:Task") is sample_plugins.Task
+    assert locate("task", "sample_plugins:Task").origin == "module"
+
+
+@pytest.mark.parametrize("name", ["wipe_board", "wipe-board"])
+def test_entry_point(name: str, installed: None) -> None:
+    assert resolve("task", name) is sample_plugins.Task
+    assert locate("task", name).name == "wipe_board"
+    assert locate("task", name).origin == "entry point (my-lab)"
+
+
+def test_nobody_shadows_a_builtin(installed: None) -> None:
+    assert locate("task", "push_cube").target == "dovetail.tasks.push_cube:PushCube"
+    assert [p.origin for p in list_plugins() if p.name == "push_cube"] == ["built-in"]
+
+
+def test_builtin_names_are_data_that_follow_one_pattern() -> None:
+    for names in BUILTIN.values():
+        for name, target in names.items():
+            assert name == plugins.normalise(name)
+            assert target.startswith(("dovetail.", "sample_plugins")) and target.count(":") == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("task", "peg_insertoin", "no task named 'peg_insertoin'. Did you mean 'peg_insertion'?"),
+        ("task", "peg-insertoin", "no task named 'peg-insertoin'. Did you mean 'peg_insertion'?"),
+        ("robot", "zzz", "no robot named 'zzz'. Valid: gym, sim."),
+        ("taks", "x", "there is no plugin kind 'taks'. Did you mean 'task'?"),
+        (
+            "task",
+            "my.tasks.Wipe",
+            "no task named 'my.tasks.Wipe'. For a class of your own write 'my.tasks:Wipe'",
+        ),
+        (
+            "task",
+            "no_such_module:Task",
+            "task 'no_such_module:Task': cannot import module 'no_such_module' "
+            "(ModuleNotFoundError: No module named 'no_such_module')",
+        ),
+        (
+            "task",
+            "sample_plugins:Taks",
+            "task 'sample_plugins:Taks': 'sample_plugins' has no 'Taks'. Did you mean 'Task'?",
+        ),
+        (
+            "task",
+            "sample_plugins:not_a_class",
+            "task 'sample_plugins:not_a_class': 'sample_plugins:not_a_class' should be a class, got a int",
+        ),
+        (
+            "task",
+            "sample_plugins:NoConfig",
+            "task 'sample_plugins:NoConfig': 'sample_plugins:NoConfig' has no config model; give the class a "
+            "`Config` attribute that is a subclass of dovetail.config.model.Config",
+        ),
+        (
+            "task",
+            "sample_plugins:TypedConfig",
+            "task 'sample_plugins:TypedConfig': rename the field 'type' of "
+            "'sample_plugins:TypedConfig.Config', because `type` names the plugin",
+        ),
+        ("task", ":Task", "task ':Task' should be written as 'package.module:Class', got ':Task'"),
+        ("task", "a:b:c", "task 'a:b:c' should be written as 'package.module:Class', got 'a:b:c'"),
+    ],
+)
+def test_errors_are_one_line_that_says_what_to_do(kind: str, name: str, message: str) -> None:
+    with pytest.raises(PluginError) as caught:
+        resolve(kind, name)
+    assert str(caught.value) == message
+
+
+def test_a_module_may_fail_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "fails_on_import.py").write_text("raise ValueError('two\\nlines')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(
+        PluginError, match=r"cannot import module 'fails_on_import' \(ValueError: two lines\)"
+    ):
+        resolve("task", "fails_on_import:Task")
+
+
+def test_listing_survives_what_cannot_be_imported(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_builtin(monkeypatch)
+    rows = {(row.kind, row.name): row for row in list_plugins()}
+    assert {(kind, name) for kind, names in BUILTIN.items() for name in names} <= set(rows)
+    assert rows["task", "peg_insertion"].doc == (sample_plugins.__doc__ or "").splitlines()[0]
+    assert rows["task", "wipe_board"].doc == "A task with a few settings."
+    assert rows["task", "peg_insertion"].error is None
+    assert "my_lab_that_is_not_there" in str(rows["task", "broken"].error)
+
+
+def test_locating_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plugins, "importlib", types.SimpleNamespace())
+    assert locate("policy", "gaussian_mlp").target == "dovetail.policies.gaussian_mlp:GaussianMLP"

@@ -1,0 +1,116 @@
+"""SimRobot behind the Robot contract."""
+
+import numpy as np
+import pytest
+
+from dovetail.core.clock import SimulatedClock
+from dovetail.core.contracts import SimulatedRobot
+from dovetail.core.errors import ConfigError, RobotError
+from dovetail.robots.sim import ARMS, Cameras, EmptyScene, SimRobot, SimRobotConfig, World
+
+
+def config(**values: object) -> SimRobotConfig:
+    return SimRobotConfig.model_validate(values)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("action", ["ee_delta", "joint"])
+def test_observations_are_what_the_spec_says(arm: str, action: str) -> None:
+    robot = SimRobot(config=config(arm=arm, action=action))
+    assert isinstance(robot, SimulatedRobot)
+    observation = robot.observe()
+    assert set(observation.values) == set(robot.spec.observation)
+    for key, spec in robot.spec.observation.items():
+        assert observation.values[key].shape == spec.shape, key
+        assert observation.values[key].dtype == np.dtype(spec.dtype), key
+    low, high = robot.spec.action.bounds
+    executed = robot.send(0.5 * (low + high))
+    assert executed.shape == robot.spec.action.shape
+    assert executed.dtype == np.float32
+
+
+def test_send_passes_no_time_and_the_clock_does() -> None:
+    robot = SimRobot()
+    clock = SimulatedClock()
+    clock.on_advance(robot.advance)
+    before = robot.observe()
+    robot.send(np.array((0.01, 0, 0, 0, 0, 0, 1), np.float32))
+    assert robot.observe().time_ns == before.time_ns
+    np.testing.assert_array_equal(robot.observe().values["joint_pos"], before.values["joint_pos"])
+    clock.sleep_until(100_000_000)
+    assert robot.observe().time_ns == 100_000_000
+    assert robot.observe().values["ee_pose"][0] > before.values["ee_pose"][0] + 0.004
+
+
+def test_odd_durations_lose_no_time() -> None:
+    robot = SimRobot()
+    for _ in range(30):
+        robot.advance(33_333_333)
+    assert 998_000_000 <= robot.observe().time_ns <= 1_000_000_000
+
+
+def test_stop_holds_and_may_be_called_twice() -> None:
+    robot = SimRobot()
+    for _ in range(5):
+        robot.send(np.array((0, 0.02, 0, 0, 0, 0, 1), np.float32))
+        robot.advance(100_000_000)
+    robot.stop()
+    targets = robot.world.joint_targets()
+    robot.advance(500_000_000)
+    robot.stop()
+    np.testing.assert_array_equal(robot.world.joint_targets(), targets)
+    assert np.abs(robot.observe().values["ee_twist"]).max() < 0.01
+
+
+def test_reset_never_sets_time_back() -> None:
+    robot = SimRobot()
+    robot.advance(100_000_000)
+    robot.world.reset()
+    robot.reset_reference()
+    assert robot.observe().time_ns == 100_000_000
+
+
+@pytest.mark.parametrize("size", [(128, 128), (67, 41), (1, 1), (900, 700)])
+def test_images_of_any_size(size: tuple[int, int]) -> None:
+    robot = SimRobot(config=config(images=("wrist", "front"), image_size=size))
+    try:
+        values = robot.observe().values
+    except RobotError as error:
+        pytest.skip(str(error))
+    for name in ("wrist", "front"):
+        assert values[name].shape == (size[1], size[0], 3)
+        assert values[name].dtype == np.uint8
+        if size != (1, 1):
+            assert values[name].std() > 10.0, f"{name} is blank"
+    first = values["front"].copy()
+    robot.send(np.array((0, 0.02, 0, 0, 0, 0, 0), np.float32))
+    robot.advance(300_000_000)
+    if size != (1, 1):
+        assert (robot.observe().values["front"] != first).any()
+    np.testing.assert_array_equal(values["front"], first)  # pictures already handed out do not change
+    robot.close()
+    robot.close()
+
+
+def test_unknown_camera_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="Did you mean 'wrist'"):
+        SimRobot(config=config(images=("wirst",)))
+
+
+def test_no_gl_is_one_line_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ImportError("Cannot initialize\na EGL device display")
+
+    monkeypatch.setattr("mujoco.Renderer", fail)
+    cameras = Cameras(world=World(arm=ARMS["x5"], scene=EmptyScene()), names=("front",), width=8, height=8)
+    with pytest.raises(RobotError, match="no pictures can be rendered here") as caught:
+        cameras.render("front")
+    assert "\n" not in str(caught.value)
+
+
+def test_viewer_without_display_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("DISPLAY", raising=False)
+    monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
+    robot = SimRobot(config=config(viewer=True))
+    with pytest.raises(RobotError, match="needs a display"):
+        robot.advance(2_000_000)

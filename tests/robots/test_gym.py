@@ -1,0 +1,352 @@
+"""Gymnasium environments as robots: conversion, time, and the difference between an end and a timeout."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from dovetail.core.clock import NS_PER_S, SimulatedClock
+from dovetail.core.contracts import SimulatedRobot, Task
+from dovetail.core.errors import RobotError, UsageError
+from dovetail.core.types import Outcome, Verdict
+from dovetail.robots.gym import GymRobot, GymRobotConfig
+from dovetail.robots.safety import SafeRobot, SafetyConfig
+
+
+class Counter(gymnasium.Env[Any, Any]):
+    """Counts its steps; ends as it is told to. Reuses its observation array, as many environments do."""
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
+
+    def __init__(
+        self,
+        *,
+        observation_space: spaces.Space[Any] | None = None,
+        action_space: spaces.Space[Any] | None = None,
+        terminates: int = 10**9,
+        truncates: int = 10**9,
+        info: dict[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self.render_mode = render_mode
+        self.observation_space = observation_space or spaces.Box(-np.inf, np.inf, (2,), np.float64)
+        self.action_space = action_space or spaces.Box(-1.0, 1.0, (2, 3), np.float32)
+        self.terminates, self.truncates, self.step_info = terminates, truncates, info or {}
+        self.num_steps = 0
+        self.actions: list[Any] = []
+        self._state = np.zeros(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.num_steps = 0
+        return self._observe(), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self.num_steps += 1
+        self.actions.append(action)
+        ended = self.num_steps >= self.terminates
+        return self._observe(), 0.5, ended, self.num_steps >= self.truncates, dict(self.step_info)
+
+    def render(self) -> Any:
+        return np.full((4, 6, 3), self.num_steps, np.uint8)
+
+    def _observe(self) -> Any:
+        if isinstance(self.observation_space, spaces.Box):
+            self._state[:] = self.num_steps
+            return self._state
+        return {
+            "arm": {
+                "joints": np.full(3, self.num_steps, np.float64),
+                "depth": np.zeros((4, 5, 1), np.uint16),
+            },
+            "front": np.full((8, 6, 3), self.num_steps, np.uint8),
+            "grey": np.full((8, 6, 1), 7, np.uint8),
+            "count": np.array(self.num_steps, np.float32),
+        }
+
+
+DICT_SPACE = spaces.Dict(
+    {
+        "arm": spaces.Dict(
+            {"joints": spaces.Box(-9, 9, (3,), np.float64), "depth": spaces.Box(0, 9, (4, 5, 1), np.uint16)}
+        ),
+        "front": spaces.Box(0, 255, (8, 6, 3), np.uint8),
+        "grey": spaces.Box(0, 255, (8, 6, 1), np.uint8),
+        "count": spaces.Box(-np.inf, np.inf, (), np.float32),
+    }
+)
+gymnasium.register("test/Counter-v0", entry_point=f"{__name__}:Counter")
+
+
+class Rig:
+    """A gym robot on a simulated clock, through the safety filter."""
+
+    def __init__(self, env_id: str = "test/Counter-v0", *, hz: float = 10.0, **config: Any) -> None:
+        self.robot = GymRobot(GymRobotConfig(id=env_id, control_hz=hz, **config))
+        self.clock = SimulatedClock()
+        self.clock.on_advance(self.robot.advance)
+        self.safe = SafeRobot(self.robot, SafetyConfig(), self.clock)
+        self.num_steps = 0
+
+    def reset(self, seed: int = 0) -> None:
+        self.robot.task.reset(self.safe, rng=np.random.default_rng(seed))
+        self.safe.reset()
+        self.safe.observe()
+        self.start_ns, self.num_steps = self.clock.now_ns(), 0
+
+    def step(self, action: Any = None) -> Verdict:
+        self.safe.send(np.zeros(self.robot.spec.action.shape) if action is None else action)
+        self.num_steps += 1
+        self.clock.sleep_until(self.start_ns + int(self.num_steps * NS_PER_S / self.robot.spec.control_hz))
+        return self.robot.task.judge(self.safe, self.safe.observe(), num_steps=self.num_steps)
+
+    def until_end(self, limit: int = 1000) -> Verdict:
+        self.reset()
+        while (verdict := self.step()).outcome is None:
+            assert self.num_steps < limit
+        return verdict
+
+
+def kwargs(**values: Any) -> dict[str, Any]:
+    return {"kwargs": values}
+
+
+def test_contracts() -> None:
+    robot = GymRobot(GymRobotConfig(id="Pendulum-v1"))
+    assert isinstance(robot, SimulatedRobot)
+    assert isinstance(robot.task, Task)
+    with pytest.raises(UsageError, match="expert"):
+        robot.task.expert()
+
+
+def test_pendulum() -> None:
+    rig = Rig("Pendulum-v1", hz=20.0)
+    spec = rig.robot.spec
+    assert list(spec.observation) == ["state"]
+    assert spec.observation["state"].describe() == "float32[3]"
+    assert spec.action.low == (-2.0,)
+    assert spec.action.high == (2.0,)
+    rig.reset(seed=3)
+    reference = gymnasium.make("Pendulum-v1")
+    raw, _ = reference.reset(seed=int(np.random.default_rng(3).integers(2**31)))
+    np.testing.assert_array_equal(rig.robot.observe().values["state"], raw)
+    for _ in range(5):
+        verdict = rig.step(np.array([1.5]))
+        raw, reward, *_ = reference.step(np.array([1.5], np.float32))
+        np.testing.assert_array_equal(rig.robot.observe().values["state"], raw)
+        assert verdict.rewards == {"env": pytest.approx(float(reward))}
+    assert rig.until_end().outcome is Outcome.TIMEOUT
+    assert rig.num_steps == 200
+
+
+@pytest.mark.parametrize("hz", [3.0, 7.0, 10.0, 15.0, 30.0, 60.0])
+def test_one_step_per_tick_whatever_the_rounding(hz: float) -> None:
+    rig = Rig(hz=hz)
+    rig.reset()
+    for n in range(1, 200):
+        rig.step()
+        assert rig.robot.observe().values["state"][0] == n
+
+
+def test_long_sleep_repeats_the_action_and_adds_up_the_reward() -> None:
+    rig = Rig()
+    rig.reset()
+    rig.robot.send(np.zeros(6))
+    rig.clock.sleep_until(int(0.35 * NS_PER_S))
+    assert rig.robot.observe().values["state"][0] == 3
+    assert rig.robot.task.judge(rig.robot, rig.robot.observe(), num_steps=1).reward == 1.5
+
+
+def test_nothing_moves_without_a_command_or_after_stop() -> None:
+    rig = Rig()
+    rig.reset()
+    rig.clock.sleep_until(NS_PER_S)
+    assert rig.robot.observe().values["state"][0] == 0
+    assert rig.robot.observe().time_ns == NS_PER_S
+    rig.robot.send(np.zeros(6))
+    rig.robot.stop()
+    rig.robot.stop()
+    rig.clock.sleep_until(2 * NS_PER_S)
+    assert rig.robot.observe().values["state"][0] == 0
+
+
+def test_actions_are_reshaped_clipped_and_not_aliased() -> None:
+    rig = Rig()
+    rig.reset()
+    action = np.array([0.1, -0.2, 0.3, 5.0, -5.0, 0.6])
+    executed = rig.robot.send(action)
+    action[:] = 0
+    np.testing.assert_allclose(executed, [0.1, -0.2, 0.3, 1, -1, 0.6], rtol=1e-6)
+    executed[:] = 0
+    rig.clock.sleep_until(NS_PER_S // 10)
+    sent = rig.robot._env.unwrapped.actions[-1]  # type: ignore[attr-defined]
+    assert sent.dtype == np.float32
+    np.testing.assert_allclose(sent, [[0.1, -0.2, 0.3], [1, -1, 0.6]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [np.full(6, np.nan), np.zeros(5)])
+def test_bad_actions_never_reach_the_env(bad: Any) -> None:
+    with pytest.raises(RobotError):
+        Rig().robot.send(bad)
+
+
+def test_dict_images_and_scalars() -> None:
+    rig = Rig(**kwargs(observation_space=DICT_SPACE))
+    described = {key: spec.describe() for key, spec in rig.robot.spec.observation.items()}
+    assert described == {
+        "arm/depth": "uint16[4, 5, 1]",
+        "arm/joints": "float32[3]",
+        "count": "float32[1]",
+        "front": "uint8[8, 6, 3]",
+        "grey": "float32[8, 6, 1]",
+    }
+    assert rig.robot.spec.observation["front"].is_image
+    rig.reset()
+    first = rig.robot.observe()
+    rig.step()
+    second = rig.robot.observe()
+    assert (first.values["front"] == 0).all()
+    assert (second.values["front"] == 1).all()
+    for key, value in second.values.items():
+        spec = rig.robot.spec.observation[key]
+        assert (value.shape, value.dtype.name) == (spec.shape, spec.dtype)
+        assert not value.flags.writeable
+
+
+def test_box_observation_is_not_the_envs_own_array() -> None:
+    rig = Rig()
+    rig.reset()
+    first = rig.robot.observe()
+    rig.step()
+    assert first.values["state"][0] == 0
+
+
+def test_rendered_image_as_observation() -> None:
+    rig = Rig("test/Counter-v0", render_key="front")
+    assert rig.robot.spec.observation["front"].describe() == "uint8[4, 6, 3]"
+    rig.reset()
+    rig.step()
+    assert (rig.robot.observe().values["front"] == 1).all()
+
+
+def test_terminated_without_a_word_is_failure_unless_said_otherwise() -> None:
+    assert Rig(**kwargs(terminates=3)).until_end().outcome is Outcome.FAILURE
+    rig = Rig(terminated_is_success=True, **kwargs(terminates=3))
+    assert rig.until_end().outcome is Outcome.SUCCESS
+    assert rig.num_steps == 3
+
+
+def test_a_termination_that_says_no_success_is_failure_whatever_the_config() -> None:
+    rig = Rig(terminated_is_success=True, **kwargs(terminates=3, info={"is_success": 0.0}))
+    assert rig.until_end().outcome is Outcome.FAILURE
+
+
+@pytest.mark.parametrize("key", ["is_success", "success"])
+def test_success_without_termination(key: str) -> None:
+    rig = Rig(**kwargs(info={key: np.float32(1)}))
+    verdict = rig.until_end()
+    assert (verdict.outcome, rig.num_steps, verdict.metrics) == (Outcome.SUCCESS, 1, {"is_success": 1.0})
+    rig = Rig(success_ends=False, **kwargs(info={key: True}, truncates=4))
+    verdict = rig.until_end()
+    assert (verdict.outcome, rig.num_steps, verdict.metrics) == (Outcome.TIMEOUT, 4, {"is_success": 1.0})
+
+
+def test_named_success_key() -> None:
+    rig = Rig(success_key="solved", **kwargs(info={"solved": True, "is_success": False}, terminates=2))
+    assert rig.until_end().outcome is Outcome.SUCCESS
+
+
+def test_truncated_is_a_timeout() -> None:
+    assert Rig(**kwargs(truncates=3)).until_end().outcome is Outcome.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("info", "outcome"), [({}, Outcome.FAILURE), ({"is_success": True}, Outcome.SUCCESS)]
+)
+def test_terminated_and_truncated_on_one_step_is_an_end(info: dict[str, Any], outcome: Outcome) -> None:
+    assert Rig(**kwargs(terminates=3, truncates=3, info=info)).until_end().outcome is outcome
+
+
+def test_true_final_observation_stays() -> None:
+    rig = Rig(**kwargs(terminates=3))
+    rig.until_end()
+    last = rig.robot.observe().values["state"].copy()
+    verdict = rig.step()
+    np.testing.assert_array_equal(rig.robot.observe().values["state"], last)
+    np.testing.assert_array_equal(last, [3, 3])
+    assert (verdict.outcome, verdict.reward) == (Outcome.FAILURE, 0.0)
+
+
+def test_max_steps_replaces_the_envs_limit() -> None:
+    rig = Rig("Pendulum-v1", max_steps=250)
+    assert rig.until_end().outcome is Outcome.TIMEOUT
+    assert rig.num_steps == 250
+
+
+def test_resets_follow_the_rng() -> None:
+    rig = Rig("Pendulum-v1")
+
+    def start(seed: int) -> np.ndarray[Any, Any]:
+        rig.reset(seed)
+        return rig.robot.observe().values["state"]
+
+    np.testing.assert_array_equal(start(1), start(1))
+    assert not np.array_equal(start(1), start(2))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"id": "Pendulm-v1"}, "Did you mean 'Pendulum-v1'"),
+        ({"id": "Nothing/LikeIt-v0"}, "no gym env"),
+        ({"id": "Pendulum-v99"}, "no gym env 'Pendulum-v99'"),
+        ({"id": "no_such_module:Env-v0"}, "no_such_module"),
+        ({"id": "CartPole-v1"}, r"Discrete\(2\)"),
+        ({"id": "Pendulum-v1", "kwargs": {"gravity_": 1}}, "gravity_"),
+        ({"id": "test/Counter-v0", "kwargs": {"observation_space": spaces.Discrete(3)}}, "Discrete"),
+        (
+            {
+                "id": "test/Counter-v0",
+                "kwargs": {
+                    "observation_space": spaces.Dict({"arm": spaces.Dict({"mask": spaces.Box(0, 1)})})
+                },
+            },
+            "arm/mask",
+        ),
+        (
+            {"id": "test/Counter-v0", "kwargs": {"action_space": spaces.Box(0, 9, (2,), np.int64)}},
+            "Box of floats",
+        ),
+        ({"id": "test/Counter-v0", "render_key": "state"}, "render_key"),
+    ],
+)
+def test_wrong_use_is_one_line(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        GymRobot(GymRobotConfig(**config))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("gymnasium_robotics") is None, reason="extra 'gym' is not installed"
+)
+def test_fetch_reach() -> None:
+    rig = Rig("FetchReach-v4", hz=25.0)
+    assert set(rig.robot.spec.observation) == {"observation", "achieved_goal", "desired_goal"}
+    assert rig.robot.spec.action.shape == (4,)
+    rig.reset(seed=0)
+    verdict = Verdict(outcome=None)
+    while verdict.outcome is None:  # straight to the goal
+        values = rig.safe.observe().values
+        delta = 5.0 * (values["desired_goal"] - values["achieved_goal"])
+        verdict = rig.step(np.append(delta, 0.0))
+    assert verdict.outcome is Outcome.SUCCESS
+    assert rig.num_steps < 50
+    rig.reset(seed=2)
+    while (verdict := rig.step()).outcome is None:
+        pass
+    assert (verdict.outcome, rig.num_steps) == (Outcome.TIMEOUT, 50)

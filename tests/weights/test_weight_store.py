@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from dovetail.core.contracts import WeightStore
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.types import Array
+from dovetail.weights.store import DiskWeightStore
+
+Components = Mapping[str, Mapping[str, Array]]
+
+
+def weights(value: float, *, frozen: float = 0.0) -> Components:
+    return {
+        "actor": {"w": np.full((3, 2), value, np.float32), "b": np.float32(value)[None]},
+        "encoder": {"w": np.full(4, frozen, np.float32)},
+    }
+
+
+def assert_same(a: Components, b: Components) -> None:
+    assert a.keys() == b.keys()
+    for component, arrays in a.items():
+        assert arrays.keys() == b[component].keys()
+        for name, array in arrays.items():
+            other = np.asarray(b[component][name])
+            assert array.dtype == other.dtype
+            assert array.shape == other.shape
+            assert array.tobytes() == other.tobytes()
+
+
+def test_is_a_weight_store(tmp_path: Path) -> None:
+    assert isinstance(DiskWeightStore(tmp_path), WeightStore)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_publish_and_read(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path / "weights")
+    assert store.latest() is None
+    assert store.versions() == []
+    assert store.publish(weights(1)) == 1
+    assert store.publish(weights(2)) == 2
+    snapshot = DiskWeightStore(tmp_path / "weights").latest()
+    assert snapshot is not None
+    assert snapshot.version == 2
+    assert_same(snapshot.components, weights(2))
+    assert_same(store.load(1).components, weights(1))
+    assert set(snapshot.hashes) == {"actor", "encoder"}
+
+
+def test_every_reader_keeps_its_own_cursor(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path)
+    readers = [DiskWeightStore(tmp_path), DiskWeightStore(tmp_path), store]
+    cursors = [0, 0, 0]
+    for value in (1, 2, 3):
+        store.publish(weights(value))
+        for number, reader in enumerate(readers):
+            if number == 1 and value < 3:
+                continue  # a slow one, it takes nothing away and misses nothing
+            snapshot = reader.latest(newer_than=cursors[number])
+            assert snapshot is not None
+            assert snapshot.version == value
+            cursors[number] = snapshot.version
+            assert reader.latest(newer_than=cursors[number]) is None
+
+
+def test_versions_go_on_after_a_restart_and_after_pruning(tmp_path: Path) -> None:
+    for expected in range(1, 8):
+        assert DiskWeightStore(tmp_path, keep=2).publish(weights(expected)) == expected
+    assert DiskWeightStore(tmp_path).versions() == [6, 7]
+
+
+def test_what_did_not_change_is_not_written_again_and_shared_when_read(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path)
+    store.publish(weights(1))
+    before = {path.name: path.stat().st_ino for path in (tmp_path / "components").iterdir()}
+    store.publish(weights(2))
+    after = {path.name: path.stat().st_ino for path in (tmp_path / "components").iterdir()}
+    assert len(after) == 3  # two actors, one encoder
+    assert before.items() <= after.items()
+    reader = DiskWeightStore(tmp_path)
+    one, two = reader.load(1), reader.load(2)
+    assert one.components["encoder"] is two.components["encoder"]
+    assert one.hashes["encoder"] == two.hashes["encoder"]
+    with pytest.raises(ValueError, match="read-only"):
+        one.components["encoder"]["w"][0] = 1
+
+
+def test_a_snapshot_is_not_the_array_the_optimiser_goes_on_changing(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path)
+    live = {"actor": {"w": np.zeros(3, np.float32)}}
+    store.publish(live)
+    live["actor"]["w"] += 1
+    snapshot = store.latest()
+    assert snapshot is not None
+    assert snapshot.components["actor"]["w"].tolist() == [0, 0, 0]
+
+
+def test_pruning_keeps_the_newest_the_pinned_and_only_their_files(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path, keep=2)
+    store.publish(weights(1))
+    store.pin(1)
+    for value in range(2, 7):
+        store.publish(weights(value))
+    assert store.versions() == [1, 5, 6]
+    assert len(list((tmp_path / "components").iterdir())) == 3 + 1
+    store.pin(None)
+    assert store.versions() == [5, 6]
+    assert len(list((tmp_path / "components").iterdir())) == 2 + 1
+
+
+def test_a_pin_holds_everybody_in_every_process(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path)
+    for value in (1, 2, 3):
+        store.publish(weights(value))
+    store.pin(2)
+    reader = DiskWeightStore(tmp_path)
+    for cursor in (0, 1, 3):  # also who was ahead goes back
+        snapshot = reader.latest(newer_than=cursor)
+        assert snapshot is not None
+        assert snapshot.version == 2
+    assert reader.latest(newer_than=2) is None
+    store.publish(weights(4))
+    assert reader.latest(newer_than=2) is None
+    reader.pin(None)
+    snapshot = store.latest(newer_than=2)
+    assert snapshot is not None
+    assert snapshot.version == 4
+    with pytest.raises(UsageError, match="cannot pin version 9: there are 1, 2, 3, 4"):
+        store.pin(9)
+
+
+def test_any_flipped_byte_is_found_and_its_file_named(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path)
+    store.publish(weights(1))
+    store.pin(1)
+    rng = np.random.default_rng(0)
+    files = [tmp_path / "v00000001.json", tmp_path / "pin.json", *(tmp_path / "components").iterdir()]
+    for path in files:
+        data = path.read_bytes()
+        for place in rng.integers(len(data), size=60):
+            damaged = bytearray(data)
+            damaged[place] ^= 1 << int(rng.integers(8))
+            path.write_bytes(damaged)
+            with pytest.raises(StoreError, match=path.name):
+                DiskWeightStore(tmp_path).latest()
+        path.write_bytes(data)
+    assert DiskWeightStore(tmp_path).latest() is not None
+
+
+def test_missing_files_are_named_not_waited_for(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path)
+    store.publish(weights(1))
+    with pytest.raises(StoreError, match=r"v00000004\.json is missing: there are 1"):
+        store.load(4)
+    for path in (tmp_path / "components").iterdir():
+        path.unlink()
+    with pytest.raises(StoreError, match=r"safetensors is missing"):
+        DiskWeightStore(tmp_path).latest()
+
+
+def test_a_damaged_component_is_healed_by_publishing_it_again(tmp_path: Path) -> None:
+    DiskWeightStore(tmp_path).publish(weights(1))
+    for path in (tmp_path / "components").iterdir():
+        path.write_bytes(b"torn")
+    store = DiskWeightStore(tmp_path)
+    assert store.publish(weights(1)) == 2
+    assert_same(store.load(1).components, weights(1))
+
+
+def test_a_damaged_old_manifest_does_not_stop_the_learner(tmp_path: Path) -> None:
+    store = DiskWeightStore(tmp_path)
+    store.publish(weights(1))
+    (tmp_path / "v00000001.json").write_bytes(b"{}")
+    assert store.publish(weights(2)) == 2
+    assert_same(store.load(2).components, weights(2))
+
+
+def test_leftovers_are_removed_by_the_next_publisher(tmp_path: Path) -> None:
+    (tmp_path / ".tmp").mkdir()
+    (tmp_path / ".tmp" / "v00000001.json").write_bytes(b"half")
+    store = DiskWeightStore(tmp_path)
+    assert store.versions() == []
+    store.publish(weights(1))
+    assert list((tmp_path / ".tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("bad", [np.array([None]), np.array(["x"]), np.zeros(2, complex)])
+def test_refuses_what_is_not_plain_numbers(tmp_path: Path, bad: Array) -> None:
+    with pytest.raises(UsageError, match="'actor/w'"):
+        DiskWeightStore(tmp_path).publish({"actor": {"w": bad}})
+    with pytest.raises(UsageError, match="no weights"):
+        DiskWeightStore(tmp_path).publish({})
+    assert DiskWeightStore(tmp_path).versions() == []
+
+
+def test_a_transposed_array_comes_back_as_it_was(tmp_path: Path) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    store = DiskWeightStore(tmp_path)
+    store.publish({"a": {"t": array.T, "s": array[:, ::2], "f": np.asfortranarray(array)}})
+    assert_same(store.load(1).components, {"a": {"t": array.T, "s": array[:, ::2], "f": array}})
+
+
+def test_readers_race_with_pruning_and_only_ever_go_forward(tmp_path: Path) -> None:
+    publisher = DiskWeightStore(tmp_path, keep=1)
+    publisher.publish(weights(1))
+    stop, failures = threading.Event(), []
+
+    def read() -> None:
+        store, cursor = DiskWeightStore(tmp_path), 0
+        try:
+            while not stop.is_set():
+                snapshot = store.latest(newer_than=cursor)
+                if snapshot is not None:
+                    assert snapshot.version > cursor
+                    assert_same(snapshot.components, weights(snapshot.version))
+                    cursor = snapshot.version
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for value in range(2, 120):
+        publisher.publish(weights(value))
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+PUBLISHER = """
+import sys
+import numpy as np
+from dovetail.weights.store import DiskWeightStore
+store = DiskWeightStore(sys.argv[1], keep=3)
+while True:
+    value = len(store.versions())
+    print(store.publish({"a": {"w": np.random.default_rng().normal(size=2000)}}), flush=True)
+"""
+
+
+def test_kill_the_publisher(tmp_path: Path) -> None:
+    newest = 0
+    for delay_s in (0.0, 0.02, 0.05):
+        command = [sys.executable, "-c", PUBLISHER, str(tmp_path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ}) as process:
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            time.sleep(delay_s)
+            process.kill()
+            lines = (first + process.stdout.read()).splitlines(keepends=True)
+        acknowledged = [int(line) for line in lines if line.endswith("\n")]
+        assert acknowledged[0] > newest
+        newest = acknowledged[-1]
+        store = DiskWeightStore(tmp_path, keep=3)
+        snapshot = store.latest()
+        assert snapshot is not None
+        assert snapshot.version >= newest
+        for version in store.versions():
+            store.load(version)
+
+
+shapes = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+dtypes = st.sampled_from(["float16", "float32", "float64", "int8", "uint8", "int64", "bool"])
+arrays = st.tuples(dtypes, shapes).flatmap(lambda kind: hnp.arrays(*kind))
+components = st.dictionaries(
+    st.text(max_size=5), st.dictionaries(st.text(max_size=5), arrays, max_size=3), min_size=1, max_size=3
+)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(components, min_size=1, max_size=3))
+def test_round_trip(tmp_path_factory: pytest.TempPathFactory, published: list[Components]) -> None:
+    folder = tmp_path_factory.mktemp("weights")
+    store = DiskWeightStore(folder)
+    versions = [store.publish(each) for each in published]
+    assert versions == list(range(1, len(published) + 1))
+    reader = DiskWeightStore(folder)
+    for version, each in zip(versions, published, strict=True):
+        assert_same(reader.load(version).components, each)
