@@ -1,3 +1,7 @@
 """Dovetail: a robot arm learns a manipulation task while it works."""
 
+from dovetail import envs
+
 __version__ = "0.1.0"
+
+envs.register()

@@ -390,7 +390,7 @@ def test_a_run_saved_before_a_setting_existed_still_loads(base: str, tmp_path: P
     from dovetail.config import load as loading
 
     data = load([base]).model_dump(mode="json")
-    del data["learner"]["publish_every"]
+    del data["learner"]["start_after_steps"]
     (tmp_path / "config.yaml").write_text(f"# hash: {loading._hash(data)}\n{_yaml.dump(data)}")
     assert load_saved(tmp_path) == load([base])
 

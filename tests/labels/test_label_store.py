@@ -104,7 +104,8 @@ def test_any_flipped_byte_is_found(tmp_path: Path) -> None:
     path = tmp_path / "labels.jsonl"
     data = path.read_bytes()
     rng = np.random.default_rng(0)
-    for place in range(len(data)):
+    newlines = [place for place, byte in enumerate(data) if byte == ord("\n")]
+    for place in {*newlines, *rng.integers(len(data), size=250).tolist()}:
         damaged = bytearray(data)
         damaged[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(damaged)

@@ -14,8 +14,9 @@ from gymnasium.utils.env_checker import check_env
 
 from dovetail.config.plugins import BUILTIN
 from dovetail.core.errors import ConfigError, PluginError, RobotFault, UsageError
+from dovetail.envs import ENVS, register
 from dovetail.robots.gym import GymRobot, GymRobotConfig
-from dovetail.runtime.gym_env import ENVS, DovetailEnv, register
+from dovetail.runtime.gym_env import DovetailEnv
 
 FAKE: dict[str, Any] = {"task": "dovetail.testing.fakes:FakeTask", "robot": "dovetail.testing.fakes:FakeArm"}
 BIMANUAL = FAKE | {"robot": "dovetail.testing.fakes:FakeBimanual"}
@@ -48,7 +49,7 @@ def test_every_task_is_registered_once() -> None:
 
 def test_one_line_is_enough_and_loads_no_torch() -> None:
     code = (
-        "import gymnasium, sys; env = gymnasium.make('dovetail.runtime.gym_env:dovetail/PegInsertion-v0');"
+        "import dovetail, gymnasium, sys; env = gymnasium.make('dovetail/PegInsertion-v0');"
         "env.reset(seed=0); print('torch' in sys.modules, 'ray' in sys.modules)"
     )
     done = subprocess.run(

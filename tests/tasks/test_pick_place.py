@@ -112,7 +112,19 @@ def test_the_same_seed_gives_the_same_episode(arm):
     assert np.array_equal(first, second)
 
 
-def test_expert_takes_over_from_anywhere_and_its_completion_rises():
+@pytest.mark.parametrize("arm", ARMS)
+def test_completion_rises_along_the_experts_way(arm):
+    for seed in range(3):
+        task, robot = reset(TASK, arm, seed)
+        expert = task.expert()
+        expert.reset(np.random.default_rng(0))
+        _, _, completion = play(task, robot, lambda observation, _, e=expert: e.act(observation))
+        assert completion[0] < 0.2
+        assert np.diff(completion).min() > -0.05
+        assert completion[-1] > 0.99
+
+
+def test_expert_takes_over_from_anywhere():
     for seed in range(4):
         task, robot = reset(TASK, "panda", seed)
         expert, rng = task.expert(), np.random.default_rng(seed)

@@ -69,7 +69,7 @@ class _Move:
 
 
 class SequentialConfig(Config):
-    execution_horizon: int | None = Field(None, ge=1)
+    execution_horizon: int | None = Field(default=None, ge=1)
     """Actions of a chunk to execute open loop before thinking again; none: all of them."""
 
 

@@ -23,6 +23,7 @@ from dovetail.config import _yaml
 from dovetail.config._explain import explain
 from dovetail.config._tree import Node, from_plain, merge, put
 from dovetail.config.schema import DEFAULT_SECTIONS, SECTION_KINDS, RunConfig
+from dovetail.core.disk import write_atomic
 from dovetail.core.errors import ConfigError, RunFolderError, did_you_mean
 
 __all__ = [
@@ -76,18 +77,9 @@ def save(config: RunConfig, folder: Path) -> Path:
     """Write `config.yaml` with its hash: whole, or not at all."""
     path = Path(folder) / SAVED_NAME
     header = f"# Resolved by Dovetail; a changed copy is refused.\n# hash: {config_hash(config)}\n"
-    partial = path.with_name(f".{SAVED_NAME}.{os.getpid()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with partial.open("w", encoding="utf-8", newline="\n") as file:
-                file.write(header + dump_yaml(config))
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
-        _sync_folder(path.parent)
+        write_atomic(path, (header + dump_yaml(config)).encode())
     except OSError as problem:
         raise RunFolderError(f"cannot write {path}: {problem.strerror}; check the run folder") from problem
     return path
@@ -212,11 +204,3 @@ def _hash(plain: Any) -> str:
     except ValueError as problem:
         raise ConfigError(f"a config holds a number that is not finite: {problem}") from problem
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -149,12 +149,12 @@ class LearnerConfig(Config):
     """Update-to-data ratio: updates per online step."""
     bc_updates: int = Field(default=2000, ge=0)
     """Behaviour cloning updates on the demonstrations: the baseline that the report compares with."""
+    start_from: Literal["cloning", "scratch"] = "cloning"
+    """What online learning starts from."""
     warmup_updates: int = Field(default=500, ge=0)
     """Updates on demonstrations alone, before the first online step."""
     start_after_steps: int = Field(default=0, ge=0)
     """Online steps collected before updates begin."""
-    publish_every: int = Field(default=50, ge=1)
-    """Updates between two published versions of the weights."""
 
 
 class RecordConfig(Config):

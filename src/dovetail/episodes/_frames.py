@@ -22,10 +22,14 @@ _FORMATS = {
     ("uint16", 1): ("gray16le", "gray16le"),
 }
 
+_SMALLEST_SIDE = 4  # the codec cannot cut slices from a picture one pixel wide
+
 
 def is_image(column: Array) -> bool:
-    """Whether a column [N, H, W, C] is kept as frames; anything else is kept as numbers."""
-    return column.ndim == 4 and (column.dtype.name, column.shape[3]) in _FORMATS and column.size > 0
+    """Whether a column [N, H, W, C] is kept as frames; anything else, slivers included, is kept as numbers."""
+    if column.ndim != 4 or (column.dtype.name, column.shape[3]) not in _FORMATS:
+        return False
+    return bool(min(column.shape[1:3]) >= _SMALLEST_SIDE)
 
 
 def deduplicate(frames: Array) -> tuple[Array, Array]:

@@ -20,14 +20,15 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import av
 import numpy as np
 
+from dovetail.core.disk import dump_json, fsync_folder, load_json, read_file, sha256, write_file, writer
 from dovetail.core.errors import StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, Outcome, Purpose
 from dovetail.episodes import _frames
 from dovetail.episodes._columns import Columns, pack, unpack
-from dovetail.episodes._disk import dump_json, fsync_folder, load_json, read_file, sha256, write_file, writer
 from dovetail.episodes.ids import check_episode_id
 
 __all__ = ["EpisodeInfo", "EpisodeLog"]
@@ -177,7 +178,7 @@ def _write(folder: Path, manifest: dict[str, Any], columns: Columns) -> None:
             continue
         distinct, rows[f"frame/{key}"] = _frames.deduplicate(frames)
         name = f"frames-{quote(key, safe='')}.mkv"  # keys may hold slashes
-        contents[name] = _frames.encode(distinct)
+        contents[name] = _encode(key, distinct)
         cameras[key] = {
             "file": name,
             "num_frames": len(distinct),
@@ -201,12 +202,19 @@ def _write(folder: Path, manifest: dict[str, Any], columns: Columns) -> None:
     fsync_folder(folder)
 
 
+def _encode(key: str, frames: Array) -> bytes:
+    try:
+        return _frames.encode(frames)
+    except av.FFmpegError as error:
+        raise StoreError(f"observation '{key}' {list(frames.shape[1:])} cannot be encoded: {error}") from error
+
+
 def _decode(path: Path, data: bytes, camera: Mapping[str, Any]) -> Array:
     try:
         return _frames.decode(
             data, num_frames=camera["num_frames"], frame_shape=tuple(camera["shape"]), dtype=camera["dtype"]
         )
-    except (ValueError, OSError) as error:
+    except (av.FFmpegError, ValueError) as error:
         raise StoreError(f"{path} cannot be decoded: {error}") from error
 
 

@@ -16,17 +16,17 @@ __all__ = ["Demonstrator", "ScriptedConfig", "ScriptedOperator"]
 
 
 class ScriptedConfig(Config):
-    share: float = Field(0.5, ge=0.0, le=1.0)
+    share: float = Field(default=0.5, ge=0.0, le=1.0)
     """Share of the episodes that the person watches at first; falls to none over `fade_minutes`."""
-    fade_minutes: float = Field(10.0, gt=0.0)
-    patience_steps: int = Field(10, ge=1)
+    fade_minutes: float = Field(default=10.0, gt=0.0)
+    patience_steps: int = Field(default=10, ge=1)
     """Ticks without progress before taking over."""
-    min_progress: float = Field(0.03, ge=0.0)
+    min_progress: float = Field(default=0.03, ge=0.0)
     """Progress within `patience_steps` below which the person thinks the policy is stuck."""
-    min_steps: int = Field(8, ge=1)
-    max_steps: int = Field(20, ge=1)
+    min_steps: int = Field(default=8, ge=1)
+    max_steps: int = Field(default=20, ge=1)
     """A correction lasts this many ticks, drawn anew each time: short corrections, often."""
-    noise: float = Field(0.3, ge=0.0)
+    noise: float = Field(default=0.3, ge=0.0)
 
 
 class ScriptedOperator:

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.core.disk import dump_json, fsync_folder, load_json, writer
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array, Labels
-from dovetail.labels._disk import dump_json, fsync_folder, load_json, writer
 
 __all__ = ["LabelStore"]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import safetensors
 import safetensors.numpy
 
+from dovetail.core.disk import write_atomic
 from dovetail.core.errors import CheckpointError
-from dovetail.core.files import write_atomic
 from dovetail.core.types import Array
 
 __all__ = ["load_checkpoint", "save_checkpoint"]

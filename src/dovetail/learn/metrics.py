@@ -19,11 +19,11 @@ class MetricsLog:
 
     def write(self, group: str, values: Mapping[str, float], *, step: int) -> None:
         if self._writer is None:
-            self._writer = SummaryWriter(str(self._folder))  # type: ignore[no-untyped-call]
+            self._writer = SummaryWriter(str(self._folder))
         for name, value in values.items():
-            self._writer.add_scalar(f"{group}/{name}", value, step)  # type: ignore[no-untyped-call]
+            self._writer.add_scalar(f"{group}/{name}", value, step)
 
     def close(self) -> None:
         if self._writer is not None:
-            self._writer.close()  # type: ignore[no-untyped-call]
+            self._writer.close()
             self._writer = None

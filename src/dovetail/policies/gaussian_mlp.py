@@ -147,9 +147,10 @@ class GaussianMLP:
         normalized = np.clip((actions - self._center) / self._scale, -1.0, 1.0)
         return torch.from_numpy(normalized.astype(np.float32))
 
-    def weights(self) -> Mapping[str, Mapping[str, Array]]:
-        actor = {k: v.detach().numpy().copy() for k, v in self._actor.state_dict().items()}
-        return {"actor": actor, "normalizer": self._normalizer.to_arrays()}
+    def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
+        actor = (components or self.components)["actor"]
+        arrays = {k: v.detach().numpy().copy() for k, v in actor.state_dict().items()}
+        return {"actor": arrays, "normalizer": self._normalizer.to_arrays()}
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self._actor(features).chunk(2, dim=-1)

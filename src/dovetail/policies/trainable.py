@@ -35,5 +35,5 @@ class TrainablePolicy(Policy, Protocol):
 
     def normalize_actions(self, actions: Array) -> Tensor: ...
 
-    def weights(self) -> Mapping[str, Mapping[str, Array]]:
-        """Everything an actor needs to act like this policy."""
+    def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
+        """Everything an actor needs to act like this policy, or as it would with other `components`."""

@@ -64,6 +64,7 @@ class GymRobot:
     """A Gymnasium environment with Box actions, seen as a simulated robot."""
 
     Config: ClassVar[type[GymRobotConfig]] = GymRobotConfig
+    brings_task: ClassVar[bool] = True
 
     def __init__(self, config: GymRobotConfig, *, task: Task | None = None) -> None:
         """A `task` of one's own may judge instead; the environment's own stays at hand as `robot.task`."""

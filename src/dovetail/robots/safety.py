@@ -16,7 +16,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Self
+from typing import ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -106,6 +106,8 @@ class SafetyReport:
 
 class SafeRobot:
     """See GuardedRobot: a robot around a robot. The clock, not this, advances a simulated one."""
+
+    Config: ClassVar[type[SafetyConfig]] = SafetyConfig
 
     def __init__(self, robot: Robot, config: SafetyConfig, clock: Clock) -> None:
         self.__robot = robot

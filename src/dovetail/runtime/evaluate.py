@@ -33,7 +33,7 @@ def order_episode(
 def evaluation_episodes(
     station: Station, snapshot: WeightSnapshot | None, *, num_episodes: int, config_hash: str
 ) -> Iterator[Episode]:
-    """Episodes of a policy with these weights, or of an untrained one, as they end."""
+    """Episodes of a policy with these weights, or of an untrained one, as they end; fewer if asked to stop."""
     policy = station.policy()
     if snapshot is not None:
         policy.load(snapshot)
@@ -42,5 +42,6 @@ def evaluation_episodes(
     for index in range(num_episodes):
         order = order_episode(station, purpose=Purpose.EVAL, index=index, config_hash=config_hash)
         episode = actor.run(order)
-        if episode is not None:
-            yield episode
+        if episode is None:  # asked to stop before its first step
+            return
+        yield episode

@@ -12,8 +12,8 @@ from typing import IO, Any
 
 from dovetail.config.load import config_hash, load_saved, save
 from dovetail.config.schema import RunConfig
+from dovetail.core.disk import write_atomic
 from dovetail.core.errors import RunFolderError
-from dovetail.core.files import write_atomic
 
 __all__ = ["RunFolder"]
 

@@ -1,11 +1,9 @@
 """Our tasks as Gymnasium environments, so that other libraries can train on the same ones.
 
-    import gymnasium
-    import dovetail.runtime.gym_env                          # registers them
+    import dovetail, gymnasium                               # dovetail/envs.py registers them
     env = gymnasium.make("dovetail/PegInsertion-v0", reward="dense")
 
-or, in one line, `gymnasium.make("dovetail.runtime.gym_env:dovetail/PegInsertion-v0")`: since 1.0, Gymnasium
-looks for no entry points. Actions pass the safety filter, as everywhere, in the units of the robot's spec;
+Actions pass the safety filter, as everywhere, in the units of the robot's spec;
 success and failure are `terminated`, a time limit is `truncated`.
 """
 
@@ -28,18 +26,8 @@ from dovetail.core.specs import ArraySpec, match
 from dovetail.core.types import Array, Observation, Outcome, Verdict
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 
-__all__ = ["ENVS", "DovetailEnv", "register"]
+__all__ = ["DovetailEnv"]
 
-ENVS: Mapping[str, str] = MappingProxyType(
-    {
-        "dovetail/PushCube-v0": "push_cube",
-        "dovetail/PegInsertion-v0": "peg_insertion",
-        "dovetail/Charger-v0": "charger",
-        "dovetail/PickPlace-v0": "pick_place",
-        "dovetail/CapTightening-v0": "cap_tightening",
-        "dovetail/TableCleanup-v0": "table_cleanup",
-    }
-)
 _ENDED = (Outcome.SUCCESS, Outcome.FAILURE)
 _CUT_SHORT = (Outcome.TIMEOUT, Outcome.ABORTED)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -48,7 +36,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 class DovetailEnv(gymnasium.Env[dict[str, Array], Array]):
     """A task, a simulated robot, the safety filter and a simulated clock, stepped by whoever calls.
 
-    `info` holds the verdict's `rewards` and `metrics`, `is_success`, and the action `executed`, which may not be
+    `info` holds the verdict's `rewards` and `metrics`, `is_success`, and the action `executed`, not always
     the one asked for. `task` and `robot` are plugin names or `module:Class`.
     """
 
@@ -124,15 +112,6 @@ class DovetailEnv(gymnasium.Env[dict[str, Array], Array]):
         return {k: v if v.flags.writeable else v.copy() for k, v in observation.values.items()}
 
 
-def register() -> None:
-    """Make the environments known to Gymnasium. A second call changes nothing."""
-    for env_id, task in ENVS.items():
-        if env_id not in gymnasium.registry:
-            gymnasium.register(
-                env_id, entry_point="dovetail.runtime.gym_env:DovetailEnv", kwargs={"task": task}
-            )
-
-
 def _build(kind: str, name: str, values: Mapping[str, Any], **handles: Any) -> Any:
     plugin = resolve(kind, name)
     try:
@@ -180,6 +159,3 @@ def _front_camera(robot: SimulatedRobot, size: tuple[int, int]) -> Callable[[], 
     if "front" not in robot.spec.observation:
         raise UsageError(f"robot '{robot.spec.name}' has no camera 'front' to render")
     return lambda: robot.observe().values["front"].copy()
-
-
-register()

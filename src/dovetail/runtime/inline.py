@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -101,20 +102,23 @@ class InlineRun:
         self._watch(self.status)
 
     def _clone(self) -> None:
-        """Behaviour cloning on the demonstrations: what the report calls before."""
-        learner = self._config.learner
+        """Behaviour cloning on the demonstrations: what the report calls before, and what learning starts from."""
+        config = self._config
         if not self._demos:
             return
         self._fit_normalizer(self._policy)
-        if not learner.bc_updates or self._known("cloning"):
+        if not config.learner.bc_updates:
             return
-        policy = self._station.policy()
-        self._fit_normalizer(policy)
-        algorithm = Imitation(ImitationConfig(), policy=policy, seed=self._config.run.seed)
-        self.status.begin("cloning the demonstrations", learner.bc_updates)
-        self._make_learner(algorithm, role="cloning").warm_up(learner.bc_updates, on_update=self._updated)
-        self._weights.publish(policy.weights())
-        self._evaluate("cloning", num_episodes=self._config.run.eval_episodes)
+        if not self._known("cloning"):
+            policy = self._station.policy()
+            self._fit_normalizer(policy)
+            algorithm = Imitation(ImitationConfig(), policy=policy, seed=config.run.seed)
+            self.status.begin("cloning the demonstrations", config.learner.bc_updates)
+            self._make_learner(algorithm, role="cloning").warm_up(config.learner.bc_updates, on_update=self._updated)
+            self._weights.publish(policy.weights())
+            self._evaluate("cloning", num_episodes=config.run.eval_episodes)
+        if config.learner.start_from == "cloning" and not self._has_checkpoint:
+            self._policy.load(self._latest())
 
     def _learn(self) -> None:
         if self._known("after"):
@@ -122,9 +126,8 @@ class InlineRun:
         config, status = self._config, self.status
         algorithm: Algorithm = config.algorithm.build(policy=self._policy, seed=config.run.seed)
         learner = self._make_learner(algorithm, role="learner")
-        checkpoint = self._folder.checkpoints / "last"
-        if (checkpoint / "manifest.json").exists():
-            learner.load_state_dict(load_checkpoint(checkpoint)[0])
+        if self._has_checkpoint:
+            learner.load_state_dict(load_checkpoint(self._checkpoint)[0])
         try:
             num_updates = config.learner.warmup_updates
             status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
@@ -174,6 +177,8 @@ class InlineRun:
             episodes.append(episode)
             self.status.done = len(episodes)
             self._watch(self.status)
+        if len(episodes) < num_episodes:  # half an evaluation is none
+            raise Interrupted
         rate = Rate(successes=sum(e.outcome is Outcome.SUCCESS for e in episodes), episodes=len(episodes))
         shown = [e.id for e in episodes[: self._config.run.showcase_episodes]]
         facts = {"successes": rate.successes, "shown": shown, **rate.to_json()}
@@ -235,6 +240,14 @@ class InlineRun:
 
     # ---- small things
 
+    @property
+    def _checkpoint(self) -> Path:
+        return self._folder.checkpoints / "last"
+
+    @property
+    def _has_checkpoint(self) -> bool:
+        return (self._checkpoint / "manifest.json").exists()
+
     def _known(self, name: str) -> Rate | None:
         found = self._folder.read_json(f"evaluations/{name}.json")
         return Rate(successes=found["successes"], episodes=found["episodes"]) if found else None
@@ -288,7 +301,7 @@ class InlineRun:
 
     def _save(self, learner: Learner) -> None:
         save_checkpoint(
-            self._folder.checkpoints / "last",
+            self._checkpoint,
             learner.state_dict(),
             facts={"env_steps": self.status.env_steps, "config_hash": self._folder.config_hash},
         )

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from dovetail.core.errors import RobotError
 from dovetail.robots.sim.arm import Arm
 from dovetail.robots.sim.rotations import Vector, quat_from_rotvec, quat_multiply, quat_to_matrix
 from dovetail.robots.sim.world import DOWN, World
@@ -14,6 +15,7 @@ __all__ = [
     "about_z",
     "cube_heading",
     "nearest_quarter",
+    "place_tcp",
     "pointing_down",
     "still_to_come",
     "table_camera",
@@ -50,6 +52,27 @@ def tcp_heading(quat: Vector) -> float:
 def pointing_down(heading: float) -> Vector:
     """The TCP's quaternion straight down, turned by `heading` about the vertical."""
     return quat_multiply(quat_from_rotvec((0.0, 0.0, heading)), DOWN)
+
+
+def place_tcp(
+    world: World,
+    rng: np.random.Generator,
+    *,
+    centre: Vector,
+    spread_m: float,
+    height_m: tuple[float, float],
+    turn_rad: float,
+    gripper: float,
+) -> None:
+    """Reset only: the TCP somewhere over `centre`, pointing down; places out of reach are drawn again."""
+    for attempts_left in reversed(range(20)):
+        start = (*(centre + rng.uniform(-spread_m, spread_m, 2)), rng.uniform(*height_m))
+        try:
+            world.place_arm(start, pointing_down(rng.uniform(-turn_rad, turn_rad)), gripper=gripper)
+            return
+        except RobotError:
+            if not attempts_left:
+                raise
 
 
 def still_to_come(world: World) -> Vector:

@@ -32,9 +32,9 @@ Vector = NDArray[np.float64]
 class SimTaskConfig(Config):
     reward: Literal["sparse", "dense"] = "sparse"
     """sparse: 1 at success. dense: progress made in each step, plus 1 at success."""
-    time_limit_s: float = Field(10.0, gt=0.0)
+    time_limit_s: float = Field(default=10.0, gt=0.0)
     """An episode that takes longer is truncated, which is not a failure."""
-    hold_s: float = Field(0.2, ge=0.0)
+    hold_s: float = Field(default=0.2, ge=0.0)
     """How long the success predicate must stay true."""
 
 

@@ -1,8 +1,8 @@
 """Turn a screw cap by more than half a turn, until its mark meets the bottle's.
 
-The cap is hexagonal, so the fingers turn it by form, and it screws down as it turns. Half a turn and more is
-about all that a wrist has, so where to take hold matters: the expert picks the pair of flats from which the whole
-rest of the turn still fits, and takes hold again where it does not.
+The cap is hexagonal, so the fingers turn it by form, and it screws down as it turns. Half a turn and more
+takes most of a wrist's range, so where to take hold matters: the expert picks the pair of flats from which
+the whole rest of the turn still fits, and takes hold again where it does not.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class CapTighteningConfig(SimTaskConfig):
     tolerance_deg: float = Field(8.0, gt=0.0)
     """How near the marks must come."""
     min_turn_deg: float = Field(190.0, ge=188.0)
-    """The turn that is needed is drawn between this and `max_turn_deg`; less tolerance, it is at least 180."""
+    """The turn that is needed lies between this and `max_turn_deg`; less tolerance, it is at least 180."""
     max_turn_deg: float = Field(215.0, le=225.0)
     bottle_range_m: float = Field(0.03, ge=0.0, le=0.05)
     """The bottle stands within plus or minus this, along x and y."""
@@ -75,25 +75,35 @@ class CapTightening(SimTask):
         x, y, _ = arm.workspace_centre
         return f"""<mujoco>
           <default>
-            <default class="glass"><geom type="cylinder" rgba="0.45 0.62 0.60 1" friction="0.6 0.005 0.0001"/></default>
+            <default class="glass">
+              <geom type="cylinder" rgba="0.45 0.62 0.60 1" friction="0.6 0.005 0.0001"/>
+            </default>
             <default class="cap">
               <geom type="box" rgba="0.90 0.91 0.90 1" mass="0.02" friction="1 0.01 0.0001"
                     solref="0.006 1" solimp="0.95 0.99 0.001"/>
             </default>
-            <default class="mark"><geom type="box" rgba="0.86 0.33 0.22 1" contype="0" conaffinity="0" mass="0"/></default>
+            <default class="mark">
+              <geom type="box" rgba="0.86 0.33 0.22 1" contype="0" conaffinity="0" mass="0"/>
+            </default>
           </default>
           <worldbody>
+            <!-- nearer than the world's own: the marks are small -->
+            <body name="looked_at" pos="{x} {y} 0.14"/>
+            <camera name="front" pos="{x + 0.36} {y + 0.42} 0.4" fovy="38"
+                    mode="targetbody" target="looked_at"/>
             <body name="bottle" pos="{x} {y} 0">
               <geom name="bottle" class="glass" fromto="0 0 0 0 0 0.072" size="0.034"/>
               <geom name="shoulder" class="glass" fromto="0 0 0.072 0 0 0.080" size="0.026"/>
-              <geom name="neck" class="glass" fromto="0 0 0.080 0 0 0.098" size="0.014" contype="0" conaffinity="0"/>
+              <geom name="neck" class="glass" fromto="0 0 0.080 0 0 0.102" size="0.016" contype="0"
+                    conaffinity="0"/>
               <body name="collar">
                 <geom class="mark" size="0.0075 0.0025 0.0015" pos="0.0262 0 0.0732"/>
                 <geom class="mark" size="0.0025 0.0025 0.020" pos="0.0335 0 0.053"/>
               </body>
               <body name="cap" pos="0 0 {_CAP_Z_M}">
-                <joint name="cap_turn" axis="0 0 -1" armature="0.0005" frictionloss="0.15" damping="0.05"/>
-                <joint name="cap_screw" type="slide" axis="0 0 -1" armature="0.5" damping="20"/>
+                <joint name="cap_turn" axis="0 0 -1" armature="0.01" frictionloss="0.15" damping="0.05"/>
+                <!-- armatures: a constraint is as stiff as what it holds is heavy, and threads do not give -->
+                <joint name="cap_screw" type="slide" axis="0 0 -1" armature="10" damping="20"/>
                 {flats}
                 <geom class="mark" size="0.0120 0.0022 0.0012" pos="0.0125 0 {_CAP_HALF_M}"/>
                 <geom class="mark" size="0.0012 0.0022 {_CAP_HALF_M}" pos="0.0246 0 0"/>
@@ -103,7 +113,7 @@ class CapTightening(SimTask):
           <contact><exclude body1="bottle" body2="cap"/></contact>
           <equality>
             <joint joint1="cap_screw" joint2="cap_turn" polycoef="0 {_PITCH_M / (2 * math.pi)} 0 0 0"
-                   solref="0.006 1"/>
+                   solref="0.004 1" solimp="0.99 0.999 0.0001"/>
           </equality>
         </mujoco>"""
 
@@ -156,8 +166,8 @@ class CapTightening(SimTask):
         lean = self.in_reset_frame(np.cross(rotate(quat, (0.0, 0.0, 1.0)), (0.0, 0.0, -1.0)))
         holding = self._holding(world, towards)
         turn = misaligned if holding else self._grasp_turn(world, misaligned)
-        numbers = (*self.in_reset_frame(towards), *lean[:2], -turn, self.remaining(world), self._room(world), holding)
-        return np.array(numbers, np.float32)
+        angles = (-turn, self.remaining(world), self._room(world))
+        return np.array((*self.in_reset_frame(towards), *lean[:2], *angles, holding), np.float32)
 
     def _offset(self, world: World) -> tuple[Vector, float]:
         """From the TCP to the cap's centre, and the turn (counter-clockwise) to the nearest flats."""
@@ -178,10 +188,10 @@ class CapTightening(SimTask):
         return bool(near and world.gripper_opening() < _FLATS_M + 0.006)
 
     def _grasp_turn(self, world: World, misaligned: float) -> float:
-        """The smallest turn to flats from which the rest fits into the wrist's range, or else as much as fits."""
+        """The smallest turn to flats from which the rest fits the wrist, or else as much of it as fits."""
         room = self._room(world)
         full = world.arm.upper[-1] - world.arm.lower[-1] - 2 * _SPARE_RAD
-        # turning counter-clockwise by `turn` leaves room + turn; it must neither be too little nor pass the range
+        # a counter-clockwise turn leaves room + turn, which cannot be more than the whole range
         turns = [misaligned + k * _SIDE for k in range(-6, 7) if 0.0 <= room + misaligned + k * _SIDE <= full]
         enough = [turn for turn in turns if room + turn >= self.remaining(world)]
         return min(enough, key=abs) if enough else max(turns)
@@ -193,10 +203,15 @@ class CapTightening(SimTask):
         towards, misaligned = self._offset(world)
         cap = position + towards
         remaining, room = self.remaining(world), self._room(world)
+        lean = float(np.linalg.norm(rotate(quat, (0.0, 0.0, 1.0))[:2]))
+        if lean > 0.35:  # straighten up first: a turn about a leaning axis winds up the whole arm
+            away = np.array((*position[:2], max(position[2], cap[2] + 2 * _HOVER_M)))
+            return self._turned(away, quat, 0.0, gripper=1.0)
         if self._holding(world, towards):
             # a tight wrist ends this hold; otherwise turn, and let the fingers find the middle of the flats
             spent = room < 0.02 and remaining > math.radians(2.0)
-            return self._turned(cap, quat, -remaining if room > 0.0 else 0.0, gripper=float(spent))
+            middle = np.array((cap[0], cap[1], position[2]))  # no pull along the screw
+            return self._turned(middle, quat, -remaining if room > 0.0 else 0.0, gripper=float(spent))
         turn = self._grasp_turn(world, misaligned)
         useful = room >= min(remaining, _MIN_GRIP_RAD)
         if useful and abs(turn) > 0.5 * _SIDE + 1e-6 and abs(misaligned) < 0.1 and abs(towards[2]) < 0.012:
@@ -217,8 +232,8 @@ class CapTightening(SimTask):
     def _turned(position: Vector, quat: Vector, turn: float, *, gripper: float) -> Goal:
         """The hand upright at a place, turned counter-clockwise from how it is now.
 
-        At most a radian is asked for at once: the way round a longer turn is for the wrist's range to say, and
-        an expert that sees only two orientations would take the shorter one.
+        At most a radian is asked for at once: which way round to go is for the wrist's range to say, while
+        two orientations alone would suggest the shorter way.
         """
         opening = rotate(quat, (1.0, 0.0, 0.0))
         yaw = math.atan2(opening[1], opening[0]) + min(max(turn, -1.0), 1.0)

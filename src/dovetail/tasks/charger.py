@@ -39,8 +39,8 @@ class Charger(Insertion):
     def socket_xml(self) -> str:
         """Five blocks that leave two slots free, 24 mm deep.
 
-        Two more that touch nothing make the slots dark, as without shadows nobody would see them. The ends are
-        so long that a blade in the wrong slot leaves the other one on the face, not beside the socket.
+        Two more that touch nothing make the slots dark, as without shadows nobody would see them. The ends
+        are so long that a blade in the wrong slot leaves the other one on the face, not beside the socket.
         """
         return """
           <geom name="middle" pos="0 0 0.012" size="0.0082 0.0038 0.012"/>

@@ -226,17 +226,14 @@ class Insertion(SimTask):
         offset, turn = self._slip(world)
         quat = quat_multiply(turned, quat_conjugate(turn))
         position = where + rotate(turned, target) - rotate(quat, offset)
-        # actions add up to the servos' reference, which runs ahead of the arm: what is under way already is
-        # taken off, or the hand would swing past the hole
-        ahead, ahead_quat = world.kinematics.pose(world.joint_targets())
-        here, here_quat = world.tcp_pose()
-        under_way = quat_multiply(ahead_quat, quat_conjugate(here_quat))
-        return Goal(
-            position=position - (ahead - here),
-            quat=quat_multiply(quat_conjugate(under_way), quat),
-            gripper=0.0,
-            speed=speed,
-        )
+        if self.robot.action_kind == "ee_delta":
+            # these actions add up to the servos' reference, which runs ahead of the arm: what is under way
+            # already is taken off, or the hand would swing past the hole
+            ahead, ahead_quat = world.kinematics.pose(world.joint_targets())
+            here, here_quat = world.tcp_pose()
+            position -= ahead - here
+            quat = quat_multiply(quat_multiply(here_quat, quat_conjugate(ahead_quat)), quat)
+        return Goal(position=position, quat=quat, gripper=0.0, speed=speed)
 
     def _slip(self, world: World) -> tuple[Vector, Vector]:
         """The tool's pose in the TCP's frame."""
@@ -296,9 +293,9 @@ def _camera(arm: Arm) -> str:
 
 
 # Metres; z points down, as in the TCP's frame. Smooth parts (friction 0.2) slide over the face instead of
-# jamming on it, while on the handle the pads' own friction has priority. Collar, cap and rails stand out round
-# the pads, with some play, as on tools made for grippers: friction carries the tool, and a hard push does not
-# turn it out. Stiff contacts: a wrist can lever a thin blade through a soft wall.
+# jamming on it, while on the handle the pads' own friction has priority. Collar, cap and rails stand out
+# round the pads, with some play, as on tools made for grippers: friction carries the tool, and a hard push
+# does not turn it out. Stiff contacts: a wrist can lever a thin blade through a soft wall.
 _XML = """
 <mujoco>
   <default>

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dovetail.core.errors import RobotError
 from dovetail.robots.sim.arm import Arm
 from dovetail.robots.sim.rotations import quat_from_matrix, quat_to_matrix, quat_to_rotvec
 from dovetail.robots.sim.world import World
@@ -18,6 +17,7 @@ from dovetail.tasks._cubes import (
     about_z,
     cube_heading,
     nearest_quarter,
+    place_tcp,
     pointing_down,
     still_to_come,
     table_camera,
@@ -110,14 +110,15 @@ class PickPlace(SimTask):
         world.model.body_pos[index] = (*tray, 0.0)
         world.model.body_quat[index] = about_z(rng.uniform(-1.0, 1.0) * config.tray_turn_rad)
         world.set_free_body("cube", (*cube, _HALF), about_z(rng.uniform(-math.pi, math.pi)))
-        for _ in range(20):
-            start = (*(middle + rng.uniform(-1.0, 1.0, 2) * config.start_m), rng.uniform(0.11, 0.15))
-            try:
-                world.place_arm(start, pointing_down(rng.uniform(-1.0, 1.0) * config.start_rad), gripper=1.0)
-                break
-            except RobotError:
-                continue
-        world.forward()
+        place_tcp(
+            world,
+            rng,
+            centre=middle,
+            spread_m=config.start_m,
+            height_m=(0.11, 0.15),
+            turn_rad=config.start_rad,
+            gripper=1.0,
+        )
         self._start_reach = float(np.linalg.norm(world.tcp_pose()[0] - self._cube(world)))
         self._start_distance = float(np.linalg.norm(tray - cube))
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from dovetail.core.errors import RobotError
+from dovetail.core.errors import ConfigError
 from dovetail.robots.sim.arm import Arm
 from dovetail.robots.sim.rotations import quat_from_matrix, quat_to_matrix, quat_to_rotvec
 from dovetail.robots.sim.world import World
@@ -19,6 +19,7 @@ from dovetail.tasks._cubes import (
     about_z,
     cube_heading,
     nearest_quarter,
+    place_tcp,
     pointing_down,
     still_to_come,
     table_camera,
@@ -108,22 +109,28 @@ class PushCube(SimTask):
         config, centre = self.config, self._centre(world.arm)
         shortest, longest = config.push_m
         cube = centre + rng.uniform(-0.5, 0.5, 2) * config.cube_region_m
-        while True:
+        for _ in range(1000):
             # the cube is drawn first and kept, so that its starts fill their square evenly
             bearing, distance = rng.uniform(-math.pi, math.pi), rng.uniform(shortest, longest)
             mark = cube + distance * np.array((math.cos(bearing), math.sin(bearing)))
             if (np.abs(mark - centre) <= 0.5 * config.mark_region_m).all():
                 break
+        else:
+            raise ConfigError(
+                f"no mark lies {shortest} to {longest} m from the cube within {config.mark_region_m} m: "
+                "make push_m shorter or mark_region_m larger"
+            )
         world.model.body_pos[world.body_id("mark")] = (*mark, 0.0)
         world.set_free_body("cube", (*cube, _HALF), about_z(rng.uniform(-math.pi, math.pi)))
-        for _ in range(20):
-            start = (*(centre + rng.uniform(-1.0, 1.0, 2) * config.start_m), rng.uniform(0.09, 0.13))
-            try:
-                world.place_arm(start, pointing_down(rng.uniform(-1.0, 1.0) * config.start_rad), gripper=0.0)
-                break
-            except RobotError:
-                continue
-        world.forward()
+        place_tcp(
+            world,
+            rng,
+            centre=centre,
+            spread_m=config.start_m,
+            height_m=(0.09, 0.13),
+            turn_rad=config.start_rad,
+            gripper=0.0,
+        )
         self._start_distance, self._start_reach = distance, self._reach(world)
 
     def solved(self, world: World) -> bool:

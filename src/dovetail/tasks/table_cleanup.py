@@ -28,29 +28,30 @@ class _Thing:
     name: str
     geom: str  # MJCF attributes
     height_m: float  # of its centre as it lies
-    grasp_z_m: float  # of the TCP when it closes: low on a tall thing, and clear of the table
     period: float  # rad after which it looks the same to the fingers; 0 for a round one
     slot: float  # where along the box it is dropped, so that things do not pile up under the lid
 
 
 _THINGS = (
-    _Thing(name="cube", geom='type="box" size="0.018 0.018 0.018" rgba="0.82 0.42 0.33 1"',
-           height_m=0.018, grasp_z_m=0.018, period=math.pi / 2, slot=0.060),
-    _Thing(name="can", geom='type="cylinder" size="0.017 0.022" rgba="0.36 0.55 0.66 1"',
-           height_m=0.022, grasp_z_m=0.022, period=0.0, slot=-0.060),
-    _Thing(name="bar", geom='type="box" size="0.034 0.012 0.012" rgba="0.88 0.70 0.36 1"',
-           height_m=0.012, grasp_z_m=0.014, period=math.pi, slot=0.0),
+    _Thing(name="cube", geom='type="box" size="0.016 0.016 0.016" rgba="0.82 0.42 0.33 1"',
+           height_m=0.016, period=math.pi / 2, slot=0.070),
+    # rolling friction, so that a can knocked over does not roll for ever
+    _Thing(name="can", geom='type="cylinder" size="0.017 0.018" rgba="0.36 0.55 0.66 1" condim="6"',
+           height_m=0.018, period=0.0, slot=-0.070),
+    _Thing(name="bar", geom='type="box" size="0.028 0.011 0.011" rgba="0.88 0.70 0.36 1"',
+           height_m=0.011, period=math.pi, slot=0.0),
 )  # fmt: skip
 
 # the box's own frame: x along the hinge, y away from the hinge, z up from the table
-_INNER_M = (0.105, 0.070)  # half
+_INNER_M = (0.110, 0.070)  # half
 _WALL_M = 0.004  # half
-_TOP_M = 0.072
+_TOP_M = 0.054  # taller than what goes in, and low enough for a palm to reach over it
 _LID_M = 0.145
 _LID_OPEN_RAD = math.radians(112.0)
 _HINGE = np.array((0.0, -_INNER_M[1] - _WALL_M, _TOP_M + 0.004))
-_CARRY_Z_M = 0.115  # finger tips and what they hold clear the walls
-_HOVER_Z_M = 0.085  # finger tips clear what stands on the table
+_CARRY_Z_M = 0.095  # finger tips and what they hold clear the walls
+_HOVER_Z_M = 0.075  # finger tips clear what stands on the table
+_MIN_GRASP_Z_M = 0.013  # finger tips clear the table
 _DROP_Y_M = 0.015  # a little away from the lid, which the palm must not touch
 
 
@@ -58,7 +59,7 @@ class TableCleanupConfig(SimTaskConfig):
     time_limit_s: float = Field(35.0, gt=0.0)
     closed_deg: float = Field(5.0, gt=0.0, le=15.0)
     """The lid is closed below this angle."""
-    region_m: tuple[float, float] = (0.28, 0.20)
+    region_m: tuple[float, float] = (0.28, 0.19)
     """Where things lie about, along x and y."""
     apart_m: float = Field(0.105, ge=0.09, le=0.12)
     """Between any two things, so that fingers fit in between."""
@@ -109,18 +110,18 @@ class TableCleanup(SimTask):
               <geom type="box" rgba="0.74 0.66 0.55 1" friction="0.6 0.005 0.0001" solref="0.008 1"/>
             </default>
             <default class="thing">
-              <geom mass="0.05" friction="0.8 0.01 0.0001" solref="0.008 1" solimp="0.95 0.99 0.001"/>
+              <geom mass="0.05" friction="0.8 0.01 0.002" solref="0.008 1" solimp="0.95 0.99 0.001"/>
             </default>
           </default>
           <worldbody>
-            <body name="box" pos="{x} {y - 0.205} 0" euler="0 0 0">
+            <body name="box" pos="{x} {y - 0.21} 0">
               <geom name="floor" class="box" pos="0 0 0.003" size="{a} {b} 0.003"/>
               {walls}
               <body name="lid" pos="{_HINGE[0]} {_HINGE[1]} {_HINGE[2]}">
                 <joint name="lid" axis="1 0 0" range="0 {_LID_OPEN_RAD}" damping="0.035" frictionloss="0.006"
                        armature="0.0005" solreflimit="0.02 1"/>
-                <geom name="lid" class="box" pos="0 {_LID_M / 2} 0" size="{a + 2 * w} {_LID_M / 2} 0.003" mass="0.1"
-                      rgba="0.62 0.53 0.42 1"/>
+                <geom name="lid" class="box" pos="0 {_LID_M / 2} 0" size="{a + 2 * w} {_LID_M / 2} 0.003"
+                      mass="0.1" rgba="0.62 0.53 0.42 1"/>
               </body>
             </body>
             {things}
@@ -131,12 +132,12 @@ class TableCleanup(SimTask):
     def place(self, world: World, rng: np.random.Generator) -> None:
         s = self.settings
         x, y, _ = world.arm.workspace_centre
-        box = np.array((x, y - 0.205, 0.0))
+        box = np.array((x, y - 0.21, 0.0))
         box[:2] += rng.uniform(-s.box_range_m, s.box_range_m, 2)
         world.model.body_pos[world.body_id("box")] = box
         world.data.joint("lid").qpos[0] = _LID_OPEN_RAD
         half = 0.5 * np.array(s.region_m)
-        middle = np.array((x, y + 0.08))
+        middle = np.array((x, y + 0.10))
         while True:
             spots = middle + rng.uniform(-half, half, (len(_THINGS), 2))
             gaps = [np.linalg.norm(spots[i] - spots[j]) for i in range(len(spots)) for j in range(i)]
@@ -173,10 +174,10 @@ class TableCleanup(SimTask):
         return fallen or (bool(remaining) and self.lid_angle(world) < math.radians(30.0))
 
     def completion(self, world: World) -> float:
-        """A quarter for each thing, the rest for the lid. Of the next thing, part for reaching and part for carrying."""
+        """A quarter for each thing, part of it for reaching and part for carrying; the rest for the lid."""
         remaining = self._remaining(world)
         if not remaining:
-            return 0.25 * len(_THINGS) + (1 - 0.25 * len(_THINGS)) * (1 - self.lid_angle(world) / _LID_OPEN_RAD)
+            return 1.0 - 0.25 * min(max(self.lid_angle(world) / _LID_OPEN_RAD, 0.0), 1.0)
         thing, towards = self._next(world, remaining)
         reached = max(0.0, 1.0 - float(np.linalg.norm(towards)) / 0.4)
         away = (world.body_pose("box")[0] - world.body_pose(thing.name)[0])[:2]
@@ -199,19 +200,25 @@ class TableCleanup(SimTask):
             if thing.period:
                 phase = 2 * math.pi / thing.period * self._turn(world, thing)
                 numbers += [math.sin(phase), math.cos(phase)]
-        opening = world.body_pose("box")[0] + (0.0, 0.0, _TOP_M)
-        numbers += [*self.in_reset_frame(opening - position), *self.in_reset_frame(self._lid_edge(world) - position)]
+        for point in (world.body_pose("box")[0] + (0.0, 0.0, _TOP_M), self._lid_edge(world)):
+            numbers += [*self.in_reset_frame(point - position)]
         lean = self.in_reset_frame(np.cross(rotate(quat, (0.0, 0.0, 1.0)), (0.0, 0.0, -1.0)))
         return np.array([*numbers, *lean[:2]], np.float32)
 
+    def _period(self, world: World, thing: _Thing) -> float:
+        """A round thing that lies on its side has to be taken across, like a bar."""
+        lying = not thing.period and abs(world.data.body(thing.name).xmat[8]) < 0.7
+        return math.pi if lying else thing.period
+
     def _turn(self, world: World, thing: _Thing) -> float:
         """Counter-clockwise, the smallest that brings the fingers across the thing."""
-        if not thing.period:
+        period = self._period(world, thing)
+        if not period:
             return 0.0
         along = rotate(world.tcp_pose()[1], (1.0, 0.0, 0.0))
-        axis = world.data.body(thing.name).xmat[[0, 3]]
+        axis = world.data.body(thing.name).xmat.reshape(3, 3)[:2, 0 if thing.period else 2]
         turn = math.atan2(axis[1], axis[0]) - math.atan2(along[1], along[0])
-        return (turn + thing.period / 2) % thing.period - thing.period / 2
+        return (turn + period / 2) % period - period / 2
 
     def _next(self, world: World, remaining: list[_Thing]) -> tuple[_Thing, Vector]:
         """The thing in hand, or else the nearest, and the way from the TCP to where it is grasped."""
@@ -221,17 +228,22 @@ class TableCleanup(SimTask):
 
     def _grasp_point(self, world: World, thing: _Thing) -> Vector:
         point = world.body_pose(thing.name)[0]
-        return point + (0.0, 0.0, thing.grasp_z_m - thing.height_m)
+        return np.array((point[0], point[1], max(point[2], _MIN_GRASP_Z_M)))
 
     def _lid_edge(self, world: World) -> Vector:
         angle = self.lid_angle(world)
         along = np.array((0.0, math.cos(angle), math.sin(angle)))
-        return world.body_pose("box")[0] + _HINGE + _LID_M * along
+        edge: Vector = world.body_pose("box")[0] + _HINGE + _LID_M * along
+        return edge
 
     # ---- what an expert does
 
     def goal(self, world: World) -> Goal:
         remaining = self._remaining(world)
+        position, quat = world.tcp_pose()
+        if np.linalg.norm(rotate(quat, (0.0, 0.0, 1.0))[:2]) > 0.35:  # leaning: straighten up, high above
+            above = np.array((*position[:2], max(position[2], 0.2)))
+            return _upright(above, _yaw(quat), gripper=self._grip(world))
         if not remaining:
             return self._close(world)
         thing, towards = self._next(world, remaining)
@@ -241,29 +253,36 @@ class TableCleanup(SimTask):
 
     def _pick(self, world: World, thing: _Thing, towards: Vector) -> Goal:
         position, quat = world.tcp_pose()
-        turn = self._turn(world, thing)
-        # a turn by a whole period is as good, and keeps the wrist in the middle of its range
-        along = rotate(quat, (1.0, 0.0, 0.0))
-        yaw = math.atan2(along[1], along[0])
-        if abs(yaw + turn) > 1.75:
-            turn -= math.copysign(thing.period, yaw + turn)
+        yaw = _yaw(quat)
+        turn = self._wrist_turn(world, thing, yaw)
         aside = math.hypot(towards[0], towards[1])
         inside = towards[2] > -0.035
         if aside > (0.014 if inside else 0.008) or abs(turn) > (0.2 if inside else 0.1):
-            height = _CARRY_Z_M if self._near_box(world) else _HOVER_Z_M
-            above = _climb(position, towards, height=height, slack=self._slack(world))
-            return _upright(above, yaw + turn, gripper=1.0)
+            height, slack = self._clearance(world)
+            return _upright(_climb(position, towards, height=height, slack=slack), yaw + turn, gripper=1.0)
         down = abs(towards[2]) < 0.006 or (abs(towards[2]) < 0.012 and world.gripper_opening() < 0.07)
         return _upright(position + towards, yaw + turn, gripper=0.0 if down else 1.0)
 
+    def _wrist_turn(self, world: World, thing: _Thing, yaw: float) -> float:
+        """To any of the thing's equal sides: within the wrist's range, and clear of a box that is near."""
+        x, y, _ = np.abs(world.body_pose(thing.name)[0] - world.body_pose("box")[0])
+        beside = x < _INNER_M[0] + 0.03 and y < _INNER_M[1] + 0.115  # the palm is 98 mm wide to each side
+        period = self._period(world, thing)
+        if not period:
+            return math.copysign(math.pi / 2, yaw) - yaw if beside else 0.0
+        if beside:
+            period = math.pi / 2  # everything is short enough to be taken lengthwise too
+        turns = [self._turn(world, thing) + k * period for k in (-2, -1, 0, 1, 2)]
+        turns = [turn for turn in turns if abs(yaw + turn) < 1.75] or turns
+        return min(turns, key=lambda turn: abs(turn) + 4.0 * beside * abs(math.cos(yaw + turn)))
+
     def _carry(self, world: World, thing: _Thing) -> Goal:
         position, quat = world.tcp_pose()
-        along = rotate(quat, (1.0, 0.0, 0.0))
-        slot = world.body_pose("box")[0] + (thing.slot, _DROP_Y_M, _CARRY_Z_M)
-        aside = slot[:2] - position[:2]
-        there = bool(np.linalg.norm(aside) < 0.015)
-        goal = _climb(position, slot - position, height=_CARRY_Z_M, slack=self._slack(world))
-        return _upright(goal, math.atan2(along[1], along[0]), gripper=float(there))
+        slot = world.body_pose("box")[0] + (thing.slot, _DROP_Y_M, 0.0)
+        there = bool(np.linalg.norm((slot - position)[:2]) < 0.015)
+        height, slack = self._clearance(world)
+        goal = _climb(position, slot - position, height=max(height, _CARRY_Z_M), slack=slack)
+        return _upright(goal, _yaw(quat), gripper=float(there))
 
     def _close(self, world: World) -> Goal:
         """Over the lid, down behind it, and push; the frame is the lid's: along it, and out of its back."""
@@ -279,20 +298,27 @@ class TableCleanup(SimTask):
         else:
             goal = edge + (0.0, -0.050, 0.035)
             if rel[2] < 0.018:  # climb beside the lid, leaning as it does
-                goal[1] = position[1] + (goal[2] - position[2]) * min(math.cos(angle) / max(math.sin(angle), 0.1), 0.0)
+                slope = min(math.cos(angle) / max(math.sin(angle), 0.1), 0.0)
+                goal[1] = position[1] + (goal[2] - position[2]) * slope
         goal[0] = world.body_pose("box")[0][0]
         return _upright(goal, 0.0, gripper=0.0)
 
-    def _slack(self, world: World) -> float:
-        return 0.015 if self._near_box(world) else 0.05
+    def _grip(self, world: World) -> float:
+        """Keep what is held, else open."""
+        return 0.0 if any(world.grasping(thing.name) for thing in _THINGS) else 1.0
 
-    def _near_box(self, world: World) -> bool:
-        x, y, _ = np.abs(world.tcp_pose()[0] - world.body_pose("box")[0])
-        return bool(x < _INNER_M[0] + 0.07 and y < _INNER_M[1] + 0.07)
+    def _clearance(self, world: World) -> tuple[float, float]:
+        """The height to travel at from here, and by how much less will do to set out."""
+        x, y, _ = world.tcp_pose()[0] - world.body_pose("box")[0]
+        if abs(x) > _INNER_M[0] + 0.11 or y > _INNER_M[1] + 0.07:
+            return _HOVER_Z_M, 0.05
+        if y > -0.03:
+            return _CARRY_Z_M, 0.015
+        return float(self._lid_edge(world)[2]) + 0.03, 0.015  # over the lid, or behind it
 
 
 def _climb(position: Vector, towards: Vector, *, height: float, slack: float) -> Vector:
-    """Across, at a height; straight up while more than `slack` below it, so as not to sweep things or hit a wall."""
+    """Across, at a height; straight up while more than `slack` below it, so as not to hit anything."""
     # steps across are short, so that of a limited action the climb gets the larger share
     across = clip_norm(towards[:2], 0.0 if height - position[2] > slack else 0.03)
     return np.array((*(position[:2] + across), height))
@@ -301,3 +327,8 @@ def _climb(position: Vector, towards: Vector, *, height: float, slack: float) ->
 def _upright(position: Vector, yaw: float, *, gripper: float) -> Goal:
     quat = quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), yaw), np.array(DOWN))
     return Goal(position=position, quat=quat, gripper=gripper)
+
+
+def _yaw(quat: Vector) -> float:
+    along = rotate(quat, (1.0, 0.0, 0.0))
+    return math.atan2(along[1], along[0])

@@ -30,6 +30,8 @@ __all__ = [
 _Vector = npt.NDArray[np.float64]
 _DOWN_TURNED = np.array((0.0, np.cos(0.3), np.sin(0.3), 0.0))  # pointing down, with a yaw: not the base frame
 
+_JOINT_STEP = 0.08  # rad a tick, just below the safety filter's limit at 20 Hz
+
 
 class FakeArmConfig(Config):
     control_hz: float = 10.0
@@ -262,13 +264,13 @@ class FakeExpert:
 
     def act(self, observation: Observation) -> Array:
         values = observation.values
+        tremor = 0.1 * self._noise * self._rng.normal(size=self._low.shape)
         if isinstance(self._robot, FakeArm):
             delta = (values["goal"] - values["ee_pose"][:3]) @ self._robot.frame
-            action = np.concatenate((delta, np.zeros(3), [1.0]))
+            action = np.concatenate((delta, np.zeros(3), [1.0])) + tremor * (self._high - self._low)
         else:
-            step = np.clip(values["goal"] - values["joint_pos"], -0.08, 0.08)
-            action = values["joint_pos"] + step
-        action = action + self._noise * 0.1 * (self._high - self._low) * self._rng.normal(size=action.shape)
+            step = np.clip(values["goal"] - values["joint_pos"], -_JOINT_STEP, _JOINT_STEP)
+            action = values["joint_pos"] + step + tremor * _JOINT_STEP
         return np.asarray(np.clip(action, self._low, self._high), np.float32)
 
     def progress(self, observation: Observation) -> float:

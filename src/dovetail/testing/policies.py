@@ -110,7 +110,10 @@ def _check_chance(policy: Policy, rng: np.random.Generator) -> None:
             policy.reset()
             answers.append(_act(policy, inputs, context).actions)
             _act(policy, inputs, ActContext())  # somebody else's draw in between
-        expect(np.array_equal(*answers), f"with {what}, the same observations got different actions")
+        expect(
+            np.array_equal(answers[0], answers[1]),
+            f"with {what}, the same observations got different actions",
+        )
 
 
 def _check_masks(policy: Policy, rng: np.random.Generator) -> None:

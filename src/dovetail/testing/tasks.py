@@ -104,7 +104,7 @@ def _check_idle(bench: _Bench, *, max_steps: int, idle_outcome: Outcome) -> None
         if verdict.outcome is not None:
             expect(
                 verdict.outcome is idle_outcome,
-                f"an arm that holds still ends with {verdict.outcome} at step {num_steps}, not {idle_outcome}",
+                f"an arm that holds still got {verdict.outcome} at step {num_steps}, not {idle_outcome}",
             )
             return
     raise AssertionError(

@@ -20,9 +20,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from dovetail.core.errors import StoreError, UsageError
-from dovetail.core.types import Array, WeightSnapshot
-from dovetail.weights._disk import (
+from dovetail.core.disk import (
     MissingError,
     dump_json,
     fsync_folder,
@@ -32,6 +30,8 @@ from dovetail.weights._disk import (
     write_file,
     writer,
 )
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.types import Array, WeightSnapshot
 
 __all__ = ["DiskWeightStore"]
 

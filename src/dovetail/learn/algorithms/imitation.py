@@ -18,9 +18,9 @@ __all__ = ["Imitation", "ImitationConfig"]
 
 
 class ImitationConfig(Config):
-    batch_size: int = Field(128, ge=1)
-    lr: float = Field(1e-3, gt=0.0)
-    weight_decay: float = Field(1e-4, ge=0.0)
+    batch_size: int = Field(default=128, ge=1)
+    lr: float = Field(default=1e-3, gt=0.0)
+    weight_decay: float = Field(default=1e-4, ge=0.0)
 
 
 class Imitation:

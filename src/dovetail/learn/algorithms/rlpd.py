@@ -32,32 +32,36 @@ __all__ = ["RLPD", "RLPDConfig"]
 
 
 class RLPDConfig(Config):
-    batch_size: int = Field(128, ge=2)
-    prior_fraction: float = Field(0.5, ge=0.0, le=1.0)
-    gamma: float = Field(0.97, gt=0.0, lt=1.0)
-    tau: float = Field(0.005, gt=0.0, le=1.0)
-    lr: float = Field(3e-4, gt=0.0)
-    num_critics: int = Field(2, ge=1)
-    num_target_critics: int = Field(2, ge=1)
+    batch_size: int = Field(default=128, ge=2)
+    prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
+    gamma: float = Field(default=0.97, gt=0.0, lt=1.0)
+    tau: float = Field(default=0.005, gt=0.0, le=1.0)
+    lr: float = Field(default=3e-4, gt=0.0)
+    num_critics: int = Field(default=2, ge=1)
+    num_target_critics: int = Field(default=2, ge=1)
     """A random subset of this size gives the target's minimum."""
     hidden: tuple[int, ...] = (128, 128)
-    actor_every: int = Field(4, ge=1)
+    actor_every: int = Field(default=4, ge=1)
     """Critic updates per actor update."""
+    actor_after: int = Field(default=0, ge=0)
+    """Critic updates before the actor moves at all: a cloned actor waits until its critic knows it."""
     actor_q: Literal["mean", "min"] = "min"
     """What the actor climbs: the mean of the critics, or the least of them."""
-    temperature: float = Field(0.02, gt=0.0)
+    temperature: float = Field(default=0.02, gt=0.0)
     target_entropy: float | None = None
     """None: minus the number of action dimensions."""
     backup_entropy: bool = False
     target_range: tuple[float, float] | None = (0.0, 1.0)
     """Returns that are possible at all; targets are clipped to it. None: no clipping."""
-    bc_weight: float = Field(0.0, ge=0.0)
+    bc_weight: float = Field(default=0.0, ge=0.0)
     """Weight of cloning prior actions in the actor's loss."""
-    max_grad_norm: float = Field(10.0, gt=0.0)
+    actor_average: float = Field(default=0.995, ge=0.0, lt=1.0)
+    """The robot gets a running average of the actor, this share of it old at each actor update: it sways less."""
+    max_grad_norm: float = Field(default=10.0, gt=0.0)
 
 
 class RLPD:
-    """See the Algorithm contract. One `update` is one critic step; the actor moves every `actor_every`-th time."""
+    """See the Algorithm contract. One `update` is one critic step, and at times one of the actor."""
 
     Config: ClassVar[type[RLPDConfig]] = RLPDConfig
 
@@ -76,7 +80,9 @@ class RLPD:
         self._target = copy.deepcopy(self._critic).requires_grad_(False)
         self._log_alpha = torch.tensor(float(np.log(config.temperature)), requires_grad=True)
         self._target_entropy = -float(num_actions) if config.target_entropy is None else config.target_entropy
-        self._actor_parameters = [p for m in policy.components.values() for p in m.parameters()]
+        self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in policy.components.items()}
+        self._actor_parameters: list[Tensor] = [p for m in policy.components.values() for p in m.parameters()]
+        self._averaged_parameters: list[Tensor] = [p for m in self._averaged.values() for p in m.parameters()]
         self._optimizers = {
             "critic": torch.optim.Adam(self._critic.parameters(), lr=config.lr, fused=True),
             "actor": torch.optim.Adam(self._actor_parameters, lr=config.lr, fused=True),
@@ -103,7 +109,7 @@ class RLPD:
 
         metrics = self._update_critic(features, actions, rewards, discounts, next_features)
         self._num_updates += 1
-        if self._num_updates % self._config.actor_every == 0:
+        if self._num_updates > self._config.actor_after and self._num_updates % self._config.actor_every == 0:
             metrics |= self._update_actor(features, actions)
         return metrics
 
@@ -145,6 +151,8 @@ class RLPD:
                 features[:num_prior], actions[:num_prior]
             )
         self._step("actor", loss, self._actor_parameters)
+        with torch.no_grad():
+            torch._foreach_lerp_(self._averaged_parameters, self._actor_parameters, 1.0 - config.actor_average)
         entropy = -log_prob.detach().mean()
         self._step("alpha", self._log_alpha.exp() * (entropy - self._target_entropy), [self._log_alpha])
         return {"actor_loss": loss.item(), "entropy": entropy.item(), "alpha": alpha.item()}
@@ -158,7 +166,7 @@ class RLPD:
         self._optimizers[name].step()
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
-        return self._policy.weights()
+        return self._policy.weights(self._averaged)
 
     # ---- everything a resumed run needs to go on exactly where this one stopped
 
@@ -171,6 +179,8 @@ class RLPD:
             **module_state("critic", self._critic),
             **module_state("target", self._target),
         }
+        for name, module in self._averaged.items():
+            state |= module_state(f"averaged/{name}", module)
         for name, optimizer in self._optimizers.items():
             state |= optimizer_state(name, optimizer)
         return state
@@ -180,6 +190,8 @@ class RLPD:
             load_policy(self._policy, state)
             load_module("critic", self._critic, state)
             load_module("target", self._target, state)
+            for name, module in self._averaged.items():
+                load_module(f"averaged/{name}", module, state)
             for name, optimizer in self._optimizers.items():
                 load_optimizer(name, optimizer, state)
             with torch.no_grad():

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -131,6 +131,13 @@ class SimRobot:
         self._stopped = False
         if self.config.viewer:
             self._show()
+
+    def probe(self) -> Mapping[str, Array]:
+        """Where everything is, to be recorded with each step: enough to film the episode later (see `Film`).
+
+        Kept as float64, for rounding moves edges: pictures taken later are then the live ones, bit for bit.
+        """
+        return {"sim_qpos": self.world.data.qpos.copy(), "sim_fixtures": self.world.fixture_poses()}
 
     def close(self) -> None:
         self.stop()

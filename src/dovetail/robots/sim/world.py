@@ -67,6 +67,7 @@ class World:
         fingers = [model.joint(name) for name in arm.finger_joints]
         self._finger_qpos: NDArray[np.intp] = np.array([int(joint.qposadr[0]) for joint in fingers])
         self._finger_qvel: NDArray[np.intp] = np.array([int(joint.dofadr[0]) for joint in fingers])
+        self.fixtures = _fixtures(model, arm_body=int(model.jnt_bodyid[joints[0].id]))
         self._body_ids: dict[str, int] = {}
         self._geom_ids: dict[str, int] = {}
         self._twist = np.zeros(6)
@@ -211,6 +212,10 @@ class World:
         body = self.body_id(name)
         return self.data.xpos[body].copy(), self.data.xquat[body].copy()
 
+    def fixture_poses(self) -> Vector:
+        """[k, 7] where the bodies of `fixtures` sit in their parents: what a task moves in the model at reset."""
+        return np.hstack((self.model.body_pos[self.fixtures], self.model.body_quat[self.fixtures]))
+
     def body_id(self, name: str) -> int:
         return self._lookup(self._body_ids, name, mujoco.mjtObj.mjOBJ_BODY, self.model.nbody, "body")
 
@@ -277,3 +282,12 @@ class World:
         self.data.ctrl[:] = saved["ctrl"]
         self.forward()
         self.data.qacc_warmstart[:] = saved["warmstart"]
+
+
+def _fixtures(model: Any, *, arm_body: int) -> NDArray[np.intp]:
+    """Bodies whose place the model holds rather than the state: all but the world, the arm and free bodies."""
+    roots = model.body_rootid
+    free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
+    bodies: NDArray[np.intp] = np.arange(1, model.nbody)
+    movable: NDArray[np.bool_] = (roots[bodies] != roots[arm_body]) & ~np.isin(bodies, free)
+    return bodies[movable]

@@ -24,6 +24,7 @@ __all__ = [
     "load_json",
     "read_file",
     "sha256",
+    "write_atomic",
     "write_file",
     "writer",
 ]
@@ -53,6 +54,18 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Write beside, flush, rename over, and make the name durable: the old file or the new one, never half."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        write_file(beside, data)
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
 
 
 def read_file(path: Path, *, checksum: str | None = None) -> bytes:

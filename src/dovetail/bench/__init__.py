@@ -1,0 +1,1 @@
+"""The measurements in docs/benchmarks.md. Each is a generator of rows; `dovetail bench` runs them."""

@@ -1,0 +1,63 @@
+"""What `make demo` promises, as a person gets it: the command itself, once per seed, in its own process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dovetail.bench.rows import Row, at_least, at_most
+from dovetail.core.errors import FailureError
+
+__all__ = ["bench"]
+
+RECIPE = "peg-insertion"
+SEEDS = (0, 1, 2, 3, 4)
+TINY = (
+    "run.demos=5",
+    "run.env_steps=300",
+    "run.eval_episodes=10",
+    "run.untrained_episodes=2",
+    "run.showcase_episodes=1",
+    "learner.bc_updates=300",
+    "learner.warmup_updates=100",
+)
+
+
+def bench(*, quick: bool) -> Iterator[Row]:
+    for seed in SEEDS[:1] if quick else SEEDS:
+        report, wall_s = _run(seed, TINY if quick else ())
+        yield from _rows(f"seed {seed}" + (", tiny budget" if quick else ""), report, wall_s, aims=not quick)
+
+
+def _rows(name: str, report: dict[str, Any], wall_s: float, *, aims: bool) -> Iterator[Row]:
+    before, after = report["success_before"]["rate"], report["success_after"]["rate"]
+    yield Row(name=f"{name}: cloning", value=before, unit="success")
+    ratio = after / before if before else None
+    if aims:
+        yield at_least(f"{name}: after", after, "success", 0.95, baseline="cloning", ratio=ratio)
+        yield at_most(f"{name}: wall time", wall_s, "s", 300)
+    else:  # a tiny budget is for seeing that it runs, not for how well
+        yield Row(name=f"{name}: after", value=after, unit="success", baseline="cloning", ratio=ratio)
+        yield Row(name=f"{name}: wall time", value=wall_s, unit="s")
+    yield Row(name=f"{name}: practice", value=report["robot_minutes"], unit="robot min")
+
+
+def _run(seed: int, overrides: Sequence[str]) -> tuple[dict[str, Any], float]:
+    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as folder:
+        command = [sys.executable, "-m", "dovetail.cli", "run", RECIPE, f"run.seed={seed}", *overrides]
+        started_s = time.monotonic()
+        done = subprocess.run(
+            [*command, "--runs-dir", folder, "--name", "demo", "--quiet"], capture_output=True, text=True
+        )
+        wall_s = time.monotonic() - started_s
+        if done.returncode != 0:
+            last = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+            raise FailureError(f"the demo failed for seed {seed}: {last}")
+        report: dict[str, Any] = json.loads((Path(folder) / "demo" / "report.json").read_text("utf-8"))
+        return report, wall_s

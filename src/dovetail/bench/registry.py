@@ -1,0 +1,38 @@
+"""Which benches there are: data, so that listing them imports none."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple, Protocol
+
+from dovetail.bench.rows import Row
+
+__all__ = ["BENCHES", "Bench", "Entry", "load_bench"]
+
+
+class Bench(Protocol):
+    """A measurement: rows as they are known. `quick` asks for a rough answer within a minute."""
+
+    def __call__(self, *, quick: bool) -> Iterator[Row]: ...
+
+
+class Entry(NamedTuple):
+    target: str  # module:function
+    what: str
+
+
+BENCHES: Mapping[str, Entry] = MappingProxyType(
+    {
+        "sim": Entry("dovetail.bench.sim:bench", "speed of the simulation on one core"),
+        "experts": Entry("dovetail.bench.experts:bench", "scripted experts and blind replay, per task and arm"),
+        "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
+    }
+)
+
+
+def load_bench(name: str) -> Bench:
+    module, _, function = BENCHES[name].target.partition(":")
+    bench: Bench = getattr(importlib.import_module(module), function)
+    return bench

@@ -1,0 +1,89 @@
+"""Runs benches, shows their rows as they come, and writes them for tools."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.bench.machine import commit, machine_facts
+from dovetail.bench.registry import BENCHES, load_bench
+from dovetail.bench.rows import Row
+from dovetail.cli._terminal import console, say
+from dovetail.core.disk import write_atomic
+from dovetail.core.errors import UsageError, did_you_mean
+
+__all__ = ["bench"]
+
+
+def bench(names: Sequence[str], *, quick: bool, json_file: Path | None) -> None:
+    if not names:
+        _list()
+        return
+    chosen = [*BENCHES] if "all" in names else [name.replace("-", "_") for name in names]
+    for name in chosen:
+        if name not in BENCHES:
+            raise UsageError(f"there is no bench '{name}'.{did_you_mean(name, [*BENCHES, 'all'])}")
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        raise UsageError(f"cannot write {json_file}: there is no such folder")
+    found: list[dict[str, Any]] = []
+    for name in chosen:
+        rows: list[Row] = []
+        with console.status(f"measuring {name}") as status:
+            for row in load_bench(name)(quick=quick):
+                rows.append(row)
+                status.update(f"measuring {name}: {row.name} {_number(row.value)} {row.unit}")
+                if not console.is_terminal:
+                    say(f"{name}: {row.name} {_number(row.value)} {row.unit}")
+        console.print(_table(name, rows))
+        found += [{"bench": name, **row.to_json()} for row in rows]
+        if json_file is not None:  # after each, so that a long `all` that is stopped has written what it has
+            facts = {"commit": commit(), "machine": machine_facts(), "quick": quick, "rows": found}
+            try:
+                write_atomic(json_file, json.dumps(facts, indent=2).encode() + b"\n")
+            except OSError as error:
+                raise UsageError(f"cannot write {json_file}: {error.strerror}") from error
+
+
+def _list() -> None:
+    table = Table(box=None, pad_edge=False, header_style="bright_black")
+    table.add_column("bench", style="bold")
+    table.add_column("what it measures")
+    for name, entry in BENCHES.items():
+        table.add_row(name, entry.what)
+    console.print(table)
+    say("\nrun one: dovetail bench NAME [--quick]")
+
+
+def _table(name: str, rows: Sequence[Row]) -> Table:
+    table = Table(title=name, title_justify="left", title_style="bold", header_style="bright_black", box=None)
+    for column in ("", "value", "unit", "against", "ratio", "aim", ""):
+        table.add_column(column, justify="right" if column in ("value", "ratio", "aim") else "left")
+    for row in rows:
+        table.add_row(
+            row.name,
+            _number(row.value),
+            row.unit,
+            row.baseline or "",
+            "" if row.ratio is None else f"{row.ratio:.2f}",
+            _aim(row),
+            Text("") if row.met is None else Text("✓", "green") if row.met else Text("✗", "red"),
+        )
+    return table
+
+
+def _aim(row: Row) -> str:
+    if row.aim is None:
+        return ""
+    upwards = row.met == (row.value >= row.aim)
+    return f"{'≥' if upwards else '≤'} {row.aim:,g}"
+
+
+def _number(value: float) -> str:
+    if value != value or abs(value) < 10:
+        return f"{value:.2f}"
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}"

@@ -1,0 +1,195 @@
+"""What is wrong, before anything moves: each check is a line, and says what to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from rich.text import Text
+
+from dovetail.cli._gl import environment_as_given
+from dovetail.cli._runs import split_arguments
+from dovetail.cli._terminal import console, say
+from dovetail.config.load import load, recipes
+from dovetail.config.plugins import list_plugins
+from dovetail.config.schema import RunConfig
+from dovetail.core.errors import ConfigError, DovetailError
+
+__all__ = ["Check", "doctor"]
+
+GL_TIMEOUT_S = 60.0
+MIN_FREE_GB = 2.0
+_PICTURE = """
+from dovetail.robots.sim import SimRobot, SimRobotConfig
+robot = SimRobot(SimRobotConfig(images=("front",), image_size=(32, 32)))
+picture = robot.observe().values["front"]
+robot.close()
+assert picture.max() > picture.min(), "the picture is blank"
+"""
+_HOW_TO_GL = "install EGL (apt-get install libegl1 libgl1-mesa-dri), and leave MUJOCO_GL unset"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One line of the doctor's. A check that is not `needed` may fail without failing the whole."""
+
+    name: str
+    ok: bool
+    detail: str
+    remedy: str = ""
+    needed: bool = True
+
+
+def doctor(arguments: Sequence[str], *, runs_dir: Path) -> int:
+    sources, overrides = split_arguments(arguments)
+    if overrides and not sources:
+        raise ConfigError("name a recipe or a config file; `dovetail recipes` lists what there is")
+    config = load(sources, overrides) if sources else None
+    num_wrong = 0
+    for check in _checks(config, runs_dir):
+        num_wrong += check.needed and not check.ok
+        mark = ("✓", "green") if check.ok else ("✗", "red" if check.needed else "yellow")
+        line = Text.assemble(mark, f" {check.name:<16}", check.detail)
+        if not check.ok and check.remedy:
+            line.append(f": {check.remedy}" + ("" if check.needed else " (only images and videos need it)"))
+        console.print(line, soft_wrap=True)
+    if num_wrong:
+        say(f"{num_wrong} {'thing is' if num_wrong == 1 else 'things are'} missing")
+    return 1 if num_wrong else 0
+
+
+def _checks(config: RunConfig | None, runs_dir: Path) -> Iterator[Check]:
+    yield _python()
+    yield from _packages()
+    yield from _processors()
+    # Without a recipe: every report has a video, so it is wanted. With one, only its images are really needed.
+    yield _rendering(needed=config is None or bool(getattr(config.robot.config, "images", ())))
+    yield _runs_folder(runs_dir)
+    yield _disk(runs_dir)
+    if config is not None:
+        yield from _station(config)
+    else:
+        yield from _recipes()
+        yield from _plugins()
+
+
+def _python() -> Check:
+    ok = sys.version_info >= (3, 11)
+    return Check(name="python", ok=ok, detail=platform.python_version(), remedy="Dovetail needs 3.11 or newer")
+
+
+def _packages() -> Iterator[Check]:
+    """Each package that we require, against the versions that we allow."""
+    fine = []
+    for text in importlib.metadata.requires("dovetail") or []:
+        wanted = Requirement(text)
+        if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
+            continue
+        try:
+            version = importlib.metadata.version(wanted.name)
+        except importlib.metadata.PackageNotFoundError:
+            yield Check(name=wanted.name, ok=False, detail="is not installed", remedy=f"pip install '{wanted}'")
+            continue
+        if wanted.specifier.contains(version, prereleases=True):
+            fine.append(f"{wanted.name} {version}")
+        else:
+            detail = f"{version}, but we need {wanted.specifier}"
+            yield Check(name=wanted.name, ok=False, detail=detail, remedy=f"pip install '{wanted}'")
+    yield Check(name="packages", ok=True, detail=", ".join(fine))
+
+
+def _processors() -> Iterator[Check]:
+    import torch
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    yield Check(name="cpu", ok=True, detail=f"{cores} cores, torch would use {torch.get_num_threads()} threads")
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none; none is needed for small policies"
+    yield Check(name="gpu", ok=True, detail=gpu)
+
+
+def _rendering(*, needed: bool) -> Check:
+    """In a process of its own: a broken GL driver may take its process down with it."""
+    name, backend = "rendering", environment_as_given().get("MUJOCO_GL", "egl")
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _PICTURE],
+            env=environment_as_given(),
+            capture_output=True,
+            text=True,
+            timeout=GL_TIMEOUT_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        detail = f"no picture within {GL_TIMEOUT_S:.0f} s"
+        return Check(name=name, ok=False, detail=detail, remedy=_HOW_TO_GL, needed=needed)
+    if done.returncode == 0:
+        return Check(name=name, ok=True, detail=f"a picture was rendered with {backend}", needed=needed)
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    reason = lines[-1] if lines else f"the process ended with {done.returncode}"
+    reason = f"MUJOCO_GL={backend}: {reason.partition(': ')[2] or reason}"
+    return Check(name=name, ok=False, detail=f"does not work ({reason[:160]})", remedy=_HOW_TO_GL, needed=needed)
+
+
+def _runs_folder(runs_dir: Path) -> Check:
+    there = _nearest(runs_dir)
+    ok = there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+    detail = f"{runs_dir} " + ("can be written" if ok else f"cannot be written ({there})")
+    return Check(name="runs folder", ok=ok, detail=detail, remedy="choose another with --runs-dir")
+
+
+def _disk(runs_dir: Path) -> Check:
+    free_gb = shutil.disk_usage(_nearest(runs_dir)).free / 1e9
+    detail = f"{free_gb:.1f} GB free"
+    return Check(name="disk", ok=free_gb >= MIN_FREE_GB, detail=detail, remedy="make room, or use --runs-dir")
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or the first folder above it that there is."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return path
+
+
+def _recipes() -> Iterator[Check]:
+    fine = []
+    for recipe in recipes():
+        try:
+            load([recipe.name])
+            fine.append(recipe.name)
+        except DovetailError as error:
+            yield Check(name=f"recipe {recipe.name}", ok=False, detail=str(error))
+    yield Check(name="recipes", ok=True, detail=", ".join(fine))
+
+
+def _plugins() -> Iterator[Check]:
+    num_fine = 0
+    for plugin in list_plugins():
+        if plugin.error is None:
+            num_fine += 1
+        else:  # somebody's own that is broken hurts only who uses it
+            detail = plugin.error
+            yield Check(name="plugin", ok=False, detail=detail, needed=plugin.origin == "built-in")
+    yield Check(name="plugins", ok=True, detail=f"{num_fine} can be imported")
+
+
+def _station(config: RunConfig) -> Iterator[Check]:
+    """Robot, task, policy and the rest, built and matched."""
+    from dovetail.cli._session import check_fits
+
+    task = config.task.type if config.task else "its own task"
+    what = f"robot {config.robot.type}, {task}, policy {config.policy.type}, algorithm {config.algorithm.type}"
+    try:
+        check_fits(config)
+    except DovetailError as error:
+        yield Check(name="recipe", ok=False, detail=str(error))
+    else:
+        yield Check(name="recipe", ok=True, detail=f"{what} fit each other")

@@ -1,0 +1,137 @@
+"""`dovetail eval`: exactly the weights that were named, on seeded resets, with nobody helping."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dovetail.cli._runs import find_run
+from dovetail.cli._session import STOPPED, shown
+from dovetail.cli._stop import StopFlag
+from dovetail.cli._terminal import console, rate_line, say
+from dovetail.core.contracts import Algorithm
+from dovetail.core.errors import CheckpointError, StoreError, UsageError
+from dovetail.core.stats import Rate
+from dovetail.core.types import Outcome, WeightSnapshot
+from dovetail.learn.checkpoint import load_checkpoint
+from dovetail.runtime.build import Station, build_station
+from dovetail.runtime.evaluate import evaluation_episodes
+from dovetail.runtime.folder import RunFolder
+from dovetail.weights.store import DiskWeightStore
+
+__all__ = ["evaluate"]
+
+_VERSION_FILE = re.compile(r"v(\d+)\.json")
+
+
+def evaluate(
+    target: str,
+    *,
+    num_episodes: int | None,
+    version: int | None,
+    seed: int | None,
+    runs_dir: Path,
+    viewer: bool,
+    realtime: bool,
+    quiet: bool,
+) -> int:
+    source = _find(target, version=version, runs_dir=runs_dir)
+    config = shown(source.folder.config, viewer=viewer, realtime=realtime)
+    if seed is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+    with StopFlag() as stop:
+        station = build_station(config, should_stop=stop)
+        try:
+            snapshot = source.snapshot(station)
+            count = num_episodes or config.run.eval_episodes
+            rate = _play(station, snapshot, count, config_hash=source.folder.config_hash, quiet=quiet)
+        finally:
+            station.close()
+    if rate is None or rate.episodes < count:
+        say(f"stopped after {rate.episodes if rate else 0} of {count} episodes; nothing was written")
+        return STOPPED
+    console.print(rate_line(source.label(snapshot), rate), soft_wrap=True)
+    facts = {"weights": source.label(snapshot), "seed": config.run.seed, **rate.to_json()}
+    try:
+        source.folder.event("eval", **facts)
+    except OSError as error:  # somebody else's run may be looked at too
+        say(f"not noted in {source.folder.path / 'events.jsonl'}: {error.strerror}")
+    return 0
+
+
+def _play(station: Station, snapshot: WeightSnapshot, count: int, *, config_hash: str, quiet: bool) -> Rate | None:
+    successes = played = 0
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
+        task = bar.add_task("evaluating", total=count)
+        for episode in evaluation_episodes(station, snapshot, num_episodes=count, config_hash=config_hash):
+            if episode.outcome is Outcome.ABORTED:
+                break
+            played += 1
+            successes += episode.outcome is Outcome.SUCCESS
+            bar.update(task, completed=played, description=f"evaluating, {successes} of {played} succeeded")
+    return Rate(successes=successes, episodes=played) if played else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Source:
+    """Where the weights come from: a checkpoint of the learner, or a published version."""
+
+    folder: RunFolder
+    checkpoint: Path | None = None
+    version: int | None = None
+
+    def snapshot(self, station: Station) -> WeightSnapshot:
+        if self.checkpoint is not None:
+            return _from_checkpoint(self.checkpoint, station)
+        store = DiskWeightStore(self.folder.weights)
+        if self.version is not None:
+            versions = store.versions()
+            if self.version not in versions:
+                have = ", ".join(map(str, versions)) or "none"
+                raise UsageError(
+                    f"run {self.folder.path} has no weights of version {self.version}; it has: {have}"
+                )
+            return store.load(self.version)
+        latest = store.latest()
+        if latest is None:
+            raise UsageError(f"run {self.folder.path} has published no weights yet: let it run first")
+        return latest
+
+    def label(self, snapshot: WeightSnapshot) -> str:
+        return "checkpoint" if self.checkpoint is not None else f"weights version {snapshot.version}"
+
+
+def _find(target: str, *, version: int | None, runs_dir: Path) -> _Source:
+    path = Path(target)
+    named = _VERSION_FILE.fullmatch(path.name)
+    if named and path.is_file():
+        return _Source(folder=RunFolder.open(path.parent.parent), version=int(named[1]))
+    if path.name == "weights" and path.is_dir():
+        return _Source(folder=RunFolder.open(path.parent), version=version)
+    checkpoint = path.parent if path.is_file() else path
+    if checkpoint.parent.name == "checkpoints" and checkpoint.exists():
+        if version is not None:
+            raise UsageError("a checkpoint has no versions: leave out --version, or name the run")
+        return _Source(folder=RunFolder.open(checkpoint.parent.parent), checkpoint=checkpoint)
+    if path.is_file():
+        raise CheckpointError(
+            f"{path} is not a checkpoint: name a run, RUN/checkpoints/last or RUN/weights/vN.json"
+        )
+    return _Source(folder=RunFolder.open(find_run(target, runs_dir)), version=version)
+
+
+def _from_checkpoint(path: Path, station: Station) -> WeightSnapshot:
+    """The policy inside the learner's state."""
+    config = station.config
+    state, _ = load_checkpoint(path)
+    prefix = "algorithm/"
+    algorithm: Algorithm = config.algorithm.build(policy=station.policy(), seed=config.run.seed)
+    try:
+        algorithm.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
+    except StoreError as error:
+        raise CheckpointError(f"checkpoint {path} does not fit this run's policy: {error}") from error
+    return WeightSnapshot(version=0, components=algorithm.policy_weights(), hashes={})

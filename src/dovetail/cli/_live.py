@@ -1,0 +1,166 @@
+"""What a person sees while a run runs: a live picture in a terminal, now and then a line elsewhere."""
+
+from __future__ import annotations
+
+import time
+from contextlib import AbstractContextManager, nullcontext
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from dovetail.cli._terminal import duration, rate_line, sparkline
+from dovetail.runtime.status import RECENT, RunStatus, Watcher, nobody
+
+__all__ = ["RATE_LABELS", "LinesView", "LiveView", "view_for"]
+
+RATE_LABELS = {"untrained": "untrained", "cloning": "behaviour cloning", "after": "after online learning"}
+_REDRAW_S = 0.1
+_LINE_EVERY_S = 10.0
+
+
+def view_for(console: Console, *, quiet: bool) -> AbstractContextManager[Watcher]:
+    if quiet:
+        return nullcontext(nobody)
+    return LiveView(console) if console.is_terminal else LinesView(console)
+
+
+class LiveView:
+    """Redraws in place, at most ten times a second, and only when the run has something to say."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._live = Live(console=console, auto_refresh=False)
+        self._started_s = time.monotonic()
+        self._drawn_s = 0.0
+        self._last: RunStatus | None = None
+
+    def __enter__(self) -> LiveView:
+        self._live.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._last is not None:
+            self._live.update(self._picture(self._last), refresh=True)
+        self._live.__exit__(None, None, None)
+
+    def __call__(self, status: RunStatus) -> None:
+        self._last = status
+        if time.monotonic() - self._drawn_s >= _REDRAW_S:
+            self._live.update(self._picture(status), refresh=True)
+            self._drawn_s = time.monotonic()
+
+    def _picture(self, status: RunStatus) -> RenderableType:
+        rates = [
+            rate_line(label, status.rates[name]) for name, label in RATE_LABELS.items() if name in status.rates
+        ]
+        parts: list[RenderableType] = [_progress(status)]
+        if status.episodes:
+            parts += [Text(), _figures(status), Text(), _curve(status, width=max(20, self._console.width - 30))]
+        if rates:
+            parts += [Text(), *rates]
+        elapsed = duration(time.monotonic() - self._started_s)
+        return Panel(
+            Group(*parts),
+            title=f"[bold]{status.name}[/bold]",
+            subtitle=f"[bright_black]{elapsed}[/bright_black]",
+            title_align="left",
+            subtitle_align="right",
+            border_style="cyan",
+        )
+
+
+def _progress(status: RunStatus) -> Table:
+    grid = Table.grid(padding=(0, 2), expand=True)
+    grid.add_column(no_wrap=True)
+    grid.add_column(ratio=1)
+    grid.add_column(justify="right", no_wrap=True)
+    left = status.seconds_left
+    done = min(status.done, status.total)
+    right = f"{done} / {status.total}" + (f", {duration(left)} left" if left is not None and left > 0 else "")
+    grid.add_row(
+        Text(status.phase, style="bold"), ProgressBar(total=max(1, status.total), completed=done), Text(right)
+    )
+    return grid
+
+
+def _figures(status: RunStatus) -> Table:
+    grid = Table.grid(padding=(0, 3))
+    for _ in range(3):
+        grid.add_column()
+    cells = [
+        ("success, last 20", _percent(status.recent(status.recent_success))),
+        ("return", _number(status.recent(status.recent_return))),
+        ("human share", _percent(status.recent(status.recent_human))),
+        ("episodes", f"{status.episodes}"),
+        ("env steps", f"{status.env_steps}"),
+        ("updates", f"{status.updates}"),
+        ("robot minutes", f"{status.robot_minutes:.1f}"),
+        ("interventions", f"{status.interventions}"),
+    ]
+    if "q" in status.metrics:
+        cells.append(("mean q", f"{status.metrics['q']:.2f}"))
+    texts = [Text.assemble((f"{label} ", "bright_black"), (value, "bold")) for label, value in cells]
+    for first in range(0, len(texts), 3):
+        grid.add_row(*texts[first : first + 3])
+    return grid
+
+
+def _curve(status: RunStatus, *, width: int) -> Text:
+    history = list(status.recent_success)
+    line = sparkline(history, width=width, low=0.0, high=1.0)
+    return Text.assemble(("success over time  ", "bright_black"), (line, "green"))
+
+
+class LinesView:
+    """For logs and pipes: a line when a phase begins, when a rate is known, and every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._phase = ""
+        self._said_s = 0.0
+        self._known: set[str] = set()
+
+    def __enter__(self) -> LinesView:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def __call__(self, status: RunStatus) -> None:
+        now_s = time.monotonic()
+        if status.phase != self._phase or now_s - self._said_s > _LINE_EVERY_S:
+            self._phase, self._said_s = status.phase, now_s
+            self._say(_line(status))
+        for name in status.rates.keys() - self._known:
+            self._known.add(name)
+            self._say(f"{RATE_LABELS.get(name, name)}: {status.rates[name]}")
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+
+def _line(status: RunStatus) -> str:
+    parts = [f"{status.phase}: {min(status.done, status.total)}/{status.total}"]
+    left = status.seconds_left
+    if left is not None and left > 0:
+        parts.append(f"{duration(left)} left")
+    if status.episodes:
+        parts += [
+            f"success {_percent(status.recent(status.recent_success))} (last {min(RECENT, status.episodes)})",
+            f"human {_percent(status.recent(status.recent_human))}",
+            f"{status.updates} updates",
+            f"{status.robot_minutes:.1f} robot min",
+        ]
+    return ", ".join(parts)
+
+
+def _percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

@@ -1,0 +1,70 @@
+"""The last screen of a run: what was reached, at what cost, and where to look."""
+
+from __future__ import annotations
+
+from rich.panel import Panel
+from rich.text import Text
+
+from dovetail.cli._terminal import console, duration, rate_line
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.report import REPORT, Report, write_report
+
+__all__ = ["show"]
+
+
+def show(folder: RunFolder) -> None:
+    """Write the report of a run that has ended, and print it."""
+    with console.status("writing the report") as status:
+        report = write_report(folder, say=status.update)
+    lines = [*_rates(report), Text(), _costs(report), Text(), *_paths(folder, report), Text(), *_next(folder)]
+    body = Text("\n").join(lines)
+    if console.is_terminal:
+        title = Text(report.verdict, style="bold")
+        console.print(Panel(body, title=title, title_align="left", border_style="green", padding=(1, 1)))
+    else:
+        console.print(Text(report.verdict))
+        console.print(body, soft_wrap=True)
+
+
+def _rates(report: Report) -> list[Text]:
+    rates = (
+        ("untrained", report.untrained),
+        ("behaviour cloning", report.success_before),
+        ("after online learning", report.success_after),
+    )
+    heading = Text("success without help, with 95 % intervals", style="bright_black")
+    return [heading, *(rate_line(label, rate) for label, rate in rates if rate is not None)]
+
+
+def _costs(report: Report) -> Text:
+    figures = [
+        f"{report.demos} demonstrations",
+        f"{report.robot_minutes:.1f} robot minutes ({report.env_steps} steps)",
+        f"{report.interventions} interventions ({100 * report.human_share:.0f} % of the steps)",
+        f"{report.updates} updates",
+    ]
+    if report.wall_s is not None:
+        figures.append(f"{duration(report.wall_s)} in all")
+    return Text(", ".join(figures))
+
+
+def _paths(folder: RunFolder, report: Report) -> list[Text]:
+    names = [name for name in (REPORT, report.figure, report.video) if name]
+    lines = [Text(str(folder.path / name), style="cyan") for name in names]
+    if report.video_missing:
+        lines.append(Text(f"no video: {report.video_missing}", style="yellow"))
+    return lines
+
+
+def _next(folder: RunFolder) -> list[Text]:
+    commands = (
+        (f"dovetail episodes ls {folder.path}", "every episode of it"),
+        (f"dovetail episodes video {folder.path} last", "watch one"),
+        (f"dovetail eval {folder.path} --seed 1", "on resets it has never seen"),
+        (f"tensorboard --logdir {folder.logs}", "all curves"),
+    )
+    width = max(len(command) for command, _ in commands)
+    return [
+        Text.assemble((f"{command:<{width}}", "bold"), (f"   {what}", "bright_black"))
+        for command, what in commands
+    ]

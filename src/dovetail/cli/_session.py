@@ -1,0 +1,162 @@
+"""A run from its command line to its report."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dovetail.cli import _report
+from dovetail.cli._gl import missing_gl
+from dovetail.cli._live import view_for
+from dovetail.cli._runs import check_name, find_run, new_name, split_arguments
+from dovetail.cli._stop import StopFlag
+from dovetail.cli._terminal import console, say
+from dovetail.config.load import load
+from dovetail.config.schema import RunConfig
+from dovetail.core.errors import DovetailError, RobotError, RobotFault, RunFolderError, UsageError
+from dovetail.core.streams import stream
+from dovetail.runtime.build import Station, build_station
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.inline import InlineRun, Interrupted
+
+__all__ = ["Request", "check_fits", "collect", "run", "shown"]
+
+STOPPED = 130
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for on the command line."""
+
+    arguments: tuple[str, ...]
+    name: str | None
+    resume: bool
+    runs_dir: Path
+    seed: int | None
+    viewer: bool
+    realtime: bool
+    quiet: bool
+
+
+def run(request: Request) -> int:
+    return _work(request, lambda inline, _: inline.run(), _report.show, again="run")
+
+
+def collect(request: Request, *, num_demos: int | None) -> int:
+    overrides = () if num_demos is None else (f"run.demos={num_demos}",)
+    return _work(request, _collect, _say_collected, again="collect", overrides=overrides)
+
+
+def _collect(inline: InlineRun, config: RunConfig) -> None:
+    try:
+        inline.collect(config.run.demos)
+    finally:
+        inline.close()
+
+
+def _say_collected(folder: RunFolder) -> None:
+    say(f"{folder.config.run.demos} demonstrations in {folder.path}")
+    say(f"learn from them: dovetail run --resume {folder.path}")
+
+
+def _work(
+    request: Request,
+    work: Callable[[InlineRun, RunConfig], None],
+    finish: Callable[[RunFolder], None],
+    *,
+    again: str,
+    overrides: tuple[str, ...] = (),
+) -> int:
+    with StopFlag() as stop:
+        folder = _open_folder(request, overrides)
+        try:
+            folder.lock()
+            folder.config = shown(folder.config, viewer=request.viewer, realtime=request.realtime)
+            with view_for(console, quiet=request.quiet) as watch:
+                work(InlineRun(folder, watch=watch, should_stop=stop), folder.config)
+        except Interrupted:
+            say(f"stopped; continue with: dovetail {again} --resume {_called(folder, request)}")
+            return STOPPED
+        except DovetailError:
+            if not request.resume and not folder.episodes.exists():
+                shutil.rmtree(folder.path)  # ours, made a moment ago: a refusal leaves nothing behind
+            raise
+    finish(folder)
+    return 0
+
+
+def _called(folder: RunFolder, request: Request) -> str:
+    """How to name this run from where the person stands."""
+    default = Path("runs")
+    return folder.path.name if folder.path.parent == default == request.runs_dir else str(folder.path)
+
+
+def _open_folder(request: Request, extra: tuple[str, ...]) -> RunFolder:
+    sources, overrides = split_arguments(request.arguments)
+    overrides += extra
+    if request.seed is not None:
+        overrides.append(f"run.seed={request.seed}")
+    if request.resume:
+        return _resume(request, sources, overrides)
+    config = load(sources, overrides)
+    name = check_name(request.name) if request.name is not None else new_name(sources, request.runs_dir)
+    path = request.runs_dir / name
+    if path.exists():
+        raise RunFolderError(f"run folder {path} exists already: choose another --name, or use --resume")
+    check_fits(shown(config, viewer=request.viewer, realtime=request.realtime))
+    return RunFolder.create(path, config)
+
+
+def _resume(request: Request, sources: list[str], overrides: list[str]) -> RunFolder:
+    if request.name is None:
+        if not sources:
+            raise UsageError("name the run to go on with: dovetail run --resume NAME")
+        target, sources = sources[0], sources[1:]
+    else:
+        target = request.name
+    path = find_run(target, request.runs_dir)
+    if overrides and not sources:
+        raise UsageError(f"a resumed run keeps its config: leave out {' '.join(overrides)}, or start a new run")
+    return RunFolder.open(path, expect=load(sources, overrides) if sources else None)
+
+
+def shown(config: RunConfig, *, viewer: bool = False, realtime: bool = False) -> RunConfig:
+    """The same run, watched: what is saved, and its hash, do not change with who looks on."""
+    wanted = {name: True for name, on in (("viewer", viewer), ("realtime", realtime)) if on}
+    for name in wanted:
+        if name not in type(config.robot.config).model_fields:
+            raise UsageError(f"--{name} is for simulated robots, but this one is '{config.robot.type}'")
+    if not wanted:
+        return config
+    robot = replace(config.robot, config=config.robot.config.model_copy(update=wanted))
+    return config.model_copy(update={"robot": robot})
+
+
+def check_fits(config: RunConfig) -> None:
+    """Build everything once and throw it away, so that a refusal comes before a run folder does."""
+    station = build_station(config)
+    try:
+        policy = station.policy()
+        station.operator()
+        station.labeler()
+        config.algorithm.build(policy=policy, seed=config.run.seed)
+        if any(spec.is_image for spec in station.robot.spec.observation.values()):
+            _take_a_picture(station)
+    finally:
+        station.close()
+
+
+def _take_a_picture(station: Station) -> None:
+    """The first one is where a missing GL shows."""
+    if missing_gl() and station.config.robot.type == "sim":
+        raise RobotError(
+            f"no pictures can be rendered here ({missing_gl()}): `dovetail doctor` says what to install, or leave "
+            "images out of the robot's config"
+        )
+    try:
+        station.task.reset(station.robot, rng=stream(station.config.run.seed, "check"))
+        station.robot.observe()
+    except RobotFault as fault:  # the filter's fault says less than what caused it
+        raise fault.__cause__ if isinstance(fault.__cause__, DovetailError) else fault from None

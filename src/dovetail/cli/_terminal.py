@@ -1,0 +1,76 @@
+"""Small drawings in text: bars, intervals, sparklines, times."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from dovetail.core.stats import Rate
+
+__all__ = ["console", "duration", "interval", "rate_line", "say", "sparkline"]
+
+# What goes into a pipe is read by programs or kept: it is not cut to the width of a terminal that is not there.
+console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+
+_LEVELS = "▁▂▃▄▅▆▇█"
+_LABEL_WIDTH = 22
+
+
+def say(text: str) -> None:
+    """A line as it is: nothing in it is markup, and it is never folded."""
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def sparkline(values: Sequence[float], *, width: int, low: float | None = None, high: float | None = None) -> str:
+    """The course of many numbers in `width` characters, each the mean of its share of them."""
+    if not len(values):
+        return ""
+    num_buckets = min(width, len(values))
+    edges = [len(values) * i // num_buckets for i in range(num_buckets + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in itertools.pairwise(edges)]
+    bottom = min(means) if low is None else low
+    top = max(means) if high is None else high
+    span = (top - bottom) or 1.0
+    top_level = len(_LEVELS) - 1
+    return "".join(_LEVELS[min(top_level, max(0, round((m - bottom) / span * top_level)))] for m in means)
+
+
+def interval(rate: Rate, *, width: int = 40) -> Text:
+    """A rate and its 95 % interval on a line from 0 to 100 %."""
+    low, at, high = (round(share * (width - 1)) for share in (rate.low, rate.rate, rate.high))
+    text = Text()
+    for cell in range(width):
+        if cell == at:
+            text.append("●", style="bold " + _colour(rate.rate))
+        elif low <= cell <= high:
+            text.append("━", style=_colour(rate.rate))
+        else:
+            text.append("·", style="bright_black")
+    return text
+
+
+def rate_line(label: str, rate: Rate) -> Text:
+    text = Text(f"  {label:<{_LABEL_WIDTH}}")
+    text.append_text(interval(rate, width=max(10, min(40, console.width - 52))))
+    text.append(f"  {100 * rate.rate:3.0f} %", style="bold")
+    text.append(f"  [{100 * rate.low:.0f}, {100 * rate.high:.0f}] of {rate.episodes}", style="bright_black")
+    return text
+
+
+def duration(seconds: float) -> str:
+    """90 -> `1 min 30 s`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def _colour(rate: float) -> str:
+    return "green" if rate >= 0.9 else "yellow" if rate >= 0.5 else "red"

@@ -1,0 +1,90 @@
+"""The entry point, and the one place where an exception becomes a line and an exit code.
+
+Exit codes: 0 fine, 1 failed, 2 wrong use, 130 stopped by the person.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from dovetail import __version__
+from dovetail.cli import bench, episodes, inspect, run
+from dovetail.core.errors import DovetailError
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="dovetail",
+    help="A robot arm learns a manipulation task while it works.",
+    epilog="Start with: dovetail run peg-insertion",
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+run.register(app)
+episodes.register(app)
+inspect.register(app)
+bench.register(app)
+
+
+@app.callback(invoke_without_command=True)
+def _top(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"dovetail {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments  # anywhere, because it is added when a command has just failed
+    arguments = [argument for argument in arguments if argument != "--debug"]
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # so that `my_module:Class` of the current folder resolves
+    try:
+        code = app(arguments, prog_name="dovetail", standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # `dovetail episodes ls RUN | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        message, exit_code = _explain(error)
+        if message:
+            sys.stderr.write(f"error: {message}\n")
+        return exit_code
+
+
+def _explain(error: Exception) -> tuple[str, int]:
+    if isinstance(error, DovetailError):
+        return _one_line(str(error)), error.exit_code
+    if hasattr(error, "format_message"):  # what typer, or the click under an older one, says of wrong arguments
+        message = _one_line(error.format_message())
+        return f"{message} See --help." if message else "", 2  # empty: the help was asked for and is printed
+    if isinstance(error, typer.Abort):
+        return "stopped", 130
+    if isinstance(error, MemoryError):
+        return "out of memory", 1
+    what = _one_line(f"{type(error).__name__}: {error}")
+    return f"{what} (run again with --debug for the traceback)", 1
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""`run`, `collect` and `eval`: what makes a robot move."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from dovetail.cli._gl import make_mujoco_importable
+
+__all__ = ["register"]
+
+RUNS_DIR = Path("runs")
+
+Arguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE|FILE... [KEY=VALUE]...",
+        help="Recipes and config files, merged in order, then overrides such as run.seed=3.",
+        show_default=False,
+    ),
+]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the run. Default: recipe and time.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that runs lie in.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run: its name or path instead of a recipe.")]
+Viewer = Annotated[bool, typer.Option("--viewer", help="Open the simulator's own window.")]
+Realtime = Annotated[bool, typer.Option("--realtime", help="Pace the simulation by the wall clock.")]
+Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Short for run.seed=N.", show_default=False)]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command(epilog="Example: dovetail run peg-insertion run.seed=3 --name first-try")(run)
+    app.command(epilog="Example: dovetail collect pick-place --demos 50")(collect)
+    app.command("eval", epilog="Example: dovetail eval first-try --episodes 200")(evaluate)
+
+
+def run(
+    arguments: Arguments = None,
+    name: Name = None,
+    resume: Resume = False,
+    runs_dir: RunsDir = RUNS_DIR,
+    viewer: Viewer = False,
+    realtime: Realtime = False,
+    seed: Seed = None,
+    quiet: Quiet = False,
+) -> None:
+    """Learn a task online: demonstrations, then practice with help, then an evaluation and a report.
+
+    Ctrl-C ends a run so that `dovetail run --resume NAME` goes on with it.
+    """
+    with _loading():
+        from dovetail.cli import _session
+
+    request = _session.Request(
+        arguments=tuple(arguments or ()),
+        name=name,
+        resume=resume,
+        runs_dir=runs_dir,
+        seed=seed,
+        viewer=viewer,
+        realtime=realtime,
+        quiet=quiet,
+    )
+    raise typer.Exit(_session.run(request))
+
+
+def collect(
+    arguments: Arguments = None,
+    demos: Annotated[
+        int | None, typer.Option("--demos", "-n", min=1, help="How many. Default: the recipe's run.demos.")
+    ] = None,
+    name: Name = None,
+    resume: Resume = False,
+    runs_dir: RunsDir = RUNS_DIR,
+    viewer: Viewer = False,
+    realtime: Realtime = False,
+    seed: Seed = None,
+    quiet: Quiet = False,
+) -> None:
+    """Record demonstrations into a run folder; `dovetail run --resume NAME` learns from them later."""
+    with _loading():
+        from dovetail.cli import _session
+
+    request = _session.Request(
+        arguments=tuple(arguments or ()),
+        name=name,
+        resume=resume,
+        runs_dir=runs_dir,
+        seed=seed,
+        viewer=viewer,
+        realtime=realtime,
+        quiet=quiet,
+    )
+    raise typer.Exit(_session.collect(request, num_demos=demos))
+
+
+def evaluate(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|CHECKPOINT", help="A run, RUN/checkpoints/last or RUN/weights/vN.json.")
+    ],
+    num_episodes: Annotated[
+        int | None, typer.Option("--episodes", "-n", min=1, help="Default: the run's eval_episodes.")
+    ] = None,
+    version: Annotated[
+        int | None, typer.Option("--version", help="Weights of this version. Default: the newest.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Other resets than the run's own.")] = None,
+    runs_dir: RunsDir = RUNS_DIR,
+    viewer: Viewer = False,
+    realtime: Realtime = False,
+    quiet: Quiet = False,
+) -> None:
+    """Success rate of trained weights, with a 95 % interval; nobody helps.
+
+    Writes nothing but a line in the run's events.jsonl.
+    """
+    with _loading():
+        from dovetail.cli import _evaluation
+
+    raise typer.Exit(
+        _evaluation.evaluate(
+            target,
+            num_episodes=num_episodes,
+            version=version,
+            seed=seed,
+            runs_dir=runs_dir,
+            viewer=viewer,
+            realtime=realtime,
+            quiet=quiet,
+        )
+    )
+
+
+@contextmanager
+def _loading() -> Iterator[None]:
+    """Something to look at while torch and the simulator are imported."""
+    from dovetail.cli._terminal import console
+
+    with console.status("loading torch and the simulator"):
+        make_mujoco_importable()
+        yield

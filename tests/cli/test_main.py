@@ -1,0 +1,92 @@
+"""Exit codes, tracebacks, help, and that nothing heavy is loaded for it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Cli
+
+from dovetail import __version__
+from dovetail.cli import _inspect
+
+COMMANDS = (
+    ["run"],
+    ["collect"],
+    ["eval"],
+    ["episodes"],
+    ["episodes", "ls"],
+    ["episodes", "show"],
+    ["episodes", "video"],
+    ["recipes"],
+    ["plugins"],
+    ["config"],
+    ["config", "schema"],
+    ["config", "show"],
+    ["doctor"],
+    ["bench"],
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_help_has_an_example(cli: Cli, command: list[str]) -> None:
+    result = cli(*command, "--help")
+    assert f"Example: dovetail {command[0]}" in result.out
+    assert result.code == 0
+
+
+def test_without_a_command_there_is_help(cli: Cli) -> None:
+    assert "dovetail run peg-insertion" in cli().out
+    assert cli("--version").out == f"dovetail {__version__}\n"
+
+
+def test_help_loads_nothing_heavy() -> None:
+    heavy = "{'torch', 'mujoco', 'pydantic', 'av', 'gymnasium.envs.mujoco'}"
+    code = f"import sys, dovetail.cli.main; print({heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
+def test_the_unexpected_is_one_line_and_debug_shows_more(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken() -> None:
+        raise ValueError("two\nlines")
+
+    monkeypatch.setattr(_inspect, "recipes", broken)
+    result = cli("recipes")
+    assert result.line == "error: ValueError: two lines (run again with --debug for the traceback)\n"
+    assert result.code == 1
+    result = cli("recipes", "--debug")
+    assert "Traceback" in result.err
+    assert result.code == 1
+
+
+def test_a_class_in_the_current_folder_is_a_plugin(cli: Cli, toy: str, tmp_path: Path) -> None:
+    (tmp_path / "plugin_of_mine.py").write_text(
+        "from dovetail.policies.gaussian_mlp import GaussianMLP\nclass Mine(GaussianMLP):\n    '''Mine.'''\n"
+    )
+    result = cli("config", "show", toy, "policy=plugin_of_mine:Mine")
+    assert "type: plugin_of_mine:Mine" in result.out
+
+
+def test_lists(cli: Cli, tmp_path: Path) -> None:
+    assert "peg-insertion" in cli("recipes").out
+    found = cli("plugins", "--kind", "task").out
+    assert "peg_insertion" in found
+    assert "gaussian_mlp" not in found
+    out = tmp_path / "schema.json"
+    assert cli("config", "schema", "--out", str(out)).code == 0
+    assert '"title": "Dovetail config"' in out.read_text()
+    assert cli("config", "schema", "--out", str(tmp_path / "no" / "folder.json")).code == 2
+    assert cli("config", "show", "peg_insertion", "run.seed=7").out.count("seed: 7") == 1
+
+
+def test_doctor_of_a_healthy_machine(cli: Cli, toy: str) -> None:
+    result = cli("doctor", toy)
+    assert "✓ recipe" in result.out
+    assert "fit each other" in result.out
+    assert result.code == 0
+    result = cli("doctor", toy, "policy.inputs=[nothing]")
+    assert "✗ recipe" in result.out
+    assert result.code == 1

@@ -1,0 +1,166 @@
+"""A tiny run from beginning to end: its report, its episodes, stopping it and going on."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Cli
+
+from dovetail.cli import _evaluation
+from dovetail.core.types import ActContext, Episode
+from dovetail.episodes.log import EpisodeLog
+from dovetail.runtime.build import build_station
+from dovetail.runtime.folder import RunFolder
+from dovetail.weights.store import DiskWeightStore
+
+
+def test_the_report(finished: Path) -> None:
+    report = json.loads((finished / "report.json").read_text())
+    for name in ("success_before", "success_after", "untrained"):
+        assert set(report[name]) == {"rate", "low", "high", "episodes"}
+    assert report["success_after"]["episodes"] == 2
+    assert report["env_steps"] >= 30
+    assert report["robot_minutes"] == pytest.approx(report["env_steps"] / 10 / 60)
+    assert report["updates"] == 20 + report["env_steps"]
+    assert report["wall_s"] > 0
+    assert report["seed"] == 0
+    assert isinstance(report["interventions"], int)
+    assert (finished / "learning_curve.png").exists()
+
+
+def test_the_last_screen(cli: Cli, finished: Path) -> None:
+    """A run that has ended already has nothing left to do but to report."""
+    before = len(os.listdir(finished / "episodes"))
+    result = cli("run", "--resume", "done")
+    assert result.code == 0
+    for said in ("untrained", "behaviour cloning", "after online learning", "robot minutes", "95 %", "of 2"):
+        assert said in result.out
+    for path in ("report.json", "learning_curve.png"):
+        assert f"{finished / path}\n" in result.out
+    assert "dovetail episodes ls runs/done" in result.out
+    assert len(os.listdir(finished / "episodes")) == before
+
+
+def test_a_name_is_made_of_recipe_and_time(cli: Cli, toy: str) -> None:
+    for _ in range(2):  # within a second, too
+        assert cli("collect", toy, "--demos", "1", "--quiet").code == 0
+    names = sorted(os.listdir("runs"))
+    assert len(names) == 2
+    assert all(re.fullmatch(r"toy-\d{8}-\d{6}(-2)?", name) for name in names)
+
+
+def test_what_was_collected_is_learned_from(cli: Cli, toy: str) -> None:
+    assert cli("collect", toy, "--demos", "3", "--name", "shown", "--seed", "4").code == 0
+    log = EpisodeLog("runs/shown/episodes")
+    collected = log.ids()
+    assert [log.manifest(i).purpose for i in collected] == ["demo"] * len(collected)
+    assert RunFolder.open(Path("runs/shown")).config.run.seed == 4
+    assert cli("run", "--resume", "shown", "--quiet").code == 0
+    assert json.loads(Path("runs/shown/report.json").read_text())["demos"] == 3
+    assert [i for i in log.ids() if log.manifest(i).purpose == "demo"] == collected
+
+
+def test_ctrl_c_and_going_on(cli: Cli, toy: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dovetail.cli", "run", toy, "run.env_steps=400", "--name", "cut"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("learning online"):
+            process.send_signal(signal.SIGINT)
+            break
+    rest, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, "".join(lines) + rest
+    assert "stopped; continue with: dovetail run --resume cut\n" in rest
+    assert not Path("runs/cut/report.json").exists()
+    assert Path("runs/cut/checkpoints/last/manifest.json").exists()
+    kept = EpisodeLog("runs/cut/episodes").ids()
+    result = cli("run", "--resume", "cut")
+    assert result.code == 0
+    assert json.loads(Path("runs/cut/report.json").read_text())["env_steps"] >= 400
+    assert EpisodeLog("runs/cut/episodes").ids()[: len(kept)] == kept
+
+
+@pytest.mark.parametrize("target", ["version", "file", "checkpoint"])
+def test_eval_acts_with_the_weights_that_it_names(
+    cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch, target: str
+) -> None:
+    played: list[Episode] = []
+    original = _evaluation.evaluation_episodes
+
+    def spy(*arguments: Any, **others: Any) -> Iterator[Episode]:
+        for episode in original(*arguments, **others):
+            played.append(episode)
+            yield episode
+
+    monkeypatch.setattr(_evaluation, "evaluation_episodes", spy)
+    oldest, *_, newest = DiskWeightStore(finished / "weights").versions()
+    named, arguments = {
+        "version": (oldest, ["done", "--version", str(oldest)]),
+        "file": (oldest, [str(finished / f"weights/v{oldest:08d}.json")]),
+        "checkpoint": (newest, [str(finished / "checkpoints/last")]),  # saved after the last publication
+    }[target]
+    files = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    result = cli("eval", *arguments, "--episodes", "1", "--seed", "3")
+    assert result.code == 0, result.err
+    assert "of 1" in result.out
+    proposed = played[0].column("proposed")
+    np.testing.assert_allclose(_actions(finished, played[0], named), proposed, atol=1e-5)
+    other = newest if named == oldest else oldest
+    assert not np.allclose(_actions(finished, played[0], other), proposed, atol=1e-3)
+    changed = {
+        path.name for path in finished.rglob("*") if path.is_file() and files.get(path) != path.read_bytes()
+    }
+    assert changed == {"events.jsonl"}
+    event = json.loads((finished / "events.jsonl").read_text().splitlines()[-1])
+    assert (event["event"], event["episodes"], event["seed"]) == ("eval", 1, 3)
+
+
+def _actions(run: Path, episode: Episode, version: int) -> Any:
+    """What a policy with these weights would have proposed, had it seen what was seen."""
+    station = build_station(RunFolder.open(run).config)
+    policy = station.policy()
+    policy.load(DiskWeightStore(run / "weights").load(version))
+    seen = {key: episode.column(f"observation/{key}") for key in policy.spec.observation}
+    return policy.act(seen, ActContext(deterministic=True)).actions[:, 0]
+
+
+def test_episodes(cli: Cli, finished: Path, tmp_path: Path) -> None:
+    log = EpisodeLog(finished / "episodes")
+    ids = log.ids()
+    listed = cli("episodes", "ls", "done").out
+    assert all(episode_id in listed for episode_id in ids)
+    assert f"{len(ids)} of {len(ids)} episodes" in listed
+    demos = [i for i in ids if log.manifest(i).purpose == "demo"]
+    listed = cli("episodes", "ls", "runs/done", "--purpose", "demo", "--outcome", "success").out
+    assert sum(episode_id in listed for episode_id in ids) == len(demos)
+    for name, episode_id in (("first", ids[0]), ("last", ids[-1]), (ids[1][:25], ids[1]), (ids[2][-12:], ids[2])):
+        shown = cli("episodes", "show", "done", name).out
+        assert episode_id in shown
+        assert "reward/success" in shown
+        assert "peg_insertion: " in shown
+    out = tmp_path / "films" / "one.mp4"
+    assert cli("episodes", "video", "done", demos[0], "--size", "32", "--out", str(out)).code == 0
+    assert out.read_bytes()[4:8] == b"ftyp"
+
+
+def test_a_damaged_episode_does_not_hide_the_others(cli: Cli, finished: Path) -> None:
+    ids = EpisodeLog(finished / "episodes").ids()
+    (finished / "episodes" / ids[0] / "manifest.json").write_text("{}")
+    result = cli("episodes", "ls", "done")
+    assert "damaged" in result.out
+    assert ids[-1] in result.out

@@ -1,0 +1,106 @@
+"""What is drawn while a run runs, and the small drawings it is made of."""
+
+from __future__ import annotations
+
+import io
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dovetail.cli._live import LinesView, LiveView, view_for
+from dovetail.cli._runs import check_name, find_run, new_name, split_arguments
+from dovetail.cli._stop import StopFlag
+from dovetail.cli._terminal import duration, interval, sparkline
+from dovetail.core.errors import RunFolderError, UsageError
+from dovetail.core.stats import Rate
+from dovetail.runtime.status import RunStatus, nobody
+
+
+def _status() -> RunStatus:
+    status = RunStatus(
+        name="first-try", episodes=4, env_steps=180, updates=720, robot_minutes=0.3, interventions=2
+    )
+    status.begin("learning online", 4000, done=180)
+    status.recent_success.extend([0.0, 0.0, 1.0, 1.0])
+    status.recent_return.extend([0.0, 0.0, 1.0, 1.0])
+    status.recent_human.extend([0.5, 0.5, 0.0, 0.0])
+    status.rates["cloning"] = Rate(successes=30, episodes=100)
+    return status
+
+
+def test_the_live_view_shows_what_a_person_wants_to_know() -> None:
+    terminal = io.StringIO()
+    with LiveView(Console(file=terminal, force_terminal=True, width=100, color_system=None)) as watch:
+        watch(_status())
+    picture = terminal.getvalue()
+    for text in (
+        "first-try",
+        "learning online",
+        "180 / 4000",
+        "50 %",
+        "25 %",
+        "720",
+        "0.3",
+        "▁▁██",
+        "30 %",
+        "[22, 40]",
+    ):
+        assert text in picture
+
+
+def test_elsewhere_there_is_now_and_then_a_line() -> None:
+    file = io.StringIO()
+    status = _status()
+    with LinesView(Console(file=file, width=200)) as watch:
+        for _ in range(50):
+            watch(status)
+        status.rates["after"] = Rate(successes=99, episodes=100)
+        watch(status)
+    assert file.getvalue().splitlines() == [
+        "learning online: 180/4000, success 50 % (last 4), human 25 %, 720 updates, 0.3 robot min",
+        "behaviour cloning: 30 % [22, 40] of 100",
+        "after online learning: 99 % [95, 100] of 100",
+    ]
+
+
+def test_who_is_quiet_sees_nothing() -> None:
+    with view_for(Console(file=io.StringIO()), quiet=True) as watch:
+        assert watch is nobody
+
+
+def test_drawings() -> None:
+    assert sparkline([0, 1], width=10) == "▁█"
+    assert sparkline([0, 0, 1, 1], width=2) == "▁█"
+    assert sparkline([0.5] * 3, width=3, low=0.0, high=1.0) == "▅▅▅"
+    assert sparkline([], width=3) == ""
+    assert interval(Rate(successes=0, episodes=10), width=10).plain == "●━━━······"  # Wilson: [0, 0.28]
+    assert interval(Rate(successes=10, episodes=10), width=10).plain == "······━━━●"
+    assert [duration(s) for s in (5, 90, 3720)] == ["5 s", "1 min 30 s", "1 h 02 min"]
+
+
+def test_names(tmp_path: Path) -> None:
+    assert split_arguments(["peg", "a.b=1", "x.yaml"]) == (["peg", "x.yaml"], ["a.b=1"])
+    for bad in ("..", ".hidden", "a/b", "", "-x", "a b", "x" * 101):
+        with pytest.raises(UsageError):
+            check_name(bad)
+    first = new_name(["configs/my task.yaml"], tmp_path)
+    assert check_name(first).startswith("my-task-")
+    (tmp_path / first / "config.yaml").parent.mkdir()
+    assert new_name(["configs/my task.yaml"], tmp_path) != first
+    with pytest.raises(RunFolderError, match="not a run folder"):
+        find_run(first, tmp_path)
+    (tmp_path / first / "config.yaml").touch()
+    assert find_run(first, tmp_path) == find_run(str(tmp_path / first), Path("elsewhere")) == tmp_path / first
+
+
+def test_one_signal_is_a_wish(capfd: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    with StopFlag() as stop:
+        assert not stop()
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop()
+    assert signal.getsignal(signal.SIGINT) is before
+    assert "Ctrl-C again" in capfd.readouterr().err

@@ -1,0 +1,24 @@
+"""The control process must start fast and never pause for a library it does not need."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("room", ["actor.sequential", "robots.safety", "robots.sim.robot", "human.scripted"])
+def test_the_control_side_leaves_torch_and_ray_out(room):
+    code = f"import sys, dovetail.{room}; print([m for m in ('torch', 'ray') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_core_needs_numpy_only():
+    code = (
+        "import sys; import numpy, numpy.typing; after_numpy = set(sys.modules);"
+        "import dovetail.core.contracts, dovetail.core.clock, dovetail.core.streams, dovetail.core.disk;"
+        "new = {m.split('.')[0] for m in set(sys.modules) - after_numpy};"
+        "print(sorted(new - set(sys.stdlib_module_names) - {'numpy'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "['dovetail']"

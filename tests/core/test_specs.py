@@ -1,0 +1,68 @@
+"""Nothing moves unless both sides fit; an error names both."""
+
+import dataclasses
+
+import pytest
+
+from dovetail.core.errors import SpecMismatch
+from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec, TaskSpec, match
+
+ACTION = ArraySpec(shape=(2,), names=("x", "y"), low=(-1.0, -1.0), high=(1.0, 1.0))
+ROBOT = RobotSpec(
+    name="arm",
+    embodiment="toy",
+    observation={"joint_pos": ArraySpec(shape=(2,)), "front": ArraySpec(shape=(8, 8, 3), dtype="uint8")},
+    action=ACTION,
+    action_kind="ee_delta",
+    control_hz=10.0,
+)
+POLICY = PolicySpec(
+    name="net", observation={"joint_pos": ArraySpec(shape=(2,))}, action=ACTION, action_kind="ee_delta"
+)
+
+
+def test_what_fits_passes():
+    match(ROBOT, policy=POLICY, task=TaskSpec(name="t", observation_keys=("front",), embodiments=("toy",)), stored=ROBOT)
+
+
+@pytest.mark.parametrize(
+    ("policy", "words"),
+    [
+        ({"observation": {"joint_poss": ArraySpec(shape=(2,))}}, ("net", "joint_poss", "arm", "Did you mean 'joint_pos'")),
+        ({"observation": {"joint_pos": ArraySpec(shape=(7,))}}, ("net", "float32[7]", "arm", "float32[2]")),
+        ({"action": ArraySpec(shape=(3,))}, ("action", "float32[3]", "float32[2]")),
+        ({"action": dataclasses.replace(ACTION, names=("y", "x"))}, ("names", "y != x")),
+        ({"action": dataclasses.replace(ACTION, high=(1.0, 2.0))}, ("limits", "2.0")),
+        ({"action_kind": "joint_target"}, ("joint_target", "ee_delta")),
+    ],
+)
+def test_a_policy_that_does_not_fit(policy, words):
+    with pytest.raises(SpecMismatch) as error:
+        match(ROBOT, policy=dataclasses.replace(POLICY, **policy))
+    assert all(word in str(error.value) for word in words)
+    assert "\n" not in str(error.value)
+
+
+def test_a_task_for_another_body():
+    with pytest.raises(SpecMismatch, match="task 'lift' is for humanoid, but robot 'arm' is a toy"):
+        match(ROBOT, task=TaskSpec(name="lift", embodiments=("humanoid",)))
+
+
+@pytest.mark.parametrize("side", ["robot", "stored"])
+def test_stored_data_with_other_keys(side):
+    less = dataclasses.replace(ROBOT, name="old", observation={"joint_pos": ArraySpec(shape=(2,))})
+    robot, stored = (less, ROBOT) if side == "robot" else (ROBOT, less)
+    with pytest.raises(SpecMismatch, match="front"):
+        match(robot, stored=stored)
+
+
+def test_json_round_trip_and_hash():
+    again = RobotSpec.from_json(ROBOT.to_json())
+    assert again == ROBOT
+    assert again.hash() == ROBOT.hash()
+    assert dataclasses.replace(ROBOT, control_hz=20.0).hash() != ROBOT.hash()
+
+
+def test_limits_must_fit_the_shape():
+    with pytest.raises(SpecMismatch, match="low has 1 entries"):
+        ArraySpec(shape=(2,), low=(0.0,), high=(1.0, 1.0))

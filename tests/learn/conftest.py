@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+import torch
+
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
+
+ROBOT = RobotSpec(
+    name="arm",
+    embodiment="toy",
+    observation={"joint_pos": ArraySpec(shape=(3,))},
+    action=ArraySpec(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    action_kind="ee_delta",
+    control_hz=10.0,
+)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def robot():
+    return ROBOT
+
+
+@pytest.fixture
+def policy():
+    return GaussianMLP(GaussianMLPConfig(hidden=(16, 16)), robot=ROBOT, seed=0)
+
+
+@pytest.fixture
+def batch():
+    rng = np.random.default_rng(0)
+    return {
+        "observation/joint_pos": rng.normal(size=(8, 3)).astype(np.float32),
+        "next/joint_pos": rng.normal(size=(8, 3)).astype(np.float32),
+        "action": rng.uniform(-1, 1, size=(8, 2)).astype(np.float32),
+        "reward": np.array([0, 0, 0, 1, 0, 0, 0, 1], np.float32),
+        "discount": np.array([1, 1, 1, 0, 1, 1, 1, 0], np.float32),
+    }
+
+
+class OneTransition:
+    """A replay that knows one transition: enough to see what value it learns."""
+
+    def __init__(self, batch, view_sizes=None):
+        self._batch = batch
+        self._sizes = view_sizes or {}
+        self.asked = []
+
+    def size(self, view):
+        return self._sizes.get(view, 8)
+
+    def sample(self, into, *, view, rng):
+        self.asked.append((view, len(into["reward"])))
+        rows = rng.integers(8, size=len(into["reward"]))
+        for name, out in into.items():
+            out[:] = self._batch[name][rows]
+
+
+@pytest.fixture
+def replay(batch):
+    return OneTransition(batch)
+
+
+@pytest.fixture
+def make_replay(batch):
+    return lambda **sizes: OneTransition(batch, sizes)

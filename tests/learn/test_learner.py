@@ -1,0 +1,112 @@
+import hashlib
+import json
+
+import numpy as np
+import pytest
+
+from dovetail.core.errors import CheckpointError, FailureError
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
+from dovetail.learn.learner import Learner
+
+
+def make(policy, replay, robot, **settings):
+    algorithm = RLPD(RLPDConfig(batch_size=8, hidden=(16, 16)), policy=policy, seed=0)
+    return Learner(
+        algorithm=algorithm, replay=replay, robot=robot, rng=np.random.default_rng(0), **{"utd": 4.0, **settings}
+    )
+
+
+def test_updates_are_paid_for_by_steps(policy, replay, robot):
+    learner = make(policy, replay, robot, utd=0.5, start_after_steps=10)
+    done = []
+    for env_steps in (0, 10, 12, 13, 15, 15):
+        learner.step(env_steps=env_steps)
+        done.append(learner.num_online_updates)
+    assert done == [0, 0, 1, 1, 2, 2]
+
+
+def test_a_side_that_has_nothing_yet_is_filled_from_the_other(policy, make_replay, robot):
+    replay = make_replay(online=0)
+    make(policy, replay, robot).warm_up(1)
+    assert replay.asked == [("prior", 4), ("all", 4)]
+
+
+def test_warm_up_counts_over_the_whole_run(policy, replay, robot):
+    learner = make(policy, replay, robot)
+    learner.warm_up(3)
+    learner.warm_up(5)
+    assert learner.num_warmup_updates == 5
+
+
+def test_a_broken_loss_stops_the_run(policy, replay, robot):
+    replay._batch["reward"][:] = np.nan
+    with pytest.raises(FailureError, match="learning broke at update 0"):
+        make(policy, replay, robot).warm_up(1)
+
+
+def test_resumed_equals_uninterrupted(policy, replay, robot, tmp_path):
+    learner = make(policy, replay, robot)
+    learner.warm_up(5)
+    learner.step(env_steps=3)
+    save_checkpoint(tmp_path / "last", learner.state_dict(), facts={"env_steps": 3})
+    expected = learner.step(env_steps=6)
+    again = make(policy, replay, robot)
+    state, facts = load_checkpoint(tmp_path / "last")
+    again.load_state_dict(state)
+    assert facts == {"env_steps": 3}
+    assert again.step(env_steps=6) == expected
+    assert again.num_updates == learner.num_updates == 29
+
+
+def test_cloning_lowers_its_loss(policy, replay, robot):
+    algorithm = Imitation(ImitationConfig(batch_size=8, lr=1e-2), policy=policy)
+    learner = Learner(algorithm=algorithm, replay=replay, robot=robot, rng=np.random.default_rng(0))
+    first = learner.warm_up(5)["imitation_loss"]
+    learner.warm_up(200)
+    assert learner.warm_up(205)["imitation_loss"] < 0.1 * first
+
+
+class TestCheckpointFiles:
+    @pytest.fixture
+    def folder(self, tmp_path):
+        save_checkpoint(tmp_path / "last", {"a": np.arange(3.0)}, facts={"env_steps": 1})
+        return tmp_path / "last"
+
+    def test_a_newer_one_takes_the_place_of_the_older(self, folder):
+        save_checkpoint(folder, {"a": np.arange(4.0)}, facts={"env_steps": 2})
+        state, facts = load_checkpoint(folder)
+        assert len(state["a"]) == 4
+        assert facts["env_steps"] == 2
+        assert len(list(folder.glob("state-*"))) == 1
+
+    def test_a_flipped_byte_is_found(self, folder):
+        (path,) = folder.glob("state-*")
+        data = bytearray(path.read_bytes())
+        data[-1] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(CheckpointError, match="damaged"):
+            load_checkpoint(folder)
+
+    @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1}', "null"])
+    def test_what_is_not_a_checkpoint(self, folder, content):
+        (folder / "manifest.json").write_text(content)
+        with pytest.raises(CheckpointError, match="is not a checkpoint"):
+            load_checkpoint(folder)
+
+    def test_another_schema_is_refused(self, folder):
+        manifest = json.loads((folder / "manifest.json").read_text())
+        (folder / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
+        with pytest.raises(CheckpointError, match="schema 99"):
+            load_checkpoint(folder)
+
+    def test_no_pickle_gets_in(self, folder):
+        (path,) = folder.glob("state-*")
+        data = b"\x80\x04K\x01."  # a pickle
+        path.write_bytes(data)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["sha256"] = hashlib.sha256(data).hexdigest()
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        with pytest.raises(CheckpointError, match="cannot be read"):
+            load_checkpoint(folder)

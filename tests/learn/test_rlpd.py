@@ -1,0 +1,146 @@
+"""RLPD against numbers worked out beside it, and against the traps of its predecessors."""
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.core.errors import CheckpointError
+from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+
+KEYS = ("critic_loss", "q")
+
+
+def make(policy, **config):
+    return RLPD(RLPDConfig(**{"batch_size": 8, "hidden": (16, 16), **config}), policy=policy, seed=0)
+
+
+def expected_target(algorithm, policy, batch, *, gamma, alpha=0.0):
+    """r + gamma * d * (min over target critics - alpha * log pi), with the algorithm's own next draw of noise."""
+    generator = torch.Generator()
+    generator.set_state(algorithm._generator.get_state())
+    features = policy.features({"joint_pos": batch["next/joint_pos"]})
+    with torch.no_grad():
+        actions, log_prob = policy.sample(features, generator=generator)
+        q = algorithm._target(torch.cat((features, actions), 1)).amin(0) - alpha * log_prob
+    return torch.from_numpy(batch["reward"]) + gamma * torch.from_numpy(batch["discount"]) * q
+
+
+@pytest.mark.parametrize("backup_entropy", [False, True])
+def test_critic_loss_is_the_squared_distance_to_the_target(policy, batch, backup_entropy):
+    algorithm = make(policy, gamma=0.9, target_range=None, backup_entropy=backup_entropy, temperature=0.5)
+    targets = expected_target(algorithm, policy, batch, gamma=0.9, alpha=0.5 if backup_entropy else 0.0)
+    features = policy.features({"joint_pos": batch["observation/joint_pos"]})
+    actions = torch.from_numpy(batch["action"])
+    with torch.no_grad():
+        q = algorithm._critic(torch.cat((features, actions), 1))
+    metrics = algorithm.update(batch)
+    assert metrics["critic_loss"] == pytest.approx(float((q - targets).square().mean()), rel=1e-5)
+
+
+def test_a_true_end_does_not_bootstrap_and_a_timeout_does(policy, batch):
+    """Trap: time-outs stored as terminal. The discount alone decides."""
+    algorithm = make(policy, gamma=0.9, target_range=None)
+    targets = expected_target(algorithm, policy, batch, gamma=0.9)
+    assert targets[3] == 1.0  # reward 1, discount 0: exactly the reward
+    assert targets[0] != 0.0  # reward 0, discount 1: the value of what follows
+
+
+def test_values_converge_to_the_discounted_reward(policy, batch, replay):
+    """Two states, one step apart: the last is worth 1, the one before it gamma."""
+    first, last = np.float32([[1, 0, 0]]), np.float32([[0, 1, 0]])
+    chain = {
+        "observation/joint_pos": np.repeat(np.concatenate((first, last)), 4, axis=0),
+        "next/joint_pos": np.repeat(np.concatenate((last, first)), 4, axis=0),
+        "action": np.zeros((8, 2), np.float32),
+        "reward": np.repeat(np.float32([0, 1]), 4),
+        "discount": np.repeat(np.float32([1, 0]), 4),
+    }
+    algorithm = make(policy, gamma=0.8, tau=0.1, lr=3e-3, actor_after=10**9)
+    for _ in range(600):
+        chain["action"] = np.random.default_rng(0).uniform(-1, 1, (8, 2)).astype(np.float32)
+        algorithm.update(chain)
+    with torch.no_grad():
+        features = policy.features({"joint_pos": np.concatenate((first, last))})
+        q = algorithm._critic(torch.cat((features, torch.from_numpy(chain["action"][:2])), 1)).mean(0)
+    assert q[1] == pytest.approx(1.0, abs=0.05)
+    assert q[0] == pytest.approx(0.8, abs=0.08)
+
+
+def test_targets_are_clipped_to_what_is_possible(policy, batch):
+    batch["reward"][:] = 5.0
+    wild, tame = make(policy, target_range=None), make(policy, target_range=(0.0, 1.0))
+    assert wild.update(batch)["critic_loss"] > 4 * tame.update(batch)["critic_loss"]
+
+
+def test_the_actor_climbs_what_the_critic_likes(policy, batch):
+    algorithm = make(policy, actor_every=1, temperature=1e-6, lr=1e-2)
+
+    class Likes(torch.nn.Module):
+        def forward(self, inputs):
+            return (-(inputs[:, 3:] - 0.5).square().sum(1)).expand(2, -1)  # best action: (0.5, 0.5)
+
+    algorithm._critic = Likes()
+    features = policy.features({"joint_pos": batch["observation/joint_pos"]})
+    for _ in range(300):
+        algorithm._update_actor(features, torch.from_numpy(batch["action"]))
+    mean, _ = policy._distribution(features)
+    np.testing.assert_allclose(torch.tanh(mean).detach().numpy(), 0.5, atol=0.1)
+
+
+def test_the_actors_step_leaves_the_critic_alone(policy, batch):
+    """Trap: leftover critic gradients in the actor's norm, or the actor's loss training the critic."""
+    algorithm = make(policy)
+    before = [p.detach().clone() for p in algorithm._critic.parameters()]
+    features = policy.features({"joint_pos": batch["observation/joint_pos"]})
+    algorithm._update_actor(features, torch.from_numpy(batch["action"]))
+    assert all(torch.equal(a, b) for a, b in zip(before, algorithm._critic.parameters(), strict=True))
+    assert all(p.grad is None for p in algorithm._critic.parameters())
+
+
+def test_the_temperature_follows_the_entropy(policy, batch):
+    for target, rises in ((50.0, True), (-50.0, False)):
+        algorithm = make(policy, target_entropy=target, actor_every=1)
+        before = algorithm._log_alpha.item()
+        algorithm.update(batch)
+        assert (algorithm._log_alpha.item() > before) is rises
+
+
+def test_the_actor_moves_every_so_often_and_not_before(policy, batch):
+    algorithm = make(policy, actor_every=2, actor_after=3)
+    moved = ["actor_loss" in algorithm.update(batch) for _ in range(8)]
+    assert moved == [False, False, False, True, False, True, False, True]
+
+
+def test_a_random_subset_of_critics_gives_the_target(policy, batch):
+    algorithm = make(policy, num_critics=5, num_target_critics=2)
+    assert set(KEYS) <= set(algorithm.update(batch))
+
+
+def test_the_robot_gets_the_average_of_the_actors(policy, batch):
+    algorithm = make(policy, actor_every=1, actor_average=0.75)
+    start = policy._actor[0].weight.detach().clone()
+    algorithm.update(batch)
+    moved = policy._actor[0].weight.detach()
+    expected = 0.75 * start + 0.25 * moved
+    np.testing.assert_allclose(algorithm.policy_weights()["actor"]["0.weight"], expected.numpy(), rtol=1e-5, atol=1e-7)
+
+
+def test_half_of_the_rows_are_prior_data(policy):
+    assert make(policy, batch_size=128).wants.rows == {"prior": 64, "online": 64}
+
+
+def test_a_saved_state_goes_on_bit_for_bit(policy, batch):
+    one = make(policy, actor_every=2)
+    for _ in range(7):
+        one.update(batch)
+    state = one.state_dict()
+    expected = [dict(one.update(batch)) for _ in range(5)]
+    other = make(policy, actor_every=2)
+    other.load_state_dict(state)
+    assert [dict(other.update(batch)) for _ in range(5)] == expected
+
+
+def test_a_state_of_another_network_is_refused_in_one_line(policy, batch):
+    with pytest.raises(CheckpointError, match="does not fit algorithm 'rlpd'") as error:
+        make(policy, hidden=(8,)).load_state_dict(make(policy).state_dict())
+    assert "\n" not in str(error.value)

@@ -1,0 +1,98 @@
+"""An episode filmed afterwards is the episode as it was seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dovetail.config.plugins import config_model, resolve
+from dovetail.core.errors import ConfigError, UsageError
+from dovetail.robots.sim import Cameras, SimRobot, SimRobotConfig
+from dovetail.robots.sim.film import Film
+
+SIZE = {"width": 96, "height": 64}
+
+
+def build(task_name: str, arm: str = "panda"):
+    plugin = resolve("task", task_name)
+    task = plugin(config_model(plugin)())
+    return task, SimRobot(SimRobotConfig.model_validate({"arm": arm}), task=task)
+
+
+def record(task_name: str, *, seeds: tuple[int, ...], arm: str = "panda", camera: str = "front"):
+    """A few ticks of the expert after each reset: what the probe said, and what the camera saw meanwhile."""
+    task, robot = build(task_name, arm)
+    cameras = Cameras(world=robot.world, names=(camera,), **SIZE)
+    probes, seen = [], []
+    for seed in seeds:
+        task.reset(robot, rng=np.random.default_rng(seed))
+        expert = task.expert()
+        expert.reset(np.random.default_rng(seed))
+        for _ in range(6):
+            probes.append(robot.probe())
+            seen.append(cameras.render(camera))
+            robot.send(expert.act(robot.observe()))
+            robot.advance(200_000_000)
+    cameras.close()
+    return {key: np.stack([probe[key] for probe in probes]) for key in probes[0]}, np.stack(seen)
+
+
+@pytest.mark.parametrize(
+    ("task", "arm", "camera"),
+    [
+        ("peg_insertion", "panda", "front"),  # the socket is moved
+        ("push_cube", "x5", "wrist"),  # the mark is moved, the cube is free
+        ("cap_tightening", "panda", "front"),  # bodies inside the moved bottle are turned
+        ("table_cleanup", "panda", "front"),
+    ],
+)
+def test_film_is_what_the_camera_saw(task: str, arm: str, camera: str) -> None:
+    columns, seen = record(task, seeds=(1, 2), arm=arm, camera=camera)
+    assert len(np.unique(seen[:, ::4, ::4], axis=0)) == len(seen), "a still picture would prove nothing"
+    _, other = build(task, arm)
+    with Film(other.world, camera=camera, **SIZE) as film:
+        np.testing.assert_array_equal(np.stack(list(film.frames(columns))), seen)
+
+
+def test_films_may_run_turn_by_turn() -> None:
+    columns, seen = record("peg_insertion", seeds=(1, 2))
+    _, other = build("peg_insertion")
+    half = len(seen) // 2
+    with Film(other.world, **SIZE) as film:
+        first = film.frames({key: column[:half] for key, column in columns.items()})
+        second = film.frames({key: column[half:] for key, column in columns.items()})
+        for index, (a, b) in enumerate(zip(first, second, strict=True)):
+            np.testing.assert_array_equal(a, seen[index])
+            np.testing.assert_array_equal(b, seen[half + index])
+
+
+def test_the_probe_owns_what_it_gives() -> None:
+    task, robot = build("peg_insertion")
+    task.reset(robot, rng=np.random.default_rng(0))
+    before = robot.probe()
+    kept = {key: value.copy() for key, value in before.items()}
+    task.reset(robot, rng=np.random.default_rng(1))
+    for key, value in robot.probe().items():
+        np.testing.assert_array_equal(before[key], kept[key])
+        assert not np.array_equal(value, kept[key]), key
+
+
+def test_the_arm_is_no_fixture() -> None:
+    _, robot = build("cap_tightening")
+    names = {robot.world.model.body(int(i)).name for i in robot.world.fixtures}
+    assert names == {"looked_at", "bottle", "collar", "cap"}
+    assert SimRobot().probe()["sim_fixtures"].shape == (0, 7)
+
+
+def test_what_is_not_of_this_world_is_refused() -> None:
+    _, robot = build("peg_insertion")
+    film = Film(robot.world, **SIZE)
+    fitting = {key: value[None] for key, value in robot.probe().items()}
+    with pytest.raises(UsageError, match="the trace has no sim_fixtures"):
+        film.frames({"sim_qpos": fitting["sim_qpos"]})
+    with pytest.raises(UsageError, match="of another scene"):
+        film.frames({**fitting, "sim_qpos": np.zeros((1, 3))})
+    with pytest.raises(UsageError, match="of another scene"):
+        film.frames({**fitting, "sim_fixtures": np.zeros((1, 9, 7))})
+    with pytest.raises(ConfigError, match="Did you mean 'front'"):
+        Film(robot.world, camera="fornt", **SIZE)

@@ -1,0 +1,519 @@
+"""The suites pass what is right, and catch what was broken on purpose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.config.plugins import BUILTIN, config_model, resolve
+from dovetail.core.clock import NS_PER_S
+from dovetail.core.contracts import Robot
+from dovetail.core.errors import SpecMismatch
+from dovetail.core.types import (
+    ActContext,
+    ActionChunk,
+    Array,
+    HumanInput,
+    Observation,
+    Outcome,
+    Verdict,
+    WeightSnapshot,
+)
+from dovetail.robots.gym import GymRobot, GymRobotConfig
+from dovetail.testing import check_algorithm, check_operator, check_policy, check_robot, check_task
+from dovetail.testing.fake_brains import (
+    FakeAlgorithm,
+    FakeAlgorithmConfig,
+    FakeOperator,
+    FakeOperatorConfig,
+    FakePolicy,
+    FakePolicyConfig,
+)
+from dovetail.testing.fakes import (
+    FakeArm,
+    FakeArmConfig,
+    FakeBimanual,
+    FakeBimanualConfig,
+    FakeExpert,
+    FakeTask,
+    FakeTaskConfig,
+)
+
+ARM = FakeArmConfig(image_size=(8, 6))
+HISTORY = FakePolicyConfig(horizon=50, history={"joint_pos": 50})
+
+
+def arm(task: Any = None) -> FakeArm:
+    return FakeArm(ARM, task=task)
+
+
+def bimanual(task: Any = None) -> FakeBimanual:
+    return FakeBimanual(FakeBimanualConfig(), task=task)
+
+
+def reach() -> FakeTask:
+    return FakeTask(FakeTaskConfig())
+
+
+# ---- what is right passes
+
+
+@pytest.mark.parametrize("make", [arm, bimanual, lambda: GymRobot(GymRobotConfig(id="Pendulum-v1"))])
+def test_good_robots(make: Callable[[], Robot]) -> None:
+    check_robot(make, num_ticks=5)
+
+
+@pytest.mark.parametrize("config", [{"arm": "panda"}, {"arm": "x5"}, {"arm": "panda", "action": "joint"}])
+def test_sim_robots(config: dict[str, Any]) -> None:
+    sim = resolve("robot", "sim")
+    check_robot(lambda: sim(config_model(sim).model_validate(config)))
+
+
+@pytest.mark.parametrize("make_robot", [arm, bimanual])
+def test_good_tasks(make_robot: Callable[[Any], Robot]) -> None:
+    check_task(reach, make_robot)
+    check_operator(lambda task: FakeOperator(FakeOperatorConfig(), task=task), reach, make_robot)
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN["task"]))
+def test_our_tasks(name: str) -> None:
+    task, sim = resolve("task", name), resolve("robot", "sim")
+    check_task(
+        lambda: task(config_model(task).model_validate({})),
+        lambda made: sim(config_model(sim).model_validate({}), task=made),
+        num_expert_episodes=2,
+        min_expert_successes=1,
+    )
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN["operator"]))
+def test_our_operators(name: str) -> None:
+    operator = resolve("operator", name)
+    for make_robot in (arm, bimanual):
+        check_operator(lambda task: operator(config_model(operator)(), task=task), reach, make_robot)
+
+
+def test_good_policies() -> None:
+    check_policy(lambda: FakePolicy(FakePolicyConfig(), robot=arm().spec))
+    policy = FakePolicy(HISTORY, robot=bimanual().spec)
+    snapshot = WeightSnapshot(version=3, components={"actor": {"weights": policy.weights}}, hashes={})
+    check_policy(lambda: FakePolicy(HISTORY, robot=bimanual().spec), snapshot=snapshot)
+
+
+def test_good_algorithm() -> None:
+    check_algorithm(lambda: algorithm(FakeAlgorithm), robot=arm().spec)
+
+
+@pytest.mark.parametrize("make_robot", [arm, bimanual])
+def test_our_learner(make_robot: Callable[[], Robot]) -> None:
+    torch = pytest.importorskip("torch")
+    torch.set_num_threads(1)
+    policy, rlpd = resolve("policy", "gaussian_mlp"), resolve("algorithm", "rlpd")
+    spec = make_robot().spec
+    history = {key: 50 for key in ("joint_pos", "ee_pose") if key in spec.observation}
+    remembering = config_model(policy).model_validate({"history": history})
+    check_policy(lambda: policy(config_model(policy)(), robot=spec, seed=0))
+    check_policy(lambda: policy(remembering, robot=spec, seed=0))
+    check_algorithm(
+        lambda: rlpd(config_model(rlpd)(), policy=policy(config_model(policy)(), robot=spec)), robot=spec
+    )
+
+
+def test_suites_need_no_torch() -> None:
+    code = (
+        "import sys, dovetail.testing, dovetail.robots.safety;"
+        "print([name for name in ('torch', 'ray', 'mujoco') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# ---- robots that are wrong
+
+
+class WrongDtype(FakeArm):
+    def observe(self) -> Observation:
+        seen = super().observe()
+        return Observation(
+            time_ns=seen.time_ns, values={k: v.astype(np.float64) for k, v in seen.values.items()}
+        )
+
+
+class WrongKeys(FakeArm):
+    def observe(self) -> Observation:
+        seen = super().observe()
+        return Observation(time_ns=seen.time_ns, values={**seen.values, "more": np.zeros(1, np.float32)})
+
+
+class Frozen(FakeArm):
+    def observe(self) -> Observation:
+        return Observation(time_ns=0, values=super().observe().values)
+
+
+class Reused(FakeArm):
+    buffer = np.zeros(3, np.float32)
+
+    def observe(self) -> Observation:
+        seen = super().observe()
+        self.buffer[:] = seen.values["ee_pose"][:3]
+        return Observation(time_ns=seen.time_ns, values={**seen.values, "goal": self.buffer})
+
+
+class Impatient(FakeArm):
+    def send(self, action: Array) -> Array:
+        executed = super().send(action)
+        self.advance(NS_PER_S)
+        return executed
+
+
+class TooFast(FakeArm):
+    def advance(self, duration_ns: int) -> None:
+        super().advance(3 * duration_ns)
+
+
+class Echo(FakeArm):
+    def send(self, action: Array) -> Array:
+        super().send(action)
+        return action
+
+
+class Overwrites(FakeArm):
+    def send(self, action: Array) -> Array:
+        executed = super().send(action)
+        action[:] = 0
+        return executed
+
+
+class SaysMore(FakeArm):
+    def send(self, action: Array) -> Array:
+        return super().send(action) * 1000
+
+
+class StopsOnce(FakeArm):
+    stopped = False
+
+    def stop(self) -> None:
+        if self.stopped:
+            raise RuntimeError("already stopped")
+        self.stopped = True
+
+
+class Dice(FakeArm):
+    def advance(self, duration_ns: int) -> None:
+        super().advance(duration_ns)
+        self._motion.state += np.random.normal(size=3) * 1e-3
+
+
+class Twitchy(FakeArm):
+    def observe(self) -> Observation:
+        self._motion.state += 1e-4
+        return super().observe()
+
+
+@pytest.mark.parametrize(
+    ("robot", "message"),
+    [
+        (WrongDtype, "float64"),
+        (WrongKeys, "more"),
+        (Frozen, "did not advance"),
+        (Reused, "changed after it was handed out"),
+        (Impatient, "send.. let simulated time pass"),
+        (TooFast, "ns pass"),
+        (Echo, "caller's own array"),
+        (Overwrites, "changed the action"),
+        (SaysMore, "outside the limits"),
+        (StopsOnce, "already stopped"),
+        (Dice, "same actions differ"),
+        (Twitchy, "at one moment differ"),
+    ],
+)
+def test_broken_robots_are_caught(robot: type[FakeArm], message: str) -> None:
+    with pytest.raises((AssertionError, RuntimeError), match=message):
+        check_robot(lambda: robot(FakeArmConfig()))
+
+
+def test_what_is_no_robot_is_caught() -> None:
+    with pytest.raises(AssertionError, match="observe, send, stop"):
+        check_robot(lambda: object())  # type: ignore[arg-type, return-value]
+
+
+# ---- tasks that are wrong
+
+
+class OwnDice(FakeTask):
+    def reset(self, robot: Robot, *, rng: np.random.Generator) -> None:
+        super().reset(robot, rng=np.random.default_rng())
+
+
+class AlwaysThere(FakeTask):
+    def reset(self, robot: Robot, *, rng: np.random.Generator) -> None:
+        super().reset(robot, rng=np.random.default_rng(0))
+
+
+class Endless(FakeTask):
+    def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict:
+        return super().judge(robot, observation, num_steps=0)
+
+
+class Harsh(FakeTask):
+    def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict:
+        verdict = super().judge(robot, observation, num_steps=num_steps)
+        outcome = Outcome.FAILURE if verdict.outcome is Outcome.TIMEOUT else verdict.outcome
+        return Verdict(outcome=outcome, rewards=verdict.rewards)
+
+
+class Fickle(FakeTask):
+    def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict:
+        return Verdict(outcome=None, rewards={f"step{num_steps}": 0.0})
+
+
+class NotANumber(FakeTask):
+    def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict:
+        return Verdict(outcome=None, rewards={"r": float("nan")})
+
+
+class Elsewhere(FakeTask):
+    @property
+    def spec(self) -> Any:
+        return type(super().spec)(name="elsewhere", observation_keys=("no_such_key",))
+
+
+class Lazy(FakeTask):
+    class Sleeper(FakeExpert):
+        def act(self, observation: Observation) -> Array:
+            return np.array([0, 0, 0, 0, 0, 0, 1], np.float32)
+
+    def expert(self) -> FakeExpert:
+        return self.Sleeper(self.robot)
+
+
+class Rude(FakeTask):
+    class Wild(FakeExpert):
+        def act(self, observation: Observation) -> Array:
+            return super().act(observation) + np.float32(5)
+
+    def expert(self) -> FakeExpert:
+        return self.Wild(self.robot)
+
+
+class Boastful(FakeTask):
+    class Liar(FakeExpert):
+        def progress(self, observation: Observation) -> float:
+            return 2.0
+
+    def expert(self) -> FakeExpert:
+        return self.Liar(self.robot)
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        (OwnDice, "same rng seed"),
+        (AlwaysThere, "every rng seed"),
+        (Endless, "time limit"),
+        (Harsh, "failure"),
+        (Fickle, "keep them the same"),
+        (NotANumber, "finite"),
+        (Elsewhere, "no_such_key"),
+        (Lazy, "succeeded in 0"),
+        (Rude, "outside the limits"),
+        (Boastful, "progress"),
+    ],
+)
+def test_broken_tasks_are_caught(task: type[FakeTask], message: str) -> None:
+    with pytest.raises((AssertionError, SpecMismatch), match=message):
+        check_task(lambda: task(FakeTaskConfig()), arm, max_steps=100)
+
+
+# ---- operators that are wrong
+
+
+class Unseeded(FakeOperator):
+    def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
+        super().reset(rng=np.random.default_rng(), robot_minutes=robot_minutes)
+
+
+class Nameless(FakeOperator):
+    name = ""
+
+
+class Brute(FakeOperator):
+    def poll(self, observation: Observation) -> HumanInput:
+        return HumanInput(action=np.full(7, 9, np.float32))
+
+
+class Meddler(FakeOperator):
+    def poll(self, observation: Observation) -> HumanInput:
+        observation.values["goal"][:] = 0
+        return HumanInput()
+
+
+@pytest.mark.parametrize(
+    ("operator", "message"),
+    [
+        (Unseeded, "same rng"),
+        (Nameless, "name is empty"),
+        (Brute, "outside the limits"),
+        (Meddler, "changed the observation"),
+    ],
+)
+def test_broken_operators_are_caught(operator: type[FakeOperator], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_operator(lambda task: operator(FakeOperatorConfig(), task=task), reach, arm)
+
+
+# ---- policies that are wrong
+
+
+class FlatChunk(FakePolicy):
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        chunk = super().act(observations, context)
+        return ActionChunk(actions=chunk.actions[:, 0], observed_ns=0, policy_version=0)
+
+
+class FirstRowOnly(FakePolicy):
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        chunk = super().act(observations, context)
+        same = np.broadcast_to(chunk.actions[:1], chunk.actions.shape).copy()
+        return ActionChunk(actions=same, observed_ns=0, policy_version=0)
+
+
+class NeverCalm(FakePolicy):
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        return super().act(observations, ActContext(seed=context.seed))
+
+
+class Seedless(FakePolicy):
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        return super().act(observations, ActContext(deterministic=context.deterministic))
+
+
+class Unmasked(FakePolicy):
+    def features(self, observations: Mapping[str, Array]) -> Array:
+        masks = {k: np.ones_like(v) for k, v in observations.items() if k.endswith("/mask")}
+        return super().features({**observations, **masks})
+
+
+class Unlimited(FakePolicy):
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        chunk = super().act(observations, context)
+        return ActionChunk(actions=chunk.actions * 100, observed_ns=0, policy_version=0)
+
+
+class OneChunk(FakePolicy):
+    buffer: Array | None = None
+
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        chunk = super().act(observations, context)
+        if self.buffer is None or self.buffer.shape != chunk.actions.shape:
+            self.buffer = chunk.actions
+        self.buffer[...] = chunk.actions
+        return ActionChunk(actions=self.buffer, observed_ns=0, policy_version=0)
+
+
+class Forgetful(FakePolicy):
+    def load(self, snapshot: WeightSnapshot) -> None:
+        self.weights = snapshot.components["actor"]["weights"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (FlatChunk, r"\[B, H, A\]"),
+        (FirstRowOnly, "rows must not mix"),
+        (NeverCalm, "alone|deterministic"),
+        (Seedless, "same seed"),
+        (Unmasked, "never seen"),
+        (Unlimited, "outside the limits"),
+        (OneChunk, "copy it out"),
+        (Forgetful, "after load"),
+    ],
+)
+def test_broken_policies_are_caught(policy: type[FakePolicy], message: str) -> None:
+    config = FakePolicyConfig(history={"ee_pose": 4, "front": 2})
+    good = FakePolicy(config, robot=arm().spec)
+    snapshot = WeightSnapshot(version=3, components={"actor": {"weights": good.weights}}, hashes={})
+    with pytest.raises(AssertionError, match=message):
+        check_policy(lambda: policy(config, robot=arm().spec), snapshot=snapshot)
+
+
+# ---- algorithms that are wrong
+
+
+def algorithm(kind: type[FakeAlgorithm]) -> FakeAlgorithm:
+    return kind(FakeAlgorithmConfig(), policy=FakePolicy(FakePolicyConfig(), robot=arm().spec))
+
+
+class Idle(FakeAlgorithm):
+    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
+        return {}
+
+
+class Scribbles(FakeAlgorithm):
+    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
+        metrics = super().update(batch)
+        batch["reward"][:] = 9
+        return metrics
+
+
+class Diverges(FakeAlgorithm):
+    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
+        super().update(batch)
+        return {"loss": float("inf")}
+
+
+class NoMomentum(FakeAlgorithm):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({**state, "velocity": np.zeros_like(state["velocity"])})
+
+
+class NoCounter(FakeAlgorithm):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({**state, "num_updates": 0})
+
+
+class NoWeights(FakeAlgorithm):
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        pass
+
+
+class LiveWeights(FakeAlgorithm):
+    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
+        before = self._policy.weights
+        metrics = super().update(batch)
+        before[...] = self._policy.weights
+        self._policy.weights = before
+        return metrics
+
+    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
+        return {"actor": {"weights": self._policy.weights}}
+
+
+class Unrepeatable(FakeAlgorithm):
+    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
+        metrics = super().update(batch)
+        self._policy.weights = self._policy.weights + np.random.normal(size=self._policy.weights.shape) * 1e-6
+        return metrics
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (Idle, "as they were"),
+        (Scribbles, "changed the batch"),
+        (Diverges, "finite number"),
+        (NoMomentum, "optimisers"),
+        (NoCounter, "optimisers"),
+        (NoWeights, "did not restore"),
+        (LiveWeights, "policy_weights.. handed out"),
+        (Unrepeatable, "optimisers|made alike"),
+    ],
+)
+def test_broken_algorithms_are_caught(kind: type[FakeAlgorithm], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_algorithm(lambda: algorithm(kind), robot=arm().spec)
