@@ -90,9 +90,9 @@ def test_experts_of_one_task(monkeypatch: pytest.MonkeyPatch) -> None:
     station = experts._station("peg_insertion", "panda")
     assert station is not None
     rows = list(experts._measure("peg", station, num_resets=2, num_replays=2))
-    assert [row.name for row in rows] == ["peg: expert", "peg: expert", "peg: blind replay"]
+    assert [row.name for row in rows] == ["peg: expert", "peg: expert needs", "peg: blind replay"]
     assert rows[0].value == 1.0
-    assert rows[1].unit == "steps to success"
+    assert rows[1].unit == "steps"
     assert experts._station("table_cleanup", "x5") is None  # not a task for that arm
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import Cli
+from command_line import Cli
 
 from dovetail import __version__
 from dovetail.cli import _inspect

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Cli
+from command_line import Cli
 
 from dovetail.cli import _evaluation
 from dovetail.core.types import ActContext, Episode

@@ -76,8 +76,8 @@ def test_drawings() -> None:
     assert sparkline([0, 0, 1, 1], width=2) == "▁█"
     assert sparkline([0.5] * 3, width=3, low=0.0, high=1.0) == "▅▅▅"
     assert sparkline([], width=3) == ""
-    assert interval(Rate(successes=0, episodes=10), width=10).plain == "●━━━······"  # Wilson: [0, 0.28]
-    assert interval(Rate(successes=10, episodes=10), width=10).plain == "······━━━●"
+    assert interval(Rate(successes=0, episodes=10), width=11).plain == "●━━━·······"  # Wilson: [0, 0.28]
+    assert interval(Rate(successes=10, episodes=10), width=11).plain == "·······━━━●"
     assert [duration(s) for s in (5, 90, 3720)] == ["5 s", "1 min 30 s", "1 h 02 min"]
 
 

@@ -55,7 +55,7 @@ def _measure(name: str, station: Station, *, num_resets: int, num_replays: int) 
     yield at_least(f"{name}: expert", len(solved) / num_resets, f"of {num_resets}", 0.95)
     if not solved:
         return
-    yield Row(name=f"{name}: expert", value=float(np.mean([len(e) for e in solved])), unit="steps to success")
+    yield Row(name=f"{name}: expert needs", value=float(np.mean([len(e) for e in solved])), unit="steps")
     blind = [_replay(station, solved[i % len(solved)], FIRST_REPLAY_RESET + i) for i in range(num_replays)]
     share = sum(blind) / num_replays
     ratio = share * num_resets / len(solved)

@@ -40,18 +40,21 @@ def ls(run: str, *, purpose: str | None, outcome: str | None, runs_dir: Path) ->
     for name in ("steps", "human", "weights"):
         table.add_column(name, justify="right", no_wrap=True)
     shown = total = 0
+    damaged: list[str] = []
     for total, episode_id in enumerate(log.ids(), start=1):
         try:
             info = log.manifest(episode_id)
         except StoreError as error:  # one damaged episode must not hide the others
-            table.add_row(str(total), episode_id, "", Text(f"damaged: {error}", style="red"))
+            damaged.append(str(error))
             continue
         if wanted_purpose not in (None, info.purpose) or wanted_outcome not in (None, info.outcome):
             continue
         shown += 1
         table.add_row(str(total), *_row(info))
-    if shown or total:
+    if shown:
         console.print(table)
+    for problem in damaged:
+        console.print(Text(f"damaged: {problem}", style="red"), soft_wrap=True)
     say(f"{shown} of {total} episodes in {path}")
 
 

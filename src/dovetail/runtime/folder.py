@@ -33,9 +33,13 @@ class RunFolder:
             raise RunFolderError(f"run folder {path} exists already: choose another --name, or use --resume")
         try:
             path.mkdir(parents=True)
-            save(config, path)
         except OSError as error:
             raise RunFolderError(f"cannot make run folder {path}: {error.strerror}") from error
+        try:
+            save(config, path)
+        except RunFolderError:
+            path.rmdir()  # a folder without its config would be nobody's
+            raise
         return RunFolder(path, config)
 
     @staticmethod

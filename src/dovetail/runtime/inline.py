@@ -60,7 +60,9 @@ class InlineRun:
         self._metrics = MetricsLog(folder.logs)
         self.status = RunStatus(name=folder.path.name)
         self._started_s = time.monotonic()
-        self._wall_before_s = float((folder.read_json("progress.json") or {}).get("wall_s", 0.0))
+        before = folder.read_json("progress.json") or {"wall_s": 0.0, "updates": 0}
+        self._wall_before_s = float(before["wall_s"])
+        self.status.updates = int(before["updates"])
         self._demos: list[Episode] = []
         self._num_tried_demos = 0
         self._recover()

@@ -102,7 +102,7 @@ class CapTightening(SimTask):
               </body>
               <body name="cap" pos="0 0 {_CAP_Z_M}">
                 <joint name="cap_turn" axis="0 0 -1" armature="0.01" frictionloss="0.15" damping="0.05"/>
-                <!-- armatures: a constraint is as stiff as what it holds is heavy, and threads do not give -->
+                <!-- armatures: a constraint is as stiff as its parts are heavy, and threads do not give -->
                 <joint name="cap_screw" type="slide" axis="0 0 -1" armature="10" damping="20"/>
                 {flats}
                 <geom class="mark" size="0.0120 0.0022 0.0012" pos="0.0125 0 {_CAP_HALF_M}"/>

@@ -1,0 +1,230 @@
+"""The synchronous loop: who moved the arm, what was recorded, and how it ends."""
+
+import numpy as np
+import pytest
+
+from dovetail.actor.sequential import SequentialActor, SequentialConfig
+from dovetail.core.clock import SimulatedClock
+from dovetail.core.errors import RobotFault
+from dovetail.core.specs import PolicySpec
+from dovetail.core.types import ActionChunk, EpisodeOrder, Event, HumanInput, Outcome, Purpose, Source
+from dovetail.human.none import NoOperator
+from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeBimanual, FakeBimanualConfig, FakeTask, FakeTaskConfig
+
+
+class ChunkPolicy:
+    """Chunks of `horizon` tiny actions, each telling which call and which place in the chunk it came from."""
+
+    def __init__(self, robot, horizon=4, history=None, value=None):
+        keys = [k for k, s in robot.observation.items() if not s.is_image]
+        self.spec = PolicySpec(
+            name="chunks",
+            observation={k: robot.observation[k] for k in keys},
+            action=robot.action,
+            action_kind=robot.action_kind,
+            horizon=horizon,
+            history=history or {},
+        )
+        self.calls, self.seeds, self.seen, self.value = 0, [], [], value
+
+    def act(self, observations, context):
+        self.seen.append({k: v.copy() for k, v in observations.items()})
+        self.seeds.append((context.seed, context.deterministic))
+        actions = np.zeros((1, self.spec.horizon, *self.spec.action.shape), np.float32)
+        actions[0, :, 0] = 1e-4 * (10 * self.calls + np.arange(self.spec.horizon))
+        if self.value is not None:
+            actions[:] = self.value
+        self.calls += 1
+        return ActionChunk(actions=actions, observed_ns=0, policy_version=7)
+
+    def reset(self):
+        pass
+
+
+class Person:
+    name = "person"
+
+    def __init__(self, inputs):
+        self._inputs, self.num_polls = inputs, 0
+
+    def reset(self, *, rng, robot_minutes):
+        self.num_polls = 0
+
+    def poll(self, observation):
+        found = self._inputs.get(self.num_polls, HumanInput())
+        self.num_polls += 1
+        return found
+
+
+def setup(*, operator=None, policy="chunks", bimanual=False, max_steps=12, config=None, **settings):
+    task = FakeTask(FakeTaskConfig(max_steps=max_steps, tolerance=0.0))
+    raw = FakeBimanual(FakeBimanualConfig(), task=task) if bimanual else FakeArm(FakeArmConfig(), task=task)
+    clock = SimulatedClock()
+    clock.on_advance(raw.advance)
+    robot = SafeRobot(raw, SafetyConfig(), clock)
+    if policy == "chunks":
+        policy = ChunkPolicy(raw.spec)
+    actor = SequentialActor(
+        config or SequentialConfig(),
+        robot=robot,
+        task=task,
+        operator=operator or NoOperator(),
+        policy=policy,
+        clock=clock,
+        **settings,
+    )
+    return actor, policy, raw, clock
+
+
+def order(**changes):
+    return EpisodeOrder(
+        **{"id": "e", "purpose": Purpose.ONLINE, "seed": 0, "index": 0, "config_hash": "h", **changes}
+    )
+
+
+def test_a_chunk_is_executed_open_loop_then_the_policy_thinks_again():
+    actor, policy, _, _ = setup()
+    episode = actor.run(order())
+    assert len(episode) == 12
+    assert policy.calls == 3
+    assert episode.column("chunk_id").tolist() == [0] * 4 + [1] * 4 + [2] * 4
+    assert episode.column("chunk_index").tolist() == [0, 1, 2, 3] * 3
+    assert set(episode.column("policy_version")) == {7}
+
+
+def test_a_shorter_execution_horizon_thinks_more_often():
+    actor, policy, _, _ = setup(config=SequentialConfig(execution_horizon=1))
+    actor.run(order())
+    assert policy.calls == 12
+
+
+def test_a_takeover_discards_the_chunk_in_flight():
+    action = np.zeros(7, np.float32)
+    operator = Person({2: HumanInput(action=action), 3: HumanInput(action=action)})
+    actor, policy, _, _ = setup(operator=operator)
+    episode = actor.run(order())
+    assert episode.column("source").tolist()[:6] == [0, 0, Source.HUMAN, Source.HUMAN, 0, 0]
+    assert episode.column("chunk_index").tolist()[:6] == [0, 1, 0, 0, 0, 1]  # after hand-back: a new chunk
+    assert episode.column("chunk_id").tolist()[:6] == [0, 0, -1, -1, 1, 1]
+    assert episode.num_interventions == 1
+    assert episode.operator == "person"
+
+
+def test_proposed_and_executed_are_kept_apart():
+    actor, _, _, _ = setup(policy=ChunkPolicy(FakeArm(FakeArmConfig()).spec, value=5.0))  # far beyond the limits
+    episode = actor.run(order())
+    assert episode.column("proposed")[0, 0] == 5.0
+    assert episode.column("executed")[0, 0] == pytest.approx(0.02)
+    assert episode.column("extra/clipped")[0].all()
+
+
+def test_every_tick_takes_one_period_and_the_last_observation_is_kept():
+    actor, _, _, clock = setup()
+    episode = actor.run(order())
+    assert np.diff(episode.column("time_ns")).tolist() == [100_000_000] * 11
+    assert episode.last_observation.time_ns == episode.column("time_ns")[-1] + 100_000_000
+    assert clock.now_ns() == 12 * 100_000_000
+
+
+def test_running_out_of_time_is_a_timeout():
+    assert setup()[0].run(order()).outcome is Outcome.TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("event", "outcome"),
+    [(Event.SUCCESS, Outcome.SUCCESS), (Event.FAILURE, Outcome.FAILURE), (Event.DISCARD, Outcome.ABORTED)],
+)
+def test_a_person_can_end_an_episode(event, outcome):
+    actor, _, _, _ = setup(operator=Person({3: HumanInput(event=event)}))
+    episode = actor.run(order())
+    assert (len(episode), episode.outcome) == (3, outcome)
+
+
+def test_a_person_judges_after_the_last_tick():
+    actor, _, _, _ = setup(operator=Person({12: HumanInput(event=Event.SUCCESS)}))
+    episode = actor.run(order())
+    assert (episode.outcome, episode.judgement) == (Outcome.TIMEOUT, Outcome.SUCCESS)
+
+
+def test_ended_before_it_began():
+    assert setup(operator=Person({0: HumanInput(event=Event.STOP)}))[0].run(order()) is None
+
+
+def test_a_pause_holds_and_is_not_recorded():
+    pause = {2: HumanInput(event=Event.PAUSE), 5: HumanInput(event=Event.START)}
+    actor, _, _, clock = setup(operator=Person(pause))
+    episode = actor.run(order())
+    assert len(episode) == 12
+    assert clock.now_ns() > 12 * 100_000_000  # time passed meanwhile
+    assert episode.column("chunk_index").tolist()[2] == 0  # and the old plan is gone
+
+
+def test_asked_to_stop_it_keeps_what_it_has_as_aborted():
+    ticks = iter(range(100))
+    actor, _, _, _ = setup(should_stop=lambda: next(ticks) >= 5)
+    episode = actor.run(order())
+    assert (len(episode), episode.outcome) == (5, Outcome.ABORTED)
+
+
+def test_whatever_goes_wrong_the_arm_stops():
+    actor, policy, raw, _ = setup()
+    stops = []
+    raw.stop = lambda: stops.append(True)
+    policy.act = lambda *_: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        actor.run(order())
+    assert stops
+
+
+def test_a_policy_that_gives_nan_holds_and_then_faults():
+    actor, _, _, _ = setup(policy=ChunkPolicy(FakeArm(FakeArmConfig()).spec, value=np.nan))
+    with pytest.raises(RobotFault, match="not finite"):
+        actor.run(order())
+
+
+def test_the_same_order_gives_the_same_episode():
+    (a, p, _, _), (b, q, _, _) = setup(), setup()
+    b.run(order(index=4))  # what ran before does not matter
+    q.calls = 0
+    one, other = a.run(order(index=9)), b.run(order(index=9))
+    assert p.seeds == q.seeds[3:]
+    assert np.array_equal(one.column("observation/ee_pose"), other.column("observation/ee_pose"))
+    assert p.seeds != q.seeds[:3]
+
+
+def test_evaluation_is_deterministic_and_its_streams_are_its_own():
+    (a, p, _, _), (b, q, _, _) = setup(), setup()
+    a.run(order(purpose=Purpose.EVAL, deterministic=True))
+    b.run(order())
+    assert all(deterministic for _, deterministic in p.seeds)
+    assert p.seeds[0][0] != q.seeds[0][0]
+
+
+def test_a_bimanual_robot_with_fifty_ticks_of_history():
+    task = FakeTask(FakeTaskConfig(max_steps=60, tolerance=0.0))
+    spec = FakeBimanual(FakeBimanualConfig(), task=task).spec
+    policy = ChunkPolicy(spec, horizon=1, history={"joint_pos": 50})
+    actor, _, _, _ = setup(policy=policy, bimanual=True, max_steps=60)
+    episode = actor.run(order())
+    assert episode.column("executed").shape == (60, 24)
+    assert episode.column("observation/head").shape == (60, 240, 320, 3)
+    assert policy.seen[0]["joint_pos/mask"].sum() == 1
+    assert policy.seen[-1]["joint_pos/mask"].all()
+    np.testing.assert_array_equal(policy.seen[-1]["joint_pos"][0], episode.column("observation/joint_pos")[10:60])
+
+
+def test_an_overrun_is_counted_and_not_made_up_for():
+    actor, policy, _, clock = setup(config=SequentialConfig(execution_horizon=1))
+    slow = policy.act
+
+    def act(observations, context):
+        if policy.calls == 3:
+            clock.sleep_until(clock.now_ns() + 250_000_000)  # thinks for two and a half ticks
+        return slow(observations, context)
+
+    policy.act = act
+    episode = actor.run(order())
+    assert actor.num_overruns == 1
+    gaps = np.diff(episode.column("time_ns"))
+    assert gaps.min() >= 100_000_000  # never two ticks back to back

@@ -1,0 +1,93 @@
+"""A scripted person: watches some episodes, fewer with time, helps where nothing moves, hands back, judges."""
+
+import numpy as np
+import pytest
+
+from dovetail.core.types import Event, Observation
+from dovetail.human.scripted import Demonstrator, ScriptedConfig, ScriptedOperator
+
+SEEN = Observation(time_ns=0, values={})
+
+
+class Expert:
+    """Reports the progress it is told to."""
+
+    def __init__(self):
+        self.now, self.noise = 0.0, None
+
+    def reset(self, rng, *, noise=0.0):
+        self.noise = noise
+
+    def act(self, observation):
+        return np.ones(7, np.float32)
+
+    def progress(self, observation):
+        return self.now
+
+
+class Task:
+    def __init__(self):
+        self.the_expert = Expert()
+
+    def expert(self):
+        return self.the_expert
+
+
+def make(**config):
+    task = Task()
+    operator = ScriptedOperator(ScriptedConfig(**{"share": 1.0, "patience_steps": 5, **config}), task=task)
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    return operator, task.the_expert
+
+
+def test_takes_over_when_nothing_moves_corrects_for_a_while_and_hands_back():
+    operator, _ = make(min_steps=3, max_steps=3)
+    acting = [operator.poll(SEEN).action is not None for _ in range(16)]
+    # five ticks of patience, three of correction, and the policy gets its patience again
+    assert acting == [False] * 5 + [True] * 3 + [False] * 5 + [True] * 3
+
+
+def test_leaves_a_policy_alone_that_gets_on():
+    operator, expert = make()
+    for tick in range(30):
+        expert.now = 0.02 * tick
+        assert operator.poll(SEEN).action is None
+
+
+def test_says_success_once_the_task_is_done():
+    operator, expert = make(share=0.0)
+    assert operator.poll(SEEN).event is None
+    expert.now = 1.0
+    assert operator.poll(SEEN).event is Event.SUCCESS
+
+
+@pytest.mark.parametrize(("minutes", "expected"), [(0.0, 0.5), (5.0, 0.25), (10.0, 0.0), (99.0, 0.0)])
+def test_watches_less_as_the_robot_grows_up(minutes, expected):
+    operator, _ = make(share=0.5, fade_minutes=10.0)
+    watched = 0
+    for episode in range(400):
+        operator.reset(rng=np.random.default_rng(episode), robot_minutes=minutes)
+        watched += any(operator.poll(SEEN).action is not None for _ in range(7))
+    assert watched / 400 == pytest.approx(expected, abs=0.07)
+
+
+def test_corrections_vary_in_length():
+    operator, _ = make(min_steps=8, max_steps=20)
+    lengths = set()
+    for episode in range(40):
+        operator.reset(rng=np.random.default_rng(episode), robot_minutes=0.0)
+        acting = [operator.poll(SEEN).action is not None for _ in range(5 + 21)]
+        lengths.add(acting[5:].index(False))  # of the first correction
+    assert min(lengths) >= 8
+    assert max(lengths) <= 20
+    assert len(lengths) > 5
+
+
+def test_a_demonstrator_acts_from_the_first_tick_to_the_end():
+    task = Task()
+    teacher = Demonstrator(task=task, noise=0.4)
+    teacher.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    assert task.the_expert.noise == 0.4
+    assert all(teacher.poll(SEEN).action is not None for _ in range(5))
+    task.the_expert.now = 1.0
+    assert teacher.poll(SEEN).event is Event.SUCCESS
