@@ -10,7 +10,14 @@ from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActionChunk, EpisodeOrder, Event, HumanInput, Outcome, Purpose, Source
 from dovetail.human.none import NoOperator
 from dovetail.robots.safety import SafeRobot, SafetyConfig
-from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeBimanual, FakeBimanualConfig, FakeTask, FakeTaskConfig
+from dovetail.testing.fakes import (
+    FakeArm,
+    FakeArmConfig,
+    FakeBimanual,
+    FakeBimanualConfig,
+    FakeTask,
+    FakeTaskConfig,
+)
 
 
 class ChunkPolicy:
@@ -102,7 +109,7 @@ def test_a_shorter_execution_horizon_thinks_more_often():
 def test_a_takeover_discards_the_chunk_in_flight():
     action = np.zeros(7, np.float32)
     operator = Person({2: HumanInput(action=action), 3: HumanInput(action=action)})
-    actor, policy, _, _ = setup(operator=operator)
+    actor, _, _, _ = setup(operator=operator)
     episode = actor.run(order())
     assert episode.column("source").tolist()[:6] == [0, 0, Source.HUMAN, Source.HUMAN, 0, 0]
     assert episode.column("chunk_index").tolist()[:6] == [0, 1, 0, 0, 0, 1]  # after hand-back: a new chunk

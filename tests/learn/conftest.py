@@ -53,7 +53,7 @@ class OneTransition:
     def size(self, view):
         return self._sizes.get(view, 8)
 
-    def sample(self, into, *, view, rng):
+    def sample(self, into, *, view, rng, gamma, num_steps):
         self.asked.append((view, len(into["reward"])))
         rows = rng.integers(8, size=len(into["reward"]))
         for name, out in into.items():

@@ -14,21 +14,21 @@ def make(policy, **config):
     return RLPD(RLPDConfig(**{"batch_size": 8, "hidden": (16, 16), **config}), policy=policy, seed=0)
 
 
-def expected_target(algorithm, policy, batch, *, gamma, alpha=0.0):
-    """r + gamma * d * (min over target critics - alpha * log pi), with the algorithm's own next draw of noise."""
+def expected_target(algorithm, policy, batch, *, alpha=0.0):
+    """r + d * (min over target critics - alpha * log pi), with the algorithm's own next draw of noise."""
     generator = torch.Generator()
     generator.set_state(algorithm._generator.get_state())
     features = policy.features({"joint_pos": batch["next/joint_pos"]})
     with torch.no_grad():
         actions, log_prob = policy.sample(features, generator=generator)
         q = algorithm._target(torch.cat((features, actions), 1)).amin(0) - alpha * log_prob
-    return torch.from_numpy(batch["reward"]) + gamma * torch.from_numpy(batch["discount"]) * q
+    return torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * q
 
 
 @pytest.mark.parametrize("backup_entropy", [False, True])
 def test_critic_loss_is_the_squared_distance_to_the_target(policy, batch, backup_entropy):
     algorithm = make(policy, gamma=0.9, target_range=None, backup_entropy=backup_entropy, temperature=0.5)
-    targets = expected_target(algorithm, policy, batch, gamma=0.9, alpha=0.5 if backup_entropy else 0.0)
+    targets = expected_target(algorithm, policy, batch, alpha=0.5 if backup_entropy else 0.0)
     features = policy.features({"joint_pos": batch["observation/joint_pos"]})
     actions = torch.from_numpy(batch["action"])
     with torch.no_grad():
@@ -40,7 +40,7 @@ def test_critic_loss_is_the_squared_distance_to_the_target(policy, batch, backup
 def test_a_true_end_does_not_bootstrap_and_a_timeout_does(policy, batch):
     """Trap: time-outs stored as terminal. The discount alone decides."""
     algorithm = make(policy, gamma=0.9, target_range=None)
-    targets = expected_target(algorithm, policy, batch, gamma=0.9)
+    targets = expected_target(algorithm, policy, batch)
     assert targets[3] == 1.0  # reward 1, discount 0: exactly the reward
     assert targets[0] != 0.0  # reward 0, discount 1: the value of what follows
 
@@ -53,7 +53,7 @@ def test_values_converge_to_the_discounted_reward(policy, batch, replay):
         "next/joint_pos": np.repeat(np.concatenate((last, first)), 4, axis=0),
         "action": np.zeros((8, 2), np.float32),
         "reward": np.repeat(np.float32([0, 1]), 4),
-        "discount": np.repeat(np.float32([1, 0]), 4),
+        "discount": np.repeat(np.float32([0.8, 0]), 4),
     }
     algorithm = make(policy, gamma=0.8, tau=0.1, lr=3e-3, actor_after=10**9)
     for _ in range(600):
@@ -126,7 +126,9 @@ def test_the_robot_gets_the_average_of_the_actors(policy, batch):
 
 
 def test_half_of_the_rows_are_prior_data(policy):
-    assert make(policy, batch_size=128).wants.rows == {"prior": 64, "online": 64}
+    wants = make(policy, batch_size=128, gamma=0.9, num_steps=3).wants
+    assert wants.rows == {"prior": 64, "online": 64}
+    assert (wants.gamma, wants.num_steps) == (0.9, 3)
 
 
 def test_a_saved_state_goes_on_bit_for_bit(policy, batch):

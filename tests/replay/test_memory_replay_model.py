@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -31,7 +32,7 @@ class Model:
     def relabel(self, labels: Labels) -> None:
         self.held = [(e, labels if e.id == labels.episode_id else old) for e, old in self.held]
 
-    def view(self, name: str) -> list[Transition]:
+    def view(self, name: str, *, gamma: float, num_steps: int) -> list[Transition]:
         found = []
         for episode, labels in self.held:
             demo = episode.purpose is Purpose.DEMO
@@ -47,8 +48,11 @@ class Model:
                 }
                 if wanted[name]:
                     action = float(episode.column("executed")[t][0])
-                    after = (action, float(labels.rewards[t]), float(labels.discounts[t]))
-                    found.append((tuple(states[t].tolist()), tuple(states[t + 1].tolist()), *after))
+                    reward, weight, end = 0.0, 1.0, min(t + num_steps, len(episode))
+                    for k in range(t, end):
+                        reward += weight * float(labels.rewards[k])
+                        weight *= gamma * float(labels.discounts[k])
+                    found.append((tuple(states[t].tolist()), tuple(states[end].tolist()), action, reward, weight))
         return found
 
 
@@ -131,8 +135,9 @@ def test_short_episodes_after_long_ones_make_a_ring_grow_that_has_gone_round(
 
 
 def _compare(replay: MemoryReplay, model: Model, seed: int) -> None:
-    for view in VIEWS:
-        expected = model.view(view)
+    for view, num_steps in itertools.product(VIEWS, (1, 3)):
+        gamma = 0.5  # a power of two, so that sums are exact in any precision
+        expected = model.view(view, gamma=gamma, num_steps=num_steps)
         assert replay.size(view) == len(expected)
         if not expected:
             continue
@@ -143,7 +148,7 @@ def _compare(replay: MemoryReplay, model: Model, seed: int) -> None:
             "reward": np.empty(16, np.float32),
             "discount": np.empty(16, np.float32),
         }
-        replay.sample(into, view=view, rng=np.random.default_rng(seed))
+        replay.sample(into, view=view, rng=np.random.default_rng(seed), gamma=gamma, num_steps=num_steps)
         rows = np.random.default_rng(seed).integers(len(expected), size=16)
         got = [
             (tuple(s.tolist()), tuple(n.tolist()), float(a[0]), float(r), float(d))

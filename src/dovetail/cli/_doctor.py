@@ -15,7 +15,6 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from rich.text import Text
 
-from dovetail.cli._gl import environment_as_given
 from dovetail.cli._runs import split_arguments
 from dovetail.cli._terminal import console, say
 from dovetail.config.load import load, recipes
@@ -117,11 +116,11 @@ def _processors() -> Iterator[Check]:
 
 def _rendering(*, needed: bool) -> Check:
     """In a process of its own: a broken GL driver may take its process down with it."""
-    name, backend = "rendering", environment_as_given().get("MUJOCO_GL", "egl")
+    name, backend = "rendering", _environment_as_given().get("MUJOCO_GL", "egl")
     try:
         done = subprocess.run(
             [sys.executable, "-c", _PICTURE],
-            env=environment_as_given(),
+            env=_environment_as_given(),
             capture_output=True,
             text=True,
             timeout=GL_TIMEOUT_S,
@@ -136,6 +135,14 @@ def _rendering(*, needed: bool) -> Check:
     reason = lines[-1] if lines else f"the process ended with {done.returncode}"
     reason = f"MUJOCO_GL={backend}: {reason.partition(': ')[2] or reason}"
     return Check(name=name, ok=False, detail=f"does not work ({reason[:160]})", remedy=_HOW_TO_GL, needed=needed)
+
+
+def _environment_as_given() -> dict[str, str]:
+    """For a child that is to find out about GL for itself."""
+    from dovetail.robots.sim._gl import GIVEN
+
+    others = {name: value for name, value in os.environ.items() if name != "MUJOCO_GL"}
+    return others if GIVEN is None else {**others, "MUJOCO_GL": GIVEN}
 
 
 def _runs_folder(runs_dir: Path) -> Check:

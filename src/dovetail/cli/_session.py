@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from dovetail.cli import _report
-from dovetail.cli._gl import missing_gl
 from dovetail.cli._live import view_for
 from dovetail.cli._runs import check_name, find_run, new_name, split_arguments
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say
 from dovetail.config.load import load
 from dovetail.config.schema import RunConfig
-from dovetail.core.errors import DovetailError, RobotError, RobotFault, RunFolderError, UsageError
+from dovetail.core.errors import DovetailError, RobotFault, RunFolderError, UsageError
 from dovetail.core.streams import stream
 from dovetail.runtime.build import Station, build_station
 from dovetail.runtime.folder import RunFolder
@@ -150,11 +149,6 @@ def check_fits(config: RunConfig) -> None:
 
 def _take_a_picture(station: Station) -> None:
     """The first one is where a missing GL shows."""
-    if missing_gl() and station.config.robot.type == "sim":
-        raise RobotError(
-            f"no pictures can be rendered here ({missing_gl()}): `dovetail doctor` says what to install, or leave "
-            "images out of the robot's config"
-        )
     try:
         station.task.reset(station.robot, rng=stream(station.config.run.seed, "check"))
         station.robot.observe()

@@ -7,8 +7,6 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli._gl import make_mujoco_importable
-
 __all__ = ["register"]
 
 
@@ -24,7 +22,6 @@ def bench(
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
 ) -> None:
     """Measure, and compare with what we aim for. Aims that are missed are shown; they are no error."""
-    make_mujoco_importable()
     from dovetail.cli import _bench
 
     _bench.bench(names or [], quick=quick, json_file=json_file)

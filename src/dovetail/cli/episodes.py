@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli._gl import make_mujoco_importable
 from dovetail.cli.run import RUNS_DIR, RunsDir
 
 __all__ = ["register"]
@@ -58,7 +57,6 @@ def video(
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
     """Make an mp4 of one episode, from its recorded images or filmed anew in simulation."""
-    make_mujoco_importable()
     from dovetail.cli import _episodes
 
     _episodes.video(run, episode, out=out, camera=camera, size=size, runs_dir=runs_dir)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli._gl import make_mujoco_importable
 from dovetail.cli.run import RUNS_DIR, Arguments, RunsDir
 
 __all__ = ["register"]
@@ -37,7 +36,6 @@ def plugins(
     kind: Annotated[str | None, typer.Option("--kind", help="Only task, robot, policy, ...")] = None,
 ) -> None:
     """List every task, robot, policy and so on: built in, or installed."""
-    make_mujoco_importable()
     from dovetail.cli import _inspect
 
     _inspect.plugins(kind)
@@ -47,7 +45,6 @@ def schema(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; default: the terminal.")] = None,
 ) -> None:
     """A JSON Schema of config files, for completion in an editor."""
-    make_mujoco_importable()
     from dovetail.cli import _inspect
 
     _inspect.schema(out)
@@ -55,7 +52,6 @@ def schema(
 
 def show(arguments: Arguments = None) -> None:
     """A config with every default spelt out, as a run would use it."""
-    make_mujoco_importable()
     from dovetail.cli import _inspect
 
     _inspect.show(tuple(arguments or ()))
@@ -66,7 +62,6 @@ def doctor(
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
     """Check this machine, and with a recipe that its robot, task and policy fit: before anything moves."""
-    make_mujoco_importable()
     from dovetail.cli import _doctor
 
     raise typer.Exit(_doctor.doctor(tuple(arguments or ()), runs_dir=runs_dir))

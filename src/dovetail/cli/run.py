@@ -9,8 +9,6 @@ from typing import Annotated
 
 import typer
 
-from dovetail.cli._gl import make_mujoco_importable
-
 __all__ = ["register"]
 
 RUNS_DIR = Path("runs")
@@ -141,5 +139,4 @@ def _loading() -> Iterator[None]:
     from dovetail.cli._terminal import console
 
     with console.status("loading torch and the simulator"):
-        make_mujoco_importable()
         yield

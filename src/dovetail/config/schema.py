@@ -130,6 +130,8 @@ class RunSettings(Config):
     """How noisy the scripted expert is while it demonstrates; 0 makes it exact."""
     env_steps: int = Field(default=10_000, ge=0)
     """Online budget in control steps."""
+    noiseless_share: float = Field(default=0.4, ge=0, le=1)
+    """Share of the online episodes without exploration noise: where a policy sticks only without it shows there."""
     eval_episodes: int = Field(default=100, ge=1)
     """Episodes in each evaluation."""
     untrained_episodes: int = Field(default=20, ge=0)

@@ -201,10 +201,20 @@ class ReplayReader(Protocol):
     def size(self, view: str) -> int:
         """How many steps a view holds: `online`, `demo`, `human`, `prior` (demo + human), `all`."""
 
-    def sample(self, into: Mapping[str, Array], *, view: str, rng: np.random.Generator) -> None:
-        """Fill `into` with transitions drawn uniformly from a view.
+    def sample(
+        self,
+        into: Mapping[str, Array],
+        *,
+        view: str,
+        rng: np.random.Generator,
+        gamma: float = 1.0,
+        num_steps: int = 1,
+    ) -> None:
+        """Fill `into` with transitions drawn uniformly from a view, each over n = `num_steps` steps or to the end.
 
-        Keys: `observation/<key>`, `next/<key>`, `action`, `reward`, `discount` (0 after a true end).
+        `observation/<key>`, `action`: of the first step. `reward`: the sum of gamma^k times the k-th reward.
+        `next/<key>`: the observation after the last. `discount`: what its value counts for, gamma^n; 0 after a
+        true end.
         """
 
 

@@ -277,10 +277,12 @@ class Labels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What an algorithm wants sampled: observation keys, and rows per view in one batch."""
+    """What an algorithm wants sampled: observation keys, rows per view in one batch, and how returns are cut."""
 
     observation_keys: tuple[str, ...]
     rows: Mapping[str, int]
+    gamma: float = 1.0
+    num_steps: int = 1  # rewards that are added up before the rest is bootstrapped
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,7 +81,8 @@ class Learner:
         for view, num_rows in wants.rows.items():
             rows = {key: buffer[first : first + num_rows] for key, buffer in self._batch.items()}
             # before the first online step, or without demonstrations, one side has nothing to give
-            self._replay.sample(rows, view=view if self._replay.size(view) else "all", rng=self._rng)
+            view = view if self._replay.size(view) else "all"
+            self._replay.sample(rows, view=view, rng=self._rng, gamma=wants.gamma, num_steps=wants.num_steps)
             first += num_rows
 
     # ---- checkpoints

@@ -35,6 +35,9 @@ VIEWS: Mapping[str, Callable[[bool, Array], Array]] = {
 }
 
 
+_LEFT = "steps_left"  # how many steps of the episode there are from a row on, itself included
+
+
 class MemoryReplayConfig(Config):
     capacity_steps: int = Field(default=1_000_000, gt=0)
     """Beyond this many steps the oldest episodes make room, whole ones."""
@@ -122,23 +125,44 @@ class MemoryReplay:
     def size(self, view: str) -> int:
         return len(self._view(view))
 
-    def sample(self, into: Mapping[str, Array], *, view: str, rng: np.random.Generator) -> None:
+    def sample(
+        self,
+        into: Mapping[str, Array],
+        *,
+        view: str,
+        rng: np.random.Generator,
+        gamma: float = 1.0,
+        num_steps: int = 1,
+    ) -> None:
         """Fill the caller's arrays, each [B, ...], with B transitions drawn uniformly, with replacement."""
         queue = self._view(view)
         if not len(queue):
             raise UsageError(f"replay view '{view}' is empty: nothing to sample from")
         batch = self._batch_size(into)
         rows = queue.rows[rng.integers(len(queue), size=batch)]
-        following: Array | None = None
+        spans = np.minimum(num_steps, self._columns[_LEFT].rows[rows])  # [B] never beyond the episode's end
+        following = (rows + spans) % self._num_rows
         for name, out in into.items():
-            if name.startswith("next/"):
-                if following is None:
-                    following = (rows + 1) % self._num_rows
-                column, index = self._columns[name.replace("next/", "observation/", 1)], following
-            else:
-                column, index = self._columns[name], rows
-            # "clip" changes nothing, rows are in range; under "raise" numpy first gathers into a copy of `out`
-            np.take(column.rows, index, axis=0, out=out, mode="clip")
+            if name in ("reward", "discount"):
+                continue
+            key, index = (f"observation/{name[5:]}", following) if name.startswith("next/") else (name, rows)
+            # "clip" changes nothing, rows are in range; under "raise" numpy gathers into a copy of `out` first
+            np.take(self._columns[key].rows, index, axis=0, out=out, mode="clip")
+        rewards, discounts = self._returns(rows, spans, gamma=gamma, num_steps=num_steps)
+        for name, values in (("reward", rewards), ("discount", discounts)):
+            if name in into:
+                into[name][:] = values
+
+    def _returns(self, rows: Array, spans: Array, *, gamma: float, num_steps: int) -> tuple[Array, Array]:
+        """What is earned over each span, and what the value of what follows counts for."""
+        rewards, weights = np.zeros(len(rows), np.float32), np.ones(len(rows), np.float32)
+        for k in range(num_steps):
+            index = (rows + k) % self._num_rows
+            within = k < spans
+            rewards += np.where(within, weights * self._columns["reward"].rows[index], np.float32(0.0))
+            factor = np.float32(gamma) * self._columns["discount"].rows[index]
+            weights *= np.where(within, factor, np.float32(1.0))
+        return rewards, weights
 
     # -- inside
 
@@ -171,6 +195,7 @@ class MemoryReplay:
         samples = {f"observation/{key}": episode.last_observation.values[key] for key in keys}
         samples["action"] = episode.segments[0].columns["executed"][0]
         samples["reward"] = samples["discount"] = np.zeros((), np.float32)
+        samples[_LEFT] = np.zeros((), np.int64)
         self._columns = {
             name: RingColumn(self._num_rows, sample.shape, sample.dtype) for name, sample in samples.items()
         }
@@ -203,6 +228,7 @@ class MemoryReplay:
             self._columns[f"observation/{key}"].put(end, episode.last_observation.values[key][None])
         self._columns["reward"].put(start, labels.rewards)
         self._columns["discount"].put(start, labels.discounts)
+        self._columns[_LEFT].put(start, np.arange(len(episode), 0, -1))
 
     def _evict(self) -> None:
         """Forget the oldest episode; queues are in the order of adding, so its steps are at their front."""

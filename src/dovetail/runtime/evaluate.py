@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from dovetail.core.streams import stream
 from dovetail.core.types import Episode, EpisodeOrder, Purpose, WeightSnapshot
 from dovetail.episodes.ids import new_episode_id
 from dovetail.human.none import NoOperator
@@ -18,13 +19,15 @@ def order_episode(
 ) -> EpisodeOrder:
     """What to tell an actor. Chance is keyed by the run's seed, the purpose and the index alone."""
     now_ns = time.time_ns()
+    run = station.config.run
+    calm = purpose is Purpose.ONLINE and stream(run.seed, "noiseless", index).random() < run.noiseless_share
     return EpisodeOrder(
         id=new_episode_id(unix_ns=now_ns, robot=station.robot.spec.name),
         purpose=purpose,
-        seed=station.config.run.seed,
+        seed=run.seed,
         index=index,
         config_hash=config_hash,
-        deterministic=purpose is Purpose.EVAL,
+        deterministic=calm or purpose is Purpose.EVAL,
         robot_minutes=robot_minutes,
         started_unix_ns=now_ns,
     )

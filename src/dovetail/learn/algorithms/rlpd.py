@@ -35,6 +35,8 @@ class RLPDConfig(Config):
     batch_size: int = Field(default=128, ge=2)
     prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     gamma: float = Field(default=0.97, gt=0.0, lt=1.0)
+    num_steps: int = Field(default=1, ge=1)
+    """Rewards added up before the critic's own estimate takes over: more carry a sparse reward back faster."""
     tau: float = Field(default=0.005, gt=0.0, le=1.0)
     lr: float = Field(default=3e-4, gt=0.0)
     num_critics: int = Field(default=2, ge=1)
@@ -97,6 +99,8 @@ class RLPD:
         return SampleRequest(
             observation_keys=tuple(self._policy.spec.observation),
             rows={"prior": num_prior, "online": self._config.batch_size - num_prior},
+            gamma=self._config.gamma,
+            num_steps=self._config.num_steps,
         )
 
     def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
@@ -126,7 +130,7 @@ class RLPD:
             next_value = next_q.amin(0)
             if config.backup_entropy:
                 next_value = next_value - self._log_alpha.exp() * next_log_prob
-            targets = rewards + config.gamma * discounts * next_value
+            targets = rewards + discounts * next_value
             if config.target_range is not None:
                 targets = targets.clamp(*config.target_range)
         q = self._critic(torch.cat((features, actions), 1))  # [E, B]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dovetail.core.errors import ConfigError, RobotError, did_you_mean
+from dovetail.robots.sim import _gl
 from dovetail.robots.sim.world import World
 
 __all__ = ["Cameras"]
@@ -62,7 +63,7 @@ class Cameras:
         try:
             renderer: Any = mujoco.Renderer(self._world.model, height=self.height, width=self.width)
         except Exception as error:  # mujoco raises whatever the GL backend of the day raises
-            reason = (" ".join(str(error).split()) or type(error).__name__)[:200]
+            reason = (_gl.MISSING or " ".join(str(error).split()) or type(error).__name__)[:200]
             raise RobotError(
                 f"no pictures can be rendered here ({reason}): install EGL (libegl1, libgl1-mesa-dri), set "
                 "MUJOCO_GL=osmesa, or leave images out of the robot's config"
