@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.core.errors import CheckpointError
+from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 
 KEYS = ("critic_loss", "q")
 
@@ -146,3 +147,9 @@ def test_a_state_of_another_network_is_refused_in_one_line(policy, batch):
     with pytest.raises(CheckpointError, match="does not fit algorithm 'rlpd'") as error:
         make(policy, hidden=(8,)).load_state_dict(make(policy).state_dict())
     assert "\n" not in str(error.value)
+
+
+def test_a_policy_with_history_is_refused_before_anything_moves(robot):
+    remembering = GaussianMLP(GaussianMLPConfig(history={"joint_pos": 4}), robot=robot)
+    with pytest.raises(UsageError, match=r"cannot train policy 'gaussian_mlp' with history \(joint_pos\)"):
+        make(remembering)

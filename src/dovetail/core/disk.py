@@ -1,7 +1,4 @@
-"""What makes a write survive a crash: fsync, atomic rename, one writer at a time, JSON that shows damage.
-
-The rooms `episodes`, `labels` and `weights` each hold this same file, because no stage imports another.
-"""
+"""What makes a write survive a crash: fsync, atomic rename, one writer at a time, JSON that shows damage."""
 
 from __future__ import annotations
 

@@ -28,6 +28,8 @@ __all__ = ["Goal", "SimTask", "SimTaskConfig", "WaypointExpert"]
 
 Vector = NDArray[np.float64]
 
+_MAX_PUSH_RAD = 0.03
+
 
 class SimTaskConfig(Config):
     reward: Literal["sparse", "dense"] = "sparse"
@@ -216,7 +218,10 @@ class WaypointExpert:
         found = world.kinematics.solve(
             position=position + step, quat=goal.quat, start=world.joint_positions(), max_iterations=20
         )
-        joints = found.joints + self._rng.normal(0.0, 0.01 * self._noise, len(found.joints))
+        # on top of what the servos still lack: where friction or a wall holds the arm, the push grows, up to a bound
+        push = np.clip(world.joint_targets() - world.joint_positions(), -_MAX_PUSH_RAD, _MAX_PUSH_RAD)
+        tremble = self._rng.normal(0.0, 0.01 * self._noise * goal.speed, len(push))
+        joints = found.joints + push + tremble
         return self._in_limits(joints, goal)
 
     def _in_limits(self, motion: Vector, goal: Goal) -> Array:

@@ -257,9 +257,12 @@ class TableCleanup(SimTask):
         turn = self._wrist_turn(world, thing, yaw)
         aside = math.hypot(towards[0], towards[1])
         inside = towards[2] > -0.035
-        if aside > (0.014 if inside else 0.008) or abs(turn) > (0.2 if inside else 0.1):
+        if aside > (0.014 if inside else 0.025) or abs(turn) > (0.2 if inside else 0.1):
             height, slack = self._clearance(world)
             return _upright(_climb(position, towards, height=height, slack=slack), yaw + turn, gripper=1.0)
+        if not inside and aside > 0.008:
+            # on the way down: a hand that sets off leans for a moment, and must not turn back for that
+            return _upright(position + (towards[0], towards[1], 0.0), yaw + turn, gripper=1.0)
         down = abs(towards[2]) < 0.006 or (abs(towards[2]) < 0.012 and world.gripper_opening() < 0.07)
         return _upright(position + towards, yaw + turn, gripper=0.0 if down else 1.0)
 

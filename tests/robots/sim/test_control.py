@@ -63,12 +63,25 @@ def test_zero_action_does_not_drift(world: World, controller: CartesianDelta) ->
     np.testing.assert_allclose(executed[:6], 0, atol=1e-7)
 
 
-def test_executed_actions_add_up_to_what_happened(world: World, controller: CartesianDelta) -> None:
-    start, _ = world.tcp_pose()
-    executed = run(world, controller, (0, 0.02, 0, 0, 0, 0, 1), ticks=8)  # at full speed the leash bites
-    executed += run(world, controller, (0, 0, 0, 0, 0, 0, 1), ticks=12)
-    assert 0.08 < executed[1] <= 0.16 + 1e-6
-    np.testing.assert_allclose(start[1] - world.tcp_pose()[0][1], executed[1], atol=1e-3)
+def test_executed_is_the_action_within_its_limits_also_where_the_leash_holds_the_arm_back(
+    world: World, controller: CartesianDelta
+) -> None:
+    """Recording what the leash left over would make pushing against a wall look like doing nothing."""
+    world.place_arm(np.append(world.tcp_pose()[0][:2], 0.02))
+    controller.reset(world)
+    for _ in range(10):
+        executed = controller.command(world, (0.0, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0))  # +z is down, into the table
+        world.advance(50)
+    np.testing.assert_allclose(executed, (0.0, 0.0, 0.02, 0.0, 0.0, 0.0, 0.0), atol=1e-7)
+    assert controller.reference_error(world)[2] <= 0.02 + 1e-6
+
+
+def test_pushing_along_one_axis_takes_nothing_from_the_others(world: World, controller: CartesianDelta) -> None:
+    world.place_arm(np.append(world.tcp_pose()[0][:2], 0.1))
+    controller.reset(world)
+    for _ in range(4):
+        controller.command(world, (0.02, 0.02, 0.02, 0.0, 0.0, 0.0, 0.0))
+    np.testing.assert_allclose(controller.reference_error(world)[:3], 0.02, atol=1e-3)
 
 
 def test_pushing_on_the_table_is_bounded_by_the_leash(world: World, controller: CartesianDelta) -> None:
@@ -80,9 +93,7 @@ def test_pushing_on_the_table_is_bounded_by_the_leash(world: World, controller: 
     assert forces[-1] > 20.0
     assert max(forces[-20:]) < MAX_PUSH_N[world.arm.name]
     error = controller.reference_error(world)
-    assert np.linalg.norm(error[:3]) <= 0.0202
-    executed = controller.command(world, (0, 0, 0.02, 0, 0, 0, 0))
-    assert abs(executed[2]) < 1e-3  # nothing more was commanded, and it says so
+    assert np.abs(error[:3]).max() <= 0.0202
 
 
 def test_a_reference_beyond_reach_gives_up_and_comes_back(world: World, controller: CartesianDelta) -> None:
@@ -90,7 +101,7 @@ def test_a_reference_beyond_reach_gives_up_and_comes_back(world: World, controll
     reached = world.tcp_pose()[0][0]
     run(world, controller, (-0.01, 0, 0, 0, 0, 0, 1), ticks=10)
     run(world, controller, (0, 0, 0, 0, 0, 0, 1), ticks=5)
-    assert world.tcp_pose()[0][0] < reached - 0.05
+    assert world.tcp_pose()[0][0] < reached - 0.03
     joints = world.joint_positions()
     assert (joints > np.array(world.arm.lower) - 0.01).all()
     assert (joints < np.array(world.arm.upper) + 0.01).all()

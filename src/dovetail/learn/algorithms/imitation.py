@@ -11,7 +11,14 @@ from pydantic import Field
 
 from dovetail.config.model import Config
 from dovetail.core.types import Array, SampleRequest
-from dovetail.learn.state import load_optimizer, load_policy, optimizer_state, policy_state, refuse_misfits
+from dovetail.learn.state import (
+    load_optimizer,
+    load_policy,
+    optimizer_state,
+    policy_state,
+    refuse_history,
+    refuse_misfits,
+)
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["Imitation", "ImitationConfig"]
@@ -29,6 +36,7 @@ class Imitation:
     Config: ClassVar[type[ImitationConfig]] = ImitationConfig
 
     def __init__(self, config: ImitationConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
+        refuse_history("imitation", policy)
         self._config = config
         self._policy = policy
         parameters = [p for module in policy.components.values() for p in module.parameters()]

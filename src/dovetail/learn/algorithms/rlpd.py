@@ -23,6 +23,7 @@ from dovetail.learn.state import (
     module_state,
     optimizer_state,
     policy_state,
+    refuse_history,
     refuse_misfits,
 )
 from dovetail.policies.networks import EnsembleMLP
@@ -68,12 +69,11 @@ class RLPD:
     Config: ClassVar[type[RLPDConfig]] = RLPDConfig
 
     def __init__(self, config: RLPDConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
+        refuse_history("rlpd", policy)
         self._config = config
         self._policy = policy
         num_actions = policy.spec.action.shape[0]
-        num_features = sum(
-            s.shape[0] * policy.spec.history.get(k, 1) for k, s in policy.spec.observation.items()
-        )
+        num_features = sum(spec.shape[0] for spec in policy.spec.observation.values())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._critic = EnsembleMLP(

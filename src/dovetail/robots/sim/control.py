@@ -6,7 +6,6 @@ really commanded: learning has to know that, not what was asked for.
 
 from __future__ import annotations
 
-import math
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +15,6 @@ from dovetail.core.errors import RobotError
 from dovetail.robots.sim.arm import Arm
 from dovetail.robots.sim.rotations import (
     Vector,
-    clip_norm,
     quat_conjugate,
     quat_from_rotvec,
     quat_multiply,
@@ -88,9 +86,13 @@ class Gripper:
 class CartesianDelta:
     """Action: [dx, dy, dz, drx, dry, drz, gripper], metres and radians per tick, in the reset pose's frame.
 
-    Actions add up to a reference pose, which the servos follow like a spring. A leash keeps the reference
-    near the measured pose, so that the force in contact is bounded by stiffness times leash, however long a
-    policy pushes.
+    Actions add up to a reference pose, which the servos follow like a spring. A leash on each axis keeps the
+    reference near the measured pose, so that the force in contact is bounded by stiffness times leash, however
+    long a policy pushes, and pushing along one axis takes nothing from the others.
+
+    What counts as executed is the action as it was taken, within its limits. The leash belongs to the arm, as the
+    servos do: were it counted, pushing against a wall would be recorded as doing nothing, and a critic would never
+    see the actions that a stuck policy keeps trying.
     """
 
     names: tuple[str, ...] = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
@@ -140,17 +142,11 @@ class CartesianDelta:
         if self._joints is None:
             self.reset(world)
         assert self._joints is not None
-        before_position, before_quat = self._position, self._quat
         turn = quat_from_rotvec(rotate(self._frame, wanted[3:6]))
-        self._leash(
-            world, before_position + rotate(self._frame, wanted[:3]), quat_multiply(turn, before_quat)
-        )
+        self._leash(world, self._position + rotate(self._frame, wanted[:3]), quat_multiply(turn, self._quat))
         self._follow(world)
-        executed = np.empty(7, np.float32)
-        executed[:3] = rotate(self._unframe, self._position - before_position)
-        executed[3:6] = self._in_frame(self._quat, before_quat)
-        executed[6] = self._gripper.set(world, float(wanted[6]))
-        return executed
+        wanted[6] = self._gripper.set(world, float(wanted[6]))
+        return wanted.astype(np.float32)
 
     def hold(self, world: World) -> None:
         """Reference and servo targets become where the arm is; the action frame stays."""
@@ -165,13 +161,12 @@ class CartesianDelta:
         )
 
     def _leash(self, world: World, position: Vector, quat: Vector) -> None:
-        """Move the reference, but no further from the measured pose than the leash."""
+        """Move the reference, but on no axis further from the measured pose than the leash."""
         here, here_quat = world.tcp_pose()
-        self._position = here + clip_norm(position - here, self._leash_m)
-        turn = quat_to_rotvec(quat_multiply(quat, quat_conjugate(here_quat)))
-        if math.sqrt(float(turn @ turn)) > self._leash_rad:
-            quat = quat_multiply(quat_from_rotvec(clip_norm(turn, self._leash_rad)), here_quat)
-        self._quat = quat_normalise(quat)
+        ahead = np.clip(rotate(self._unframe, position - here), -self._leash_m, self._leash_m)
+        self._position = here + rotate(self._frame, ahead)
+        turn = np.clip(self._in_frame(quat, here_quat), -self._leash_rad, self._leash_rad)
+        self._quat = quat_normalise(quat_multiply(quat_from_rotvec(rotate(self._frame, turn)), here_quat))
 
     def _follow(self, world: World) -> None:
         """Servo targets for the reference; what the arm cannot reach, the reference gives up."""

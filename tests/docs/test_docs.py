@@ -1,0 +1,295 @@
+"""Documentation that is wrong is a bug: commands must parse, links must lead somewhere, the tutorial must work."""
+
+import importlib
+import re
+import shlex
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+import typer
+from PIL import Image
+
+from dovetail.bench.registry import BENCHES
+from dovetail.cli.main import app
+from dovetail.config.load import load, recipes
+from dovetail.config.plugins import BUILTIN
+from dovetail.core.errors import DovetailError
+from dovetail.robots.sim import SimRobot, SimRobotConfig
+from dovetail.testing import check_task
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+TAKE_CONFIGS = ("run", "collect", "doctor", "config show")
+
+FENCE = re.compile(
+    r"(?:<!-- file: (?P<file>\S+) -->\n)?^```(?P<kind>\w*)\n(?P<code>.*?)^```$", re.MULTILINE | re.DOTALL
+)
+NAMED_BY_COMMENT = re.compile(r"# (\S+\.yaml)\b")  # a config's first line may name it
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+INLINE = re.compile(r"(?<!`)`([^`\n]+)`(?!`)")
+PLACEHOLDER = re.compile(r"[A-Z][A-Z|.]*")  # RECIPE, RUN, NAME
+MACHINE_PATH = re.compile(r"(?<![\w.:/~-])/(?:work|home|root|tmp|usr|opt|mnt|var|srv|Users)/|\b[A-Z]:\\")
+
+
+def page_id(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def commands(text: str) -> list[str]:
+    """Every line of a shell block and every inline code that calls dovetail."""
+    lines = [
+        line.partition(" #")[0].strip()
+        for fence in FENCE.finditer(text)
+        if fence["kind"] in ("sh", "bash", "console")
+        for line in fence["code"].splitlines()
+    ]
+    prose = FENCE.sub("", text)
+    return [line for line in (*lines, *INLINE.findall(prose)) if line.startswith("dovetail ")]
+
+
+def files(text: str) -> dict[str, str]:
+    """The files that a page tells its reader to write."""
+    found = {}
+    for fence in FENCE.finditer(text):
+        named = NAMED_BY_COMMENT.match(fence["code"])
+        name = fence["file"] or (named and named[1])
+        if name:
+            found[name] = fence["code"]
+    return found
+
+
+def command_problem(line: str) -> str | None:
+    """Why a command line would be refused; it is parsed as typer parses it, and not run."""
+    words = [word for word in shlex.split(line)[1:] if word != "--debug"]
+    command, path = typer.main.get_command(app), []
+    while hasattr(command, "commands"):
+        if not words or words[0] not in command.commands:
+            return None if path == [] and words[:1] in (["--version"], ["--help"]) else f"no command in: {line}"
+        path.append(words[0])
+        command, words = command.commands[words[0]], words[1:]
+    if any(word in ("-h", "--help") for word in words):
+        return None
+    try:
+        context = command.make_context(" ".join(path), words)
+    except Exception as error:  # typer and click each have their own base of usage errors
+        return f"{line}: {error.format_message() if hasattr(error, 'format_message') else error}"
+    name, parameters = " ".join(path), context.params
+    if name == "bench":
+        unknown = [n for n in parameters["names"] or () if n not in (*BENCHES, "all") and not is_placeholder(n)]
+        return f"{line}: no bench {unknown}" if unknown else None
+    if name in TAKE_CONFIGS and not parameters.get("resume"):
+        return config_problem(line, parameters["arguments"] or ())
+    return None
+
+
+def config_problem(line: str, arguments: tuple[str, ...]) -> str | None:
+    """Recipes and files must be there, and the overrides must be settings."""
+    arguments = tuple(argument for argument in arguments if not is_placeholder(argument))
+    sources = [argument for argument in arguments if "=" not in argument]
+    if not sources:
+        return None
+    try:
+        load(sources, [argument for argument in arguments if "=" in argument])
+    except DovetailError as error:
+        return f"{line}: {error}"
+    return None
+
+
+def is_placeholder(word: str) -> bool:
+    return PLACEHOLDER.fullmatch(word) is not None
+
+
+def link_problems(text: str, folder: Path) -> list[str]:
+    targets = [target for target in LINK.findall(FENCE.sub("", text)) if "://" not in target]
+    return [target for target in targets if not (folder / target.partition("#")[0]).exists()]
+
+
+def mention_problems(text: str) -> list[str]:
+    """Modules, classes, source files and make targets that are spoken of and are not there."""
+    wrong = []
+    makefile = (ROOT / "Makefile").read_text()
+    spans = [*INLINE.findall(FENCE.sub("", text))]
+    spans += [line for fence in FENCE.finditer(text) for line in fence["code"].splitlines()]
+    for span in spans:
+        if re.fullmatch(r"dovetail(\.\w+)+", span) and span.partition(".")[2] not in BUILTIN:  # entry point groups
+            wrong += [] if _importable(span) else [span]
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)+\.(py|toml|md|svg|png)", span):
+            places = (ROOT / span, ROOT / "src" / span, ROOT / "src" / "dovetail" / span, ROOT / "docs" / span)
+            wrong += [] if any(place.exists() for place in places) else [span]
+        if made := re.match(r"make ([\w-]+)(\s|$)", span):
+            wrong += [] if re.search(rf"^{made[1]}:", makefile, re.MULTILINE) else [span]
+    return wrong
+
+
+def _importable(name: str) -> bool:
+    module, parts = name, []
+    while module:
+        try:
+            found = importlib.import_module(module)
+        except ImportError:
+            module, _, last = module.rpartition(".")
+            parts.insert(0, last)
+            continue
+        for part in parts:
+            if not hasattr(found, part):
+                return False
+            found = getattr(found, part)
+        return True
+    return False
+
+
+@pytest.fixture
+def written(tmp_path, monkeypatch):
+    """A folder with the files of a page, as its reader would have it; modules in it can be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = []
+
+    def write(*texts: str) -> Path:
+        for text in texts:
+            for name, content in files(text).items():
+                (tmp_path / name).write_text(content)
+                modules.append(Path(name).stem)
+        return tmp_path
+
+    yield write
+    for module in modules:
+        sys.modules.pop(module, None)
+
+
+# ---- the pages
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_commands_parse_and_their_configs_load(page, written):
+    text = page.read_text()
+    written(TUTORIAL.read_text(), text)  # the README's example uses the tutorial's task
+    assert [problem for line in commands(text) if (problem := command_problem(line))] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_links_and_images_exist(page):
+    assert link_problems(page.read_text(), page.parent) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_id)
+def test_what_is_mentioned_exists(page):
+    assert mention_problems(page.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, *ROOT.glob("docs/*.svg"), *ROOT.glob("src/dovetail/config/recipes/*.yaml")], ids=page_id
+)
+def test_no_machine_of_ours_is_named(page):
+    assert MACHINE_PATH.findall(page.read_text()) == []
+
+
+def test_there_is_something_to_check():
+    everything = "\n".join(page.read_text() for page in PAGES)
+    assert {"README.md", "CONTRIBUTING.md", "CHANGELOG.md"} <= {page.name for page in PAGES}
+    assert len(commands(everything)) > 30
+    assert {line.split()[1] for line in commands(everything)} == set(typer.main.get_command(app).commands)
+
+
+def test_the_readme_shows_claim_picture_and_two_commands_first():
+    lines = (ROOT / "README.md").read_text().splitlines()
+    first_screen = "\n".join(lines[:15])
+    assert len(lines) < 120
+    assert "docs/loop.svg" in first_screen
+    assert "make demo" in first_screen and "make test" in first_screen
+
+
+def test_pictures_can_be_opened():
+    for path in ROOT.glob("docs/**/*.svg"):
+        assert ET.parse(path).getroot().get("viewBox")
+    for path in ROOT.glob("docs/**/*.png"):
+        with Image.open(path) as picture:
+            picture.verify()
+
+
+def test_every_task_has_a_recipe_that_says_what_it_is():
+    shipped = recipes()
+    assert {recipe.task for recipe in shipped} >= set(BUILTIN["task"])
+    for recipe in shipped:
+        assert len(recipe.description) > 20, recipe.name
+        assert load([recipe.name]).run.env_steps > 0
+
+
+# ---- the tutorial's task
+
+
+def test_the_tutorials_own_test_passes(written):
+    written(TUTORIAL.read_text())
+    importlib.import_module("test_press_button").test_press_button_keeps_the_contract()
+
+
+def test_the_tutorials_task_also_works_on_the_other_arm(written):
+    written(TUTORIAL.read_text())
+    module = importlib.import_module("press_button")
+    check_task(
+        lambda: module.PressButton(module.PressButtonConfig()),
+        lambda task: SimRobot(SimRobotConfig(arm="x5"), task=task),
+        num_expert_episodes=5,
+        min_expert_successes=5,
+    )
+
+
+def test_the_tutorials_task_is_one_short_file():
+    assert len(files(TUTORIAL.read_text())["press_button.py"].splitlines()) <= 80
+
+
+# ---- and the checks themselves notice
+
+
+@pytest.mark.parametrize(
+    ("line", "because"),
+    [
+        ("dovetail fly peg-insertion", "no command"),
+        ("dovetail episodes", "no command"),
+        ("dovetail episodes play first", "no command"),
+        ("dovetail run peg-insertion --nmae first", "nmae"),
+        ("dovetail eval", "argument"),
+        ("dovetail run peg-insertoin", "Did you mean 'peg-insertion'"),
+        ("dovetail run peg-insertion run.sed=3", "Did you mean 'seed'"),
+        ("dovetail run peg-insertion gone.yaml", "not found"),
+        ("dovetail bench spe", "no bench"),
+    ],
+)
+def test_a_wrong_command_is_noticed(line, because):
+    assert commands(f"```sh\n{line}  # a comment\n```\n") == [line]
+    assert commands(f"Say `{line}`.") == [line]
+    assert because in (command_problem(line) or "")
+
+
+def test_a_dead_link_is_noticed():
+    text = "[a](docs/tutorial.md#5), ![b](docs/gone.png), [c](https://example.com/x), [d](GONE.md)"
+    assert link_problems(text, ROOT) == ["docs/gone.png", "GONE.md"]
+
+
+def test_a_mention_of_nothing_is_noticed():
+    text = (
+        "`dovetail.testing.check_robot`, `dovetail.testing.check_moon`, `core/disk.py`, `core/disc.py`, `make fly`"
+    )
+    assert mention_problems(text) == ["dovetail.testing.check_moon", "core/disc.py", "make fly"]
+
+
+@pytest.mark.parametrize("text", ["see /home/me/runs", "`/tmp/x`", "(/work/main/README.md)", r"C:\runs"])
+def test_a_machines_path_is_noticed(text):
+    assert MACHINE_PATH.search(text)
+
+
+@pytest.mark.parametrize("text", ["runs/first/tmp/x", "https://example.com/home/x", "`robots/sim/`", "and/or"])
+def test_other_slashes_are_fine(text):
+    assert not MACHINE_PATH.search(text)
+
+
+def test_a_tutorial_that_rotted_is_noticed(written):
+    text = TUTORIAL.read_text()
+    rotten = text.replace("else -0.02  # over it first, then through it", "else 0.02  # never through it")
+    assert rotten != text
+    written(rotten)
+    with pytest.raises(AssertionError, match="the expert succeeded in 0 of 10"):
+        importlib.import_module("test_press_button").test_press_button_keeps_the_contract()
