@@ -1,0 +1,134 @@
+"""The whole loop in one process: it learns, it is the same for a seed, and an interruption changes nothing."""
+
+import numpy as np
+import pytest
+
+from dovetail.config.load import load
+from dovetail.core.types import Outcome, Purpose
+from dovetail.episodes.log import EpisodeLog
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.weights.store import DiskWeightStore
+
+TOY = """
+task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 30, tolerance: 0.02}
+robot: {type: "dovetail.testing.fakes:FakeArm"}
+operator: {type: scripted, share: 1.0, patience_steps: 4}
+policy: {type: gaussian_mlp, hidden: [32, 32]}
+algorithm: {type: rlpd, batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}
+learner: {utd: 1, warmup_updates: 20, bc_updates: 20}
+run: {demos: 3, env_steps: 120, eval_episodes: 4, untrained_episodes: 2, showcase_episodes: 1}
+"""
+
+
+@pytest.fixture
+def toy(tmp_path):
+    path = tmp_path / "toy.yaml"
+    path.write_text(TOY)
+    return lambda *overrides: load([path], overrides)
+
+
+@pytest.fixture
+def make(toy, tmp_path):
+    def make(name, *overrides, resume=False, **settings):
+        path = tmp_path / name
+        folder = RunFolder.open(path) if resume else RunFolder.create(path, toy(*overrides))
+        return InlineRun(folder, **settings)
+
+    return make
+
+
+def weights_of(path):
+    snapshot = DiskWeightStore(path / "weights").latest()
+    return {f"{c}/{n}": v for c, arrays in snapshot.components.items() for n, v in arrays.items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
+
+
+def actions_of(path, purpose):
+    log = EpisodeLog(path / "episodes")
+    episodes = [log.load(i) for i in log.ids()]
+    return [e.column("executed") for e in episodes if e.purpose is purpose and e.outcome is not Outcome.ABORTED]
+
+
+def test_a_run_goes_through_all_its_phases(make, tmp_path):
+    phases = []
+    run = make("a", watch=lambda status: phases.append(status.phase))
+    run.run()
+    assert list(dict.fromkeys(phases)) == [
+        "evaluating: untrained",
+        "recording demonstrations",
+        "cloning the demonstrations",
+        "evaluating: cloning",
+        "warming up on demonstrations",
+        "learning online",
+        "evaluating: after",
+    ]
+    assert set(run.status.rates) == {"untrained", "cloning", "after"}
+    assert run.status.env_steps >= 120
+    assert run.status.updates == 20 + run.status.env_steps  # warm-up, then one update a step
+    counted = {p: len(actions_of(tmp_path / "a", p)) for p in Purpose}
+    assert counted == {Purpose.DEMO: 3, Purpose.ONLINE: run.status.episodes, Purpose.EVAL: 10}
+
+
+def test_the_same_seed_gives_the_same_run(make, tmp_path):
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        make(name, f"run.seed={seed}").run()
+    a, b, c = (weights_of(tmp_path / name) for name in "abc")
+    assert same(a, b)
+    assert not same(a, c)
+    for purpose in Purpose:
+        one, other = (actions_of(tmp_path / name, purpose) for name in "ab")
+        assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("polls", [1, 30, 95, 150, 260])
+def test_interrupted_and_resumed_equals_uninterrupted(make, tmp_path, polls):
+    make("whole").run()
+    asked = iter(range(10**9))
+    with pytest.raises(Interrupted):
+        make("cut", should_stop=lambda: next(asked) >= polls).run()
+    make("cut", resume=True).run()
+    assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
+    for purpose in (Purpose.DEMO, Purpose.ONLINE):
+        one, other = (actions_of(tmp_path / name, purpose) for name in ("whole", "cut"))
+        assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
+
+
+def test_resuming_a_finished_run_does_nothing_more(make, tmp_path):
+    make("a").run()
+    before = sorted(p.name for p in (tmp_path / "a" / "episodes").iterdir())
+    make("a", resume=True).run()
+    assert sorted(p.name for p in (tmp_path / "a" / "episodes").iterdir()) == before
+
+
+def test_the_robot_acts_on_what_was_published_last(make, tmp_path):
+    """Trap: evaluation that never loads the weights it names."""
+    make("a").run()
+    log = EpisodeLog(tmp_path / "a" / "episodes")
+    versions = [log.manifest(i).policy_versions for i in log.ids() if log.manifest(i).purpose is Purpose.EVAL]
+    newest = DiskWeightStore(tmp_path / "a" / "weights").latest().version
+    assert versions[:2] == [(0,)] * 2  # untrained
+    assert versions[2:6] == [(1,)] * 4  # cloning
+    assert versions[6:] == [(newest,)] * 4
+
+
+def test_it_stops_when_solved(make):
+    run = make("a", "run.env_steps=100000", "run.stop_when_solved={window: 1, success_rate: 1.0}", "operator={type: none}")
+    run.run()
+    assert run.status.env_steps < 100000
+
+
+def test_it_learns(make):
+    """From scratch to reliable on a toy: the loop closes. Real tasks are in the slow tests."""
+    run = make(
+        "a",
+        "learner={utd: 2, warmup_updates: 200, bc_updates: 0, start_from: scratch}",
+        "run={demos: 5, env_steps: 1200, eval_episodes: 20, untrained_episodes: 20}",
+        "algorithm.bc_weight=1.0",
+    )
+    run.run()
+    before, after = run.status.rates["untrained"], run.status.rates["after"]
+    assert after.low > before.high
