@@ -125,8 +125,7 @@ def test_no_task_by_override(base: str) -> None:
         ("run..seed=3", "override 'run..seed=3': should look like key.sub=value"),
         (
             "policy.hidden=[1,",
-            "override 'policy.hidden=[1,': not valid YAML: expected the node content, "
-            "but found '<stream end>'",
+            "override 'policy.hidden=[1,': not valid YAML: expected the node content, but found '<stream end>'",
         ),
         ("run.sede=3", "override 'run.sede=3': unknown key 'run.sede'. Did you mean 'seed'?"),
         ("seed=3", "override 'seed=3': unknown key 'seed'. Did you mean 'run.seed'?"),
@@ -249,10 +248,7 @@ def test_missing_section(write: Write) -> None:
     text = "".join(line for line in BASE.splitlines(keepends=True) if not line.startswith("policy"))
     with pytest.raises(ConfigError) as caught:
         load([write("short.yaml", text)])
-    assert (
-        str(caught.value)
-        == "short.yaml: the key 'policy' is missing. Write for example 'policy: gaussian_mlp'"
-    )
+    assert str(caught.value) == "short.yaml: the key 'policy' is missing. Write for example 'policy: gaussian_mlp'"
 
 
 def test_missing_setting_of_a_plugin(base: str) -> None:
@@ -403,9 +399,7 @@ def test_not_a_run_folder(base: str, tmp_path: Path) -> None:
         load_saved(tmp_path)
 
 
-def test_a_failed_save_leaves_nothing_behind(
-    base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_save_leaves_nothing_behind(base: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

@@ -117,9 +117,7 @@ def test_errors_are_one_line_that_says_what_to_do(kind: str, name: str, message:
 def test_a_module_may_fail_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fails_on_import.py").write_text("raise ValueError('two\\nlines')")
     monkeypatch.syspath_prepend(str(tmp_path))
-    with pytest.raises(
-        PluginError, match=r"cannot import module 'fails_on_import' \(ValueError: two lines\)"
-    ):
+    with pytest.raises(PluginError, match=r"cannot import module 'fails_on_import' \(ValueError: two lines\)"):
         resolve("task", "fails_on_import:Task")
 
 

@@ -116,9 +116,7 @@ def test_json_refused(text: str, message: str) -> None:
     assert str(caught.value).startswith(message)
 
 
-SCALARS = (
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
-)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()
 KEYS = st.text(min_size=1)
 
 

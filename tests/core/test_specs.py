@@ -22,13 +22,21 @@ POLICY = PolicySpec(
 
 
 def test_what_fits_passes():
-    match(ROBOT, policy=POLICY, task=TaskSpec(name="t", observation_keys=("front",), embodiments=("toy",)), stored=ROBOT)
+    match(
+        ROBOT,
+        policy=POLICY,
+        task=TaskSpec(name="t", observation_keys=("front",), embodiments=("toy",)),
+        stored=ROBOT,
+    )
 
 
 @pytest.mark.parametrize(
     ("policy", "words"),
     [
-        ({"observation": {"joint_poss": ArraySpec(shape=(2,))}}, ("net", "joint_poss", "arm", "Did you mean 'joint_pos'")),
+        (
+            {"observation": {"joint_poss": ArraySpec(shape=(2,))}},
+            ("net", "joint_poss", "arm", "Did you mean 'joint_pos'"),
+        ),
         ({"observation": {"joint_pos": ArraySpec(shape=(7,))}}, ("net", "float32[7]", "arm", "float32[2]")),
         ({"action": ArraySpec(shape=(3,))}, ("action", "float32[3]", "float32[2]")),
         ({"action": dataclasses.replace(ACTION, names=("y", "x"))}, ("names", "y != x")),

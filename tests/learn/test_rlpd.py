@@ -123,7 +123,9 @@ def test_the_robot_gets_the_average_of_the_actors(policy, batch):
     algorithm.update(batch)
     moved = policy._actor[0].weight.detach()
     expected = 0.75 * start + 0.25 * moved
-    np.testing.assert_allclose(algorithm.policy_weights()["actor"]["0.weight"], expected.numpy(), rtol=1e-5, atol=1e-7)
+    np.testing.assert_allclose(
+        algorithm.policy_weights()["actor"]["0.weight"], expected.numpy(), rtol=1e-5, atol=1e-7
+    )
 
 
 def test_half_of_the_rows_are_prior_data(policy):

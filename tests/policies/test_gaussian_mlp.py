@@ -29,7 +29,10 @@ def make(**config):
 
 def batch(num=4, seed=0):
     rng = np.random.default_rng(seed)
-    return {"joint_pos": rng.normal(size=(num, 3)).astype(np.float32), "force": rng.normal(size=(num, 2)).astype(np.float32)}
+    return {
+        "joint_pos": rng.normal(size=(num, 3)).astype(np.float32),
+        "force": rng.normal(size=(num, 2)).astype(np.float32),
+    }
 
 
 def test_looks_at_everything_low_dimensional_unless_told_otherwise():
@@ -66,7 +69,8 @@ def test_log_density_is_that_of_a_squashed_gaussian():
     actions, log_prob = policy.sample(features, generator=torch.Generator().manual_seed(0))
     mean, log_std = policy._distribution(features)
     squashed = torch.distributions.TransformedDistribution(
-        torch.distributions.Normal(mean, log_std.exp()), [torch.distributions.transforms.TanhTransform(cache_size=1)]
+        torch.distributions.Normal(mean, log_std.exp()),
+        [torch.distributions.transforms.TanhTransform(cache_size=1)],
     )
     expected = squashed.log_prob(actions.clamp(-1 + 1e-6, 1 - 1e-6)).sum(-1)
     torch.testing.assert_close(log_prob, expected, rtol=2e-3, atol=2e-3)
@@ -86,9 +90,13 @@ def test_padding_in_history_changes_nothing():
     other = seen.copy()
     other[:, 0] = 99.0
     mask = np.array([[False, True, True]])
-    acts = [policy.act({"force": x, "force/mask": mask}, ActContext(deterministic=True)).actions for x in (seen, other)]
+    acts = [
+        policy.act({"force": x, "force/mask": mask}, ActContext(deterministic=True)).actions for x in (seen, other)
+    ]
     assert np.array_equal(*acts)
-    shown = policy.act({"force": other, "force/mask": ~np.zeros((1, 3), bool)}, ActContext(deterministic=True)).actions
+    shown = policy.act(
+        {"force": other, "force/mask": ~np.zeros((1, 3), bool)}, ActContext(deterministic=True)
+    ).actions
     assert not np.array_equal(acts[0], shown)
 
 

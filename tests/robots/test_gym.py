@@ -265,9 +265,7 @@ def test_truncated_is_a_timeout() -> None:
     assert Rig(**kwargs(truncates=3)).until_end().outcome is Outcome.TIMEOUT
 
 
-@pytest.mark.parametrize(
-    ("info", "outcome"), [({}, Outcome.FAILURE), ({"is_success": True}, Outcome.SUCCESS)]
-)
+@pytest.mark.parametrize(("info", "outcome"), [({}, Outcome.FAILURE), ({"is_success": True}, Outcome.SUCCESS)])
 def test_terminated_and_truncated_on_one_step_is_an_end(info: dict[str, Any], outcome: Outcome) -> None:
     assert Rig(**kwargs(terminates=3, truncates=3, info=info)).until_end().outcome is outcome
 
@@ -312,9 +310,7 @@ def test_resets_follow_the_rng() -> None:
         (
             {
                 "id": "test/Counter-v0",
-                "kwargs": {
-                    "observation_space": spaces.Dict({"arm": spaces.Dict({"mask": spaces.Box(0, 1)})})
-                },
+                "kwargs": {"observation_space": spaces.Dict({"arm": spaces.Dict({"mask": spaces.Box(0, 1)})})},
             },
             "arm/mask",
         ),
@@ -331,9 +327,7 @@ def test_wrong_use_is_one_line(config: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(
-    importlib.util.find_spec("gymnasium_robotics") is None, reason="extra 'gym' is not installed"
-)
+@pytest.mark.skipif(importlib.util.find_spec("gymnasium_robotics") is None, reason="extra 'gym' is not installed")
 def test_fetch_reach() -> None:
     rig = Rig("FetchReach-v4", hz=25.0)
     assert set(rig.robot.spec.observation) == {"observation", "achieved_goal", "desired_goal"}

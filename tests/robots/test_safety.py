@@ -221,9 +221,7 @@ def test_from_outside_the_box_only_the_way_back_is_open() -> None:
     probe = Probe(ee_pose=(0.65, 0.0, 0.2, *IDENTITY))
     safe, _ = wrap(probe, workspace=BOX)
     assert safe.send(np.array([0.02, 0.01, 0, 0, 0, 0, 1]))[0] == 0.0
-    np.testing.assert_allclose(
-        safe.send(np.array([-0.02, 0.01, 0, 0, 0, 0, 1]))[:2], [-0.02, 0.01], rtol=1e-6
-    )
+    np.testing.assert_allclose(safe.send(np.array([-0.02, 0.01, 0, 0, 0, 0, 1]))[:2], [-0.02, 0.01], rtol=1e-6)
 
 
 def test_a_reference_ahead_of_the_arm_stays_inside_too() -> None:

@@ -52,9 +52,7 @@ def test_one_line_is_enough_and_loads_no_torch() -> None:
         "import dovetail, gymnasium, sys; env = gymnasium.make('dovetail/PegInsertion-v0');"
         "env.reset(seed=0); print('torch' in sys.modules, 'ray' in sys.modules)"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False False"
 
 
@@ -66,9 +64,7 @@ def test_success_terminates() -> None:
     total, ended, cut = 0.0, False, False
     while not ended and not cut:
         delta = (values["goal"] - values["ee_pose"][:3]) @ frame
-        values, reward, ended, cut, info = env.step(
-            np.concatenate((delta, np.zeros(3), [1.0])).astype(np.float32)
-        )
+        values, reward, ended, cut, info = env.step(np.concatenate((delta, np.zeros(3), [1.0])).astype(np.float32))
         total += reward
     assert (total, ended, cut, info["is_success"]) == (1.0, True, False, True)
     assert info["rewards"] == {"success": 1.0}
@@ -97,9 +93,7 @@ def test_actions_pass_the_filter() -> None:
 
 
 def test_dense_reward_and_render() -> None:
-    env = gymnasium.make(
-        "dovetail/PegInsertion-v0", reward="dense", render_mode="rgb_array", render_size=(64, 48)
-    )
+    env = gymnasium.make("dovetail/PegInsertion-v0", reward="dense", render_mode="rgb_array", render_size=(64, 48))
     env.reset(seed=0)
     info = env.step(np.zeros(env.action_space.shape or (), np.float32))[4]
     assert len(info["rewards"]) == 2

@@ -116,7 +116,9 @@ def test_the_robot_acts_on_what_was_published_last(make, tmp_path):
 
 
 def test_it_stops_when_solved(make):
-    run = make("a", "run.env_steps=100000", "run.stop_when_solved={window: 1, success_rate: 1.0}", "operator={type: none}")
+    run = make(
+        "a", "run.env_steps=100000", "run.stop_when_solved={window: 1, success_rate: 1.0}", "operator={type: none}"
+    )
     run.run()
     assert run.status.env_steps < 100000
 

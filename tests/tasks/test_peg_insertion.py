@@ -146,9 +146,7 @@ def test_expert_takes_over_after_a_policy_went_astray(arm):
         outcome, _, _ = play(
             task,
             robot,
-            lambda observation, step, e=expert, wrong=push: (
-                wrong if step < 10 else e.act(observation)
-            ),
+            lambda observation, step, e=expert, wrong=push: wrong if step < 10 else e.act(observation),
         )
         assert outcome is Outcome.SUCCESS
 

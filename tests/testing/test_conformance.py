@@ -139,9 +139,7 @@ def test_suites_need_no_torch() -> None:
 class WrongDtype(FakeArm):
     def observe(self) -> Observation:
         seen = super().observe()
-        return Observation(
-            time_ns=seen.time_ns, values={k: v.astype(np.float64) for k, v in seen.values.items()}
-        )
+        return Observation(time_ns=seen.time_ns, values={k: v.astype(np.float64) for k, v in seen.values.items()})
 
 
 class WrongKeys(FakeArm):

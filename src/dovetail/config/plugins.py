@@ -161,6 +161,4 @@ def _check_config(what: str, target: str, found: type) -> None:
             "of dovetail.config.model.Config"
         )
     if "type" in model.model_fields:
-        raise PluginError(
-            f"{what}: rename the field 'type' of '{target}.Config', because `type` names the plugin"
-        )
+        raise PluginError(f"{what}: rename the field 'type' of '{target}.Config', because `type` names the plugin")

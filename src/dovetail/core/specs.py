@@ -142,9 +142,7 @@ def match(
     if task is not None:
         there = f"task '{task.name}'"
         if task.embodiments and robot.embodiment not in task.embodiments:
-            raise SpecMismatch(
-                f"{there} is for {', '.join(task.embodiments)}, but {here} is a {robot.embodiment}"
-            )
+            raise SpecMismatch(f"{there} is for {', '.join(task.embodiments)}, but {here} is a {robot.embodiment}")
         for key in task.observation_keys:
             _present(key, robot, there=there)
     if policy is not None:
@@ -154,9 +152,7 @@ def match(
             _fits(spec, robot.observation[key], what=f"observation '{key}'", there=there, here=here)
         _fits(policy.action, robot.action, what="action", there=there, here=here)
         if policy.action_kind != robot.action_kind:
-            raise SpecMismatch(
-                f"{there} gives {policy.action_kind} actions, but {here} takes {robot.action_kind}"
-            )
+            raise SpecMismatch(f"{there} gives {policy.action_kind} actions, but {here} takes {robot.action_kind}")
     if stored is not None:
         there = f"stored data of robot '{stored.name}'"
         for key in stored.observation:
@@ -180,9 +176,7 @@ def _present(key: str, robot: RobotSpec, *, there: str) -> None:
 
 def _fits(theirs: ArraySpec, ours: ArraySpec, *, what: str, there: str, here: str) -> None:
     if theirs.shape != ours.shape or theirs.dtype != ours.dtype:
-        raise SpecMismatch(
-            f"{what}: {there} has {theirs.describe()}, but {here} has {ours.describe()}"
-        )
+        raise SpecMismatch(f"{what}: {there} has {theirs.describe()}, but {here} has {ours.describe()}")
     if theirs.names and ours.names and theirs.names != ours.names:
         pairs = [f"{a} != {b}" for a, b in zip(theirs.names, ours.names, strict=True) if a != b]
         raise SpecMismatch(f"{what}: names of {there} and {here} differ: {', '.join(pairs[:3])}")

@@ -34,9 +34,7 @@ __all__ = ["GymRobot", "GymRobotConfig", "GymTask"]
 
 _Env = gymnasium.Env[Any, Any]
 _SUCCESS_KEYS = ("is_success", "success")
-_PROVIDERS = (
-    "gymnasium_robotics",
-)  # register their environments on import, and are asked for an unknown id only
+_PROVIDERS = ("gymnasium_robotics",)  # register their environments on import, and are asked for an unknown id only
 
 
 class GymRobotConfig(Config):
@@ -72,9 +70,7 @@ class GymRobot:
         self._env = _make(config)
         space = self._env.action_space
         if not isinstance(space, spaces.Box) or not np.issubdtype(space.dtype, np.floating):
-            raise UsageError(
-                f"gym env '{config.id}' takes {space} actions, but a robot needs a Box of floats"
-            )
+            raise UsageError(f"gym env '{config.id}' takes {space} actions, but a robot needs a Box of floats")
         self._action_space = space
         self._parts = dict(_flatten(self._env.observation_space, env_id=config.id))
         self._period_ns = round(NS_PER_S / config.control_hz)
@@ -158,15 +154,8 @@ class GymRobot:
             image: Any = self._env.render()
         except gymnasium.error.Error as error:
             raise UsageError(f"gym env '{self._config.id}' cannot render: {error}") from error
-        if (
-            not isinstance(image, np.ndarray)
-            or image.dtype != np.uint8
-            or image.ndim != 3
-            or image.shape[2] != 3
-        ):
-            raise UsageError(
-                f"gym env '{self._config.id}' renders no uint8 [H, W, 3] image: unset render_key"
-            )
+        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+            raise UsageError(f"gym env '{self._config.id}' renders no uint8 [H, W, 3] image: unset render_key")
         return image.copy()
 
     def _make_spec(self) -> RobotSpec:
@@ -289,9 +278,7 @@ def _flatten(
             f"gym env '{env_id}' has an observation '{key}', but '/mask' is reserved for history masks"
         )
     if not isinstance(space, spaces.Box):
-        raise UsageError(
-            f"gym env '{env_id}' observes {space} as '{key}', but only Box and Dict can be recorded"
-        )
+        raise UsageError(f"gym env '{env_id}' observes {space} as '{key}', but only Box and Dict can be recorded")
     shape = space.shape or (1,)
     kept = (space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3) or (
         space.dtype == np.uint16 and len(shape) == 3 and shape[2] == 1

@@ -62,9 +62,7 @@ class DovetailEnv(gymnasium.Env[dict[str, Array], Array]):
         self._task: Task = _build("task", task, _with_reward(task, task_config, reward))
         raw = _build("robot", robot, robot_config, task=self._task)
         if not isinstance(raw, SimulatedRobot):
-            raise UsageError(
-                f"robot '{robot}' is not simulated: a Gymnasium env may only drive simulated ones"
-            )
+            raise UsageError(f"robot '{robot}' is not simulated: a Gymnasium env may only drive simulated ones")
         match(raw.spec, task=self._task.spec)
         self._raw = raw
         self._clock = SimulatedClock()

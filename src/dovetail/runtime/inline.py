@@ -116,7 +116,9 @@ class InlineRun:
             self._fit_normalizer(policy)
             algorithm = Imitation(ImitationConfig(), policy=policy, seed=config.run.seed)
             self.status.begin("cloning the demonstrations", config.learner.bc_updates)
-            self._make_learner(algorithm, role="cloning").warm_up(config.learner.bc_updates, on_update=self._updated)
+            self._make_learner(algorithm, role="cloning").warm_up(
+                config.learner.bc_updates, on_update=self._updated
+            )
             self._weights.publish(policy.weights())
             self._evaluate("cloning", num_episodes=config.run.eval_episodes)
         if config.learner.start_from == "cloning" and not self._has_checkpoint:

@@ -292,7 +292,7 @@ def _camera(arm: Arm) -> str:
     return f'<camera name="front" pos="{eye[0]} {eye[1]} {eye[2]}" xyaxes="{axes}" fovy="42"/>'
 
 
-# Metres; z points down, as in the TCP's frame. Smooth parts (friction 0.2) slide over the face instead of
+# Metres; z points down, as in the TCP's frame. Smooth parts (friction 0.1, oiled steel) slide over the face instead of
 # jamming on it, while on the handle the pads' own friction has priority. Collar, cap and rails stand out
 # round the pads, with some play, as on tools made for grippers: friction carries the tool, and a hard push
 # does not turn it out. Stiff contacts: a wrist can lever a thin blade through a soft wall.
@@ -300,7 +300,7 @@ _XML = """
 <mujoco>
   <default>
     <default class="part">
-      <geom type="box" condim="3" friction="0.2 0.005 0.0001" solref="0.004 1" solimp="0.98 0.999 0.0005"
+      <geom type="box" condim="3" friction="0.1 0.005 0.0001" solref="0.004 1" solimp="0.98 0.999 0.0005"
         density="1200"/>
       <default class="handle"><geom rgba="{handle}"/></default>
       <default class="socket"><geom rgba="{socket}"/></default>

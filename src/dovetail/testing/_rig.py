@@ -36,9 +36,7 @@ def expect_array(value: Any, spec: ArraySpec, *, what: str, within: bool = False
         low, high = spec.bounds
         slack = 1e-5 * np.minimum(1.0, high - low)
         inside = (value >= low - slack).all() and (value <= high + slack).all()
-        expect(
-            inside, f"{what} is outside the limits {list(spec.low)} to {list(spec.high)}: {value.tolist()}"
-        )
+        expect(inside, f"{what} is outside the limits {list(spec.low)} to {list(spec.high)}: {value.tolist()}")
 
 
 def expect_same(ours: Mapping[str, Array], theirs: Mapping[str, Array], message: str) -> None:

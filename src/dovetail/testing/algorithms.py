@@ -33,9 +33,7 @@ def check_algorithm(
     expect(isinstance(wants, SampleRequest), f"wants should be a SampleRequest, got {type(wants).__name__}")
     expect(sum(wants.rows.values()) > 0, "wants asks for no rows")
     for key in wants.observation_keys:
-        expect(
-            key in robot.observation, f"wants observation '{key}', which robot '{robot.name}' does not give"
-        )
+        expect(key in robot.observation, f"wants observation '{key}', which robot '{robot.name}' does not give")
     batches = [random_batch(wants, robot, np.random.default_rng((seed, n))) for n in range(2 * num_updates)]
     first, rest = batches[:num_updates], batches[num_updates:]
 
@@ -98,9 +96,7 @@ def _weights(algorithm: Algorithm) -> _Weights:
     for name, component in weights.items():
         for key, value in component.items():
             what = f"weight '{name}/{key}'"
-            expect(
-                isinstance(value, np.ndarray), f"{what} should be a numpy array, got {type(value).__name__}"
-            )
+            expect(isinstance(value, np.ndarray), f"{what} should be a numpy array, got {type(value).__name__}")
             expect(np.isfinite(value).all(), f"{what} is not finite")
     return {name: copied(component) for name, component in weights.items()}
 

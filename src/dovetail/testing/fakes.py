@@ -208,9 +208,7 @@ class FakeTask:
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(
-            name="fake_reach", observation_keys=("goal",), embodiments=("fake_arm", "fake_bimanual")
-        )
+        return TaskSpec(name="fake_reach", observation_keys=("goal",), embodiments=("fake_arm", "fake_bimanual"))
 
     @property
     def prompt(self) -> str:

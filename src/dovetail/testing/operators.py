@@ -45,9 +45,7 @@ def _roll(
         isinstance(operator, Operator),
         f"{type(operator).__name__} has not all of Operator: name, reset, poll",
     )
-    expect(
-        isinstance(operator.name, str) and operator.name, "name is empty: it is recorded with each episode"
-    )
+    expect(isinstance(operator.name, str) and operator.name, "name is empty: it is recorded with each episode")
     inputs: list[HumanInput] = []
     for episode in range(2):
         task.reset(rig.safe, rng=np.random.default_rng(episode))
@@ -59,9 +57,7 @@ def _roll(
             polled = operator.poll(observation)
             _check_input(polled, rig)
             expect_same(seen, observation.values, "poll() changed the observation it was given")
-            kept = HumanInput(
-                action=None if polled.action is None else polled.action.copy(), event=polled.event
-            )
+            kept = HumanInput(action=None if polled.action is None else polled.action.copy(), event=polled.event)
             inputs.append(kept)
             observation = rig.wait() if polled.action is None else rig.step(polled.action)
             expect(_equal(polled, kept), "the action of a poll changed afterwards: copy it out")

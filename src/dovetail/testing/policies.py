@@ -43,9 +43,7 @@ def check_policy(
     if snapshot is not None:
         policy.load(snapshot)
         version = policy.act(random_inputs(spec, rng, batch=1), _STILL).policy_version
-        expect(
-            version == snapshot.version, f"after load() of version {snapshot.version}, chunks say {version}"
-        )
+        expect(version == snapshot.version, f"after load() of version {snapshot.version}, chunks say {version}")
 
 
 def random_inputs(spec: PolicySpec, rng: np.random.Generator, *, batch: int) -> dict[str, Array]:

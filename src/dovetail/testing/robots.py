@@ -22,9 +22,7 @@ def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: i
     is made several times; each has to be alike.
     """
     robot = make_robot()
-    expect(
-        isinstance(robot, Robot), f"{type(robot).__name__} has not all of Robot: spec, observe, send, stop"
-    )
+    expect(isinstance(robot, Robot), f"{type(robot).__name__} has not all of Robot: spec, observe, send, stop")
     _check_spec(robot.spec)
     _check_observation(robot, robot.observe())
     _check_motion(robot, num_ticks=num_ticks, rng=np.random.default_rng(seed))
@@ -37,9 +35,7 @@ def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: i
 
 def _check_spec(spec: RobotSpec) -> None:
     expect(isinstance(spec, RobotSpec), f"spec should be a RobotSpec, got {type(spec).__name__}")
-    expect(
-        RobotSpec.from_json(spec.to_json()).hash() == spec.hash(), "spec does not survive to_json / from_json"
-    )
+    expect(RobotSpec.from_json(spec.to_json()).hash() == spec.hash(), "spec does not survive to_json / from_json")
     expect(spec.control_hz > 0, f"spec.control_hz should be above zero, got {spec.control_hz}")
     expect(len(spec.action.shape) == 1, f"spec.action should have one axis, got shape {spec.action.shape}")
     expect(spec.action.dtype == "float32", f"spec.action should be float32, got {spec.action.dtype}")
@@ -57,9 +53,7 @@ def _check_spec(spec: RobotSpec) -> None:
 
 def _check_observation(robot: Robot, observation: Observation) -> None:
     spec = robot.spec
-    expect(
-        isinstance(observation, Observation), f"observe() should return an Observation, got {observation!r}"
-    )
+    expect(isinstance(observation, Observation), f"observe() should return an Observation, got {observation!r}")
     expect(
         isinstance(observation.time_ns, int | np.integer),
         f"observation.time_ns should be whole nanoseconds, got {observation.time_ns!r}",

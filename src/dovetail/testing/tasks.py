@@ -78,13 +78,9 @@ class _Bench:
 def _check_resets(bench: _Bench, make_task: Callable[[], Any], make_robot: Callable[[Any], Robot]) -> None:
     first = copied(bench.reset(1).values)
     bench.rig.wait()
-    expect_same(
-        first, bench.reset(1).values, "reset() with the same rng seed starts elsewhere the second time"
-    )
+    expect_same(first, bench.reset(1).values, "reset() with the same rng seed starts elsewhere the second time")
     other = _Bench(make_task, make_robot).reset(1)
-    expect_same(
-        first, other.values, "reset() with the same rng seed starts elsewhere in a new task and robot"
-    )
+    expect_same(first, other.values, "reset() with the same rng seed starts elsewhere in a new task and robot")
     different = [copied(bench.reset(seed).values) for seed in (2, 3)]
     varied = any(not np.array_equal(first[key], values[key]) for values in different for key in first)
     expect(varied, "reset() starts at the same place for every rng seed: draw from `rng`")
@@ -107,14 +103,10 @@ def _check_idle(bench: _Bench, *, max_steps: int, idle_outcome: Outcome) -> None
                 f"an arm that holds still got {verdict.outcome} at step {num_steps}, not {idle_outcome}",
             )
             return
-    raise AssertionError(
-        f"an arm that holds still got no outcome in {max_steps} steps: a task needs a time limit"
-    )
+    raise AssertionError(f"an arm that holds still got no outcome in {max_steps} steps: a task needs a time limit")
 
 
-def _check_expert(
-    bench: _Bench, expert: Expert, max_steps: int, num_episodes: int, min_successes: int
-) -> None:
+def _check_expert(bench: _Bench, expert: Expert, max_steps: int, num_episodes: int, min_successes: int) -> None:
     outcomes: list[Outcome | None] = []
     for seed in range(num_episodes):
         actions, outcome = _play(bench, expert, seed=seed, max_steps=max_steps)
@@ -122,9 +114,7 @@ def _check_expert(
         if seed == 0:
             again, _ = _play(bench, expert, seed=seed, max_steps=max_steps)
             same = len(actions) == len(again) and all(map(np.array_equal, actions, again))
-            expect(
-                same, "the expert acts differently for the same rng seed: draw from the rng given to reset()"
-            )
+            expect(same, "the expert acts differently for the same rng seed: draw from the rng given to reset()")
     num_good = outcomes.count(Outcome.SUCCESS)
     expect(
         num_good >= min_successes,

@@ -57,9 +57,7 @@ def test_panda_forward_kinematics_is_franka_s(joints: tuple[float, ...]) -> None
 
 def test_panda_ready_pose_by_hand() -> None:
     """Forearm level, hand straight down: x = .0825 + .384 - .0825 ... read off the drawing."""
-    position, quat = Kinematics(ARMS["panda"]).pose(
-        np.array((0, 0, 0, -math.pi / 2, 0, math.pi / 2, math.pi / 4))
-    )
+    position, quat = Kinematics(ARMS["panda"]).pose(np.array((0, 0, 0, -math.pi / 2, 0, math.pi / 2, math.pi / 4)))
     # upwards .333 + .316 + .0825 (elbow offset, turned up), down .107 + .1034; outwards .0825 + .384 + .088
     np.testing.assert_allclose(position, (0.5545, 0.0, 0.333 + 0.316 + 0.0825 - 0.107 - 0.1034), atol=1e-9)
     assert abs(abs(float(quat @ np.array(DOWN))) - 1.0) < 1e-9

@@ -108,9 +108,7 @@ def test_a_reference_beyond_reach_gives_up_and_comes_back(world: World, controll
 
 
 def test_gripper_is_sticky(world: World, controller: CartesianDelta) -> None:
-    said = [
-        controller.command(world, (0,) * 6 + (value,))[6] for value in (0.5, 0.45, 0.39, 0.5, 0.59, 0.61, 0.5)
-    ]
+    said = [controller.command(world, (0,) * 6 + (value,))[6] for value in (0.5, 0.45, 0.39, 0.5, 0.59, 0.61, 0.5)]
     assert said == [1, 1, 0, 0, 0, 1, 1]
 
 

@@ -20,9 +20,7 @@ def test_product_applies_the_right_factor_first() -> None:
     about_x = rot.quat_from_axis_angle((1, 0, 0), math.pi / 2)
     about_z = rot.quat_from_axis_angle((0, 0, 1), math.pi / 2)
     # y --about x--> z --about z--> z
-    np.testing.assert_allclose(
-        rot.rotate(rot.quat_multiply(about_z, about_x), (0, 1, 0)), (0, 0, 1), atol=1e-12
-    )
+    np.testing.assert_allclose(rot.rotate(rot.quat_multiply(about_z, about_x), (0, 1, 0)), (0, 0, 1), atol=1e-12)
 
 
 @pytest.mark.parametrize("angle", [0.0, 1e-9, 1e-5, 0.3, 3.0, math.pi - 1e-6])

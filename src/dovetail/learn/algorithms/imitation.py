@@ -40,9 +40,7 @@ class Imitation:
         self._config = config
         self._policy = policy
         parameters = [p for module in policy.components.values() for p in module.parameters()]
-        self._optimizer = torch.optim.AdamW(
-            parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True
-        )
+        self._optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
         self._num_updates = 0
 
     @property

@@ -137,9 +137,7 @@ class RLPD:
         loss = (q - targets).square().mean(1).sum()
         self._step("critic", loss, list(self._critic.parameters()))
         with torch.no_grad():
-            torch._foreach_lerp_(
-                list(self._target.parameters()), list(self._critic.parameters()), config.tau
-            )
+            torch._foreach_lerp_(list(self._target.parameters()), list(self._critic.parameters()), config.tau)
         return {"critic_loss": loss.item() / config.num_critics, "q": q.mean().item()}
 
     def _update_actor(self, features: Tensor, actions: Tensor) -> dict[str, float]:
@@ -151,9 +149,7 @@ class RLPD:
         loss = (alpha * log_prob - value).mean()
         if config.bc_weight:
             num_prior = self.wants.rows["prior"]
-            loss = loss + config.bc_weight * self._policy.imitation_loss(
-                features[:num_prior], actions[:num_prior]
-            )
+            loss = loss + config.bc_weight * self._policy.imitation_loss(features[:num_prior], actions[:num_prior])
         self._step("actor", loss, self._actor_parameters)
         with torch.no_grad():
             torch._foreach_lerp_(self._averaged_parameters, self._actor_parameters, 1.0 - config.actor_average)

@@ -48,9 +48,7 @@ def control_steps_per_s(seconds: float = 2.0, *, arm: str = "panda") -> float:
 
 def observations_per_s(seconds: float = 2.0, *, arm: str = "panda", size: int = 128) -> float:
     """Whole observations with two cameras (wrist and front), without physics."""
-    config = SimRobotConfig.model_validate(
-        {"arm": arm, "images": ("wrist", "front"), "image_size": (size, size)}
-    )
+    config = SimRobotConfig.model_validate({"arm": arm, "images": ("wrist", "front"), "image_size": (size, size)})
     robot = SimRobot(config)
     robot.observe()  # makes the GL context
     count, start = 0, time.perf_counter()

@@ -31,9 +31,7 @@ class Cameras:
             if name not in known:
                 raise ConfigError(f"there is no camera '{name}' in this world.{did_you_mean(name, known)}")
         if width < 1 or height < 1:
-            raise ConfigError(
-                f"an image of {width} x {height} pixels cannot be rendered: both must be at least 1"
-            )
+            raise ConfigError(f"an image of {width} x {height} pixels cannot be rendered: both must be at least 1")
         self.names = tuple(names)
         self.width, self.height = width, height
         self._world = world

@@ -156,9 +156,7 @@ class CartesianDelta:
 
     def reference_error(self, world: World) -> Vector:
         position, quat = world.tcp_pose()
-        return np.concatenate(
-            (rotate(self._unframe, self._position - position), self._in_frame(self._quat, quat))
-        )
+        return np.concatenate((rotate(self._unframe, self._position - position), self._in_frame(self._quat, quat)))
 
     def _leash(self, world: World, position: Vector, quat: Vector) -> None:
         """Move the reference, but on no axis further from the measured pose than the leash."""

@@ -88,9 +88,7 @@ class Kinematics:
             distance, angle = _norm(step_error), _norm(turn_error)
         return Solution(joints=joints, position_error_m=distance, rotation_error_rad=angle)
 
-    def _improve(
-        self, joints: Vector, step: Vector, turn: Vector, *, damping: float, home_gain: float
-    ) -> Vector:
+    def _improve(self, joints: Vector, step: Vector, turn: Vector, *, damping: float, home_gain: float) -> Vector:
         """One damped Gauss-Newton step; joints that would leave their range are held there and left out."""
         jacobian = self._read_jacobian()
         error = np.concatenate((clip_norm(step, 0.2), clip_norm(turn, _MAX_TURN)))

@@ -118,9 +118,7 @@ def rotate(quat: ArrayLike, vector: ArrayLike) -> Vector:
     w, x, y, z = (float(v) for v in np.asarray(quat))
     vx, vy, vz = (float(v) for v in np.asarray(vector))
     tx, ty, tz = 2 * (y * vz - z * vy), 2 * (z * vx - x * vz), 2 * (x * vy - y * vx)
-    return np.array(
-        (vx + w * tx + y * tz - z * ty, vy + w * ty + z * tx - x * tz, vz + w * tz + x * ty - y * tx)
-    )
+    return np.array((vx + w * tx + y * tz - z * ty, vy + w * ty + z * tx - x * tz, vz + w * tz + x * ty - y * tx))
 
 
 def clip_norm(vector: ArrayLike, limit: float) -> Vector:

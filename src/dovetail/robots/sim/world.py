@@ -58,9 +58,7 @@ class World:
         joints = [model.joint(name) for name in arm.joint_names]
         self.joint_qpos: NDArray[np.intp] = np.array([int(joint.qposadr[0]) for joint in joints])
         self.joint_dof: NDArray[np.intp] = np.array([int(joint.dofadr[0]) for joint in joints])
-        self.joint_ctrl: NDArray[np.intp] = np.array(
-            [int(model.actuator(name).id) for name in arm.joint_names]
-        )
+        self.joint_ctrl: NDArray[np.intp] = np.array([int(model.actuator(name).id) for name in arm.joint_names])
         self.joint_act: NDArray[np.intp] = model.actuator_actadr[self.joint_ctrl].astype(np.intp)
         self.gripper_ctrl = int(model.actuator("gripper").id)
         self._gripper_act = int(model.actuator_actadr[self.gripper_ctrl])
@@ -126,10 +124,7 @@ class World:
             )
             if best is None or found.position_error_m < best.position_error_m:
                 best = found
-            if (
-                found.position_error_m <= _PLACE_TOLERANCE_M
-                and found.rotation_error_rad <= _PLACE_TOLERANCE_RAD
-            ):
+            if found.position_error_m <= _PLACE_TOLERANCE_M and found.rotation_error_rad <= _PLACE_TOLERANCE_RAD:
                 self._write_arm(found.joints, gripper)
                 self.forward()
                 return
@@ -187,9 +182,7 @@ class World:
 
     def tcp_twist(self) -> Vector:
         """[6] linear (m/s), then angular (rad/s) velocity of the TCP in the base frame."""
-        mujoco.mj_objectVelocity(
-            self.model, self.data, mujoco.mjtObj.mjOBJ_SITE, self._tcp, self._twist, False
-        )
+        mujoco.mj_objectVelocity(self.model, self.data, mujoco.mjtObj.mjOBJ_SITE, self._tcp, self._twist, False)
         # MuJoCo puts the angular part first, in world axes here
         return np.concatenate((self._twist[3:], self._twist[:3]))
 

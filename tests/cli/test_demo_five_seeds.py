@@ -1,0 +1,26 @@
+"""The promise of `make demo`, for five seeds: it ends by itself in five minutes, and what it learned holds."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(5))
+def test_the_demo_learns(seed, tmp_path):
+    command = [sys.executable, "-m", "dovetail.cli", "run", "peg-insertion", "--name", "demo"]
+    done = subprocess.run(
+        [*command, "--seed", str(seed), "--runs-dir", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "demo" / "report.json").read_text())
+    before, after = report["success_before"], report["success_after"]
+    assert after["episodes"] == before["episodes"] == 100
+    assert after["rate"] >= 0.95
+    assert after["low"] > before["high"]  # above cloning's interval
+    assert report["untrained"]["high"] < before["low"]
+    assert report["wall_s"] <= 300
+    for name in ("learning_curve.png", "before_after.mp4"):
+        assert (tmp_path / "demo" / name).stat().st_size > 10_000
