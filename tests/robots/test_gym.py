@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import gymnasium
@@ -327,7 +326,6 @@ def test_wrong_use_is_one_line(config: dict[str, Any], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("gymnasium_robotics") is None, reason="extra 'gym' is not installed")
 def test_fetch_reach() -> None:
     rig = Rig("FetchReach-v4", hz=25.0)
     assert set(rig.robot.spec.observation) == {"observation", "achieved_goal", "desired_goal"}

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from dovetail.config.load import load
-from dovetail.core.types import Outcome, Purpose
+from dovetail.core.types import Event, HumanInput, Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
+from dovetail.runtime.build import Station
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.weights.store import DiskWeightStore
@@ -134,3 +135,51 @@ def test_it_learns(make):
     run.run()
     before, after = run.status.rates["untrained"], run.status.rates["after"]
     assert after.low > before.high
+
+
+class Discarding:
+    """A person who throws the first try away and then lets the robot do."""
+
+    name = "person"
+
+    def __init__(self):
+        self.num_episodes = self.num_polls = 0
+
+    def reset(self, *, rng, robot_minutes):
+        self.num_episodes += 1
+        self.num_polls = 0
+
+    def poll(self, observation):
+        self.num_polls += 1
+        throw = self.num_episodes == 1 and self.num_polls == 4
+        return HumanInput(event=Event.DISCARD if throw else None)
+
+
+def test_a_discarded_episode_is_kept_and_never_trained_on(make, tmp_path, monkeypatch):
+    run = make("a", "run.env_steps=40")
+    person = Discarding()
+    monkeypatch.setattr(Station, "operator", lambda self: person)
+    run.run()
+    log = EpisodeLog(tmp_path / "a" / "episodes")
+    aborted = [i for i in log.ids() if log.manifest(i).outcome is Outcome.ABORTED]
+    assert len(aborted) == 1
+    assert aborted[0] not in run._replay.ids()
+    assert run.status.env_steps >= 40
+
+
+def test_a_gymnasium_environment_learns_without_demonstrations(tmp_path):
+    path = tmp_path / "gym.yaml"
+    path.write_text(
+        """
+robot: {type: gym, id: Pendulum-v1, max_steps: 30}
+policy: {type: gaussian_mlp, hidden: [32, 32]}
+labels: [{type: outcome, dense: true}]
+algorithm: {type: rlpd, batch_size: 32, hidden: [32, 32], target_range: null}
+learner: {utd: 1}
+run: {demos: 0, env_steps: 90, eval_episodes: 2, untrained_episodes: 1}
+"""
+    )
+    run = InlineRun(RunFolder.create(tmp_path / "g", load([path])))
+    run.run()
+    assert run.status.updates == 90
+    assert run.status.rates["after"].episodes == 2

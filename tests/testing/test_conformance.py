@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from dovetail.config.plugins import BUILTIN, config_model, resolve
 from dovetail.core.clock import NS_PER_S
@@ -111,7 +112,6 @@ def test_good_algorithm() -> None:
 
 @pytest.mark.parametrize("make_robot", [arm, bimanual])
 def test_our_learner(make_robot: Callable[[], Robot]) -> None:
-    torch = pytest.importorskip("torch")
     torch.set_num_threads(1)
     policy, rlpd = resolve("policy", "gaussian_mlp"), resolve("algorithm", "rlpd")
     spec = make_robot().spec

@@ -88,6 +88,8 @@ class InlineRun:
 
     def collect(self, num_demos: int) -> None:
         """Have the expert demonstrate until `num_demos` demonstrations succeeded."""
+        if len(self._demos) >= num_demos:  # none wanted, or all there: a task without an expert will do
+            return
         self.status.begin("recording demonstrations", num_demos, done=len(self._demos))
         teacher = Demonstrator(task=self._station.task, noise=self._config.run.demo_noise)
         actor = self._station.actor(operator=teacher, policy=None)
@@ -99,7 +101,8 @@ class InlineRun:
                     f"'{self._station.task.spec.name}' succeeded: lower run.demo_noise"
                 )
             episode = self._run_episode(actor, Purpose.DEMO, self._num_tried_demos)
-            self._add(episode, self._label(episode))
+            if episode.outcome is not Outcome.ABORTED:
+                self._add(episode, self._label(episode))
             self.status.done = len(self._demos)
         self._watch(self.status)
 
@@ -133,7 +136,7 @@ class InlineRun:
         if self._has_checkpoint:
             learner.load_state_dict(load_checkpoint(self._checkpoint)[0])
         try:
-            num_updates = config.learner.warmup_updates
+            num_updates = config.learner.warmup_updates if self._demos else 0
             status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
             learner.warm_up(num_updates, on_update=self._updated)
             self._learn_online(learner)
@@ -150,6 +153,8 @@ class InlineRun:
         self._update(learner, acting)
         while status.env_steps < run.env_steps and not self._solved():
             episode = self._run_episode(actor, Purpose.ONLINE, status.episodes)
+            if episode.outcome is Outcome.ABORTED:  # discarded by the person: kept in the log, never trained on
+                continue
             labels = self._label(episode)
             self._add(episode, labels)
             self._update(learner, acting)
