@@ -123,7 +123,8 @@ def test_proposed_and_executed_are_kept_apart():
     episode = actor.run(order())
     assert episode.column("proposed")[0, 0] == 5.0
     assert episode.column("executed")[0, 0] == pytest.approx(0.02)
-    assert episode.column("extra/clipped")[0].all()
+    assert episode.column("extra/safety_clipped")[0].all()
+    assert not episode.column("extra/safety_held").any()
 
 
 def test_every_tick_takes_one_period_and_the_last_observation_is_kept():
@@ -184,10 +185,14 @@ def test_whatever_goes_wrong_the_arm_stops():
     assert stops
 
 
-def test_a_policy_that_gives_nan_holds_and_then_faults():
+def test_a_policy_that_gives_nan_holds_then_faults_and_what_led_there_is_kept():
     actor, _, _, _ = setup(policy=ChunkPolicy(FakeArm(FakeArmConfig()).spec, value=np.nan))
-    with pytest.raises(RobotFault, match="not finite"):
-        actor.run(order())
+    episode = actor.run(order())
+    assert episode.outcome is Outcome.ABORTED
+    assert len(episode) == 4  # held four times, the fifth is a fault
+    assert episode.column("extra/safety_held").all()
+    with pytest.raises(RobotFault, match=r"stands still after a fault.*not finite"):
+        actor.run(order())  # until a person has acknowledged it
 
 
 def test_the_same_order_gives_the_same_episode():
@@ -221,17 +226,73 @@ def test_a_bimanual_robot_with_fifty_ticks_of_history():
     np.testing.assert_array_equal(policy.seen[-1]["joint_pos"][0], episode.column("observation/joint_pos")[10:60])
 
 
-def test_an_overrun_is_counted_and_not_made_up_for():
-    actor, policy, _, clock = setup(config=SequentialConfig(execution_horizon=1))
-    slow = policy.act
+def test_an_overrun_is_counted_and_no_two_actions_come_back_to_back():
+    """Trap: catch-up ticks that fire at once, so that two deltas add up in one."""
+    actor, policy, raw, clock = setup(config=SequentialConfig(execution_horizon=1))
+    sent_ns, slow, send = [], policy.act, raw.send
 
     def act(observations, context):
         if policy.calls == 3:
             clock.sleep_until(clock.now_ns() + 250_000_000)  # thinks for two and a half ticks
         return slow(observations, context)
 
-    policy.act = act
-    episode = actor.run(order())
+    def note(action):
+        sent_ns.append(clock.now_ns())
+        return send(action)
+
+    policy.act, raw.send = act, note
+    actor.run(order())
     assert actor.num_overruns == 1
-    gaps = np.diff(episode.column("time_ns"))
-    assert gaps.min() >= 100_000_000  # never two ticks back to back
+    assert min(np.diff(sent_ns)) == 100_000_000
+
+
+def test_a_reading_that_is_not_a_number_spoils_the_episode_for_learning():
+    """Trap: a missing sensor that became a number. The filter holds; the log keeps it; nothing learns from it."""
+    actor, _, raw, _ = setup()
+    observe, count = raw.observe, iter(range(1000))
+
+    def broken():
+        seen = observe()
+        if next(count) == 5:
+            seen.values["ee_pose"][0] = np.nan
+        return seen
+
+    raw.observe = broken
+    episode = actor.run(order())
+    assert len(episode) == 12
+    assert episode.outcome is Outcome.ABORTED
+    assert episode.column("extra/safety_held").tolist().count(True) == 1
+
+
+@pytest.mark.parametrize("tick", [0, 3])
+def test_stop_ends_the_run_and_discard_only_the_episode(tick):
+    for event, stopped in ((Event.STOP, True), (Event.DISCARD, False)):
+        actor, _, _, _ = setup(operator=Person({tick: HumanInput(event=event)}))
+        actor.run(order())
+        assert actor.stopped is stopped
+
+
+def test_a_pause_can_end_in_a_stop():
+    pause = {2: HumanInput(event=Event.PAUSE), 5: HumanInput(event=Event.STOP)}
+    actor, _, _, _ = setup(operator=Person(pause))
+    episode = actor.run(order())
+    assert (len(episode), episode.outcome, actor.stopped) == (2, Outcome.ABORTED, True)
+
+
+def test_discarding_at_the_very_end_counts():
+    actor, _, _, _ = setup(operator=Person({12: HumanInput(event=Event.DISCARD)}))
+    episode = actor.run(order())
+    assert (episode.outcome, episode.judgement) == (Outcome.ABORTED, None)
+
+
+def test_acknowledging_goes_on_from_a_new_observation():
+    actor, _, _, _ = setup(operator=Person({4: HumanInput(event=Event.ACKNOWLEDGE)}))
+    assert len(actor.run(order())) == 12
+
+
+def test_nobody_drives_the_arm_between_episodes():
+    actor, _, raw, _ = setup()
+    stops = []
+    raw.stop = lambda: stops.append(True)
+    actor.run(order())
+    assert stops

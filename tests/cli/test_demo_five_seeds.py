@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -11,9 +12,11 @@ import pytest
 @pytest.mark.parametrize("seed", range(5))
 def test_the_demo_learns(seed, tmp_path):
     command = [sys.executable, "-m", "dovetail.cli", "run", "peg-insertion", "--name", "demo"]
+    started_s = time.monotonic()
     done = subprocess.run(
         [*command, "--seed", str(seed), "--runs-dir", str(tmp_path)], capture_output=True, text=True, check=False
     )
+    assert time.monotonic() - started_s <= 300  # as a person waits for it: imports, report and video included
     assert done.returncode == 0, done.stderr
     report = json.loads((tmp_path / "demo" / "report.json").read_text())
     before, after = report["success_before"], report["success_after"]
@@ -21,6 +24,5 @@ def test_the_demo_learns(seed, tmp_path):
     assert after["rate"] >= 0.95
     assert after["low"] > before["high"]  # above cloning's interval
     assert report["untrained"]["high"] < before["low"]
-    assert report["wall_s"] <= 300
     for name in ("learning_curve.png", "before_after.mp4"):
         assert (tmp_path / "demo" / name).stat().st_size > 10_000

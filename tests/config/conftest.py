@@ -12,14 +12,6 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that `sample_plugins:Class`
 
 from sample_plugins import BASE
 
-from dovetail.config.plugins import BUILTIN
-
-
-@pytest.fixture(autouse=True)
-def _stand_in_for_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The safety filter has no substitute in a config, so here its name leads to a plugin of ours."""
-    monkeypatch.setitem(BUILTIN["safety"], "filter", "sample_plugins:Plain")
-
 
 @pytest.fixture
 def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str], str]:

@@ -48,7 +48,7 @@ def test_recipes_are_accepted(recipe: str) -> None:
         "task: {type: 'my_lab:Task', anything: 1}",
         "task: null",
         "operator: {}",  # the default type may be left out
-        "labels: [outcome, {type: outcome}]",
+        "labels: [outcome]",
         "run: {stop_when_solved: {window: 5}}",
     ],
 )

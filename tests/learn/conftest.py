@@ -39,6 +39,7 @@ def batch():
         "action": rng.uniform(-1, 1, size=(8, 2)).astype(np.float32),
         "reward": np.array([0, 0, 0, 1, 0, 0, 0, 1], np.float32),
         "discount": np.array([1, 1, 1, 0, 1, 1, 1, 0], np.float32),
+        "human": np.array([1, 1, 1, 1, 0, 0, 0, 0], np.bool_),
     }
 
 

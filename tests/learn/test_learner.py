@@ -42,8 +42,10 @@ def test_warm_up_counts_over_the_whole_run(policy, replay, robot):
 
 def test_a_broken_loss_stops_the_run(policy, replay, robot):
     replay._batch["reward"][:] = np.nan
+    learner = make(policy, replay, robot)
     with pytest.raises(FailureError, match="learning broke at update 0"):
-        make(policy, replay, robot).warm_up(1)
+        learner.warm_up(1)
+    assert not learner.healthy  # so nobody saves what is left of it
 
 
 def test_resumed_equals_uninterrupted(policy, replay, robot, tmp_path):

@@ -8,8 +8,6 @@ from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 
-KEYS = ("critic_loss", "q")
-
 
 def make(policy, **config):
     return RLPD(RLPDConfig(**{"batch_size": 8, "hidden": (16, 16), **config}), policy=policy, seed=0)
@@ -55,6 +53,7 @@ def test_values_converge_to_the_discounted_reward(policy, batch, replay):
         "action": np.zeros((8, 2), np.float32),
         "reward": np.repeat(np.float32([0, 1]), 4),
         "discount": np.repeat(np.float32([0.8, 0]), 4),
+        "human": np.ones(8, np.bool_),
     }
     algorithm = make(policy, gamma=0.8, tau=0.1, lr=3e-3, actor_after=10**9)
     for _ in range(600):
@@ -83,7 +82,9 @@ def test_the_actor_climbs_what_the_critic_likes(policy, batch):
     algorithm._critic = Likes()
     features = policy.features({"joint_pos": batch["observation/joint_pos"]})
     for _ in range(300):
-        algorithm._update_actor(features, torch.from_numpy(batch["action"]))
+        algorithm._update_actor(
+            features, torch.from_numpy(batch["action"]), human=torch.from_numpy(batch["human"])
+        )
     mean, _ = policy._distribution(features)
     np.testing.assert_allclose(torch.tanh(mean).detach().numpy(), 0.5, atol=0.1)
 
@@ -93,7 +94,7 @@ def test_the_actors_step_leaves_the_critic_alone(policy, batch):
     algorithm = make(policy)
     before = [p.detach().clone() for p in algorithm._critic.parameters()]
     features = policy.features({"joint_pos": batch["observation/joint_pos"]})
-    algorithm._update_actor(features, torch.from_numpy(batch["action"]))
+    algorithm._update_actor(features, torch.from_numpy(batch["action"]), human=torch.from_numpy(batch["human"]))
     assert all(torch.equal(a, b) for a, b in zip(before, algorithm._critic.parameters(), strict=True))
     assert all(p.grad is None for p in algorithm._critic.parameters())
 
@@ -114,7 +115,32 @@ def test_the_actor_moves_every_so_often_and_not_before(policy, batch):
 
 def test_a_random_subset_of_critics_gives_the_target(policy, batch):
     algorithm = make(policy, num_critics=5, num_target_critics=2)
-    assert set(KEYS) <= set(algorithm.update(batch))
+    generator = torch.Generator()
+    generator.set_state(algorithm._generator.get_state())
+    following = policy.features({"joint_pos": batch["next/joint_pos"]})
+    features = policy.features({"joint_pos": batch["observation/joint_pos"]})
+    with torch.no_grad():
+        actions, _ = policy.sample(following, generator=generator)
+        next_q = algorithm._target(torch.cat((following, actions), 1))
+        pair = torch.randperm(5, generator=generator)[:2]
+        targets = torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * next_q[pair].amin(0)
+        q = algorithm._critic(torch.cat((features, torch.from_numpy(batch["action"])), 1))
+    assert not torch.equal(next_q[pair].amin(0), next_q.amin(0))  # or the test could not tell
+    assert algorithm.update(batch)["critic_loss"] == pytest.approx(float((q - targets).square().mean()), rel=1e-5)
+
+
+def test_more_target_critics_than_critics_are_refused():
+    with pytest.raises(ValueError, match="exceeds num_critics"):
+        RLPDConfig(num_critics=2, num_target_critics=3)
+
+
+def test_only_what_people_did_is_cloned(policy, batch):
+    """Without demonstrations a batch is all the robot's own: cloning its noise would teach it nothing."""
+    batch["human"][:] = False
+    alone, helped = make(policy, actor_every=1, bc_weight=100.0), make(policy, actor_every=1, bc_weight=0.0)
+    assert alone.update(batch)["actor_loss"] == pytest.approx(helped.update(batch)["actor_loss"], abs=0.05)
+    batch["human"][:2] = True
+    assert make(policy, actor_every=1, bc_weight=100.0).update(batch)["actor_loss"] > 1.0
 
 
 def test_the_robot_gets_the_average_of_the_actors(policy, batch):

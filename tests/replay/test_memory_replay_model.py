@@ -44,6 +44,7 @@ class Model:
                     "demo": demo,
                     "online": not demo,
                     "human": human,
+                    "policy": not demo and not human,
                     "prior": demo or human,
                 }
                 if wanted[name]:

@@ -311,7 +311,7 @@ def test_holding_on_purpose() -> None:
     safe.send(np.array([0.01, 0, 0, 0, 0, 0, 0.2]))
     np.testing.assert_allclose(safe.hold(), [0, 0, 0, 0, 0, 0, 0.2])
     assert safe.last_report.held
-    assert not safe.clipped.any()
+    assert not safe.last_report.clipped.any()
     tick(clock, 5)
     safe.hold()  # standing still needs no news, but not for ever
     tick(clock, 6)

@@ -1,11 +1,18 @@
 """The whole loop in one process: it learns, it is the same for a seed, and an interruption changes nothing."""
 
+import subprocess
+import sys
+import time
+
 import numpy as np
 import pytest
 
 from dovetail.config.load import load
+from dovetail.core.errors import FailureError
 from dovetail.core.types import Event, HumanInput, Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
+from dovetail.learn.algorithms.rlpd import RLPD
+from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.runtime.build import Station
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
@@ -183,3 +190,48 @@ run: {demos: 0, env_steps: 90, eval_episodes: 2, untrained_episodes: 1}
     run.run()
     assert run.status.updates == 90
     assert run.status.rates["after"].episodes == 2
+
+
+def test_killed_at_any_moment_it_goes_on_twice_over(toy, tmp_path):
+    """SIGKILL, resume, SIGKILL, resume: everything that was committed stays, and the run comes to its end.
+
+    Trap: a second resume that lost trajectories.
+    """
+    RunFolder.create(tmp_path / "k", toy("run.checkpoint_every_s=0.05", "run.env_steps=600"))
+    code = (
+        "import sys; from pathlib import Path; from dovetail.runtime.folder import RunFolder;"
+        "from dovetail.runtime.inline import InlineRun; InlineRun(RunFolder.open(Path(sys.argv[1]))).run()"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "k")]
+    log, seen = EpisodeLog(tmp_path / "k" / "episodes"), set()
+    for num_more in (4, 6, 12):  # in the demonstrations, in the evaluation of cloning, online
+        process = subprocess.Popen(command)
+        deadline_s = time.monotonic() + 60
+        while len(log.ids()) < len(seen) + num_more and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        process.kill()
+        process.wait()
+        assert seen <= set(log.ids())
+        seen = set(log.ids())
+    subprocess.run(command, check=True)
+    assert seen <= set(log.ids())
+    for episode_id in log.ids():
+        log.verify(episode_id)
+    assert (tmp_path / "k" / "evaluations" / "after.json").exists()
+
+
+def test_a_learner_that_broke_leaves_the_last_good_checkpoint(make, tmp_path, monkeypatch):
+    run = make("a")
+    update, count = RLPD.update, iter(range(10**9))
+
+    def broken(self, batch):
+        metrics = update(self, batch)
+        return {**metrics, "critic_loss": np.nan} if next(count) == 60 else metrics
+
+    monkeypatch.setattr(RLPD, "update", broken)
+    with pytest.raises(FailureError, match="learning broke"):
+        run.run()
+    state, _ = load_checkpoint(tmp_path / "a" / "checkpoints" / "last")
+    assert state["algorithm/num_updates"] < 60
+    monkeypatch.setattr(RLPD, "update", update)
+    make("a", resume=True).run()

@@ -13,6 +13,7 @@ from dovetail.actor.history import History
 from dovetail.config.model import Config
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Policy, Task
+from dovetail.core.errors import RobotError
 from dovetail.core.streams import stream
 from dovetail.core.types import (
     ActContext,
@@ -101,35 +102,42 @@ class SequentialActor:
         self._should_stop = should_stop
         self._history = History(policy.spec) if policy else None
         self._period_ns = round(NS_PER_S / robot.spec.control_hz)
+        self._stopped = self._spoilt = False
         self.num_overruns = 0
 
-    def run(self, order: EpisodeOrder) -> Episode | None:
-        try:
-            return self._run(order)
-        except BaseException:
-            self._robot.stop()  # whatever went wrong, the arm does not go on with it
-            raise
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
 
-    def _run(self, order: EpisodeOrder) -> Episode | None:
-        self._begin(order)
-        observation = self._observe()
+    def run(self, order: EpisodeOrder) -> Episode | None:
         steps: list[Step] = []
+        try:
+            self._begin(order)
+            return self._run(order, steps)
+        except RobotError:
+            if not steps:
+                raise
+            # what led to a fault is what people want to look at; the robot itself refuses to move from here on
+            return self._finish(order, steps, self._last, Outcome.ABORTED)
+        finally:
+            self._robot.stop()  # at the end as after any mishap: nobody drives the arm between episodes
+
+    def _run(self, order: EpisodeOrder, steps: list[Step]) -> Episode | None:
+        observation = self._observe()
         outcome: Outcome | None = None
         deadline_ns = self._clock.now_ns()
         while outcome is None:
             person = self._operator.poll(observation)
-            if self._should_stop():
-                outcome = Outcome.ABORTED
-            elif person.event is Event.ACKNOWLEDGE:
+            if person.event is Event.PAUSE:
+                person = self._pause(observation)
+                observation, deadline_ns = self._observe(), self._clock.now_ns()
+            if person.event is Event.ACKNOWLEDGE:
                 self._robot.acknowledge()
-            elif person.event is not None:
-                outcome = ENDING_EVENTS.get(person.event)
+                observation = self._observe()  # from what is true now, not from before the fault
+                continue
+            outcome = self._ended_by(person.event)
             if outcome is not None:
                 break
-            if person.event is Event.PAUSE:
-                deadline_ns = self._pause(observation)
-                observation = self._observe()
-                continue
             move = self._act(observation, person, order)
             deadline_ns = self._tick(deadline_ns)
             before, observation = observation, self._observe()
@@ -139,6 +147,12 @@ class SequentialActor:
         if not steps:
             return None
         return self._finish(order, steps, observation, outcome)
+
+    def _ended_by(self, event: Event | None) -> Outcome | None:
+        self._stopped = event is Event.STOP or self._should_stop()
+        if self._stopped:
+            return Outcome.ABORTED
+        return ENDING_EVENTS.get(event) if event else None
 
     # ---- one tick
 
@@ -151,12 +165,15 @@ class SequentialActor:
         self._noise = stream(order.seed, f"{order.purpose}/policy", order.index)
         self._chunk: ActionChunk | None = None
         self._chunk_id, self._chunk_index = -1, 0
+        self._stopped = self._spoilt = False
         if self._policy and self._history:
             self._policy.reset()
             self._history.reset()
 
     def _observe(self) -> Observation:
-        observation = self._robot.observe()
+        self._last = observation = self._robot.observe()
+        # the filter holds the arm through a bad reading; nothing may ever learn from one
+        self._spoilt |= not all(np.isfinite(v).all() for v in observation.values.values() if v.dtype.kind == "f")
         if self._history:
             self._history.add(observation)
         return observation
@@ -173,7 +190,7 @@ class SequentialActor:
         else:
             executed = self._robot.hold()
             proposed, source = executed, Source.HUMAN
-        extras["clipped"] = self._robot.clipped
+        extras |= self._robot.safety_extras()
         return _Move(
             proposed=proposed,
             executed=executed,
@@ -201,21 +218,24 @@ class SequentialActor:
     def _tick(self, deadline_ns: int) -> int:
         deadline_ns += self._period_ns
         now_ns = self._clock.now_ns()
-        if now_ns > deadline_ns:  # late: count it and start anew from here, so that ticks never bunch
+        if now_ns > deadline_ns:  # late: the action just sent gets its whole period, and so do those to come
             self.num_overruns += 1
-            return now_ns
+            deadline_ns = now_ns + self._period_ns
         self._clock.sleep_until(deadline_ns)
         return deadline_ns
 
-    def _pause(self, observation: Observation) -> int:
-        """Hold, unrecorded, until the person says start; returns the new deadline."""
+    def _pause(self, observation: Observation) -> HumanInput:
+        """Hold, unrecorded, until the person goes on or ends it; returns what they did then."""
         self._chunk = None
         deadline_ns = self._clock.now_ns()
-        while not self._should_stop() and self._operator.poll(observation).event is not Event.START:
+        while not self._should_stop():
+            person = self._operator.poll(observation)
+            if person.event in (Event.START, Event.ACKNOWLEDGE) or person.event in ENDING_EVENTS:
+                return person
             self._robot.hold()
             deadline_ns = self._tick(deadline_ns)
             observation = self._robot.observe()
-        return deadline_ns
+        return HumanInput(event=Event.STOP)
 
     # ---- the end
 
@@ -227,6 +247,9 @@ class SequentialActor:
         if outcome is not Outcome.ABORTED:
             event = self._operator.poll(last).event
             judgement = ENDING_EVENTS[event] if event in JUDGING_EVENTS else None
+            self._stopped = event is Event.STOP
+            if self._spoilt or event is Event.DISCARD:
+                outcome, judgement = Outcome.ABORTED, None
         return Episode(
             id=order.id,
             task=self._task.spec.name,

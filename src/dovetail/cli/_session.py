@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from dovetail.cli import _report
 from dovetail.cli._live import view_for
 from dovetail.cli._runs import check_name, find_run, new_name, split_arguments
@@ -68,6 +70,7 @@ def _work(
     again: str,
     overrides: tuple[str, ...] = (),
 ) -> int:
+    torch.set_flush_denormal(True)  # of the whole process, so it is for a command to say, not for the library
     with StopFlag() as stop:
         folder = _open_folder(request, overrides)
         try:

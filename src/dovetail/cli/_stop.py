@@ -37,8 +37,8 @@ class StopFlag:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if self._asked:
-            # Everything on disk survives a kill at any moment, so there is nothing to tidy up but the terminal.
+            # Unwinds at once, through whoever holds the robot and stops it; what is on disk survives a kill anyway.
             os.write(2, ((_SHOW_CURSOR if sys.stderr.isatty() else "") + "\naborted\n").encode())
-            os._exit(128 + number)
+            raise KeyboardInterrupt
         self._asked = True
         os.write(2, b"\nstopping at the next safe moment (Ctrl-C again to abort)\n")

@@ -9,6 +9,7 @@ config first and its handles by keyword:
     operator    task
     policy      robot (a RobotSpec), seed
     labeler     -
+    replay      keys (the observations worth keeping)
     actor       robot, task, operator, policy, clock, probe, should_stop
     algorithm   policy, seed
 

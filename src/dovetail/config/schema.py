@@ -21,7 +21,6 @@ __all__ = [
     "LearnerConfig",
     "OfKind",
     "PluginSection",
-    "RecordConfig",
     "RunConfig",
     "RunSettings",
     "StopWhenSolved",
@@ -35,6 +34,7 @@ SECTION_KINDS: dict[str, str] = {
     "actor": "actor",
     "policy": "policy",
     "labels": "labeler",  # a list of them
+    "replay": "replay",
     "algorithm": "algorithm",
 }
 
@@ -43,6 +43,7 @@ DEFAULT_SECTIONS: dict[str, Any] = {
     "safety": {"type": "filter"},
     "actor": {"type": "sequential"},
     "labels": [{"type": "outcome"}],
+    "replay": {"type": "memory"},
 }
 
 KIND_MARK = "x-dovetail-kind"  # stands for a plugin section in RunConfig's own JSON Schema
@@ -111,7 +112,7 @@ class OfKind:
 class StopWhenSolved(Config):
     """End online learning before its budget is spent, once the policy needs no help any more."""
 
-    window: int = Field(default=20, ge=1)
+    window: int = Field(default=20, ge=1, le=1000)
     """How many of the latest online episodes are looked at."""
     success_rate: float = Field(default=1.0, gt=0, le=1)
     """The share of them that must succeed, without any intervention."""
@@ -137,7 +138,9 @@ class RunSettings(Config):
     untrained_episodes: int = Field(default=20, ge=0)
     """Episodes that the untrained policy is given; it seldom has surprises."""
     showcase_episodes: int = Field(default=4, ge=0)
-    """Episodes filmed for the report, first and last."""
+    """Episodes filmed for the report, before and after."""
+    showcase_camera: str = "front"
+    """The camera that films them."""
     checkpoint_every_s: float = Field(default=60.0, gt=0)
     """Seconds between checkpoints."""
     stop_when_solved: StopWhenSolved | None = None
@@ -159,17 +162,6 @@ class LearnerConfig(Config):
     """Online steps collected before updates begin."""
 
 
-class RecordConfig(Config):
-    """What is kept besides numbers."""
-
-    images: bool = False
-    """Keep camera images in every episode, not only where the policy needs them."""
-    showcase_camera: str = "front"
-    """The camera that films the showcase episodes."""
-    image_size: int = Field(default=128, ge=16, le=4096)
-    """Height and width of recorded images, in pixels."""
-
-
 class RunConfig(Config):
     """A whole run, resolved."""
 
@@ -186,14 +178,15 @@ class RunConfig(Config):
     policy: Annotated[PluginSection, OfKind("policy")]
     """Observation in, action out."""
     labels: list[Annotated[PluginSection, OfKind("labeler")]] = Field(
-        default=DEFAULT_SECTIONS["labels"], min_length=1
+        default=DEFAULT_SECTIONS["labels"], min_length=1, max_length=1
     )
-    """Who gives rewards, in order."""
+    """Who gives rewards. A list, though of one for now."""
+    replay: Annotated[PluginSection, OfKind("replay")] = Field(default=DEFAULT_SECTIONS["replay"])
+    """Where batches come from."""
     algorithm: Annotated[PluginSection, OfKind("algorithm")]
     """How the policy learns."""
     run: RunSettings = RunSettings()
     learner: LearnerConfig = LearnerConfig()
-    record: RecordConfig = RecordConfig()
 
     @model_validator(mode="after")
     def _has_a_task(self) -> Self:

@@ -87,9 +87,8 @@ class Robot(Protocol):
 class GuardedRobot(Robot, Protocol):
     """A robot behind the safety filter: what everybody but the filter is given."""
 
-    @property
-    def clipped(self) -> Array:
-        """[A] which axes of the last action the filter changed."""
+    def safety_extras(self) -> Mapping[str, Array]:
+        """What the filter did to the last action, as columns to record: clipped axes, held, reasons."""
 
     def reset(self) -> None:
         """A new episode starts from where the robot now is."""
@@ -104,6 +103,10 @@ class GuardedRobot(Robot, Protocol):
 @runtime_checkable
 class Actor(Protocol):
     """Runs episodes. How it ticks and when it thinks is its own affair."""
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the last episode ended because the run is to end."""
 
     def run(self, order: EpisodeOrder) -> Episode | None:
         """One episode from reset to verdict; None if it ended before its first step."""
@@ -199,7 +202,7 @@ class ReplayReader(Protocol):
     """Labelled steps in, batches out, into arrays that the caller owns."""
 
     def size(self, view: str) -> int:
-        """How many steps a view holds: `online`, `demo`, `human`, `prior` (demo + human), `all`."""
+        """How many steps a view holds: `demo`, `online`, its parts `policy` and `human`, `prior` (demo + human), `all`."""
 
     def sample(
         self,
@@ -214,7 +217,7 @@ class ReplayReader(Protocol):
 
         `observation/<key>`, `action`: of the first step. `reward`: the sum of gamma^k times the k-th reward.
         `next/<key>`: the observation after the last. `discount`: what its value counts for, gamma^n; 0 after a
-        true end.
+        true end. `human`: whether a person moved the arm in the first step.
         """
 
 

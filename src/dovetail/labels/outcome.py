@@ -49,7 +49,9 @@ class OutcomeLabeler:
             raise UsageError(f"episode {episode.id} has no steps to label")
         rewards = self._dense(episode) if self._config.dense else self._sparse(num_steps, outcome)
         discounts = np.ones(num_steps, np.float32)
-        if outcome is not Outcome.TIMEOUT:
+        # a timeout that a person calls a failure is still a timeout: what could have followed keeps its value
+        timeout = Outcome.TIMEOUT in (outcome, episode.outcome)
+        if outcome is Outcome.SUCCESS or not timeout:
             discounts[-1] = 0.0
         return Labels(
             episode_id=episode.id,

@@ -39,6 +39,7 @@ class Learner:
         self._utd = utd
         self._start_after_steps = start_after_steps
         self._batch = _buffers(algorithm, robot)
+        self.healthy = True  # until a loss is not finite: from then on its state is worth nothing
         self.num_warmup_updates = 0
         self.num_online_updates = 0
 
@@ -71,6 +72,7 @@ class Learner:
         self._sample()
         metrics = self._algorithm.update(self._batch)
         if not all(math.isfinite(value) for value in metrics.values()):
+            self.healthy = False
             bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
             raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
         return metrics
@@ -131,6 +133,7 @@ def _buffers(algorithm: Algorithm, robot: RobotSpec) -> dict[str, Array]:
         "action": np.empty((num_rows, *robot.action.shape), np.float32),
         "reward": np.empty(num_rows, np.float32),
         "discount": np.empty(num_rows, np.float32),
+        "human": np.empty(num_rows, np.bool_),
     }
     for key in algorithm.wants.observation_keys:
         spec = robot.observation[key]

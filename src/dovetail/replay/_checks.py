@@ -73,6 +73,8 @@ def _check_column(column: Array | None, spec: ArraySpec, *, what: str, episode: 
     if column.dtype != spec.dtype or column.shape[1:] != spec.shape:
         got = f"{column.dtype}{list(column.shape[1:])}"
         raise SpecMismatch(f"{what} of episode {episode.id} is {got}, but {there}")
+    if column.dtype.kind == "f" and not np.isfinite(column).all():
+        raise UsageError(f"{what} of episode {episode.id} is not finite: one such row would ruin every weight")
 
 
 def check_same_robot(first: RobotSpec, episode: Episode, *, keys: tuple[str, ...]) -> None:

@@ -31,6 +31,7 @@ VIEWS: Mapping[str, Callable[[bool, Array], Array]] = {
     "demo": lambda demo, human: np.full_like(human, demo),
     "online": lambda demo, human: np.full_like(human, not demo),
     "human": lambda demo, human: human & (not demo),
+    "policy": lambda demo, human: ~human & (not demo),
     "prior": lambda demo, human: human | demo,
 }
 
@@ -195,6 +196,7 @@ class MemoryReplay:
         samples = {f"observation/{key}": episode.last_observation.values[key] for key in keys}
         samples["action"] = episode.segments[0].columns["executed"][0]
         samples["reward"] = samples["discount"] = np.zeros((), np.float32)
+        samples["human"] = np.zeros((), np.bool_)
         samples[_LEFT] = np.zeros((), np.int64)
         self._columns = {
             name: RingColumn(self._num_rows, sample.shape, sample.dtype) for name, sample in samples.items()
@@ -228,6 +230,7 @@ class MemoryReplay:
             self._columns[f"observation/{key}"].put(end, episode.last_observation.values[key][None])
         self._columns["reward"].put(start, labels.rewards)
         self._columns["discount"].put(start, labels.discounts)
+        self._columns["human"].put(start, episode.column("source") == Source.HUMAN)
         self._columns[_LEFT].put(start, np.arange(len(episode), 0, -1))
 
     def _evict(self) -> None:

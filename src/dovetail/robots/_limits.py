@@ -232,9 +232,11 @@ class _EndEffectorDeltas(Limiter):
                     f"'{spec.name}' does not give"
                 )
             self._box_low, self._box_high = np.array(self._box.low), np.array(self._box.high)
-            reference = spec.observation.get(config.reference_key)
-            if reference is not None and reference.shape == (6 * num_arms,):
-                self._reference_key = config.reference_key
+        reference = spec.observation.get(config.reference_key)
+        if reference is not None and reference.shape == (6 * num_arms,):
+            self._reference_key = config.reference_key
+        self._low, self._high = self.low.copy(), self.high.copy()  # what the step limit leaves of them just now
+        self._set_steps(np.zeros(6 * num_arms))
         self._frames = np.tile(np.eye(3), (num_arms, 1, 1))  # reset frame to base frame
         self._room = np.zeros((num_arms, 2, 3))  # how far each arm may go in the base frame, down and up
         self._new_frame = True
@@ -253,6 +255,8 @@ class _EndEffectorDeltas(Limiter):
     def measure(self, values: Mapping[str, Array]) -> None:
         if self._new_frame:
             self._first_grip(values)
+        if self._reference_key:
+            self._set_steps(values[self._reference_key])
         if self._box is not None:
             pose = values[self._key].astype(np.float64)
             for arm, room in enumerate(self._room):
@@ -268,6 +272,17 @@ class _EndEffectorDeltas(Limiter):
                     np.minimum(room[1], np.maximum(self._box_high - ahead, 0.0), out=room[1])
         self._new_frame = False
 
+    def _set_steps(self, ahead: Array) -> None:
+        """Deltas add to a reference that may run ahead of the arm: both together stay a step from what was measured.
+
+        A reference that is further ahead already may not run on, but need not come back at once.
+        """
+        arm = ~self.grip
+        self._low[arm] = np.minimum(np.maximum(self.low, -self._step)[arm], 0.0)
+        self._low[arm] = np.maximum(self._low[arm], np.minimum(-self._step[arm] - ahead, 0.0))
+        self._high[arm] = np.maximum(np.minimum(self.high, self._step)[arm], 0.0)
+        self._high[arm] = np.minimum(self._high[arm], np.maximum(self._step[arm] - ahead, 0.0))
+
     def remember(self, executed: Array) -> None:
         self.still[self.grip] = executed[self.grip]
 
@@ -277,7 +292,7 @@ class _EndEffectorDeltas(Limiter):
 
     def limit(self, action: Vector) -> int:
         reasons = super().limit(action)
-        if _clip(action, -self._step, self._step):
+        if _clip(action, self._low, self._high):
             reasons |= int(Reason.STEP)
         if self._box is not None:
             for arm in range(len(self._frames)):
@@ -294,8 +309,7 @@ class _EndEffectorDeltas(Limiter):
         inside = moved @ frame
         # Cutting in the base frame may lengthen an axis of the reset frame beyond its limit. Shrinking all
         # axes keeps both promises, since both regions are convex and hold the origin.
-        low = np.maximum(self.low[axes], -self._step[axes])
-        high = np.minimum(self.high[axes], self._step[axes])
+        low, high = self._low[axes], self._high[axes]
         scale = 1.0
         for value, least, most in zip(inside.tolist(), low.tolist(), high.tolist(), strict=True):
             if value > most:

@@ -89,9 +89,8 @@ class SafeRobot:
     def last_report(self) -> SafetyReport:
         return self._report
 
-    @property
-    def clipped(self) -> Array:
-        return self._report.clipped
+    def safety_extras(self) -> dict[str, Array]:
+        return self._report.extras()
 
     @property
     def fault(self) -> str | None:

@@ -4,18 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from dovetail.config.schema import RunConfig
 from dovetail.core.clock import RealClock, SimulatedClock
-from dovetail.core.contracts import Actor, Clock, Labeler, Operator, Policy, Robot, SimulatedRobot, Task
+from dovetail.core.contracts import (
+    Actor,
+    Clock,
+    Labeler,
+    Operator,
+    Policy,
+    ReplayReader,
+    ReplayWriter,
+    Robot,
+    SimulatedRobot,
+    Task,
+)
 from dovetail.core.specs import match
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 
-__all__ = ["Station", "build_station"]
+__all__ = ["Replay", "Station", "build_station"]
+
+
+class Replay(ReplayReader, ReplayWriter, Protocol):
+    """Both ends of a replay, as one process has it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +58,10 @@ class Station:
         labeler: Labeler = self.config.labels[0].build()
         return labeler
 
+    def replay(self, *, keys: tuple[str, ...]) -> Replay:
+        replay: Replay = self.config.replay.build(keys=keys)
+        return replay
+
     def actor(self, *, operator: Operator, policy: Policy | None) -> Actor:
         actor: Actor = self.config.actor.build(
             robot=self.robot,
@@ -64,8 +83,7 @@ class Station:
 
 def build_station(config: RunConfig, *, should_stop: Callable[[], bool] = lambda: False) -> Station:
     """Make robot and task, and let them check each other."""
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
+    torch.set_num_threads(1)  # two busy processes with two threads each would crawl
     task: Any = config.task.build() if config.task else None
     raw: Any = config.robot.build(task=task)
     task = task or raw.task

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -100,9 +99,3 @@ class RunFolder:
         except FileNotFoundError:
             return None
         return found
-
-    @staticmethod
-    def writable(parent: Path) -> bool:
-        while not parent.exists():
-            parent = parent.parent
-        return os.access(parent, os.W_OK)

@@ -7,17 +7,17 @@ first at what the folder already holds, so that a run that was interrupted goes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dovetail.core.contracts import Actor, Algorithm
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
-from dovetail.core.types import Episode, Labels, Outcome, Purpose, WeightSnapshot
+from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
 from dovetail.human.scripted import Demonstrator
 from dovetail.labels.store import LabelStore
@@ -26,7 +26,6 @@ from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.trainable import TrainablePolicy
-from dovetail.replay.memory import MemoryReplay
 from dovetail.runtime.build import build_station
 from dovetail.runtime.evaluate import evaluation_episodes, order_episode
 from dovetail.runtime.folder import RunFolder
@@ -55,7 +54,7 @@ class InlineRun:
         self._labeler = self._station.labeler()
         self._log = EpisodeLog(folder.episodes)
         self._labels = LabelStore(folder.labels)
-        self._replay = MemoryReplay(keys=self._policy.spec.observation)
+        self._replay = self._station.replay(keys=tuple(self._policy.spec.observation))
         self._weights = DiskWeightStore(folder.weights)
         self._metrics = MetricsLog(folder.logs)
         self.status = RunStatus(name=folder.path.name)
@@ -63,7 +62,7 @@ class InlineRun:
         before = folder.read_json("progress.json") or {"wall_s": 0.0, "updates": 0}
         self._wall_before_s = float(before["wall_s"])
         self.status.updates = int(before["updates"])
-        self._demos: list[Episode] = []
+        self._demos: list[dict[str, Array]] = []  # what the policy saw in them
         self._num_tried_demos = 0
         self._recover()
 
@@ -101,7 +100,7 @@ class InlineRun:
                     f"'{self._station.task.spec.name}' succeeded: lower run.demo_noise"
                 )
             episode = self._run_episode(actor, Purpose.DEMO, self._num_tried_demos)
-            if episode.outcome is not Outcome.ABORTED:
+            if episode:
                 self._add(episode, self._label(episode))
             self.status.done = len(self._demos)
         self._watch(self.status)
@@ -125,7 +124,7 @@ class InlineRun:
             self._weights.publish(policy.weights())
             self._evaluate("cloning", num_episodes=config.run.eval_episodes)
         if config.learner.start_from == "cloning" and not self._has_checkpoint:
-            self._policy.load(self._latest())
+            self._policy.load(self._newest())  # nothing newer is published before the first checkpoint
 
     def _learn(self) -> None:
         if self._known("after"):
@@ -134,14 +133,17 @@ class InlineRun:
         algorithm: Algorithm = config.algorithm.build(policy=self._policy, seed=config.run.seed)
         learner = self._make_learner(algorithm, role="learner")
         if self._has_checkpoint:
-            learner.load_state_dict(load_checkpoint(self._checkpoint)[0])
+            learner.load_state_dict(self._load_checkpoint())
+        else:
+            self._save(learner)
         try:
             num_updates = config.learner.warmup_updates if self._demos else 0
             status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
             learner.warm_up(num_updates, on_update=self._updated)
             self._learn_online(learner)
         finally:
-            self._save(learner)
+            if learner.healthy:  # otherwise the last good checkpoint stays
+                self._save(learner)
 
     def _learn_online(self, learner: Learner) -> None:
         run, status = self._config.run, self.status
@@ -153,7 +155,7 @@ class InlineRun:
         self._update(learner, acting)
         while status.env_steps < run.env_steps and not self._solved():
             episode = self._run_episode(actor, Purpose.ONLINE, status.episodes)
-            if episode.outcome is Outcome.ABORTED:  # discarded by the person: kept in the log, never trained on
+            if episode is None:
                 continue
             labels = self._label(episode)
             self._add(episode, labels)
@@ -170,26 +172,29 @@ class InlineRun:
         status.updates = learner.num_updates
         status.done = status.env_steps
         self._weights.publish(learner.policy_weights())
-        acting.load(self._latest())
+        snapshot = self._weights.latest()  # the pinned version, where somebody has pinned one
+        assert snapshot is not None
+        acting.load(snapshot)
         self._watch(status)
 
     def _evaluate(self, name: str, *, num_episodes: int) -> None:
         if not num_episodes or self._known(name):
             return
         self.status.begin(f"evaluating: {name}", num_episodes)
-        episodes = []
-        snapshot = None if name == "untrained" else self._latest()
+        ids, num_successes = [], 0
+        snapshot = None if name == "untrained" else self._newest()
         for episode in evaluation_episodes(
             self._station, snapshot, num_episodes=num_episodes, config_hash=self._folder.config_hash
         ):
             self._commit(episode)
-            episodes.append(episode)
-            self.status.done = len(episodes)
+            ids.append(episode.id)
+            num_successes += episode.outcome is Outcome.SUCCESS
+            self.status.done = len(ids)
             self._watch(self.status)
-        if len(episodes) < num_episodes:  # half an evaluation is none
+        if len(ids) < num_episodes:  # asked to stop between two of them
             raise Interrupted
-        rate = Rate(successes=sum(e.outcome is Outcome.SUCCESS for e in episodes), episodes=len(episodes))
-        shown = [e.id for e in episodes[: self._config.run.showcase_episodes]]
+        rate = Rate(successes=num_successes, episodes=num_episodes)
+        shown = ids[: self._config.run.showcase_episodes]
         facts = {"successes": rate.successes, "shown": shown, **rate.to_json()}
         self._folder.write_json(f"evaluations/{name}.json", facts)
         self._folder.event("evaluated", name=name, **rate.to_json())
@@ -199,7 +204,8 @@ class InlineRun:
 
     # ---- episodes
 
-    def _run_episode(self, actor: Actor, purpose: Purpose, index: int) -> Episode:
+    def _run_episode(self, actor: Actor, purpose: Purpose, index: int) -> Episode | None:
+        """One episode, safe in the log; None if a person threw it away. Then the same one is tried again."""
         order = order_episode(
             self._station,
             purpose=purpose,
@@ -208,10 +214,11 @@ class InlineRun:
             robot_minutes=self.status.robot_minutes,
         )
         episode = actor.run(order)
-        if episode is None:
+        if episode is not None:
+            self._commit(episode)
+        if actor.stopped:
             raise Interrupted
-        self._commit(episode)
-        return episode
+        return None if episode is None or episode.outcome is Outcome.ABORTED else episode
 
     def _commit(self, episode: Episode) -> None:
         self._log.commit(episode)
@@ -229,7 +236,9 @@ class InlineRun:
             self._num_tried_demos += 1
             if not labels.success:
                 return
-            self._demos.append(episode)
+            self._demos.append(
+                {key: episode.column(f"observation/{key}") for key in self._policy.spec.observation}
+            )
         else:
             self.status.count(episode, labels)
         self._replay.add(episode, labels)
@@ -261,16 +270,18 @@ class InlineRun:
         found = self._folder.read_json(f"evaluations/{name}.json")
         return Rate(successes=found["successes"], episodes=found["episodes"]) if found else None
 
-    def _latest(self) -> WeightSnapshot:
-        snapshot = self._weights.latest()
-        assert snapshot is not None, "weights are published before anybody asks for them"
-        return snapshot
+    def _newest(self) -> WeightSnapshot:
+        """What was learned last, whatever is pinned."""
+        return self._weights.load(max(self._weights.versions()))
+
+    def _load_checkpoint(self) -> Mapping[str, Array]:
+        state, facts = load_checkpoint(self._checkpoint)
+        if facts.get("config_hash") != self._folder.config_hash:
+            raise CheckpointError(f"checkpoint {self._checkpoint} belongs to another config than its run folder")
+        return state
 
     def _fit_normalizer(self, policy: TrainablePolicy) -> None:
-        columns = {
-            key: np.concatenate([demo.column(f"observation/{key}") for demo in self._demos])
-            for key in policy.spec.observation
-        }
+        columns = {key: np.concatenate([demo[key] for demo in self._demos]) for key in policy.spec.observation}
         policy.fit_normalizer(columns)
 
     def _make_learner(self, algorithm: Algorithm, *, role: str) -> Learner:

@@ -258,7 +258,7 @@ def _write_video(books: _Books) -> None:
     every, fps, speed = _pace(before + after)
     report = books.report()
     note = f"  ({speed:.2g}x speed)" if speed > 1.01 else ""
-    with Filmer(books.folder, camera=config.record.showcase_camera, size=(_FILM_PX, _FILM_PX)) as filmer:
+    with Filmer(books.folder, camera=config.run.showcase_camera, size=(_FILM_PX, _FILM_PX)) as filmer:
         frames = side_by_side(
             _clips(before, filmer, every=every),
             _clips(after, filmer, every=every),

@@ -13,7 +13,7 @@ from dovetail.core.types import Episode, Labels
 __all__ = ["RunStatus", "Watcher", "nobody"]
 
 RECENT = 20  # episodes that a live figure looks back at
-LONGEST = 200
+LONGEST = 1000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -25,6 +25,7 @@ class RunStatus:
     done: int = 0
     total: int = 0
     phase_started_s: float = field(default_factory=time.monotonic)
+    phase_started_at: int = 0  # what was done already when it began
     env_steps: int = 0
     episodes: int = 0
     updates: int = 0
@@ -37,7 +38,7 @@ class RunStatus:
     metrics: dict[str, float] = field(default_factory=dict)
 
     def begin(self, phase: str, total: int, *, done: int = 0) -> None:
-        self.phase, self.total, self.done = phase, total, done
+        self.phase, self.total, self.done, self.phase_started_at = phase, total, done, done
         self.phase_started_s = time.monotonic()
 
     def count(self, episode: Episode, labels: Labels) -> None:
@@ -64,9 +65,10 @@ class RunStatus:
     def seconds_left(self) -> float | None:
         """Of this phase, at the pace so far."""
         elapsed_s = time.monotonic() - self.phase_started_s
-        if not self.done or elapsed_s < 0.5:  # too early to tell
+        done = self.done - self.phase_started_at
+        if not done or elapsed_s < 0.5:  # too early to tell
             return None
-        return elapsed_s * (self.total - self.done) / self.done
+        return elapsed_s * (self.total - self.done) / done
 
 
 class Watcher(Protocol):

@@ -68,6 +68,7 @@ def random_batch(wants: SampleRequest, robot: RobotSpec, rng: np.random.Generato
     num_rows = sum(wants.rows.values())
     batch: dict[str, Array] = {
         "action": random_array(robot.action, rng, num_rows),
+        "human": rng.random(num_rows) < 0.5,
         "reward": rng.integers(0, 2, num_rows).astype(np.float32),
         "discount": rng.integers(0, 2, num_rows).astype(np.float32),
     }

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dovetail.config.model import Config
@@ -54,13 +54,21 @@ class RLPDConfig(Config):
     target_entropy: float | None = None
     """None: minus the number of action dimensions."""
     backup_entropy: bool = False
-    target_range: tuple[float, float] | None = (0.0, 1.0)
-    """Returns that are possible at all; targets are clipped to it. None: no clipping."""
+    target_range: tuple[float, float] | None = None
+    """Returns that are possible at all, [0, 1] for a sparse reward: targets are clipped to it. None: no clipping."""
     bc_weight: float = Field(default=0.0, ge=0.0)
-    """Weight of cloning prior actions in the actor's loss."""
+    """Weight of cloning what people did in the actor's loss."""
     actor_average: float = Field(default=0.995, ge=0.0, lt=1.0)
     """The robot gets a running average of the actor, this share of it old at each actor update: it sways less."""
     max_grad_norm: float = Field(default=10.0, gt=0.0)
+
+    @model_validator(mode="after")
+    def _enough_critics(self) -> Self:
+        if self.num_target_critics > self.num_critics:
+            raise ValueError(
+                f"num_target_critics ({self.num_target_critics}) exceeds num_critics ({self.num_critics})"
+            )
+        return self
 
 
 class RLPD:
@@ -80,6 +88,8 @@ class RLPD:
                 (num_features + num_actions, *config.hidden, 1), num_members=config.num_critics
             )
         self._target = copy.deepcopy(self._critic).requires_grad_(False)
+        self._critic_parameters: list[Tensor] = list(self._critic.parameters())
+        self._target_parameters: list[Tensor] = list(self._target.parameters())
         self._log_alpha = torch.tensor(float(np.log(config.temperature)), requires_grad=True)
         self._target_entropy = -float(num_actions) if config.target_entropy is None else config.target_entropy
         self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in policy.components.items()}
@@ -114,7 +124,7 @@ class RLPD:
         metrics = self._update_critic(features, actions, rewards, discounts, next_features)
         self._num_updates += 1
         if self._num_updates > self._config.actor_after and self._num_updates % self._config.actor_every == 0:
-            metrics |= self._update_actor(features, actions)
+            metrics |= self._update_actor(features, actions, human=torch.from_numpy(batch["human"]))
         return metrics
 
     def _update_critic(
@@ -135,21 +145,20 @@ class RLPD:
                 targets = targets.clamp(*config.target_range)
         q = self._critic(torch.cat((features, actions), 1))  # [E, B]
         loss = (q - targets).square().mean(1).sum()
-        self._step("critic", loss, list(self._critic.parameters()))
+        self._step("critic", loss, self._critic_parameters)
         with torch.no_grad():
-            torch._foreach_lerp_(list(self._target.parameters()), list(self._critic.parameters()), config.tau)
+            torch._foreach_lerp_(self._target_parameters, self._critic_parameters, config.tau)
         return {"critic_loss": loss.item() / config.num_critics, "q": q.mean().item()}
 
-    def _update_actor(self, features: Tensor, actions: Tensor) -> dict[str, float]:
+    def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, float]:
         config = self._config
         new_actions, log_prob = self._policy.sample(features, generator=self._generator)
         q = self._critic(torch.cat((features, new_actions), 1))
         value = q.mean(0) if config.actor_q == "mean" else q.amin(0)
         alpha = self._log_alpha.exp().detach()
         loss = (alpha * log_prob - value).mean()
-        if config.bc_weight:
-            num_prior = self.wants.rows["prior"]
-            loss = loss + config.bc_weight * self._policy.imitation_loss(features[:num_prior], actions[:num_prior])
+        if config.bc_weight and human.any():
+            loss = loss + config.bc_weight * self._policy.imitation_loss(features[human], actions[human])
         self._step("actor", loss, self._actor_parameters)
         with torch.no_grad():
             torch._foreach_lerp_(self._averaged_parameters, self._actor_parameters, 1.0 - config.actor_average)
