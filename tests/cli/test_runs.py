@@ -121,7 +121,7 @@ def test_eval_acts_with_the_weights_that_it_names(
     proposed = played[0].column("proposed")
     np.testing.assert_allclose(_actions(finished, played[0], named), proposed, atol=1e-5)
     other = newest if named == oldest else oldest
-    assert not np.allclose(_actions(finished, played[0], other), proposed, atol=1e-3)
+    assert not np.allclose(_actions(finished, played[0], other), proposed, rtol=0, atol=5e-5)
     changed = {
         path.name for path in finished.rglob("*") if path.is_file() and files.get(path) != path.read_bytes()
     }
