@@ -44,7 +44,7 @@ def _costs(report: Report) -> Text:
         f"{report.updates} updates",
     ]
     if report.wall_s is not None:
-        figures.append(f"{duration(report.wall_s)} in all")
+        figures.append(f"{duration(report.wall_s)} of wall clock")
     return Text(", ".join(figures))
 
 
