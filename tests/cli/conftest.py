@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from command_line import TOY, Cli, Result
 
+from dovetail.cli._terminal import console
 from dovetail.cli.main import main
 
 
@@ -48,3 +49,9 @@ def finished(_one_run: Path, toy: str) -> Path:
     """A copy, to be damaged at will, of a run that has ended: `runs/done` in the current folder."""
     shutil.copytree(_one_run, "runs/done")
     return Path("runs/done")
+
+
+@pytest.fixture(autouse=True)
+def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is printed does not depend on the width of the terminal that the tests run in."""
+    monkeypatch.setattr(console, "width", 200)
