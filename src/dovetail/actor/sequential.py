@@ -13,7 +13,7 @@ from dovetail.actor.history import History
 from dovetail.config.model import Config
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Policy, Task
-from dovetail.core.errors import RobotError
+from dovetail.core.errors import RobotFault
 from dovetail.core.streams import stream
 from dovetail.core.types import (
     ActContext,
@@ -114,7 +114,7 @@ class SequentialActor:
         try:
             self._begin(order)
             return self._run(order, steps)
-        except RobotError:
+        except RobotFault:
             if not steps:
                 raise
             # what led to a fault is what people want to look at; the robot itself refuses to move from here on
