@@ -16,6 +16,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 
 demo: setup  ## learn peg insertion from 20 demonstrations, with a person's help, in a few minutes
 	$(BIN)/dovetail run peg-insertion
+	@echo "For these commands: source $(VENV)/bin/activate"
 
 test: setup
 	$(BIN)/python -m pytest -n 2

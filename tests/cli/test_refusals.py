@@ -230,3 +230,33 @@ def test_weights_that_are_damaged(cli: Cli, finished: Path) -> None:
     result = cli("eval", "done")
     assert result.line
     assert result.code == 1
+
+
+def test_demonstrations_of_a_task_that_nobody_can_show(cli: Cli, toy: str) -> None:
+    Path("gym.yaml").write_text("{robot: {type: gym, id: Pendulum-v1}, policy: gaussian_mlp, algorithm: rlpd}")
+    result = cli("run", "gym.yaml", "--name", "a")
+    assert (result.code, result.err) == (
+        2,
+        "error: gym env 'Pendulum-v1' has no scripted expert: set run.demos=0, and operator to none\n",
+    )
+    assert not Path("runs/a").exists()
+
+
+@pytest.mark.parametrize("name", ["progress.json", "evaluations/cloning.json"])
+def test_a_small_file_that_is_damaged_is_named(cli: Cli, finished: Path, name: str) -> None:
+    (finished / name).write_text("{")
+    result = cli("run", "--resume", "done")
+    assert result.code == 1
+    assert f"{name} is damaged" in result.err
+    assert "delete it" in result.err
+
+
+def test_learning_goes_on_when_nobody_reads_along(toy: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dovetail.cli", "run", toy, "--name", "alone"], stdout=subprocess.PIPE
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.wait(timeout=120)
+    assert Path("runs/alone/evaluations/after.json").exists()

@@ -58,7 +58,7 @@ class LiveView:
             rate_line(label, status.rates[name]) for name, label in RATE_LABELS.items() if name in status.rates
         ]
         parts: list[RenderableType] = [_progress(status)]
-        if status.episodes:
+        if status.episodes and not status.evaluating:
             parts += [Text(), _figures(status), Text(), _curve(status, width=max(20, self._console.width - 30))]
         if rates:
             parts += [Text(), *rates]
@@ -135,7 +135,7 @@ class LinesView:
         if status.phase != self._phase or now_s - self._said_s > _LINE_EVERY_S:
             self._phase, self._said_s = status.phase, now_s
             self._say(_line(status))
-        for name in status.rates.keys() - self._known:
+        for name in [name for name in status.rates if name not in self._known]:
             self._known.add(name)
             self._say(f"{RATE_LABELS.get(name, name)}: {status.rates[name]}")
 
@@ -148,7 +148,7 @@ def _line(status: RunStatus) -> str:
     left = status.seconds_left
     if left is not None and left > 0:
         parts.append(f"{duration(left)} left")
-    if status.episodes:
+    if status.episodes and not status.evaluating:
         parts += [
             f"success {_percent(status.recent(status.recent_success))} (last {min(RECENT, status.episodes)})",
             f"human {_percent(status.recent(status.recent_human))}",

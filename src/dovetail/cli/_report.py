@@ -40,7 +40,7 @@ def _costs(report: Report) -> Text:
     figures = [
         f"{report.demos} demonstrations",
         f"{report.robot_minutes:.1f} robot minutes ({report.env_steps} steps)",
-        f"{report.interventions} interventions ({100 * report.human_share:.0f} % of the steps)",
+        f"{_count(report.interventions, 'intervention')} ({100 * report.human_share:.0f} % of the steps)",
         f"{report.updates} updates",
     ]
     if report.wall_s is not None:
@@ -68,3 +68,7 @@ def _next(folder: RunFolder) -> list[Text]:
         Text.assemble((f"{command:<{width}}", "bold"), (f"   {what}", "bright_black"))
         for command, what in commands
     ]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

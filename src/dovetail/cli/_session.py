@@ -143,6 +143,8 @@ def check_fits(config: RunConfig) -> None:
         policy = station.policy()
         station.operator()
         station.labeler()
+        if config.run.demos:
+            station.task.expert()  # who is to give them
         config.algorithm.build(policy=policy, seed=config.run.seed)
         if any(spec.is_image for spec in station.robot.spec.observation.values()):
             _take_a_picture(station)

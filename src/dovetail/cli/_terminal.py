@@ -14,8 +14,16 @@ from dovetail.core.stats import Rate
 
 __all__ = ["console", "duration", "interval", "rate_line", "say", "sparkline"]
 
+
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read along has left: no reason to stop learning. Rich would end the process."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 # What goes into a pipe is read by programs or kept: it is not cut to the width of a terminal that is not there.
-console = Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
+console = _Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _LABEL_WIDTH = 22

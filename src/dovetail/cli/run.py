@@ -23,7 +23,9 @@ Arguments = Annotated[
 ]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run. Default: recipe and time.")]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that runs lie in.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with a run: its name or path instead of a recipe.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with a run; give its name or path in the recipe's place.")
+]
 Viewer = Annotated[bool, typer.Option("--viewer", help="Open the simulator's own window.")]
 Realtime = Annotated[bool, typer.Option("--realtime", help="Pace the simulation by the wall clock.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Short for run.seed=N.", show_default=False)]

@@ -123,13 +123,13 @@ class StopWhenSolved(Config):
 class RunSettings(Config):
     """How much of everything, and when to stop."""
 
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**63)
     """Every random stream derives from it."""
     demos: int = Field(default=20, ge=0)
     """Demonstrations recorded before learning starts."""
     demo_noise: float = Field(default=0.1, ge=0)
     """How noisy the scripted expert is while it demonstrates; 0 makes it exact."""
-    env_steps: int = Field(default=10_000, ge=0)
+    env_steps: int = Field(default=10_000, ge=0, le=10**9)
     """Online budget in control steps."""
     noiseless_share: float = Field(default=0.4, ge=0, le=1)
     """Share of the online episodes without exploration noise: where a policy sticks only without it shows there."""

@@ -56,13 +56,17 @@ class Learner:
             on_update()
         return metrics.take()
 
-    def step(self, *, env_steps: int) -> Mapping[str, float]:
+    def owed(self, env_steps: int) -> int:
+        """Updates that `env_steps` online steps have earned and that are not done yet."""
+        return math.floor(self._utd * max(0, env_steps - self._start_after_steps)) - self.num_online_updates
+
+    def step(self, *, env_steps: int, on_update: Callable[[], None] = lambda: None) -> Mapping[str, float]:
         """Do what is owed for `env_steps` online steps; returns the metrics' means."""
-        owed = math.floor(self._utd * max(0, env_steps - self._start_after_steps))
         metrics = _Means()
-        while self.num_online_updates < owed:
+        for _ in range(self.owed(env_steps)):
             metrics.add(self._update())
             self.num_online_updates += 1
+            on_update()
         return metrics.take()
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:

@@ -27,7 +27,7 @@ LOG_STD_MIN, LOG_STD_MAX = -5.0, 1.0
 class GaussianMLPConfig(Config):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at; none: every low-dimensional one the robot gives."""
-    hidden: tuple[int, ...] = (128, 128)
+    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
     history: dict[str, int] = Field(default_factory=dict)
     """Control ticks of history per key; a key not named is seen once."""
 

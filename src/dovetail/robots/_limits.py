@@ -86,7 +86,8 @@ class Limiter:
         self.still = np.clip(still, self.low, self.high)
         if config.workspace is not None and spec.action_kind != "ee_delta":
             raise ConfigError(
-                f"safety.workspace needs ee_delta actions, but robot '{spec.name}' takes {spec.action_kind}"
+                f"safety.workspace needs ee_delta actions, but robot '{spec.name}' takes {spec.action_kind}: "
+                "set safety.workspace=null, and know that there is no box then"
             )
         self.grip = np.zeros(self.low.shape, np.bool_)  # axes that are grippers
         self._grip_key = config.gripper_key

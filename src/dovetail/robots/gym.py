@@ -221,7 +221,7 @@ class GymTask:
 
     def expert(self) -> Expert:
         raise UsageError(
-            f"gym env '{self._config.id}' has no scripted expert: use operator 'none', or import demos"
+            f"gym env '{self._config.id}' has no scripted expert: set run.demos=0, and operator to none"
         )
 
     def _success(self, info: Mapping[str, Any]) -> bool | None:

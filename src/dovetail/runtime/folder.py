@@ -12,7 +12,7 @@ from typing import IO, Any
 from dovetail.config.load import config_hash, load_saved, save
 from dovetail.config.schema import RunConfig
 from dovetail.core.disk import write_atomic
-from dovetail.core.errors import RunFolderError
+from dovetail.core.errors import RunFolderError, StoreError
 
 __all__ = ["RunFolder"]
 
@@ -98,4 +98,6 @@ class RunFolder:
             found: dict[str, Any] = json.loads((self.path / name).read_text("utf-8"))
         except FileNotFoundError:
             return None
+        except ValueError as error:
+            raise StoreError(f"{self.path / name} is damaged ({error}): delete it, and it is made anew") from error
         return found

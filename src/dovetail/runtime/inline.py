@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.contracts import Actor, Algorithm
-from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.errors import CheckpointError, FailureError
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, WeightSnapshot
@@ -95,9 +95,10 @@ class InlineRun:
         while len(self._demos) < num_demos:
             self._watch(self.status)
             if self._num_tried_demos >= 3 * num_demos + 10:
-                raise UsageError(
+                raise FailureError(
                     f"only {len(self._demos)} of {self._num_tried_demos} demonstrations of task "
-                    f"'{self._station.task.spec.name}' succeeded: lower run.demo_noise"
+                    f"'{self._station.task.spec.name}' succeeded: give it more time (task.time_limit_s), or lower "
+                    "run.demo_noise"
                 )
             episode = self._run_episode(actor, Purpose.DEMO, self._num_tried_demos)
             if episode:
@@ -152,6 +153,7 @@ class InlineRun:
         actor = self._station.actor(operator=self._station.operator(), policy=acting)
         status.begin("learning online", run.env_steps, done=status.env_steps)
         saved_s = time.monotonic()
+        self._catch_up(learner)
         self._update(learner, acting)
         while status.env_steps < run.env_steps and not self._solved():
             episode = self._run_episode(actor, Purpose.ONLINE, status.episodes)
@@ -165,10 +167,20 @@ class InlineRun:
                 self._save(learner)
                 saved_s = time.monotonic()
 
+    def _catch_up(self, learner: Learner) -> None:
+        """What the log holds and the checkpoint does not know of: a kill lost it, or somebody deleted it."""
+        status, phase = self.status, (self.status.phase, self.status.total)
+        owed = learner.owed(status.env_steps)
+        if owed > 0:
+            self._folder.event("catching up", updates=owed)
+            status.begin("catching up with the episodes", owed)
+            status.metrics |= learner.step(env_steps=status.env_steps, on_update=self._updated)
+            status.begin(*phase, done=status.env_steps)
+
     def _update(self, learner: Learner, acting: TrainablePolicy) -> None:
         """The updates that the last episode has earned, then their weights to the robot."""
         status = self.status
-        status.metrics |= learner.step(env_steps=status.env_steps)
+        status.metrics |= learner.step(env_steps=status.env_steps, on_update=self._look_up)
         status.updates = learner.num_updates
         status.done = status.env_steps
         self._weights.publish(learner.policy_weights())
@@ -298,8 +310,12 @@ class InlineRun:
         self.status.done += 1
         if self.status.done % 20 == 0:
             self._watch(self.status)
-            if self._should_stop():
-                raise Interrupted
+        self._look_up()
+
+    def _look_up(self) -> None:
+        """From the work, to see whether somebody wants it to end."""
+        if self._should_stop():
+            raise Interrupted
 
     def _solved(self) -> bool:
         rule, status = self._config.run.stop_when_solved, self.status

@@ -143,7 +143,7 @@ class _Books:
         env_steps = sum(info.num_steps for info in online)
         wall_s = (self._progress or {}).get("wall_s")
         return Report(
-            task=config.task.type if config.task else online[0].task if online else config.robot.type,
+            task=online[0].task if online else config.task.type if config.task else config.robot.type,
             seed=config.run.seed,
             config_hash=self.folder.config_hash,
             untrained=self.rate("untrained"),

@@ -51,6 +51,11 @@ class RunStatus:
         self.recent_return.append(float(labels.rewards.sum()))
         self.recent_human.append(episode.num_human_steps / len(episode))
 
+    @property
+    def evaluating(self) -> bool:
+        """Then the figures of practice say nothing of what is going on."""
+        return self.phase.startswith("evaluating")
+
     def recent(self, values: deque[float]) -> float | None:
         """Mean over the last few episodes; None before the first."""
         latest = list(values)[-RECENT:]

@@ -43,7 +43,7 @@ class RLPDConfig(Config):
     num_critics: int = Field(default=2, ge=1)
     num_target_critics: int = Field(default=2, ge=1)
     """A random subset of this size gives the target's minimum."""
-    hidden: tuple[int, ...] = (128, 128)
+    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
     actor_every: int = Field(default=4, ge=1)
     """Critic updates per actor update."""
     actor_after: int = Field(default=0, ge=0)

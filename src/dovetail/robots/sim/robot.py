@@ -200,7 +200,7 @@ def _controller(config: SimRobotConfig) -> Controller:
 
 def _open_viewer(world: World) -> Any:
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        raise RobotError("viewer: true needs a display, and there is none: set viewer: false, or use the console")
+        raise RobotError("viewer: true needs a display, and there is none: leave it out")
     from mujoco import viewer  # imported only here: it needs a window system
 
     return viewer.launch_passive(world.model, world.data, show_left_ui=False, show_right_ui=False)
