@@ -60,7 +60,7 @@ def _next(folder: RunFolder) -> list[Text]:
     commands = (
         (f"dovetail episodes ls {folder.path}", "every episode of it"),
         (f"dovetail episodes video {folder.path} last", "watch one"),
-        (f"dovetail eval {folder.path} --seed 1", "on resets it has never seen"),
+        (f"dovetail eval {folder.path} --seed 1", "on other resets"),
         (f"tensorboard --logdir {folder.logs}", "all curves"),
     )
     width = max(len(command) for command, _ in commands)
