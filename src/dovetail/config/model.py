@@ -9,8 +9,8 @@ config first and its handles by keyword:
     operator    task
     policy      robot (a RobotSpec), seed
     labeler     -
-    replay      keys (the observations worth keeping)
-    actor       robot, task, operator, policy, clock, probe, should_stop
+    replay      folder, keys (the observations worth keeping)
+    actor       robot, task, operator, policy, clock, recorder, probe, should_stop
     algorithm   policy, seed
 
 Constructors do no I/O. `type` names the plugin and is removed before the rest is validated.

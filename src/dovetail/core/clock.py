@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 
-__all__ = ["NS_PER_S", "RealClock", "SimulatedClock"]
+__all__ = ["NS_PER_S", "RealClock", "SimulatedClock", "boot_id"]
 
 NS_PER_S = 1_000_000_000
+
+
+def boot_id() -> str:
+    """Names the run of the kernel whose monotonic clock is counted; empty where there is no telling."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 class RealClock:

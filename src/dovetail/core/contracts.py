@@ -32,12 +32,17 @@ from dovetail.core.types import (
     Array,
     Episode,
     EpisodeOrder,
+    EpisodeStart,
     HumanInput,
     Labels,
     Observation,
+    Outcome,
     SampleRequest,
+    Segment,
     Verdict,
+    View,
     WeightSnapshot,
+    Window,
 )
 
 __all__ = [
@@ -49,6 +54,7 @@ __all__ = [
     "Labeler",
     "Operator",
     "Policy",
+    "Recorder",
     "ReplayReader",
     "ReplayWriter",
     "Robot",
@@ -190,34 +196,51 @@ class Labeler(Protocol):
 
 
 @runtime_checkable
+class Recorder(Protocol):
+    """Takes an episode down while it happens, so that a crash costs its last seconds and not the episode."""
+
+    def begin(self, start: EpisodeStart) -> None: ...
+
+    def append(self, segment: Segment, *, after: Observation) -> None:
+        """Contiguous steps, and the observation after the last of them; durable when it returns."""
+
+    def end(self, *, outcome: Outcome, judgement: Outcome | None) -> None: ...
+
+
+@runtime_checkable
 class ReplayWriter(Protocol):
-    """The one writer of a replay."""
+    """The one writer of a replay. Doing anything twice is harmless."""
 
     def add(self, episode: Episode, labels: Labels) -> None:
-        """Make an episode's steps available for sampling. Adding it twice is harmless; evaluation is refused."""
+        """Make an episode's steps available for sampling. Evaluation and what was aborted are refused."""
+
+    def extend(self, start: EpisodeStart, segment: Segment) -> None:
+        """The same for a segment of an episode that is still running: no rewards yet, and never a true end."""
+
+    def relabel(self, labels: Labels) -> None:
+        """Put newer rewards in the place of older ones."""
+
+    def drop(self, episode_id: str) -> None:
+        """Draw nothing of this episode any more."""
 
 
 @runtime_checkable
 class ReplayReader(Protocol):
     """Labelled steps in, batches out, into arrays that the caller owns."""
 
-    def size(self, view: str) -> int:
-        """How many steps a view holds: `demo`, `online`, its parts `policy` and `human`, `prior` (demo + human), `all`."""
+    def size(self, view: View) -> int:
+        """How many steps can be drawn from a view."""
 
     def sample(
-        self,
-        into: Mapping[str, Array],
-        *,
-        view: str,
-        rng: np.random.Generator,
-        gamma: float = 1.0,
-        num_steps: int = 1,
+        self, into: Mapping[str, Array], *, view: View, rng: np.random.Generator, window: Window = ...
     ) -> None:
-        """Fill `into` with transitions drawn uniformly from a view, each over n = `num_steps` steps or to the end.
+        """Fill `into`, arrays [B, ...], with B steps of a view, drawn with replacement, and what is around them.
 
-        `observation/<key>`, `action`: of the first step. `reward`: the sum of gamma^k times the k-th reward.
-        `next/<key>`: the observation after the last. `discount`: what its value counts for, gamma^n; 0 after a
-        true end. `human`: whether a person moved the arm in the first step.
+        `observation/<key>`: [B, ...], or [B, h, ...] with history and then `observation/<key>/mask` [B, h].
+        `action`, `human`: what was executed, and whether by a person: [B, ...], or [B, H, ...] with a horizon and
+        then `action/mask` [B, H]. `reward`: the sum of gamma^k times the k-th reward, over `num_steps` steps or to
+        the end. `next/<key>`: the observation after the last of them, like `observation/<key>`. `discount`: what
+        its value counts for, gamma^n; 0 after a true end.
         """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ __all__ = [
     "Array",
     "Episode",
     "EpisodeOrder",
+    "EpisodeStart",
     "Event",
     "HumanInput",
     "Labels",
@@ -29,7 +30,9 @@ __all__ = [
     "Source",
     "Step",
     "Verdict",
+    "View",
     "WeightSnapshot",
+    "Window",
 ]
 
 Array = npt.NDArray[Any]
@@ -208,6 +211,22 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EpisodeStart:
+    """What is known of an episode when it begins; `Episode` has the same fields, and how it went on."""
+
+    id: str
+    task: str
+    prompt: str
+    robot: RobotSpec
+    operator: str
+    purpose: Purpose
+    seed: int
+    config_hash: str
+    started_unix_ns: int  # the one anchor in wall-clock time: steps count monotonic nanoseconds
+    boot_id: str = ""  # of the machine whose monotonic clock the steps were timed by
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
     """What happened from one reset to the next, as it is kept. Rewards live in Labels, beside it."""
 
@@ -223,6 +242,19 @@ class Episode:
     config_hash: str
     started_unix_ns: int
     segments: tuple[Segment, ...]
+    boot_id: str = ""
+
+    @staticmethod
+    def of(
+        start: EpisodeStart, segments: Sequence[Segment], *, outcome: Outcome, judgement: Outcome | None = None
+    ) -> Episode:
+        """An episode that has ended."""
+        known = {field.name: getattr(start, field.name) for field in fields(EpisodeStart)}
+        return Episode(**known, outcome=outcome, judgement=judgement, segments=tuple(segments))
+
+    @property
+    def start(self) -> EpisodeStart:
+        return EpisodeStart(**{field.name: getattr(self, field.name) for field in fields(EpisodeStart)})
 
     def __len__(self) -> int:
         return sum(len(segment) for segment in self.segments)
@@ -264,7 +296,11 @@ class EpisodeOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """Rewards for an episode. A discount is 0 after a true end and 1 elsewhere, timeouts included."""
+    """Rewards for an episode. A discount is 0 after a true end and 1 elsewhere, timeouts included.
+
+    Of all that was said about an episode, the newest of the highest `priority` counts: a person's word stays,
+    whatever a machine says after it.
+    """
 
     episode_id: str
     rewards: Array  # [T] float32
@@ -273,16 +309,47 @@ class Labels:
     confidence: float
     labeler: str
     version: str
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class View:
+    """Which steps of a replay to draw from, and how; what is not said is not asked.
+
+    Parts: `all`; `demo`; `online`, and of it `policy` and `human` (interventions); `prior` (demo + human);
+    `accepted` (of successful episodes).
+    """
+
+    part: str = "all"
+    robot: str | None = None
+    task: str | None = None
+    versions: tuple[int, int] | None = None  # policy versions, first and last; steps that no policy took are out
+    max_staleness: int | None = None  # the same, counted back from the newest version that acted
+    half_life_steps: float | None = None  # steps this much older are drawn half as often; None: all alike
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """What is gathered around a drawn step, never across its episode's border.
+
+    `num_steps` rewards are added up before the rest is bootstrapped. A `horizon` beyond 1 asks for the actions
+    from the step on, [H, A], padded and masked past the end. `history` counts control ticks per observation key,
+    the present one included, left-padded and masked.
+    """
+
+    gamma: float = 1.0
+    num_steps: int = 1
+    horizon: int = 1
+    history: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What an algorithm wants sampled: observation keys, rows per view in one batch, and how returns are cut."""
+    """What an algorithm wants sampled: observation keys, rows per view in one batch, and what of each step."""
 
     observation_keys: tuple[str, ...]
-    rows: Mapping[str, int]
-    gamma: float = 1.0
-    num_steps: int = 1  # rewards that are added up before the rest is bootstrapped
+    rows: Mapping[View, int]
+    window: Window = field(default_factory=Window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
