@@ -33,7 +33,7 @@ def policy():
 @pytest.fixture
 def batch():
     rng = np.random.default_rng(0)
-    return {
+    arrays = {
         "observation/joint_pos": rng.normal(size=(8, 3)).astype(np.float32),
         "next/joint_pos": rng.normal(size=(8, 3)).astype(np.float32),
         "action": rng.uniform(-1, 1, size=(8, 2)).astype(np.float32),
@@ -41,6 +41,7 @@ def batch():
         "discount": np.array([1, 1, 1, 0, 1, 1, 1, 0], np.float32),
         "human": np.array([1, 1, 1, 1, 0, 0, 0, 0], np.bool_),
     }
+    return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
 class OneTransition:
@@ -52,13 +53,13 @@ class OneTransition:
         self.asked = []
 
     def size(self, view):
-        return self._sizes.get(view, 8)
+        return self._sizes.get(view.part, 8)
 
-    def sample(self, into, *, view, rng, gamma, num_steps):
-        self.asked.append((view, len(into["reward"])))
+    def sample(self, into, *, view, rng, window):
+        self.asked.append((view.part, len(into["reward"])))
         rows = rng.integers(8, size=len(into["reward"]))
         for name, out in into.items():
-            out[:] = self._batch[name][rows]
+            out[:] = self._batch[name].numpy()[rows]
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import json
 import numpy as np
 import pytest
 
+from dovetail.core.disk import dump_json
 from dovetail.core.errors import CheckpointError, FailureError
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
@@ -70,6 +71,13 @@ def test_cloning_lowers_its_loss(policy, replay, robot):
     assert learner.warm_up(205)["imitation_loss"] < 0.1 * first
 
 
+def rewrite(folder, **changes):
+    """A manifest that says something else, and is whole."""
+    manifest = json.loads((folder / "manifest.json").read_text()) | changes
+    del manifest["checksum"]
+    (folder / "manifest.json").write_bytes(dump_json(manifest, indent=2))
+
+
 class TestCheckpointFiles:
     @pytest.fixture
     def folder(self, tmp_path):
@@ -91,6 +99,13 @@ class TestCheckpointFiles:
         with pytest.raises(CheckpointError, match="damaged"):
             load_checkpoint(folder)
 
+    def test_a_flipped_byte_of_the_manifest_is_found_too(self, folder):
+        data = (folder / "manifest.json").read_bytes()
+        for place in range(len(data)):
+            (folder / "manifest.json").write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+            with pytest.raises(CheckpointError, match="is not a checkpoint"):
+                load_checkpoint(folder)
+
     @pytest.mark.parametrize("content", ["", "{", "[]", '{"schema": 1}', "null"])
     def test_what_is_not_a_checkpoint(self, folder, content):
         (folder / "manifest.json").write_text(content)
@@ -98,8 +113,7 @@ class TestCheckpointFiles:
             load_checkpoint(folder)
 
     def test_another_schema_is_refused(self, folder):
-        manifest = json.loads((folder / "manifest.json").read_text())
-        (folder / "manifest.json").write_text(json.dumps({**manifest, "schema": 99}))
+        rewrite(folder, schema=99)
         with pytest.raises(CheckpointError, match="schema 99"):
             load_checkpoint(folder)
 
@@ -107,8 +121,6 @@ class TestCheckpointFiles:
         (path,) = folder.glob("state-*")
         data = b"\x80\x04K\x01."  # a pickle
         path.write_bytes(data)
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["sha256"] = hashlib.sha256(data).hexdigest()
-        (folder / "manifest.json").write_text(json.dumps(manifest))
+        rewrite(folder, sha256=hashlib.sha256(data).hexdigest())
         with pytest.raises(CheckpointError, match="cannot be read"):
             load_checkpoint(folder)

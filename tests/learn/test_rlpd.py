@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.errors import CheckpointError
+from dovetail.core.types import View
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+from dovetail.learn.batches import batch_arrays
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 
 
@@ -21,7 +23,7 @@ def expected_target(algorithm, policy, batch, *, alpha=0.0):
     with torch.no_grad():
         actions, log_prob = policy.sample(features, generator=generator)
         q = algorithm._target(torch.cat((features, actions), 1)).amin(0) - alpha * log_prob
-    return torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * q
+    return batch["reward"] + batch["discount"] * q
 
 
 @pytest.mark.parametrize("backup_entropy", [False, True])
@@ -29,7 +31,7 @@ def test_critic_loss_is_the_squared_distance_to_the_target(policy, batch, backup
     algorithm = make(policy, gamma=0.9, target_range=None, backup_entropy=backup_entropy, temperature=0.5)
     targets = expected_target(algorithm, policy, batch, alpha=0.5 if backup_entropy else 0.0)
     features = policy.features({"joint_pos": batch["observation/joint_pos"]})
-    actions = torch.from_numpy(batch["action"])
+    actions = batch["action"]
     with torch.no_grad():
         q = algorithm._critic(torch.cat((features, actions), 1))
     metrics = algorithm.update(batch)
@@ -46,22 +48,22 @@ def test_a_true_end_does_not_bootstrap_and_a_timeout_does(policy, batch):
 
 def test_values_converge_to_the_discounted_reward(policy, batch, replay):
     """Two states, one step apart: the last is worth 1, the one before it gamma."""
-    first, last = np.float32([[1, 0, 0]]), np.float32([[0, 1, 0]])
+    first, last = torch.tensor([[1.0, 0.0, 0.0]]), torch.tensor([[0.0, 1.0, 0.0]])
     chain = {
-        "observation/joint_pos": np.repeat(np.concatenate((first, last)), 4, axis=0),
-        "next/joint_pos": np.repeat(np.concatenate((last, first)), 4, axis=0),
-        "action": np.zeros((8, 2), np.float32),
-        "reward": np.repeat(np.float32([0, 1]), 4),
-        "discount": np.repeat(np.float32([0.8, 0]), 4),
-        "human": np.ones(8, np.bool_),
+        "observation/joint_pos": torch.cat((first, last)).repeat_interleave(4, 0),
+        "next/joint_pos": torch.cat((last, first)).repeat_interleave(4, 0),
+        "action": torch.zeros(8, 2),
+        "reward": torch.tensor([0.0, 1.0]).repeat_interleave(4),
+        "discount": torch.tensor([0.8, 0.0]).repeat_interleave(4),
+        "human": torch.ones(8, dtype=torch.bool),
     }
     algorithm = make(policy, gamma=0.8, tau=0.1, lr=3e-3, actor_after=10**9)
     for _ in range(600):
-        chain["action"] = np.random.default_rng(0).uniform(-1, 1, (8, 2)).astype(np.float32)
+        chain["action"] = torch.rand(8, 2, generator=torch.Generator().manual_seed(0)) * 2 - 1
         algorithm.update(chain)
     with torch.no_grad():
-        features = policy.features({"joint_pos": np.concatenate((first, last))})
-        q = algorithm._critic(torch.cat((features, torch.from_numpy(chain["action"][:2])), 1)).mean(0)
+        features = policy.features({"joint_pos": torch.cat((first, last))})
+        q = algorithm._critic(torch.cat((features, chain["action"][:2]), 1)).mean(0)
     assert q[1] == pytest.approx(1.0, abs=0.05)
     assert q[0] == pytest.approx(0.8, abs=0.08)
 
@@ -82,9 +84,7 @@ def test_the_actor_climbs_what_the_critic_likes(policy, batch):
     algorithm._critic = Likes()
     features = policy.features({"joint_pos": batch["observation/joint_pos"]})
     for _ in range(300):
-        algorithm._update_actor(
-            features, torch.from_numpy(batch["action"]), human=torch.from_numpy(batch["human"])
-        )
+        algorithm._update_actor(features, batch["action"], human=batch["human"])
     mean, _ = policy._distribution(features)
     np.testing.assert_allclose(torch.tanh(mean).detach().numpy(), 0.5, atol=0.1)
 
@@ -94,7 +94,7 @@ def test_the_actors_step_leaves_the_critic_alone(policy, batch):
     algorithm = make(policy)
     before = [p.detach().clone() for p in algorithm._critic.parameters()]
     features = policy.features({"joint_pos": batch["observation/joint_pos"]})
-    algorithm._update_actor(features, torch.from_numpy(batch["action"]), human=torch.from_numpy(batch["human"]))
+    algorithm._update_actor(features, batch["action"], human=batch["human"])
     assert all(torch.equal(a, b) for a, b in zip(before, algorithm._critic.parameters(), strict=True))
     assert all(p.grad is None for p in algorithm._critic.parameters())
 
@@ -123,8 +123,8 @@ def test_a_random_subset_of_critics_gives_the_target(policy, batch):
         actions, _ = policy.sample(following, generator=generator)
         next_q = algorithm._target(torch.cat((following, actions), 1))
         pair = torch.randperm(5, generator=generator)[:2]
-        targets = torch.from_numpy(batch["reward"]) + torch.from_numpy(batch["discount"]) * next_q[pair].amin(0)
-        q = algorithm._critic(torch.cat((features, torch.from_numpy(batch["action"])), 1))
+        targets = batch["reward"] + batch["discount"] * next_q[pair].amin(0)
+        q = algorithm._critic(torch.cat((features, batch["action"]), 1))
     assert not torch.equal(next_q[pair].amin(0), next_q.amin(0))  # or the test could not tell
     assert algorithm.update(batch)["critic_loss"] == pytest.approx(float((q - targets).square().mean()), rel=1e-5)
 
@@ -156,8 +156,8 @@ def test_the_robot_gets_the_average_of_the_actors(policy, batch):
 
 def test_half_of_the_rows_are_prior_data(policy):
     wants = make(policy, batch_size=128, gamma=0.9, num_steps=3).wants
-    assert wants.rows == {"prior": 64, "online": 64}
-    assert (wants.gamma, wants.num_steps) == (0.9, 3)
+    assert wants.rows == {View(part="prior"): 64, View(part="online"): 64}
+    assert (wants.window.gamma, wants.window.num_steps) == (0.9, 3)
 
 
 def test_a_saved_state_goes_on_bit_for_bit(policy, batch):
@@ -177,7 +177,17 @@ def test_a_state_of_another_network_is_refused_in_one_line(policy, batch):
     assert "\n" not in str(error.value)
 
 
-def test_a_policy_with_history_is_refused_before_anything_moves(robot):
+def test_a_policy_with_history_learns_from_what_it_saw_and_not_from_padding(robot):
     remembering = GaussianMLP(GaussianMLPConfig(history={"joint_pos": 4}), robot=robot)
-    with pytest.raises(UsageError, match=r"cannot train policy 'gaussian_mlp' with history \(joint_pos\)"):
-        make(remembering)
+    algorithm = make(remembering, actor_every=1)
+    assert algorithm.wants.window.history == {"joint_pos": 4}
+    batch = {name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.wants, robot).items()}
+    batch["observation/joint_pos/mask"][:, 2:] = True
+    batch["next/joint_pos/mask"][:] = True
+    losses = []
+    for padding in (0.0, 99.0):
+        batch["observation/joint_pos"][:, :2] = padding  # not masked in: must not matter
+        losses.append(make(remembering, actor_every=1).update(batch)["critic_loss"])
+    assert losses[0] == losses[1]
+    batch["observation/joint_pos"][:, 2:] = 1.0
+    assert make(remembering, actor_every=1).update(batch)["critic_loss"] != losses[0]

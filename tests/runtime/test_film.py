@@ -10,13 +10,15 @@ import pytest
 from dovetail.config.load import load
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import StoreError, UsageError
-from dovetail.core.types import EpisodeOrder, Purpose
+from dovetail.core.types import EpisodeOrder, Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.human.scripted import Demonstrator
 from dovetail.robots.safety import SafeRobot
 from dovetail.robots.sim import Cameras
+from dovetail.robots.sim.film import Film
 from dovetail.runtime.film import Filmer, episode_frames
 from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.timelapse import Scene, time_lapse
 
 SIZE = (80, 60)
 
@@ -67,12 +69,37 @@ def test_an_episode_without_images_is_filmed(tmp_path: Path) -> None:
         np.testing.assert_array_equal(list(filmer.frames("e1", every=3)), seen[1::3])
 
 
+def test_many_are_filmed_in_one_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make_run(tmp_path / "run")
+    seen = [demonstrate(folder, name) for name in ("e1", "e2")]
+    built: list[object] = []
+    original = Film.__init__
+
+    def count(self: Film, *arguments, **others) -> None:
+        built.append(self)
+        original(self, *arguments, **others)
+
+    monkeypatch.setattr(Film, "__init__", count)
+    with Filmer(folder, size=SIZE) as filmer:
+        scenes = (
+            Scene(frames=filmer.frames(name), caption=name, outcome=Outcome.SUCCESS) for name in ("e1", "e2", "e1")
+        )
+        frames = list(time_lapse(scenes, size_px=80))
+    assert len(built) == 1
+    pictures = [frame[3:63, 3:83] for frame in frames]  # inside their borders
+    np.testing.assert_array_equal(pictures, [*seen[0], *seen[1], *seen[0]])
+
+
 def test_recorded_images_are_shown_as_they_are(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "robot.images=[front]", "robot.image_size=[80, 60]")
     seen = demonstrate(folder, "e1", traced=False)
     frames = list(episode_frames(folder, "e1", size=(500, 500)))
     assert len(frames) == 6  # the last observation too
     np.testing.assert_array_equal(frames[:5], seen)
+    with Filmer(folder) as filmer:
+        thinned = filmer.frames("e1", every=2)
+        assert next(thinned).tobytes() == seen[1].tobytes()  # one at a time, and the last is among them
+        np.testing.assert_array_equal(list(thinned), frames[3::2])
 
 
 def test_nothing_to_show_says_what_to_record(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_discarded_episode_is_kept_and_never_trained_on(make, tmp_path, monkey
     log = EpisodeLog(tmp_path / "a" / "episodes")
     aborted = [i for i in log.ids() if log.manifest(i).outcome is Outcome.ABORTED]
     assert len(aborted) == 1
-    assert aborted[0] not in run._replay.ids()
+    assert aborted[0] not in run._experience.replay.ids()
     assert run.status.env_steps >= 40
 
 

@@ -9,10 +9,11 @@ from typing import ClassVar
 import numpy as np
 from pydantic import Field
 
+from dovetail.actor._notes import Notes
 from dovetail.actor.history import History
 from dovetail.config.model import Config
-from dovetail.core.clock import NS_PER_S
-from dovetail.core.contracts import Clock, GuardedRobot, Operator, Policy, Task
+from dovetail.core.clock import NS_PER_S, boot_id
+from dovetail.core.contracts import Clock, GuardedRobot, Operator, Policy, Recorder, Task
 from dovetail.core.errors import RobotFault
 from dovetail.core.streams import stream
 from dovetail.core.types import (
@@ -21,11 +22,11 @@ from dovetail.core.types import (
     Array,
     Episode,
     EpisodeOrder,
+    EpisodeStart,
     Event,
     HumanInput,
     Observation,
     Outcome,
-    Segment,
     Source,
     Step,
     Verdict,
@@ -72,13 +73,16 @@ class _Move:
 class SequentialConfig(Config):
     execution_horizon: int | None = Field(default=None, ge=1)
     """Actions of a chunk to execute open loop before thinking again; none: all of them."""
+    flush_s: float = Field(default=2.0, gt=0.0)
+    """Robot time between two flushes of an episode to the spool: what a crash can cost."""
 
 
 class SequentialActor:
     """See the Actor contract.
 
-    `probe` reads what should be recorded beside each observation (a simulator's own state, say), and
-    `should_stop` is asked once a tick: an episode that is cut short is kept, marked aborted, and never trained on.
+    `recorder` takes an episode down while it happens, `probe` reads what should be recorded beside each observation
+    (a simulator's own state, say), and `should_stop` is asked once a tick: an episode that is cut short is kept,
+    marked aborted, and never trained on.
     """
 
     Config: ClassVar[type[SequentialConfig]] = SequentialConfig
@@ -92,16 +96,19 @@ class SequentialActor:
         operator: Operator,
         policy: Policy | None,
         clock: Clock,
+        recorder: Recorder | None = None,
         probe: Callable[[], Mapping[str, Array]] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self._config = config
         self._robot, self._task, self._operator, self._policy = robot, task, operator, policy
         self._clock = clock
+        self._recorder = recorder
         self._probe = probe or dict
         self._should_stop = should_stop
         self._history = History(policy.spec) if policy else None
         self._period_ns = round(NS_PER_S / robot.spec.control_hz)
+        self._flush_steps = max(1, round(config.flush_s * robot.spec.control_hz))
         self._stopped = self._spoilt = False
         self.num_overruns = 0
 
@@ -110,19 +117,21 @@ class SequentialActor:
         return self._stopped
 
     def run(self, order: EpisodeOrder) -> Episode | None:
-        steps: list[Step] = []
         try:
             self._begin(order)
-            return self._run(order, steps)
-        except RobotFault:
-            if not steps:
-                raise
-            # what led to a fault is what people want to look at; the robot itself refuses to move from here on
-            return self._finish(order, steps, self._last, Outcome.ABORTED)
+            notes = Notes(self._start(order), self._recorder, flush_steps=self._flush_steps)
+            try:
+                outcome = self._run(order, notes)
+            except RobotFault:
+                if not notes.num_steps:
+                    raise
+                # what led to a fault is what people want to look at; the robot itself refuses to move from here on
+                outcome = Outcome.ABORTED
+            return self._finish(notes, outcome)
         finally:
             self._robot.stop()  # at the end as after any mishap: nobody drives the arm between episodes
 
-    def _run(self, order: EpisodeOrder, steps: list[Step]) -> Episode | None:
+    def _run(self, order: EpisodeOrder, notes: Notes) -> Outcome:
         observation = self._observe()
         outcome: Outcome | None = None
         deadline_ns = self._clock.now_ns()
@@ -141,12 +150,10 @@ class SequentialActor:
             move = self._act(observation, person, order)
             deadline_ns = self._tick(deadline_ns)
             before, observation = observation, self._observe()
-            verdict = self._task.judge(self._robot, observation, num_steps=len(steps) + 1)
-            steps.append(move.step(before, verdict))
+            verdict = self._task.judge(self._robot, observation, num_steps=notes.num_steps + 1)
+            notes.add(move.step(before, verdict))
             outcome = verdict.outcome
-        if not steps:
-            return None
-        return self._finish(order, steps, observation, outcome)
+        return outcome
 
     def _ended_by(self, event: Event | None) -> Outcome | None:
         self._stopped = event is Event.STOP or self._should_stop()
@@ -237,30 +244,28 @@ class SequentialActor:
             observation = self._robot.observe()
         return HumanInput(event=Event.STOP)
 
-    # ---- the end
+    # ---- begin and end
 
-    def _finish(
-        self, order: EpisodeOrder, steps: list[Step], last: Observation, outcome: Outcome | None
-    ) -> Episode:
-        assert outcome is not None
-        judgement = None
-        if outcome is not Outcome.ABORTED:
-            event = self._operator.poll(last).event
-            judgement = ENDING_EVENTS[event] if event in JUDGING_EVENTS else None
-            self._stopped = event is Event.STOP
-            if self._spoilt or event is Event.DISCARD:
-                outcome, judgement = Outcome.ABORTED, None
-        return Episode(
+    def _start(self, order: EpisodeOrder) -> EpisodeStart:
+        return EpisodeStart(
             id=order.id,
             task=self._task.spec.name,
             prompt=self._task.prompt,
             robot=self._robot.spec,
             operator=self._operator.name,
             purpose=order.purpose,
-            outcome=outcome,
-            judgement=judgement,
             seed=order.seed,
             config_hash=order.config_hash,
             started_unix_ns=order.started_unix_ns,
-            segments=(Segment.of(steps, episode_id=order.id, last_observation=last),),
+            boot_id=boot_id(),
         )
+
+    def _finish(self, notes: Notes, outcome: Outcome) -> Episode | None:
+        judgement = None
+        if outcome is not Outcome.ABORTED:
+            event = self._operator.poll(self._last).event
+            judgement = ENDING_EVENTS[event] if event in JUDGING_EVENTS else None
+            self._stopped = event is Event.STOP
+            if self._spoilt or event is Event.DISCARD:
+                outcome, judgement = Outcome.ABORTED, None
+        return notes.end(self._last, outcome=outcome, judgement=judgement)

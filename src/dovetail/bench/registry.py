@@ -27,6 +27,10 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
     {
         "sim": Entry("dovetail.bench.sim:bench", "speed of the simulation on one core"),
         "experts": Entry("dovetail.bench.experts:bench", "scripted experts and blind replay, per task and arm"),
+        "replay": Entry("dovetail.bench.replay:bench", "batches of images per second, against TorchRL and memcpy"),
+        "images": Entry(
+            "dovetail.bench.images:bench", "size, quality and speed of the codecs for recorded images"
+        ),
         "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
     }
 )

@@ -40,7 +40,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "actor": {"sequential": "dovetail.actor.sequential:SequentialActor"},
     "policy": {"gaussian_mlp": "dovetail.policies.gaussian_mlp:GaussianMLP"},
     "labeler": {"outcome": "dovetail.labels.outcome:OutcomeLabeler"},
-    "replay": {"memory": "dovetail.replay.memory:MemoryReplay"},
+    "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},
     "algorithm": {
         "imitation": "dovetail.learn.algorithms.imitation:Imitation",
         "rlpd": "dovetail.learn.algorithms.rlpd:RLPD",

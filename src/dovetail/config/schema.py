@@ -18,6 +18,7 @@ __all__ = [
     "DEFAULT_SECTIONS",
     "KIND_MARK",
     "SECTION_KINDS",
+    "ImagesConfig",
     "LearnerConfig",
     "OfKind",
     "PluginSection",
@@ -43,7 +44,7 @@ DEFAULT_SECTIONS: dict[str, Any] = {
     "safety": {"type": "filter"},
     "actor": {"type": "sequential"},
     "labels": [{"type": "outcome"}],
-    "replay": {"type": "memory"},
+    "replay": {"type": "mapped"},
 }
 
 KIND_MARK = "x-dovetail-kind"  # stands for a plugin section in RunConfig's own JSON Schema
@@ -160,6 +161,19 @@ class LearnerConfig(Config):
     """Updates on demonstrations alone, before the first online step."""
     start_after_steps: int = Field(default=0, ge=0)
     """Online steps collected before updates begin."""
+    prefetch: int | None = Field(default=None, ge=0, le=64)
+    """Batches sampled ahead by a thread; null: 2 of large ones, none of small ones. Changes no result."""
+
+
+class ImagesConfig(Config):
+    """How the log keeps recorded images."""
+
+    codec: Literal["auto", "lossless", "h264", "av1"] = "auto"
+    """Auto keeps small pictures exactly and makes H.264 of larger ones."""
+    lossless_up_to_px: int = Field(default=128, ge=0)
+    """What is small, for auto: the longer side."""
+    crf: int | None = Field(default=None, ge=0, le=63)
+    """Constant rate factor: lower is better and larger; null: 18 of H.264, 30 of AV1."""
 
 
 class RunConfig(Config):
@@ -187,6 +201,7 @@ class RunConfig(Config):
     """How the policy learns."""
     run: RunSettings = RunSettings()
     learner: LearnerConfig = LearnerConfig()
+    images: ImagesConfig = ImagesConfig()
 
     @model_validator(mode="after")
     def _has_a_task(self) -> Self:

@@ -21,7 +21,7 @@ The loop that uses them, as the inline runtime runs it:
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -251,7 +251,8 @@ class Algorithm(Protocol):
     @property
     def wants(self) -> SampleRequest: ...
 
-    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]: ...
+    def update(self, batch: Mapping[str, Any]) -> Mapping[str, float]:
+        """One update on what it wanted: tensors by the names of `ReplayReader.sample`, a row for each step drawn."""
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]: ...
 

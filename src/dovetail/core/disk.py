@@ -16,11 +16,13 @@ from dovetail.core.errors import StoreError
 
 __all__ = [
     "MissingError",
+    "check_file",
     "dump_json",
     "fsync_folder",
     "load_json",
     "read_file",
     "sha256",
+    "sha256_file",
     "write_atomic",
     "write_file",
     "writer",
@@ -35,6 +37,23 @@ class MissingError(StoreError):
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def sha256_file(path: Path) -> str:
+    """Of a file of any size, a block at a time."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError as error:
+        raise MissingError(f"{path} is missing") from error
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+
+def check_file(path: Path, *, checksum: str) -> None:
+    """Refuse a file by name if it is unreadable or not what was written; like `read_file`, but keeps none of it."""
+    if sha256_file(path) != checksum:
+        raise StoreError(_damaged(path))
 
 
 def fsync_folder(folder: Path) -> None:
@@ -74,8 +93,12 @@ def read_file(path: Path, *, checksum: str | None = None) -> bytes:
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     if checksum is not None and sha256(data) != checksum:
-        raise StoreError(f"{path} is damaged: its sha256 is not the one it was written with")
+        raise StoreError(_damaged(path))
     return data
+
+
+def _damaged(path: Path) -> str:
+    return f"{path} is damaged: its sha256 is not the one it was written with"
 
 
 @contextlib.contextmanager

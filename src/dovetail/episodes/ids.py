@@ -11,7 +11,7 @@ import numpy as np
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import UsageError
 
-__all__ = ["check_episode_id", "new_episode_id"]
+__all__ = ["check_episode_id", "is_episode_id", "new_episode_id"]
 
 _VALID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")
 _LONGEST_ROBOT = 32
@@ -34,9 +34,14 @@ def new_episode_id(*, unix_ns: int, robot: str, rng: np.random.Generator | None 
     return f"{moment:%Y%m%dT%H%M%S}-{nanoseconds:09d}-{name}-{token}"
 
 
+def is_episode_id(text: str) -> bool:
+    """Whether this may be an episode's id, and so the name of its folder."""
+    return _VALID.fullmatch(text) is not None
+
+
 def check_episode_id(episode_id: str) -> str:
     """The id itself, if it may name a folder; ids also come from the network and the command line."""
-    if not _VALID.fullmatch(episode_id):
+    if not is_episode_id(episode_id):
         raise UsageError(
             f"{episode_id!r} is not an episode id: letters, digits, '.', '_' and '-' only, "
             "not starting with a dot or a dash, at most 120"

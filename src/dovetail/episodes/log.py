@@ -3,39 +3,53 @@
     episodes/
       20260101T093000-123456789-panda-9f86d081c3a1/
         manifest.json       everything but the steps; a checksum of each file, and of itself
-        steps.npz           one array per column, and the last observation (`last/<key>`)
-        frames-<key>.mkv    one per camera: each distinct frame once, lossless; rows point in (`frame/<key>`)
+        steps.parquet       one row a step; in its schema all that the manifest says, should that be damaged
+        last.parquet        one row: the last observation
+        frames-<key>.mkv    one per camera: each distinct frame once; rows point in (`frame/<key>`)
+      .order                one line per commit, so that a jumping clock changes no order (see `_order`)
       .tmp/                 what is being written; what a crash left is removed by the next writer
 
-A folder appears by an atomic rename after everything in it was fsynced, so a reader never meets half an
-episode.
+A folder appears by an atomic rename after everything in it was fsynced, so a reader never meets half an episode.
+Its line in `.order` follows. An episode that a crash has left without one is listed last, and gets its line from the
+next writer.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import av
 import numpy as np
 
-from dovetail.core.disk import dump_json, fsync_folder, load_json, read_file, sha256, write_file, writer
-from dovetail.core.errors import StoreError
+from dovetail.core.disk import check_file, fsync_folder, read_file, writer
+from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array, Episode, Outcome, Purpose
-from dovetail.episodes import _frames
-from dovetail.episodes._columns import Columns, pack, unpack
+from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
+from dovetail.episodes import _order
+from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
+from dovetail.episodes._frames import Colours, decode
+from dovetail.episodes._manifest import (
+    LAST,
+    MANIFEST,
+    SCHEMA,
+    STEPS,
+    content,
+    facts_of,
+    head,
+    layout_of,
+    read_manifest,
+)
+from dovetail.episodes._tables import from_parquet
+from dovetail.episodes._write import write_episode
 from dovetail.episodes.ids import check_episode_id
+from dovetail.episodes.images import CameraInfo, ImageCodec
 
 __all__ = ["EpisodeInfo", "EpisodeLog"]
-
-SCHEMA = 1
-_MANIFEST = "manifest.json"
-_STEPS = "steps.npz"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +67,14 @@ class EpisodeInfo:
     seed: int
     config_hash: str
     started_unix_ns: int
+    boot_id: str
+    number: int  # which commit of this log it was
     num_steps: int
     num_human_steps: int
     num_interventions: int
     policy_versions: tuple[int, ...]
     cameras: tuple[str, ...]
+    images: Mapping[str, CameraInfo]  # by camera
     num_bytes: int
 
     @property
@@ -69,38 +86,51 @@ class EpisodeInfo:
 class EpisodeLog:
     """Write once, read many. Any number of readers; writers, in any process, take turns."""
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, *, images: ImageCodec | None = None) -> None:
         self._folder = Path(folder)
+        self._images = images or ImageCodec()
+        self._settled: tuple[object, int] | None = None  # `.order` as this writer left it, and its newest number
 
     def commit(self, episode: Episode) -> None:
         """Make an episode durable; once this returns, it survives anything that is killed.
 
-        Doing it again is harmless. A different episode of the same id is refused, and so is the same one if
-        what lies on disk has been damaged since: the sender must not think it safe.
+        Doing it again is harmless, also where images lose something. A different episode of the same id is refused,
+        and so is the same one if what lies on disk has been damaged since: the sender must not think it safe.
         """
         target = self._folder / check_episode_id(episode.id)
         columns = Columns.of(episode)
-        facts = _facts(episode)
-        digest = columns.digest(facts)
+        facts = facts_of(episode, columns)
+        digest = content(facts)
         with writer(self._folder) as temporary:
+            newest = self._newest(temporary)
             if target.exists():
-                if self._manifest(episode.id)["content"] != digest:
+                if read_manifest(target)["content"] != digest:
                     raise StoreError(f"episode {episode.id} is already in {self._folder}, with other content")
                 self.verify(episode.id)
-            else:
-                staged = temporary / episode.id
-                staged.mkdir()
-                _write(staged, {"schema": SCHEMA, "content": digest, **facts}, columns)
-                os.rename(staged, target)
-            fsync_folder(self._folder)  # a repeated commit too: the first may have died before it came here
+                fsync_folder(self._folder)  # the first commit may have died before it came here
+                return
+            staged = temporary / episode.id
+            staged.mkdir()
+            told = {"schema": SCHEMA, "content": digest, "number": newest + 1, **facts}
+            write_episode(staged, told, columns, codec=self._images)
+            os.rename(staged, target)
+            fsync_folder(self._folder)
+            _order.append(self._folder, _order.line(newest + 1, episode.id))
+            self._settled = (_order.mark(self._folder), newest + 1)
+
+    def remove(self, episode_id: str) -> None:
+        """Take an episode out for good. It is gone once its line says so; a crash after that is made good later."""
+        if not (self._folder / check_episode_id(episode_id)).is_dir():
+            raise UsageError(f"there is no episode {episode_id} in {self._folder} to remove")
+        with writer(self._folder) as temporary:
+            self._settle(temporary)
+            number = _order.read(self._folder).numbers.get(episode_id, 0)
+            _order.append(self._folder, _order.line(number, episode_id, removed=True))
+            self._settle(temporary)
 
     def ids(self) -> list[str]:
-        """Ids of all committed episodes, sorted, so oldest first."""
-        if not self._folder.is_dir():
-            return []
-        return sorted(
-            entry.name for entry in os.scandir(self._folder) if entry.is_dir() and not entry.name.startswith(".")
-        )
+        """Ids of all committed episodes, in the order of their commits."""
+        return _order.read(self._folder).sort(_order.listed(self._folder))
 
     def __contains__(self, episode_id: str) -> bool:
         return (self._folder / check_episode_id(episode_id)).is_dir()
@@ -108,14 +138,17 @@ class EpisodeLog:
     def manifest(self, episode_id: str) -> EpisodeInfo:
         """The summary of an episode: one small file is read."""
         data = self._manifest(episode_id)
+        files, cameras = data["files"], data["cameras"]
         return EpisodeInfo(
-            **_head(data),
+            **head(data),
+            number=data["number"],
             num_steps=data["num_steps"],
             num_human_steps=data["num_human_steps"],
             num_interventions=data["num_interventions"],
             policy_versions=tuple(data["policy_versions"]),
-            cameras=tuple(data["cameras"]),
-            num_bytes=sum(file["num_bytes"] for file in data["files"].values()),
+            cameras=tuple(cameras),
+            images={key: _camera_info(camera, files) for key, camera in cameras.items()},
+            num_bytes=sum(file["num_bytes"] for file in files.values()),
         )
 
     def load(self, episode_id: str, *, images: bool = True) -> Episode:
@@ -125,128 +158,124 @@ class EpisodeLog:
         files are neither read nor verified.
         """
         manifest = self._manifest(episode_id)
-        arrays = unpack(self._read(episode_id, _STEPS, manifest))
-        last = {name.removeprefix("last/"): arrays.pop(name) for name in list(arrays) if name.startswith("last/")}
-        rows = {
-            name.removeprefix("frame/"): arrays.pop(name) for name in list(arrays) if name.startswith("frame/")
+        steps, last = (from_parquet(self._read(episode_id, name, manifest)) for name in (STEPS, LAST))
+        values = {
+            name.removeprefix(OBSERVATION): column[0]
+            for name, column in last.items()
+            if name.startswith(OBSERVATION)
         }
-        for key, camera in manifest["cameras"].items() if images else ():
-            data = self._read(episode_id, camera["file"], manifest)
-            frames = _decode(self._folder / episode_id / camera["file"], data, camera)
-            index = rows[key]
-            contiguous = len(frames) == len(index)  # every row has its own frame: a view will do
-            arrays[f"observation/{key}"] = frames[:-1] if contiguous else frames[index[:-1]]
-            last[key] = frames[index[-1]]
-        columns = Columns(steps=arrays, last=last, last_time_ns=manifest["last_time_ns"])
-        return Episode(**_head(manifest), segments=(columns.segment(episode_id),))
+        for key in manifest["cameras"]:
+            rows = [*steps.pop(FRAME + key), *last[FRAME + key]]
+            if images:
+                camera = manifest["cameras"][key]
+                pictures = np.empty((len(rows), *camera["shape"]), camera["dtype"])
+                for row, picture in enumerate(self._pictures(episode_id, key, manifest, rows)):
+                    pictures[row] = picture
+                steps[OBSERVATION + key], values[key] = pictures[:-1], pictures[-1]
+        segment = Segment(
+            episode_id=episode_id,
+            first=0,
+            final=True,
+            columns=steps,
+            last_observation=Observation(time_ns=manifest["last_time_ns"], values=values),
+        )
+        return Episode(**head(manifest), segments=(segment,))
+
+    def frames(self, episode_id: str, camera: str) -> Iterator[Array]:
+        """What a camera saw, row by row, the last observation's image included: T + 1 of [H, W, C], read-only.
+
+        One at a time: neither the file nor the frames are ever held as a whole. It is verified before the first.
+        """
+        manifest = self._manifest(episode_id)
+        if camera not in manifest["cameras"]:
+            raise UsageError(
+                f"episode {episode_id} has no images of camera '{camera}'."
+                + did_you_mean(camera, manifest["cameras"])
+            )
+        index = FRAME + camera
+        tables = (self._read(episode_id, name, manifest) for name in (STEPS, LAST))
+        rows = [row for table in tables for row in from_parquet(table, only=[index])[index].tolist()]
+        return self._pictures(episode_id, camera, manifest, rows)
 
     def verify(self, episode_id: str) -> None:
         """Read every file of an episode; the first that is not as written is named by a StoreError."""
         manifest = self._manifest(episode_id)
-        for name in manifest["files"]:
-            self._read(episode_id, name, manifest)
-        strangers = {path.name for path in (self._folder / episode_id).iterdir()} - {
-            _MANIFEST,
-            *manifest["files"],
-        }
+        folder = self._folder / episode_id
+        for name, file in manifest["files"].items():
+            check_file(folder / name, checksum=file["sha256"])
+        strangers = {path.name for path in folder.iterdir()} - {MANIFEST, *manifest["files"]}
         if strangers:
-            raise StoreError(f"{self._folder / episode_id / min(strangers)} is not part of the episode")
+            raise StoreError(f"{folder / min(strangers)} is not part of the episode")
+
+    def _newest(self, temporary: Path) -> int:
+        """The newest commit's number. Only if somebody else has written since is there anything to look through."""
+        settled, self._settled = self._settled, None  # until this commit is through
+        if settled is not None and settled[0] == _order.mark(self._folder):
+            return settled[1]
+        return self._settle(temporary)
+
+    def _settle(self, temporary: Path) -> int:
+        """Finish what a crash has left undone in `.order` and beside it; returns the newest commit's number."""
+        order = _order.read(self._folder)
+        lines: list[bytes] = []
+        for episode_id in _order.listed(self._folder):
+            if episode_id in order.removed:
+                os.rename(self._folder / episode_id, temporary / f".{episode_id}")  # emptied at the end
+                fsync_folder(self._folder)
+            elif episode_id not in order.numbers:
+                with contextlib.suppress(StoreError):  # what has no number to read is for `verify` to tell
+                    number = int(read_manifest(self._folder / episode_id)["number"])
+                    lines.append(_order.line(number, episode_id))
+                    order.newest = max(order.newest, number)
+        if lines:
+            _order.append(self._folder, *lines)
+        return order.newest
 
     def _manifest(self, episode_id: str) -> dict[str, Any]:
         folder = self._folder / check_episode_id(episode_id)
         if not folder.is_dir():
             raise StoreError(f"there is no episode {episode_id} in {self._folder}")
-        data = load_json(read_file(folder / _MANIFEST), name=str(folder / _MANIFEST), indent=1)
-        if data["schema"] != SCHEMA:
-            raise StoreError(f"{folder / _MANIFEST} has schema {data['schema']}; this version reads {SCHEMA}")
-        if data["id"] != episode_id:
-            raise StoreError(f"{folder} holds episode {data['id']}: the folder was renamed")
-        return data
+        return read_manifest(folder)
 
     def _read(self, episode_id: str, name: str, manifest: Mapping[str, Any]) -> bytes:
         return read_file(self._folder / episode_id / name, checksum=manifest["files"][name]["sha256"])
 
-
-def _write(folder: Path, manifest: dict[str, Any], columns: Columns) -> None:
-    """Fill a folder nobody reads yet: frames, steps, and last the manifest with everybody's checksum."""
-    contents: dict[str, bytes] = {}
-    cameras: dict[str, Any] = {}
-    rows: dict[str, Array] = {}
-    for key in columns.last:
-        frames = columns.with_last(key)
-        if not _frames.is_image(frames):
-            continue
-        distinct, rows[f"frame/{key}"] = _frames.deduplicate(frames)
-        name = f"frames-{quote(key, safe='')}.mkv"  # keys may hold slashes
-        contents[name] = _encode(key, distinct)
-        cameras[key] = {
-            "file": name,
-            "num_frames": len(distinct),
-            "shape": list(distinct.shape[1:]),
-            "dtype": distinct.dtype.name,
-        }
-    steps = {
-        name: column for name, column in columns.steps.items() if name.removeprefix("observation/") not in cameras
-    }
-    last = {f"last/{key}": value for key, value in columns.last.items() if key not in cameras}
-    contents[_STEPS] = pack({**steps, **last, **rows})
-    for name, data in contents.items():
-        write_file(folder / name, data)
-    manifest = {
-        **manifest,
-        "last_time_ns": columns.last_time_ns,
-        "cameras": cameras,
-        "files": {name: {"sha256": sha256(data), "num_bytes": len(data)} for name, data in contents.items()},
-    }
-    write_file(folder / _MANIFEST, dump_json(manifest, indent=1))
-    fsync_folder(folder)
+    def _pictures(
+        self, episode_id: str, key: str, manifest: Mapping[str, Any], rows: list[int]
+    ) -> Iterator[Array]:
+        """Verify a camera's file, then decode it as its rows are asked for."""
+        camera = manifest["cameras"][key]
+        path = self._folder / episode_id / camera["file"]
+        check_file(path, checksum=manifest["files"][camera["file"]]["sha256"])
+        return _expand(path, camera, rows)
 
 
-def _encode(key: str, frames: Array) -> bytes:
+def _expand(path: Path, camera: Mapping[str, Any], rows: list[int]) -> Iterator[Array]:
+    """A picture per row from each distinct frame, in order: the index of rows never goes back."""
+    colours, num_frames = Colours(layout_of(camera)), camera["num_frames"]
     try:
-        return _frames.encode(frames)
-    except av.FFmpegError as error:
-        raise StoreError(f"observation '{key}' {list(frames.shape[1:])} cannot be encoded: {error}") from error
-
-
-def _decode(path: Path, data: bytes, camera: Mapping[str, Any]) -> Array:
-    try:
-        return _frames.decode(
-            data, num_frames=camera["num_frames"], frame_shape=tuple(camera["shape"]), dtype=camera["dtype"]
-        )
+        with path.open("rb") as file:
+            row = 0
+            for count, picture in enumerate(decode(file, num_frames=num_frames)):
+                frame = colours.pixels(picture)
+                frame.flags.writeable = False  # several rows may be given the same one
+                while row < len(rows) and rows[row] == count:
+                    yield frame
+                    row += 1
+            if row != len(rows):
+                raise ValueError(f"row {row} points at frame {rows[row]} of {num_frames}")
     except (av.FFmpegError, ValueError) as error:
         raise StoreError(f"{path} cannot be decoded: {error}") from error
 
 
-def _facts(episode: Episode) -> dict[str, Any]:
-    """What a manifest says of an episode, apart from how it is stored."""
-    return {
-        "id": episode.id,
-        "task": episode.task,
-        "prompt": episode.prompt,
-        "robot": episode.robot.to_json(),
-        "operator": episode.operator,
-        "purpose": episode.purpose.value,
-        "outcome": episode.outcome.value,
-        "judgement": episode.judgement.value if episode.judgement else None,
-        "seed": int(episode.seed),
-        "config_hash": episode.config_hash,
-        "started_unix_ns": int(episode.started_unix_ns),
-        "num_steps": len(episode),
-        "num_human_steps": episode.num_human_steps,
-        "num_interventions": episode.num_interventions,
-        "policy_versions": [int(version) for version in np.unique(episode.column("policy_version"))],
-    }
-
-
-def _head(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields that an Episode and an EpisodeInfo share."""
-    judgement = manifest["judgement"]
-    plain = ("id", "task", "prompt", "operator", "seed", "config_hash", "started_unix_ns")
-    return {
-        **{name: manifest[name] for name in plain},
-        "robot": RobotSpec.from_json(manifest["robot"]),
-        "purpose": Purpose(manifest["purpose"]),
-        "outcome": Outcome(manifest["outcome"]),
-        "judgement": Outcome(judgement) if judgement else None,
-    }
+def _camera_info(camera: Mapping[str, Any], files: Mapping[str, Any]) -> CameraInfo:
+    shape = tuple(camera["shape"])
+    return CameraInfo(
+        codec=camera["codec"],
+        num_frames=camera["num_frames"],
+        shape=shape,
+        dtype=camera["dtype"],
+        num_bytes=files[camera["file"]]["num_bytes"],
+        raw_bytes=camera["num_frames"] * int(np.prod(shape)) * np.dtype(camera["dtype"]).itemsize,
+        psnr_db=camera["psnr_db"],
+    )

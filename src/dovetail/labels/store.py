@@ -1,6 +1,10 @@
-"""Labels of a run: one append-only file of JSON lines, several per episode, the newest one counts.
+"""Labels of a run: one append-only file of JSON lines, many per episode.
 
-    labels/labels.jsonl
+    labels/
+      labels.jsonl      what was said, in the order it was said
+      committed.json    how many bytes of it were acknowledged, so that a file cut short shows
+
+The newest of the highest priority counts. Newest is what was added last, not what a clock says: clocks jump.
 
 A line is committed by its newline. The body is fsynced before the newline is written, so a line that ends and
 does not check out is damage, and an unfinished one at the end is what a crash left: never acknowledged, cut
@@ -9,156 +13,179 @@ off by the next writer before it can glue anything to it.
 
 from __future__ import annotations
 
-import base64
-import json
+import io
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO, NamedTuple
 
-import numpy as np
+from dovetail.core.disk import fsync_folder, writer
+from dovetail.core.errors import StoreError
+from dovetail.core.types import Labels
+from dovetail.labels._lines import (
+    FILE,
+    LabelRecord,
+    decode,
+    encode,
+    head,
+    is_intact,
+    read_mark,
+    salvage,
+    write_mark,
+)
 
-from dovetail.core.disk import dump_json, fsync_folder, load_json, writer
-from dovetail.core.errors import StoreError, UsageError
-from dovetail.core.types import Array, Labels
+__all__ = ["LabelRecord", "LabelStore"]
 
-__all__ = ["LabelStore"]
+
+class _Place(NamedTuple):
+    """Where a line lies. Rewards are read when somebody asks for them: there may be a month of them."""
+
+    offset: int
+    num_bytes: int
+    priority: int
 
 
 class LabelStore:
     """Every reader sees what any process has added: a question first reads what is new."""
 
+    _places: dict[str, list[_Place]]
+    _inode: int | None
+    _committed: int | None  # so many bytes were acknowledged when we last looked
+    _offset: int  # all before it has been read and was whole
+    _num_lines: int
+
     def __init__(self, folder: Path | str, *, now_unix_ns: Callable[[], int] = time.time_ns) -> None:
         self._folder = Path(folder)
-        self._path = self._folder / "labels.jsonl"
+        self._path = self._folder / FILE
         self._now_unix_ns = now_unix_ns
-        self._by_episode: dict[str, list[Labels]] = {}
-        self._offset = 0  # all before it has been read and was whole
-        self._num_lines = 0
+        self._forget()
 
     def add(self, labels: Labels) -> None:
-        """Append, durably. What is the newest already is not added again, so sending twice is harmless."""
-        body = dump_json({**_to_json(labels), "added_unix_ns": self._now_unix_ns()})
-        with writer(self._folder):
-            self._refresh()
-            newest = self._by_episode.get(labels.episode_id, [])[-1:]
-            if newest and _to_json(newest[0]) == _to_json(labels):
+        """Append, durably. What its labeler said last, in this version and priority, is not said again.
+
+        So sending twice is harmless, also late: what others have said meanwhile still counts.
+        """
+        line = encode(labels, added_unix_ns=self._now_unix_ns())
+        with writer(self._folder) as temporary:
+            same = [
+                record.labels
+                for record in self.history(labels.episode_id)
+                if _speaker(record.labels) == _speaker(labels)
+            ]
+            if same and encode(same[-1], added_unix_ns=0) == encode(labels, added_unix_ns=0):
                 return
-            fresh = not self._path.exists()
-            with self._path.open("r+b" if not fresh else "w+b", buffering=0) as file:
-                file.truncate(self._offset)
-                file.seek(self._offset)
-                if self._offset and not self._ends_line(file.fileno()):
-                    _write_all(file.fileno(), b"\n")
-                _write_all(file.fileno(), body)
-                os.fsync(file.fileno())
-                _write_all(file.fileno(), b"\n")
-            if fresh:
-                fsync_folder(self._folder)
-            self._refresh()
+            self._committed = self._append(line)
+            write_mark(self._folder, self._committed, temporary=temporary)
 
-    def newest(self, episode_id: str) -> Labels | None:
-        """The labels that count for an episode, or none yet."""
-        history = self.history(episode_id)
-        return history[-1] if history else None
+    def current(self, episode_id: str) -> Labels | None:
+        """The labels that count for an episode, the newest of the highest priority; or none yet."""
+        with self._up_to_date() as file:
+            places = self._places.get(episode_id)
+            if places is None:
+                return None
+            return self._read(file, max(reversed(places), key=lambda place: place.priority)).labels
 
-    def history(self, episode_id: str) -> list[Labels]:
+    def history(self, episode_id: str) -> list[LabelRecord]:
         """Everything that was ever said about an episode, oldest first."""
-        self._refresh()
-        return list(self._by_episode.get(episode_id, []))
+        with self._up_to_date() as file:
+            return [self._read(file, place) for place in self._places.get(episode_id, ())]
 
     def ids(self) -> list[str]:
         """Episodes that have labels, sorted."""
-        self._refresh()
-        return sorted(self._by_episode)
+        with self._up_to_date():
+            return sorted(self._places)
 
-    def _ends_line(self, descriptor: int) -> bool:
-        return os.pread(descriptor, 1, self._offset - 1) == b"\n"
+    # ---- writing
 
-    def _refresh(self) -> None:
+    def _append(self, line: bytes) -> int:
+        """Behind all that is whole; returns where it ends."""
+        fresh = not self._path.exists()
+        with self._path.open("w+b" if fresh else "r+b", buffering=0) as file:
+            file.truncate(self._offset)
+            file.seek(self._offset)
+            if self._offset and os.pread(file.fileno(), 1, self._offset - 1) != b"\n":
+                _write_all(file.fileno(), b"\n")
+            _write_all(file.fileno(), line)
+            os.fsync(file.fileno())
+            end = file.tell()
+            _write_all(file.fileno(), b"\n")
+        if fresh:
+            fsync_folder(self._folder)
+        return end
+
+    # ---- reading
+
+    def _forget(self) -> None:
+        self._places = {}
+        self._inode = self._committed = None
+        self._offset = self._num_lines = 0
+
+    def _up_to_date(self) -> BinaryIO:
+        """The file, all that is new in it taken note of; an empty one, where there is none yet."""
+        if self._committed is None:
+            self._committed = self._read_mark()  # before the file, which only grows meanwhile
         try:
-            with self._path.open("rb") as file:
-                if os.fstat(file.fileno()).st_size < self._offset:
-                    raise StoreError(f"{self._path} has lost lines that were there before")
-                file.seek(self._offset)
-                data = file.read()
+            file = self._path.open("rb")
         except FileNotFoundError as error:
-            if self._offset:
-                raise StoreError(f"{self._path} has gone") from error
-            return
+            if self._offset or self._committed:
+                raise StoreError(f"{self._path} has gone; {self._what_to_do()}") from error
+            return io.BytesIO()
         except OSError as error:
             raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
-        *lines, tail = data.split(b"\n")
-        for line in lines:
-            self._accept(line, num_bytes=len(line) + 1)
-        if tail and _is_whole(tail):  # only its newline was lost
-            self._accept(tail, num_bytes=len(tail))
+        try:
+            status = os.fstat(file.fileno())
+            if self._inode not in (None, status.st_ino):  # it was repaired: all may lie elsewhere
+                self._forget()
+                file.close()
+                return self._up_to_date()
+            self._inode = status.st_ino
+            if status.st_size < max(self._offset, self._committed):
+                raise StoreError(f"{self._path} has lost lines that were there before; {self._what_to_do()}")
+            file.seek(self._offset)
+            for line in file:
+                self._take_note(line)
+        except OSError as error:
+            file.close()
+            raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
+        except BaseException:
+            file.close()
+            raise
+        return file
 
-    def _accept(self, line: bytes, *, num_bytes: int) -> None:
-        if line:  # an empty one is the newline of a line read before it had one
-            self._num_lines += 1
-            name = f"{self._path} line {self._num_lines}"
-            try:
-                labels = _from_json(load_json(line, name=name))
-            except StoreError:
-                self._num_lines -= 1
-                raise
-            self._by_episode.setdefault(labels.episode_id, []).append(labels)
-        self._offset += num_bytes
+    def _take_note(self, line: bytes) -> None:
+        body, ended = line.removesuffix(b"\n"), line.endswith(b"\n")
+        if body and not is_intact(body):
+            if not ended and not salvage(body):
+                return  # what a crash left, or what somebody is writing at this moment
+            raise StoreError(f"{self._path} line {self._num_lines + 1} is damaged; {self._what_to_do()}")
+        if body:  # an empty one is the newline of a line read before it had one
+            episode_id, priority = head(body)
+            self._places.setdefault(episode_id, []).append(_Place(self._offset, len(body), priority))
+        self._offset += len(line)
+        self._num_lines += ended
+
+    def _read(self, file: BinaryIO, place: _Place) -> LabelRecord:
+        file.seek(place.offset)
+        line = file.read(place.num_bytes)
+        if not is_intact(line):
+            raise StoreError(f"{self._path} was damaged since it was first read; {self._what_to_do()}")
+        return decode(line)
+
+    def _read_mark(self) -> int:
+        try:
+            return read_mark(self._folder)
+        except StoreError:
+            return 0  # a damaged mark is for `verify` to report: the labels may be whole
+
+    def _what_to_do(self) -> str:
+        return f"`dovetail episodes verify {self._folder.parent} --repair` keeps all that is whole"
 
 
-def _is_whole(tail: bytes) -> bool:
-    """Whether a line without its newline was written to the end: no proper prefix of a JSON object is one.
-
-    A whole object with something behind it is a newline that was damaged, which the caller then reports.
-    """
-    try:
-        json.JSONDecoder().raw_decode(tail.decode())
-    except ValueError:
-        return False
-    return True
+def _speaker(labels: Labels) -> tuple[str, str, int]:
+    return labels.labeler, labels.version, labels.priority
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
-
-
-def _to_json(labels: Labels) -> dict[str, Any]:
-    if len(labels.rewards) != len(labels.discounts):
-        raise UsageError(
-            f"labels of episode {labels.episode_id} have {len(labels.rewards)} rewards "
-            f"and {len(labels.discounts)} discounts"
-        )
-    return {
-        "episode_id": labels.episode_id,
-        "labeler": labels.labeler,
-        "version": labels.version,
-        "success": bool(labels.success),
-        "confidence": float(labels.confidence),
-        "num_steps": len(labels.rewards),
-        "rewards": _encode(labels.rewards),
-        "discounts": _encode(labels.discounts),
-    }
-
-
-def _from_json(data: dict[str, Any]) -> Labels:
-    return Labels(
-        episode_id=data["episode_id"],
-        rewards=_decode(data["rewards"]),
-        discounts=_decode(data["discounts"]),
-        success=data["success"],
-        confidence=data["confidence"],
-        labeler=data["labeler"],
-        version=data["version"],
-    )
-
-
-def _encode(values: Array) -> str:
-    """Little-endian float32 in base64: exact to the bit, NaN included."""
-    return base64.b64encode(np.asarray(values, "<f4").tobytes()).decode()
-
-
-def _decode(text: str) -> Array:
-    return np.frombuffer(base64.b64decode(text), "<f4").astype(np.float32)

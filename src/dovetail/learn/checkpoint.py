@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors
 import safetensors.numpy
 
-from dovetail.core.disk import write_atomic
-from dovetail.core.errors import CheckpointError
+from dovetail.core.disk import dump_json, load_json, read_file, write_atomic
+from dovetail.core.errors import CheckpointError, StoreError
 from dovetail.core.types import Array
 
 __all__ = ["load_checkpoint", "save_checkpoint"]
@@ -27,7 +26,7 @@ def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[
     name = f"state-{digest[:16]}.safetensors"
     write_atomic(folder / name, data)
     manifest = {"schema": SCHEMA, "file": name, "sha256": digest, **facts}
-    write_atomic(folder / "manifest.json", json.dumps(manifest, indent=2).encode())
+    write_atomic(folder / "manifest.json", dump_json(manifest, indent=2))
     for old in folder.glob("state-*.safetensors"):
         if old.name != name:
             old.unlink()
@@ -35,10 +34,11 @@ def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Array], dict[str, int | str]]:
     """State and facts; a CheckpointError in one line for anything that is not a whole checkpoint."""
+    path = folder / "manifest.json"
     try:
-        manifest = json.loads((folder / "manifest.json").read_text("utf-8"))
+        manifest = load_json(read_file(path), name=str(path), indent=2)
         schema, name, digest = manifest.pop("schema"), manifest.pop("file"), manifest.pop("sha256")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+    except (StoreError, KeyError) as error:
         raise CheckpointError(f"{folder} is not a checkpoint: {error}") from error
     if schema != SCHEMA:
         raise CheckpointError(f"checkpoint {folder} has schema {schema}, this version reads {SCHEMA}")

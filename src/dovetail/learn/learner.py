@@ -6,13 +6,16 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from contextlib import closing
 
 import numpy as np
+from torch import Tensor
 
 from dovetail.core.contracts import Algorithm, ReplayReader
 from dovetail.core.errors import CheckpointError, FailureError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array
+from dovetail.learn.batches import Batches
 
 __all__ = ["Learner"]
 
@@ -32,13 +35,13 @@ class Learner:
         rng: np.random.Generator,
         utd: float = 1.0,
         start_after_steps: int = 0,
+        num_ahead: int | None = None,
     ) -> None:
         self._algorithm = algorithm
-        self._replay = replay
         self._rng = rng
         self._utd = utd
         self._start_after_steps = start_after_steps
-        self._batch = _buffers(algorithm, robot)
+        self._batches = Batches(request=algorithm.wants, robot=robot, replay=replay, rng=rng, num_ahead=num_ahead)
         self.healthy = True  # until a loss is not finite: from then on its state is worth nothing
         self.num_warmup_updates = 0
         self.num_online_updates = 0
@@ -50,10 +53,11 @@ class Learner:
     def warm_up(self, num_updates: int, *, on_update: Callable[[], None] = lambda: None) -> Mapping[str, float]:
         """Updates on what is there before the first online step, up to `num_updates` in the whole run."""
         metrics = _Means()
-        while self.num_warmup_updates < num_updates:
-            metrics.add(self._update())
-            self.num_warmup_updates += 1
-            on_update()
+        with closing(self._batches.take(num_updates - self.num_warmup_updates)) as batches:
+            for batch in batches:
+                metrics.add(self._update(batch))
+                self.num_warmup_updates += 1
+                on_update()
         return metrics.take()
 
     def owed(self, env_steps: int) -> int:
@@ -63,33 +67,23 @@ class Learner:
     def step(self, *, env_steps: int, on_update: Callable[[], None] = lambda: None) -> Mapping[str, float]:
         """Do what is owed for `env_steps` online steps; returns the metrics' means."""
         metrics = _Means()
-        for _ in range(self.owed(env_steps)):
-            metrics.add(self._update())
-            self.num_online_updates += 1
-            on_update()
+        with closing(self._batches.take(self.owed(env_steps))) as batches:  # closed at once, whatever comes up
+            for batch in batches:
+                metrics.add(self._update(batch))
+                self.num_online_updates += 1
+                on_update()
         return metrics.take()
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()
 
-    def _update(self) -> Mapping[str, float]:
-        self._sample()
-        metrics = self._algorithm.update(self._batch)
+    def _update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        metrics = self._algorithm.update(batch)
         if not all(math.isfinite(value) for value in metrics.values()):
             self.healthy = False
             bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
             raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
         return metrics
-
-    def _sample(self) -> None:
-        wants = self._algorithm.wants
-        first = 0
-        for view, num_rows in wants.rows.items():
-            rows = {key: buffer[first : first + num_rows] for key, buffer in self._batch.items()}
-            # before the first online step, or without demonstrations, one side has nothing to give
-            view = view if self._replay.size(view) else "all"
-            self._replay.sample(rows, view=view, rng=self._rng, gamma=wants.gamma, num_steps=wants.num_steps)
-            first += num_rows
 
     # ---- checkpoints
 
@@ -128,19 +122,3 @@ class _Means:
 
     def take(self) -> dict[str, float]:
         return {name: total / self._counts[name] for name, total in self._sums.items()}
-
-
-def _buffers(algorithm: Algorithm, robot: RobotSpec) -> dict[str, Array]:
-    """Arrays that every batch is sampled into."""
-    num_rows = sum(algorithm.wants.rows.values())
-    buffers: dict[str, Array] = {
-        "action": np.empty((num_rows, *robot.action.shape), np.float32),
-        "reward": np.empty(num_rows, np.float32),
-        "discount": np.empty(num_rows, np.float32),
-        "human": np.empty(num_rows, np.bool_),
-    }
-    for key in algorithm.wants.observation_keys:
-        spec = robot.observation[key]
-        for side in ("observation", "next"):
-            buffers[f"{side}/{key}"] = np.empty((num_rows, *spec.shape), spec.dtype)
-    return buffers

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dovetail.core.errors import CheckpointError, StoreError, UsageError
+from dovetail.core.errors import CheckpointError, StoreError
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.trainable import TrainablePolicy
 
@@ -20,7 +20,6 @@ __all__ = [
     "module_state",
     "optimizer_state",
     "policy_state",
-    "refuse_history",
     "refuse_misfits",
 ]
 
@@ -64,15 +63,6 @@ def load_policy(policy: TrainablePolicy, state: Mapping[str, Array]) -> None:
         component, name = key.split("/", 1)
         components.setdefault(component, {})[name] = value
     policy.load(WeightSnapshot(version=0, components=components, hashes={}))
-
-
-def refuse_history(algorithm: str, policy: TrainablePolicy) -> None:
-    """Said before anything moves: the replay gathers single observations."""
-    if policy.spec.history:
-        raise UsageError(
-            f"algorithm '{algorithm}' cannot train policy '{policy.spec.name}' with history "
-            f"({', '.join(policy.spec.history)}) yet: leave policy.history out"
-        )
 
 
 @contextmanager

@@ -60,12 +60,9 @@ class GaussianMLP:
         low, high = robot.action.bounds
         self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
         self._normalizer = Normalizer({key: robot.observation[key].shape[0] for key in keys})
-        num_features = sum(
-            spec.shape[0] * self._spec.history.get(key, 1) for key, spec in self._spec.observation.items()
-        )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._actor = mlp((num_features, *config.hidden, 2 * robot.action.shape[0]))
+            self._actor = mlp((self.num_features, *config.hidden, 2 * robot.action.shape[0]))
         self._version = 0
 
     # ---- Policy: numpy in, numpy out
@@ -76,7 +73,10 @@ class GaussianMLP:
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
-            mean, log_std = self._distribution(self.features(observations))
+            inputs = {
+                key: torch.tensor(value) for key, value in observations.items()
+            }  # a copy: views are read-only
+            mean, log_std = self._distribution(self.features(inputs))
             if not context.deterministic:
                 generator = None
                 if context.seed is not None:
@@ -121,14 +121,19 @@ class GaussianMLP:
     def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
         self._normalizer.fit(columns)
 
-    def features(self, observations: Mapping[str, Array]) -> Tensor:
-        parts: list[Array] = []
+    @property
+    def num_features(self) -> int:
+        history = self._spec.history
+        return sum(spec.shape[0] * history.get(key, 1) for key, spec in self._spec.observation.items())
+
+    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
+        parts: list[Tensor] = []
         for key in self._spec.observation:
             values = self._normalizer(key, observations[key])
             if key in self._spec.history:
                 values = values * observations[f"{key}/mask"][..., None]  # padding is nothing, not a zero reading
-            parts.append(values.reshape(len(values), -1))
-        return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32))
+            parts.append(values.flatten(1))
+        return torch.cat(parts, dim=1)
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         mean, log_std = self._distribution(features)
@@ -143,9 +148,9 @@ class GaussianMLP:
         mean, _ = self._distribution(features)
         return functional.mse_loss(torch.tanh(mean), actions)
 
-    def normalize_actions(self, actions: Array) -> Tensor:
-        normalized = np.clip((actions - self._center) / self._scale, -1.0, 1.0)
-        return torch.from_numpy(normalized.astype(np.float32))
+    def normalize_actions(self, actions: Tensor) -> Tensor:
+        center, scale = torch.from_numpy(self._center), torch.from_numpy(self._scale)
+        return ((actions - center) / scale).clamp(-1.0, 1.0)
 
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         actor = (components or self.components)["actor"]

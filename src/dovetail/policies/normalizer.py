@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from dovetail.core.types import Array
 
@@ -28,14 +30,14 @@ class Normalizer:
             self.mean[key] = values.mean(0).astype(np.float32)
             self.std[key] = np.maximum(values.std(0), MIN_STD).astype(np.float32)
 
-    def __call__(self, key: str, values: Array) -> Array:
-        scaled = (values - self.mean[key]) / self.std[key]
-        return np.clip(scaled, -CLIP, CLIP, out=scaled)
+    def __call__(self, key: str, values: Tensor) -> Tensor:
+        mean, std = torch.from_numpy(self.mean[key]), torch.from_numpy(self.std[key])
+        return ((values - mean) / std).clamp_(-CLIP, CLIP)
 
     def to_arrays(self) -> dict[str, Array]:
         return {f"mean/{k}": v for k, v in self.mean.items()} | {f"std/{k}": v for k, v in self.std.items()}
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
         for key in self.mean:
-            self.mean[key] = np.asarray(arrays[f"mean/{key}"], np.float32)
-            self.std[key] = np.asarray(arrays[f"std/{key}"], np.float32)
+            self.mean[key] = np.array(arrays[f"mean/{key}"], np.float32)
+            self.std[key] = np.array(arrays[f"std/{key}"], np.float32)

@@ -24,8 +24,11 @@ class TrainablePolicy(Policy, Protocol):
 
     def fit_normalizer(self, columns: Mapping[str, Array]) -> None: ...
 
-    def features(self, observations: Mapping[str, Array]) -> Tensor:
-        """Normalised observations, [B, F]."""
+    @property
+    def num_features(self) -> int: ...
+
+    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """Normalised observations, [B, F]; masks of keys with history among them, as in `act`."""
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Normalised actions [B, A] with gradients, and their log-density [B]."""
@@ -33,7 +36,7 @@ class TrainablePolicy(Policy, Protocol):
     def imitation_loss(self, features: Tensor, actions: Tensor) -> Tensor:
         """The loss that clones normalised actions."""
 
-    def normalize_actions(self, actions: Array) -> Tensor: ...
+    def normalize_actions(self, actions: Tensor) -> Tensor: ...
 
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         """Everything an actor needs to act like this policy, or as it would with other `components`."""

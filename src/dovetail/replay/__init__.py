@@ -1,1 +1,1 @@
-"""Labelled steps in, batches out, fast."""
+"""Labelled steps -> batches: one writer, many readers, over memory-mapped files that can always be rebuilt."""

@@ -8,35 +8,22 @@ import numpy as np
 
 from dovetail.core.errors import SpecMismatch, UsageError, did_you_mean
 from dovetail.core.specs import ArraySpec, RobotSpec, match
-from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose
+from dovetail.core.types import Array, EpisodeStart, Labels, Outcome, Purpose, Segment
+from dovetail.replay._layout import TABLES
 
-__all__ = ["check_episode", "check_labels", "check_same_robot", "low_dimensional"]
+__all__ = ["check_labels", "check_same_robot", "check_segment", "check_start"]
 
-
-def check_episode(episode: Episode, labels: Labels, *, keys: tuple[str, ...], capacity_steps: int) -> None:
-    """Refuse what must not train, is not whole, or does not fit."""
-    if episode.purpose is Purpose.EVAL:
-        raise UsageError(f"episode {episode.id} is an evaluation: it never enters replay")
-    if Outcome.ABORTED in (episode.outcome, episode.judgement):
-        raise UsageError(f"episode {episode.id} was aborted: it never trains")
-    num_steps = 0
-    for segment in episode.segments:
-        if segment.first != num_steps:
-            raise UsageError(f"episode {episode.id} has a gap: step {segment.first} follows {num_steps - 1}")
-        num_steps += len(segment)
-    if not num_steps or episode.segments[-1].last_observation is None:
-        raise UsageError(f"episode {episode.id} has no steps, or no last observation")
-    if num_steps > capacity_steps:
-        raise UsageError(
-            f"episode {episode.id} has {num_steps} steps, the whole replay holds {capacity_steps}: "
-            "raise capacity_steps"
-        )
-    check_labels(labels, episode.id, num_steps)
-    _check_arrays(episode, keys)
+_LONGEST_ID = TABLES["episodes"]["id"].itemsize
 
 
-def low_dimensional(robot: RobotSpec) -> tuple[str, ...]:
-    return tuple(key for key, spec in robot.observation.items() if len(spec.shape) < 3)
+def check_start(start: EpisodeStart, *, outcome: Outcome | None = None, judgement: Outcome | None = None) -> None:
+    """Refuse what must not train."""
+    if len(start.id.encode()) > _LONGEST_ID:
+        raise UsageError(f"the id of episode {start.id} is longer than {_LONGEST_ID} bytes")
+    if start.purpose is Purpose.EVAL:
+        raise UsageError(f"episode {start.id} is an evaluation: it never enters replay")
+    if Outcome.ABORTED in (outcome, judgement):
+        raise UsageError(f"episode {start.id} was aborted: it never trains")
 
 
 def check_labels(labels: Labels, episode_id: str, num_steps: int) -> None:
@@ -49,43 +36,55 @@ def check_labels(labels: Labels, episode_id: str, num_steps: int) -> None:
             raise UsageError(f"{name} of episode {episode_id} are not all finite")
 
 
-def _check_arrays(episode: Episode, keys: tuple[str, ...]) -> None:
+def check_segment(segment: Segment, robot: RobotSpec, *, keys: tuple[str, ...]) -> None:
     """What was recorded is what the robot's spec says; a float image where uint8 was promised ends here."""
-    robot = episode.robot
+    if segment.final != (segment.last_observation is not None):
+        raise UsageError(
+            f"a segment of episode {segment.episode_id} is final without a last observation, or not so with"
+        )
     for key in keys:
         if key not in robot.observation:
             raise SpecMismatch(
-                f"the replay keeps observation '{key}', but robot '{robot.name}' of episode {episode.id} "
+                f"the replay keeps observation '{key}', but robot '{robot.name}' of episode {segment.episode_id} "
                 "gives no such thing." + did_you_mean(key, robot.observation)
             )
-        rows = [segment.columns.get(f"observation/{key}") for segment in episode.segments]
-        last = episode.last_observation.values.get(key)
-        for column in (*rows, None if last is None else last[None]):
-            _check_column(column, robot.observation[key], what=f"observation '{key}'", episode=episode)
-    for segment in episode.segments:
-        _check_column(segment.columns["executed"], robot.action, what="executed action", episode=episode)
+        columns = [segment.columns.get(f"observation/{key}")]
+        if segment.last_observation is not None:
+            last = segment.last_observation.values.get(key)
+            columns.append(None if last is None else last[None])
+        for column in columns:
+            _check_column(column, robot, robot.observation[key], f"observation '{key}'", segment.episode_id)
+    executed = dataclasses.replace(robot.action, dtype="float32")
+    _check_column(segment.columns["executed"], robot, executed, "executed action", segment.episode_id)
+    for name in ("source", "policy_version", *(f"observation/{key}" for key in keys)):
+        num_rows = len(segment.columns.get(name, ()))
+        if num_rows != len(segment):
+            raise UsageError(
+                f"column '{name}' of episode {segment.episode_id} has {num_rows} rows for {len(segment)} steps"
+            )
 
 
-def _check_column(column: Array | None, spec: ArraySpec, *, what: str, episode: Episode) -> None:
-    there = f"robot '{episode.robot.name}' gives {spec.describe()}"
+def _check_column(column: Array | None, robot: RobotSpec, spec: ArraySpec, what: str, episode_id: str) -> None:
+    there = f"robot '{robot.name}' gives {spec.describe()}"
     if column is None:
-        raise SpecMismatch(f"episode {episode.id} has no {what}, but {there}")
+        raise SpecMismatch(f"episode {episode_id} has no {what}, but {there}")
     if column.dtype != spec.dtype or column.shape[1:] != spec.shape:
         got = f"{column.dtype}{list(column.shape[1:])}"
-        raise SpecMismatch(f"{what} of episode {episode.id} is {got}, but {there}")
+        raise SpecMismatch(f"{what} of episode {episode_id} is {got}, but {there}")
     if column.dtype.kind == "f" and not np.isfinite(column).all():
-        raise UsageError(f"{what} of episode {episode.id} is not finite: one such row would ruin every weight")
+        raise UsageError(f"{what} of episode {episode_id} is not finite: one such row would ruin every weight")
 
 
-def check_same_robot(first: RobotSpec, episode: Episode, *, keys: tuple[str, ...]) -> None:
+def check_same_robot(first: RobotSpec, start: EpisodeStart, *, keys: tuple[str, ...]) -> None:
     """Rows of one replay mean the same thing. Observations that are not kept may differ."""
 
     def kept(robot: RobotSpec) -> RobotSpec:
-        return dataclasses.replace(robot, observation={key: robot.observation[key] for key in keys})
+        held = {key: robot.observation[key] for key in keys if key in robot.observation}
+        return dataclasses.replace(robot, observation=held)
 
-    match(kept(first), stored=kept(episode.robot))
-    here, there = f"robot '{first.name}'", f"episode {episode.id} of robot '{episode.robot.name}'"
+    match(kept(first), stored=kept(start.robot))
+    here, there = f"robot '{first.name}'", f"episode {start.id} of robot '{start.robot.name}'"
     for what in ("embodiment", "control_hz"):
-        ours, theirs = getattr(first, what), getattr(episode.robot, what)
+        ours, theirs = getattr(first, what), getattr(start.robot, what)
         if ours != theirs:
             raise SpecMismatch(f"the replay began with {here}, {what} {ours}, but {there} has {theirs}")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,8 +17,7 @@ from dovetail.core.contracts import (
     Labeler,
     Operator,
     Policy,
-    ReplayReader,
-    ReplayWriter,
+    Recorder,
     Robot,
     SimulatedRobot,
     Task,
@@ -25,12 +25,9 @@ from dovetail.core.contracts import (
 from dovetail.core.specs import match
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.runtime.experience import Replay
 
-__all__ = ["Replay", "Station", "build_station"]
-
-
-class Replay(ReplayReader, ReplayWriter, Protocol):
-    """Both ends of a replay, as one process has it."""
+__all__ = ["Station", "build_station"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,17 +55,18 @@ class Station:
         labeler: Labeler = self.config.labels[0].build()
         return labeler
 
-    def replay(self, *, keys: tuple[str, ...]) -> Replay:
-        replay: Replay = self.config.replay.build(keys=keys)
+    def replay(self, folder: Path, *, keys: tuple[str, ...]) -> Replay:
+        replay: Replay = self.config.replay.build(folder=folder, keys=keys)
         return replay
 
-    def actor(self, *, operator: Operator, policy: Policy | None) -> Actor:
+    def actor(self, *, operator: Operator, policy: Policy | None, recorder: Recorder | None = None) -> Actor:
         actor: Actor = self.config.actor.build(
             robot=self.robot,
             task=self.task,
             operator=operator,
             policy=policy,
             clock=self.clock,
+            recorder=recorder,
             probe=getattr(self._raw, "probe", None),
             should_stop=self.should_stop,
         )

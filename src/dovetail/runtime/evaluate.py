@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from dovetail.core.contracts import Recorder
 from dovetail.core.streams import stream
 from dovetail.core.types import Episode, EpisodeOrder, Purpose, WeightSnapshot
 from dovetail.episodes.ids import new_episode_id
@@ -34,14 +35,19 @@ def order_episode(
 
 
 def evaluation_episodes(
-    station: Station, snapshot: WeightSnapshot | None, *, num_episodes: int, config_hash: str
+    station: Station,
+    snapshot: WeightSnapshot | None,
+    *,
+    num_episodes: int,
+    config_hash: str,
+    recorder: Recorder | None = None,
 ) -> Iterator[Episode]:
     """Episodes of a policy with these weights, or of an untrained one, as they end; fewer if asked to stop."""
     policy = station.policy()
     if snapshot is not None:
         policy.load(snapshot)
     policy.warmup()
-    actor = station.actor(operator=NoOperator(), policy=policy)
+    actor = station.actor(operator=NoOperator(), policy=policy, recorder=recorder)
     for index in range(num_episodes):
         order = order_episode(station, purpose=Purpose.EVAL, index=index, config_hash=config_hash)
         episode = actor.run(order)

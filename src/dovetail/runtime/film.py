@@ -55,10 +55,9 @@ class Filmer:
         info = self._log.manifest(episode_id)
         spec = info.robot.observation.get(self._camera)
         if self._camera in info.cameras and (spec is None or spec.is_image):
-            episode = self._log.load(episode_id)
-            last = episode.last_observation.values[self._camera]
-            frames = np.concatenate((episode.column(f"observation/{self._camera}"), last[None]))
-            return iter(frames[_thinned(len(frames), every)])
+            frames = self._log.frames(episode_id, self._camera)
+            wanted = set(_thinned(info.num_steps + 1, every).tolist())
+            return (frame for row, frame in enumerate(frames) if row in wanted)
         episode = self._log.load(episode_id, images=False)
         names = [name for name in episode.segments[0].columns if name.startswith("extra/sim_")]
         if not names:

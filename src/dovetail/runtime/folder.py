@@ -11,7 +11,7 @@ from typing import IO, Any
 
 from dovetail.config.load import config_hash, load_saved, save
 from dovetail.config.schema import RunConfig
-from dovetail.core.disk import write_atomic
+from dovetail.core.disk import MissingError, dump_json, load_json, read_file, write_atomic
 from dovetail.core.errors import RunFolderError, StoreError
 
 __all__ = ["RunFolder"]
@@ -73,6 +73,14 @@ class RunFolder:
         return self.path / "labels"
 
     @property
+    def spool(self) -> Path:
+        return self.path / "spool"
+
+    @property
+    def replay(self) -> Path:
+        return self.path / "replay"
+
+    @property
     def weights(self) -> Path:
         return self.path / "weights"
 
@@ -90,14 +98,15 @@ class RunFolder:
             file.write(line + "\n")
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
+        """A small file that the run needs again, with a checksum in it."""
         (self.path / name).parent.mkdir(exist_ok=True)
-        write_atomic(self.path / name, json.dumps(data, indent=2).encode() + b"\n")
+        write_atomic(self.path / name, dump_json(data, indent=2))
 
     def read_json(self, name: str) -> dict[str, Any] | None:
+        path = self.path / name
         try:
-            found: dict[str, Any] = json.loads((self.path / name).read_text("utf-8"))
-        except FileNotFoundError:
+            return load_json(read_file(path), name=str(path), indent=2)
+        except MissingError:
             return None
-        except ValueError as error:
-            raise StoreError(f"{self.path / name} is damaged ({error}): delete it, and it is made anew") from error
-        return found
+        except StoreError as error:
+            raise StoreError(f"{error}: delete it, and it is made anew") from error

@@ -18,9 +18,8 @@ from dovetail.core.errors import CheckpointError, FailureError
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, WeightSnapshot
-from dovetail.episodes.log import EpisodeLog
+from dovetail.episodes.images import ImageCodec
 from dovetail.human.scripted import Demonstrator
-from dovetail.labels.store import LabelStore
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.learn.learner import Learner
@@ -28,6 +27,7 @@ from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runtime.build import build_station
 from dovetail.runtime.evaluate import evaluation_episodes, order_episode
+from dovetail.runtime.experience import Experience, Known
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 from dovetail.weights.store import DiskWeightStore
@@ -51,10 +51,7 @@ class InlineRun:
         self._should_stop = should_stop
         self._station = build_station(folder.config, should_stop=should_stop)
         self._policy = self._station.policy()  # the learner's; actors load what is published
-        self._labeler = self._station.labeler()
-        self._log = EpisodeLog(folder.episodes)
-        self._labels = LabelStore(folder.labels)
-        self._replay = self._station.replay(keys=tuple(self._policy.spec.observation))
+        self._experience = self._make_experience()
         self._weights = DiskWeightStore(folder.weights)
         self._metrics = MetricsLog(folder.logs)
         self.status = RunStatus(name=folder.path.name)
@@ -79,6 +76,7 @@ class InlineRun:
 
     def close(self) -> None:
         self._station.close()
+        self._experience.close()
         self._metrics.close()
         wall_s = self._wall_before_s + time.monotonic() - self._started_s
         self._folder.write_json("progress.json", {"wall_s": wall_s, "updates": self.status.updates})
@@ -91,7 +89,7 @@ class InlineRun:
             return
         self.status.begin("recording demonstrations", num_demos, done=len(self._demos))
         teacher = Demonstrator(task=self._station.task, noise=self._config.run.demo_noise)
-        actor = self._station.actor(operator=teacher, policy=None)
+        actor = self._station.actor(operator=teacher, policy=None, recorder=self._experience.spool)
         while len(self._demos) < num_demos:
             self._watch(self.status)
             if self._num_tried_demos >= 3 * num_demos + 10:
@@ -102,7 +100,7 @@ class InlineRun:
                 )
             episode = self._run_episode(actor, Purpose.DEMO, self._num_tried_demos)
             if episode:
-                self._add(episode, self._label(episode))
+                self._learn_from(episode)
             self.status.done = len(self._demos)
         self._watch(self.status)
 
@@ -150,7 +148,9 @@ class InlineRun:
         run, status = self._config.run, self.status
         acting = self._station.policy()
         acting.warmup()
-        actor = self._station.actor(operator=self._station.operator(), policy=acting)
+        actor = self._station.actor(
+            operator=self._station.operator(), policy=acting, recorder=self._experience.spool
+        )
         status.begin("learning online", run.env_steps, done=status.env_steps)
         saved_s = time.monotonic()
         self._catch_up(learner)
@@ -159,8 +159,7 @@ class InlineRun:
             episode = self._run_episode(actor, Purpose.ONLINE, status.episodes)
             if episode is None:
                 continue
-            labels = self._label(episode)
-            self._add(episode, labels)
+            labels = self._learn_from(episode)
             self._update(learner, acting)
             self._write_curves(episode, labels)
             if time.monotonic() - saved_s > run.checkpoint_every_s:
@@ -196,7 +195,11 @@ class InlineRun:
         ids, num_successes = [], 0
         snapshot = None if name == "untrained" else self._newest()
         for episode in evaluation_episodes(
-            self._station, snapshot, num_episodes=num_episodes, config_hash=self._folder.config_hash
+            self._station,
+            snapshot,
+            num_episodes=num_episodes,
+            config_hash=self._folder.config_hash,
+            recorder=self._experience.spool,
         ):
             self._commit(episode)
             ids.append(episode.id)
@@ -233,40 +236,43 @@ class InlineRun:
         return None if episode is None or episode.outcome is Outcome.ABORTED else episode
 
     def _commit(self, episode: Episode) -> None:
-        self._log.commit(episode)
+        self._experience.keep(episode)
         if self._should_stop():
             raise Interrupted
 
-    def _label(self, episode: Episode) -> Labels:
-        labels = self._labeler.label(episode)
-        self._labels.add(labels)
+    def _learn_from(self, episode: Episode) -> Labels:
+        labels = self._experience.label(episode)
+        known = Known(info=self._experience.log.manifest(episode.id), labels=labels)
+        if known.trains:
+            self._experience.learn_from(episode, labels)
+        self._count(known, episode)
         return labels
 
-    def _add(self, episode: Episode, labels: Labels) -> None:
-        """Into replay and into the books. Demonstrations that failed show nothing and stay in the log."""
-        if episode.purpose is Purpose.DEMO:
-            self._num_tried_demos += 1
-            if not labels.success:
-                return
-            self._demos.append(
-                {key: episode.column(f"observation/{key}") for key in self._policy.spec.observation}
-            )
-        else:
-            self.status.count(episode, labels)
-        self._replay.add(episode, labels)
+    def _count(self, known: Known, episode: Episode | None = None) -> None:
+        """Into the books."""
+        if known.info.purpose is Purpose.ONLINE:
+            self.status.count(known.info, known.labels)
+            return
+        self._num_tried_demos += 1
+        if known.trains:
+            episode = episode or self._experience.log.load(known.info.id, images=False)
+            low_dimensional = [k for k, spec in self._policy.spec.observation.items() if len(spec.shape) < 3]
+            self._demos.append({key: episode.column(f"observation/{key}") for key in low_dimensional})
 
     def _recover(self) -> None:
         """What an earlier process of this run left: episodes, labels, evaluations."""
-        for episode_id in self._log.ids():
-            info = self._log.manifest(episode_id)
-            if info.purpose is Purpose.EVAL or info.outcome is Outcome.ABORTED:
-                continue
-            episode = self._log.load(episode_id, images=False)
-            self._add(episode, self._labels.newest(episode_id) or self._label(episode))
+        for known in self._experience.recover(on_added=self._rebuilding):
+            self._count(known)
         for name in ("untrained", "cloning", "after"):
-            known = self._known(name)
-            if known:
-                self.status.rates[name] = known
+            rate = self._known(name)
+            if rate:
+                self.status.rates[name] = rate
+
+    def _rebuilding(self, done: int, total: int) -> None:
+        if done == 0:
+            self.status.begin("filling the replay", total)
+        self.status.done = done
+        self._watch(self.status)
 
     # ---- small things
 
@@ -293,17 +299,28 @@ class InlineRun:
         return state
 
     def _fit_normalizer(self, policy: TrainablePolicy) -> None:
-        columns = {key: np.concatenate([demo[key] for demo in self._demos]) for key in policy.spec.observation}
+        columns = {key: np.concatenate([demo[key] for demo in self._demos]) for key in self._demos[0]}
         policy.fit_normalizer(columns)
+
+    def _make_experience(self) -> Experience:
+        folder, keys, images = self._folder, self._policy.spec.observation, self._config.images
+        return Experience(
+            folder,
+            labeler=self._station.labeler(),
+            replay=self._station.replay(folder.replay, keys=tuple(keys)),
+            cameras=tuple(key for key, spec in keys.items() if len(spec.shape) >= 3),
+            codec=ImageCodec(name=images.codec, lossless_up_to_px=images.lossless_up_to_px, crf=images.crf),
+        )
 
     def _make_learner(self, algorithm: Algorithm, *, role: str) -> Learner:
         return Learner(
             algorithm=algorithm,
-            replay=self._replay,
+            replay=self._experience.replay,
             robot=self._station.robot.spec,
             rng=stream(self._config.run.seed, role),
             utd=self._config.learner.utd,
             start_after_steps=self._config.learner.start_after_steps,
+            num_ahead=self._config.learner.prefetch,
         )
 
     def _updated(self) -> None:

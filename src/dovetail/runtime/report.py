@@ -114,7 +114,7 @@ def write_report(folder: RunFolder, *, say: Callable[[str], None] = lambda doing
         say("filming before and after")
         video_missing = _try_video(books)
         report = books.report(figure=CURVE, video=None if video_missing else VIDEO, video_missing=video_missing)
-        folder.write_json(REPORT, report.to_json())
+        write_atomic(folder.path / REPORT, json.dumps(report.to_json(), indent=2).encode() + b"\n")
     except OSError as error:
         raise RunFolderError(f"cannot write the report of run {folder.path}: {error.strerror or error}") from error
     return report
@@ -168,7 +168,7 @@ class _Books:
 
     def success(self, info: EpisodeInfo) -> bool:
         """By its newest label; by its outcome, where the run ended before it was labelled."""
-        labels = self._labels.newest(info.id)
+        labels = self._labels.current(info.id)
         return info.outcome is Outcome.SUCCESS if labels is None else labels.success
 
     def curve(self) -> list[CurveEpisode]:

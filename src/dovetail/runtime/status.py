@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dovetail.core.stats import Rate
-from dovetail.core.types import Episode, Labels
+from dovetail.core.types import Labels
+from dovetail.episodes.log import EpisodeInfo
 
 __all__ = ["RunStatus", "Watcher", "nobody"]
 
@@ -41,15 +42,15 @@ class RunStatus:
         self.phase, self.total, self.done, self.phase_started_at = phase, total, done, done
         self.phase_started_s = time.monotonic()
 
-    def count(self, episode: Episode, labels: Labels) -> None:
+    def count(self, info: EpisodeInfo, labels: Labels) -> None:
         """Take an online episode into the books."""
         self.episodes += 1
-        self.env_steps += len(episode)
-        self.interventions += episode.num_interventions
-        self.robot_minutes = self.env_steps / episode.robot.control_hz / 60.0
+        self.env_steps += info.num_steps
+        self.interventions += info.num_interventions
+        self.robot_minutes = self.env_steps / info.robot.control_hz / 60.0
         self.recent_success.append(float(labels.success))
         self.recent_return.append(float(labels.rewards.sum()))
-        self.recent_human.append(episode.num_human_steps / len(episode))
+        self.recent_human.append(info.num_human_steps / info.num_steps)
 
     @property
     def evaluating(self) -> bool:

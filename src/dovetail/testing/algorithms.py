@@ -65,26 +65,30 @@ def check_algorithm(
 
 def random_batch(wants: SampleRequest, robot: RobotSpec, rng: np.random.Generator) -> dict[str, Array]:
     """A batch as a replay fills it: rows of all views, one view after the other."""
-    num_rows = sum(wants.rows.values())
-    batch: dict[str, Array] = {
-        "action": random_array(robot.action, rng, num_rows),
-        "human": rng.random(num_rows) < 0.5,
-        "reward": rng.integers(0, 2, num_rows).astype(np.float32),
-        "discount": rng.integers(0, 2, num_rows).astype(np.float32),
-    }
-    for key in wants.observation_keys:
-        for side in ("observation", "next"):
-            batch[f"{side}/{key}"] = random_array(robot.observation[key], rng, num_rows)
+    from dovetail.learn.batches import batch_arrays  # here, so that suites for robots and tasks load no torch
+
+    batch = batch_arrays(wants, robot)
+    for name, values in batch.items():
+        if name == "action" or (name.startswith(("observation/", "next/")) and not name.endswith("/mask")):
+            spec = robot.action if name == "action" else robot.observation[name.partition("/")[2]]
+            flat = values.reshape(-1, *spec.shape)
+            flat[:] = random_array(spec, rng, len(flat))
+        else:
+            values[:] = rng.integers(0, 2, values.shape)
     return batch
 
 
 def _update(algorithm: Algorithm, batches: list[dict[str, Array]]) -> None:
     """As the learner does it: one set of arrays, filled anew for every update."""
+    import torch
+    from tensordict import TensorDict
+
     buffers = {key: np.empty_like(value) for key, value in batches[0].items()}
+    tensors = {key: torch.from_numpy(value) for key, value in buffers.items()}
     for batch in batches:
         for key, value in batch.items():
             buffers[key][...] = value
-        metrics = algorithm.update(buffers)
+        metrics = algorithm.update(TensorDict(tensors, batch_size=[len(batch["reward"])]))
         expect_same(batch, buffers, "update() changed the batch it was given")
         expect_finite_numbers(metrics, what="metric")
         for buffer in buffers.values():  # whoever kept a view of it will notice

@@ -18,7 +18,9 @@ from dovetail.core.types import (
     HumanInput,
     Observation,
     SampleRequest,
+    View,
     WeightSnapshot,
+    Window,
 )
 
 __all__ = [
@@ -142,14 +144,18 @@ class FakeAlgorithm:
     @property
     def wants(self) -> SampleRequest:
         return SampleRequest(
-            observation_keys=tuple(self._policy.spec.observation), rows={"all": self._config.batch_size}
+            observation_keys=tuple(self._policy.spec.observation),
+            rows={View(): self._config.batch_size},
+            window=Window(history=self._policy.spec.history),
         )
 
-    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
-        keys = self._policy.spec.observation
-        features = self._policy.features({key: batch[f"observation/{key}"] for key in keys})
+    def update(self, batch: Mapping[str, Any]) -> Mapping[str, float]:
+        seen = {key: np.asarray(batch[key]) for key in batch.keys()}  # noqa: SIM118 a TensorDict iterates over rows
+        features = self._policy.features(
+            {key.partition("/")[2]: value for key, value in seen.items() if key.startswith("observation/")}
+        )
         noise = np.random.default_rng((self._seed, self._num_updates)).normal(0.0, 1e-3, features.shape)
-        wanted = 2.0 * (batch["action"] - self._low) / np.maximum(self._high - self._low, 1e-6) - 1.0
+        wanted = 2.0 * (seen["action"] - self._low) / np.maximum(self._high - self._low, 1e-6) - 1.0
         error = (features + noise) @ self._policy.weights - wanted
         gradient = features.T @ error / len(features)
         self._velocity = self._config.momentum * self._velocity - self._config.lr * gradient

@@ -8,15 +8,16 @@ from typing import ClassVar
 import numpy as np
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from dovetail.config.model import Config
-from dovetail.core.types import Array, SampleRequest
+from dovetail.core.types import Array, SampleRequest, View, Window
+from dovetail.learn.batches import side
 from dovetail.learn.state import (
     load_optimizer,
     load_policy,
     optimizer_state,
     policy_state,
-    refuse_history,
     refuse_misfits,
 )
 from dovetail.policies.trainable import TrainablePolicy
@@ -36,7 +37,6 @@ class Imitation:
     Config: ClassVar[type[ImitationConfig]] = ImitationConfig
 
     def __init__(self, config: ImitationConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
-        refuse_history("imitation", policy)
         self._config = config
         self._policy = policy
         parameters = [p for module in policy.components.values() for p in module.parameters()]
@@ -46,13 +46,13 @@ class Imitation:
     @property
     def wants(self) -> SampleRequest:
         return SampleRequest(
-            observation_keys=tuple(self._policy.spec.observation), rows={"prior": self._config.batch_size}
+            observation_keys=tuple(self._policy.spec.observation),
+            rows={View(part="prior"): self._config.batch_size},
+            window=Window(history=self._policy.spec.history),
         )
 
-    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
-        features = self._policy.features(
-            {key: batch[f"observation/{key}"] for key in self._policy.spec.observation}
-        )
+    def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        features = self._policy.features(side(batch, "observation"))
         loss = self._policy.imitation_loss(features, self._policy.normalize_actions(batch["action"]))
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]

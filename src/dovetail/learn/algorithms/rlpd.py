@@ -15,7 +15,8 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from dovetail.config.model import Config
-from dovetail.core.types import Array, SampleRequest
+from dovetail.core.types import Array, SampleRequest, View, Window
+from dovetail.learn.batches import side
 from dovetail.learn.state import (
     load_module,
     load_optimizer,
@@ -23,7 +24,6 @@ from dovetail.learn.state import (
     module_state,
     optimizer_state,
     policy_state,
-    refuse_history,
     refuse_misfits,
 )
 from dovetail.policies.networks import EnsembleMLP
@@ -77,15 +77,13 @@ class RLPD:
     Config: ClassVar[type[RLPDConfig]] = RLPDConfig
 
     def __init__(self, config: RLPDConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
-        refuse_history("rlpd", policy)
         self._config = config
         self._policy = policy
         num_actions = policy.spec.action.shape[0]
-        num_features = sum(spec.shape[0] for spec in policy.spec.observation.values())
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._critic = EnsembleMLP(
-                (num_features + num_actions, *config.hidden, 1), num_members=config.num_critics
+                (policy.num_features + num_actions, *config.hidden, 1), num_members=config.num_critics
             )
         self._target = copy.deepcopy(self._critic).requires_grad_(False)
         self._critic_parameters: list[Tensor] = list(self._critic.parameters())
@@ -108,23 +106,22 @@ class RLPD:
         num_prior = round(self._config.batch_size * self._config.prior_fraction)
         return SampleRequest(
             observation_keys=tuple(self._policy.spec.observation),
-            rows={"prior": num_prior, "online": self._config.batch_size - num_prior},
-            gamma=self._config.gamma,
-            num_steps=self._config.num_steps,
+            rows={View(part="prior"): num_prior, View(part="online"): self._config.batch_size - num_prior},
+            window=Window(
+                gamma=self._config.gamma,
+                num_steps=self._config.num_steps,
+                history=self._policy.spec.history,
+            ),
         )
 
-    def update(self, batch: Mapping[str, Array]) -> Mapping[str, float]:
-        keys = self._policy.spec.observation
-        features = self._policy.features({k: batch[f"observation/{k}"] for k in keys})
-        next_features = self._policy.features({k: batch[f"next/{k}"] for k in keys})
+    def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        features = self._policy.features(side(batch, "observation"))
+        next_features = self._policy.features(side(batch, "next"))
         actions = self._policy.normalize_actions(batch["action"])
-        rewards = torch.from_numpy(batch["reward"])
-        discounts = torch.from_numpy(batch["discount"])
-
-        metrics = self._update_critic(features, actions, rewards, discounts, next_features)
+        metrics = self._update_critic(features, actions, batch["reward"], batch["discount"], next_features)
         self._num_updates += 1
         if self._num_updates > self._config.actor_after and self._num_updates % self._config.actor_every == 0:
-            metrics |= self._update_actor(features, actions, human=torch.from_numpy(batch["human"]))
+            metrics |= self._update_actor(features, actions, human=batch["human"])
         return metrics
 
     def _update_critic(

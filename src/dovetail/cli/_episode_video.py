@@ -1,0 +1,139 @@
+"""Videos of episodes: of one, or a time-lapse of many."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.progress import Progress
+from rich.text import Text
+
+from dovetail.cli._episode_filter import Found, Selection, parse_filter
+from dovetail.cli._episodes import find_episode
+from dovetail.cli._runs import find_run
+from dovetail.cli._terminal import console, say
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.types import Array
+from dovetail.episodes.log import EpisodeLog
+from dovetail.episodes.video import write_video
+from dovetail.labels.store import LabelStore
+from dovetail.runtime.film import Filmer, episode_frames
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.timelapse import Pace, Scene, time_lapse
+
+__all__ = ["merge", "one"]
+
+_MERGED_SPEED = 8.0
+_HOLD_S = 0.4  # the last picture of each episode, to see how it ended
+
+
+def one(
+    run: str,
+    episode: str | None,
+    filters: dict[str, Any],
+    *,
+    out: Path | None,
+    camera: str,
+    size: int,
+    speed: float | None,
+    runs_dir: Path,
+) -> None:
+    if episode is None or not parse_filter(**filters).is_empty:
+        raise UsageError("name one episode, or add --merge for a film of all that the options choose")
+    folder = RunFolder.open(find_run(run, runs_dir))
+    log = EpisodeLog(folder.episodes)
+    episode_id = find_episode(log, episode, folder.path)
+    info = log.manifest(episode_id)
+    target = out or folder.path / "videos" / f"{episode_id}-{camera}.mp4"
+    frames = episode_frames(folder, episode_id, camera=camera, size=(size, size))
+    with _writing(target), console.status(f"filming {info.num_steps} steps"):
+        count = write_video(target, frames, fps=info.robot.control_hz * (speed or 1.0))
+    say(f"{target}: {count} frames, outcome {info.outcome}")
+
+
+def merge(
+    run: str,
+    filters: dict[str, Any],
+    *,
+    episode: str | None,
+    out: Path | None,
+    camera: str,
+    size: int,
+    speed: float | None,
+    runs_dir: Path,
+) -> None:
+    if episode is not None:
+        raise UsageError(f"--merge films all that the options choose: leave out '{episode}', or leave out --merge")
+    wanted = parse_filter(**filters)
+    folder = RunFolder.open(find_run(run, runs_dir))
+    selection = Selection(EpisodeLog(folder.episodes), LabelStore(folder.labels), wanted)
+    target = out or folder.path / "videos" / f"time-lapse-{camera}.mp4"
+    found = iter(selection)
+    first = next(found, None)
+    if first is None:
+        raise UsageError(f"none of the {len(selection.ids)} episodes in {folder.path} is one of those you chose")
+    pace = Pace.of(first.info.robot.control_hz, speed=speed or _MERGED_SPEED)
+    with (
+        _writing(target),
+        Filmer(folder, camera=camera, size=(size, size)) as filmer,
+        Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
+    ):
+        reel = _Reel(filmer, pace, progress, total=len(selection.ids))
+        frames = time_lapse(
+            reel.scenes(itertools.chain([first], found)), size_px=size, hold_frames=round(_HOLD_S * pace.fps)
+        )
+        try:
+            count = write_video(target, frames, fps=pace.fps)
+        except UsageError:
+            if reel.problems and not reel.num_shown:
+                raise UsageError(reel.problems[0]) from None  # says more than that there were no frames
+            raise
+    for problem in (*selection.problems, *reel.problems):
+        console.print(Text(f"left out: {problem}", style="yellow"), soft_wrap=True)
+    say(f"{target}: {reel.num_shown} episodes, {count / pace.fps:.0f} s at {pace.speed:g} times real time")
+
+
+class _Reel:
+    """Makes scenes of episodes; what cannot be shown is left out and noted."""
+
+    def __init__(self, filmer: Filmer, pace: Pace, progress: Progress, *, total: int) -> None:
+        self._filmer = filmer
+        self._pace = pace
+        self._progress = progress
+        self._task = progress.add_task("filming", total=total)
+        self.num_shown = 0
+        self.problems: list[str] = []
+
+    def scenes(self, episodes: Iterable[Found]) -> Iterator[Scene]:
+        for found in episodes:
+            info = found.info
+            self._progress.update(self._task, completed=found.number - 1)
+            try:
+                frames = self._filmer.frames(info.id, every=self._pace.every(info.robot.control_hz))
+            except (UsageError, StoreError) as error:
+                self.problems.append(str(error))
+                continue
+            newest = max(info.policy_versions, default=0)
+            weights = f"  weights {newest}" if newest > 0 else ""
+            caption = f"{found.number}  {info.purpose}  {info.outcome}{weights}"
+            yield Scene(frames=self._shown(frames), caption=caption, outcome=info.outcome)
+
+    def _shown(self, frames: Iterator[Array]) -> Iterator[Array]:
+        try:
+            for number, frame in enumerate(frames):
+                self.num_shown += number == 0
+                yield frame
+        except StoreError as error:  # damage in the midst of it: the film goes on with the next
+            self.problems.append(str(error))
+
+
+@contextmanager
+def _writing(target: Path) -> Iterator[None]:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UsageError(f"cannot write {target}: {error.strerror or error}; choose another --out") from error

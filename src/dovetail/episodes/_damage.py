@@ -1,0 +1,187 @@
+"""What is left of a damaged file: columns and frames, each told good from bad by its own checksum."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import av
+
+from dovetail.core.disk import dump_json, read_file, sha256, sha256_file
+from dovetail.core.errors import StoreError
+from dovetail.core.types import Array
+from dovetail.episodes._columns import FRAME, OBSERVATION, checksum
+from dovetail.episodes._frames import Colours, Layout, encode, frame_index
+from dovetail.episodes._manifest import LAST, STEPS, layout_of, note_in, with_steps
+from dovetail.episodes._tables import from_parquet, to_parquet
+
+__all__ = ["left_of", "made_again", "problem_of", "twin"]
+
+
+def twin(folder: Path) -> dict[str, Any]:
+    """A manifest from what the steps' file says, once every column of that file has proved to be as it was."""
+    path = folder / STEPS
+    data = read_file(path)
+    note = note_in(data, name=str(path))
+    if note["id"] != folder.name:
+        raise StoreError(f"{path} is of episode {note['id']}")
+    _, lost = _good_columns(data, STEPS, note)
+    if lost:
+        raise StoreError(f"{path} is damaged: {', '.join(lost)}")
+    return with_steps(note, data)
+
+
+def _good_columns(data: bytes, name: str, manifest: Mapping[str, Any]) -> tuple[dict[str, Array], list[str]]:
+    """The columns of a Parquet file that are as they were, in the order in which they were; names of the others."""
+    good: dict[str, Array] = {}
+    lost: list[str] = []
+    for column, expected in _expected(name, manifest):
+        try:
+            values = from_parquet(data, only=[column])[column]
+        except (ValueError, KeyError, MemoryError):
+            lost.append(column)
+            continue
+        num_rows = manifest["num_steps"] if name == STEPS else 1
+        if len(values) == num_rows and expected in (None, checksum([values if name == STEPS else values[0]])):
+            good[column] = values
+        else:
+            lost.append(column)
+    return good, lost
+
+
+def _expected(name: str, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Columns of a file as they were written, with their checksums."""
+    known = manifest["columns"]
+    if name == STEPS:
+        yield from ((key.removeprefix("steps/"), known[key]) for key in known if key.startswith("steps/"))
+        yield from ((FRAME + key, camera["rows"]) for key, camera in manifest["cameras"].items())
+        return
+    yield "time_ns", None  # in the manifest as well, and the camera's last frame needs no index
+    for key in known:
+        if key.startswith("last/"):
+            yield OBSERVATION + key.removeprefix("last/"), known[key]
+    yield from ((FRAME + key, None) for key in manifest["cameras"])
+
+
+def _good_frames(data: bytes, camera: Mapping[str, Any]) -> set[int]:
+    """Which frames of a video still decode to what they were: found out by decoding, past every error."""
+    colours = Colours(layout_of(camera))
+    text = camera["crc32"]
+    prints = [int(text[place : place + 8], 16) for place in range(0, len(text), 8)]
+    good: set[int] = set()
+    for picture in _pictures(data):
+        index = frame_index(picture)
+        try:
+            if 0 <= index < len(prints) and colours.fingerprint(picture) == prints[index]:
+                good.add(index)
+        except (av.FFmpegError, ValueError):
+            continue
+    return good
+
+
+def _pictures(data: bytes) -> Iterator[av.VideoFrame]:
+    try:
+        with av.open(io.BytesIO(data), "r") as container:
+            stream = container.streams.video[0]
+            if stream.codec_context is None:  # typed otherwise, but so it is for a codec with a damaged name
+                return
+            stream.codec_context.thread_count = 1
+            for packet in container.demux(stream):
+                try:
+                    yield from packet.decode()
+                except (av.FFmpegError, ValueError):
+                    continue  # the next one may be fine
+    except (av.FFmpegError, ValueError, IndexError):
+        return
+
+
+def made_again(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes | None:
+    """The very bytes that a damaged file had, if all that it held is still there; None if they cannot be had.
+
+    A flipped byte may hit what nobody needs: padding, an index, a name. Writing the same values again gives the same
+    bytes, and the checksum in the manifest proves it; a later version of a library may write others.
+    """
+    try:
+        data = read_file(folder / name)
+    except StoreError:
+        return None
+    if name in (STEPS, LAST):
+        columns, lost = _good_columns(data, name, manifest)
+        others = {key: file for key, file in manifest["files"].items() if key != STEPS}
+        note = dump_json({**manifest, "files": others}) if name == STEPS else b""
+        fresh = b"" if lost else to_parquet(columns, note=note)
+    else:
+        camera = next(camera for camera in manifest["cameras"].values() if camera["file"] == name)
+        fresh = _encoded_again(data, layout_of(camera), camera)
+    return fresh if sha256(fresh) == manifest["files"][name]["sha256"] else None
+
+
+def _encoded_again(data: bytes, layout: Layout, camera: Mapping[str, Any]) -> bytes:
+    if not layout.lossless or len(_good_frames(data, camera)) != camera["num_frames"]:
+        return b""
+    ordered = sorted(_pictures(data), key=frame_index)
+    colours, file = Colours(layout), io.BytesIO()
+    encode(file, (colours.pixels(picture) for picture in ordered), layout)
+    return file.getvalue()
+
+
+def _say_frames(lost: Sequence[int], num_frames: int) -> str:
+    """`lost from frame 12 of 60 on`, counted from 0; or which ones."""
+    if len(lost) == num_frames:
+        return "is lost"
+    if lost == list(range(lost[0], num_frames)):
+        return f"is lost from frame {lost[0]} of {num_frames} on"
+    spans: list[list[int]] = []
+    for frame in lost:
+        if spans and frame == spans[-1][-1] + 1:
+            spans[-1].append(frame)
+        else:
+            spans.append([frame])
+    said = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans]
+    more = f" and {len(said) - 5} more places" if len(said) > 5 else ""
+    return f"has lost frames {', '.join(said[:5])}{more} of {num_frames}"
+
+
+def problem_of(path: Path, file: Mapping[str, Any]) -> str:
+    if not path.is_file():
+        return "is missing"
+    if (size := path.stat().st_size) != file["num_bytes"]:
+        return f"has {size} bytes, not {file['num_bytes']}"
+    try:
+        return "" if sha256_file(path) == file["sha256"] else "has other bytes than were written"
+    except StoreError as error:
+        return f"cannot be read: {error}"
+
+
+def left_of(folder: Path, name: str, manifest: Mapping[str, Any], bad: list[str]) -> str:
+    """What can still be had of a damaged file, and of those beside it."""
+    try:
+        data = read_file(folder / name)
+    except StoreError:
+        data = b""
+    images = [camera["file"] for camera in manifest["cameras"].values()]
+    if name not in (STEPS, LAST):
+        key, camera = next(pair for pair in manifest["cameras"].items() if pair[1]["file"] == name)
+        good = _good_frames(data, camera)
+        lost = [frame for frame in range(camera["num_frames"]) if frame not in good]
+        said = _say_frames(lost, camera["num_frames"]) if lost else "has all its frames"
+        whole = " and ".join(
+            what for what, file in (("steps", STEPS), ("last observation", LAST)) if file not in bad
+        )
+        numbers = (
+            "the numbers are whole" if not {STEPS, LAST} & {*bad} else f"of the numbers, whole: {whole or '-'}"
+        )
+        return f"camera '{key}' {said}; {numbers}"
+    what = "steps" if name == STEPS else "last observation"
+    columns, lost_columns = _good_columns(data, name, manifest)
+    if not lost_columns:
+        said = f"all values of the {what} can still be read"
+    elif not columns:
+        said = f"the {what} {'are' if name == STEPS else 'is'} lost"
+    else:
+        said = f"of the {what}, lost: {', '.join(lost_columns)}; whole: {', '.join(columns)}"
+    if not images:
+        return said
+    return f"{said}; the images are {'not whole either' if {*images} & {*bad} else 'whole'}"

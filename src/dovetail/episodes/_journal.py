@@ -1,0 +1,209 @@
+"""The format of a spool's journals: records one after the other, each of them whole or not there.
+
+    header   magic, kind, length of the payload, checksum of the payload, checksum of the header
+    payload  START and END: JSON. SEGMENT: Arrow tables, compressed (see `pack_segment`)
+
+A crash leaves at most a part of a record at the end. The header's own checksum tells that from damage: a length that
+can be trusted and reaches past the end of the file was never written to its end.
+"""
+
+from __future__ import annotations
+
+import enum
+import fcntl
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from dovetail.core.disk import load_json
+from dovetail.core.errors import StoreError
+from dovetail.core.types import Array, Episode, EpisodeStart, Observation, Outcome, Segment
+from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
+from dovetail.episodes._frames import Distinct
+from dovetail.episodes._manifest import start_from_json
+from dovetail.episodes._tables import from_ipc, to_ipc
+
+__all__ = [
+    "SUFFIX",
+    "Kind",
+    "Record",
+    "Rest",
+    "is_recording",
+    "number_of",
+    "pack",
+    "pack_segment",
+    "read",
+    "read_journal",
+    "rest",
+]
+
+SUFFIX = ".journal"
+
+_HEADER = struct.Struct("<4sIQI")
+_CHECK = struct.Struct("<I")
+_MAGIC = b"dvtJ"
+_SIZE = _HEADER.size + _CHECK.size
+
+
+class Kind(enum.IntEnum):
+    START = 1
+    SEGMENT = 2
+    END = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    kind: Kind
+    payload: bytes
+    end: int  # where in the file the next one begins
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rest:
+    """What lies behind the last of the whole records from the start."""
+
+    num_bytes: int
+    torn: bool  # as a crash leaves it: begun, and not written to its end
+    num_later: int  # whole records further on, behind what is damaged
+
+
+def pack(kind: Kind, payload: bytes) -> bytes:
+    header = _HEADER.pack(_MAGIC, kind, len(payload), zlib.crc32(payload))
+    return header + _CHECK.pack(zlib.crc32(header)) + payload
+
+
+def read(file: BinaryIO) -> Iterator[Record]:
+    """The whole records from the start of a file on, up to the first that is not."""
+    size, offset = os.fstat(file.fileno()).st_size, 0
+    while (record := _read_at(file, offset, size)) is not None:
+        yield record
+        offset = record.end
+
+
+def rest(file: BinaryIO, offset: int) -> Rest:
+    """What is behind `offset`, where `read` has ended."""
+    size = os.fstat(file.fileno()).st_size
+    file.seek(offset)
+    data = file.read()
+    header = _header(data[:_SIZE])
+    torn = len(data) < _SIZE or not any(data) or (header is not None and offset + _SIZE + header[1] > size)
+    num_later, place = 0, 0
+    while not torn and (place := data.find(_MAGIC, place + 1)) >= 0:
+        num_later += _read_at(file, offset + place, size) is not None
+    return Rest(num_bytes=len(data), torn=bool(data) and torn, num_later=num_later)
+
+
+def _read_at(file: BinaryIO, offset: int, size: int) -> Record | None:
+    file.seek(offset)
+    header = _header(file.read(_SIZE))
+    if header is None:
+        return None
+    kind, length, check = header
+    end = offset + _SIZE + length
+    if end > size:
+        return None
+    payload = file.read(length)
+    return Record(kind=kind, payload=payload, end=end) if zlib.crc32(payload) == check else None
+
+
+def _header(data: bytes) -> tuple[Kind, int, int] | None:
+    if len(data) < _SIZE or _CHECK.pack(zlib.crc32(data[: _HEADER.size])) != data[_HEADER.size :]:
+        return None
+    magic, kind, length, check = _HEADER.unpack(data[: _HEADER.size])
+    return (Kind(kind), length, check) if magic == _MAGIC and kind in list(Kind) else None
+
+
+def pack_segment(first: int, columns: Columns) -> bytes:
+    """Tables: the steps, the row after them, and for each camera its distinct frames."""
+    steps = dict(columns.steps)
+    after = {"first": np.array([first], np.int64), "time_ns": np.array([columns.last_time_ns], np.int64)}
+    after |= {OBSERVATION + key: value[None] for key, value in columns.last.items()}
+    cameras: list[dict[str, Array]] = []
+    for key in columns.images:
+        distinct = Distinct(columns.rows(key))
+        cameras.append({key: np.stack(list(distinct))})
+        index = np.array(distinct.index, np.int64)
+        steps[FRAME + key], after[FRAME + key] = index[:-1], index[-1:]
+    return to_ipc([steps, after, *cameras])
+
+
+def _unpack_segment(payload: bytes, *, episode_id: str) -> tuple[Segment, Observation]:
+    """The steps as they were given, and what was seen after them; ValueError for what is neither."""
+    try:
+        steps, after, *cameras = from_ipc(payload)
+        for camera in cameras:
+            for key, frames in camera.items():
+                steps[OBSERVATION + key] = frames[steps.pop(FRAME + key)]
+                after[OBSERVATION + key] = frames[after[FRAME + key]]
+        segment = Segment(
+            episode_id=episode_id, first=int(after["first"][0]), final=False, columns=dict(sorted(steps.items()))
+        )
+        values = {
+            name.removeprefix(OBSERVATION): row[0] for name, row in after.items() if name.startswith(OBSERVATION)
+        }
+        return segment, Observation(time_ns=int(after["time_ns"][0]), values=values)
+    except (KeyError, IndexError) as error:
+        raise ValueError(f"not a segment: {error}") from error
+
+
+def is_recording(path: Path) -> bool:
+    """Whether a living process writes this journal."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise StoreError(f"cannot read {path}: {error.strerror}") from error
+    return False
+
+
+def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
+    """The episode in a journal, up to its last whole record; None if that has no step."""
+    records = read(file)
+    start = _start(next(records, None), name=name)
+    segments: list[Segment] = []
+    after: Observation | None = None
+    outcome, judgement = Outcome.ABORTED, None
+    for record in records:
+        if record.kind is Kind.END:
+            end = load_json(record.payload, name=name)
+            outcome = Outcome(end["outcome"])
+            judgement = Outcome(end["judgement"]) if end["judgement"] else None
+            break
+        try:
+            segment, after = _unpack_segment(record.payload, episode_id=start.id)
+        except ValueError as error:
+            raise StoreError(f"{name} cannot be read: {error}") from error
+        segments.append(segment)
+    if after is None:
+        return None
+    last = segments[-1]
+    segments[-1] = Segment(
+        episode_id=last.episode_id, first=last.first, final=True, columns=last.columns, last_observation=after
+    )
+    return Episode.of(start, segments, outcome=outcome, judgement=judgement)
+
+
+def _start(record: Record | None, *, name: str) -> EpisodeStart:
+    if record is None or record.kind is not Kind.START:
+        raise StoreError(f"{name} is damaged in its first record: `dovetail episodes verify` says what is left")
+    return start_from_json(load_json(record.payload, name=name))
+
+
+def number_of(path: Path) -> int:
+    """When an episode began among the others here; what is damaged comes first, so that it is seen first."""
+    try:
+        with path.open("rb") as file:
+            record = next(read(file), None)
+        return int(load_json(record.payload, name=str(path))["number"]) if record else 0
+    except (OSError, StoreError, KeyError):
+        return 0

@@ -1,0 +1,132 @@
+"""What a manifest says of an episode, and the episode's head read back from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.core.disk import dump_json, load_json, read_file, sha256
+from dovetail.core.errors import StoreError
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Episode, EpisodeStart, Outcome, Purpose
+from dovetail.episodes._columns import Columns
+from dovetail.episodes._frames import Layout
+from dovetail.episodes._tables import parquet_note
+
+__all__ = [
+    "LAST",
+    "MANIFEST",
+    "SCHEMA",
+    "STEPS",
+    "content",
+    "facts_of",
+    "head",
+    "layout_of",
+    "note_in",
+    "pack_manifest",
+    "read_manifest",
+    "start_from_json",
+    "start_to_json",
+    "unpack_manifest",
+    "with_steps",
+]
+
+SCHEMA = 2
+MANIFEST, STEPS, LAST = "manifest.json", "steps.parquet", "last.parquet"
+_START = ("id", "task", "prompt", "operator", "seed", "config_hash", "started_unix_ns", "boot_id")
+
+
+def start_to_json(start: EpisodeStart) -> dict[str, Any]:
+    return {
+        "id": start.id,
+        "task": start.task,
+        "prompt": start.prompt,
+        "robot": start.robot.to_json(),
+        "operator": start.operator,
+        "purpose": start.purpose.value,
+        "seed": int(start.seed),
+        "config_hash": start.config_hash,
+        "started_unix_ns": int(start.started_unix_ns),
+        "boot_id": start.boot_id,
+    }
+
+
+def start_from_json(data: Mapping[str, Any]) -> EpisodeStart:
+    return EpisodeStart(
+        **{name: data[name] for name in _START},
+        robot=RobotSpec.from_json(data["robot"]),
+        purpose=Purpose(data["purpose"]),
+    )
+
+
+def facts_of(episode: Episode, columns: Columns) -> dict[str, Any]:
+    """All that is known of an episode, apart from how it is stored."""
+    return {
+        **start_to_json(episode.start),
+        "outcome": episode.outcome.value,
+        "judgement": episode.judgement.value if episode.judgement else None,
+        "num_steps": len(episode),
+        "num_human_steps": episode.num_human_steps,
+        "num_interventions": episode.num_interventions,
+        "policy_versions": [int(version) for version in np.unique(columns.steps["policy_version"])],
+        "last_time_ns": columns.last_time_ns,
+        "columns": columns.checksums(),
+    }
+
+
+def content(facts: Mapping[str, Any]) -> str:
+    """What decides whether two episodes of one id are the same: what was given, not how it was encoded."""
+    return sha256(json.dumps(facts, sort_keys=True).encode())
+
+
+def head(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that an Episode and an EpisodeInfo share."""
+    start = start_from_json(manifest)
+    judgement = manifest["judgement"]
+    return {
+        **{name: getattr(start, name) for name in (*_START, "robot", "purpose")},
+        "outcome": Outcome(manifest["outcome"]),
+        "judgement": Outcome(judgement) if judgement else None,
+    }
+
+
+def layout_of(camera: Mapping[str, Any]) -> Layout:
+    return Layout(codec=camera["codec"], shape=tuple(camera["shape"]), dtype=camera["dtype"])
+
+
+def with_steps(note: Mapping[str, Any], data: bytes) -> dict[str, Any]:
+    """The whole manifest: what the steps' file itself holds of it, and the checksum of that file."""
+    return {**note, "files": {**note["files"], STEPS: {"sha256": sha256(data), "num_bytes": len(data)}}}
+
+
+def pack_manifest(manifest: Mapping[str, Any]) -> bytes:
+    return dump_json(manifest, indent=1)
+
+
+def unpack_manifest(data: bytes, *, name: str) -> dict[str, Any]:
+    return load_json(data, name=name, indent=1)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest in an episode's folder, if it is whole, of our time, and this episode's."""
+    path = folder / MANIFEST
+    manifest = unpack_manifest(read_file(path), name=str(path))
+    if manifest["schema"] == 1:
+        raise StoreError(f"{folder} was made by dovetail 0.1, before schema {SCHEMA}: read it with that version")
+    if manifest["schema"] != SCHEMA:
+        raise StoreError(f"{folder} has schema {manifest['schema']}; this version reads {SCHEMA}")
+    if manifest["id"] != folder.name:
+        raise StoreError(f"{folder} holds episode {manifest['id']}: the folder was renamed")
+    return manifest
+
+
+def note_in(data: bytes, *, name: str) -> dict[str, Any]:
+    """The manifest's twin in the bytes of a steps file; StoreError if it is damaged as well."""
+    try:
+        return load_json(parquet_note(data), name=name)
+    except ValueError as error:
+        raise StoreError(f"{name} is damaged: {error}") from error

@@ -1,0 +1,143 @@
+"""Named columns [T, ...] as Arrow tables and back, to the bit: Parquet in the log, IPC in the spool.
+
+A row of numbers is a scalar or a fixed-size list, so that any Parquet reader shows them; what neither can say, the
+shape of a row and numpy's dtype, stands in the metadata of the field. Dictionaries are off: they hold NaNs to be all
+alike, and these bits are somebody's measurement.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dovetail.core.errors import StoreError
+from dovetail.core.types import Array
+
+__all__ = ["from_ipc", "from_parquet", "parquet_note", "to_ipc", "to_parquet"]
+
+_KINDS = frozenset(
+    ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+    + ("float16", "float32", "float64")
+)
+_FIELD, _NOTE = b"dovetail.row", b"dovetail.note"
+
+
+def to_parquet(columns: Mapping[str, Array], *, note: bytes = b"") -> bytes:
+    """The bytes of a Parquet file; a `note` lies in its schema, beside the columns."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(
+        _table(columns, note),
+        sink,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=False,
+        version="2.6",
+    )
+    return bytes(sink.getvalue())
+
+
+def from_parquet(data: bytes, *, only: Iterable[str] | None = None) -> dict[str, Array]:
+    """All columns of a Parquet file of ours, or `only` some; ValueError for what is none."""
+    try:
+        wanted = None if only is None else list(only)
+        return _columns(pq.read_table(pa.BufferReader(data), columns=wanted, use_threads=False))
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        raise ValueError(f"not a table of ours: {_line(error)}") from error
+
+
+def parquet_note(data: bytes) -> bytes:
+    """The note in a Parquet file's schema, without reading a column; ValueError where there is none."""
+    try:
+        note: bytes = pq.read_schema(pa.BufferReader(data)).metadata[_NOTE]
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        raise ValueError(f"not a table of ours: {_line(error)}") from error
+    return note
+
+
+def to_ipc(tables: Iterable[Mapping[str, Array]]) -> bytes:
+    """Several tables as one block of bytes, Arrow streams one after the other."""
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
+    for columns in tables:
+        table = _table(columns, b"")
+        with pa.ipc.new_stream(sink, table.schema, options=options) as stream:
+            stream.write_table(table)
+    return bytes(sink.getvalue())
+
+
+def from_ipc(data: bytes) -> list[dict[str, Array]]:
+    """The tables of `to_ipc`; ValueError for what is none."""
+    source = pa.BufferReader(data)
+    tables: list[dict[str, Array]] = []
+    try:
+        while source.tell() < len(data):
+            with pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as stream:
+                tables.append(_columns(stream.read_all()))
+    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        raise ValueError(f"not tables of ours: {_line(error)}") from error
+    return tables
+
+
+def _table(columns: Mapping[str, Array], note: bytes) -> Any:
+    arrays, fields = [], []
+    for name, column in columns.items():
+        array = _to_arrow(name, column)
+        row = json.dumps({"dtype": column.dtype.name, "shape": column.shape[1:]}).encode()
+        arrays.append(array)
+        fields.append(pa.field(name, array.type, nullable=False, metadata={_FIELD: row}))
+    return pa.table(arrays, schema=pa.schema(fields, metadata={_NOTE: note}))
+
+
+def _to_arrow(name: str, column: Array) -> Any:
+    if column.dtype.name not in _KINDS:
+        raise StoreError(f"column '{name}' is {column.dtype}: only bool, integers and float16 to float64 are kept")
+    row_size = math.prod(column.shape[1:])
+    if row_size == 0:
+        return pa.array(
+            np.zeros(len(column), bool)
+        )  # nothing to keep but how many; no file format has lists of none
+    flat = pa.array(np.ascontiguousarray(column).reshape(-1), from_pandas=False)
+    return flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, row_size)
+
+
+def _columns(table: Any) -> dict[str, Array]:
+    return {field.name: _to_numpy(table.column(index), field) for index, field in enumerate(table.schema)}
+
+
+def _to_numpy(column: Any, field: Any) -> Array:
+    row = json.loads(field.metadata[_FIELD])
+    shape = (len(column), *row["shape"])
+    if math.prod(row["shape"]) == 0:
+        return np.empty(shape, row["dtype"])
+    values = np.empty(shape, row["dtype"])
+    flat, filled = values.reshape(-1), 0
+    for chunk in column.chunks:
+        piece = chunk.flatten() if pa.types.is_fixed_size_list(field.type) else chunk
+        if piece.null_count or filled + len(piece) > len(flat):
+            raise ValueError(f"column '{field.name}' is not as it was written")
+        flat[filled : filled + len(piece)] = _exact(piece, values.dtype)
+        filled += len(piece)
+    if filled != len(flat):
+        raise ValueError(f"column '{field.name}' is not as it was written")
+    return values
+
+
+def _exact(piece: Any, dtype: np.dtype[Any]) -> Array:
+    """The very bits of an Arrow array: a conversion by value may quieten a NaN."""
+    if dtype == np.bool_:
+        return np.asarray(piece.to_numpy(zero_copy_only=False))
+    if piece.type.bit_width != 8 * dtype.itemsize:
+        raise ValueError(f"{piece.type} where {dtype} was written")
+    data = piece.buffers()[1]
+    return np.frombuffer(data, dtype, count=len(piece), offset=piece.offset * dtype.itemsize)
+
+
+def _line(error: Exception) -> str:
+    """Arrow is fond of many lines; of ours each is one."""
+    return " ".join(str(error).split())[:200]

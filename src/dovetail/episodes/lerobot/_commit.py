@@ -1,0 +1,120 @@
+"""Adding files to a dataset so that a kill at any moment leaves a whole one.
+
+New files are staged in `.export/staged`, in the places they will have, and fsynced. Renaming that folder to
+`.export/ready` is the decision; then the files move out, `meta/info.json` last. Readers go by the totals in info.json
+and so see the dataset as it was until that last move. Whatever was `ready` when a process died is moved by the next
+export, and whatever was only staged is thrown away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from dovetail.core.disk import fsync_folder
+from dovetail.core.errors import StoreError, UsageError
+
+__all__ = ["SCRATCH", "Staging", "exclusive"]
+
+SCRATCH = ".export"
+_LAST = Path("meta/info.json")
+
+
+class Staging:
+    """Where a part of an export is made, until `commit` moves it into the dataset."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._staged = folder / SCRATCH / "staged"
+        self._ready = folder / SCRATCH / "ready"
+
+    def recover(self) -> None:
+        if self._ready.is_dir():
+            self._move()
+        shutil.rmtree(self._staged, ignore_errors=True)
+
+    def path(self, name: str) -> Path:
+        """Where to write a file that will be `name` in the dataset."""
+        path = self._staged / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def commit(self) -> None:
+        for folder, _, names in os.walk(self._staged, topdown=False):
+            for name in names:
+                _fsync(Path(folder, name))
+            fsync_folder(Path(folder))
+        os.rename(self._staged, self._ready)
+        fsync_folder(self._ready.parent)
+        self._move()
+
+    def close(self) -> None:
+        """Throw away what was not committed; what was decided and could not be moved stays for the next export."""
+        shutil.rmtree(self._staged, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            self._ready.parent.rmdir()
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()  # nothing was exported: leave nothing behind
+
+    def _move(self) -> None:
+        names = sorted(path.relative_to(self._ready) for path in self._ready.rglob("*") if path.is_file())
+        # episodes before the totals that count them, frames and videos before the episodes that name them
+        names.sort(
+            key=lambda name: (name == _LAST, name.parts[0] == "meta", name.parts[:2] == ("meta", "episodes"))
+        )
+        touched: set[Path] = set()
+        for name in names:
+            target = self.folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if name == _LAST:
+                _fsync_folders(touched, self.folder)
+                touched = set()
+            os.replace(self._ready / name, target)
+            touched.add(target.parent)
+        _fsync_folders(touched, self.folder)
+        shutil.rmtree(self._ready)
+
+
+def _fsync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def _fsync_folders(folders: set[Path], root: Path) -> None:
+    """A folder's name is durable only once the folder that holds it is."""
+    above = {parent for folder in folders for parent in folder.parents if parent.is_relative_to(root)}
+    for folder in sorted(folders | above, reverse=True):
+        fsync_folder(folder)
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[Staging]:
+    """Be the only export into a dataset's folder, in any process; finishes what a killed one had decided.
+
+    The folder itself is locked, so that no lock file is left to be uploaded with the dataset; the kernel drops the
+    lock of a process that dies.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error.strerror or error}") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UsageError(f"another export is writing to {folder}: wait until it has ended") from error
+        staging = Staging(folder)
+        staging.recover()
+        try:
+            yield staging
+        finally:
+            staging.close()
+    except OSError as error:
+        raise StoreError(f"cannot write to {folder}: {error.strerror or error}") from error
+    finally:
+        os.close(descriptor)

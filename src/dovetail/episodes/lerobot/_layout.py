@@ -1,0 +1,240 @@
+"""How a robot's columns lie in a LeRobot dataset: which feature holds what, and what does not fit in.
+
+Written once into `dovetail/dataset.json`, so that an import need not guess and a later export must agree.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dovetail.core.errors import SpecMismatch, UsageError
+from dovetail.core.specs import ArraySpec, RobotSpec, match
+
+__all__ = [
+    "ACTION",
+    "EXPOSED",
+    "FLAGS",
+    "INDICES",
+    "STATE",
+    "Camera",
+    "Layout",
+    "exact_in_float32",
+    "feature_names",
+]
+
+SCHEMA = 1
+STATE, ACTION = "observation.state", "action"
+
+# Columns of ours that a feature holds as they are. Whatever a feature does not hold to the bit is kept beside.
+EXPOSED = {
+    "executed": (ACTION, "float32"),
+    "proposed": ("complementary_info.proposed", "float32"),
+    "policy_version": ("complementary_info.policy_version", "int64"),
+    "chunk_id": ("complementary_info.chunk_id", "int64"),
+    "chunk_index": ("complementary_info.chunk_index", "int64"),
+    "time_ns": ("complementary_info.time_ns", "int64"),
+}
+# One value a frame: what came of the step, and who took it.
+FLAGS = {
+    "next.reward": "float32",
+    "next.done": "bool",
+    "next.truncated": "bool",
+    "next.success": "bool",
+    "complementary_info.is_intervention": "bool",
+    "complementary_info.discount": "float32",
+}
+# What LeRobot itself wants of every frame.
+INDICES = {
+    "timestamp": "float32",
+    "frame_index": "int64",
+    "episode_index": "int64",
+    "index": "int64",
+    "task_index": "int64",
+}
+_EXACT = frozenset({"bool", "int8", "uint8", "int16", "uint16", "float16", "float32"})
+_SMALLEST_SIDE = 16  # encoders refuse or garble pictures below it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Camera:
+    """A camera and its video. Encoders want even sides and three channels, so a picture may be padded."""
+
+    key: str
+    feature: str
+    shape: tuple[int, int, int]  # as the robot gives it
+
+    @property
+    def padded(self) -> tuple[int, int]:
+        height, width = (max(side + side % 2, _SMALLEST_SIDE) for side in self.shape[:2])
+        return height, width
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    robot: RobotSpec
+    fps: int
+    codec: str
+    state: tuple[str, ...]  # observation keys, flattened one after another into `observation.state`
+    cameras: tuple[Camera, ...]
+    skipped: Mapping[str, str] = field(default_factory=dict)  # observation key -> why it does not fit
+
+    @staticmethod
+    def of(robot: RobotSpec, *, fps: int | None, codec: str) -> Layout:
+        state: list[str] = []
+        cameras: list[Camera] = []
+        skipped: dict[str, str] = {}
+        for key, spec in robot.observation.items():
+            if spec.is_image and spec.shape[2] in (1, 3):
+                height, width, channels = spec.shape
+                name = _free(f"observation.images.{_plain(key)}", {camera.feature for camera in cameras})
+                cameras.append(Camera(key=key, feature=name, shape=(height, width, channels)))
+            elif len(spec.shape) > 2:
+                skipped[key] = f"{spec.describe()} is neither a picture of 8 bits nor a vector"
+            elif np.dtype(spec.dtype).kind not in "biuf":
+                skipped[key] = f"{spec.describe()} is not of numbers"
+            else:
+                state.append(key)
+        return Layout(
+            robot=robot,
+            fps=_whole_fps(robot, fps),
+            codec=codec,
+            state=tuple(state),
+            cameras=tuple(cameras),
+            skipped=skipped,
+        )
+
+    def features(self) -> dict[str, dict[str, Any]]:
+        """`features` of info.json: dtype, shape and names of everything a frame has."""
+        spec = self.robot.action
+        names = list(spec.names) or [str(index) for index in range(_size(spec))]
+        state = [f"{key}.{name}" for key in self.state for name in _names(self.robot.observation[key])]
+        found: dict[str, dict[str, Any]] = {}
+        if state:
+            found[STATE] = _feature("float32", [len(state)], state)
+        found[ACTION] = _feature("float32", [len(names)], names)
+        for camera in self.cameras:
+            found[camera.feature] = self._video(camera)
+        for feature, dtype in EXPOSED.values():
+            if feature != ACTION:
+                wide = feature.endswith(".proposed")
+                found[feature] = _feature(dtype, [len(names)] if wide else [1], names if wide else None)
+        for feature, dtype in {**FLAGS, **INDICES}.items():
+            found[feature] = _feature(dtype, [1], None)
+        return found
+
+    def _video(self, camera: Camera) -> dict[str, Any]:
+        height, width = camera.padded
+        return {
+            **_feature("video", [height, width, 3], ["height", "width", "channels"]),
+            "info": {
+                "video.height": height,
+                "video.width": width,
+                "video.codec": self.codec,
+                "video.pix_fmt": "yuv420p",
+                "video.is_depth_map": False,
+                "video.fps": self.fps,
+                "video.channels": 3,
+                "has_audio": False,
+            },
+        }
+
+    def check(self, robot: RobotSpec, *, whose: str) -> None:
+        """Refuse data of a robot that this dataset is not of; its name alone may differ."""
+        match(robot, stored=self.robot)
+        if robot.control_hz != self.robot.control_hz:
+            raise SpecMismatch(
+                f"{whose} was recorded at {robot.control_hz:g} Hz, but the dataset is of robot '{self.robot.name}' "
+                f"at {self.robot.control_hz:g} Hz: export it into a folder of its own"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "robot": self.robot.to_json(),
+            "fps": self.fps,
+            "codec": self.codec,
+            "state": list(self.state),
+            "cameras": {camera.key: camera.feature for camera in self.cameras},
+            "skipped": dict(self.skipped),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Layout:
+        robot = RobotSpec.from_json(data["robot"])
+        cameras = []
+        for key, feature in data["cameras"].items():
+            height, width, channels = robot.observation[key].shape
+            cameras.append(Camera(key=key, feature=feature, shape=(height, width, channels)))
+        return Layout(
+            robot=robot,
+            fps=data["fps"],
+            codec=data["codec"],
+            state=tuple(data["state"]),
+            cameras=tuple(cameras),
+            skipped=data["skipped"],
+        )
+
+
+def exact_in_float32(dtype: np.dtype[Any]) -> bool:
+    """Whether every value of a dtype survives in `observation.state`, which is float32."""
+    return dtype.name in _EXACT
+
+
+def feature_names(names: Any, size: int) -> tuple[str, ...]:
+    """Names of a feature's entries. Datasets have them as a list, as a mapping to a list, or not at all."""
+    if isinstance(names, Mapping):
+        names = next(iter(names.values()), None) if len(names) == 1 else list(names)
+    if not isinstance(names, list) or len(names) != size or not all(isinstance(name, str) for name in names):
+        return ()
+    return tuple(names)
+
+
+def _whole_fps(robot: RobotSpec, fps: int | None) -> int:
+    """LeRobot counts whole frames a second, and its timestamps are frame_index / fps.
+
+    Rounding in silence would bend every timestamp, so a rate that is not whole must be given by the caller, who
+    then knows; the true times are in `complementary_info.time_ns` either way.
+    """
+    if fps is None:
+        if robot.control_hz != round(robot.control_hz) or robot.control_hz < 1:
+            raise UsageError(
+                f"robot '{robot.name}' runs at {robot.control_hz:g} Hz, but LeRobot counts whole frames a second: "
+                f"choose one, for example fps={max(1, round(robot.control_hz))}"
+            )
+        return round(robot.control_hz)
+    if fps < 1:
+        raise UsageError(f"fps is {fps}; a dataset has at least one frame a second")
+    return fps
+
+
+def _feature(dtype: str, shape: list[int], names: list[str] | None) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "names": names}
+
+
+def _size(spec: ArraySpec) -> int:
+    return int(np.prod(spec.shape, dtype=np.int64))
+
+
+def _names(spec: ArraySpec) -> list[str]:
+    if len(spec.shape) == 1 and spec.names:
+        return list(spec.names)
+    return [str(index) for index in range(_size(spec))]
+
+
+def _plain(key: str) -> str:
+    """A key as LeRobot allows it in a feature's name, which also names a folder: no slashes."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", key) or "_"
+
+
+def _free(name: str, taken: set[str]) -> str:
+    """`a/b` and `a_b` are two cameras."""
+    number = 2
+    fresh = name
+    while fresh in taken:
+        fresh, number = f"{name}_{number}", number + 1
+    return fresh

@@ -1,0 +1,183 @@
+"""Which part of which feature is which observation: known for our own datasets, found by name for others'."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from dovetail.core.errors import SpecMismatch, UsageError, did_you_mean
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.types import Array
+from dovetail.episodes.lerobot._layout import ACTION, STATE, Layout, feature_names
+
+__all__ = ["Mapped", "Piece", "foreign", "ours", "without"]
+
+_SLICE = re.compile(r"(?P<feature>.+)\[(?P<first>\d+)(:(?P<end>\d+))?\]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """An array of a robot, and where a dataset has it: entries `first` to `end` of a feature."""
+
+    feature: str
+    spec: ArraySpec
+    first: int = 0
+    end: int | None = None
+
+    def cut(self, column: Array) -> Array:
+        """[T, ...] from the feature's [T] or [T, D]."""
+        values = column.reshape(len(column), -1)[:, self.first : self.end]
+        with np.errstate(over="ignore"):
+            return values.astype(self.spec.dtype).reshape(len(column), *self.spec.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mapped:
+    robot: RobotSpec
+    action: Piece
+    numbers: Mapping[str, Piece]
+    pictures: Mapping[str, Piece]
+
+
+def ours(layout: Layout) -> Mapped:
+    robot = layout.robot
+    numbers: dict[str, Piece] = {}
+    first = 0
+    for key in layout.state:
+        spec = robot.observation[key]
+        end = first + int(np.prod(spec.shape, dtype=np.int64))
+        numbers[key] = Piece(feature=STATE, spec=spec, first=first, end=end)
+        first = end
+    mapped = Mapped(
+        robot=robot,
+        action=Piece(feature=ACTION, spec=robot.action),
+        numbers=numbers,
+        pictures={
+            camera.key: Piece(feature=camera.feature, spec=robot.observation[camera.key])
+            for camera in layout.cameras
+        },
+    )
+    return replace(mapped, robot=without(robot, mapped))
+
+
+def without(robot: RobotSpec, mapped: Mapped) -> RobotSpec:
+    """A robot that gives no more than its episodes hold: what did not fit into the dataset is gone."""
+    there = {
+        key: spec for key, spec in robot.observation.items() if key in mapped.numbers or key in mapped.pictures
+    }
+    return replace(robot, observation=there)
+
+
+def foreign(
+    info: Mapping[str, Any], *, robot: RobotSpec | None, rename: Mapping[str, str], ignore_names: bool
+) -> Mapped:
+    """Features by their names, `observation.images.top` as `top` and `observation.state` as `state`, but for those
+    that `rename` gives another: a whole feature, or some entries of it (`observation.state[0:7]`).
+
+    With a robot, its observations and actions are what is looked for, and must fit; without one, what is there is
+    described.
+    """
+    offered = dict(_offered(info["features"], rename))
+    name = str(info.get("robot_type") or "lerobot")
+    if "action" not in offered:
+        raise SpecMismatch(f"the dataset has no feature 'action': name it by rename. {_what(offered)}")
+    action = offered.pop("action")
+    if robot is None:
+        action = _as_float32(action)
+        robot = RobotSpec(
+            name=name,
+            embodiment=name,
+            observation={key: piece.spec for key, piece in offered.items()},
+            action=action.spec,
+            action_kind="unknown",
+            control_hz=float(info["fps"]),
+        )
+    else:
+        if robot.control_hz != info["fps"]:
+            raise SpecMismatch(
+                f"the dataset was recorded at {info['fps']} Hz, but robot '{robot.name}' runs at {robot.control_hz:g} Hz"
+            )
+        action = _fitting("action", action, robot.action, robot=robot, ignore_names=ignore_names)
+        offered = dict(_wanted(offered, robot, ignore_names=ignore_names))
+    return Mapped(
+        robot=robot,
+        action=action,
+        numbers={key: piece for key, piece in offered.items() if not piece.spec.is_image},
+        pictures={key: piece for key, piece in offered.items() if piece.spec.is_image},
+    )
+
+
+def _offered(features: Mapping[str, Mapping[str, Any]], rename: Mapping[str, str]) -> Iterator[tuple[str, Piece]]:
+    renamed = set()
+    for source, key in rename.items():
+        cut = _SLICE.fullmatch(source)
+        feature = cut["feature"] if cut else source
+        if feature not in features:
+            raise UsageError(f"rename: the dataset has no feature '{feature}'.{did_you_mean(feature, features)}")
+        renamed.add(feature)
+        yield key, _piece(feature, features[feature], cut)
+    for feature, of in features.items():
+        if feature in renamed or of["dtype"] == "string":
+            continue
+        if feature == ACTION:
+            yield "action", _piece(feature, of, None)
+        elif feature.startswith("observation."):
+            yield feature.removeprefix("observation.").removeprefix("images."), _piece(feature, of, None)
+
+
+def _piece(feature: str, of: Mapping[str, Any], cut: re.Match[str] | None) -> Piece:
+    shape = tuple(int(side) for side in of["shape"])
+    if of["dtype"] in ("image", "video"):
+        names = of.get("names") or ()
+        channels_first = len(names) == 3 and str(next(iter(names))).startswith("channel")
+        height, width = shape[1:] if channels_first else shape[:2]
+        return Piece(feature=feature, spec=ArraySpec(shape=(height, width, 3), dtype="uint8"))
+    names = feature_names(of.get("names"), shape[0]) if len(shape) == 1 else ()
+    if cut is None:
+        return Piece(feature=feature, spec=ArraySpec(shape=shape, dtype=of["dtype"], names=names))
+    first = int(cut["first"])
+    end = int(cut["end"]) if cut["end"] else first + 1
+    if len(shape) != 1 or not first < end <= shape[0]:
+        raise UsageError(f"rename: '{cut[0]}' is not a part of feature '{feature}' of shape {list(shape)}")
+    spec = ArraySpec(shape=(end - first,), dtype=of["dtype"], names=names[first:end])
+    return Piece(feature=feature, spec=spec, first=first, end=end)
+
+
+def _wanted(offered: Mapping[str, Piece], robot: RobotSpec, *, ignore_names: bool) -> Iterator[tuple[str, Piece]]:
+    for key, spec in robot.observation.items():
+        if key not in offered:
+            raise SpecMismatch(
+                f"robot '{robot.name}' has observation '{key}', but the dataset has none: name it by rename. "
+                + _what(offered)
+            )
+        yield key, _fitting(f"observation '{key}'", offered[key], spec, robot=robot, ignore_names=ignore_names)
+
+
+def _fitting(what: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec, ignore_names: bool) -> Piece:
+    theirs = piece.spec
+    same_kind = np.can_cast(theirs.dtype, spec.dtype, "same_kind") and theirs.is_image == spec.is_image
+    if theirs.shape != spec.shape or not same_kind:
+        raise SpecMismatch(
+            f"{what}: the dataset's {piece.feature} is {theirs.describe()}, "
+            f"but robot '{robot.name}' has {spec.describe()}"
+        )
+    if not ignore_names and theirs.names and spec.names and theirs.names != spec.names:
+        pairs = [f"{a} != {b}" for a, b in zip(theirs.names, spec.names, strict=True) if a != b]
+        raise SpecMismatch(
+            f"{what}: names of the dataset and of robot '{robot.name}' differ: {', '.join(pairs[:3])}; "
+            "if the order is the same, say ignore_names=True"
+        )
+    return Piece(feature=piece.feature, spec=spec, first=piece.first, end=piece.end)
+
+
+def _as_float32(piece: Piece) -> Piece:
+    spec = ArraySpec(shape=piece.spec.shape, names=piece.spec.names)
+    return Piece(feature=piece.feature, spec=spec, first=piece.first, end=piece.end)
+
+
+def _what(offered: Mapping[str, Piece]) -> str:
+    return "It has " + (", ".join(f"{key} {p.spec.describe()}" for key, p in offered.items()) or "nothing") + "."

@@ -1,0 +1,184 @@
+"""One part of an export: a data file, a video per camera and a file of episodes, made beside and then moved in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dovetail.core.errors import StoreError
+from dovetail.core.types import Array, Episode, Labels
+from dovetail.episodes.lerobot import _meta, _rows, _tables
+from dovetail.episodes.lerobot._commit import Staging
+from dovetail.episodes.lerobot._layout import Camera
+from dovetail.episodes.lerobot._stats import ImageStats, Stats, merge_image_stats
+from dovetail.episodes.lerobot._totals import FileSizes, Totals, frame_stats
+from dovetail.episodes.lerobot._video import VideoWriter, as_rgb
+
+__all__ = ["Part", "Pictures"]
+
+# LeRobot compares times in float32 and to 0.1 ms: past 1024 s into a file it can refuse frames that are there.
+_LONGEST_FILE_S = 1000.0
+_MEGABYTE = 1024 * 1024
+
+
+class Pictures(Protocol):
+    """Frames of one episode, camera by camera: one for each step, and the last observation's."""
+
+    def of(self, camera: str) -> Iterator[Array]: ...
+
+
+class Part:
+    """Episodes go in one at a time; `commit` puts them all into the dataset, or none."""
+
+    def __init__(self, staging: Staging, totals: Totals, sizes: FileSizes) -> None:
+        self._staging, self._before, self._sizes = staging, totals, sizes
+        self._layout = layout = totals.layout
+        self._features = layout.features()
+        self._schema = _tables.data_schema(self._features)
+        self._tasks = list(totals.tasks)
+        self._num_frames = totals.num_frames
+        self._rows: list[dict[str, Any]] = []
+        self._kept: list[dict[str, Any]] = []
+        self._image_stats: dict[str, list[Mapping[str, Any]]] = {
+            camera.feature: [totals.image_stats[camera.feature]] if totals.image_stats else []
+            for camera in layout.cameras
+        }
+        self._chunk, self._file = divmod(totals.num_files, _meta.CHUNKS_SIZE)
+        self._data_file = staging.path(self._name(_meta.DATA))
+        self._data = pq.ParquetWriter(self._data_file, self._schema)
+        self._videos = {
+            camera: VideoWriter(
+                staging.path(self._name(_meta.VIDEO, video_key=camera.feature)),
+                size=camera.padded,
+                fps=layout.fps,
+                codec=layout.codec,
+            )
+            for camera in layout.cameras
+        }
+        self._largest = [0] * (1 + len(self._videos))  # bytes an episode has added to each file
+        self._longest = 0
+
+    def _name(self, pattern: str, video_key: str = "") -> str:
+        return pattern.format(chunk_index=self._chunk, file_index=self._file, video_key=video_key)
+
+    def add(self, episode: Episode, pictures: Pictures, labels: Labels | None) -> None:
+        num_steps = len(episode)
+        before = self._num_bytes()
+        columns = self._columns(episode, labels)
+        self._data.write_table(_tables.data_table(self._schema, columns))
+        stats = {name: frame_stats(columns[name].astype(self._dtype(name))) for name in self._schema.names}
+        row: dict[str, Any] = {
+            "episode_index": self._before.num_episodes + len(self._rows),
+            "tasks": [_task(episode)],
+            "length": num_steps,
+            "dataset_from_index": self._num_frames,
+            "dataset_to_index": self._num_frames + num_steps,
+            "dovetail/id": episode.id,
+        }
+        for kind in ("data", "meta/episodes", *(f"videos/{camera.feature}" for camera in self._videos)):
+            row |= {f"{kind}/chunk_index": self._chunk, f"{kind}/file_index": self._file}
+        for camera, video in self._videos.items():
+            first = video.num_frames
+            row[f"videos/{camera.feature}/from_timestamp"] = first / self._layout.fps
+            row[f"videos/{camera.feature}/to_timestamp"] = (first + num_steps) / self._layout.fps
+            stats[camera.feature] = self._encode(episode, camera, video, pictures)
+            self._image_stats[camera.feature].append(stats[camera.feature])
+        self._kept.append(
+            {
+                "episode_index": row["episode_index"],
+                "id": episode.id,
+                "episode": _rows.episode_facts(episode),
+                "robot": json.dumps(episode.robot.to_json()),
+                "labels": _rows.labels_facts(labels),
+                "arrays": _tables.pack(_rows.kept_arrays(episode, self._layout)),
+            }
+        )
+        self._rows.append({**row, **_tables.stats_row(stats)})
+        self._num_frames += num_steps
+        added = (after - size for size, after in zip(before, self._num_bytes(), strict=True))
+        self._largest = [max(pair) for pair in zip(self._largest, added, strict=True)]
+        self._longest = max(self._longest, num_steps + 1)
+
+    def _columns(self, episode: Episode, labels: Labels | None) -> dict[str, Array]:
+        task = _task(episode)
+        if task not in self._tasks:
+            self._tasks.append(task)
+        steps = np.arange(len(episode))
+        return {
+            **_rows.features_of(episode, self._layout, labels),
+            "episode_index": np.full_like(steps, self._before.num_episodes + len(self._rows)),
+            "index": self._num_frames + steps,
+            "task_index": np.full_like(steps, self._tasks.index(task)),
+        }
+
+    def _dtype(self, feature: str) -> str:
+        return str(self._features[feature]["dtype"])
+
+    def _encode(self, episode: Episode, camera: Camera, video: VideoWriter, pictures: Pictures) -> Stats:
+        """All frames of one camera. The last observation's lies after the time that LeRobot reads up to."""
+        num_steps, count = len(episode), 0
+        stats = ImageStats(num_steps)
+        for frame in pictures.of(camera.key):
+            if frame.shape != camera.shape or frame.dtype != np.uint8:
+                raise StoreError(
+                    f"episode {episode.id}: a frame of '{camera.key}' is {frame.dtype}{list(frame.shape)}, "
+                    f"not uint8{list(camera.shape)} as specified"
+                )
+            rgb = as_rgb(frame, camera.padded)
+            video.add(rgb)
+            if count < num_steps:
+                stats.add(rgb)
+            count += 1
+        if count != num_steps + 1:
+            raise StoreError(f"episode {episode.id} has {count} frames of '{camera.key}', not {num_steps + 1}")
+        return stats.finish()
+
+    def _num_bytes(self) -> list[int]:
+        return [self._data_file.stat().st_size, *(video.num_bytes for video in self._videos.values())]
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another episode, if it is like the largest so far, might not fit."""
+        data, *videos = (sum(pair) / _MEGABYTE for pair in zip(self._num_bytes(), self._largest, strict=True))
+        num_frames = max((video.num_frames + self._longest for video in self._videos.values()), default=0)
+        return (
+            data > self._sizes.data_mb
+            or max(videos, default=0) > self._sizes.video_mb
+            or num_frames / self._layout.fps > _LONGEST_FILE_S
+        )
+
+    def close(self) -> None:
+        """Let go of the files. What was not committed is thrown away with the staging folder."""
+        self._data.close()
+        for video in self._videos.values():
+            video.close()
+
+    def commit(self) -> Totals:
+        self.close()
+        schema = _tables.episodes_schema(self._features)
+        pq.write_table(pa.Table.from_pylist(self._rows, schema), self._staging.path(self._name(_meta.EPISODES)))
+        pq.write_table(pa.Table.from_pylist(self._kept, _tables.KEPT), self._staging.path(self._name(_meta.KEPT)))
+        before = self._before
+        totals = replace(
+            before,
+            num_episodes=before.num_episodes + len(self._rows),
+            num_frames=self._num_frames,
+            num_files=before.num_files + 1,
+            tasks=tuple(self._tasks),
+            ids=before.ids | {row["dovetail/id"] for row in self._rows},
+            data_files=(*before.data_files, self._data_file),
+            image_stats={feature: merge_image_stats(parts) for feature, parts in self._image_stats.items()},
+        )
+        totals.write(self._staging, self._sizes)
+        self._staging.commit()
+        return replace(totals, data_files=(*before.data_files, self._staging.folder / self._name(_meta.DATA)))
+
+
+def _task(episode: Episode) -> str:
+    return episode.prompt or episode.task

@@ -1,0 +1,60 @@
+"""Rows of a dataset's files, read for one episode after another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dovetail.core.errors import StoreError
+from dovetail.episodes.lerobot import _tables
+from dovetail.episodes.lerobot._meta import Meta
+
+__all__ = ["KeptReader", "RowReader"]
+
+
+class RowReader:
+    """Rows of data files; the row groups last read are kept, since the next episode is mostly in them too."""
+
+    def __init__(self) -> None:
+        self._key: tuple[Path, tuple[int, ...]] | None = None
+        self._table: pa.Table | None = None
+
+    def read(self, path: Path, first: int, num_rows: int) -> pa.Table:
+        try:
+            with pq.ParquetFile(path) as file:
+                sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+                ends = np.cumsum(sizes)
+                groups = [g for g, end in enumerate(ends) if end > first and end - sizes[g] < first + num_rows]
+                if not groups:
+                    raise StoreError(f"{path} has {sum(sizes)} rows, and none at {first}")
+                key = (path, tuple(groups))
+                if self._table is None or key != self._key:
+                    self._table, self._key = file.read_row_groups(groups), key
+        except (OSError, pa.ArrowException) as error:
+            raise StoreError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+        return self._table.slice(first - int(ends[groups[0]] - sizes[groups[0]]), num_rows)
+
+
+class KeptReader:
+    """What an export of ours kept beside the features, by episode; episodes added by others have none."""
+
+    def __init__(self, meta: Meta) -> None:
+        self._places: dict[int, tuple[Path, int]] = {}
+        for path in meta.kept_files():
+            indices = _tables.read_table(path, ["episode_index"])["episode_index"].to_pylist()
+            self._places.update({index: (path, place) for place, index in enumerate(indices)})
+        self._path: Path | None = None
+        self._table: pa.Table | None = None
+
+    def row(self, index: int) -> dict[str, Any] | None:
+        if index not in self._places:
+            return None
+        path, place = self._places[index]
+        if self._table is None or path != self._path:
+            self._table, self._path = _tables.read_table(path), path
+        row: dict[str, Any] = self._table.slice(place, 1).to_pylist()[0]
+        return row

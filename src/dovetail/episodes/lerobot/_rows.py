@@ -1,0 +1,126 @@
+"""An episode as the rows of a dataset: the features LeRobot reads, and what is kept beside them for Dovetail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from dovetail.core.errors import StoreError
+from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, Source
+from dovetail.episodes.lerobot._layout import EXPOSED, STATE, Layout, exact_in_float32
+
+__all__ = ["episode_facts", "features_of", "kept_arrays", "labels_facts", "parse_facts", "succeeded"]
+
+_PLAIN = [field.name for field in fields(Episode) if field.name not in ("robot", "segments")]
+_OUTCOMES = {"purpose": Purpose, "outcome": Outcome, "judgement": Outcome}
+
+
+def features_of(episode: Episode, layout: Layout, labels: Labels | None) -> dict[str, Array]:
+    """Columns [T] or [T, D] by feature, all but the indices into the dataset."""
+    num_steps = len(episode)
+    columns = {feature: episode.column(name).reshape(num_steps, -1) for name, (feature, _) in EXPOSED.items()}
+    columns = {feature: columns[feature].astype(dtype) for feature, dtype in EXPOSED.values()}
+    if layout.state:
+        columns[STATE] = np.concatenate([_state(episode, key, layout) for key in layout.state], axis=1)
+    rewards, discounts = _rewards(episode, labels)
+    last = np.arange(num_steps) == num_steps - 1
+    return {
+        **columns,
+        "next.reward": rewards,
+        "next.done": last,
+        "next.truncated": last & (discounts > 0),
+        "next.success": last & succeeded(episode, labels),
+        "complementary_info.is_intervention": episode.column("source") == Source.HUMAN,
+        "complementary_info.discount": discounts,
+        "timestamp": (np.arange(num_steps) / layout.fps).astype(np.float32),
+        "frame_index": np.arange(num_steps),
+    }
+
+
+def succeeded(episode: Episode, labels: Labels | None) -> bool:
+    return labels.success if labels is not None else episode.outcome is Outcome.SUCCESS
+
+
+def _state(episode: Episode, key: str, layout: Layout) -> Array:
+    """[T, D] of one observation. What float32 cannot hold is rounded here and kept whole beside."""
+    spec = layout.robot.observation[key]
+    name = f"observation/{key}"
+    column = episode.column(name) if name in episode.segments[0].columns else None
+    if column is None or column.shape[1:] != spec.shape:
+        got = "missing" if column is None else f"{column.dtype}{list(column.shape[1:])}"
+        raise StoreError(f"episode {episode.id}: observation '{key}' is {got}, not {spec.describe()} as specified")
+    with np.errstate(over="ignore"):
+        return column.reshape(len(episode), -1).astype(np.float32)
+
+
+def _rewards(episode: Episode, labels: Labels | None) -> tuple[Array, Array]:
+    """Rewards and discounts [T]. Without labels the task's own rewards, or 1 for a success; a timeout bootstraps."""
+    num_steps = len(episode)
+    if labels is not None:
+        if len(labels.rewards) != num_steps or len(labels.discounts) != num_steps:
+            raise StoreError(
+                f"labels of episode {episode.id} are for {len(labels.rewards)} steps, but it has {num_steps}"
+            )
+        return labels.rewards.astype(np.float32), labels.discounts.astype(np.float32)
+    rewards = np.zeros(num_steps, np.float32)
+    components = [name for name in episode.segments[0].columns if name.startswith("reward/")]
+    for name in components:
+        rewards += episode.column(name).astype(np.float32)
+    if not components:
+        rewards[-1] = episode.outcome is Outcome.SUCCESS
+    discounts = np.ones(num_steps, np.float32)
+    discounts[-1] = episode.outcome in (Outcome.TIMEOUT, Outcome.ABORTED)
+    return rewards, discounts
+
+
+def kept_arrays(episode: Episode, layout: Layout) -> dict[str, Array]:
+    """Every column that no feature holds to the bit, and the last observation, which has no row."""
+    left_out = {camera.key for camera in layout.cameras} | set(layout.skipped)
+    arrays: dict[str, Array] = {}
+    for name in episode.segments[0].columns:
+        column = episode.column(name)
+        if name.removeprefix("observation/") not in left_out and not _held(name, column, layout):
+            arrays[f"steps/{name}"] = column
+    last = {key: value for key, value in episode.last_observation.values.items() if key not in left_out}
+    return {**arrays, **{f"last/{key}": value for key, value in last.items()}}
+
+
+def _held(name: str, column: Array, layout: Layout) -> bool:
+    if name == "source":
+        return column.dtype == np.uint8 and bool(np.isin(column, (Source.POLICY, Source.HUMAN)).all())
+    if name in EXPOSED:
+        plain = column.ndim == (2 if name in ("executed", "proposed") else 1)
+        return plain and column.dtype == EXPOSED[name][1]
+    key = name.removeprefix("observation/")
+    if key == name or key not in layout.state:
+        return False
+    return column.dtype == layout.robot.observation[key].dtype and exact_in_float32(column.dtype)
+
+
+def episode_facts(episode: Episode) -> str:
+    """Everything of an episode but its robot and its steps."""
+    facts = {name: getattr(episode, name) for name in _PLAIN}
+    return json.dumps({**facts, "last_time_ns": int(episode.last_observation.time_ns)}, default=int)
+
+
+def parse_facts(text: str) -> tuple[dict[str, Any], int]:
+    """Arguments of `Episode`, and when the last observation was made."""
+    facts = json.loads(text)
+    last_time_ns = int(facts.pop("last_time_ns"))
+    facts = {name: value for name, value in facts.items() if name in _PLAIN}
+    for name, kind in _OUTCOMES.items():
+        facts[name] = kind(facts[name]) if facts[name] is not None else None
+    return facts, last_time_ns
+
+
+def labels_facts(labels: Labels | None) -> str | None:
+    """Everything of labels but the two columns that are features."""
+    if labels is None:
+        return None
+    columns = ("episode_id", "rewards", "discounts")
+    facts: Mapping[str, Any] = {f.name: getattr(labels, f.name) for f in fields(Labels) if f.name not in columns}
+    return json.dumps(facts, default=lambda value: value.item())

@@ -1,0 +1,192 @@
+"""The Parquet tables of a dataset: frames, episodes, tasks, and what only Dovetail reads."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dovetail.core.errors import StoreError
+from dovetail.core.types import Array
+from dovetail.episodes.lerobot._stats import QUANTILES, Stats
+
+__all__ = [
+    "KEPT",
+    "column",
+    "data_schema",
+    "data_table",
+    "episodes_schema",
+    "pack",
+    "read_schema",
+    "read_table",
+    "read_tasks",
+    "stats_row",
+    "tasks_table",
+    "unpack",
+]
+
+# One row an episode, in `dovetail/`: beside the dataset's own tables, because LeRobot reads a whole row of those
+# for every single frame.
+KEPT = pa.schema(
+    [
+        ("episode_index", pa.int64()),
+        ("id", pa.string()),
+        ("episode", pa.string()),  # JSON: everything but the steps
+        ("robot", pa.string()),  # JSON
+        ("labels", pa.string()),  # JSON or null: everything but rewards and discounts, which are features
+        ("arrays", pa.binary()),  # .npz: `steps/<column>` that no feature holds to the bit, `last/<key>`
+    ]
+)
+
+
+def _type(feature: Mapping[str, Any]) -> pa.DataType:
+    value = pa.from_numpy_dtype(np.dtype(feature["dtype"]))
+    return value if feature["shape"] == [1] else pa.list_(value, feature["shape"][0])
+
+
+def data_schema(features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
+    """Vectors as lists of fixed size, single values as themselves; pictures are in the videos."""
+    return pa.schema([(name, _type(of)) for name, of in features.items() if of["dtype"] != "video"])
+
+
+def data_table(schema: pa.Schema, columns: Mapping[str, Array]) -> pa.Table:
+    """Columns [T] or [T, D] as rows of the data files."""
+    arrays = []
+    for field in schema:
+        values = np.ascontiguousarray(columns[field.name])
+        if pa.types.is_fixed_size_list(field.type):
+            flat = pa.array(values.reshape(-1), field.type.value_type)
+            arrays.append(pa.FixedSizeListArray.from_arrays(flat, type=field.type))
+        else:
+            arrays.append(pa.array(values.reshape(-1), field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def episodes_schema(features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
+    fields: list[tuple[str, pa.DataType]] = [
+        ("episode_index", pa.int64()),
+        ("tasks", pa.list_(pa.string())),
+        ("length", pa.int64()),
+        ("data/chunk_index", pa.int64()),
+        ("data/file_index", pa.int64()),
+        ("dataset_from_index", pa.int64()),
+        ("dataset_to_index", pa.int64()),
+        ("dovetail/id", pa.string()),
+    ]
+    for name, feature in features.items():
+        if feature["dtype"] == "video":
+            fields += [(f"videos/{name}/{part}_index", pa.int64()) for part in ("chunk", "file")]
+            fields += [(f"videos/{name}/{part}_timestamp", pa.float64()) for part in ("from", "to")]
+    for name, feature in features.items():
+        fields += [(f"stats/{name}/{stat}", kind) for stat, kind in _stat_types(feature["dtype"]).items()]
+    fields += [(f"meta/episodes/{part}_index", pa.int64()) for part in ("chunk", "file")]
+    return pa.schema(fields)
+
+
+def _stat_types(dtype: str) -> dict[str, pa.DataType]:
+    """As LeRobot writes them, so that episodes it adds later lie in the same columns."""
+    real = pa.list_(pa.float64())
+    if dtype == "video":
+        real = pa.list_(pa.list_(real))
+        extreme = real
+    else:
+        kind = np.dtype(dtype).kind
+        extreme = pa.list_({"b": pa.bool_(), "f": pa.float64()}.get(kind, pa.int64()))
+    around = {"min": extreme, "max": extreme, "mean": real, "std": real, "count": pa.list_(pa.int64())}
+    return {**around, **dict.fromkeys(QUANTILES, real)}
+
+
+def stats_row(stats: Mapping[str, Stats]) -> dict[str, Any]:
+    return {
+        f"stats/{feature}/{name}": value.tolist() for feature, of in stats.items() for name, value in of.items()
+    }
+
+
+def tasks_table(tasks: Sequence[str]) -> pa.Table:
+    """Task strings in the order of their index. LeRobot reads them as the index of a pandas frame, which pandas
+    finds in the metadata of the schema."""
+    pandas = {
+        "index_columns": ["task"],
+        "column_indexes": [
+            {"name": None, "field_name": None, "pandas_type": "unicode", "numpy_type": "object", "metadata": None}
+        ],
+        "columns": [
+            {
+                "name": "task_index",
+                "field_name": "task_index",
+                "pandas_type": "int64",
+                "numpy_type": "int64",
+                "metadata": None,
+            },
+            {
+                "name": "task",
+                "field_name": "task",
+                "pandas_type": "unicode",
+                "numpy_type": "object",
+                "metadata": None,
+            },
+        ],
+        "creator": {"library": "pyarrow", "version": pa.__version__},
+        "pandas_version": "2.0.0",
+    }
+    schema = pa.schema(
+        [("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(pandas)}
+    )
+    return pa.table({"task_index": list(range(len(tasks))), "task": list(tasks)}, schema=schema)
+
+
+def read_tasks(path: Path) -> dict[int, str]:
+    """Tasks by index. The column of strings goes by different names, depending on who wrote it."""
+    table = read_table(path)
+    texts = [field.name for field in table.schema if _is_text(field.type)]
+    if "task_index" not in table.column_names or len(texts) != 1:
+        raise StoreError(f"{path} has columns {', '.join(table.column_names)}, not task_index and one of strings")
+    return dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def read_table(path: Path, columns: Iterable[str] | None = None) -> pa.Table:
+    """Of a whole file, the columns asked for and present."""
+    try:
+        with pq.ParquetFile(path) as file:
+            wanted = None if columns is None else [c for c in columns if c in file.schema_arrow.names]
+            return file.read(columns=wanted)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+
+
+def read_schema(path: Path) -> pa.Schema:
+    try:
+        return pq.read_schema(path)
+    except (OSError, pa.ArrowException) as error:
+        raise StoreError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+
+
+def column(table: pa.Table, name: str) -> Array:
+    """A column [N] of numbers, or of lists of one length flattened to [N, D]."""
+    values = table[name].combine_chunks()
+    while pa.types.is_nested(values.type):
+        values = values.flatten()
+    flat = np.asarray(values.to_numpy(zero_copy_only=False))
+    return flat if len(flat) == len(table) else flat.reshape(len(table), -1)
+
+
+def pack(arrays: Mapping[str, Array]) -> bytes:
+    """Arrays of any dtype of numbers, to the bit and without pickle."""
+    file = io.BytesIO()
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    return file.getvalue()
+
+
+def unpack(data: bytes) -> dict[str, Array]:
+    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}

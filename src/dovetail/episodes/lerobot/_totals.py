@@ -1,0 +1,123 @@
+"""What a dataset holds so far, and the small files that say so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+
+from dovetail.core.errors import StoreError
+from dovetail.core.types import Array
+from dovetail.episodes.lerobot import _meta, _tables
+from dovetail.episodes.lerobot._commit import Staging
+from dovetail.episodes.lerobot._layout import Layout
+from dovetail.episodes.lerobot._meta import Meta
+from dovetail.episodes.lerobot._stats import RunningStats, Stats, to_json
+
+__all__ = ["FileSizes", "Totals", "frame_stats"]
+
+_MOST_ROWS = 200_000  # that quantiles of a whole dataset are taken of, evenly spaced
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileSizes:
+    """When to begin new files."""
+
+    data_mb: float = 100
+    video_mb: float = 200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Where the next part of an export goes on."""
+
+    layout: Layout
+    num_episodes: int = 0
+    num_frames: int = 0
+    num_files: int = 0  # of each kind
+    tasks: tuple[str, ...] = ()
+    ids: frozenset[str] = frozenset()
+    data_files: tuple[Path, ...] = ()
+    image_stats: Mapping[str, Mapping[str, Any]]  # by feature; the pictures they are of are not read again
+
+    @staticmethod
+    def of(meta: Meta, layout: Layout) -> Totals:
+        if meta.info.get("chunks_size") != _meta.CHUNKS_SIZE:
+            raise StoreError(f"{meta.root / _meta.INFO} was changed: chunks_size is not {_meta.CHUNKS_SIZE}")
+        rows = meta.episodes()
+        kinds = ["data", "meta/episodes", *(f"videos/{camera.feature}" for camera in layout.cameras)]
+        numbers = [
+            row[f"{kind}/chunk_index"] * _meta.CHUNKS_SIZE + row[f"{kind}/file_index"]
+            for kind in kinds
+            for row in rows
+        ]
+        tasks = meta.tasks()
+        path = meta.root / _meta.STATS
+        try:
+            stats = json.loads(path.read_bytes())
+            image_stats = {camera.feature: stats[camera.feature] for camera in layout.cameras}
+        except (OSError, ValueError, KeyError) as error:
+            raise StoreError(f"{path} cannot be read: {error}") from error
+        return Totals(
+            layout=layout,
+            num_episodes=meta.num_episodes,
+            num_frames=int(meta.info["total_frames"]),
+            num_files=max(numbers, default=-1) + 1,
+            tasks=tuple(tasks[index] for index in range(len(tasks))),
+            ids=frozenset(row["dovetail/id"] for row in rows if row.get("dovetail/id")),
+            data_files=tuple(dict.fromkeys(meta.data_file(row) for row in rows)),
+            image_stats=image_stats,
+        )
+
+    def write(self, staging: Staging, sizes: FileSizes) -> None:
+        """Stage everything that is replaced as a whole with every part."""
+        features = self.layout.features()
+        info = {
+            "codebase_version": _meta.VERSION,
+            "robot_type": self.layout.robot.embodiment,
+            "total_episodes": self.num_episodes,
+            "total_frames": self.num_frames,
+            "total_tasks": len(self.tasks),
+            "chunks_size": _meta.CHUNKS_SIZE,
+            "data_files_size_in_mb": max(1, round(sizes.data_mb)),
+            "video_files_size_in_mb": max(1, round(sizes.video_mb)),
+            "fps": self.layout.fps,
+            "splits": {"train": f"0:{self.num_episodes}"},
+            "data_path": _meta.DATA,
+            "video_path": _meta.VIDEO if self.layout.cameras else None,
+            "features": features,
+        }
+        stats = to_json({**_dataset_stats(self.data_files, self.num_frames), **self.image_stats})
+        ordered = {name: stats[name] for name in features}
+        for name, body in (
+            (_meta.INFO, info),
+            (_meta.STATS, ordered),
+            (_meta.LAYOUT, self.layout.to_json()),
+        ):
+            text = json.dumps(body, indent=4, ensure_ascii=False, allow_nan=False)
+            staging.path(name).write_text(text, encoding="utf-8")
+        pq.write_table(_tables.tasks_table(self.tasks), staging.path(_meta.TASKS))
+
+
+def _dataset_stats(data_files: Sequence[Path], num_frames: int) -> dict[str, Stats]:
+    """Of every feature in the data files, read back one file at a time."""
+    stride = max(1, -(-num_frames // _MOST_ROWS))
+    running: dict[str, RunningStats] = {}
+    for path in data_files:
+        table = _tables.read_table(path)
+        for name in table.column_names:
+            values = _tables.column(table, name)
+            running.setdefault(name, RunningStats(stride=stride)).add(values.reshape(len(table), -1))
+    return {name: stats.finish() for name, stats in running.items()}
+
+
+def frame_stats(values: Array) -> Stats:
+    """Of one feature in one episode, [T] or [T, D]."""
+    stats = RunningStats()
+    stats.add(np.asarray(values).reshape(len(values), -1))
+    return stats.finish()

@@ -1,0 +1,187 @@
+"""Episodes as a LeRobot v3.0 dataset, which the `lerobot` package loads and trains from.
+
+    OUT/
+      meta/info.json, stats.json, tasks.parquet, episodes/      what LeRobot reads first
+      data/chunk-000/file-000.parquet                           frames without pictures, many episodes a file
+      videos/<camera>/chunk-000/file-000.mp4                    pictures, the same episodes one after another
+      dovetail/dataset.json, episodes/                          what only our own import reads
+
+An export comes in parts: one data file, one video per camera, one file of episodes, all of one number. A part is
+committed whole (see `_commit`), and no file of an earlier part is written again, whoever exports next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from dovetail.core.errors import SpecMismatch, StoreError, UsageError
+from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose
+from dovetail.episodes.lerobot._commit import SCRATCH, exclusive
+from dovetail.episodes.lerobot._layout import Layout
+from dovetail.episodes.lerobot._meta import INFO, LAYOUT, Meta
+from dovetail.episodes.lerobot._part import Part
+from dovetail.episodes.lerobot._totals import FileSizes, Totals
+from dovetail.episodes.log import EpisodeInfo
+
+__all__ = ["EpisodeSource", "ExportReport", "export"]
+
+
+class EpisodeSource(Protocol):
+    """What is asked of an episode log. One that has `frames(id, camera)` is never asked for whole pictures."""
+
+    def ids(self) -> list[str]: ...
+
+    def manifest(self, episode_id: str) -> EpisodeInfo: ...
+
+    def load(self, episode_id: str, *, images: bool = True) -> Episode: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportReport:
+    """What an export did, and what it left out and why."""
+
+    exported: tuple[str, ...]  # ids, in the order of their episode_index
+    already_there: tuple[str, ...] = ()
+    left_out: dict[str, str] = field(default_factory=dict)  # id -> why
+    not_exported: dict[str, str] = field(default_factory=dict)  # observation key -> why
+    num_episodes: int = 0  # in the dataset now
+    num_frames: int = 0
+
+
+def export(
+    log: EpisodeSource,
+    out: Path | str,
+    *,
+    ids: Iterable[str] | None = None,
+    labels: Callable[[str], Labels | None] | None = None,
+    codec: str = "av1",
+    fps: int | None = None,
+    on_episode: Callable[[str, int, int], None] | None = None,
+    sizes: FileSizes | None = None,
+) -> ExportReport:
+    """Write episodes into a dataset at `out`, or add those that it does not have yet.
+
+    Without `ids` all but evaluations and aborted ones. `labels` say success and rewards where there are any, else
+    the recorded outcome does. `on_episode` hears an id, how many are encoded and of how many. An export that is
+    killed loses the part it was at, at most one file of each kind; the next one goes on from there.
+    """
+    out = Path(out)
+    chosen, left_out = _choose(log, ids)
+    if not chosen and not (out / INFO).exists():
+        raise UsageError(f"nothing to export: {_why_nothing(left_out)}")
+    if out.is_file():
+        raise UsageError(f"{out} is a file; a dataset is a folder")
+    if chosen:
+        fresh = Layout.of(chosen[0].robot, fps=fps, codec=codec)
+        _check_all(fresh, chosen)
+    with exclusive(out) as staging:
+        totals = _existing(out, fresh if chosen else None)
+        new = [info for info in chosen if info.id not in totals.ids]
+        known = totals.ids
+        part: Part | None = None
+        try:
+            for count, info in enumerate(new, start=1):
+                part = part or Part(staging, totals, sizes or FileSizes())
+                part.add(
+                    log.load(info.id, images=False),
+                    _Pictures(log, info),
+                    labels(info.id) if labels is not None else None,
+                )
+                if count == len(new) or part.is_full:
+                    totals, part = part.commit(), None
+                if on_episode is not None:
+                    on_episode(info.id, count, len(new))
+        finally:
+            if part is not None:
+                part.close()
+    return ExportReport(
+        exported=tuple(info.id for info in new),
+        already_there=tuple(info.id for info in chosen if info.id in known),
+        left_out=left_out,
+        not_exported=dict(totals.layout.skipped),
+        num_episodes=totals.num_episodes,
+        num_frames=totals.num_frames,
+    )
+
+
+def _choose(log: EpisodeSource, ids: Iterable[str] | None) -> tuple[list[EpisodeInfo], dict[str, str]]:
+    chosen: list[EpisodeInfo] = []
+    left_out: dict[str, str] = {}
+    for episode_id in log.ids() if ids is None else dict.fromkeys(ids):
+        info = log.manifest(episode_id)
+        if info.num_steps == 0:
+            left_out[info.id] = "it has no steps"
+        elif ids is None and info.purpose is Purpose.EVAL:
+            left_out[info.id] = "it is an evaluation"
+        elif ids is None and info.outcome is Outcome.ABORTED:
+            left_out[info.id] = "it was aborted"
+        else:
+            chosen.append(info)
+    return chosen, left_out
+
+
+def _why_nothing(left_out: dict[str, str]) -> str:
+    if not left_out:
+        return "there are no episodes"
+    return f"{len(left_out)} episodes were left out, the first because {next(iter(left_out.values()))}"
+
+
+def _check_all(layout: Layout, chosen: Sequence[EpisodeInfo]) -> None:
+    """One dataset is of one kind of robot: better to say so before an hour of encoding than after it."""
+    for info in chosen:
+        try:
+            layout.check(info.robot, whose=f"episode {info.id}")
+        except SpecMismatch as error:
+            raise SpecMismatch(f"episodes {chosen[0].id} and {info.id} cannot share a dataset: {error}") from error
+
+
+def _existing(out: Path, fresh: Layout | None) -> Totals:
+    """Where to go on: after what is in the folder, provided it is a dataset that these episodes fit into."""
+    if not (out / INFO).exists():
+        strangers = sorted(path.name for path in out.iterdir() if path.name != SCRATCH)
+        if strangers:
+            raise UsageError(f"{out} is not a LeRobot dataset (it holds {strangers[0]}): choose an empty folder")
+        assert fresh is not None, "nothing to export was refused before"
+        return Totals(layout=fresh, image_stats={})
+    meta = Meta.read(out)
+    layout = meta.layout()
+    if layout is None:
+        raise UsageError(
+            f"{out} is a dataset that Dovetail did not export ({LAYOUT} is missing): choose another folder"
+        )
+    if fresh is not None:
+        _agree(out, layout, fresh)
+    expected = layout.features()
+    if {name: (f["dtype"], list(f["shape"])) for name, f in meta.features.items()} != {
+        name: (f["dtype"], f["shape"]) for name, f in expected.items()
+    }:
+        raise StoreError(f"{out / INFO} and {out / LAYOUT} disagree on the features: the dataset was changed")
+    return Totals.of(meta, layout)
+
+
+def _agree(out: Path, layout: Layout, fresh: Layout) -> None:
+    layout.check(fresh.robot, whose=f"what is to be added to {out}")
+    for what, theirs, ours in (("codec", layout.codec, fresh.codec), ("fps", layout.fps, fresh.fps)):
+        if theirs != ours:
+            raise UsageError(f"{out} has {what} {theirs}, not {ours}: ask for that, or choose another folder")
+
+
+class _Pictures:
+    """The frames of an episode, streamed by a log that can; else from the episode loaded whole."""
+
+    def __init__(self, log: EpisodeSource, info: EpisodeInfo) -> None:
+        self._log, self._info = log, info
+        self._whole: Episode | None = None
+
+    def of(self, camera: str) -> Iterator[Array]:
+        stream: Callable[[str, str], Iterator[Array]] | None = getattr(self._log, "frames", None)
+        if stream is not None and camera in self._info.cameras:
+            yield from stream(self._info.id, camera)
+            return
+        self._whole = self._whole or self._log.load(self._info.id)
+        for segment in self._whole.segments:
+            yield from segment.columns[f"observation/{camera}"]
+        yield self._whole.last_observation.values[camera]

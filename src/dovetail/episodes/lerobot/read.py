@@ -1,0 +1,269 @@
+"""Episodes out of a LeRobot v3.0 dataset: our own as they were, others' as demonstrations.
+
+dataset = open_dataset("lerobot_data/pusht", robot=robot.spec, rename={"observation.image": "front"})
+for episode in dataset.episodes():  # one at a time
+    log.commit(episode)
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from PIL import Image
+
+from dovetail.core.clock import NS_PER_S
+from dovetail.core.errors import SpecMismatch, StoreError, UsageError
+from dovetail.core.specs import RobotSpec, match
+from dovetail.core.types import Array, Episode, Labels, Observation, Segment, Source
+from dovetail.episodes.lerobot import _demos, _mapping, _rows, _tables
+from dovetail.episodes.lerobot._layout import EXPOSED, Layout
+from dovetail.episodes.lerobot._mapping import Mapped, Piece
+from dovetail.episodes.lerobot._meta import Meta
+from dovetail.episodes.lerobot._readers import KeptReader, RowReader
+from dovetail.episodes.lerobot._video import read_frames
+
+__all__ = ["Dataset", "import_episodes", "open_dataset", "read_dataset"]
+
+
+def read_dataset(path: Path | str) -> Iterator[Episode]:
+    """Every episode of a dataset, one at a time: our own exactly as exported but for what the video codec loses,
+    others' as demonstrations of a robot described by the features."""
+    return open_dataset(path).episodes()
+
+
+def import_episodes(
+    path: Path | str,
+    *,
+    robot: RobotSpec | None = None,
+    task: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    ignore_names: bool = False,
+) -> Iterator[Episode]:
+    """Every episode of a dataset, one at a time, for a robot that it must fit; see `open_dataset`."""
+    return open_dataset(path, robot=robot, task=task, rename=rename, ignore_names=ignore_names).episodes()
+
+
+def open_dataset(
+    path: Path | str,
+    *,
+    robot: RobotSpec | None = None,
+    task: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    ignore_names: bool = False,
+) -> Dataset:
+    """Read what a dataset says of itself and match it with a robot; no frames yet.
+
+    `rename` gives features of others' datasets the names our robot uses: `{"observation.images.top": "front",
+    "observation.state[0:7]": "joint_pos"}`; the target `action` is the action. What the robot does not have is left
+    out. `task` is what their episodes are filed under.
+    """
+    meta = Meta.read(Path(path))
+    layout = meta.layout()
+    if layout is None:
+        mapped = _mapping.foreign(meta.info, robot=robot, rename=rename or {}, ignore_names=ignore_names)
+    elif rename:
+        raise UsageError(f"{path} was exported by Dovetail and has our own names: leave rename out")
+    else:
+        mapped = _mapping.ours(layout)
+        if robot is not None:
+            match(robot, stored=mapped.robot)
+            if robot.control_hz != mapped.robot.control_hz:
+                raise SpecMismatch(
+                    f"{path} was recorded at {mapped.robot.control_hz:g} Hz, "
+                    f"but robot '{robot.name}' runs at {robot.control_hz:g} Hz"
+                )
+    return Dataset(meta=meta, layout=layout, mapped=mapped, task=task)
+
+
+class Dataset:
+    """An open dataset: its robot, and its episodes by index."""
+
+    def __init__(self, *, meta: Meta, layout: Layout | None, mapped: Mapped, task: str | None) -> None:
+        self._meta, self._layout, self._mapped, self._task = meta, layout, mapped, task
+        self._rows = meta.episodes()
+        self._tasks = meta.tasks()
+        self._first_rows: dict[Path, int] = {}  # of each data file, in the numbering of the dataset
+        for row in self._rows:
+            path = meta.data_file(row)
+            first = row["dataset_from_index"]
+            self._first_rows[path] = min(first, self._first_rows.get(path, first))
+        self._data = RowReader()
+        self._kept = KeptReader(meta)
+        self._digest: str | None = None
+
+    @property
+    def robot(self) -> RobotSpec:
+        return self._mapped.robot
+
+    @property
+    def is_ours(self) -> bool:
+        return self._layout is not None
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def episodes(self) -> Iterator[Episode]:
+        """One at a time: no more than one episode's pictures are in memory if none is held on to."""
+        for index in range(len(self)):
+            yield self.episode(index)
+
+    def episode_id(self, index: int) -> str:
+        """What `episode` will be called: to know whether one has it already, without decoding a picture."""
+        kept = self._kept.row(index)
+        return str(kept["id"] if kept else self._demo(index, self._table(index))["id"])
+
+    def episode(self, index: int) -> Episode:
+        """An episode of ours with everything it had. One of others' is a demonstration by `lerobot`: by a person,
+        but for steps that `is_intervention` denies; and since nobody recorded what was seen after the last action,
+        its last observation is the last frame's again.
+        """
+        row, table = self._rows[index], self._table(index)
+        kept = self._kept.row(index)
+        arrays = _tables.unpack(kept["arrays"]) if kept else {}
+        columns = {**self._columns(table), **self._observations(table, whole=_under("steps/", arrays))}
+        if kept:
+            facts, last_time_ns = _rows.parse_facts(kept["episode"])
+            robot = _mapping.without(RobotSpec.from_json(json.loads(kept["robot"])), self._mapped)
+        else:
+            facts, robot = self._demo(index, table), self.robot
+            last_time_ns = int(columns["time_ns"][-1]) + round(NS_PER_S / self._meta.info["fps"])
+        last = _under("last/", arrays) or {key: columns[f"observation/{key}"][-1] for key in self._mapped.numbers}
+        for key, piece in self._mapped.pictures.items():
+            frames = self._frames(row, table, piece, with_last=kept is not None)
+            columns[f"observation/{key}"], last[key] = frames[: len(table)], frames[-1]
+        segment = Segment(
+            episode_id=facts["id"],
+            first=0,
+            final=True,
+            columns=columns,
+            last_observation=Observation(time_ns=last_time_ns, values=last),
+        )
+        return Episode(**facts, robot=robot, segments=(segment,))
+
+    def labels(self, index: int) -> Labels | None:
+        """The labels an episode of ours was exported with, if it had any."""
+        kept = self._kept.row(index)
+        if kept is None or kept["labels"] is None:
+            return None
+        table = self._table(index)
+        return Labels(
+            episode_id=kept["id"],
+            rewards=_tables.column(table, "next.reward"),
+            discounts=_tables.column(table, "complementary_info.discount"),
+            **json.loads(kept["labels"]),
+        )
+
+    def _table(self, index: int) -> pa.Table:
+        row = self._rows[index]
+        path = self._meta.data_file(row)
+        table = self._data.read(path, row["dataset_from_index"] - self._first_rows[path], row["length"])
+        if len(table) != row["length"] or (_tables.column(table, "episode_index") != index).any():
+            raise StoreError(f"{path} does not hold episode {index} where the dataset says it does")
+        return table
+
+    def _columns(self, table: pa.Table) -> dict[str, Array]:
+        """Everything of the steps but the observations."""
+        num_steps = len(table)
+        present = set(table.column_names)
+        action = self._mapped.action.cut(self._numbers(table, self._mapped.action.feature))
+        frame_index = self._numbers(table, "frame_index")
+        columns: dict[str, Array] = {
+            "time_ns": np.round(frame_index * (NS_PER_S / self._meta.info["fps"])).astype(np.int64),
+            "proposed": action,
+            "executed": action,
+            "source": np.full(num_steps, Source.HUMAN, np.uint8),
+            "policy_version": np.zeros(num_steps, np.int64),
+            "chunk_id": np.full(num_steps, -1),
+            "chunk_index": np.zeros(num_steps, np.int64),
+        }
+        intervention = "complementary_info.is_intervention"
+        if intervention in present:
+            human = self._numbers(table, intervention).reshape(num_steps, -1)[:, 0].astype(bool)
+            columns["source"] = np.where(human, Source.HUMAN, Source.POLICY).astype(np.uint8)
+        if self._layout is not None:
+            width = {"executed": action.shape, "proposed": action.shape}
+            for name, (feature, _) in EXPOSED.items():
+                columns[name] = self._numbers(table, feature).reshape(width.get(name, (num_steps,)))
+        elif "next.reward" in present:
+            columns["reward/lerobot"] = self._numbers(table, "next.reward").reshape(num_steps).astype(np.float32)
+        return columns
+
+    def _observations(self, table: pa.Table, *, whole: Mapping[str, Array]) -> dict[str, Array]:
+        """Observations but pictures, from their features unless they were kept whole; and all else that was kept."""
+        cut = {
+            f"observation/{key}": piece.cut(self._numbers(table, piece.feature))
+            for key, piece in self._mapped.numbers.items()
+            if f"observation/{key}" not in whole
+        }
+        return {**cut, **whole}
+
+    def _numbers(self, table: pa.Table, feature: str) -> Array:
+        if feature not in table.column_names:
+            raise StoreError(f"{self._meta.root}: the data files have no column '{feature}'")
+        return _tables.column(table, feature)
+
+    def _demo(self, index: int, table: pa.Table) -> dict[str, Any]:
+        prompt = self._prompt(index, table)
+        if self._digest is None:
+            first = self._table(0)
+            self._digest = self._content(first, self._prompt(0, first))
+        return _demos.demo_facts(
+            table,
+            dataset=self._digest,
+            index=index,
+            prompt=prompt,
+            task=self._task,
+            content=self._content(table, prompt),
+        )
+
+    def _prompt(self, index: int, table: pa.Table) -> str:
+        named = self._rows[index].get("tasks")
+        return str(named[0] if named else self._tasks[int(self._numbers(table, "task_index")[0])])
+
+    def _content(self, table: pa.Table, prompt: str) -> str:
+        return _demos.content_digest(table, prompt=prompt, features=self._meta.features)
+
+    def _frames(self, row: Mapping[str, Any], table: pa.Table, piece: Piece, *, with_last: bool) -> Array:
+        """[T, H, W, C], or [T + 1, ...] with the last observation's."""
+        height, width, channels = piece.spec.shape
+        frames = np.empty((len(table) + with_last, height, width, channels), np.uint8)
+        for number, frame in enumerate(self._pictures(row, table, piece.feature, len(frames))):
+            if (
+                frame.shape[0] < height
+                or frame.shape[1] < width
+                or (frame.shape[:2] != (height, width) and not self.is_ours)
+            ):
+                raise StoreError(
+                    f"{self._meta.root}: a frame of {piece.feature} is {list(frame.shape)}, not {list(piece.spec.shape)}"
+                )
+            frames[number] = frame[:height, :width, :channels]
+        return frames
+
+    def _pictures(self, row: Mapping[str, Any], table: pa.Table, feature: str, num_frames: int) -> Iterator[Array]:
+        if self._meta.features[feature]["dtype"] == "image":
+            return (_decode(value, self._meta.root) for value in table[feature].to_pylist())
+        path, fps = self._meta.video_file(row, feature), self._meta.info["fps"]
+        times = row[f"videos/{feature}/from_timestamp"] + np.arange(num_frames) / fps
+        return read_frames(path, times, fps=fps)
+
+
+def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+
+
+def _decode(value: Mapping[str, Any] | None, root: Path) -> Array:
+    """A picture that lies in the table itself, as LeRobot embeds it: the bytes of a PNG file."""
+    data = value.get("bytes") if value else None
+    if data is None:
+        raise StoreError(f"{root}: a picture is missing from the data files")
+    try:
+        with Image.open(io.BytesIO(data)) as picture:
+            return np.asarray(picture.convert("RGB"))
+    except OSError as error:
+        raise StoreError(f"{root}: a picture in the data files cannot be decoded: {error}") from error

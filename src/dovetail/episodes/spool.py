@@ -1,0 +1,211 @@
+"""The spool: episodes on the robot's own disk while they happen, until the log has said that it has them.
+
+    spool/
+      20260101T093000-123456789-panda-9f86d081c3a1.journal     append-only: start, segments, end (see `_journal`)
+
+The hand-over, which may be killed anywhere and repeated:
+
+    for episode_id in spool.pending():
+        episode = spool.load(episode_id)
+        if episode is not None:  # else it ended before its first step was durable
+            log.commit(episode)
+        spool.acknowledge(episode_id)
+
+Whoever records holds a lock on its journal, which the kernel drops when the process dies: so a journal without an end
+and without a lock is what a crash left, and comes back `aborted`, up to its last whole record. A journal appears under
+its name only when it is locked and its start is durable. Any number of processes may share a folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.disk import dump_json, fsync_folder
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.types import Episode, EpisodeStart, Observation, Outcome, Segment
+from dovetail.episodes import _journal
+from dovetail.episodes._columns import Columns
+from dovetail.episodes._journal import SUFFIX, Kind, is_recording, number_of, read_journal
+from dovetail.episodes._manifest import start_to_json
+from dovetail.episodes.ids import check_episode_id
+
+__all__ = ["Spool"]
+
+_UNBORN = ".new"
+
+
+@dataclass(slots=True)
+class _Writing:
+    """The journal that is being written: all before `end` is durable."""
+
+    episode_id: str
+    descriptor: int
+    end: int
+    num_steps: int = 0
+    layout: dict[str, tuple[Any, ...]] = field(default_factory=dict)
+
+
+class Spool:
+    """Takes episodes down as they happen, one at a time; hands over what this or any other process has left."""
+
+    def __init__(self, folder: Path | str) -> None:
+        self._folder = Path(folder)
+        self._writing: _Writing | None = None
+        self._number = 0  # of the newest episode here: order without a clock
+
+    def begin(self, start: EpisodeStart) -> None:
+        """Open a journal, durably. An episode that was begun before and never ended is let go, as after a crash."""
+        path = self._path(start.id)
+        self.close()
+        with self._errors():
+            if not self._folder.is_dir():
+                self._folder.mkdir(parents=True, exist_ok=True)
+                fsync_folder(self._folder.parent)
+            self._sweep()
+            self._number = 1 + max(self._number, *(number_of(other) for other in self._journals()), 0)
+            record = _journal.pack(Kind.START, dump_json({"number": self._number, **start_to_json(start)}))
+            descriptor = None
+            while descriptor is None:
+                descriptor = self._open(path, record)
+            fsync_folder(self._folder)
+        self._writing = _Writing(episode_id=start.id, descriptor=descriptor, end=len(record))
+
+    def append(self, segment: Segment, *, after: Observation) -> None:
+        """Add the next steps and what was seen after them; durable when it returns.
+
+        If it fails, the journal is as it was before, and the same segment may be tried again.
+        """
+        writing = self._current()
+        name = f"episode {writing.episode_id}"
+        if segment.episode_id != writing.episode_id:
+            raise UsageError(f"{name} is being recorded, not {segment.episode_id}: begin it first")
+        if segment.first != writing.num_steps:
+            raise UsageError(f"{name} has {writing.num_steps} steps so far: step {segment.first} is not the next")
+        columns = Columns.join([segment], after, name=name)
+        layout = {key: (value.dtype, value.shape[1:]) for key, value in columns.steps.items()}
+        layout |= {key: (pieces[0].dtype, pieces[0].shape[1:]) for key, pieces in columns.images.items()}
+        if writing.num_steps and layout != writing.layout:
+            odd = sorted(key for key in layout | writing.layout if layout.get(key) != writing.layout.get(key))
+            raise StoreError(f"{name}: columns change on the way: {', '.join(odd)}")
+        self._write(_journal.pack(Kind.SEGMENT, _journal.pack_segment(segment.first, columns)))
+        writing.num_steps += len(segment)
+        writing.layout = layout
+
+    def end(self, *, outcome: Outcome, judgement: Outcome | None) -> None:
+        """Close the journal: the episode may be handed over."""
+        self._current()
+        end = {"outcome": outcome.value, "judgement": judgement.value if judgement else None}
+        self._write(_journal.pack(Kind.END, dump_json(end)))
+        self.close()
+
+    def close(self) -> None:
+        """Let go of an episode that will not be ended: it may be handed over, as `aborted`."""
+        if self._writing is not None:
+            os.close(self._writing.descriptor)
+            self._writing = None
+
+    def pending(self) -> list[str]:
+        """Episodes to hand over, in the order in which they began: ended ones, and those nobody records any more."""
+        waiting = [path for path in self._journals() if not is_recording(path)]
+        return [
+            path.name.removesuffix(SUFFIX) for path in sorted(waiting, key=lambda path: (number_of(path), path))
+        ]
+
+    def load(self, episode_id: str) -> Episode | None:
+        """An episode as it was recorded; None without a whole segment, or if it was acknowledged meanwhile.
+
+        Of one without an end, or with a damaged record, that which precedes, as `aborted`. A damaged start is an
+        error: what follows it may be worth a person's time.
+        """
+        path = self._path(episode_id)
+        if is_recording(path):
+            raise StoreError(f"episode {episode_id} is still being recorded in {self._folder}: load it later")
+        try:
+            with path.open("rb") as file:
+                return read_journal(file, name=str(path))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+    def acknowledge(self, episode_id: str) -> None:
+        """The log has it: delete it here. Doing it again is harmless."""
+        path = self._path(episode_id)
+        if is_recording(path):
+            raise UsageError(f"episode {episode_id} is still being recorded in {self._folder}: end it first")
+        with self._errors():
+            if path.exists():
+                path.unlink(missing_ok=True)
+                fsync_folder(self._folder)
+
+    def _path(self, episode_id: str) -> Path:
+        return self._folder / f"{check_episode_id(episode_id)}{SUFFIX}"
+
+    def _journals(self) -> list[Path]:
+        return [path for path in self._folder.glob(f"*{SUFFIX}") if not path.name.startswith(".")]
+
+    def _current(self) -> _Writing:
+        if self._writing is None:
+            raise UsageError("no episode is being recorded: begin one first")
+        return self._writing
+
+    def _open(self, path: Path, record: bytes) -> int | None:
+        """A locked journal with its first record, under its name at once; None if somebody swept it away: again."""
+        unborn = path.with_name(f".{secrets.token_hex(8)}{_UNBORN}")
+        descriptor = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _write_at(descriptor, record, 0)
+            os.link(unborn, path)
+        except BaseException as error:
+            os.close(descriptor)
+            if isinstance(error, FileExistsError):
+                raise UsageError(f"episode {path.stem} is already in {self._folder}") from error
+            if isinstance(error, FileNotFoundError):
+                return None
+            raise
+        finally:
+            unborn.unlink(missing_ok=True)
+        return descriptor
+
+    def _sweep(self) -> None:
+        """Remove what processes left that died while they opened a journal."""
+        for path in self._folder.glob(f".*{_UNBORN}"):
+            if not is_recording(path):
+                path.unlink(missing_ok=True)
+
+    def _write(self, record: bytes) -> None:
+        writing = self._current()
+        with self._errors():
+            try:
+                _write_at(writing.descriptor, record, writing.end)
+            except OSError:
+                with contextlib.suppress(OSError):
+                    os.ftruncate(writing.descriptor, writing.end)
+                raise
+        writing.end += len(record)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = (error.strerror or str(error)).lower()
+            raise StoreError(
+                f"cannot write to spool {self._folder}: {reason}; what it had before is kept"
+            ) from error
+
+
+def _write_at(descriptor: int, data: bytes, offset: int) -> None:
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(descriptor, view, offset)
+        view, offset = view[written:], offset + written
+    os.fdatasync(descriptor)

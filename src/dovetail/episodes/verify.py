@@ -1,0 +1,252 @@
+"""Finding what is damaged in a log or a spool, saying what is left of it, and repairing what can be.
+
+    for finding in verify_log(folder):
+        if not finding.whole:
+            ...
+            if finding.repairable:
+                repair(folder, finding)
+
+Every byte of every file is read. Repairs are proved by a checksum made when the episode was written, and appear by an
+atomic rename: nothing gets worse.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.disk import TEMPORARY, fsync_folder, read_file, write_file, writer
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.episodes import _damage, _journal, _order
+from dovetail.episodes._journal import SUFFIX, Kind, is_recording, read_journal
+from dovetail.episodes._manifest import MANIFEST, STEPS, pack_manifest, read_manifest, unpack_manifest
+from dovetail.episodes._order import ORDER
+from dovetail.episodes.ids import is_episode_id
+
+__all__ = ["Finding", "repair", "verify_log", "verify_spool"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is wrong, or, without a path, an episode in which nothing is.
+
+    Said in words, `path` and `problem` make a sentence: `.../steps.parquet` `is missing`.
+    """
+
+    episode_id: str  # empty: it belongs to no episode
+    path: Path | None = None
+    problem: str = ""
+    recoverable: str = ""  # what can still be had
+    repairable: bool = False
+
+    @property
+    def whole(self) -> bool:
+        return self.path is None
+
+
+def verify_log(folder: Path | str) -> Iterator[Finding]:
+    """Look at every file of a log: at least one finding for each episode, then those of the log as a whole."""
+    folder = Path(folder)
+    order = _order.read(folder)
+    for episode_id in order.sort(_order.listed(folder)):
+        findings = _check_episode(folder / episode_id)
+        if (folder / episode_id).is_dir():  # else somebody has removed it meanwhile
+            yield from findings or [Finding(episode_id=episode_id)]
+    yield from _check_order(folder)
+    known = {TEMPORARY, ".lock", ORDER}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.name not in known and not (is_episode_id(path.name) and path.is_dir()):
+            yield _foreign("", path, "log")
+
+
+def verify_spool(folder: Path | str) -> Iterator[Finding]:
+    """Look at every journal of a spool; those that are being written are taken for whole."""
+    folder = Path(folder)
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        episode_id = path.name.removesuffix(SUFFIX)
+        if path.suffix == SUFFIX and is_episode_id(episode_id):
+            with contextlib.suppress(FileNotFoundError):  # handed over meanwhile
+                yield _check_journal(path, episode_id)
+        elif not path.name.startswith("."):
+            yield _foreign("", path, "spool")
+
+
+def repair(folder: Path | str, finding: Finding) -> None:
+    """Put right what `finding.repairable` says can be; it is looked at again first, so an old finding does no harm."""
+    folder = Path(folder)
+    if finding.path is None or not finding.repairable:
+        raise UsageError(f"nothing to repair in {finding.path or finding.episode_id}: {finding.recoverable}")
+    name = finding.path.name
+    if finding.path.suffix == SUFFIX:
+        _repair_journal(finding.path)
+        return
+    with writer(folder) as temporary:
+        if finding.path.parent == folder and name != ORDER:
+            number = _order.read(folder).numbers.get(name)
+            if number is not None and not finding.path.exists():  # gone for good: so be it
+                _order.append(folder, _order.line(number, name, removed=True))
+            return
+        if name == ORDER:
+            data: bytes | None = _order_again(folder)
+        elif finding.path not in (found.path for found in _check_episode(finding.path.parent)):
+            return
+        elif name == MANIFEST:
+            data = pack_manifest(_damage.twin(finding.path.parent))
+        else:
+            data = _damage.made_again(finding.path.parent, name, read_manifest(finding.path.parent))
+        if data is None:
+            raise StoreError(f"{finding.path} cannot be repaired any more: look again")
+        write_file(temporary / name, data)
+        os.replace(temporary / name, finding.path)
+        fsync_folder(finding.path.parent)
+
+
+def _check_episode(folder: Path) -> list[Finding]:
+    """All that is wrong with an episode's files."""
+    path, episode_id = folder / MANIFEST, folder.name
+    findings: list[Finding] = []
+    try:
+        unpack_manifest(read_file(path), name=str(path))
+    except StoreError:
+        problem = "is missing" if not path.exists() else "is damaged"
+        try:
+            manifest = _damage.twin(folder)
+        except StoreError as reason:
+            left = f"it could be rebuilt from {STEPS}, but {reason}; cameras may still be played"
+            return [Finding(episode_id=episode_id, path=path, problem=problem, recoverable=left)]
+        left = f"all of it: it can be rebuilt from {STEPS}"
+        findings = [Finding(episode_id=episode_id, path=path, problem=problem, recoverable=left, repairable=True)]
+    else:
+        try:
+            manifest = read_manifest(folder)
+        except StoreError as error:
+            problem = str(error).removeprefix(f"{folder} ")
+            return [
+                Finding(episode_id=episode_id, path=folder, problem=problem, recoverable="everything, by hand")
+            ]
+    return [*findings, *_check_files(folder, manifest)]
+
+
+def _check_files(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
+    problems = {name: _damage.problem_of(folder / name, file) for name, file in manifest["files"].items()}
+    bad = [name for name, problem in problems.items() if problem]
+    for name in bad:
+        repairable = _damage.made_again(folder, name, manifest) is not None
+        left = (
+            f"all of it: {name} can be written again"
+            if repairable
+            else _damage.left_of(folder, name, manifest, bad)
+        )
+        yield Finding(
+            episode_id=folder.name,
+            path=folder / name,
+            problem=problems[name],
+            recoverable=left,
+            repairable=repairable,
+        )
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if path.name not in {MANIFEST, *manifest["files"]}:
+            yield _foreign(folder.name, path, "episode")
+
+
+def _foreign(episode_id: str, path: Path, what: str) -> Finding:
+    return Finding(
+        episode_id=episode_id,
+        path=path,
+        problem=f"is not part of the {what}",
+        recoverable="everything: move it elsewhere by hand",
+    )
+
+
+def _check_order(folder: Path) -> list[Finding]:
+    """What is wrong with `.order`. Whoever commits is for a moment between two files: then it is waited for."""
+    findings = list(_differences(folder))
+    if findings:
+        with contextlib.suppress(StoreError), writer(folder):  # where nobody may write, nobody does
+            return list(_differences(folder))
+    return findings
+
+
+def _differences(folder: Path) -> Iterator[Finding]:
+    path, order = folder / ORDER, _order.read(folder)
+    there = set(_order.listed(folder)) - order.removed
+    problems = []
+    if order.damaged:
+        problems.append(f"has damaged lines: {', '.join(map(str, order.damaged[:5]))}")
+    if order.torn:
+        problems.append("ends in half a line")
+    if missing := len(there - set(order.numbers)):
+        problems.append(f"lacks {missing} of {len(there)} episodes" if path.exists() else "is missing")
+    if problems:
+        left = "the order of commits: it can be made again from the manifests"
+        problem = "; ".join(problems)
+        yield Finding(episode_id="", path=path, problem=problem, recoverable=left, repairable=True)
+    for episode_id in sorted(set(order.numbers) - there):
+        yield Finding(
+            episode_id=episode_id,
+            path=folder / episode_id,
+            problem=f"is gone: {ORDER} says that it was committed",
+            recoverable="nothing here; commit it again from a copy, or have it struck off the list",
+            repairable=True,
+        )
+
+
+def _order_again(folder: Path) -> bytes:
+    """All that is known of the order: the lines that are good, and the numbers in the manifests of those without."""
+    order = _order.read(folder)
+    numbers = dict(order.numbers)
+    for episode_id in set(_order.listed(folder)) - set(numbers) - order.removed:
+        try:
+            numbers[episode_id] = int(read_manifest(folder / episode_id)["number"])
+        except StoreError:  # its manifest first
+            continue
+    lines = [
+        _order.line(number, name) for number, name in sorted((number, name) for name, number in numbers.items())
+    ]
+    return b"".join(lines + [_order.line(0, name, removed=True) for name in sorted(order.removed)])
+
+
+def _check_journal(path: Path, episode_id: str) -> Finding:
+    if is_recording(path):
+        return Finding(episode_id=episode_id)
+    with path.open("rb") as file:
+        records = list(_journal.read(file))
+        end = records[-1].end if records else 0
+        rest = _journal.rest(file, end)
+        try:
+            episode = read_journal(file, name=str(path))
+        except StoreError as error:
+            left = f"nothing by itself: {error}; {rest.num_later} of its records are whole"
+            return Finding(episode_id=episode_id, path=path, problem="has no start", recoverable=left)
+    ended = records[-1].kind is Kind.END
+    if ended and not rest.num_bytes:
+        return Finding(episode_id=episode_id)
+    num_steps = len(episode) if episode else 0
+    left = f"its first {num_steps} steps, as an aborted episode" if num_steps else "nothing: it has no whole step"
+    if ended:
+        problem, left = f"has {rest.num_bytes} bytes behind its end", "all of the episode"
+    elif rest.torn:
+        problem = f"ends in half a record ({rest.num_bytes} bytes), as a crash leaves it"
+    elif rest.num_bytes:
+        problem = (
+            f"is damaged behind step {num_steps} ({rest.num_bytes} bytes, {rest.num_later} whole records in them)"
+        )
+    else:
+        problem = "was interrupted: it has no end"
+    return Finding(episode_id=episode_id, path=path, problem=problem, recoverable=left, repairable=rest.torn)
+
+
+def _repair_journal(path: Path) -> None:
+    """Cut off what a crash has left of a record; nobody was ever told that it is there."""
+    with path.open("r+b") as file:
+        if is_recording(path):
+            raise UsageError(f"{path} is still being recorded: nothing to repair")
+        records = list(_journal.read(file))
+        end = records[-1].end if records else 0
+        if _journal.rest(file, end).torn:
+            file.truncate(end)
+            os.fsync(file.fileno())

@@ -1,0 +1,138 @@
+"""From a replay's arrays to the tensors of an update: sampled ahead by a thread, into buffers that go round."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import Tensor
+
+from dovetail.core.contracts import ReplayReader
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Array, SampleRequest, View
+
+__all__ = ["Batches", "batch_arrays", "side"]
+
+_WORTH_A_THREAD = 1 << 20  # bytes in a batch: a smaller one is sampled faster than it is handed over
+
+
+def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
+    """Empty arrays for one batch, by the names and shapes that a replay fills."""
+    num_rows, window = sum(request.rows.values()), request.window
+    ahead = (window.horizon,) if window.horizon > 1 else ()
+    arrays: dict[str, Array] = {
+        "action": np.zeros((num_rows, *ahead, *robot.action.shape), np.float32),
+        "human": np.zeros((num_rows, *ahead), np.bool_),
+        "reward": np.zeros(num_rows, np.float32),
+        "discount": np.zeros(num_rows, np.float32),
+    }
+    if ahead:
+        arrays["action/mask"] = np.zeros((num_rows, *ahead), np.bool_)
+    for key in request.observation_keys:
+        spec, ticks = robot.observation[key], window.history.get(key)
+        behind = () if ticks is None else (ticks,)
+        for side in ("observation", "next"):
+            arrays[f"{side}/{key}"] = np.zeros((num_rows, *behind, *spec.shape), spec.dtype)
+            if ticks is not None:
+                arrays[f"{side}/{key}/mask"] = np.zeros((num_rows, ticks), np.bool_)
+    return arrays
+
+
+def side(batch: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """The observations of one side, `observation` or `next`, by the names that a policy knows them by."""
+    return {key.removeprefix(f"{name}/"): batch[key] for key in batch.keys() if key.startswith(f"{name}/")}  # noqa: SIM118
+
+
+class Batches:
+    """`for batch in batches.take(n)`: exactly n, in one order, whatever is sampled ahead of them.
+
+    A batch is a TensorDict on `device`, valid until the next one is asked for; images are uint8 as they were
+    recorded. For a GPU the buffers are pinned, and a copy is under way while the update before it runs.
+    """
+
+    def __init__(
+        self,
+        *,
+        request: SampleRequest,
+        robot: RobotSpec,
+        replay: ReplayReader,
+        rng: np.random.Generator,
+        device: torch.device | str = "cpu",
+        num_ahead: int | None = None,
+    ) -> None:
+        self._request, self._replay, self._rng = request, replay, rng
+        self._device = torch.device(device)
+        arrays = batch_arrays(request, robot)
+        if num_ahead is None:
+            num_ahead = 2 if sum(array.nbytes for array in arrays.values()) >= _WORTH_A_THREAD else 0
+        self._num_ahead = num_ahead
+        # one being used, and one for each that may be sampled meanwhile
+        self._slots = [_Slot(arrays, self._device) for _ in range(num_ahead + 1)]
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if num_ahead else None
+
+    def take(self, count: int) -> Generator[TensorDict, None, None]:
+        if self._thread is None:
+            for _ in range(count):
+                self._sample(self._slots[0])
+                yield self._slots[0].hand_over()
+            return
+        coming: deque[tuple[_Slot, Future[dict[str, Any]]]] = deque()
+        state = self._rng.bit_generator.state
+        try:
+            for number in range(count + self._num_ahead):
+                if number < count:
+                    slot = self._slots[number % len(self._slots)]
+                    coming.append((slot, self._thread.submit(self._sample, slot)))
+                if number >= self._num_ahead:
+                    slot, sampled = coming.popleft()
+                    state = sampled.result()
+                    yield slot.hand_over()
+        finally:
+            for _, sampled in coming:  # nobody wants these any more
+                sampled.exception()
+            self._rng.bit_generator.state = state  # as if nothing had been sampled ahead: a checkpoint may come
+
+    def _sample(self, slot: _Slot) -> dict[str, Any]:
+        """Fill a slot, one view after the other; returns the generator's state after it."""
+        slot.wait()
+        first = 0
+        for view, num_rows in self._request.rows.items():
+            if num_rows:
+                rows = {name: array[first : first + num_rows] for name, array in slot.arrays.items()}
+                # before the first online step, or without demonstrations, one side has nothing to give
+                view = view if self._replay.size(view) else View()
+                self._replay.sample(rows, view=view, rng=self._rng, window=self._request.window)
+                first += num_rows
+        return dict(self._rng.bit_generator.state)
+
+
+class _Slot:
+    """One set of buffers: numpy to the replay, tensors to the algorithm."""
+
+    def __init__(self, arrays: Mapping[str, Array], device: torch.device) -> None:
+        pinned = device.type == "cuda"
+        tensors = {
+            name: torch.zeros(array.shape, dtype=torch.from_numpy(array).dtype, pin_memory=pinned)
+            for name, array in arrays.items()
+        }
+        self.arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        self._batch = TensorDict(tensors, batch_size=[len(next(iter(arrays.values())))])
+        self._device = device
+        self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
+
+    def hand_over(self) -> TensorDict:
+        if self._copied is None:
+            return self._batch
+        batch = self._batch.to(self._device, non_blocking=True)
+        self._copied.record()
+        return batch
+
+    def wait(self) -> None:
+        """Until the copy to the GPU no longer needs what is here."""
+        if self._copied is not None:
+            self._copied.synchronize()

@@ -1,0 +1,142 @@
+"""All that a run remembers: the spool it is written to first, the log, the labels, and the replay made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from dovetail.core.contracts import Labeler, ReplayReader, ReplayWriter
+from dovetail.core.errors import StoreError
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Episode, Labels, Outcome, Purpose
+from dovetail.episodes.images import ImageCodec
+from dovetail.episodes.log import EpisodeInfo, EpisodeLog
+from dovetail.episodes.spool import Spool
+from dovetail.labels.store import LabelStore
+from dovetail.runtime.folder import RunFolder
+
+__all__ = ["Experience", "Known", "Replay"]
+
+
+class Replay(ReplayReader, ReplayWriter, Protocol):
+    """Both ends of a replay, as one process has it, and what it takes to bring it up to date."""
+
+    def open(self) -> str | None:
+        """Take up what is there; the reason, if that had to be thrown away."""
+
+    def close(self) -> None: ...
+
+    def ids(self) -> list[str]: ...
+
+    def knows(self, episode_id: str) -> bool:
+        """Whether an episode was ever added, held or not."""
+
+    def skip(self, episode_id: str) -> None:
+        """Count an episode as known without adding it."""
+
+    def room(self, robot: RobotSpec) -> int:
+        """Rows there are in all; an episode takes one more than it has steps."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """An episode that counts: it was not aborted, was no evaluation, and has labels."""
+
+    info: EpisodeInfo
+    labels: Labels
+
+    @property
+    def trains(self) -> bool:
+        """Demonstrations that failed show nothing, and stay in the log."""
+        return self.info.purpose is Purpose.ONLINE or self.labels.success
+
+
+class Experience:
+    """Written down while it happens, kept when it has ended, labelled, and learned from; in this order, so that what
+    is killed at any point is taken up there."""
+
+    def __init__(
+        self, folder: RunFolder, *, labeler: Labeler, replay: Replay, cameras: tuple[str, ...], codec: ImageCodec
+    ) -> None:
+        self._folder = folder
+        self._labeler = labeler
+        self._cameras = cameras  # that the replay keeps
+        self.replay = replay
+        self.spool = Spool(folder.spool)
+        self.log = EpisodeLog(folder.episodes, images=codec)
+        self.labels = LabelStore(folder.labels)
+
+    def keep(self, episode: Episode) -> None:
+        """From the spool to the log; the spool lets go of it once the log has it."""
+        self.log.commit(episode)
+        self.spool.acknowledge(episode.id)
+
+    def label(self, episode: Episode) -> Labels:
+        labels = self._labeler.label(episode)
+        self.labels.add(labels)
+        return labels
+
+    def learn_from(self, episode: Episode, labels: Labels) -> None:
+        """Into replay, with the images that a rebuild would find: those that the log gives back."""
+        images = self.log.manifest(episode.id).images if self._cameras else {}
+        if any(images[key].psnr_db is not None for key in self._cameras if key in images):
+            episode = self.log.load(episode.id)
+        self.replay.add(episode, labels)
+
+    def recover(self, *, on_added: Callable[[int, int], None] = lambda done, total: None) -> list[Known]:
+        """Take up what an earlier process left; returns all that counts, in the order it was committed.
+
+        `on_added(done, total)` is called while the replay is brought up to date with it.
+        """
+        for episode_id in self.spool.pending():
+            try:
+                episode = self.spool.load(episode_id)
+            except StoreError as error:  # damaged at its very beginning: it stays there, for `verify` to tell
+                self._folder.event("cannot be recovered from the spool", id=episode_id, reason=str(error))
+                continue
+            if episode is not None:
+                self.log.commit(episode)
+                self._folder.event("recovered from the spool", id=episode_id, outcome=episode.outcome)
+            self.spool.acknowledge(episode_id)
+        known = list(self._known())
+        self._bring_up_to_date([one for one in known if one.trains], on_added)
+        return known
+
+    def close(self) -> None:
+        self.spool.close()
+        self.replay.close()
+
+    def _known(self) -> Iterator[Known]:
+        for episode_id in self.log.ids():
+            info = self.log.manifest(episode_id)
+            if info.purpose is not Purpose.EVAL and info.outcome is not Outcome.ABORTED:
+                labels = self.labels.current(episode_id) or self.label(self.log.load(episode_id))
+                yield Known(info=info, labels=labels)
+
+    def _bring_up_to_date(self, known: list[Known], on_added: Callable[[int, int], None]) -> None:
+        """Replay holds what the log and the labels say: nothing that was deleted, the newest labels, all that fits."""
+        reason = self.replay.open()
+        if reason is not None:
+            self._folder.event("replay is made anew", reason=reason)
+        held = set(self.replay.ids())
+        for episode_id in held - {one.info.id for one in known}:
+            self.replay.drop(episode_id)
+        missing = [one for one in known if not self.replay.knows(one.info.id)]
+        fresh = self._newest_that_fit(missing)
+        for number, one in enumerate(fresh):
+            on_added(number, len(fresh))
+            self.replay.add(self.log.load(one.info.id, images=bool(self._cameras)), one.labels)
+        for one in missing:
+            self.replay.skip(one.info.id)
+        for one in known:
+            self.replay.relabel(one.labels)
+
+    def _newest_that_fit(self, known: list[Known]) -> list[Known]:
+        """Without those that would be evicted again before anybody draws from them. Demonstrations come in any case."""
+        chosen, num_rows = [], 0
+        for one in reversed(known):
+            num_rows += one.info.num_steps + 1
+            if one.info.purpose is Purpose.DEMO or num_rows <= self.replay.room(one.info.robot):
+                chosen.append(one)
+        return chosen[::-1]

@@ -1,0 +1,113 @@
+"""`dovetail episodes export` and `import`: out of one run, into another, and learned from there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import TOY, Cli
+from made_runs import label, made_episode, made_run
+
+from dovetail.core.types import Outcome, Purpose
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.store import LabelStore
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    folder = made_run(
+        Path("runs/made"),
+        made_episode("e1", purpose=Purpose.DEMO),
+        made_episode("e2"),
+        made_episode("e3", outcome=Outcome.ABORTED),
+        made_episode("e4", purpose=Purpose.EVAL),
+    )
+    label(folder, "e1")
+    return folder.path
+
+
+def info(out: str = "data") -> dict[str, int]:
+    found: dict[str, int] = json.loads(Path(out, "meta/info.json").read_text())
+    return found
+
+
+def test_evaluations_and_aborted_episodes_stay_out_unless_asked_for(cli: Cli, made: Path) -> None:
+    done = cli("episodes", "export", "made", "--out", "data")
+    assert done.code == 0, done.err
+    assert "2 episodes exported" in done.out
+    assert "left out: observation 'depth'" in done.out
+    assert info()["total_episodes"] == 2
+    asked = cli("episodes", "export", "made", "--out", "other", "--purpose", "eval")
+    assert asked.code == 0, asked.err
+    assert info("other")["total_episodes"] == 1
+
+
+def test_exporting_again_adds_what_is_new(cli: Cli, made: Path) -> None:
+    assert cli("episodes", "export", "made", "--out", "data", "--codec", "h264").code == 0
+    before = {path: path.read_bytes() for path in Path("data").rglob("*") if path.suffix in (".mp4", ".parquet")}
+    EpisodeLog(made / "episodes").commit(made_episode("e5"))
+    again = cli("episodes", "export", "made", "--out", "data", "--codec", "h264")
+    assert again.code == 0, again.err
+    assert "1 episodes exported, 2 were there already" in again.out
+    assert info()["total_episodes"] == 3
+    kept = {path: data for path, data in before.items() if path.parts[1] in ("data", "videos")}
+    assert kept
+    assert all(path.read_bytes() == data for path, data in kept.items())
+
+
+def test_nothing_matches(cli: Cli, made: Path) -> None:
+    none = cli("episodes", "export", "made", "--out", "data", "--task", "juggling")
+    assert none.code == 2
+    assert "no episode of runs/made is one of those" in none.line
+    assert not Path("data").exists()
+
+
+def test_a_dataset_becomes_demonstrations_of_a_new_run(cli: Cli, finished: Path) -> None:
+    assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
+    Path("toy2.yaml").write_text(TOY)
+    first = cli("episodes", "import", "second", "data", "--recipe", "toy2.yaml")
+    assert first.code == 0, first.err
+    assert "2 demonstrations imported" in first.out
+    theirs, ours = EpisodeLog(finished / "episodes"), EpisodeLog("runs/second/episodes")
+    for episode_id in ours.ids():
+        one, other = theirs.load(episode_id), ours.load(episode_id)
+        assert other.purpose is Purpose.DEMO
+        assert np.array_equal(one.column("executed"), other.column("executed"))
+        for key, value in one.last_observation.values.items():
+            assert np.array_equal(value, other.last_observation.values[key])
+        assert LabelStore("runs/second/labels").current(episode_id) is not None
+    again = cli("episodes", "import", "second", "data")
+    assert "0 demonstrations imported (0 steps), 2 were there already" in again.out
+    assert cli("run", "--resume", "second", "--quiet").code == 0
+    assert len([i for i in ours.ids() if ours.manifest(i).purpose is Purpose.DEMO]) == 2  # none had to be recorded
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("third", "data"), "add --recipe RECIPE"),
+        (("done", "data", "--recipe", "toy.yaml"), "is there already: leave --recipe out"),
+        (("third", "nowhere", "--recipe", "toy.yaml"), "nowhere"),
+        (("third", "data", "--recipe", "toy.yaml", "--rename", "front"), "--rename wants THEIRS=OURS"),
+    ],
+)
+def test_what_cannot_be_imported_leaves_nothing(
+    cli: Cli, finished: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
+    refused = cli("episodes", "import", *arguments)
+    assert refused.code in (1, 2)
+    assert message in refused.line
+    assert not Path("runs/third").exists()
+
+
+def test_a_dataset_of_another_robot_is_refused(cli: Cli, made: Path) -> None:
+    assert cli("episodes", "export", "made", "--out", "data").code == 0
+    Path("toy.yaml").write_text(TOY)
+    refused = cli("episodes", "import", "third", "data", "--recipe", "toy.yaml")
+    assert refused.code == 2
+    assert "robot 'panda'" in refused.line
+    assert not Path("runs/third").exists()

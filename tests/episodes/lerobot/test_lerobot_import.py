@@ -1,0 +1,293 @@
+"""Datasets of others: as demonstrations, under the names our robots use, refused where they do not fit."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from lerobot_recordings import picture, psnr_db
+from PIL import Image
+
+from dovetail.core.errors import SpecMismatch, StoreError, UsageError
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.types import Outcome, Purpose, Source
+from dovetail.episodes.ids import check_episode_id
+from dovetail.episodes.lerobot import import_episodes, open_dataset, read_dataset
+from dovetail.episodes.log import EpisodeLog
+
+LENGTHS = (4, 3)
+SIZE = (32, 48, 3)
+
+
+def write_foreign(root: Path, *, fps: int = 10, seed: int = 0, flags: dict[str, list[bool]] | None = None) -> Any:
+    """A dataset as others write them: one row group, a video, pictures in the table, names as a mapping."""
+    rng = np.random.default_rng(seed)
+    total = sum(LENGTHS)
+    state = rng.normal(size=(total, 4)).astype(np.float32)
+    action = rng.normal(size=(total, 2))  # float64
+    matrix = rng.normal(size=(total, 2, 2)).astype(np.float32)
+    pictures = rng.integers(0, 256, (total, 16, 20, 3), np.uint8)
+    episode = np.repeat(np.arange(2), LENGTHS)
+    frame = np.concatenate([np.arange(length) for length in LENGTHS])
+    columns: dict[str, Any] = {
+        "observation.state": pa.FixedSizeListArray.from_arrays(pa.array(state.ravel()), 4),
+        "observation.matrix": pa.array(matrix.tolist(), pa.list_(pa.list_(pa.float32()))),
+        "observation.images.pic": [{"bytes": _png(picture), "path": "x.png"} for picture in pictures],
+        "action": pa.array(action.tolist(), pa.list_(pa.float64())),
+        "next.reward": pa.array(frame.astype(np.float32)),
+        "note": pa.array(["words"] * total),
+        "timestamp": pa.array((frame / fps).astype(np.float32)),
+        "frame_index": frame,
+        "episode_index": episode,
+        "index": np.arange(total),
+        "task_index": 1 - episode,
+        **{f"next.{name}": values for name, values in (flags or {}).items()},
+    }
+    _parquet(root / "data/chunk-000/file-000.parquet", columns)
+    _parquet(root / "meta/tasks.parquet", {"task_index": [0, 1], "__index_level_0__": ["sort", "stack"]})
+    starts = np.cumsum([0, *LENGTHS])
+    places = {
+        f"{kind}/{part}_index": [0, 0]
+        for kind in ("data", "meta/episodes", "videos/observation.images.top")
+        for part in ("chunk", "file")
+    }
+    _parquet(
+        root / "meta/episodes/chunk-000/file-000.parquet",
+        {
+            "episode_index": [0, 1],
+            "tasks": [["stack"], ["sort"]],
+            "length": list(LENGTHS),
+            "dataset_from_index": starts[:-1],
+            "dataset_to_index": starts[1:],
+            **places,
+            "videos/observation.images.top/from_timestamp": starts[:-1] / fps,
+            "videos/observation.images.top/to_timestamp": starts[1:] / fps,
+        },
+    )
+    video = root / "videos/observation.images.top/chunk-000/file-000.mp4"
+    video.parent.mkdir(parents=True)
+    tops = np.stack([picture(SIZE, tick) for tick in range(total)])
+    with av.open(str(video), "w") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"g": "50", "crf": "18"})  # few key frames
+        stream.height, stream.width, stream.pix_fmt = SIZE[0], SIZE[1], "yuv420p"
+        for top in tops:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(top, format="rgb24")))
+        container.mux(stream.encode(None))
+    one = {"shape": [1], "names": None}
+    features = {
+        "observation.state": {"dtype": "float32", "shape": [4], "names": {"motors": ["a", "b", "c", "grip"]}},
+        "observation.matrix": {"dtype": "float32", "shape": [2, 2], "names": None},
+        "observation.images.top": {
+            "dtype": "video",
+            "shape": [3, 32, 48],
+            "names": ["channels", "height", "width"],
+        },
+        "observation.images.pic": {
+            "dtype": "image",
+            "shape": [16, 20, 3],
+            "names": ["height", "width", "channel"],
+        },
+        "action": {"dtype": "float64", "shape": [2], "names": ["x", "y"]},
+        "next.reward": {"dtype": "float32", **one},
+        "note": {"dtype": "string", **one},
+        "timestamp": {"dtype": "float32", **one},
+        **{name: {"dtype": "int64", **one} for name in ("frame_index", "episode_index", "index", "task_index")},
+        **{f"next.{name}": {"dtype": "bool", **one} for name in flags or {}},
+    }
+    info = {
+        "codebase_version": "v3.0",
+        "robot_type": "so101",
+        "fps": fps,
+        "total_episodes": 2,
+        "total_frames": total,
+        "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+        "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+        "features": features,
+    }
+    (root / "meta/info.json").write_text(json.dumps(info))
+    return {"state": state, "matrix": matrix, "action": action, "pic": pictures, "top": tops}
+
+
+def _png(pixels: Any) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def _parquet(path: Path, columns: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+
+
+def change_info(root: Path, **changes: Any) -> None:
+    path = root / "meta/info.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_dataset_of_others_becomes_demonstrations(tmp_path: Path) -> None:
+    truth = write_foreign(tmp_path / "theirs")
+    episodes = list(read_dataset(tmp_path / "theirs"))
+    assert [len(episode) for episode in episodes] == list(LENGTHS)
+    assert [episode.prompt for episode in episodes] == ["stack", "sort"]
+    first = 0
+    for episode in episodes:
+        part = slice(first, first + len(episode))
+        assert (episode.purpose, episode.operator, episode.outcome) == (Purpose.DEMO, "lerobot", Outcome.SUCCESS)
+        assert episode.robot.control_hz == 10
+        assert episode.robot.action == ArraySpec(shape=(2,), names=("x", "y"))
+        assert episode.robot.observation["state"].names == ("a", "b", "c", "grip")
+        assert episode.robot.observation["top"].shape == SIZE, (
+            "height, width, channels, whatever their order there"
+        )
+        np.testing.assert_array_equal(episode.column("observation/state"), truth["state"][part])
+        np.testing.assert_array_equal(episode.column("observation/matrix"), truth["matrix"][part])
+        np.testing.assert_array_equal(episode.column("executed"), truth["action"][part].astype(np.float32))
+        np.testing.assert_array_equal(episode.column("proposed"), episode.column("executed"))
+        np.testing.assert_array_equal(episode.column("observation/pic"), truth["pic"][part])
+        assert psnr_db(episode.column("observation/top"), truth["top"][part]) > 30
+        assert set(episode.column("source")) == {Source.HUMAN}
+        assert set(episode.column("policy_version")) == {0} and set(episode.column("chunk_id")) == {-1}
+        np.testing.assert_array_equal(episode.column("time_ns"), np.arange(len(episode)) * 100_000_000)
+        np.testing.assert_array_equal(episode.column("reward/lerobot"), np.arange(len(episode)))
+        last = episode.last_observation
+        assert last.time_ns == len(episode) * 100_000_000
+        for key, value in last.values.items():
+            np.testing.assert_array_equal(value, episode.column(f"observation/{key}")[-1], err_msg="seen twice")
+        first += len(episode)
+
+
+def test_importing_twice_is_harmless(tmp_path: Path) -> None:
+    write_foreign(tmp_path / "theirs")
+    write_foreign(tmp_path / "others", seed=1)
+    log = EpisodeLog(tmp_path / "episodes")
+    for _ in range(2):
+        for episode in import_episodes(tmp_path / "theirs", task="stacking"):
+            log.commit(episode)
+    ids = log.ids()
+    assert len(ids) == 2 and sorted(ids) == ids
+    assert [log.manifest(id).task for id in ids] == ["stacking"] * 2
+    (tmp_path / "theirs").rename(tmp_path / "moved")
+    assert [episode.id for episode in read_dataset(tmp_path / "moved")] == ids, "wherever it lies"
+    moved = open_dataset(tmp_path / "moved")
+    assert [moved.episode_id(index) for index in range(len(moved))] == ids
+    others = [episode.id for episode in read_dataset(tmp_path / "others")]
+    assert not set(others) & set(ids)
+    assert max(ids + others) < "19700101T000000", "before everything a robot of ours recorded"
+    assert all(check_episode_id(id) for id in ids)
+
+
+@pytest.mark.parametrize(
+    ("flags", "outcomes"),
+    [
+        ({"done": [0, 0, 0, 1, 0, 0, 1]}, ["success", "success"]),
+        ({"done": [0, 0, 0, 1, 0, 0, 0]}, ["success", "timeout"]),
+        ({"done": [0, 0, 0, 1, 0, 0, 1], "success": [0, 0, 0, 1, 0, 0, 0]}, ["success", "failure"]),
+        ({"success": [0, 0, 0, 0, 0, 0, 1]}, ["failure", "success"]),
+        (
+            {"done": [0, 0, 0, 1, 0, 0, 1], "success": [0] * 7, "truncated": [0, 0, 0, 1, 0, 0, 0]},
+            ["timeout", "failure"],
+        ),
+    ],
+)
+def test_outcomes_follow_the_flags(tmp_path: Path, flags: dict[str, list[int]], outcomes: list[str]) -> None:
+    write_foreign(tmp_path / "d", flags={name: [bool(v) for v in values] for name, values in flags.items()})
+    assert [episode.outcome.value for episode in read_dataset(tmp_path / "d")] == outcomes
+
+
+ARM = RobotSpec(
+    name="panda",
+    embodiment="arm7",
+    observation={
+        "joint_pos": ArraySpec(shape=(3,), names=("j1", "j2", "j3")),
+        "gripper": ArraySpec(shape=(1,)),
+        "front": ArraySpec(shape=SIZE, dtype="uint8"),
+    },
+    action=ArraySpec(shape=(2,), low=(-5.0, -5.0), high=(5.0, 5.0)),
+    action_kind="ee_delta",
+    control_hz=10.0,
+)
+RENAME = {
+    "observation.state[0:3]": "joint_pos",
+    "observation.state[3]": "gripper",
+    "observation.images.top": "front",
+}
+
+
+def test_their_names_become_ours(tmp_path: Path) -> None:
+    truth = write_foreign(tmp_path / "d")
+    episodes = list(import_episodes(tmp_path / "d", robot=ARM, task="peg", rename=RENAME, ignore_names=True))
+    assert all(episode.robot == ARM and episode.task == "peg" for episode in episodes)
+    columns = episodes[0].segments[0].columns
+    assert {name for name in columns if name.startswith("observation/")} == {
+        "observation/joint_pos",
+        "observation/gripper",
+        "observation/front",
+    }
+    np.testing.assert_array_equal(columns["observation/joint_pos"], truth["state"][:4, :3])
+    np.testing.assert_array_equal(columns["observation/gripper"], truth["state"][:4, 3:])
+    assert columns["executed"].dtype == np.float32
+
+
+def test_what_does_not_fit_is_refused_with_both_sides_named(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    write_foreign(root)
+
+    def refused(robot: RobotSpec = ARM, rename: dict[str, str] = RENAME, ignore_names: bool = True) -> str:
+        with pytest.raises((SpecMismatch, UsageError)) as caught:
+            import_episodes(root, robot=robot, rename=rename, ignore_names=ignore_names)
+        return str(caught.value)
+
+    assert "names of the dataset and of robot 'panda' differ: a != j1" in refused(ignore_names=False)
+    assert "robot 'panda' has observation 'joint_pos', but the dataset has none" in refused(rename={})
+    assert "It has state float32[4], matrix" in refused(rename={})
+    assert "recorded at 10 Hz, but robot 'panda' runs at 20 Hz" in refused(robot=replace(ARM, control_hz=20.0))
+    wide = refused(robot=replace(ARM, action=ArraySpec(shape=(7,))))
+    assert "action: the dataset's action is float64[2], but robot 'panda' has float32[7]" in wide
+    whole_numbers = replace(ARM, observation={"joint_pos": ArraySpec(shape=(3,), dtype="int64")})
+    assert "is float32[3], but robot 'panda' has int64[3]" in refused(robot=whole_numbers)
+    assert "no feature 'observation.stat'. Did you mean 'observation.state'?" in refused(
+        rename={"observation.stat": "x"}
+    )
+    assert "'observation.state[2:9]' is not a part" in refused(rename={"observation.state[2:9]": "joint_pos"})
+
+
+def test_versions_we_do_not_read_are_refused(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    write_foreign(root)
+    change_info(root, codebase_version="v2.1")
+    with pytest.raises(
+        UsageError, match=r"v2\.1, not v3\.0: convert it .* lerobot\.datasets\.v30\.convert_dataset_v21_to_v30"
+    ):
+        read_dataset(root)
+    change_info(root, codebase_version="v4.0")
+    with pytest.raises(UsageError, match=r"v4\.0, not v3\.0: this version of Dovetail does not know it"):
+        read_dataset(root)
+    with pytest.raises(UsageError, match=r"is not a LeRobot dataset: it has no meta/info\.json"):
+        read_dataset(tmp_path)
+
+
+def test_a_dataset_may_not_point_outside_of_itself(tmp_path: Path) -> None:
+    write_foreign(tmp_path / "d")
+    change_info(tmp_path / "d", data_path="../../secret.parquet")
+    with pytest.raises(StoreError, match="names a file outside of the dataset"):
+        open_dataset(tmp_path / "d")
+
+
+def test_interventions_say_who_acted(tmp_path: Path) -> None:
+    root = tmp_path / "d"
+    write_foreign(root)
+    path = root / "data/chunk-000/file-000.parquet"
+    table = pq.read_table(path)
+    human = pa.array([False, True, True, False] + [False] * 3)
+    pq.write_table(table.append_column("complementary_info.is_intervention", human), path)
+    episodes = list(read_dataset(root))
+    assert [list(episode.column("source")) for episode in episodes] == [[0, 1, 1, 0], [0, 0, 0]]
+    assert episodes[0].num_interventions == 1

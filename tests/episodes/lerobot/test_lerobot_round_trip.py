@@ -1,0 +1,262 @@
+"""Out and in again: what was recorded comes back, but for what a video codec loses."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from lerobot_recordings import ROBOT, WITH_DEPTH, MemoryLog, StreamingLog, make_episode, make_labels, psnr_db
+
+from dovetail.core.errors import SpecMismatch, StoreError, UsageError
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
+from dovetail.episodes.lerobot import export, import_episodes, open_dataset, read_dataset
+from dovetail.episodes.log import EpisodeLog
+
+LOSSY_DB = 30.0
+
+
+def same(before: Episode, after: Episode, *, without: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Equal to the bit, but for pictures."""
+    assert after.start == replace(before.start, robot=after.robot)
+    assert (after.outcome, after.judgement) == (before.outcome, before.judgement)
+    names = {name for name in before.segments[0].columns if name.removeprefix("observation/") not in without}
+    assert set(after.segments[0].columns) == names
+    for name in names:
+        equal(before.column(name), after.column(name), what=name)
+    assert after.last_observation.time_ns == before.last_observation.time_ns
+    assert set(after.last_observation.values) == set(before.last_observation.values) - without
+    for key, value in after.last_observation.values.items():
+        equal(before.last_observation.values[key][None], value[None], what=f"last {key}")
+
+
+def equal(before: Array, after: Array, *, what: str) -> None:
+    assert (after.dtype, after.shape) == (before.dtype, before.shape), what
+    if before.dtype == np.uint8 and before.ndim == 4:
+        assert psnr_db(before, after) > LOSSY_DB, what
+    elif before.dtype.kind == "f":
+        missing = np.isnan(before)  # whose own bits nobody promises
+        assert (np.isnan(after) == missing).all(), what
+        assert after[~missing].tobytes() == before[~missing].tobytes(), what
+    else:
+        assert after.tobytes() == before.tobytes(), what
+
+
+@pytest.mark.parametrize("codec", ["av1", "h264"])
+@pytest.mark.parametrize("log_type", [MemoryLog, StreamingLog])
+def test_everything_comes_back(tmp_path: Path, codec: str, log_type: type[MemoryLog]) -> None:
+    log = log_type(range(4), cuts=(1, 4))
+    seen: list[Any] = []
+    export(log, tmp_path / "out", codec=codec, on_episode=lambda *args: seen.append(args))
+    assert seen == [(id, count, 4) for count, id in enumerate(log.ids(), start=1)]
+    episodes = list(read_dataset(tmp_path / "out"))
+    assert [episode.id for episode in episodes] == log.ids()
+    for episode in episodes:
+        assert episode.robot == ROBOT
+        same(log.episode(episode.id), episode)
+
+
+def test_through_the_episode_log_itself(tmp_path: Path) -> None:
+    first, second = EpisodeLog(tmp_path / "first"), EpisodeLog(tmp_path / "second")
+    for number in range(2):
+        first.commit(make_episode(number, robot=WITH_DEPTH))
+    export(first, tmp_path / "out")
+    for episode in import_episodes(tmp_path / "out", robot=ROBOT):
+        second.commit(episode)
+        second.commit(episode)  # harmless
+    assert second.ids() == first.ids()
+    for id in first.ids():
+        same(first.load(id), second.load(id), without={"depth"})
+    with pytest.raises(SpecMismatch, match="no observation 'depth', but robot 'panda-1' gives it"):
+        import_episodes(tmp_path / "out", robot=WITH_DEPTH)
+
+
+def test_labels_come_back(tmp_path: Path) -> None:
+    log = MemoryLog([0, 1])
+    labels = make_labels(log.episode(log.ids()[1]), success=True)
+    export(log, tmp_path / "out", labels={labels.episode_id: labels}.get)
+    dataset = open_dataset(tmp_path / "out")
+    assert dataset.is_ours and len(dataset) == 2
+    assert [dataset.episode_id(index) for index in range(2)] == log.ids()
+    assert dataset.labels(0) is None
+    again = dataset.labels(1)
+    assert again is not None
+    np.testing.assert_array_equal(again.rewards, labels.rewards)
+    np.testing.assert_array_equal(again.discounts, labels.discounts)
+    assert replace(again, rewards=labels.rewards, discounts=labels.discounts) == labels
+
+
+def test_robots_of_one_kind_share_a_dataset_and_keep_their_names(tmp_path: Path) -> None:
+    export(MemoryLog([0]), tmp_path / "out")
+    other = replace(ROBOT, name="panda-2")
+    export(MemoryLog([1], robot=other), tmp_path / "out")
+    assert [episode.robot.name for episode in read_dataset(tmp_path / "out")] == ["panda-1", "panda-2"]
+
+
+def test_evaluations_and_aborted_ones_stay_home_unless_named(tmp_path: Path) -> None:
+    class Mixed(MemoryLog):
+        def episode(self, episode_id: str) -> Episode:
+            number = self.ids().index(episode_id)
+            changes: dict[str, Any] = [{}, {"purpose": Purpose.EVAL}, {"outcome": Outcome.ABORTED}][number]
+            return replace(super().episode(episode_id), **changes)
+
+    log = Mixed([0, 1, 2])
+    report = export(log, tmp_path / "out")
+    assert report.exported == (log.ids()[0],)
+    assert report.left_out == {log.ids()[1]: "it is an evaluation", log.ids()[2]: "it was aborted"}
+    report = export(log, tmp_path / "out", ids=[log.ids()[2], log.ids()[1]])
+    assert report.exported == (log.ids()[2], log.ids()[1])
+    assert [episode.outcome for episode in read_dataset(tmp_path / "out")][1] is Outcome.ABORTED
+    with pytest.raises(UsageError, match="1 episodes were left out, the first because it is an evaluation"):
+        export(_Only(log, log.ids()[1]), tmp_path / "none")
+    assert not (tmp_path / "none").exists()
+
+
+class _Only:
+    def __init__(self, log: MemoryLog, id: str) -> None:
+        self._log, self._id = log, id
+        self.manifest, self.load = log.manifest, log.load
+
+    def ids(self) -> list[str]:
+        return [self._id]
+
+
+def test_a_rate_that_is_not_whole_is_asked_for(tmp_path: Path) -> None:
+    log = MemoryLog([0], robot=replace(ROBOT, control_hz=12.5))
+    with pytest.raises(UsageError, match=r"runs at 12\.5 Hz, but LeRobot counts whole frames .* fps=12"):
+        export(log, tmp_path / "out")
+    export(log, tmp_path / "out", fps=13)
+    (episode,) = read_dataset(tmp_path / "out")
+    assert episode.robot.control_hz == 12.5
+    same(log.episode(episode.id), episode)
+
+
+def test_an_episode_of_one_step(tmp_path: Path) -> None:
+    log = MemoryLog([0], num_steps=1)
+    export(log, tmp_path / "out")
+    (episode,) = read_dataset(tmp_path / "out")
+    same(log.episode(episode.id), episode)
+
+
+def test_broken_datasets_are_refused_in_a_line(tmp_path: Path) -> None:
+    root = tmp_path / "out"
+    export(MemoryLog([0, 1]), root)
+    data = root / "data/chunk-000/file-000.parquet"
+    whole = data.read_bytes()
+    data.write_bytes(whole[:-100])
+    with pytest.raises(StoreError, match=r"cannot read .*data/chunk-000/file-000\.parquet"):
+        list(read_dataset(root))
+    data.write_bytes(whole)
+    video = next((root / "videos").rglob("*.mp4"))
+    video.write_bytes(b"")
+    with pytest.raises(StoreError, match=r"file-000\.mp4 cannot be decoded"):
+        list(read_dataset(root))
+    video.unlink()
+    with pytest.raises(StoreError, match=r"file-000\.mp4 cannot be decoded"):
+        list(read_dataset(root))
+    (root / "meta/episodes/chunk-000/file-000.parquet").unlink()
+    with pytest.raises(StoreError, match="2 episodes, but meta/episodes describes 0"):
+        list(read_dataset(root))
+
+
+# Anything numpy calls a number, of any small shape: the low-dimensional part is exact whatever it is.
+_DTYPES = st.sampled_from(
+    [
+        "float32",
+        "float64",
+        "float16",
+        "bool",
+        "uint8",
+        "int8",
+        "int16",
+        "uint16",
+        "int32",
+        "uint32",
+        "int64",
+        "uint64",
+    ]
+)
+
+
+@st.composite
+def recordings(draw: st.DrawFn) -> list[Episode]:
+    keys = draw(st.lists(st.sampled_from(["state", "a.b", "a/b", "q", "tactile"]), min_size=1, unique=True))
+    specs = {
+        key: ArraySpec(shape=draw(hnp.array_shapes(min_dims=0, max_dims=2, max_side=3)), dtype=draw(_DTYPES))
+        for key in keys
+    }
+    action = ArraySpec(shape=(draw(st.integers(1, 3)),))
+    robot = RobotSpec(
+        name="r",
+        embodiment="e",
+        observation=specs,
+        action=action,
+        action_kind="k",
+        control_hz=float(draw(st.integers(1, 60))),
+    )
+
+    def numbers(dtype: str, shape: tuple[int, ...]) -> Array:
+        return draw(hnp.arrays(dtype, shape))
+
+    episodes = []
+    for number in range(draw(st.integers(1, 3))):
+        num_steps = draw(st.integers(1, 4))
+        columns: dict[str, Array] = {
+            "time_ns": numbers("int64", (num_steps,)),
+            "proposed": numbers("float32", (num_steps, *action.shape)),
+            "executed": numbers("float32", (num_steps, *action.shape)),
+            "source": draw(hnp.arrays("uint8", num_steps, elements=st.integers(0, 1))),
+            "policy_version": numbers("int64", (num_steps,)),
+            "chunk_id": numbers("int64", (num_steps,)),
+            "chunk_index": numbers("int64", (num_steps,)),
+            "extra/odd": numbers(draw(_DTYPES), (num_steps, 2)),
+            **{f"observation/{key}": numbers(of.dtype, (num_steps, *of.shape)) for key, of in specs.items()},
+        }
+        last = Observation(
+            time_ns=draw(st.integers(-(2**63), 2**63 - 1)),
+            values={key: numbers(of.dtype, of.shape) for key, of in specs.items()},
+        )
+        segment = Segment(episode_id=f"e{number}", first=0, final=True, columns=columns, last_observation=last)
+        episodes.append(
+            Episode(
+                id=f"e{number}",
+                task=draw(st.text(min_size=1, max_size=5)),
+                prompt=draw(st.text(max_size=5)),
+                robot=robot,
+                operator=draw(st.text(max_size=3)),
+                purpose=Purpose.DEMO,
+                outcome=draw(st.sampled_from(list(Outcome))),
+                judgement=draw(st.none() | st.sampled_from(list(Outcome))),
+                seed=draw(st.integers(0, 2**40)),
+                config_hash="h",
+                started_unix_ns=draw(st.integers(0, 2**62)),
+                segments=(segment,),
+            )
+        )
+    return episodes
+
+
+class _Made(MemoryLog):
+    def __init__(self, episodes: list[Episode]) -> None:
+        self._made = {episode.id: episode for episode in episodes}
+        self._numbers = dict.fromkeys(self._made, 0)
+
+    def episode(self, episode_id: str) -> Episode:
+        return self._made[episode_id]
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(recordings())
+def test_numbers_of_any_kind_come_back_to_the_bit(episodes: list[Episode]) -> None:
+    log = _Made(episodes)
+    with tempfile.TemporaryDirectory() as folder:
+        export(log, Path(folder) / "out", ids=[episode.id for episode in episodes])
+        for before, after in zip(episodes, read_dataset(Path(folder) / "out"), strict=True):
+            same(before, after)

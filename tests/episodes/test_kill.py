@@ -1,0 +1,38 @@
+"""kill -9 at random moments: what was durable is there, what was interrupted is aborted, nothing is half."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def kill_writers(folder: Path, num_kills: int) -> dict[str, int]:
+    """What was there in the end; the seed is in the message of a failure, though moments do not repeat."""
+    script = Path(__file__).with_name("kill_writers.py")
+    command = [
+        sys.executable,
+        str(script),
+        str(folder),
+        str(num_kills),
+        str(random.SystemRandom().getrandbits(32)),
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def test_a_few_kills(tmp_path: Path) -> None:
+    assert kill_writers(tmp_path, 8)["episodes"] > 0
+
+
+@pytest.mark.slow
+def test_two_hundred_kills(tmp_path: Path) -> None:
+    found = kill_writers(tmp_path, 200)
+    assert found["acknowledged"] > 20
+    assert found["aborted"] > 5  # or the kills came at no interesting moments

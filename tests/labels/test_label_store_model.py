@@ -1,0 +1,117 @@
+"""The label store against a plain list, over random sequences of adds by several labelers, stores and processes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from some_labels import assert_same, labels
+
+from dovetail.core.types import Labels
+from dovetail.labels.store import LabelStore
+from dovetail.labels.verify import verify_labels
+
+EPISODES = ("e1", "e2")
+
+said = st.builds(
+    lambda episode_id, labeler, version, priority, success: labels(
+        episode_id, labeler=labeler, version=version, priority=priority, success=success, reward=float(success)
+    ),
+    st.sampled_from(EPISODES),
+    st.sampled_from(["outcome", "classifier", "anna"]),
+    st.sampled_from(["1", "2"]),
+    st.sampled_from([-1, 0, 10]),
+    st.booleans(),
+)
+# which of two stores adds it, and whether that one first forgets all it knows, as after a restart
+adds = st.lists(st.tuples(said, st.integers(0, 1), st.booleans()), max_size=25)
+
+
+class Model:
+    def __init__(self) -> None:
+        self.lines: list[Labels] = []
+
+    def add(self, new: Labels) -> None:
+        def speaker(each: Labels) -> tuple[object, ...]:
+            return each.episode_id, each.labeler, each.version, each.priority
+
+        same = [each for each in self.lines if speaker(each) == speaker(new)]
+        if not same or same[-1].success != new.success:
+            self.lines.append(new)
+
+    def history(self, episode_id: str) -> list[Labels]:
+        return [each for each in self.lines if each.episode_id == episode_id]
+
+    def current(self, episode_id: str) -> Labels | None:
+        best = None
+        for each in self.history(episode_id):
+            if best is None or each.priority >= best.priority:
+                best = each
+        return best
+
+
+@settings(max_examples=60, deadline=None)
+@given(adds, st.randoms(use_true_random=False))
+def test_any_sequence_of_adds(tmp_path_factory: pytest.TempPathFactory, sequence, random) -> None:
+    folder = tmp_path_factory.mktemp("labels")
+
+    def jumping() -> int:
+        return random.randrange(10**18)  # what the clock says decides nothing
+
+    stores = [LabelStore(folder, now_unix_ns=jumping) for _ in range(2)]
+    model = Model()
+    for new, which, restarted in sequence:
+        if restarted:
+            stores[which] = LabelStore(folder, now_unix_ns=jumping)
+        stores[which].add(new)
+        model.add(new)
+        check(stores[1 - which], model)
+    check(LabelStore(folder), model)
+    assert verify_labels(folder) == []
+
+
+def check(store: LabelStore, model: Model) -> None:
+    assert store.ids() == sorted({each.episode_id for each in model.lines})
+    for episode_id in EPISODES:
+        history, expected = store.history(episode_id), model.history(episode_id)
+        assert len(history) == len(expected)
+        for record, each in zip(history, expected, strict=True):
+            assert_same(record.labels, each)
+        current = model.current(episode_id)
+        if current is None:
+            assert store.current(episode_id) is None
+        else:
+            assert_same(store.current(episode_id), current)
+
+
+ADDING = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from some_labels import labels
+from dovetail.labels.store import LabelStore
+store = LabelStore(sys.argv[2])
+for number in range(40):
+    store.add(labels(f"e{number % 4}", labeler=sys.argv[3], reward=number))
+"""
+
+
+def test_processes_that_add_at_once(tmp_path: Path) -> None:
+    here = str(Path(__file__).parent)
+    names = ("left", "right")
+    processes = [
+        subprocess.Popen([sys.executable, "-c", ADDING, here, str(tmp_path), name], stderr=subprocess.PIPE)
+        for name in names
+    ]
+    reader = LabelStore(tmp_path)
+    while any(process.poll() is None for process in processes):
+        reader.ids()  # a reader beside them never meets half a line
+    assert [process.communicate()[1] for process in processes] == [b"", b""]
+    assert verify_labels(tmp_path) == []
+    for name in names:
+        for episode in range(4):
+            mine = [r.labels.rewards[0] for r in reader.history(f"e{episode}") if r.labels.labeler == name]
+            assert mine == list(range(episode, 40, 4))

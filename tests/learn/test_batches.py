@@ -1,0 +1,133 @@
+"""Batches come in one order, are the same sampled ahead or not, and keep the dtypes they were recorded in."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.types import SampleRequest, View, Window
+from dovetail.learn.batches import Batches, batch_arrays
+
+ROBOT = RobotSpec(
+    name="arm",
+    embodiment="toy",
+    observation={"state": ArraySpec(shape=(3,)), "front": ArraySpec(shape=(8, 8, 3), dtype="uint8")},
+    action=ArraySpec(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    action_kind="ee_delta",
+    control_hz=10.0,
+)
+REQUEST = SampleRequest(
+    observation_keys=("state", "front"),
+    rows={View(part="prior"): 4, View(part="online"): 4},
+    window=Window(horizon=5, history={"state": 3}),
+)
+
+
+class Dice:
+    """A replay whose rows are whatever the generator says next, and that remembers who asked."""
+
+    def __init__(self, *, empty=()):
+        self.threads, self.views, self._empty = set(), [], empty
+
+    def size(self, view):
+        return 0 if view.part in self._empty else 100
+
+    def sample(self, into, *, view, rng, window):
+        self.threads.add(threading.current_thread().name)
+        self.views.append(view.part)
+        for out in into.values():
+            out[...] = rng.integers(0, 2 if out.dtype == bool else 200, out.shape)
+
+
+def make(replay, num_ahead, seed=0):
+    rng = np.random.default_rng(seed)
+    return rng, Batches(request=REQUEST, robot=ROBOT, replay=replay, rng=rng, num_ahead=num_ahead)
+
+
+def copies(batches, count):
+    return [{name: batch[name].clone() for name in batch.keys()} for batch in batches.take(count)]  # noqa: SIM118
+
+
+def test_the_same_batches_whether_sampled_ahead_or_not():
+    expected = copies(make(Dice(), 0)[1], 7)
+    for num_ahead in (1, 2, 10):
+        rng, batches = make(Dice(), num_ahead)
+        got = copies(batches, 3) + copies(batches, 4)
+        for one, other in zip(got, expected, strict=True):
+            assert all(torch.equal(one[name], other[name]) for name in expected[0])
+        assert rng.bit_generator.state == _after(7)
+
+
+def _after(count):
+    rng, batches = make(Dice(), 0)
+    copies(batches, count)
+    return rng.bit_generator.state
+
+
+def test_what_was_sampled_ahead_and_not_used_never_happened():
+    """A checkpoint that is written after an interruption must not have the generator run ahead."""
+    rng, batches = make(Dice(), 3)
+    taken = batches.take(50)
+    for _ in range(2):
+        next(taken)
+    taken.close()
+    assert rng.bit_generator.state == _after(2)
+
+
+def test_it_is_another_thread_that_samples():
+    replay = Dice()
+    copies(make(replay, 2)[1], 4)
+    assert threading.current_thread().name not in replay.threads
+
+
+def test_small_batches_are_not_worth_a_thread():
+    replay = Dice()
+    rng = np.random.default_rng(0)
+    copies(Batches(request=REQUEST, robot=ROBOT, replay=replay, rng=rng), 2)
+    assert replay.threads == {threading.current_thread().name}
+
+
+def test_an_error_of_the_replay_reaches_the_learner():
+    class Broken(Dice):
+        def sample(self, into, **_):
+            raise RuntimeError("the disk is gone")
+
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        copies(make(Broken(), 2)[1], 4)
+
+
+def test_uint8_stays_uint8_and_shapes_follow_the_request():
+    (batch,) = copies(make(Dice(), 0)[1], 1)
+    assert batch["observation/front"].dtype == batch["next/front"].dtype == torch.uint8
+    assert batch["observation/front"].shape == (8, 8, 8, 3)
+    assert batch["observation/state"].shape == (8, 3, 3)
+    assert batch["next/state/mask"].shape == (8, 3)
+    assert batch["action"].shape == (8, 5, 2)
+    assert batch["action/mask"].dtype == torch.bool
+    assert batch["human"].shape == (8, 5)
+
+
+def test_an_empty_side_is_filled_from_everything():
+    replay = Dice(empty=("online",))
+    copies(make(replay, 0)[1], 1)
+    assert replay.views == ["prior", "all"]
+
+
+def test_plain_requests_have_no_masks():
+    arrays = batch_arrays(SampleRequest(observation_keys=("state",), rows={View(): 2}), ROBOT)
+    assert set(arrays) == {"action", "human", "reward", "discount", "observation/state", "next/state"}
+    assert arrays["action"].shape == (2, 2)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+def test_on_a_gpu_buffers_are_pinned_and_batches_are_whole():
+    expected = copies(make(Dice(), 0)[1], 20)
+    rng = np.random.default_rng(0)
+    batches = Batches(request=REQUEST, robot=ROBOT, replay=Dice(), rng=rng, num_ahead=2, device="cuda")
+    for batch, other in zip(batches.take(20), expected, strict=True):
+        assert all(batch[name].is_cuda for name in other)
+        assert all(torch.equal(batch[name].cpu(), other[name]) for name in other)

@@ -1,0 +1,492 @@
+"""A full disk, two writers, files that are damaged, missing or of another time, and a store too large to be read."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import resource
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_episodes import ROBOT, batch, label, make_episode, steps
+from replay_model import Model, assert_same
+from replay_processes import CAPACITY_ROWS, Child, open_mapped
+
+from dovetail.core.errors import StoreError
+from dovetail.core.specs import ArraySpec
+from dovetail.core.types import Episode, Purpose, View
+from dovetail.replay import _book, _files
+from dovetail.replay.mapped import MappedReplay
+from dovetail.replay.reader import ReplayView
+
+# ---- a full disk
+
+
+@dataclasses.dataclass
+class SmallDisk:
+    folder: Path
+    real: bool
+    fill: Callable[[], None]
+    clear: Callable[[], None]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A disk of half a megabyte; where nothing may be mounted, files that may not grow stand for it."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(folder)]
+    mounted = shutil.which("mount") and not subprocess.run(mount, capture_output=True).returncode
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def fill() -> None:
+        if mounted:
+            with (folder / "ballast").open("wb") as ballast, contextlib.suppress(OSError):
+                while True:
+                    os.write(ballast.fileno(), bytes(4096))
+            assert shutil.disk_usage(folder).free == 0
+        else:  # no frames behind those that are there
+            used = [path.stat().st_blocks * 512 for path in folder.glob("replay/frames-*.bin")]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (sum(used), limits[1]))
+
+    def clear() -> None:
+        (folder / "ballast").unlink(missing_ok=True)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    yield SmallDisk(folder, bool(mounted), fill, clear)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    if mounted:
+        # lazily: readers may still have its files mapped
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def big_episode(number: int, num_steps: int, **other: object) -> Episode:
+    """Its frames take 12 KB each."""
+    robot = dataclasses.replace(
+        ROBOT, observation={"state": ArraySpec(shape=(2,)), "wrist": ArraySpec(shape=(64, 64, 3), dtype="uint8")}
+    )
+    small = make_episode(number, num_steps, robot=robot, **other)
+    segments = []
+    for segment in small.segments:
+        wrist = segment.columns["observation/wrist"].repeat(16, 1).repeat(16, 2)
+        last = segment.last_observation
+        if last is not None:
+            grown = last.values["wrist"].repeat(16, 0).repeat(16, 1)
+            last = dataclasses.replace(last, values={**last.values, "wrist": grown})
+        columns = {**segment.columns, "observation/wrist": wrist}
+        segments.append(dataclasses.replace(segment, columns=columns, last_observation=last))
+    return dataclasses.replace(small, segments=tuple(segments))
+
+
+def test_a_full_disk_costs_nothing_that_was_there(small_disk: SmallDisk) -> None:
+    folder, model = small_disk.folder / "replay", Model(200, keep_demos=True)
+    with closing(open_mapped(folder, capacity_rows=200)) as replay:
+        view = ReplayView(folder)
+        running = big_episode(9, 6, cuts=(2,))
+
+        def both(what: str, *arguments: object, extra: tuple[object, ...] = ()) -> None:
+            getattr(replay, what)(*arguments)
+            getattr(model, what)(*arguments, *extra)
+
+        first = big_episode(1, 5)
+        both("add", first, label(first))
+        both("extend", running.start, running.segments[0], extra=(running,))
+        small_disk.fill()
+        second = big_episode(2, 20)
+        for attempt in (
+            lambda: replay.add(second, label(second)),
+            lambda: replay.extend(running.start, running.segments[1]),
+            lambda: replay.add(running, label(running)),
+        ):
+            with pytest.raises(StoreError, match=r"cannot write .*: (No space left|File too large)") as refused:
+                attempt()
+            assert "\n" not in str(refused.value)
+            assert replay.ids() == model.ids()
+            for reader in (replay, view, ReplayView(folder)):
+                assert_same(reader, model)
+        both("relabel", label(first, reward=3.0, terminal=False))  # takes no space
+        both("drop", "e7")
+        small_disk.clear()
+        both("add", second, label(second))
+        both("add", running, label(running))
+        for reader in (replay, view):
+            assert_same(reader, model)
+
+
+def test_a_full_disk_does_not_cost_the_demonstrations_that_were_to_be_moved(small_disk: SmallDisk) -> None:
+    """Ten rows of the ring were never written, so they take space: there is none, and that is found out in time."""
+    if not small_disk.real:
+        pytest.skip("may mount nothing here, and a limit on files does not limit what is reserved")
+    folder, model = small_disk.folder / "replay", Model(30, keep_demos=True)
+    demo, online, last = big_episode(1, 7, purpose=Purpose.DEMO), big_episode(2, 11), big_episode(3, 13)
+    with closing(open_mapped(folder, capacity_rows=30)) as replay:
+        for episode in (demo, online):
+            replay.add(episode, label(episode))
+            model.add(episode, label(episode))
+        small_disk.fill()
+        with pytest.raises(StoreError, match=r"cannot write .*; make room, or lower replay.capacity_gb"):
+            replay.add(last, label(last))
+        assert replay.ids() == ["e1", "e2"]  # nobody left for what did not come
+        assert_same(replay, model)
+        small_disk.clear()
+        replay.add(last, label(last))
+        model.add(last, label(last))
+        assert replay.ids() == ["e1", "e3"]
+        assert_same(replay, model)
+
+
+def test_a_disk_that_was_full_from_the_beginning(small_disk: SmallDisk) -> None:
+    folder, model, episode = small_disk.folder / "replay", Model(30, keep_demos=True), big_episode(1, 4)
+    folder.mkdir()
+    with closing(open_mapped(folder, capacity_rows=30)) as replay:
+        replay.open()
+        small_disk.fill()
+        for _ in range(2):
+            with pytest.raises(StoreError, match=r"cannot (write|open)") as refused:
+                replay.add(episode, label(episode))
+            assert "\n" not in str(refused.value)
+            assert replay.size(View()) == 0
+        small_disk.clear()
+        replay.add(episode, label(episode))
+        model.add(episode, label(episode))
+        assert_same(replay, model)
+
+
+# ---- two writers
+
+
+def test_a_second_writer_is_refused_in_this_and_in_another_process(tmp_path: Path) -> None:
+    folder, episode = tmp_path / "replay", make_episode(1, 3)
+    with closing(open_mapped(folder)) as replay, closing(open_mapped(folder)) as second:
+        replay.add(episode, label(episode))
+        for _ in range(2):
+            with pytest.raises(
+                StoreError, match=r"another process writes the replay in .*: there can be one only"
+            ):
+                second.open()
+        assert second.size(View()) == 3  # reading is free
+
+        def live(write: Callable[[bytes], None]) -> None:
+            try:
+                open_mapped(folder).add(episode, label(episode))
+            except StoreError as error:
+                write(str(error).encode())
+
+        said, code = Child(live).join()
+        assert code == 0
+        assert said.decode().startswith("another process writes the replay")
+        assert b"\n" not in said
+        replay.close()
+        second.open()
+        assert second.ids() == ["e1"]
+
+
+def test_a_killed_writer_is_in_nobodys_way(tmp_path: Path) -> None:
+    folder, episode = tmp_path / "replay", make_episode(1, 3)
+
+    def live(write: Callable[[bytes], None]) -> None:
+        replay = open_mapped(folder)
+        replay.add(episode, label(episode))
+        write(b".")
+        time.sleep(60)
+
+    with Child(live) as child, closing(open_mapped(folder)) as replay:
+        child.wait_for(1)
+        with pytest.raises(StoreError, match="another process writes"):
+            replay.open()
+        child.kill()
+        assert replay.open() is None
+        assert replay.ids() == ["e1"]
+
+
+# ---- files in doubt
+
+
+def garbage(path: Path) -> None:
+    path.write_bytes(np.random.default_rng(0).bytes(path.stat().st_size))
+
+
+def halve(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def swap_a_byte(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 3] ^= 1
+    path.write_bytes(data)
+
+
+COLUMNS = ["rows-action.bin", "rows-observation%2Fstate.bin", "rows-following.bin", "frames-wrist.bin"]
+TABLES = ["episodes.bin", "segments.bin", "spans.bin"]
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        *itertools.product([*COLUMNS, *TABLES, "counters", "seen.bin"], [Path.unlink, halve]),
+        *itertools.product([*TABLES, "counters", "layout.json"], [garbage]),
+        *itertools.product(["layout.json"], [halve, swap_a_byte]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_damage_is_noticed_said_and_made_good(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+    folder, model = tmp_path / "replay", Model(CAPACITY_ROWS, keep_demos=True)
+    episodes = [make_episode(n, 4 + n, cuts=(2,)) for n in range(1, 9)]  # more than there is room for
+    with closing(open_mapped(folder)) as replay:
+        for episode in episodes:
+            replay.add(episode, label(episode))
+        view = ReplayView(folder)
+        assert view.size(View()) > 20
+    damage(folder / name)
+    with closing(open_mapped(folder)) as replay:
+        reason = replay.open()
+        assert reason
+        assert "\n" not in reason
+        assert replay.ids() == []
+        for reader in (view, ReplayView(folder), replay):
+            assert reader.size(View()) == 0
+        for episode in episodes[:4]:
+            replay.add(episode, label(episode))
+            model.add(episode, label(episode))
+        for reader in (view, ReplayView(folder), replay):
+            assert_same(reader, model)
+    with closing(open_mapped(folder)) as replay:
+        assert replay.open() is None  # that was that
+        assert_same(replay, model)
+
+
+@pytest.mark.parametrize("name", [*_files.Counters.NAMES[5:-1]])
+@pytest.mark.parametrize("change", [+1000, -1000])
+def test_counters_that_cannot_be_are_not_believed(tmp_path: Path, name: str, change: int) -> None:
+    folder, episode = tmp_path / "replay", make_episode(1, 4)
+    with closing(open_mapped(folder)) as replay:
+        replay.add(episode, label(episode))
+    _files.Counters(folder / "counters", writable=True)[name] += change
+    with closing(open_mapped(folder)) as replay:
+        if name != "num_born":  # of which any will do
+            assert replay.open()
+            assert replay.size(View()) == 0
+        replay.add(episode, label(episode))
+        assert replay.size(View()) == 4
+
+
+def test_another_schema_other_keys_or_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, episode = tmp_path / "replay", make_episode(1, 4)
+
+    def filled() -> None:
+        with closing(open_mapped(folder)) as replay:
+            replay.open()
+            replay.add(episode, label(episode))
+            assert replay.size(View()) == 4
+
+    def reason(replay: MappedReplay) -> str | None:
+        with closing(replay):
+            told = replay.open()
+            assert replay.size(View()) == 0
+            return told
+
+    filled()
+    with monkeypatch.context() as later:
+        later.setattr(_book, "SCHEMA", 2)
+        assert reason(open_mapped(folder)) == "it has schema 1, this version writes 2"
+    others = "it was made for other observations or another size"
+    filled()
+    assert reason(MappedReplay(folder=folder, keys=("state",))) == others
+    filled()
+    assert reason(MappedReplay(folder=folder, keys=("state", "front"))) == others  # that robot had no such camera
+    filled()
+    assert reason(open_mapped(folder, capacity_rows=31)) == others
+    filled()
+    assert reason(open_mapped(folder, capacity_gb=1e-6)) == others
+    filled()
+    with closing(
+        open_mapped(folder, keep_demos=False, num_threads=1)
+    ) as replay:  # that is none of the files' business
+        assert replay.open() is None
+        assert replay.size(View()) == 4
+
+
+def test_after_a_power_cut_it_starts_anew_unless_it_was_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, episode = tmp_path / "replay", make_episode(1, 4)
+
+    def live(write: Callable[[bytes], None]) -> None:
+        open_mapped(folder).add(episode, label(episode))
+
+    with closing(open_mapped(folder)) as replay:
+        replay.add(episode, label(episode))
+    with monkeypatch.context() as later:
+        later.setattr(_book, "boot_id", lambda: "another run of the kernel")
+        with closing(open_mapped(folder)) as replay:
+            assert replay.open() is None  # all was on the disk
+            assert replay.size(View()) == 4
+    assert Child(live).join()[1] == 0  # never closed
+    with closing(open_mapped(folder)) as replay:
+        assert replay.open() is None  # but the kernel still has it
+        assert replay.size(View()) == 4
+    assert Child(live).join()[1] == 0
+    monkeypatch.setattr(_book, "boot_id", lambda: "another run of the kernel")
+    with closing(open_mapped(folder)) as replay:
+        assert replay.open() == "the machine went down while it was being written"
+        assert replay.size(View()) == 0
+
+
+def test_readers_follow_a_folder_that_was_deleted_and_made_again(tmp_path: Path) -> None:
+    folder, model = tmp_path / "replay", Model(CAPACITY_ROWS, keep_demos=True)
+    first, second = make_episode(1, 4), make_episode(2, 6)
+    view = ReplayView(folder)
+    with closing(open_mapped(folder)) as replay:
+        replay.add(first, label(first))
+        assert view.size(View()) == 4
+    shutil.rmtree(folder)
+    assert view.size(View()) == 0
+    with closing(open_mapped(folder)) as replay:
+        replay.add(second, label(second))
+        model.add(second, label(second))
+        assert_same(view, model)
+
+
+def test_an_opening_that_fails_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, episode = tmp_path / "replay", make_episode(1, 4)
+    with closing(open_mapped(folder)) as replay:
+        replay.add(episode, label(episode))
+
+    def fail(folder: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with closing(open_mapped(folder)) as replay, closing(open_mapped(folder)) as other:
+        with monkeypatch.context() as broken:
+            broken.setattr(_book.Book, "load", fail)
+            for _ in range(2):
+                with pytest.raises(OSError, match="Input/output"):
+                    replay.add(episode, label(episode))  # not as if it were empty
+        assert other.open() is None
+        assert other.ids() == ["e1"]
+
+
+def test_no_file_stays_open_after_all_that(tmp_path: Path) -> None:
+    folder, episode = tmp_path / "replay", make_episode(1, 4)
+
+    def num_open() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def once(number: int) -> None:
+        with closing(open_mapped(folder, capacity_rows=(20, 30)[number % 2])) as replay:
+            replay.open()
+            replay.add(episode, label(episode))
+            replay._store.reset()
+            replay.add(episode, label(episode))
+            assert replay.size(View()) == 4
+            with pytest.raises(StoreError, match="another process"):
+                open_mapped(folder).open()
+
+    once(0)
+    before = num_open()
+    for number in range(1, 5):
+        once(number)
+    assert num_open() <= before + 1
+
+
+# ---- a store that is too large to be read
+
+
+def test_a_store_of_ten_gigabytes_is_opened_without_reading_it(tmp_path: Path) -> None:
+    """Counted in pages that the process has of its files, not in seconds: of rows and frames, none."""
+    camera = ArraySpec(shape=(128, 128, 3), dtype="uint8")
+    robot = dataclasses.replace(
+        ROBOT, observation={"state": ArraySpec(shape=(8,)), "left": camera, "right": camera}
+    )
+    small = make_episode(1, 400)
+    image = np.full((128, 128, 3), 7, np.uint8)  # one frame for a whole episode: the rest of the ring is holes
+    columns = {
+        **{name: c for name, c in small.segments[0].columns.items() if not name.startswith("observation")},
+        "observation/state": np.arange(3200, dtype=np.float32).reshape(400, 8),
+        **{f"observation/{key}": np.broadcast_to(image, (400, *image.shape)) for key in ("left", "right")},
+    }
+    values = {"state": np.zeros(8, np.float32), "left": image, "right": image}
+    folder, keys = tmp_path / "replay", ("state", "left", "right")
+
+    def make() -> MappedReplay:
+        config = MappedReplay.Config(capacity_gb=10.5, capacity_rows=105_000)
+        return MappedReplay(config, folder=folder, keys=keys)
+
+    with closing(make()) as replay:
+        for number in range(24):
+            segment = dataclasses.replace(
+                small.segments[0],
+                episode_id=f"e{number}",
+                columns=columns,
+                last_observation=dataclasses.replace(small.last_observation, values=values),
+            )
+            episode = dataclasses.replace(small, id=f"e{number}", robot=robot, segments=(segment,))
+            replay.add(episode, label(episode))
+    files = [path for path in folder.iterdir() if path.suffix == ".bin"]
+    assert sum(path.stat().st_size for path in files) > 10 * 10**9
+    assert sum(path.stat().st_size for path in files if path.name.startswith("rows")) > 8 * 10**6
+
+    def live(write: Callable[[bytes], None]) -> None:
+        before = _num_read()
+        replay = make()
+        assert replay.open() is None
+        assert len(replay.ids()) == 24
+        assert replay.size(View()) == 9_600
+        assert _num_read() - before < 10**6
+        assert _resident_kb(folder) == 0
+        into = {"observation/state": np.zeros((1, 8), np.float32)}
+        replay.sample(into, view=View(), rng=np.random.default_rng(0))
+        assert 0 < _resident_kb(folder) < 2000  # the measure does measure
+        write(b"fine")
+
+    assert Child(live).join() == (b"fine", 0)
+
+
+def _num_read() -> int:
+    """Bytes that this process has asked for with read."""
+    return int(Path("/proc/self/io").read_text().split("rchar:")[1].split()[0])
+
+
+def _resident_kb(folder: Path) -> int:
+    """Of the rows and frames that this process has mapped."""
+    total, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if line.split()[0].endswith(":"):
+            total += int(line.split()[1]) if ours and line.startswith("Rss:") else 0
+        else:
+            name = line.rsplit("/", 1)[-1]
+            ours = str(folder) in line and name.startswith(("rows-", "frames-"))
+    return total
+
+
+def test_reading_what_is_in_a_large_store_is_right(tmp_path: Path) -> None:
+    """Rows far apart in a file of gigabytes, round its end."""
+    folder = tmp_path / "replay"
+    with closing(open_mapped(folder, capacity_rows=20_000_000)) as replay:
+        first = make_episode(1, 3)
+        replay.add(first, label(first))
+        book = replay._store._book
+        assert book is not None
+        with book.publishing():  # as if nearly all of the ring had been written and given back, many times
+            for name in ("head_row", "tail_row"):
+                book.counters[name] = 2**35 * 20_000_000 - 3
+            book.counters.head_frame[:] = book.counters.tail_frame[:] = 2**35 * 20_000_000 - 2
+            for kind in ("episode", "segment", "span"):
+                book.counters[f"tail_{kind}"] = book.counters[f"head_{kind}"]
+        replay._store._numbers.clear()
+        model = Model(20_000_000, keep_demos=True)
+        for number in (2, 3):
+            episode = make_episode(number, 5)
+            replay.add(episode, label(episode))
+            model.add(episode, label(episode))
+        assert_same(replay, model)
+        into = batch(100)
+        replay.sample(into, view=View(half_life_steps=4.0), rng=np.random.default_rng(0))
+        assert steps(into) <= {(n, t) for n in (2, 3) for t in range(5)}

@@ -1,0 +1,367 @@
+"""kill -9, at any moment: what was acknowledged is there, exactly; or the replay says that it starts anew."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_episodes import TELLING, inconsistent, label, make_episode, telling_batch, telling_episode, verdict
+from replay_model import Model, assert_same
+from replay_processes import CAPACITY_ROWS, Child, Operation, Watcher, open_mapped, operations
+
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.types import Purpose, View
+from dovetail.replay import _files, reader
+from dovetail.replay.mapped import MappedReplay
+from dovetail.replay.reader import ReplayView
+
+
+def is_same(replay: MappedReplay, model: Model) -> bool:
+    try:
+        assert replay.ids() == model.ids()
+        assert_same(replay, model)
+    except AssertionError:
+        return False
+    return True
+
+
+def settle(replay: MappedReplay, model: Model, underway: Operation) -> bool:
+    """Bring the model to where the replay was killed: before, in the middle of, or after an operation. Returns whether
+    that operation was done."""
+    if is_same(replay, model):
+        return False
+    if underway.name in ("add", "extend"):
+        underway.imagine(model, only_room=True)  # those who left have left
+        if is_same(replay, model):
+            return False
+    underway.imagine(model)
+    assert replay.ids() == model.ids()
+    assert_same(replay, model)  # says what differs
+    return True
+
+
+@pytest.mark.parametrize("rounds", [6, pytest.param(240, marks=pytest.mark.slow)])
+def test_kill_the_writer_at_random_moments(in_memory: Path, rounds: int) -> None:
+    """Beside it, readers in other processes sample all the time and see nothing torn."""
+    folder, dice = in_memory / "replay", random.Random()
+    source = operations(dice.randrange(2**32))
+    todo: list[Operation] = []  # that were not done yet
+    model, log = Model(CAPACITY_ROWS, keep_demos=True), []
+    num_done = num_resets = num_unfinished = 0
+    with Watcher(folder) as anything, Watcher(folder, view=View(part="online")) as online:
+        for _ in range(rounds):
+            todo += itertools.islice(source, 500 - len(todo))
+
+            def live(write: Callable[[bytes], None], todo: list[Operation] = todo) -> None:
+                replay = open_mapped(folder)
+                assert replay.open() is None  # what was killed was settled below
+                write(b".")
+                for operation in todo:
+                    operation.do(replay)
+                    write(b".")
+                raise AssertionError("nobody killed it")
+
+            with Child(live) as child:
+                if dice.random() < 0.8:
+                    child.wait_for(2)  # it has opened, and done something
+                time.sleep(dice.uniform(0.0, 0.03))
+                acknowledged = max(0, len(child.kill()) - 1)
+            for operation in todo[:acknowledged]:
+                operation.imagine(model)
+                if operation.name == "add":
+                    log.append(operation)
+            del todo[:acknowledged]
+            num_done += acknowledged
+            with closing(open_mapped(folder)) as replay:
+                reason = replay.open()
+                if reason is not None:
+                    num_resets += 1
+                    assert reason == "its writer was killed while it was publishing"
+                    assert replay.ids() == []
+                    assert replay.size(View()) == 0
+                    model = Model(CAPACITY_ROWS, keep_demos=True)
+                    for operation in log[-12:]:  # made again from what the log has
+                        operation.do(replay)
+                        operation.imagine(model)
+                    assert_same(replay, model)
+                elif settle(replay, model, todo[0]):
+                    num_unfinished += 1
+                    if todo[0].name == "add":
+                        log.append(todo[0])
+                    del todo[0]
+        watched = [anything.stop(), online.stop()]
+    assert num_done > 3 * rounds
+    if rounds > 100:
+        assert num_resets > 0  # moments of every kind
+        assert num_unfinished > 0
+        assert num_resets < rounds / 2
+    for found in watched:
+        assert found["bad"] == 0
+        assert found["batches"] > 10 * rounds
+
+
+# ---- every moment of one operation
+
+
+class Moments:
+    """Kills its own process at one of the moments at which something has just been, or is half, or will be written."""
+
+    def __init__(self, when: int | None) -> None:
+        self.count, self._when = 0, when
+        self._pwrite, self._set = os.pwrite, _files.Counters.__setitem__
+
+    def install(self) -> None:
+        """For good: in a process that will not live long."""
+        os.pwrite = self._half  # type: ignore[assignment]
+        _files.Counters.__setitem__ = lambda *given: self._store(*given)  # type: ignore[method-assign]
+
+    def _pass(self) -> None:
+        if self.count == self._when:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.count += 1
+
+    def _half(self, descriptor: int, data: bytes, place: int) -> int:
+        self._pass()
+        if self.count == self._when:
+            self._pwrite(descriptor, memoryview(data)[: len(data) // 2], place)
+        self._pass()
+        return self._pwrite(descriptor, data, place)
+
+    def _store(self, counters: _files.Counters, name: str, value: int) -> None:
+        self._pass()
+        self._set(counters, name, value)
+
+
+def scene(name: str) -> tuple[list[Operation], Operation]:
+    """What was done before, and what is being done when the kill comes."""
+
+    def add(number: int, num_steps: int, *, demo: bool = False) -> Operation:
+        episode = telling_episode(number, num_steps, purpose=Purpose.DEMO if demo else Purpose.ONLINE)
+        return Operation("add", (episode, verdict(episode, good=number % 2 == 0)))
+
+    slow = telling_episode(9, 6, cuts=(2, 4))
+    extend = [Operation("extend", (slow.start, segment), slow) for segment in slow.segments]
+    filled = [add(1, 5, demo=True), add(2, 6), add(3, 7), extend[0], add(4, 5)]
+    scenes = {
+        "create": ([], add(1, 5)),
+        "add": (filled[:2], add(5, 4)),
+        "evict": ([add(1, 9), add(2, 9), add(3, 9)], add(4, 9)),
+        "move": (filled, add(5, 9)),
+        "extend": (filled, extend[1]),
+        "finish": ([*filled, extend[1]], Operation("add", (slow, verdict(slow, good=True)))),
+        "finish and move": (
+            [extend[0], *filled[:3], filled[4]],
+            Operation("add", (slow, verdict(slow, good=True))),
+        ),
+        "relabel": (filled, Operation("relabel", (verdict(telling_episode(3, 7), good=True),))),
+        "drop": (filled, Operation("drop", ("e3",))),
+    }
+    return scenes[name]
+
+
+@pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["create", "add", "evict", "move", "extend", "finish", "finish and move", "relabel", "drop"]
+)
+def test_kill_the_writer_at_each_moment_of_an_operation(in_memory: Path, name: str, every: int) -> None:
+    before, underway = scene(name)
+    outcomes, when = set(), random.randrange(every)
+    while True:
+        folder = in_memory / str(when)
+        model = Model(CAPACITY_ROWS, keep_demos=True)
+        with closing(open_mapped(folder)) as replay:
+            for operation in before:
+                operation.do(replay)
+                operation.imagine(model)
+
+        def live(write: Callable[[bytes], None], folder: Path = folder, when: int = when) -> None:
+            replay = open_mapped(folder)
+            replay.open()
+            Moments(when).install()
+            underway.do(replay)
+            write(b"done")
+
+        said, code = Child(live).join()
+        with closing(open_mapped(folder)) as replay:
+            reason = replay.open()
+            if reason is not None:
+                assert code == -signal.SIGKILL
+                assert reason == "its writer was killed while it was publishing"
+                assert replay.size(View()) == 0
+                model = Model(CAPACITY_ROWS, keep_demos=True)
+                for operation in before:
+                    operation.do(replay)
+                    operation.imagine(model)
+                outcomes.add("anew")
+            else:
+                outcomes.add("after" if settle(replay, model, underway) else "before")
+            if said:  # acknowledged
+                assert code == 0
+                assert reason is None
+                underway.imagine(model)
+                assert is_same(replay, model)
+            underway.do(replay)  # and doing it again is harmless
+            underway.imagine(model)
+            assert is_same(replay, model)
+        if said:
+            break  # that was after its last moment
+        assert code == -signal.SIGKILL
+        when += every
+    assert when > 3
+    if every == 1:
+        assert outcomes == {"before", "after", "anew"}
+
+
+def test_a_kill_while_everything_is_thrown_away(tmp_path: Path) -> None:
+    """What is left of the old one must not be taken for the new one: least of all its counters."""
+    first, second = make_episode(1, 5), make_episode(2, 3)
+    files = ("counters", "episodes.bin", "rows-action.bin", "frames-wrist.bin")
+    for number, left in enumerate([(), *((name,) for name in files), files]):
+        folder = tmp_path / str(number)
+        with closing(open_mapped(folder)) as replay:
+            replay.add(first, label(first))
+        (folder / "layout.json").unlink()  # this goes first
+        for path in folder.iterdir():
+            if path.name not in left and path.name != ".lock":
+                path.unlink()
+        if "counters" in left:
+            _files.Counters(folder / "counters", writable=True)["retired"] = 1
+        with closing(open_mapped(folder)) as replay:
+            assert replay.open() is None
+            assert replay.ids() == []
+            model = Model(CAPACITY_ROWS, keep_demos=True)
+            for episode in (first, second):
+                replay.add(episode, label(episode))
+                model.add(episode, label(episode))
+            assert_same(replay, model)
+            assert_same(ReplayView(folder), model)
+
+
+# ---- readers of a writer that is dead
+
+
+def kill_inside_publishing(folder: Path, number: int, *, relabelling: bool) -> None:
+    """A writer that dies with the version, or also the count of relabels, odd."""
+
+    def live(write: Callable[[bytes], None]) -> None:
+        replay = open_mapped(folder)
+        replay.open()
+        name, counters = ("relabels" if relabelling else "version"), replay._store._book.counters
+        setter = _files.Counters.__setitem__
+
+        def store(self: _files.Counters, key: str, value: int) -> None:
+            setter(self, key, value)
+            if key == name and value % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        assert counters["version"] % 2 == 0
+        _files.Counters.__setitem__ = store  # type: ignore[method-assign]
+        episode = telling_episode(number, 6)
+        if relabelling:
+            replay.relabel(verdict(episode, good=True))
+        else:
+            replay.add(episode, verdict(episode, good=True))
+
+    assert Child(live).join()[1] == -signal.SIGKILL
+
+
+def test_readers_go_on_while_a_publication_is_left_half_done_and_follow_the_next_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "replay"
+    first = telling_episode(1, 6)
+    with closing(open_mapped(folder)) as replay:
+        replay.add(first, verdict(first, good=False))
+    old, late, into = ReplayView(folder), ReplayView(folder), telling_batch(64)
+    assert old.size(View()) == 6
+    kill_inside_publishing(folder, 2, relabelling=False)
+    for _ in range(3):  # what it knew is still true
+        old.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
+        assert not inconsistent(into).any()
+    assert old.size(View()) == 6
+    monkeypatch.setattr(reader, "_PATIENCE_S", 0.05)
+    with pytest.raises(StoreError, match="left half published: start its writer again"):
+        late.size(View())  # who comes now cannot tell what is true
+    with closing(open_mapped(folder)) as replay:
+        assert replay.open() == "its writer was killed while it was publishing"
+        for view in (old, late):
+            assert view.size(View()) == 0
+            with pytest.raises(UsageError, match="is empty"):
+                view.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
+        second = telling_episode(2, 4)
+        replay.add(second, verdict(second, good=True))
+        for view in (old, late):
+            assert view.size(View()) == 4
+            view.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
+            assert set(into["observation/state"][:, -1, 0]) == {2.0}
+
+
+def test_a_reader_that_waits_for_half_an_episodes_rewards_goes_on_when_the_next_writer_starts(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "replay"
+    first = telling_episode(1, 6)
+    with closing(open_mapped(folder)) as replay:
+        replay.add(first, verdict(first, good=False))
+    with Watcher(folder) as watcher, closing(open_mapped(folder)) as replay:
+        time.sleep(0.1)
+        kill_inside_publishing(folder, 1, relabelling=True)
+        time.sleep(0.3)  # it cannot draw: half of the rewards may be new
+        assert replay.open() == "its writer was killed while it was publishing"
+        second = telling_episode(2, 4)
+        replay.add(second, verdict(second, good=True))
+        time.sleep(0.3)
+        found = watcher.stop()
+    assert found["bad"] == 0
+    assert found["numbers"] == 2  # it has seen the first episode, and the second
+
+
+def test_readers_are_told_when_nobody_comes_to_finish_a_relabel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "replay"
+    first = telling_episode(1, 6)
+    with closing(open_mapped(folder)) as replay:
+        replay.add(first, verdict(first, good=False))
+    view = ReplayView(folder)
+    assert view.size(View()) == 6
+    kill_inside_publishing(folder, 1, relabelling=True)
+    monkeypatch.setattr(reader, "_PATIENCE_S", 0.05)
+    with pytest.raises(StoreError, match=r"its writer was killed: .*start the writer again") as told:
+        view.sample(telling_batch(4), view=View(), rng=np.random.default_rng(0), window=TELLING)
+    assert "\n" not in str(told.value)
+
+
+def test_what_is_interrupted_while_it_publishes_is_not_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Control-C in the middle: nothing more is written, and the next to open it starts anew."""
+    folder = tmp_path / "replay"
+    first, second = telling_episode(1, 6), telling_episode(2, 6)
+    with closing(open_mapped(folder)) as replay:
+        replay.add(first, verdict(first, good=False))
+        setter = _files.Counters.__setitem__
+
+        def interrupted(self: _files.Counters, key: str, value: int) -> None:
+            if key == "head_row":
+                raise KeyboardInterrupt
+            setter(self, key, value)
+
+        monkeypatch.setattr(_files.Counters, "__setitem__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            replay.add(second, verdict(second, good=False))
+        monkeypatch.undo()
+        with pytest.raises(StoreError, match="half changed by an earlier failure: close it and open it again"):
+            replay.add(second, verdict(second, good=False))
+    with closing(open_mapped(folder)) as replay:
+        assert replay.open() == "its writer was killed while it was publishing"
+        replay.add(second, verdict(second, good=False))
+        assert replay.size(View()) == 6

@@ -1,0 +1,221 @@
+"""Readers beside a writer that evicts and relabels all the time: no row, and no batch, is ever of two minds."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_episodes import TELLING, inconsistent, label, make_episode, telling_batch, telling_episode, verdict
+from replay_processes import Child, Watcher, open_mapped
+
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.types import Purpose, View
+from dovetail.replay import reader
+from dovetail.replay.reader import ReplayView
+
+
+def write_on_and_on(folder: Path, *, capacity_rows: int, relabels: int, demos: int = 0) -> Callable[..., None]:
+    """One byte for each episode. Between them, verdicts are turned round and round; two robots take turns."""
+
+    def live(write: Callable[[bytes], None]) -> None:
+        replay = open_mapped(folder, capacity_rows=capacity_rows)
+        held = [telling_episode(n, 3, purpose=Purpose.DEMO) for n in range(1, demos + 1)]
+        for demo in held:
+            replay.add(demo, verdict(demo, good=True))
+        for number in itertools.count(demos + 1):
+            # numbers start again in time: a float32 holds only so many
+            episode = telling_episode(10 + number % 9000, 5 + number % 4, cuts=(2, 4), id=f"e{number}")
+            if number % 2:
+                for segment in episode.segments[:2]:
+                    replay.extend(episode.start, segment)
+            replay.add(episode, verdict(episode, good=number % 3 == 0))
+            for turn in range(relabels):
+                for one in (*held, episode):
+                    replay.relabel(verdict(one, good=turn % 2 == 0))
+            write(b".")
+
+    return live
+
+
+@pytest.mark.parametrize("num_batches", [1500, pytest.param(30_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("capacity_rows", "relabels", "demos"),
+    [(20, 0, 0), (24, 3, 0), (40, 1, 3)],
+    ids=["half evicted at each step", "relabelled all the time", "demonstrations moved"],
+)
+def test_a_reader_of_a_ring_that_is_rewritten_all_the_time(
+    in_memory: Path, capacity_rows: int, relabels: int, demos: int, num_batches: int
+) -> None:
+    folder = in_memory / "replay"
+    live = write_on_and_on(folder, capacity_rows=capacity_rows, relabels=relabels, demos=demos)
+    view, into, rng = ReplayView(folder), telling_batch(24), np.random.default_rng(0)
+    views = [View(), View(part="demo")] if demos else [View(), View(half_life_steps=4.0)]
+    numbers = set()
+    with Child(live, seconds=900) as child:
+        child.wait_for(3)
+        for number in range(num_batches):
+            # never empty, not even while demonstrations are moved
+            view.sample(into, view=views[number % 2], rng=rng, window=TELLING)
+            bad = inconsistent(into)
+            assert not bad.any(), {name: values[bad][0] for name, values in into.items()}
+            numbers.update(into["observation/state"][:, -1, 0].tolist())
+        num_written = len(child.kill())
+    assert num_written > num_batches / 100
+    assert len(numbers) > num_batches / 200  # they did meet
+
+
+def test_many_readers_in_other_processes(in_memory: Path) -> None:
+    folder = in_memory / "replay"
+    with Child(write_on_and_on(folder, capacity_rows=40, relabels=2, demos=2)) as child:
+        child.wait_for(2)
+        with Watcher(folder) as one, Watcher(folder, view=View(part="prior")) as two:
+            child.wait_for(60)
+            found = [one.stop(), two.stop()]
+    for what in found:
+        assert what["bad"] == 0
+        assert what["batches"] > 20
+        assert what["empty"] == 0
+
+
+def test_a_batch_that_is_overtaken_is_drawn_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exactly between gathering and looking whether that was still there."""
+    with closing(open_mapped(tmp_path / "replay", capacity_rows=10)) as replay:
+        first, second = telling_episode(1, 8), telling_episode(2, 8)
+        replay.add(first, verdict(first, good=True))
+        view, into = ReplayView(tmp_path / "replay"), telling_batch(32)
+        assert view.size(View()) == 8
+        gather, calls = reader.Files.gather, []
+
+        def slow_gather(self: reader.Files, into: dict, rows: np.ndarray, *arguments: object, **named: object):
+            found = gather(self, into, rows, *arguments, **named)
+            if not calls:
+                replay.add(second, verdict(second, good=False))
+            calls.append(set(into["observation/state"][:, -1, 0]))
+            return found
+
+        monkeypatch.setattr(reader.Files, "gather", slow_gather)
+        view.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
+        assert calls == [{1.0}, {2.0}]
+        assert not inconsistent(into).any()
+
+
+def test_a_batch_is_drawn_again_if_rewards_changed_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with closing(open_mapped(tmp_path / "replay")) as replay:
+        first = telling_episode(1, 8)
+        replay.add(first, verdict(first, good=True))
+        view, into, turns = ReplayView(tmp_path / "replay"), telling_batch(32), iter([False, True, False])
+        take = reader.Files._column
+
+        def column(self: reader.Files, name: str, rows: np.ndarray) -> np.ndarray:
+            values = take(self, name, rows)
+            if name == "reward":  # between the rewards and the discounts
+                replay.relabel(verdict(first, good=next(turns, False)))
+            return values
+
+        monkeypatch.setattr(reader.Files, "_column", column)
+        view.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
+        assert not inconsistent(into).any()
+        assert (into["reward"] < 0).all()
+        assert next(turns, None) is None
+
+
+def test_who_is_always_overtaken_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with closing(open_mapped(tmp_path / "replay", capacity_rows=10)) as replay:
+        first = telling_episode(1, 8)
+        replay.add(first, verdict(first, good=True))
+        monkeypatch.setattr(reader, "_PATIENCE_S", 0.05)
+        monkeypatch.setattr(reader.Files, "are_intact", lambda self, oldest: False)
+        with pytest.raises(StoreError, match="changes faster than a batch can be read") as told:
+            replay.sample(telling_batch(4), view=View(), rng=np.random.default_rng(0), window=TELLING)
+        assert "\n" not in str(told.value)
+
+
+def test_an_older_snapshot_stays_whole_while_an_episode_grows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment is linked to the last row of the one before it, in place: who does not know it yet must not follow."""
+    with closing(open_mapped(tmp_path / "replay")) as replay:
+        slow, other = telling_episode(1, 9, cuts=(4,)), telling_episode(2, 3)
+        replay.extend(slow.start, slow.segments[0])
+        view, into = ReplayView(tmp_path / "replay"), telling_batch(32)
+        assert view.size(View()) == 3
+        state = view._state
+        assert state is not None
+        replay.add(other, verdict(other, good=True))
+        replay.extend(slow.start, slow.segments[1])
+        monkeypatch.setattr(view, "_refresh", lambda: state)
+        view.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
+        assert not inconsistent(into).any()
+        assert into["next/state"][..., 1].max() == 3
+        assert set(into["observation/state"][:, -1, 1]) == {0.0, 1.0, 2.0}
+
+
+def test_any_thread_may_ask(in_memory: Path) -> None:
+    """A learner samples ahead in one thread and asks for sizes in another, while the store is thrown away and made anew
+    with other rows, other keys and another length."""
+    folder = in_memory / "replay"
+    into, failures, num_batches = telling_batch(24), [], [0, 0]
+    view, over = ReplayView(folder), threading.Event()
+
+    def sample() -> None:
+        rng = np.random.default_rng(0)
+        while not over.is_set():
+            try:
+                view.sample(into, view=View(), rng=rng, window=TELLING)
+                num_batches[0] += 1
+                if inconsistent(into).any():
+                    failures.append("inconsistent")
+            except UsageError as error:
+                if "is empty" not in str(error):
+                    failures.append(repr(error))
+            except BaseException as error:
+                failures.append(repr(error))
+
+    def ask() -> None:
+        while not over.is_set():
+            try:
+                size = view.size(View(part="online"))
+                num_batches[1] += 1
+                if size not in (0, 5, 10, 15):
+                    failures.append(f"size {size}")
+            except BaseException as error:
+                failures.append(repr(error))
+
+    threads = [threading.Thread(target=sample), threading.Thread(target=ask)]
+    for thread in threads:
+        thread.start()
+    for turn in range(25):
+        with closing(open_mapped(folder, capacity_rows=(18, 40)[turn % 2])) as replay:
+            assert (replay.open() is None) == (turn == 0)
+            for number in range(1, 4):
+                episode = telling_episode(3 * turn + number, 5)
+                replay.add(episode, verdict(episode, good=True))
+                time.sleep(0.002)
+    deadline_s = time.monotonic() + 20
+    while min(num_batches) < 50 and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    over.set()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[:3]
+    assert min(num_batches) >= 50
+
+
+def test_views_asked_once_are_not_kept_for_ever(tmp_path: Path) -> None:
+    """A window of versions that slides, over a store that nobody writes to any more."""
+    with closing(open_mapped(tmp_path / "replay")) as replay:
+        episode = make_episode(1, 5, versions=3)
+        replay.add(episode, label(episode))
+        for version in range(500):
+            assert replay.size(View(versions=(version, version + 1))) == (5 if version in (2, 3) else 0)
+        state = replay._view._state
+        assert state is not None
+        assert len(state[1]._choices) <= 64
