@@ -21,7 +21,7 @@ demo: setup  ## learn peg insertion from 20 demonstrations, with a person's help
 test: setup
 	$(BIN)/python -m pytest -n 2
 
-test-slow: setup  ## learning curves and hundred-reset checks
+test-slow: setup  ## learning curves, hundreds of kills and resets, and the real lerobot in an environment of its own
 	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
@@ -32,7 +32,8 @@ lint: setup
 
 check: lint test
 
-bench: setup
+bench: setup  ## with the peers that we compare with
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
 	$(BIN)/dovetail bench all
 
 clean:

@@ -58,6 +58,35 @@ def test_exporting_again_adds_what_is_new(cli: Cli, made: Path) -> None:
     assert all(path.read_bytes() == data for path, data in kept.items())
 
 
+def test_without_saying_where_it_goes_beside_the_episodes_in_the_codec_that_is_there(cli: Cli, made: Path) -> None:
+    assert cli("episodes", "export", "made", "--format", "lerobot", "--codec", "h264", "--limit", "1").code == 0
+    assert info("runs/made/lerobot")["total_episodes"] == 1
+    again = cli("episodes", "export", "made")
+    assert again.code == 0, again.err
+    assert info("runs/made/lerobot")["total_episodes"] == 2
+
+
+def test_killed_between_labels_and_episode_an_import_loses_neither(
+    cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
+
+    class Killed(BaseException):
+        pass
+
+    def kill(self: EpisodeLog, episode: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(EpisodeLog, "commit", kill)
+        with pytest.raises(Killed):
+            cli("episodes", "import", "second", "data", "--recipe", "toy.yaml")
+    assert cli("episodes", "import", "second", "data").code == 0
+    ours = EpisodeLog("runs/second/episodes")
+    assert len(ours.ids()) == 2
+    assert all(LabelStore("runs/second/labels").current(episode_id) for episode_id in ours.ids())
+
+
 def test_nothing_matches(cli: Cli, made: Path) -> None:
     none = cli("episodes", "export", "made", "--out", "data", "--task", "juggling")
     assert none.code == 2
@@ -101,6 +130,31 @@ def test_what_cannot_be_imported_leaves_nothing(
     refused = cli("episodes", "import", *arguments)
     assert refused.code in (1, 2)
     assert message in refused.line
+    assert not Path("runs/third").exists()
+
+
+def test_cameras_that_a_run_does_not_record_are_left_out(cli: Cli, finished: Path) -> None:
+    Path("seeing.yaml").write_text(TOY.replace("robot: sim", "robot: {type: sim, images: [front]}"))
+    assert cli("collect", "seeing.yaml", "--name", "seen", "--quiet").code == 0
+    assert cli("episodes", "export", "seen", "--out", "data").code == 0
+    taken = cli("episodes", "import", "blind", "data", "--recipe", "toy.yaml")
+    assert taken.code == 0, taken.err
+    seen, blind = EpisodeLog("runs/seen/episodes"), EpisodeLog("runs/blind/episodes")
+    assert seen.manifest(seen.ids()[0]).cameras == ("front",)
+    assert blind.ids() == seen.ids()
+    assert blind.manifest(blind.ids()[0]).cameras == ()
+    assert set(blind.load(blind.ids()[0]).last_observation.values) == set(
+        blind.manifest(blind.ids()[0]).robot.observation
+    )
+
+
+def test_an_import_that_fails_leaves_no_run(cli: Cli, finished: Path) -> None:
+    assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
+    (rows,) = Path("data/data").rglob("*.parquet")
+    rows.write_bytes(rows.read_bytes()[:-20])
+    refused = cli("episodes", "import", "third", "data", "--recipe", "toy.yaml")
+    assert refused.code == 1
+    assert refused.line
     assert not Path("runs/third").exists()
 
 

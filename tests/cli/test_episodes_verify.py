@@ -143,7 +143,7 @@ def test_what_cannot_be_mended_is_said(cli: Cli, run: RunFolder) -> None:
         "the images are whole",
         "episodes/e3/stranger is not part of the episode",
         "version 1 of the weights is lost; whole: 2, 3",
-        "delete runs/made/checkpoints/last: `dovetail run --resume runs/made` then learns anew",
+        "delete runs/made/checkpoints/last: an unfinished run, resumed, then learns anew",
         "3 episodes, 2 damaged, 2 problems elsewhere, 0 repaired, 4 left: runs/made",
     ):
         assert said in result.out

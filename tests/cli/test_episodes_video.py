@@ -72,8 +72,8 @@ def test_what_cannot_be_shown_is_left_out(cli: Cli, run: RunFolder) -> None:
     ("arguments", "said"),
     [
         (["--merge", "2"], "leave out '2'"),
-        ([], "name one episode, or add --merge"),
-        (["2", "--outcome", "failure"], "name one episode, or add --merge"),
+        ([], "name one episode and no more, or add --merge"),
+        (["2", "--outcome", "failure"], "name one episode and no more, or add --merge"),
         (["--merge", "--task", "nothing"], "none of the 4 episodes"),
         (["--merge", "--camera", "back"], "no images of camera 'back' (it has front, depth)"),
         (["--merge", "-o", "file/x.mp4"], "cannot write file/x.mp4"),

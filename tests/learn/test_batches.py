@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 
 import numpy as np
@@ -111,10 +112,12 @@ def test_uint8_stays_uint8_and_shapes_follow_the_request():
     assert batch["human"].shape == (8, 5)
 
 
-def test_an_empty_side_is_filled_from_everything():
-    replay = Dice(empty=("online",))
-    copies(make(replay, 0)[1], 1)
-    assert replay.views == ["prior", "all"]
+def test_an_empty_side_is_filled_from_where_the_request_says():
+    for when_empty, expected in ((View(), ["prior", "all"]), (None, ["prior", "online"])):
+        replay, rng = Dice(empty=("online",)), np.random.default_rng(0)
+        request = dataclasses.replace(REQUEST, when_empty=when_empty)
+        copies(Batches(request=request, robot=ROBOT, replay=replay, rng=rng), 1)
+        assert replay.views == expected  # without a word of it, the replay itself refuses
 
 
 def test_plain_requests_have_no_masks():

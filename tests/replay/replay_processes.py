@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import json
 import mmap
@@ -27,6 +28,7 @@ from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
 from dovetail.replay.reader import ReplayView
 
 CAPACITY_ROWS = 32
+_PR_SET_PDEATHSIG = 1
 
 
 def open_mapped(folder: Path, **config: Any) -> MappedReplay:
@@ -45,7 +47,9 @@ class Child:
         if not self.pid:
             code = 1
             try:
-                signal.alarm(seconds)  # should whoever waits for it be gone
+                signal.alarm(seconds)
+                if sys.platform == "linux":  # should whoever waits for it be killed
+                    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 os.close(self._from)
                 body(lambda data: _write_all(to, data))
                 code = 0
@@ -153,14 +157,14 @@ class Watcher:
     """A process that samples as fast as it can, and looks for rows that contradict themselves, until it is stopped."""
 
     def __init__(self, folder: Path, *, view: View | None = None, batch: int = 32) -> None:
-        self._stop = mmap.mmap(-1, 1)  # shared
+        self._shared = np.frombuffer(mmap.mmap(-1, 16), np.int64)  # stop, batches
 
         def watch(write: Callable[[bytes], None]) -> None:
             reader, into, rng = ReplayView(folder), telling_batch(batch), np.random.default_rng(os.getpid())
             found = {"batches": 0, "empty": 0, "bad": 0, "numbers": 0}
             newest = 0
             write(b"!")
-            while not self._stop[0]:
+            while not self._shared[0]:
                 try:
                     reader.sample(into, view=view or View(), rng=rng, window=TELLING)
                 except UsageError:  # nothing there, for the moment
@@ -169,6 +173,7 @@ class Watcher:
                     continue
                 bad = inconsistent(into)
                 found["batches"] += 1
+                self._shared[1] += 1
                 found["bad"] += int(bad.sum())
                 highest = int(into["observation/state"][..., 0].max())
                 found["numbers"] += highest > newest
@@ -182,13 +187,23 @@ class Watcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if not self._stop[0]:  # the test has failed
+        if not self._shared[0]:  # the test has failed
             self._child.kill()
+
+    @property
+    def num_batches(self) -> int:
+        return int(self._shared[1])
+
+    def wait_for(self, num_batches: int) -> None:
+        deadline_s = time.monotonic() + 60.0
+        while self.num_batches < num_batches:
+            assert time.monotonic() < deadline_s, f"the reader has drawn {self.num_batches} batches only"
+            time.sleep(0.002)
 
     def stop(self) -> dict[str, int]:
         """How many batches it drew, how often there was nothing, how many rows were bad, and how often it saw an episode
         newer than any before."""
-        self._stop[0] = 1
+        self._shared[0] = 1
         said, code = self._child.join()
         assert code == 0, f"the reader ended with {code}"
         found: dict[str, int] = json.loads(said[1:])

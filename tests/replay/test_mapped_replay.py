@@ -640,7 +640,7 @@ def test_marks_what_was_skipped_as_known(open_replay: Open) -> None:
     replay = open_replay(folder="one")
     episode = make_episode(1, 3)
     replay.add(episode, label(episode))
-    replay.skip("old")
+    replay.skip("old", ROBOT, num_steps=3)
     replay.close()
     replay = open_replay(folder="one")
     assert replay.knows("e1")

@@ -204,7 +204,10 @@ class Trial:
         runs = [range(a, a + n) for a, n in zip(choice.rows, choice.num_steps, strict=True)]
         assert [row for run in runs for row in run] == [record.rows[tick] for record, tick in expected]
         np.testing.assert_allclose(
-            np.diff(choice.ends, prepend=0.0), [sum(wanted[row] for row in run) for run in runs], rtol=1e-9
+            np.diff(choice.ends, prepend=0.0),
+            [sum(wanted[row] for row in run) for run in runs],
+            rtol=1e-9,
+            atol=1e-12,
         )
         drawn = set(choice.draw(np.random.default_rng(0), 100).tolist())
         assert drawn <= set(wanted)

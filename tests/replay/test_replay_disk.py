@@ -24,6 +24,7 @@ from dovetail.core.errors import StoreError
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Episode, Purpose, View
 from dovetail.replay import _book, _files
+from dovetail.replay._seen import Seen
 from dovetail.replay.mapped import MappedReplay
 from dovetail.replay.reader import ReplayView
 
@@ -158,6 +159,25 @@ def test_a_disk_that_was_full_from_the_beginning(small_disk: SmallDisk) -> None:
         replay.add(episode, label(episode))
         model.add(episode, label(episode))
         assert_same(replay, model)
+
+
+def test_what_cannot_be_remembered_is_not_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full exactly when an id is to be written down: then nothing has been published yet."""
+    folder, first, second = tmp_path / "replay", make_episode(1, 4), make_episode(2, 3)
+
+    def fail(self: Seen, place: int, data: bytes) -> None:
+        raise StoreError("cannot write seen.bin: No space left on device")
+
+    with closing(open_mapped(folder)) as replay:
+        replay.add(first, label(first))
+        with monkeypatch.context() as full:
+            full.setattr(Seen, "_write", fail)
+            with pytest.raises(StoreError, match="No space left"):
+                replay.add(second, label(second))
+        assert replay.ids() == ["e1"]
+        assert replay.size(View()) == 4
+        replay.add(second, label(second))
+        assert replay.size(View()) == 7
 
 
 # ---- two writers

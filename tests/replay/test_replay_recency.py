@@ -112,4 +112,4 @@ def test_a_demonstration_that_is_moved_gets_no_younger(open_replay: Open) -> Non
     found = [steps_of[row] for row in demos.rows.tolist()]
     assert [n for n, _ in found] == [1, 2]
     wanted = [2.0 ** ((row - newest) / 20.0) for row in born]
-    np.testing.assert_allclose([w for _, w in found], [wanted[0], wanted[1] + wanted[2]], rtol=1e-9)
+    np.testing.assert_allclose([w for _, w in found], [wanted[0], wanted[1] + wanted[2]], rtol=1e-9, atol=1e-12)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from dovetail.config.load import load
+from dovetail.core.errors import StoreError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import (
     Episode,
@@ -24,6 +25,7 @@ from dovetail.core.types import (
 from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
+from dovetail.episodes.verify import verify_spool
 from dovetail.labels.outcome import OutcomeLabeler
 from dovetail.labels.store import LabelStore
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
@@ -178,6 +180,85 @@ def test_a_journal_that_is_beyond_repair_stops_nothing(folder):
     assert [one.info.id for one in experience.recover()] == ["e2"]
     assert journal.exists()
     assert "cannot be recovered" in (folder.path / "events.jsonl").read_text()
+
+
+def test_a_damaged_journal_is_never_thrown_away(folder):
+    """What precedes the damage is taken up; the rest may be worth a person's time."""
+    experience = make(folder)
+    experience.spool.begin(start_of("e1"))
+    for first in (0, 4, 8):
+        segment, after = segment_of("e1", 1, range(first, first + 4), final=False)
+        experience.spool.append(segment, after=after)
+    experience.spool.end(outcome=Outcome.SUCCESS, judgement=None)
+    (journal,) = folder.spool.glob("*.journal")
+    data = bytearray(journal.read_bytes())
+    data[len(data) // 2] ^= 1
+    journal.write_bytes(data)
+    experience.recover()
+    assert len(experience.log.load("e1")) in (4, 8)
+    (aside,) = folder.spool.glob("*.journal.damaged")
+    assert aside.read_bytes() == data
+    assert experience.spool.pending() == []
+    assert any(finding.path == aside for finding in verify_spool(folder.spool))
+    assert "damaged in the spool" in (folder.path / "events.jsonl").read_text()
+
+
+def test_a_damaged_episode_is_named_with_what_to_do(folder):
+    experience = make(folder)
+    live_through(experience, episode_of("e1", 1, 3))
+    experience.close()
+    (folder.episodes / "e1" / "manifest.json").write_bytes(b"{}")
+    with pytest.raises(
+        StoreError, match=r"`dovetail episodes verify .*or give it up with `dovetail episodes rm .* e1`"
+    ):
+        make(folder).recover()
+
+
+def test_a_label_that_changes_back_brings_the_episode_back(folder):
+    experience = make(folder)
+    live_through(experience, episode_of("e1", 1, 3, purpose=Purpose.DEMO), episode_of("e2", 2, 3))
+    for priority, success, held in ((1, False, ["e2"]), (2, True, ["e1", "e2"])):
+        experience.close()
+        ones = np.ones(3, np.float32)
+        said = Labels(
+            episode_id="e1",
+            rewards=ones,
+            discounts=ones,
+            success=success,
+            confidence=1.0,
+            labeler="human",
+            version="1",
+            priority=priority,
+        )
+        LabelStore(folder.labels).add(said)
+        experience = make(folder)
+        experience.recover()
+        assert experience.replay.ids() == held
+
+
+def test_what_a_rebuild_leaves_out_is_older_than_what_it_takes_in(folder):
+    """Recency counts the steps in between, whether or not they are there any more."""
+    settings = {"capacity_rows": 30}
+    demo = episode_of("e0", 0, 4, purpose=Purpose.DEMO)
+    experience = make(folder, **settings)
+    live_through(experience, demo, *(episode_of(f"e{n}", n, 4) for n in range(1, 40)))
+    experience.close()
+    recent = View(half_life_steps=20.0)
+
+    def share(one):
+        into = {"observation/state": np.zeros((2000, 2), np.float32)}
+        one.replay.sample(into, view=recent, rng=np.random.default_rng(0))
+        return float((into["observation/state"][:, 0] == 0).mean())
+
+    live = make(folder, **settings)
+    live.recover()
+    before = share(live)
+    live.close()
+    shutil.rmtree(folder.replay)
+    again = make(folder, **settings)
+    again.recover()
+    assert share(again) == pytest.approx(before, abs=0.01)
+    assert before < 0.01  # the demonstration is the oldest by far
 
 
 def test_killed_between_log_and_replay(folder):

@@ -149,7 +149,7 @@ def parse_filter(
 ) -> Filter:
     """A filter from the words of a command line."""
     return Filter(
-        task=task,
+        task=task.replace("-", "_") if task else task,  # as recipes are called
         robot=robot,
         purpose=_choice(Purpose, purpose, "purpose"),
         outcome=_choice(Outcome, outcome, "outcome"),

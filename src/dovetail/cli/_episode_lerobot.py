@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,38 +15,43 @@ from dovetail.cli._runs import check_name, find_run
 from dovetail.cli._terminal import console, say
 from dovetail.config.load import load
 from dovetail.config.schema import RunConfig
-from dovetail.core.errors import RunFolderError, UsageError
+from dovetail.core.errors import DovetailError, RunFolderError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Outcome, Purpose
-from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.lerobot.export import ExportReport
 from dovetail.episodes.lerobot.export import export as write_dataset
-from dovetail.episodes.lerobot.read import open_dataset
+from dovetail.episodes.lerobot.read import Dataset, open_dataset
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.build import build_station
+from dovetail.runtime.experience import image_codec
 from dovetail.runtime.folder import RunFolder
 
 __all__ = ["export", "import_dataset"]
 
 
 def export(
-    run: str, filters: Mapping[str, Any], *, out: Path, codec: str, fps: int | None, runs_dir: Path
+    run: str, filters: Mapping[str, Any], *, out: Path | None, codec: str | None, fps: int | None, runs_dir: Path
 ) -> None:
     path = find_run(run, runs_dir)
+    out = out or path / "lerobot"
     log, labels = EpisodeLog(path / "episodes"), LabelStore(path / "labels")
     wanted = parse_filter(**filters)
     ids = None
     if not wanted.is_empty:
-        selection = Selection(log, labels, wanted)
+        selection = Selection(log, labels, dataclasses.replace(wanted, limit=None))
         ids = [
             found.info.id
             for found in selection
             if (found.info.purpose is not Purpose.EVAL or wanted.purpose is Purpose.EVAL)
             and (found.info.outcome is not Outcome.ABORTED or wanted.outcome is Outcome.ABORTED)
         ]
+        ids = ids[-wanted.limit :] if wanted.limit else ids  # the newest of those that are exported at all
         if selection.problems:
-            raise UsageError(f"{selection.problems[0]}: `dovetail episodes verify {path}` says what to do")
+            advice = (
+                "" if "episodes verify" in selection.problems[0] else f": see `dovetail episodes verify {path}`"
+            )
+            raise UsageError(f"{selection.problems[0]}{advice}")
         if not ids:
             raise UsageError(f"no episode of {path} is one of those: `dovetail episodes ls {path}` lists them")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -73,29 +79,40 @@ def import_dataset(
     config = existing.config if existing else load([str(recipe)])
     robot, task = _who_and_what(config)
     source = open_dataset(dataset, robot=robot, task=task, rename=_pairs(rename), ignore_names=ignore_names)
+    theirs = source.episode(0).task if len(source) else task
+    if theirs != task:
+        raise UsageError(f"{dataset} is of task '{theirs}', but run '{run}' is of task '{task}'")
     folder = existing or RunFolder.create(runs_dir / check_name(run), config)  # now that all fits
     folder.lock()
-    images = config.images
-    codec = ImageCodec(name=images.codec, lossless_up_to_px=images.lossless_up_to_px, crf=images.crf)
-    log, labels = EpisodeLog(folder.episodes, images=codec), LabelStore(folder.labels)
-    num_new = num_steps = 0
+    log, labels = EpisodeLog(folder.episodes, images=image_codec(config.images)), LabelStore(folder.labels)
+    try:
+        _take_in(source, log, labels, folder=folder, task=task)
+    except DovetailError:
+        if existing is None and not log.ids():
+            shutil.rmtree(folder.path)  # ours, made a moment ago: a refusal leaves nothing behind
+        raise
+
+
+def _take_in(source: Dataset, log: EpisodeLog, labels: LabelStore, *, folder: RunFolder, task: str) -> None:
+    num_new = num_steps = num_failed = 0
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         for index in progress.track(range(len(source)), description="importing"):
+            if source.episode_id(index) in log:
+                continue
             # prior data, whatever it was where it comes from: it is not this run's own practice
             episode = dataclasses.replace(source.episode(index), purpose=Purpose.DEMO)
             if episode.task != task:
-                raise UsageError(
-                    f"{dataset} is of task '{episode.task}', but run {folder.path} is of task '{task}'"
-                )
-            if episode.id in log:
-                continue
-            log.commit(episode)
+                raise UsageError(f"episode {index} is of task '{episode.task}', but run {folder.path} of '{task}'")
             said = source.labels(index)
-            if said is not None:
+            if said is not None:  # before the episode: with it there, nobody would ask for them again
                 labels.add(said)
+            log.commit(episode)
             num_new, num_steps = num_new + 1, num_steps + len(episode)
+            num_failed += not (episode.outcome is Outcome.SUCCESS if said is None else said.success)
     there = f", {len(source) - num_new} were there already" if num_new < len(source) else ""
     say(f"{num_new} demonstrations imported ({num_steps} steps){there}")
+    if num_failed:
+        say(f"{num_failed} of them did not succeed: they are kept, and not learned from")
     say(f"learn from them: dovetail run --resume {folder.path}")
 
 

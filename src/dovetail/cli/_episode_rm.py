@@ -15,6 +15,7 @@ from dovetail.cli._runs import find_run
 from dovetail.cli._terminal import console, say
 from dovetail.core.errors import UsageError
 from dovetail.episodes.log import EpisodeLog
+from dovetail.episodes.spool import Spool
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.folder import RunFolder
 
@@ -28,7 +29,7 @@ def rm(run: str, episodes: list[str], filters: dict[str, Any], *, yes: bool, run
         raise UsageError(f"{'you cannot ' if episodes else ''}{said} them by options such as --outcome aborted")
     folder = RunFolder.open(find_run(run, runs_dir))
     folder.lock()  # before looking, so that what is asked about is what is deleted
-    log = EpisodeLog(folder.episodes)
+    log, spool = EpisodeLog(folder.episodes), Spool(folder.spool)
     if episodes:
         ids = list(dict.fromkeys(find_episode(log, text, folder.path) for text in episodes))
     else:
@@ -46,6 +47,7 @@ def rm(run: str, episodes: list[str], filters: dict[str, Any], *, yes: bool, run
     try:
         quiet = not console.is_terminal
         for episode_id in track(ids, description="deleting", console=console, transient=True, disable=quiet):
+            spool.acknowledge(episode_id)  # first: what a crash has left there would come back
             log.remove(episode_id)
             removed += 1
     finally:

@@ -36,6 +36,7 @@ class _Problem:
     left: str
     advice: str
     mend: Callable[[], object] | None = None
+    lost: bool = False  # mending it means to do without
     harmless: bool = False  # worth a line, but not damaged
 
 
@@ -55,7 +56,7 @@ def verify(run: str, *, repair: bool, runs_dir: Path) -> int:
             for problem in _elsewhere(path):
                 books.note(problem)
     say(books.summary(num_episodes))
-    return 1 if books.num_left else 0
+    return 1 if books.num_bad else 0
 
 
 class _Books:
@@ -67,14 +68,20 @@ class _Books:
         self._episodes: set[str] = set()  # with damage
         self._num_elsewhere = 0
         self._num_mended = 0
+        self._num_lost = 0
         self.num_left = 0
+
+    @property
+    def num_bad(self) -> int:
+        return self.num_left + self._num_lost
 
     def note(self, problem: _Problem, *, episode_id: str = "") -> None:
         mended, done = self._mend(problem)
         if not problem.harmless:
             self._episodes |= {episode_id} - {""}
             self._num_elsewhere += not episode_id
-            self._num_mended += mended
+            self._num_mended += mended and not problem.lost
+            self._num_lost += mended and problem.lost
             self.num_left += not mended
         style = "yellow" if mended or problem.harmless else "red"
         console.print(Text(problem.what, style=style), soft_wrap=True)
@@ -87,11 +94,14 @@ class _Books:
         if problem.mend is None:
             return False, problem.advice
         if not self._mending:
-            return False, f"`dovetail episodes verify {self._path} --repair` mends it"
+            what = "does without it" if problem.lost else "mends it"
+            return False, f"`dovetail episodes verify {self._path} --repair` {what}"
         try:
             kept = problem.mend()
         except DovetailError as error:
             return False, f"it could not be repaired: {error}"
+        if problem.lost:
+            return True, "lost, and struck off the list"
         return True, f"repaired; what was there is kept as {kept}" if isinstance(kept, Path) else "repaired"
 
     def summary(self, num_episodes: int) -> str:
@@ -99,7 +109,8 @@ class _Books:
         if self._num_elsewhere:
             parts.append(f"{self._num_elsewhere} problem{'s' * (self._num_elsewhere > 1)} elsewhere")
         if self._episodes or self._num_elsewhere:
-            parts.append(f"{self._num_mended} repaired, {self.num_left} left")
+            lost = f"{self._num_lost} lost, " if self._num_lost else ""
+            parts.append(f"{self._num_mended} repaired, {lost}{self.num_left} left")
         return f"{', '.join(parts)}: {self._path}"
 
 
@@ -111,6 +122,7 @@ def _of_log(folder: Path, finding: Finding) -> _Problem:
         if finding.episode_id
         else "",
         mend=partial(repair, folder, finding) if finding.repairable else None,
+        lost=finding.lost,
     )
 
 
@@ -186,7 +198,7 @@ def _checkpoints(folder: Path) -> Iterator[_Problem]:
             yield _Problem(
                 what=str(error),
                 left="the episodes, labels and weights do not need it",
-                advice=f"delete {each}: `dovetail run --resume {folder.parent}` then learns anew from the episodes",
+                advice=f"delete {each}: an unfinished run, resumed, then learns anew from its episodes",
             )
 
 

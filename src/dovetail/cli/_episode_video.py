@@ -42,7 +42,7 @@ def one(
     runs_dir: Path,
 ) -> None:
     if episode is None or not parse_filter(**filters).is_empty:
-        raise UsageError("name one episode, or add --merge for a film of all that the options choose")
+        raise UsageError("name one episode and no more, or add --merge for a film of all that the options choose")
     folder = RunFolder.open(find_run(run, runs_dir))
     log = EpisodeLog(folder.episodes)
     episode_id = find_episode(log, episode, folder.path)

@@ -31,6 +31,7 @@ _COLOURS = {
 }
 _FULL_IDS = 126  # columns of a terminal that has room for them
 _SHORT_ID = 12  # an id's random part, which names it as well
+_DATE, _TELLING = 8, 6  # characters: of the date an id begins with; of a part of an id that can stand for it
 
 
 def ls(run: str, filters: dict[str, Any], *, as_json: bool, runs_dir: Path) -> None:
@@ -235,6 +236,9 @@ def _summary(name: str, column: Array) -> tuple[str, ...]:
     if name == "time_ns":
         return (name, kind, "", "", "", "")
     values = column.astype(np.float64)
+    values = values[np.isfinite(values)]
+    if not values.size:
+        return (name, kind, "", "none finite" if column.size else "empty", "", "")
     course = ""
     if column.ndim == 1:
         course = sparkline([float(value) for value in values], width=max(10, min(60, console.width - 72)))
@@ -276,10 +280,13 @@ def find_episode(log: EpisodeLog, text: str, path: Path) -> str:
         return text
     if text in ("first", "last"):
         return ids[0] if text == "first" else ids[-1]
-    if text.isdigit() and 1 <= int(text) <= len(ids):
+    if text.isdecimal() and len(text) < _DATE:  # a number, never a part of an id: those are full of digits
+        if not 1 <= int(text) <= len(ids):
+            raise UsageError(f"there is no episode {text} in {path}: they are numbered 1 to {len(ids)}")
         return ids[int(text) - 1]
     found = [episode_id for episode_id in ids if episode_id.startswith(text)]
-    found = found or [episode_id for episode_id in ids if text in episode_id]
+    if len(text) >= _TELLING:
+        found = found or [episode_id for episode_id in ids if text in episode_id]
     if len(found) == 1:
         return found[0]
     if found:

@@ -119,7 +119,7 @@ def _find(target: str, *, version: int | None, runs_dir: Path) -> _Source:
         return _Source(folder=RunFolder.open(checkpoint.parent.parent), checkpoint=checkpoint)
     if path.is_file():
         raise CheckpointError(
-            f"{path} is not a checkpoint: name a run, RUN/checkpoints/last or RUN/weights/vN.json"
+            f"{path} is not a checkpoint: name a run, RUN/checkpoints/last or RUN/weights/v00000009.json"
         )
     return _Source(folder=RunFolder.open(find_run(target, runs_dir)), version=version)
 

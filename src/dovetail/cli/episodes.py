@@ -192,10 +192,15 @@ def export(
     *,
     run: Run,
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="The dataset's folder; one that is there gets the new ones.")
-    ],
+        Path | None,
+        typer.Option(
+            "--out", "-o", help="The dataset's folder; one that is there gets the new ones. Default: RUN/lerobot."
+        ),
+    ] = None,
     form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.LEROBOT,
-    codec: Annotated[VideoCodec, typer.Option("--codec", help="Of the videos.")] = VideoCodec.AV1,
+    codec: Annotated[
+        VideoCodec | None, typer.Option("--codec", help="Of the videos. Default: as the dataset has it, else av1.")
+    ] = None,
     fps: Annotated[
         int | None,
         typer.Option("--fps", min=1, help="Frames a second, where the control rate is not a whole number."),

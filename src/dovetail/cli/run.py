@@ -100,7 +100,10 @@ def collect(
 
 def evaluate(
     target: Annotated[
-        str, typer.Argument(metavar="RUN|CHECKPOINT", help="A run, RUN/checkpoints/last or RUN/weights/vN.json.")
+        str,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT", help="A run, RUN/checkpoints/last or RUN/weights/v00000009.json."
+        ),
     ],
     num_episodes: Annotated[
         int | None, typer.Option("--episodes", "-n", min=1, help="Default: the run's eval_episodes.")

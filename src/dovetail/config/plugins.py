@@ -38,7 +38,10 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "safety": {"filter": "dovetail.robots.safety:SafeRobot"},
     "actor": {"sequential": "dovetail.actor.sequential:SequentialActor"},
-    "policy": {"gaussian_mlp": "dovetail.policies.gaussian_mlp:GaussianMLP"},
+    "policy": {
+        "gaussian_mlp": "dovetail.policies.gaussian_mlp:GaussianMLP",
+        "flow": "dovetail.policies.flow:Flow",
+    },
     "labeler": {"outcome": "dovetail.labels.outcome:OutcomeLabeler"},
     "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},
     "algorithm": {

@@ -350,6 +350,7 @@ class SampleRequest:
     observation_keys: tuple[str, ...]
     rows: Mapping[View, int]
     window: Window = field(default_factory=Window)
+    when_empty: View | None = None  # what to draw from while a view has nothing to give; None: that is an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,8 +36,9 @@ from dovetail.episodes._journal import SUFFIX, Kind, is_recording, number_of, re
 from dovetail.episodes._manifest import start_to_json
 from dovetail.episodes.ids import check_episode_id
 
-__all__ = ["Spool"]
+__all__ = ["DAMAGED", "Spool"]
 
+DAMAGED = ".damaged"
 _UNBORN = ".new"
 
 
@@ -134,6 +135,27 @@ class Spool:
             return None
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
+
+    def is_damaged(self, episode_id: str) -> bool:
+        """Whether there is more in a journal than `load` can give back: not what a crash leaves, but a changed byte."""
+        path = self._path(episode_id)
+        try:
+            with path.open("rb") as file:
+                rest = _journal.rest(file, max((record.end for record in _journal.read(file)), default=0))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
+        return bool(rest.num_bytes) and not rest.torn
+
+    def set_aside(self, episode_id: str) -> Path:
+        """Keep a damaged journal under another name, for `verify` to tell of and a person to look at."""
+        path = self._path(episode_id)
+        aside = path.with_name(path.name + DAMAGED)
+        with self._errors():
+            os.replace(path, aside)
+            fsync_folder(self._folder)
+        return aside
 
     def acknowledge(self, episode_id: str) -> None:
         """The log has it: delete it here. Doing it again is harmless."""

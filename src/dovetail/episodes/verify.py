@@ -26,6 +26,7 @@ from dovetail.episodes._journal import SUFFIX, Kind, is_recording, read_journal
 from dovetail.episodes._manifest import MANIFEST, STEPS, pack_manifest, read_manifest, unpack_manifest
 from dovetail.episodes._order import ORDER
 from dovetail.episodes.ids import is_episode_id
+from dovetail.episodes.spool import DAMAGED
 
 __all__ = ["Finding", "repair", "verify_log", "verify_spool"]
 
@@ -42,6 +43,7 @@ class Finding:
     problem: str = ""
     recoverable: str = ""  # what can still be had
     repairable: bool = False
+    lost: bool = False  # repairing it means to do without
 
     @property
     def whole(self) -> bool:
@@ -71,6 +73,10 @@ def verify_spool(folder: Path | str) -> Iterator[Finding]:
         if path.suffix == SUFFIX and is_episode_id(episode_id):
             with contextlib.suppress(FileNotFoundError):  # handed over meanwhile
                 yield _check_journal(path, episode_id)
+        elif path.name.endswith(SUFFIX + DAMAGED):
+            left = "what precedes the damage is in the log; delete this one when it is of no more use"
+            problem = "is a damaged journal that was set aside"
+            yield Finding(episode_id="", path=path, problem=problem, recoverable=left)
         elif not path.name.startswith("."):
             yield _foreign("", path, "spool")
 
@@ -192,6 +198,7 @@ def _differences(folder: Path) -> Iterator[Finding]:
             problem=f"is gone: {ORDER} says that it was committed",
             recoverable="nothing here; commit it again from a copy, or have it struck off the list",
             repairable=True,
+            lost=True,
         )
 
 

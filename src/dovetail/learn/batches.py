@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.core.contracts import ReplayReader
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array, SampleRequest, View
+from dovetail.core.types import Array, SampleRequest
 
 __all__ = ["Batches", "batch_arrays", "side"]
 
@@ -104,8 +104,8 @@ class Batches:
         for view, num_rows in self._request.rows.items():
             if num_rows:
                 rows = {name: array[first : first + num_rows] for name, array in slot.arrays.items()}
-                # before the first online step, or without demonstrations, one side has nothing to give
-                view = view if self._replay.size(view) else View()
+                if self._request.when_empty is not None and not self._replay.size(view):
+                    view = self._request.when_empty
                 self._replay.sample(rows, view=view, rng=self._rng, window=self._request.window)
                 first += num_rows
         return dict(self._rng.bit_generator.state)

@@ -16,7 +16,7 @@ from dovetail.config.model import Config
 from dovetail.core.errors import SpecMismatch, StoreError, did_you_mean
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
-from dovetail.policies.networks import mlp
+from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.normalizer import Normalizer
 
 __all__ = ["GaussianMLP", "GaussianMLPConfig"]
@@ -144,9 +144,16 @@ class GaussianMLP:
         log_prob = log_prob - 2.0 * (math.log(2.0) - raw - functional.softplus(-2.0 * raw))
         return torch.tanh(raw), log_prob.sum(-1)
 
-    def imitation_loss(self, features: Tensor, actions: Tensor) -> Tensor:
+    def imitation_loss(
+        self,
+        features: Tensor,
+        actions: Tensor,
+        mask: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
         mean, _ = self._distribution(features)
-        return functional.mse_loss(torch.tanh(mean), actions)
+        return masked_mse(torch.tanh(mean), actions.view_as(mean), None if mask is None else mask.view(-1))
 
     def normalize_actions(self, actions: Tensor) -> Tensor:
         center, scale = torch.from_numpy(self._center), torch.from_numpy(self._scale)

@@ -1,4 +1,4 @@
-"""Small networks: a plain MLP, and an ensemble of MLPs computed as one batched product."""
+"""Small networks: MLPs alone and in ensembles, a denoiser of action chunks, an encoder of images."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["EnsembleMLP", "mlp"]
+__all__ = ["DenoisingMLP", "EnsembleMLP", "ImageEncoder", "masked_mse", "mlp"]
+
+_NUM_TIME_WAVES = 8
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -20,6 +22,14 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
         layers += [nn.Linear(num_in, num_out), nn.LayerNorm(num_out), nn.Tanh()]
     layers.append(nn.Linear(sizes[-2], sizes[-1]))
     return nn.Sequential(*layers)
+
+
+def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor:
+    """The mean squared error over [..., A] where the mask [...] is true. Elsewhere even NaN does no harm."""
+    if mask is None:
+        return functional.mse_loss(predicted, wanted)
+    wanted = torch.where(mask[..., None], wanted, predicted.detach())
+    return functional.mse_loss(predicted, wanted, reduction="sum") / (mask.sum().clamp(min=1) * wanted.shape[-1])
 
 
 class EnsembleMLP(nn.Module):
@@ -51,3 +61,52 @@ class EnsembleMLP(nn.Module):
                 hidden = functional.layer_norm(hidden, hidden.shape[-1:])
                 hidden = torch.tanh(torch.addcmul(self.shifts[i], hidden, self.scales[i]))
         return hidden.squeeze(-1)
+
+
+class DenoisingMLP(nn.Module):
+    """Where a noisy chunk will end, [B, H, A] -> [B, H, A], given features [B, F] and a time [B] from 0 to 1.
+
+    Residual layers over the whole chunk at once. What was seen and the time set the scale and shift of each, so that
+    they are never drowned by the chunk's noise.
+    """
+
+    def __init__(self, *, horizon: int, num_actions: int, num_features: int, hidden: int, num_layers: int) -> None:
+        super().__init__()
+        self.chunk = nn.Linear(horizon * num_actions, hidden)
+        self.condition = nn.Sequential(
+            nn.Linear(num_features + 2 * _NUM_TIME_WAVES, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()
+        )
+        self.modulations = nn.ModuleList(nn.Linear(hidden, 2 * hidden) for _ in range(num_layers))
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, hidden))
+            for _ in range(num_layers)
+        )
+        self.end = nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, horizon * num_actions))
+
+    def forward(self, chunk: Tensor, features: Tensor, t: Tensor) -> Tensor:
+        waves = t[:, None] * math.pi * torch.arange(1, _NUM_TIME_WAVES + 1) / 2
+        condition = self.condition(torch.cat((features, waves.sin(), waves.cos()), dim=1))
+        hidden = self.chunk(chunk.flatten(1))
+        for modulation, layer in zip(self.modulations, self.layers, strict=True):
+            scale, shift = modulation(condition).chunk(2, dim=1)
+            normed = functional.layer_norm(hidden, hidden.shape[-1:])
+            hidden = hidden + layer(torch.addcmul(shift, normed, 1.0 + scale))
+        end: Tensor = self.end(hidden)
+        return end.view_as(chunk)
+
+
+class ImageEncoder(nn.Module):
+    """uint8 [N, H, W, C] of any size -> [N, num_features]: four strided convolutions, then a grid of 4 x 4."""
+
+    def __init__(self, *, num_channels: int, num_features: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for num_in, num_out in itertools.pairwise((num_channels, 16, 32, 32, 32)):
+            layers += [nn.Conv2d(num_in, num_out, 3, stride=2, padding=1), nn.SiLU()]
+        self.convolutions = nn.Sequential(*layers)
+        self.out = nn.Sequential(nn.Linear(32 * 16, num_features), nn.LayerNorm(num_features))
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.convolutions(images.permute(0, 3, 1, 2).float() / 255.0 - 0.5)
+        features: Tensor = self.out(functional.adaptive_avg_pool2d(hidden, 4).flatten(1))
+        return features

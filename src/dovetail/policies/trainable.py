@@ -33,8 +33,17 @@ class TrainablePolicy(Policy, Protocol):
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Normalised actions [B, A] with gradients, and their log-density [B]."""
 
-    def imitation_loss(self, features: Tensor, actions: Tensor) -> Tensor:
-        """The loss that clones normalised actions."""
+    def imitation_loss(
+        self,
+        features: Tensor,
+        actions: Tensor,
+        mask: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """The loss that clones normalised actions [B, A], or chunks of them [B, H, A] with a `mask` [B, H]: false
+        where there is nothing to clone, and then it does not matter what stands there. What chance it needs comes
+        from `generator`."""
 
     def normalize_actions(self, actions: Tensor) -> Tensor: ...
 

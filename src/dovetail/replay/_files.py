@@ -81,6 +81,8 @@ class Ring:
 
     def get(self, numbers: Array) -> Array:
         """Copies of items by their numbers."""
+        if not len(self._items):  # who looked before the first one was written, and counted after it
+            return np.zeros((*numbers.shape, *self._shape), self._dtype)
         values: Array = np.take(self._items, numbers % self.num_items, axis=0, mode="clip")
         return values
 
@@ -91,6 +93,16 @@ class Ring:
         Under "raise" numpy would also gather into a copy of `out` first.
         """
         np.take(self._items, numbers % self.num_items, axis=0, out=out, mode="clip")
+
+    def will_need(self, numbers: Array) -> None:
+        """Have the kernel read these from the disk, all at once, where they are not in memory.
+
+        Left to page faults it would read them one after the other, and much around each: fifty times as slow.
+        """
+        places = np.unique(numbers % self.num_items)
+        for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
+            first, count = int(run[0]) * self._item_bytes, len(run) * self._item_bytes
+            os.posix_fadvise(self._file, first, count, os.POSIX_FADV_WILLNEED)
 
     def write(self, number: int, values: Array) -> None:
         """Put values [N, ...] at `number` and on, round the end."""
@@ -107,7 +119,12 @@ class Ring:
             wanted = min(
                 self.num_items, max(num_items, 2 * len(self._items), _SMALLEST // max(1, self._item_bytes))
             )
-            os.ftruncate(self._file, wanted * self._item_bytes)  # sparse: what was never written takes no space
+            try:
+                os.ftruncate(
+                    self._file, wanted * self._item_bytes
+                )  # sparse: what was never written takes no space
+            except OSError as error:
+                raise self._no_room(error) from error
             self.look()
 
     def _put(self, values: Array, start: int) -> None:

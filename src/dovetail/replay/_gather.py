@@ -19,6 +19,7 @@ from dovetail.replay._layout import SCHEMA, Layout
 
 __all__ = ["Copiers", "Files"]
 
+_MEMORY = 10**9  # bytes a second: what is slower is no memory
 _LARGE = 1 << 20  # bytes: below that, handing work to another thread takes longer than doing it
 _ROWS = ""  # no camera is called that
 _NEVER = 2**62
@@ -30,13 +31,26 @@ class Copiers:
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._pool: ThreadPoolExecutor | None = None
+        self._is_slow = True  # until shown otherwise: then the next ones are asked for before they are copied
 
-    def run(self, take: Callable[[str, Array, Array], None], jobs: Sequence[tuple[str, Array, Array]]) -> None:
-        """Each (name, numbers, out) cut in as many parts as there are threads."""
+    def run(self, rings: Mapping[str, Ring], jobs: Sequence[tuple[str, Array, Array]]) -> None:
+        """Copy (ring, numbers, out) for each job. What comes slower than memory does comes from a disk."""
+        if not jobs:
+            return
+        if self._is_slow:
+            for name in dict.fromkeys(name for name, _, _ in jobs):
+                rings[name].will_need(np.concatenate([n.reshape(-1) for other, n, _ in jobs if other == name]))
+        start_s = time.perf_counter()
+        self._copy(lambda name, numbers, out: rings[name].take(numbers, out), jobs)
+        num_bytes = sum(out.nbytes for _, _, out in jobs)
+        self._is_slow = num_bytes < _MEMORY * (time.perf_counter() - start_s)
+
+    def _copy(self, take: Callable[[str, Array, Array], None], jobs: Sequence[tuple[str, Array, Array]]) -> None:
+        """Each job cut in as many parts as there are threads."""
         if self._num_threads == 1:
             for job in jobs:
                 take(*job)
-        elif jobs:
+        else:
             self._pool = self._pool or ThreadPoolExecutor(self._num_threads, thread_name_prefix="replay")
             cuts = []
             for name, numbers, out in jobs:
@@ -196,7 +210,7 @@ class Files:
                 self._take(*job)
             else:
                 large.append(job)
-        copiers.run(self._take, large)
+        copiers.run(self.rings, large)
         return oldest
 
     def _column(self, name: str, rows: Array) -> Array:

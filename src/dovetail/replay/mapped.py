@@ -77,8 +77,14 @@ class MappedReplay:
     def knows(self, episode_id: str) -> bool:
         return self._store.knows(episode_id)
 
-    def skip(self, episode_id: str) -> None:
-        self._store.skip(episode_id)
+    def was_dropped(self, episode_id: str) -> bool:
+        return self._store.was_dropped(episode_id)
+
+    def reset(self) -> None:
+        self._store.reset()
+
+    def skip(self, episode_id: str, robot: RobotSpec, *, num_steps: int) -> None:
+        self._store.skip(episode_id, robot, num_steps=num_steps)
 
     def room(self, robot: RobotSpec) -> int:
         return self._store.room(robot)

@@ -198,10 +198,17 @@ class ReplayStore:
         self.open()
         return episode_id in self._seen
 
-    def skip(self, episode_id: str) -> None:
-        """Count an episode as known without adding it: too old to come back."""
+    def was_dropped(self, episode_id: str) -> bool:
         self.open()
-        if self._book is not None:
+        return episode_id + DROPPED in self._seen
+
+    def skip(self, episode_id: str, robot: RobotSpec, *, num_steps: int) -> None:
+        """Count an episode as known without adding it: too old to come back, and older than what does."""
+        self.open()
+        if self._book is None:
+            self._book = Book.create(self._folder, self._fit(robot))
+        if episode_id not in self._seen:
+            self._book.counters["num_born"] += num_steps + 1
             self._remember(episode_id)
 
     def room(self, robot: RobotSpec) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from dovetail.config.schema import ImagesConfig
 from dovetail.core.contracts import Labeler, ReplayReader, ReplayWriter
 from dovetail.core.errors import StoreError
 from dovetail.core.specs import RobotSpec
@@ -16,7 +17,11 @@ from dovetail.episodes.spool import Spool
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.folder import RunFolder
 
-__all__ = ["Experience", "Known", "Replay"]
+__all__ = ["Experience", "Known", "Replay", "image_codec"]
+
+
+def image_codec(config: ImagesConfig) -> ImageCodec:
+    return ImageCodec(name=config.codec, lossless_up_to_px=config.lossless_up_to_px, crf=config.crf)
 
 
 class Replay(ReplayReader, ReplayWriter, Protocol):
@@ -32,8 +37,13 @@ class Replay(ReplayReader, ReplayWriter, Protocol):
     def knows(self, episode_id: str) -> bool:
         """Whether an episode was ever added, held or not."""
 
-    def skip(self, episode_id: str) -> None:
-        """Count an episode as known without adding it."""
+    def was_dropped(self, episode_id: str) -> bool: ...
+
+    def reset(self) -> None:
+        """Forget everything that was ever added."""
+
+    def skip(self, episode_id: str, robot: RobotSpec, *, num_steps: int) -> None:
+        """Count an episode as known, and its steps as older than those to come, without adding it."""
 
     def room(self, robot: RobotSpec) -> int:
         """Rows there are in all; an episode takes one more than it has steps."""
@@ -98,7 +108,11 @@ class Experience:
             if episode is not None:
                 self.log.commit(episode)
                 self._folder.event("recovered from the spool", id=episode_id, outcome=episode.outcome)
-            self.spool.acknowledge(episode_id)
+            if self.spool.is_damaged(episode_id):  # there was more than that
+                aside = self.spool.set_aside(episode_id)
+                self._folder.event("damaged in the spool", id=episode_id, kept=aside.name)
+            else:
+                self.spool.acknowledge(episode_id)
         known = list(self._known())
         self._bring_up_to_date([one for one in known if one.trains], on_added)
         return known
@@ -109,34 +123,46 @@ class Experience:
 
     def _known(self) -> Iterator[Known]:
         for episode_id in self.log.ids():
-            info = self.log.manifest(episode_id)
-            if info.purpose is not Purpose.EVAL and info.outcome is not Outcome.ABORTED:
-                labels = self.labels.current(episode_id) or self.label(self.log.load(episode_id))
-                yield Known(info=info, labels=labels)
+            try:
+                info = self.log.manifest(episode_id)
+                if info.purpose is not Purpose.EVAL and info.outcome is not Outcome.ABORTED:
+                    labels = self.labels.current(episode_id) or self.label(self.log.load(episode_id))
+                    yield Known(info=info, labels=labels)
+            except StoreError as error:
+                raise StoreError(
+                    f"{error}: see what is left of it with `dovetail episodes verify {self._folder.path}`, "
+                    f"or give it up with `dovetail episodes rm {self._folder.path} {episode_id}`"
+                ) from error
 
     def _bring_up_to_date(self, known: list[Known], on_added: Callable[[int, int], None]) -> None:
         """Replay holds what the log and the labels say: nothing that was deleted, the newest labels, all that fits."""
         reason = self.replay.open()
         if reason is not None:
             self._folder.event("replay is made anew", reason=reason)
-        held = set(self.replay.ids())
-        for episode_id in held - {one.info.id for one in known}:
+        if any(self.replay.was_dropped(one.info.id) for one in known):
+            self._folder.event("replay is made anew", reason="an episode that was dropped counts again")
+            self.replay.reset()
+        for episode_id in set(self.replay.ids()) - {one.info.id for one in known}:
             self.replay.drop(episode_id)
         missing = [one for one in known if not self.replay.knows(one.info.id)]
         fresh = self._newest_that_fit(missing)
-        for number, one in enumerate(fresh):
-            on_added(number, len(fresh))
-            self.replay.add(self.log.load(one.info.id, images=bool(self._cameras)), one.labels)
+        num_added = 0
         for one in missing:
-            self.replay.skip(one.info.id)
+            if one.info.id in fresh:
+                on_added(num_added, len(fresh))
+                self.replay.add(self.log.load(one.info.id, images=bool(self._cameras)), one.labels)
+                num_added += 1
+            else:
+                self.replay.skip(one.info.id, one.info.robot, num_steps=one.info.num_steps)
         for one in known:
             self.replay.relabel(one.labels)
 
-    def _newest_that_fit(self, known: list[Known]) -> list[Known]:
+    def _newest_that_fit(self, known: list[Known]) -> set[str]:
         """Without those that would be evicted again before anybody draws from them. Demonstrations come in any case."""
-        chosen, num_rows = [], 0
+        chosen: set[str] = set()
+        num_rows = 0
         for one in reversed(known):
             num_rows += one.info.num_steps + 1
             if one.info.purpose is Purpose.DEMO or num_rows <= self.replay.room(one.info.robot):
-                chosen.append(one)
-        return chosen[::-1]
+                chosen.add(one.info.id)
+        return chosen

@@ -18,7 +18,6 @@ from dovetail.core.errors import CheckpointError, FailureError
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, WeightSnapshot
-from dovetail.episodes.images import ImageCodec
 from dovetail.human.scripted import Demonstrator
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
@@ -27,7 +26,7 @@ from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runtime.build import build_station
 from dovetail.runtime.evaluate import evaluation_episodes, order_episode
-from dovetail.runtime.experience import Experience, Known
+from dovetail.runtime.experience import Experience, Known, image_codec
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 from dovetail.weights.store import DiskWeightStore
@@ -78,8 +77,7 @@ class InlineRun:
         self._station.close()
         self._experience.close()
         self._metrics.close()
-        wall_s = self._wall_before_s + time.monotonic() - self._started_s
-        self._folder.write_json("progress.json", {"wall_s": wall_s, "updates": self.status.updates})
+        self._write_progress()
 
     # ---- the phases
 
@@ -253,7 +251,9 @@ class InlineRun:
         if known.info.purpose is Purpose.ONLINE:
             self.status.count(known.info, known.labels)
             return
-        self._num_tried_demos += 1
+        self._num_tried_demos += (
+            known.info.config_hash == self._folder.config_hash
+        )  # imported ones were not tried here
         if known.trains:
             episode = episode or self._experience.log.load(known.info.id, images=False)
             low_dimensional = [k for k, spec in self._policy.spec.observation.items() if len(spec.shape) < 3]
@@ -303,13 +303,13 @@ class InlineRun:
         policy.fit_normalizer(columns)
 
     def _make_experience(self) -> Experience:
-        folder, keys, images = self._folder, self._policy.spec.observation, self._config.images
+        folder, keys = self._folder, self._policy.spec.observation
         return Experience(
             folder,
             labeler=self._station.labeler(),
             replay=self._station.replay(folder.replay, keys=tuple(keys)),
             cameras=tuple(key for key, spec in keys.items() if len(spec.shape) >= 3),
-            codec=ImageCodec(name=images.codec, lossless_up_to_px=images.lossless_up_to_px, crf=images.crf),
+            codec=image_codec(self._config.images),
         )
 
     def _make_learner(self, algorithm: Algorithm, *, role: str) -> Learner:
@@ -352,10 +352,15 @@ class InlineRun:
         self._metrics.write("online", facts, step=status.env_steps)
         self._metrics.write("learner", status.metrics, step=status.env_steps)
 
+    def _write_progress(self) -> None:
+        wall_s = self._wall_before_s + time.monotonic() - self._started_s
+        self._folder.write_json("progress.json", {"wall_s": wall_s, "updates": self.status.updates})
+
     def _save(self, learner: Learner) -> None:
         save_checkpoint(
             self._checkpoint,
             learner.state_dict(),
             facts={"env_steps": self.status.env_steps, "config_hash": self._folder.config_hash},
         )
+        self._write_progress()  # so that a kill costs no more of the books than of the learner
         self._folder.event("checkpoint", env_steps=self.status.env_steps, updates=learner.num_updates)

@@ -130,7 +130,7 @@ class _Only:
 
 def test_a_rate_that_is_not_whole_is_asked_for(tmp_path: Path) -> None:
     log = MemoryLog([0], robot=replace(ROBOT, control_hz=12.5))
-    with pytest.raises(UsageError, match=r"runs at 12\.5 Hz, but LeRobot counts whole frames .* fps=12"):
+    with pytest.raises(UsageError, match=r"runs at 12\.5 Hz, but LeRobot counts whole frames .* --fps 12"):
         export(log, tmp_path / "out")
     export(log, tmp_path / "out", fps=13)
     (episode,) = read_dataset(tmp_path / "out")

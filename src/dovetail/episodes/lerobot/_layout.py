@@ -204,7 +204,7 @@ def _whole_fps(robot: RobotSpec, fps: int | None) -> int:
         if robot.control_hz != round(robot.control_hz) or robot.control_hz < 1:
             raise UsageError(
                 f"robot '{robot.name}' runs at {robot.control_hz:g} Hz, but LeRobot counts whole frames a second: "
-                f"choose one, for example fps={max(1, round(robot.control_hz))}"
+                f"choose one, for example --fps {max(1, round(robot.control_hz))}"
             )
         return round(robot.control_hz)
     if fps < 1:

@@ -14,7 +14,7 @@ from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array
 from dovetail.episodes.lerobot._layout import ACTION, STATE, Layout, feature_names
 
-__all__ = ["Mapped", "Piece", "foreign", "ours", "without"]
+__all__ = ["Mapped", "Piece", "foreign", "only", "ours", "without"]
 
 _SLICE = re.compile(r"(?P<feature>.+)\[(?P<first>\d+)(:(?P<end>\d+))?\]")
 
@@ -64,6 +64,16 @@ def ours(layout: Layout) -> Mapped:
     return replace(mapped, robot=without(robot, mapped))
 
 
+def only(mapped: Mapped, robot: RobotSpec) -> Mapped:
+    """Without what a robot does not give: a camera that this run does not record is no reason to refuse the rest."""
+    fewer = replace(
+        mapped,
+        numbers={key: piece for key, piece in mapped.numbers.items() if key in robot.observation},
+        pictures={key: piece for key, piece in mapped.pictures.items() if key in robot.observation},
+    )
+    return replace(fewer, robot=without(mapped.robot, fewer))
+
+
 def without(robot: RobotSpec, mapped: Mapped) -> RobotSpec:
     """A robot that gives no more than its episodes hold: what did not fit into the dataset is gone."""
     there = {
@@ -84,7 +94,9 @@ def foreign(
     offered = dict(_offered(info["features"], rename))
     name = str(info.get("robot_type") or "lerobot")
     if "action" not in offered:
-        raise SpecMismatch(f"the dataset has no feature 'action': name it by rename. {_what(offered)}")
+        raise SpecMismatch(
+            f"the dataset has no feature 'action': name it with --rename THEIRS=action. {_what(offered)}"
+        )
     action = offered.pop("action")
     if robot is None:
         action = _as_float32(action)
@@ -117,7 +129,7 @@ def _offered(features: Mapping[str, Mapping[str, Any]], rename: Mapping[str, str
         cut = _SLICE.fullmatch(source)
         feature = cut["feature"] if cut else source
         if feature not in features:
-            raise UsageError(f"rename: the dataset has no feature '{feature}'.{did_you_mean(feature, features)}")
+            raise UsageError(f"--rename: the dataset has no feature '{feature}'.{did_you_mean(feature, features)}")
         renamed.add(feature)
         yield key, _piece(feature, features[feature], cut)
     for feature, of in features.items():
@@ -142,7 +154,7 @@ def _piece(feature: str, of: Mapping[str, Any], cut: re.Match[str] | None) -> Pi
     first = int(cut["first"])
     end = int(cut["end"]) if cut["end"] else first + 1
     if len(shape) != 1 or not first < end <= shape[0]:
-        raise UsageError(f"rename: '{cut[0]}' is not a part of feature '{feature}' of shape {list(shape)}")
+        raise UsageError(f"--rename: '{cut[0]}' is not a part of feature '{feature}' of shape {list(shape)}")
     spec = ArraySpec(shape=(end - first,), dtype=of["dtype"], names=names[first:end])
     return Piece(feature=feature, spec=spec, first=first, end=end)
 
@@ -151,8 +163,8 @@ def _wanted(offered: Mapping[str, Piece], robot: RobotSpec, *, ignore_names: boo
     for key, spec in robot.observation.items():
         if key not in offered:
             raise SpecMismatch(
-                f"robot '{robot.name}' has observation '{key}', but the dataset has none: name it by rename. "
-                + _what(offered)
+                f"robot '{robot.name}' has observation '{key}', but the dataset has none: name it with "
+                f"--rename THEIRS={key}. {_what(offered)}"
             )
         yield key, _fitting(f"observation '{key}'", offered[key], spec, robot=robot, ignore_names=ignore_names)
 
@@ -169,7 +181,7 @@ def _fitting(what: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec, igno
         pairs = [f"{a} != {b}" for a, b in zip(theirs.names, spec.names, strict=True) if a != b]
         raise SpecMismatch(
             f"{what}: names of the dataset and of robot '{robot.name}' differ: {', '.join(pairs[:3])}; "
-            "if the order is the same, say ignore_names=True"
+            "if the order is the same, say --ignore-names"
         )
     return Piece(feature=piece.feature, spec=spec, first=piece.first, end=piece.end)
 

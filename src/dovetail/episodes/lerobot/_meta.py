@@ -50,7 +50,7 @@ class Meta:
         try:
             info = json.loads(path.read_bytes())
             version = str(info["codebase_version"])
-        except FileNotFoundError as error:
+        except (FileNotFoundError, NotADirectoryError) as error:
             raise UsageError(f"{root} is not a LeRobot dataset: it has no {INFO}") from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{path} cannot be read: {error}") from error

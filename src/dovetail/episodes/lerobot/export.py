@@ -57,7 +57,7 @@ def export(
     *,
     ids: Iterable[str] | None = None,
     labels: Callable[[str], Labels | None] | None = None,
-    codec: str = "av1",
+    codec: str | None = None,
     fps: int | None = None,
     on_episode: Callable[[str, int, int], None] | None = None,
     sizes: FileSizes | None = None,
@@ -65,8 +65,9 @@ def export(
     """Write episodes into a dataset at `out`, or add those that it does not have yet.
 
     Without `ids` all but evaluations and aborted ones. `labels` say success and rewards where there are any, else
-    the recorded outcome does. `on_episode` hears an id, how many are encoded and of how many. An export that is
-    killed loses the part it was at, at most one file of each kind; the next one goes on from there.
+    the recorded outcome does. Without a `codec`, that of the dataset, or AV1. `on_episode` hears an id, how many are
+    encoded and of how many. An export that is killed loses the part it was at, at most one file of each kind; the
+    next one goes on from there.
     """
     out = Path(out)
     chosen, left_out = _choose(log, ids)
@@ -75,7 +76,7 @@ def export(
     if out.is_file():
         raise UsageError(f"{out} is a file; a dataset is a folder")
     if chosen:
-        fresh = Layout.of(chosen[0].robot, fps=fps, codec=codec)
+        fresh = Layout.of(chosen[0].robot, fps=fps, codec=codec or _codec_of(out) or "av1")
         _check_all(fresh, chosen)
     with exclusive(out) as staging:
         totals = _existing(out, fresh if chosen else None)
@@ -160,6 +161,12 @@ def _existing(out: Path, fresh: Layout | None) -> Totals:
     }:
         raise StoreError(f"{out / INFO} and {out / LAYOUT} disagree on the features: the dataset was changed")
     return Totals.of(meta, layout)
+
+
+def _codec_of(out: Path) -> str | None:
+    """What the videos of a dataset that is there are coded in."""
+    layout = Meta.read(out).layout() if (out / INFO).exists() else None
+    return layout.codec if layout else None
 
 
 def _agree(out: Path, layout: Layout, fresh: Layout) -> None:

@@ -68,10 +68,11 @@ def open_dataset(
     if layout is None:
         mapped = _mapping.foreign(meta.info, robot=robot, rename=rename or {}, ignore_names=ignore_names)
     elif rename:
-        raise UsageError(f"{path} was exported by Dovetail and has our own names: leave rename out")
+        raise UsageError(f"{path} was exported by Dovetail and has our own names: leave --rename out")
     else:
         mapped = _mapping.ours(layout)
         if robot is not None:
+            mapped = _mapping.only(mapped, robot)
             match(robot, stored=mapped.robot)
             if robot.control_hz != mapped.robot.control_hz:
                 raise SpecMismatch(
@@ -137,6 +138,8 @@ class Dataset:
         for key, piece in self._mapped.pictures.items():
             frames = self._frames(row, table, piece, with_last=kept is not None)
             columns[f"observation/{key}"], last[key] = frames[: len(table)], frames[-1]
+        columns = {name: column for name, column in columns.items() if self._is_wanted(name)}
+        last = {key: value for key, value in last.items() if self._is_wanted(f"observation/{key}")}
         segment = Segment(
             episode_id=facts["id"],
             first=0,
@@ -145,6 +148,10 @@ class Dataset:
             last_observation=Observation(time_ns=last_time_ns, values=last),
         )
         return Episode(**facts, robot=robot, segments=(segment,))
+
+    def _is_wanted(self, column: str) -> bool:
+        kind, _, key = column.partition("/")
+        return kind != "observation" or key in self._mapped.numbers or key in self._mapped.pictures
 
     def labels(self, index: int) -> Labels | None:
         """The labels an episode of ours was exported with, if it had any."""

@@ -41,6 +41,7 @@ class Imitation:
         self._policy = policy
         parameters = [p for module in policy.components.values() for p in module.parameters()]
         self._optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
+        self._generator = torch.Generator().manual_seed(seed)
         self._num_updates = 0
 
     @property
@@ -48,12 +49,14 @@ class Imitation:
         return SampleRequest(
             observation_keys=tuple(self._policy.spec.observation),
             rows={View(part="prior"): self._config.batch_size},
-            window=Window(history=self._policy.spec.history),
+            window=Window(horizon=self._policy.spec.horizon, history=self._policy.spec.history),
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         features = self._policy.features(side(batch, "observation"))
-        loss = self._policy.imitation_loss(features, self._policy.normalize_actions(batch["action"]))
+        actions = self._policy.normalize_actions(batch["action"])
+        mask = _until_the_hand_changes(batch) if self._policy.spec.horizon > 1 else None
+        loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
@@ -66,6 +69,7 @@ class Imitation:
     def state_dict(self) -> Mapping[str, Array]:
         return {
             "num_updates": np.array(self._num_updates, np.int64),
+            "generator": self._generator.get_state().numpy().copy(),
             **policy_state(self._policy),
             **optimizer_state("imitation", self._optimizer),
         }
@@ -74,4 +78,12 @@ class Imitation:
         with refuse_misfits("imitation"):
             load_policy(self._policy, state)
             load_optimizer("imitation", self._optimizer, state)
+            self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
             self._num_updates = int(state["num_updates"])
+
+
+def _until_the_hand_changes(batch: Mapping[str, Tensor]) -> Tensor:
+    """What of each chunk is there to clone [B, H]: up to the episode's end, and to where a person handed back."""
+    human = batch["human"]
+    same_hand = (human == human[:, :1]).cumprod(dim=1).bool()
+    return batch["action/mask"] & same_hand

@@ -112,6 +112,7 @@ class RLPD:
                 num_steps=self._config.num_steps,
                 history=self._policy.spec.history,
             ),
+            when_empty=View(),  # before the first online step, or without demonstrations, one side has nothing
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
@@ -155,7 +156,8 @@ class RLPD:
         alpha = self._log_alpha.exp().detach()
         loss = (alpha * log_prob - value).mean()
         if config.bc_weight and human.any():
-            loss = loss + config.bc_weight * self._policy.imitation_loss(features[human], actions[human])
+            cloning = self._policy.imitation_loss(features[human], actions[human], generator=self._generator)
+            loss = loss + config.bc_weight * cloning
         self._step("actor", loss, self._actor_parameters)
         with torch.no_grad():
             torch._foreach_lerp_(self._averaged_parameters, self._actor_parameters, 1.0 - config.actor_average)

@@ -1,0 +1,309 @@
+"""Flow matching over action chunks, from low-dimensional observations and images; guided by what was committed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar
+
+import numpy as np
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from dovetail.config.model import Config
+from dovetail.core.errors import SpecMismatch, StoreError, UsageError, did_you_mean
+from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
+from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
+from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
+from dovetail.policies.networks import DenoisingMLP, ImageEncoder, masked_mse
+from dovetail.policies.normalizer import Normalizer
+
+__all__ = ["Flow", "FlowConfig"]
+
+_CALM_SEED = 0  # of the noise that every deterministic chunk starts from
+
+
+class FlowConfig(Config):
+    inputs: tuple[str, ...] = ()
+    """Observation keys to look at, images among them; none: every low-dimensional one the robot gives."""
+    history: dict[str, int] = Field(default_factory=dict)
+    """Control ticks of history per key; a key not named is seen once."""
+    horizon: int = Field(default=16, ge=1)
+    """Actions in a chunk."""
+    num_flow_steps: int = Field(default=5, ge=1)
+    """Euler steps from noise to actions. Later times than the last of them are not learned: choose before training."""
+    hidden: int = Field(default=128, ge=1)
+    num_layers: int = Field(default=3, ge=1)
+    image_features: int = Field(default=64, ge=1)
+    """What is kept of an image."""
+    guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
+
+
+class Flow:
+    """See the Policy and TrainablePolicy contracts.
+
+    With x_t = (1 - t) noise + t actions, it learns the velocity actions - noise, and acting follows that from noise at
+    t = 0 to a chunk at t = 1. The network names the end of the way, and the velocity is what leads there in the time
+    that is left: the same loss, but the network need not learn to repeat its noise, and learns several times faster.
+
+    A deterministic chunk starts from one fixed noise, the same for every row: from no noise at all it would end
+    between two ways of doing a thing, where nobody ever went.
+    """
+
+    Config: ClassVar[type[FlowConfig]] = FlowConfig
+
+    def __init__(self, config: FlowConfig, *, robot: RobotSpec, seed: int = 0) -> None:
+        self._config = config
+        self._spec = _spec(config, robot)
+        self._images = tuple(key for key, spec in self._spec.observation.items() if spec.is_image)
+        low, high = robot.action.bounds
+        self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
+        sizes = {key: spec.shape[0] for key, spec in self._spec.observation.items() if not spec.is_image}
+        self._normalizer = Normalizer(sizes)
+        self._chunk_shape = (config.horizon, robot.action.shape[0])
+        self._calm = torch.randn(self._chunk_shape, generator=torch.Generator().manual_seed(_CALM_SEED))
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._actor = DenoisingMLP(
+                horizon=config.horizon,
+                num_actions=robot.action.shape[0],
+                num_features=self.num_features,
+                hidden=config.hidden,
+                num_layers=config.num_layers,
+            )
+            self._encoder = nn.ModuleDict(
+                {
+                    _module_name(key): ImageEncoder(
+                        num_channels=robot.observation[key].shape[2], num_features=config.image_features
+                    )
+                    for key in self._images
+                }
+            )
+        self._version = 0
+
+    # ---- Policy: numpy in, numpy out
+
+    @property
+    def spec(self) -> PolicySpec:
+        return self._spec
+
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        """A chunk for each row; with a prefix, one that goes on from it. What of a prefix is unknown lies beyond its
+        end or is NaN, and pulls nowhere."""
+        # no inference_mode, whoever asks: guidance needs a derivative
+        with torch.inference_mode(False), torch.no_grad():
+            inputs = {
+                key: torch.tensor(value) for key, value in observations.items()
+            }  # a copy: views are read-only
+            features = self.features(inputs)
+            normalized = self._integrate(
+                features, self._noise(len(features), context), self._committed(len(features), context)
+            )
+        actions = (normalized.clamp(-1.0, 1.0).numpy() * self._scale + self._center).astype(np.float32)
+        return ActionChunk(actions=actions, observed_ns=0, policy_version=self._version)
+
+    def warmup(self) -> None:
+        batch: dict[str, Array] = {}
+        for key, spec in self._spec.observation.items():
+            num = self._spec.history.get(key)
+            batch[key] = np.zeros((1, *((num,) if num else ()), *spec.shape), spec.dtype)
+            if num:
+                batch[f"{key}/mask"] = np.ones((1, num), np.bool_)
+        chunk = self.act(batch, ActContext(deterministic=True))
+        self.act(batch, ActContext(deterministic=True, prefix=chunk.actions, delay=1))
+
+    def load(self, snapshot: WeightSnapshot) -> None:
+        expected = self.weights()
+        for name, arrays in expected.items():
+            _check_fit(snapshot, name, arrays)
+        for name, module in self.components.items():  # all of it fits, so nothing is left half loaded
+            arrays = snapshot.components[name]
+            module.load_state_dict({key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
+        self._normalizer.load_arrays(snapshot.components["normalizer"])
+        self._version = snapshot.version
+
+    def reset(self) -> None:
+        """Nothing is remembered between episodes."""
+
+    # ---- TrainablePolicy: torch
+
+    @property
+    def components(self) -> Mapping[str, nn.Module]:
+        return {"actor": self._actor} | ({"encoder": self._encoder} if self._images else {})
+
+    def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
+        self._normalizer.fit(columns)
+
+    @property
+    def num_features(self) -> int:
+        return sum(
+            (self._config.image_features if spec.is_image else spec.shape[0]) * self._spec.history.get(key, 1)
+            for key, spec in self._spec.observation.items()
+        )
+
+    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
+        parts: list[Tensor] = []
+        for key in self._spec.observation:
+            values = self._seen(key, observations[key])
+            if key in self._spec.history:
+                # padding is nothing, not a zero reading
+                values = torch.where(observations[f"{key}/mask"][..., None], values, 0.0)
+            parts.append(values.flatten(1))
+        return torch.cat(parts, dim=1)
+
+    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        raise UsageError(
+            "policy 'flow' knows no density of its actions, which this algorithm asks for: train it with 'imitation', "
+            "or use policy 'gaussian_mlp'"
+        )
+
+    def imitation_loss(
+        self,
+        features: Tensor,
+        actions: Tensor,
+        mask: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        actions = actions.reshape(-1, *self._chunk_shape)
+        if mask is not None:
+            mask = mask.view(actions.shape[:2])
+            actions = _held(actions, mask)
+        noise = torch.randn(actions.shape, generator=generator)
+        # up to the last time that acting asks about: beyond it a noisy chunk gives the actions away, and a network
+        # that may copy them learns not to look
+        t = torch.rand(len(actions), generator=generator) * (1.0 - 1.0 / self._config.num_flow_steps)
+        x = torch.lerp(noise, actions, t[:, None, None])
+        return masked_mse(self._velocity(x, features, t), actions - noise, mask)
+
+    def normalize_actions(self, actions: Tensor) -> Tensor:
+        center, scale = torch.from_numpy(self._center), torch.from_numpy(self._scale)
+        return ((actions - center) / scale).clamp(-1.0, 1.0)
+
+    def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
+        modules = components or self.components
+        return {
+            **{
+                name: {k: v.detach().numpy().copy() for k, v in m.state_dict().items()}
+                for name, m in modules.items()
+            },
+            "normalizer": self._normalizer.to_arrays(),
+        }
+
+    # ---- from noise to actions
+
+    def _velocity(self, x: Tensor, features: Tensor, t: Tensor) -> Tensor:
+        end: Tensor = self._actor(x, features, t)
+        return (end - x) / (1.0 - t)[:, None, None]
+
+    def _noise(self, num_rows: int, context: ActContext) -> Tensor:
+        if context.deterministic:
+            return self._calm.expand(num_rows, -1, -1)
+        generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
+        return torch.randn((num_rows, *self._chunk_shape), generator=generator)
+
+    def _committed(self, num_rows: int, context: ActContext) -> tuple[Tensor, Tensor] | None:
+        """What the robot has committed to, normalised [B, H, A], and how much it counts [B, H]."""
+        if context.prefix is None:
+            return None
+        prefix, (horizon, num_actions) = torch.tensor(context.prefix, dtype=torch.float32), self._chunk_shape
+        if prefix.ndim != 3 or prefix.shape[0] != num_rows or prefix.shape[2] != num_actions:
+            raise UsageError(f"a prefix should be [{num_rows}, H, {num_actions}], got {list(prefix.shape)}")
+        prefix = prefix[:, :horizon]
+        missing = prefix.new_full((num_rows, horizon - prefix.shape[1], num_actions), math.nan)
+        target = self.normalize_actions(torch.cat((prefix, missing), dim=1))
+        weights = prefix_weights(
+            self._config.guidance.schedule,
+            delay=context.delay,
+            execution_horizon=context.horizon,
+            chunk_length=horizon,
+        )
+        return target, weights * target.isfinite().all(-1)
+
+    def _integrate(self, features: Tensor, x: Tensor, committed: tuple[Tensor, Tensor] | None) -> Tensor:
+        def velocity(x: Tensor, t: float) -> Tensor:
+            return self._velocity(x, features, torch.full((len(x),), t))
+
+        num_steps, guidance = self._config.num_flow_steps, self._config.guidance
+        for step in range(num_steps):
+            t = step / num_steps
+            if committed is None:
+                v = velocity(x, t)
+            else:
+                target, weights = committed
+                v = guided_velocity(
+                    velocity, x, t, target=target, weights=weights, beta=guidance.beta, jacobian=guidance.jacobian
+                )
+            x = x + v / num_steps
+        return x
+
+    def _seen(self, key: str, values: Tensor) -> Tensor:
+        """What was seen of one key, [B, F] or [B, h, F]."""
+        if key not in self._images:
+            return self._normalizer(key, values)
+        features: Tensor = self._encoder[_module_name(key)](values.flatten(0, -4))
+        return features.view(*values.shape[:-3], -1)
+
+
+def _spec(config: FlowConfig, robot: RobotSpec) -> PolicySpec:
+    keys = config.inputs or tuple(k for k, s in robot.observation.items() if _is_low_dim(s))
+    if not keys:
+        raise SpecMismatch(
+            f"policy 'flow' has nothing to look at: robot '{robot.name}' gives no low-dimensional observation, so "
+            "name images in policy.inputs"
+        )
+    for key in keys:
+        if key not in robot.observation or not (_is_low_dim(spec := robot.observation[key]) or spec.is_image):
+            usable = [k for k, s in robot.observation.items() if _is_low_dim(s) or s.is_image]
+            raise SpecMismatch(
+                f"policy 'flow' wants input '{key}', but robot '{robot.name}' gives no such low-dimensional "
+                f"observation or image." + did_you_mean(key, usable)
+            )
+    for key in config.history:
+        if key not in keys:
+            raise SpecMismatch(
+                f"policy 'flow' wants history of '{key}', which it does not see." + did_you_mean(key, keys)
+            )
+    if not robot.action.low or not all(np.isfinite((*robot.action.low, *robot.action.high))):
+        raise SpecMismatch(f"policy 'flow' needs a bounded action, but robot '{robot.name}' gives no limits")
+    return PolicySpec(
+        name="flow",
+        observation={key: robot.observation[key] for key in keys},
+        action=robot.action,
+        action_kind=robot.action_kind,
+        horizon=config.horizon,
+        history={key: num for key, num in config.history.items() if num > 1},
+        guidable=True,
+    )
+
+
+def _held(actions: Tensor, mask: Tensor) -> Tensor:
+    """Chunks whose missing actions repeat the last one before them: the network sees them beside the others."""
+    index = torch.arange(mask.shape[1]).expand_as(mask)
+    last = torch.where(mask, index, -1).cummax(dim=1).values
+    held = actions.gather(1, last.clamp(min=0)[..., None].expand_as(actions))
+    return torch.where(last[..., None] >= 0, held, 0.0)
+
+
+def _check_fit(snapshot: WeightSnapshot, component: str, expected: Mapping[str, Array]) -> None:
+    misfit = f"weights version {snapshot.version} do not fit policy 'flow': "
+    if component not in snapshot.components:
+        raise StoreError(f"{misfit}there is no '{component}' among them")
+    arrays = snapshot.components[component]
+    if arrays.keys() != expected.keys():
+        names = sorted(arrays.keys() ^ expected.keys())
+        raise StoreError(f"{misfit}of '{component}', {', '.join(names[:3])} is only on one side")
+    for name, value in arrays.items():
+        if value.shape != expected[name].shape:
+            raise StoreError(f"{misfit}{component}/{name} is {value.shape}, should be {expected[name].shape}")
+        if not np.isfinite(value).all():
+            raise StoreError(f"weights version {snapshot.version} hold non-finite numbers; not loaded")
+
+
+def _module_name(key: str) -> str:
+    return "camera_" + key.replace(".", "_")  # torch has its own use for dots
+
+
+def _is_low_dim(spec: ArraySpec) -> bool:
+    return spec.dtype == "float32" and len(spec.shape) == 1

@@ -1,0 +1,223 @@
+"""Cloning chunks: windows as long as the policy's, whose padding and whose other hands teach nothing."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.specs import ArraySpec
+from dovetail.core.types import Episode, EpisodeStart, Labels, Observation, Outcome, Purpose, Segment
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+from dovetail.learn.learner import Learner
+from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.replay.mapped import MappedReplay
+from dovetail.testing import check_algorithm
+
+HORIZON = 4
+
+
+@pytest.fixture
+def make_flow(robot):
+    def make(**config):
+        config = {"horizon": HORIZON, "hidden": 16, "num_layers": 1, **config}
+        return Flow(FlowConfig(**config), robot=robot, seed=0)
+
+    return make
+
+
+class Spy:
+    """An Imitation whose policy tells what it was given."""
+
+    def __init__(self, policy):
+        self.given = []
+        loss = policy.imitation_loss
+
+        def imitation_loss(features, actions, mask=None, *, generator=None):
+            self.given.append((actions.clone(), None if mask is None else mask.clone()))
+            return loss(features, actions, mask, generator=generator)
+
+        policy.imitation_loss = imitation_loss
+        self.algorithm = Imitation(ImitationConfig(batch_size=8), policy=policy)
+
+
+def chunks(rows=8, seed=0):
+    rng = np.random.default_rng(seed)
+    arrays = {
+        "observation/joint_pos": rng.normal(size=(rows, 3)).astype(np.float32),
+        "action": rng.uniform(-1, 1, (rows, HORIZON, 2)).astype(np.float32),
+        "action/mask": np.ones((rows, HORIZON), np.bool_),
+        "human": np.ones((rows, HORIZON), np.bool_),
+    }
+    return TensorDict({name: torch.from_numpy(values) for name, values in arrays.items()}, batch_size=[rows])
+
+
+def test_it_asks_for_windows_as_long_as_the_policys(make_flow, policy):
+    window = Imitation(ImitationConfig(), policy=make_flow(history={"joint_pos": 3})).wants.window
+    assert window.horizon == HORIZON
+    assert window.history == {"joint_pos": 3}
+    assert Imitation(ImitationConfig(), policy=policy).wants.window.horizon == 1
+
+
+@pytest.mark.parametrize("junk", [5.0, np.nan])
+def test_padding_teaches_nothing(make_flow, junk):
+    weights = []
+    for filling in (0.0, junk):
+        algorithm = Imitation(ImitationConfig(), policy=make_flow())
+        batch = chunks()
+        batch["action/mask"][:4, 2:] = False
+        batch["action"][:4, 2:] = filling
+        metrics = [algorithm.update(batch) for _ in range(3)]
+        assert all(np.isfinite(m["imitation_loss"]) for m in metrics)
+        weights.append(algorithm.policy_weights()["actor"])
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_nothing_is_cloned_past_a_hand_back(make_flow):
+    """A correction's window runs on into what the policy did next, and that is nothing to clone."""
+    spy, batch = Spy(make_flow()), chunks(4)
+    batch["human"][0] = torch.tensor([1, 1, 0, 0])  # handed back
+    batch["human"][1] = torch.tensor([1, 0, 1, 1])  # and taken over again: another correction
+    batch["human"][2] = 0  # a demonstration that no person gave
+    batch["action/mask"][3] = torch.tensor([1, 1, 1, 0])
+    spy.algorithm.update(batch)
+    ((_, mask),) = spy.given
+    assert mask.int().tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]
+
+
+def test_single_actions_need_no_mask(policy, batch):
+    spy = Spy(policy)
+    spy.algorithm.update(batch)
+    ((actions, mask),) = spy.given
+    assert mask is None
+    assert actions.shape == (8, 2)
+
+
+def test_a_chunk_of_one_action(make_flow, batch):
+    spy = Spy(make_flow(horizon=1))
+    assert np.isfinite(spy.algorithm.update(batch)["imitation_loss"])
+    assert spy.given[0][1] is None
+
+
+def test_a_gaussian_heeds_a_mask_too(policy, batch):
+    features, actions = policy.features({"joint_pos": batch["observation/joint_pos"]}), batch["action"]
+    some = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1], dtype=torch.bool)
+    expected = policy.imitation_loss(features[some], actions[some])
+    masked = policy.imitation_loss(features, torch.where(some[:, None], actions, torch.nan), some)
+    torch.testing.assert_close(masked, expected)
+    torch.testing.assert_close(policy.imitation_loss(features, actions[:, None], some[:, None]), expected)
+    assert policy.imitation_loss(features, actions, torch.zeros(8, dtype=torch.bool)).item() == 0.0
+
+
+@pytest.mark.parametrize(
+    "config",
+    [{}, {"horizon": 1}, {"history": {"joint_pos": 3}}, {"inputs": ("joint_pos", "front"), "image_features": 8}],
+)
+def test_it_keeps_the_contract(robot, config):
+    """Noise and times of the flow among what a checkpoint has to hold."""
+    camera = ArraySpec(shape=(8, 8, 3), dtype="uint8")
+    seeing = dataclasses.replace(robot, observation={**robot.observation, "front": camera})
+    config = {"horizon": HORIZON, "hidden": 16, "num_layers": 1, **config}
+    check_algorithm(
+        lambda: Imitation(
+            ImitationConfig(batch_size=8), policy=Flow(FlowConfig(**config), robot=seeing, seed=0), seed=1
+        ),
+        robot=seeing,
+    )
+
+
+def test_other_seeds_are_other_noise(make_flow):
+    losses = [Imitation(ImitationConfig(), policy=make_flow(), seed=s).update(chunks()) for s in (1, 1, 2)]
+    assert losses[0] == losses[1]
+    assert losses[0] != losses[2]
+
+
+def test_a_checkpoint_of_another_flow_is_refused(make_flow):
+    state = Imitation(ImitationConfig(), policy=make_flow()).state_dict()
+    with pytest.raises(CheckpointError, match="does not fit algorithm 'imitation'"):
+        Imitation(ImitationConfig(), policy=make_flow(horizon=8)).load_state_dict(state)
+
+
+def test_who_cannot_train_a_flow_says_who_can(make_flow, batch):
+    with pytest.raises(UsageError, match=r"no density of its actions.*'imitation'"):
+        RLPD(RLPDConfig(batch_size=8, hidden=(16,)), policy=make_flow()).update(batch)
+
+
+# ---- from a replay
+
+
+def demonstration(robot, number, num_steps):
+    """Step i sees i and does (i / 10, -i / 10)."""
+    ticks = np.arange(num_steps)
+    seen = np.repeat(np.arange(num_steps + 1, dtype=np.float32)[:, None], 3, axis=1)
+    columns = {
+        "time_ns": ticks.astype(np.int64),
+        "observation/joint_pos": seen[:-1],
+        "executed": np.stack((ticks / 10, -ticks / 10), axis=1).astype(np.float32),
+        "source": np.ones(num_steps, np.uint8),
+        "policy_version": np.zeros(num_steps, np.int64),
+        "chunk_id": np.full(num_steps, -1, np.int64),
+        "chunk_index": np.zeros(num_steps, np.int64),
+    }
+    columns["proposed"] = columns["executed"]
+    last = Observation(time_ns=num_steps, values={"joint_pos": seen[-1]})
+    start = EpisodeStart(
+        id=f"demo-{number}",
+        task="toy",
+        prompt="",
+        robot=robot,
+        operator="test",
+        purpose=Purpose.DEMO,
+        seed=0,
+        config_hash="",
+        started_unix_ns=number,
+    )
+    segment = Segment(episode_id=start.id, first=0, final=True, columns=columns, last_observation=last)
+    labels = Labels(
+        episode_id=start.id,
+        rewards=np.zeros(num_steps, np.float32),
+        discounts=np.ones(num_steps, np.float32),
+        success=True,
+        confidence=1.0,
+        labeler="test",
+        version="1",
+    )
+    return Episode.of(start, [segment], outcome=Outcome.SUCCESS), labels
+
+
+@pytest.fixture
+def demos(robot, tmp_path):
+    replay = MappedReplay(folder=tmp_path / "replay")
+    replay.open()
+    for number, num_steps in enumerate((6, 3, 1)):
+        replay.add(*demonstration(robot, number, num_steps))
+    yield replay
+    replay.close()
+
+
+def test_chunks_come_from_replay_with_their_ends_masked(make_flow, demos, robot):
+    spy = Spy(make_flow())
+    learner = Learner(algorithm=spy.algorithm, replay=demos, robot=robot, rng=np.random.default_rng(0))
+    learner.warm_up(40)
+    lengths = set()
+    for actions, mask in spy.given:
+        for chunk, known in zip(actions.numpy(), mask.numpy(), strict=True):
+            length = int(known.sum())
+            lengths.add(length)
+            assert known[:length].all()  # what is there comes first
+            first = chunk[0, 0]
+            np.testing.assert_allclose(chunk[:length, 0], first + np.arange(length) / 10, atol=1e-6)
+            np.testing.assert_allclose(chunk[:, 1], -chunk[:, 0])
+    assert lengths == {1, 2, 3, 4}
+    assert spy.given[0][0].shape == (8, HORIZON, 2)
+
+
+def test_cloning_chunks_lowers_the_loss(make_flow, demos, robot):
+    algorithm = Imitation(ImitationConfig(batch_size=32, lr=3e-3), policy=make_flow(hidden=32))
+    learner = Learner(algorithm=algorithm, replay=demos, robot=robot, rng=np.random.default_rng(0))
+    first = learner.warm_up(10)["imitation_loss"]
+    learner.warm_up(400)
+    assert learner.warm_up(450)["imitation_loss"] < 0.2 * first

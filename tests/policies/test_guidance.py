@@ -1,0 +1,194 @@
+"""Guidance against numbers worked out by hand, and against a flow whose answer is known in closed form."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.core.errors import UsageError
+from dovetail.policies.guidance import guidance_gain, guided_velocity, prefix_weights
+
+E = math.e - 1.0
+HORIZON, NUM_ACTIONS = 4, 2
+
+
+class TestWeights:
+    """H = 8 throughout; s = 3 leaves e = 5 actions of the old chunk."""
+
+    @pytest.mark.parametrize(
+        ("schedule", "expected"),
+        [
+            ("zeros", [1, 1, 0, 0, 0, 0, 0, 0]),
+            ("ones", [1, 1, 1, 1, 1, 0, 0, 0]),
+            ("linear", [1, 1, 0.75, 0.5, 0.25, 0, 0, 0]),
+            ("exp", [1, 1, 0.487551, 0.188770, 0.041324, 0, 0, 0]),
+        ],
+    )
+    def test_by_hand(self, schedule, expected):
+        weights = prefix_weights(schedule, delay=2, execution_horizon=3, chunk_length=8)
+        assert weights.dtype == torch.float32
+        np.testing.assert_allclose(weights, expected, atol=2e-6)
+
+    @pytest.mark.parametrize(
+        ("schedule", "expected"),
+        [
+            ("zeros", [0, 0, 0, 0, 0, 0, 0, 0]),
+            ("ones", [1, 1, 1, 1, 1, 0, 0, 0]),
+            ("linear", [5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0, 0]),
+            ("exp", [w * math.expm1(w) / E for w in (5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0, 0, 0)]),
+        ],
+    )
+    def test_without_delay(self, schedule, expected):
+        weights = prefix_weights(schedule, delay=0, execution_horizon=3, chunk_length=8)
+        np.testing.assert_allclose(weights, expected, atol=1e-6)
+
+    @pytest.mark.parametrize("schedule", ["zeros", "ones", "linear", "exp"])
+    @pytest.mark.parametrize("delay", [2, 3, 8, 20])
+    def test_a_delay_beyond_what_is_valid(self, schedule, delay):
+        """Trap: with d > H - s, here e = 2, the weights ran past the valid prefix."""
+        weights = prefix_weights(schedule, delay=delay, execution_horizon=6, chunk_length=8)
+        assert weights.tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
+
+    @pytest.mark.parametrize("schedule", ["zeros", "ones", "linear", "exp"])
+    @pytest.mark.parametrize("execution_horizon", [8, 9])
+    def test_an_old_chunk_that_is_used_up(self, schedule, execution_horizon):
+        weights = prefix_weights(schedule, delay=2, execution_horizon=execution_horizon, chunk_length=8)
+        assert not weights.any()
+
+    @pytest.mark.parametrize("wrong", [{"delay": -1}, {"execution_horizon": 0}])
+    def test_what_cannot_be(self, wrong):
+        with pytest.raises(UsageError, match="delay of at least 0 and an execution horizon of at least 1"):
+            prefix_weights("exp", **({"delay": 1, "execution_horizon": 1} | wrong), chunk_length=8)
+
+
+@pytest.mark.parametrize(
+    ("t", "expected"),
+    # (1-t)/t * (t^2 + (1-t)^2) / (1-t)^2; at 0 it is infinite, at .1 it is 9.11
+    [(0.0, 5.0), (0.1, 5.0), (0.2, 4.25), (0.4, 13 / 6), (0.5, 2.0), (0.6, 13 / 6), (0.8, 4.25), (0.99, 5.0)],
+)
+def test_the_gain_by_hand(t, expected):
+    assert guidance_gain(t, beta=5.0) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("t", [-0.1, 1.0])
+def test_times_outside_the_flow(t):
+    with pytest.raises(UsageError, match="from 0 to below 1"):
+        guidance_gain(t, beta=5.0)
+
+
+# ---- a linear flow: v(x, t) = A x + b over the flattened chunk, so x1 = (I + (1-t) A) x + (1-t) b
+
+
+@pytest.fixture
+def linear():
+    rng = np.random.default_rng(0)
+    size = HORIZON * NUM_ACTIONS
+    return rng.normal(0, 0.5, (size, size)), rng.normal(size=size)
+
+
+@pytest.fixture
+def chunk():
+    """x, Y of one batch, and weights that leave the last row alone."""
+    rng = np.random.default_rng(1)
+    x, target = rng.normal(size=(2, 3, HORIZON, NUM_ACTIONS))
+    return torch.tensor(x), torch.tensor(target), torch.tensor([1.0, 0.6, 0.2, 0.0], dtype=torch.float64)
+
+
+def as_flow(linear):
+    matrix, offset = (torch.tensor(part) for part in linear)
+    return lambda x, t: (x.flatten(1) @ matrix.T + offset).view_as(x)
+
+
+def by_hand(linear, x, t, target, weights, *, beta=5.0, identity=False):
+    matrix, offset = linear
+    x, target = (part.numpy().reshape(len(x), -1) for part in (x, target))
+    v = x @ matrix.T + offset
+    error = np.repeat(weights, NUM_ACTIONS) * (target - (x + (1 - t) * v))
+    jacobian = np.eye(len(offset)) if identity else np.eye(len(offset)) + (1 - t) * matrix
+    gain = beta if t == 0 else min((1 - t) / t * (t**2 + (1 - t) ** 2) / (1 - t) ** 2, beta)
+    guided = v + gain * error @ jacobian  # rows times J is J^T times columns
+    return torch.tensor(guided).view(len(x), HORIZON, NUM_ACTIONS)
+
+
+@pytest.mark.parametrize("t", [0.0, 0.2, 0.4, 0.6, 0.8])
+@pytest.mark.parametrize("jacobian", ["vjp", "identity"])
+def test_a_linear_flow(linear, chunk, t, jacobian):
+    x, target, weights = chunk
+    got = guided_velocity(as_flow(linear), x, t, target=target, weights=weights, jacobian=jacobian)
+    expected = by_hand(linear, x, t, target, weights.numpy(), identity=jacobian == "identity")
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
+
+
+def test_a_linear_flow_all_the_way(linear, chunk):
+    x, target, weights = chunk
+    expected = x.clone()
+    for step in range(5):
+        t = step / 5
+        x = x + guided_velocity(as_flow(linear), x, t, target=target, weights=weights) / 5
+        expected = expected + by_hand(linear, expected, t, target, weights.numpy()) / 5
+    np.testing.assert_allclose(x, expected, rtol=1e-10)
+
+
+def test_the_identity_is_not_the_jacobian(linear, chunk):
+    """Trap: what LeRobot calls guidance; far off, and it never reaches the rows that have no weight."""
+    x, target, weights = chunk
+    flow = as_flow(linear)
+    plain = flow(x, 0.2)
+    true, other = (
+        guided_velocity(flow, x, 0.2, target=target, weights=weights, jacobian=jacobian) - plain
+        for jacobian in ("vjp", "identity")
+    )
+    assert (true - other).norm() > 0.3 * true.norm()
+    assert not other[:, -1].any()
+    assert true[:, -1].abs().min() > 0
+
+
+@pytest.mark.parametrize("jacobian", ["vjp", "identity"])
+@pytest.mark.parametrize("padding", [0.0, 1e9, math.inf, math.nan])
+def test_rows_without_weight_never_pull(linear, chunk, jacobian, padding):
+    """Trap: rows beyond the prefix were padded with zeros, and zeros are a place to go to."""
+    x, target, weights = chunk
+    other = target.clone()
+    other[:, 3] = padding
+    a, b = (
+        guided_velocity(as_flow(linear), x, 0.4, target=y, weights=weights, jacobian=jacobian)
+        for y in (target, other)
+    )
+    assert torch.equal(a, b)
+
+
+def test_weights_of_each_row(linear, chunk):
+    x, target, weights = chunk
+    each = torch.stack([weights, weights * torch.tensor([1, 1, 0, 0]), torch.zeros(HORIZON)])
+    together = guided_velocity(as_flow(linear), x, 0.4, target=target, weights=each)
+    for row in range(3):
+        alone = guided_velocity(
+            as_flow(linear), x[row : row + 1], 0.4, target=target[row : row + 1], weights=each[row]
+        )
+        torch.testing.assert_close(together[row], alone[0])
+    torch.testing.assert_close(together[2], as_flow(linear)(x, 0.4)[2])
+
+
+def test_a_caller_without_gradients(linear, chunk):
+    x, target, weights = chunk
+    layer = torch.nn.Linear(HORIZON * NUM_ACTIONS, HORIZON * NUM_ACTIONS).double()
+
+    def flow(x, t):
+        return layer(x.flatten(1)).view_as(x)
+
+    wanted = guided_velocity(flow, x, 0.2, target=target, weights=weights)
+    with torch.no_grad():
+        got = guided_velocity(flow, x, 0.2, target=target, weights=weights)
+    assert torch.equal(got, wanted)
+    assert not got.requires_grad
+    assert not x.requires_grad
+    assert layer.weight.grad is None
+
+
+@pytest.mark.parametrize("num_steps", [1, 5, 100])
+def test_finite_from_the_first_step_to_the_last(linear, chunk, num_steps):
+    x, target, weights = chunk
+    for step in (0, num_steps - 1):
+        v = guided_velocity(as_flow(linear), x, step / num_steps, target=target, weights=weights)
+        assert v.isfinite().all()
