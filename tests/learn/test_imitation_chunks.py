@@ -141,9 +141,9 @@ def test_a_checkpoint_of_another_flow_is_refused(make_flow):
         Imitation(ImitationConfig(), policy=make_flow(horizon=8)).load_state_dict(state)
 
 
-def test_who_cannot_train_a_flow_says_who_can(make_flow, batch):
-    with pytest.raises(UsageError, match=r"no density of its actions.*'imitation'"):
-        RLPD(RLPDConfig(batch_size=8, hidden=(16,)), policy=make_flow()).update(batch)
+def test_who_cannot_train_a_flow_says_who_can(make_flow):
+    with pytest.raises(UsageError, match=r"gives chunks of .*'imitation'"):
+        RLPD(RLPDConfig(batch_size=8, hidden=(16,)), policy=make_flow())
 
 
 # ---- from a replay

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.core.errors import CheckpointError
+from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import View
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.batches import batch_arrays
+from dovetail.policies.flow import Flow, FlowConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 
 
@@ -175,6 +176,11 @@ def test_a_state_of_another_network_is_refused_in_one_line(policy, batch):
     with pytest.raises(CheckpointError, match="does not fit algorithm 'rlpd'") as error:
         make(policy, hidden=(8,)).load_state_dict(make(policy).state_dict())
     assert "\n" not in str(error.value)
+
+
+def test_a_policy_of_chunks_is_refused_before_anything_moves(robot):
+    with pytest.raises(UsageError, match="'flow' gives chunks of 16: use algorithm 'imitation'"):
+        make(Flow(FlowConfig(), robot=robot))
 
 
 def test_a_policy_with_history_learns_from_what_it_saw_and_not_from_padding(robot):

@@ -32,7 +32,7 @@ class FlowConfig(Config):
     horizon: int = Field(default=16, ge=1)
     """Actions in a chunk."""
     num_flow_steps: int = Field(default=5, ge=1)
-    """Euler steps from noise to actions. Later times than the last of them are not learned: choose before training."""
+    """Euler steps from noise to actions. Times beyond the last of them are not learned: choose before training."""
     hidden: int = Field(default=128, ge=1)
     num_layers: int = Field(default=3, ge=1)
     image_features: int = Field(default=64, ge=1)
@@ -45,7 +45,7 @@ class Flow:
 
     With x_t = (1 - t) noise + t actions, it learns the velocity actions - noise, and acting follows that from noise at
     t = 0 to a chunk at t = 1. The network names the end of the way, and the velocity is what leads there in the time
-    that is left: the same loss, but the network need not learn to repeat its noise, and learns several times faster.
+    that is left: the same loss, but the network need not learn to repeat its noise, and learns faster.
 
     A deterministic chunk starts from one fixed noise, the same for every row: from no noise at all it would end
     between two ways of doing a thing, where nobody ever went.
@@ -93,9 +93,8 @@ class Flow:
         end or is NaN, and pulls nowhere."""
         # no inference_mode, whoever asks: guidance needs a derivative
         with torch.inference_mode(False), torch.no_grad():
-            inputs = {
-                key: torch.tensor(value) for key, value in observations.items()
-            }  # a copy: views are read-only
+            # copies: views are read-only
+            inputs = {key: torch.tensor(value) for key, value in observations.items()}
             features = self.features(inputs)
             normalized = self._integrate(
                 features, self._noise(len(features), context), self._committed(len(features), context)
@@ -171,9 +170,9 @@ class Flow:
             mask = mask.view(actions.shape[:2])
             actions = _held(actions, mask)
         noise = torch.randn(actions.shape, generator=generator)
-        # up to the last time that acting asks about: beyond it a noisy chunk gives the actions away, and a network
-        # that may copy them learns not to look
-        t = torch.rand(len(actions), generator=generator) * (1.0 - 1.0 / self._config.num_flow_steps)
+        # half a step beyond the last time that acting asks about: the loss counts an error in the end of the way by
+        # 1 / (1 - t)^2, so later times would drown all the others
+        t = torch.rand(len(actions), generator=generator) * (1.0 - 0.5 / self._config.num_flow_steps)
         x = torch.lerp(noise, actions, t[:, None, None])
         return masked_mse(self._velocity(x, features, t), actions - noise, mask)
 

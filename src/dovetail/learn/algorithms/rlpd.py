@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from dovetail.config.model import Config
+from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, SampleRequest, View, Window
 from dovetail.learn.batches import side
 from dovetail.learn.state import (
@@ -77,6 +78,11 @@ class RLPD:
     Config: ClassVar[type[RLPDConfig]] = RLPDConfig
 
     def __init__(self, config: RLPDConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
+        if policy.spec.horizon > 1:  # said before anything moves
+            raise UsageError(
+                f"algorithm 'rlpd' trains policies of single actions, but '{policy.spec.name}' gives chunks of "
+                f"{policy.spec.horizon}: use algorithm 'imitation', or policy 'gaussian_mlp'"
+            )
         self._config = config
         self._policy = policy
         num_actions = policy.spec.action.shape[0]
