@@ -73,7 +73,7 @@ class ReplayView:
                     f"the replay in {self._folder} changes faster than a batch can be read, or its writer was killed: "
                     "raise replay.capacity_gb, or start the writer again"
                 )
-            time.sleep(0)
+            time.sleep(1e-4)  # a real pause: this may be a real-time process that would never let the writer on
 
     def _refresh(self) -> tuple[Files, Snapshot] | None:
         """The files and the newest snapshot of them, or the one before while a change is being published; None while
@@ -99,7 +99,7 @@ class ReplayView:
                 return state
             if time.monotonic() > deadline_s:
                 raise StoreError(f"the replay in {self._folder} was left half published: start its writer again")
-            time.sleep(0)
+            time.sleep(1e-4)  # a real pause: this may be a real-time process that would never let the writer on
         raise AssertionError("a count has no end")
 
 
