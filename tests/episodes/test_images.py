@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from some_episodes import smooth
 
 from dovetail.core.errors import ConfigError, StoreError, UsageError
 from dovetail.core.types import Episode
+from dovetail.episodes import _frames
 from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
 
@@ -124,3 +126,28 @@ def test_frames_are_never_held_as_a_whole(tmp_path: Path, make_episode: Make) ->
     assert peak(lambda: log.load("e1")) < 81 * frame * 1.25
     episode = make_episode(id="e2", num_steps=80, pictures=pictures, cuts=(20, 40, 60))
     assert peak(lambda: log.commit(episode)) < 16 * frame
+
+
+@pytest.mark.parametrize("codec", ["av1", "h264", "lossless"])
+def test_encoding_changes_nobodys_priority(tmp_path: Path, make_episode: Make, codec: str) -> None:
+    """Where it may, SVT-AV1 makes real-time threads of itself and of whoever calls it, at the highest priority: beside
+    them, neither a control loop nor anything that is started later would ever be let on."""
+
+    def scheduling() -> set[tuple[int, int]]:
+        tasks = [int(name) for name in os.listdir("/proc/self/task")]
+        return {(os.sched_getscheduler(task), os.sched_getparam(task).sched_priority) for task in tasks}
+
+    before, during = scheduling(), []
+    episode = make_episode(num_steps=3)
+    log = EpisodeLog(tmp_path / "log", images=ImageCodec(name=codec))
+    write = _frames.start_encoding
+
+    def spy(container: object) -> None:
+        write(container)
+        during.append(scheduling())
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(_frames, "start_encoding", spy)
+        log.commit(episode)
+    assert during
+    assert all(found == before for found in (*during, scheduling()))

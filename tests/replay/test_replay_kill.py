@@ -23,8 +23,6 @@ from dovetail.replay import _files, reader
 from dovetail.replay.mapped import MappedReplay
 from dovetail.replay.reader import ReplayView
 
-pytestmark = pytest.mark.slow  # busy readers beside a writer starve beside other tests on two cores
-
 
 def is_same(replay: MappedReplay, model: Model) -> bool:
     try:

@@ -32,8 +32,6 @@ from dovetail.core.types import Purpose, View
 from dovetail.replay import _files, _gather, reader
 from dovetail.replay.reader import ReplayView
 
-pytestmark = pytest.mark.slow  # busy readers beside a writer starve beside other tests on two cores
-
 
 def write_on_and_on(folder: Path, *, capacity_rows: int, relabels: int, demos: int = 0) -> Callable[..., None]:
     """One byte for each episode. Between them, verdicts are turned round and round; two robots take turns."""

@@ -8,7 +8,6 @@ has no index without which a truncated file would be lost whole.
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ import numpy as np
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from dovetail.core.types import Array
+from dovetail.episodes._encoder import start_encoding
 
 __all__ = ["Colours", "Distinct", "Layout", "decode", "encode", "frame_index", "is_image"]
 
@@ -104,8 +104,6 @@ def encode(file: BinaryIO, frames: Iterable[Array], layout: Layout, *, crf: int 
     The same frames always give the same bytes.
     """
     options = _ENCODERS[layout.codec][1]
-    if layout.codec == "av1":
-        os.environ.setdefault("SVT_LOG", "1")  # or the library talks to stderr
     sink = _Sink(file)
     try:
         prints = list(
@@ -127,9 +125,9 @@ def _encoded(sink: _Sink, frames: Iterable[Array], layout: Layout, options: dict
         )
         stream.height, stream.width = _padded(layout)
         stream.pix_fmt = layout.stored
-        stream.codec_context.thread_count = 1  # the other cores belong to the control loop
         stream.codec_context.flags |= int(av.codec.context.Flags.bitexact)
         stream.codec_context.gop_size = _GOP[layout.codec]
+        start_encoding(container)
         colours = Colours(layout)
         for frame in frames:
             container.mux(stream.encode(colours.picture(frame)))

@@ -17,6 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
+from dovetail.episodes._encoder import start_encoding
 
 __all__ = ["Clip", "side_by_side", "write_video"]
 
@@ -34,11 +35,11 @@ def write_video(path: Path | str, frames: Iterable[Array], *, fps: float) -> int
             stream = container.add_stream("libx264", rate=Fraction(fps).limit_denominator(1000))
             stream.pix_fmt = "yuv420p"
             stream.options = {"crf": "20", "preset": "veryfast"}
-            stream.codec_context.thread_count = 1
             for frame in frames:
                 even = _even(frame)
                 if count == 0:
                     stream.height, stream.width = even.shape[:2]
+                    start_encoding(container)
                 elif even.shape[:2] != (stream.height, stream.width):
                     raise UsageError(
                         f"frame {count} is {even.shape[:2]}, the video is {stream.height, stream.width}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
+from dovetail.episodes._encoder import start_encoding
 
 __all__ = ["CODECS", "VideoWriter", "as_rgb", "read_frames"]
 
@@ -29,13 +29,12 @@ class VideoWriter:
 
     def __init__(self, path: Path, *, size: tuple[int, int], fps: int, codec: str) -> None:
         name, options = _encoder(codec)
-        os.environ.setdefault("SVT_LOG", "1")  # errors only: the library writes straight to the terminal
         self._path = path
         self._container = av.open(str(path), "w", format="mp4")
         self._stream = cast("av.VideoStream", self._container.add_stream(name, rate=fps, options=dict(options)))
         self._stream.height, self._stream.width = size
         self._stream.pix_fmt = "yuv420p"
-        self._stream.codec_context.thread_count = 1  # the other cores belong to the control loop
+        start_encoding(self._container)
         self._tick = Fraction(1, fps)
         self._open = True
         self.num_frames = 0
