@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dovetail.actor.sequential import SequentialActor, SequentialConfig
+from dovetail.actor.actors import ActorConfig, SequentialActor
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import RobotFault
 from dovetail.core.specs import PolicySpec
@@ -73,7 +73,7 @@ def setup(*, operator=None, policy="chunks", bimanual=False, max_steps=12, confi
     if policy == "chunks":
         policy = ChunkPolicy(raw.spec)
     actor = SequentialActor(
-        config or SequentialConfig(),
+        config or ActorConfig(),
         robot=robot,
         task=task,
         operator=operator or NoOperator(),
@@ -101,7 +101,7 @@ def test_a_chunk_is_executed_open_loop_then_the_policy_thinks_again():
 
 
 def test_a_shorter_execution_horizon_thinks_more_often():
-    actor, policy, _, _ = setup(config=SequentialConfig(execution_horizon=1))
+    actor, policy, _, _ = setup(config=ActorConfig(execution_horizon=1))
     actor.run(order())
     assert policy.calls == 12
 
@@ -112,8 +112,8 @@ def test_a_takeover_discards_the_chunk_in_flight():
     actor, _, _, _ = setup(operator=operator)
     episode = actor.run(order())
     assert episode.column("source").tolist()[:6] == [0, 0, Source.HUMAN, Source.HUMAN, 0, 0]
-    assert episode.column("chunk_index").tolist()[:6] == [0, 1, 0, 0, 0, 1]  # after hand-back: a new chunk
-    assert episode.column("chunk_id").tolist()[:6] == [0, 0, -1, -1, 1, 1]
+    assert episode.column("chunk_index").tolist()[:6] == [0, 1, 0, 0, 0, 0]  # after hand-back: a new one a tick
+    assert episode.column("chunk_id").tolist()[:6] == [0, 0, -1, -1, 1, 2]
     assert episode.num_interventions == 1
     assert episode.operator == "person"
 
@@ -228,7 +228,7 @@ def test_a_bimanual_robot_with_fifty_ticks_of_history():
 
 def test_an_overrun_is_counted_and_no_two_actions_come_back_to_back():
     """Trap: catch-up ticks that fire at once, so that two deltas add up in one."""
-    actor, policy, raw, clock = setup(config=SequentialConfig(execution_horizon=1))
+    actor, policy, raw, clock = setup(config=ActorConfig(execution_horizon=1))
     sent_ns, slow, send = [], policy.act, raw.send
 
     def act(observations, context):
@@ -242,7 +242,7 @@ def test_an_overrun_is_counted_and_no_two_actions_come_back_to_back():
 
     policy.act, raw.send = act, note
     actor.run(order())
-    assert actor.num_overruns == 1
+    assert actor.telemetry()["overruns"] == 1
     assert min(np.diff(sent_ns)) == 100_000_000
 
 
@@ -276,7 +276,7 @@ def test_a_pause_can_end_in_a_stop():
     pause = {2: HumanInput(event=Event.PAUSE), 5: HumanInput(event=Event.STOP)}
     actor, _, _, _ = setup(operator=Person(pause))
     episode = actor.run(order())
-    assert (len(episode), episode.outcome, actor.stopped) == (2, Outcome.ABORTED, True)
+    assert (len(episode), episode.outcome, actor.stopped) == (3, Outcome.ABORTED, True)
 
 
 def test_discarding_at_the_very_end_counts():

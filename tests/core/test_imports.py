@@ -6,7 +6,18 @@ import sys
 import pytest
 
 
-@pytest.mark.parametrize("room", ["actor.sequential", "robots.safety", "robots.sim.robot", "human.scripted"])
+@pytest.mark.parametrize(
+    "room",
+    [
+        "actor.actors",
+        "runtime.cell",
+        "runtime._role_control",
+        "runtime._role_recorder",
+        "robots.safety",
+        "robots.sim.robot",
+        "human.scripted",
+    ],
+)
 def test_the_control_side_leaves_torch_and_ray_out(room):
     code = f"import sys, dovetail.{room}; print([m for m in ('torch', 'ray') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -50,6 +50,7 @@ def demonstrate(folder: RunFolder, episode_id: str, *, traced: bool = True) -> l
         clock=clock,
         probe=probe,
     )
+    seen.clear()  # the actor has looked once, to see what there will be to record
     order = EpisodeOrder(
         id=episode_id, purpose=Purpose.DEMO, seed=3, index=0, config_hash=folder.config_hash, started_unix_ns=1
     )

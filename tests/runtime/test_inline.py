@@ -13,20 +13,11 @@ from dovetail.core.types import Event, HumanInput, Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.rlpd import RLPD
 from dovetail.learn.checkpoint import load_checkpoint
-from dovetail.runtime.build import Station
+from dovetail.runtime.cell import Cell
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.weights.store import DiskWeightStore
-
-TOY = """
-task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 30, tolerance: 0.02}
-robot: {type: "dovetail.testing.fakes:FakeArm"}
-operator: {type: scripted, share: 1.0, patience_steps: 4}
-policy: {type: gaussian_mlp, hidden: [32, 32]}
-algorithm: {type: rlpd, batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}
-learner: {utd: 1, warmup_updates: 20, bc_updates: 20}
-run: {demos: 3, env_steps: 120, eval_episodes: 4, untrained_episodes: 2, showcase_episodes: 1}
-"""
+from toy_run import TOY
 
 
 @pytest.fixture
@@ -165,7 +156,14 @@ class Discarding:
 def test_a_discarded_episode_is_kept_and_never_trained_on(make, tmp_path, monkeypatch):
     run = make("a", "run.env_steps=40")
     person = Discarding()
-    monkeypatch.setattr(Station, "operator", lambda self: person)
+    usual = Cell.operator
+    monkeypatch.setattr(
+        Cell,
+        "operator",
+        lambda self, purpose, *rest, **noise: (
+            person if purpose is Purpose.ONLINE else usual(self, purpose, *rest, **noise)
+        ),
+    )
     run.run()
     log = EpisodeLog(tmp_path / "a" / "episodes")
     aborted = [i for i in log.ids() if log.manifest(i).outcome is Outcome.ABORTED]

@@ -20,7 +20,7 @@ The loop that uses them, as the inline runtime runs it:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -102,8 +102,18 @@ class GuardedRobot(Robot, Protocol):
     def hold(self) -> Array:
         """Command standing still for a tick; returns the action that does it."""
 
+    def ease(self) -> Array:
+        """Half of the way from the last command to standing still: a few of them bring the arm to rest gently."""
+
+    def trip(self, why: str) -> None:
+        """Stop, and latch a fault that something else than the filter has found."""
+
     def acknowledge(self) -> None:
         """A person has seen the latched fault and takes responsibility for moving on."""
+
+    def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
+        """Let a driver that can put each new frame of a camera where `next_buffer(key)` says, so that nobody copies
+        it. A driver that cannot goes on as before."""
 
 
 @runtime_checkable
@@ -116,6 +126,15 @@ class Actor(Protocol):
 
     def run(self, order: EpisodeOrder) -> Episode | None:
         """One episode from reset to verdict; None if it ended before its first step."""
+
+    def load(self, snapshot: WeightSnapshot) -> None:
+        """Act with these weights from the next episode on."""
+
+    def telemetry(self) -> Mapping[str, float]:
+        """How time was kept and what thinking cost, since the actor was made."""
+
+    def close(self) -> None:
+        """Let go of everything but the robot's standing still."""
 
 
 @runtime_checkable

@@ -11,7 +11,8 @@
         │   ├── RobotFault    latched: nothing moves until it is acknowledged
         │   └── StaleObservation
         ├── StoreError        episodes, labels, replay or weights on disk
-        └── CheckpointError   a checkpoint that is not one
+        ├── CheckpointError   a checkpoint that is not one
+        └── PolicyError       a policy that cannot answer: its server is gone, slow, or talks nonsense
 
 A message is one line: what is wrong, what was got, what is valid or what to do.
 """
@@ -27,6 +28,7 @@ __all__ = [
     "DovetailError",
     "FailureError",
     "PluginError",
+    "PolicyError",
     "RobotError",
     "RobotFault",
     "RunFolderError",
@@ -85,6 +87,10 @@ class StoreError(FailureError):
 
 
 class CheckpointError(FailureError):
+    pass
+
+
+class PolicyError(FailureError):
     pass
 
 

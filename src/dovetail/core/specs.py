@@ -120,6 +120,29 @@ class PolicySpec:
     history: Mapping[str, int] = field(default_factory=dict)
     guidable: bool = False
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "observation": {key: spec.to_json() for key, spec in self.observation.items()},
+            "action": self.action.to_json(),
+            "action_kind": self.action_kind,
+            "horizon": self.horizon,
+            "history": dict(self.history),
+            "guidable": self.guidable,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> PolicySpec:
+        return PolicySpec(
+            name=data["name"],
+            observation={key: ArraySpec.from_json(spec) for key, spec in data["observation"].items()},
+            action=ArraySpec.from_json(data["action"]),
+            action_kind=data["action_kind"],
+            horizon=data["horizon"],
+            history=data["history"],
+            guidable=data["guidable"],
+        )
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:

@@ -77,10 +77,15 @@ class Event(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the sensors said at one moment: monotonic time, and named arrays."""
+    """What the sensors said at one moment: monotonic time, and named arrays.
+
+    `captured_ns` tells when those were taken that are slower than the robot's tick, such as a camera's frames; what is
+    not named there was taken at `time_ns`.
+    """
 
     time_ns: int
     values: Mapping[str, Array]
+    captured_ns: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +229,23 @@ class EpisodeStart:
     config_hash: str
     started_unix_ns: int  # the one anchor in wall-clock time: steps count monotonic nanoseconds
     boot_id: str = ""  # of the machine whose monotonic clock the steps were timed by
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "robot": self.robot.to_json(),
+            "purpose": self.purpose.value,
+            "seed": int(self.seed),
+            "started_unix_ns": int(self.started_unix_ns),
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> EpisodeStart:
+        """From what `to_json` gave; more than that may stand beside it."""
+        known = {field.name: data[field.name] for field in fields(EpisodeStart)}
+        return EpisodeStart(
+            **(known | {"robot": RobotSpec.from_json(data["robot"]), "purpose": Purpose(data["purpose"])})
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

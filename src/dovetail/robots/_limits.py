@@ -48,6 +48,10 @@ class SafetyConfig(Config):
     """Older observations make the robot hold. None: three control ticks."""
     stop_after_s: float | None = Field(default=None, gt=0)
     """Older observations stop the robot and latch a fault. None: ten control ticks."""
+    camera_stale_after_s: float = Field(default=0.5, gt=0)
+    """The same for what is slower than the robot's tick and tells when it was taken, such as a camera: hold."""
+    camera_stop_after_s: float = Field(default=2.0, gt=0)
+    """And stop, with a fault: that camera has frozen."""
     hold_action: tuple[float, ...] | None = None
     """What holds still where the kind of action is unknown. None: zeros, brought within limits."""
     ee_pose_key: str = "ee_pose"

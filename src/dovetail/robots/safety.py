@@ -13,6 +13,7 @@ command of its own: the measured joints, or a zero delta with the gripper as it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -64,6 +65,13 @@ class SafeRobot:
         if stop_s < stale_s:
             raise ConfigError(f"safety.stop_after_s ({stop_s}) is below safety.stale_after_s ({stale_s})")
         self._stale_ns, self._stop_ns = int(stale_s * NS_PER_S), int(stop_s * NS_PER_S)
+        if config.camera_stop_after_s < config.camera_stale_after_s:
+            raise ConfigError(
+                f"safety.camera_stop_after_s ({config.camera_stop_after_s}) is below safety.camera_stale_after_s "
+                f"({config.camera_stale_after_s})"
+            )
+        self._frame_stale_ns = int(config.camera_stale_after_s * NS_PER_S)
+        self._frame_stop_ns = int(config.camera_stop_after_s * NS_PER_S)
         self._max_bad_actions = config.max_bad_actions
         self._checked = tuple(
             (key, spec.shape, spec.dtype.startswith("float")) for key, spec in self._spec.observation.items()
@@ -74,6 +82,8 @@ class SafeRobot:
         self._untouched.setflags(write=False)
         self._fault: str | None = None
         self._problem: str | None = None  # of the last observation
+        self._frozen = False  # a camera's newest frame is too old to act on
+        self._last: Vector | None = None  # what was commanded last
         self._time_ns: int | None = None  # of the last good observation, by the robot
         self._fresh_ns = 0  # the same, but never later than it came
         self._num_bad_actions = 0
@@ -107,6 +117,15 @@ class SafeRobot:
         self._forget()
         self._limiter.reset()
 
+    def trip(self, why: str) -> None:
+        if self._fault is None:
+            self._trip(why)
+
+    def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
+        use = getattr(self.__robot, "use_buffers", None)
+        if use is not None:
+            use(next_buffer)
+
     def acknowledge(self) -> None:
         """A person has seen the fault and wants to go on, from a new observation."""
         self._fault = None
@@ -122,6 +141,7 @@ class SafeRobot:
         except Exception as error:
             raise self._trip(f"observe() failed: {error!r}") from error
         self._problem = self._find_problem(observation)
+        self._frozen = self._find_frozen(observation)
         if self._problem is None and (self._time_ns is None or observation.time_ns > self._time_ns):
             # anything else leaves the last good observation to grow old
             self._time_ns = observation.time_ns
@@ -132,6 +152,18 @@ class SafeRobot:
     def hold(self) -> Array:
         self._checked_age_ns()
         executed = self._forward(self._limiter.hold())
+        self._report = SafetyReport(clipped=self._untouched, reasons=Reason.NONE, held=True)
+        return executed
+
+    def ease(self) -> Array:
+        self._checked_age_ns()
+        held = self._limiter.hold()
+        if self._last is None:
+            return self.hold()
+        wanted = held + 0.5 * (self._last - held)
+        wanted[self._limiter.grip] = held[self._limiter.grip]
+        self._limiter.limit(wanted)
+        executed = self._forward(wanted)
         self._report = SafetyReport(clipped=self._untouched, reasons=Reason.NONE, held=True)
         return executed
 
@@ -150,7 +182,7 @@ class SafeRobot:
         self._bad_in_a_row = 0
         if self._problem is not None:
             return self._hold_instead(Reason.BAD_OBSERVATION)
-        if age_ns > self._stale_ns:
+        if age_ns > self._stale_ns or self._frozen:
             return self._hold_instead(Reason.STALE)
         wanted = asked.copy()
         reasons = self._limiter.limit(wanted)
@@ -181,7 +213,7 @@ class SafeRobot:
         return age_ns
 
     def _forget(self) -> None:
-        self._time_ns, self._problem = None, None
+        self._time_ns, self._problem, self._last = None, None, None
 
     def _vector(self, action: Array) -> Vector:
         try:
@@ -213,6 +245,18 @@ class SafeRobot:
                 return f"observation '{key}' is not finite"
         return self._limiter.find_problem(observation.values)
 
+    def _find_frozen(self, observation: Observation) -> bool:
+        """Whether a camera's newest frame is old. Old enough, that camera is dead, and that is a fault."""
+        for key, captured_ns in observation.captured_ns.items():
+            age_ns = self.__clock.now_ns() - captured_ns
+            if age_ns > self._frame_stop_ns and self._fault is None:
+                raise self._trip(
+                    f"the newest frame of '{key}' is {age_ns / NS_PER_S:.2f} s old", reason=Reason.STALE
+                )
+            if age_ns > self._frame_stale_ns:
+                return True
+        return False
+
     def _hold_instead(self, reason: Reason) -> Array:
         executed = self._forward(self._limiter.hold())
         self._note(reason)
@@ -229,6 +273,7 @@ class SafeRobot:
         if executed.shape != wanted.shape or not np.isfinite(executed).all():
             raise self._trip(f"send() returned {executed.tolist()} as the executed action")
         self._limiter.remember(executed)
+        self._last = executed.astype(np.float64)
         return executed
 
     def _trip(self, why: str, *, reason: Reason = Reason.NONE) -> RobotFault:

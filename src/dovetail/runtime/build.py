@@ -3,47 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from dovetail.config.schema import RunConfig
-from dovetail.core.clock import RealClock, SimulatedClock
-from dovetail.core.contracts import (
-    Actor,
-    Clock,
-    Labeler,
-    Operator,
-    Policy,
-    Recorder,
-    Robot,
-    SimulatedRobot,
-    Task,
-)
+from dovetail.core.contracts import Actor, Clock, Labeler, Operator, Policy, Task
 from dovetail.core.specs import match
+from dovetail.core.types import Purpose
+from dovetail.episodes.spool import Spool
 from dovetail.policies.trainable import TrainablePolicy
-from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.robots.safety import SafeRobot
+from dovetail.runtime.cell import Cell, build_cell
 from dovetail.runtime.experience import Replay
+from dovetail.runtime.host import RobotHost
 
 __all__ = ["Station", "build_station"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Station:
-    """A robot at its task, behind the safety filter, with its clock: all that is needed to run episodes."""
+    """A cell and everything else that a config asks for."""
 
     config: RunConfig
-    task: Task
-    robot: SafeRobot
-    clock: Clock
+    cell: Cell
     should_stop: Callable[[], bool]
-    _raw: Robot
+    _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
+
+    @property
+    def task(self) -> Task:
+        return self.cell.task
+
+    @property
+    def robot(self) -> SafeRobot:
+        return self.cell.robot
+
+    @property
+    def clock(self) -> Clock:
+        return self.cell.clock
 
     def operator(self) -> Operator:
-        operator: Operator = self.config.operator.build(task=self.task)
-        return operator
+        return self.cell.operator(Purpose.ONLINE, self.config.operator, demo_noise=self.config.run.demo_noise)
 
     def policy(self) -> TrainablePolicy:
         """A new, untrained policy, checked against robot and task before anything moves."""
@@ -59,40 +60,56 @@ class Station:
         replay: Replay = self.config.replay.build(folder=folder, keys=keys)
         return replay
 
-    def actor(self, *, operator: Operator, policy: Policy | None, recorder: Recorder | None = None) -> Actor:
+    def actor_for(self, purpose: Purpose, *, spool: Spool | None = None, weights: Path | None = None) -> Actor:
+        """Who runs episodes of a purpose, as configured: in this process, or in processes of its own.
+
+        `spool` takes them down while they happen; `weights` is where newer ones appear, for an actor that takes them
+        up by itself. The untrained policy acts until the actor is given weights.
+        """
+        if getattr(self.config.actor.config, "layout", "one_process") == "processes":
+            return self._host(spool, weights)
+        policy = None if purpose is Purpose.DEMO else self.policy()
+        if policy is not None:
+            policy.warmup()
+        operator = self.cell.operator(purpose, self.config.operator, demo_noise=self.config.run.demo_noise)
+        return self.actor(operator=operator, policy=policy, spool=spool)
+
+    def actor(self, *, operator: Operator, policy: Policy | None, spool: Spool | None = None) -> Actor:
+        """One in this process."""
         actor: Actor = self.config.actor.build(
             robot=self.robot,
             task=self.task,
             operator=operator,
             policy=policy,
             clock=self.clock,
-            recorder=recorder,
-            probe=getattr(self._raw, "probe", None),
+            recorder=spool,
+            probe=self.cell.probe,
             should_stop=self.should_stop,
         )
         return actor
 
+    def _host(self, spool: Spool | None, weights: Path | None) -> RobotHost:
+        """One set of processes for all purposes: starting them takes seconds."""
+        folder = spool.folder if spool else None
+        if folder not in self._hosts:
+            self._hosts[folder] = RobotHost(
+                self.config,
+                cell=self.cell,
+                policy=self.policy().spec,
+                spool=folder,
+                follow=weights,
+                should_stop=self.should_stop,
+            )
+        return self._hosts[folder]
+
     def close(self) -> None:
-        self.robot.stop()
-        close = getattr(self._raw, "close", None)
-        if close:
-            close()
+        for host in self._hosts.values():
+            host.close()
+        self.cell.close()
 
 
 def build_station(config: RunConfig, *, should_stop: Callable[[], bool] = lambda: False) -> Station:
     """Make robot and task, and let them check each other."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
-    task: Any = config.task.build() if config.task else None
-    raw: Any = config.robot.build(task=task)
-    task = task or raw.task
-    clock: Clock
-    if isinstance(raw, SimulatedRobot):
-        simulated = SimulatedClock(realtime=getattr(config.robot.config, "realtime", False))
-        simulated.on_advance(raw.advance)
-        clock = simulated
-    else:
-        clock = RealClock()
-    assert isinstance(config.safety.config, SafetyConfig)
-    robot = SafeRobot(raw, config.safety.config, clock)
-    match(robot.spec, task=task.spec)
-    return Station(config=config, task=task, robot=robot, clock=clock, should_stop=should_stop, _raw=raw)
+    cell = build_cell(task=config.task, robot=config.robot, safety=config.safety)
+    return Station(config=config, cell=cell, should_stop=should_stop)

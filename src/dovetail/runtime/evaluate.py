@@ -5,11 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from dovetail.core.contracts import Recorder
 from dovetail.core.streams import stream
 from dovetail.core.types import Episode, EpisodeOrder, Purpose, WeightSnapshot
 from dovetail.episodes.ids import new_episode_id
-from dovetail.human.none import NoOperator
+from dovetail.episodes.spool import Spool
 from dovetail.runtime.build import Station
 
 __all__ = ["evaluation_episodes", "order_episode"]
@@ -40,14 +39,12 @@ def evaluation_episodes(
     *,
     num_episodes: int,
     config_hash: str,
-    recorder: Recorder | None = None,
+    spool: Spool | None = None,
 ) -> Iterator[Episode]:
     """Episodes of a policy with these weights, or of an untrained one, as they end; fewer if asked to stop."""
-    policy = station.policy()
+    actor = station.actor_for(Purpose.EVAL, spool=spool)
     if snapshot is not None:
-        policy.load(snapshot)
-    policy.warmup()
-    actor = station.actor(operator=NoOperator(), policy=policy, recorder=recorder)
+        actor.load(snapshot)
     for index in range(num_episodes):
         order = order_episode(station, purpose=Purpose.EVAL, index=index, config_hash=config_hash)
         episode = actor.run(order)

@@ -18,7 +18,6 @@ from dovetail.core.errors import CheckpointError, FailureError
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, WeightSnapshot
-from dovetail.human.scripted import Demonstrator
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.learn.learner import Learner
@@ -86,8 +85,7 @@ class InlineRun:
         if len(self._demos) >= num_demos:  # none wanted, or all there: a task without an expert will do
             return
         self.status.begin("recording demonstrations", num_demos, done=len(self._demos))
-        teacher = Demonstrator(task=self._station.task, noise=self._config.run.demo_noise)
-        actor = self._station.actor(operator=teacher, policy=None, recorder=self._experience.spool)
+        actor = self._station.actor_for(Purpose.DEMO, spool=self._experience.spool)
         while len(self._demos) < num_demos:
             self._watch(self.status)
             if self._num_tried_demos >= 3 * num_demos + 10:
@@ -144,21 +142,17 @@ class InlineRun:
 
     def _learn_online(self, learner: Learner) -> None:
         run, status = self._config.run, self.status
-        acting = self._station.policy()
-        acting.warmup()
-        actor = self._station.actor(
-            operator=self._station.operator(), policy=acting, recorder=self._experience.spool
-        )
+        actor = self._station.actor_for(Purpose.ONLINE, spool=self._experience.spool, weights=self._folder.weights)
         status.begin("learning online", run.env_steps, done=status.env_steps)
         saved_s = time.monotonic()
         self._catch_up(learner)
-        self._update(learner, acting)
+        self._update(learner, actor)
         while status.env_steps < run.env_steps and not self._solved():
             episode = self._run_episode(actor, Purpose.ONLINE, status.episodes)
             if episode is None:
                 continue
             labels = self._learn_from(episode)
-            self._update(learner, acting)
+            self._update(learner, actor)
             self._write_curves(episode, labels)
             if time.monotonic() - saved_s > run.checkpoint_every_s:
                 self._save(learner)
@@ -174,7 +168,7 @@ class InlineRun:
             status.metrics |= learner.step(env_steps=status.env_steps, on_update=self._updated)
             status.begin(*phase, done=status.env_steps)
 
-    def _update(self, learner: Learner, acting: TrainablePolicy) -> None:
+    def _update(self, learner: Learner, actor: Actor) -> None:
         """The updates that the last episode has earned, then their weights to the robot."""
         status = self.status
         status.metrics |= learner.step(env_steps=status.env_steps, on_update=self._look_up)
@@ -183,7 +177,7 @@ class InlineRun:
         self._weights.publish(learner.policy_weights())
         snapshot = self._weights.latest()  # the pinned version, where somebody has pinned one
         assert snapshot is not None
-        acting.load(snapshot)
+        actor.load(snapshot)
         self._watch(status)
 
     def _evaluate(self, name: str, *, num_episodes: int) -> None:
@@ -197,7 +191,7 @@ class InlineRun:
             snapshot,
             num_episodes=num_episodes,
             config_hash=self._folder.config_hash,
-            recorder=self._experience.spool,
+            spool=self._experience.spool,
         ):
             self._commit(episode)
             ids.append(episode.id)

@@ -38,15 +38,15 @@ class Cameras:
         self._renderer: Any = None
         self._finalizer: Any = None
 
-    def render(self, name: str) -> NDArray[np.uint8]:
-        """[H, W, 3], a new array, of the world as it is now."""
+    def render(self, name: str, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
+        """[H, W, 3] of the world as it is now: in `out`, or a new array."""
         renderer = self._renderer if self._renderer is not None else self._open()
         world = self._world
         mujoco.mj_camlight(world.model, world.data)  # a step leaves camera poses one substep old
         renderer.update_scene(world.data, camera=name)
         for flag in _OFF:  # update_scene switches them on again
             renderer.scene.flags[flag] = 0
-        image: NDArray[np.uint8] = renderer.render()
+        image: NDArray[np.uint8] = renderer.render(out=out)
         return image
 
     def close(self) -> None:

@@ -77,6 +77,7 @@ class SimRobot:
         self._spec = self._make_spec(width=width, height=height)
         self._leftover_ns = 0
         self._stopped = False
+        self._next_buffer: Callable[[str], Array] | None = None
         self._viewer: Any = None
         self.controller.reset(self.world)
         if task:
@@ -101,7 +102,7 @@ class SimRobot:
             "task_state": np.asarray(world.scene.read_state(world), np.float32),
         }
         for name in self._cameras.names:
-            values[name] = self._cameras.render(name)
+            values[name] = self._cameras.render(name, self._next_buffer(name) if self._next_buffer else None)
         return Observation(time_ns=world.time_ns, values=values)
 
     def send(self, action: Array) -> Array:
@@ -111,6 +112,10 @@ class SimRobot:
         executed = self.controller.command(self.world, action)
         self._stopped = False
         return executed if self._fixed_gripper is None else executed[:-1]
+
+    def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
+        """Render into what `next_buffer(camera)` gives from now on."""
+        self._next_buffer = next_buffer
 
     def stop(self) -> None:
         """Hold where the arm is. A second call changes nothing, so that holding cannot creep."""

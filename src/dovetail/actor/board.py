@@ -1,0 +1,353 @@
+"""The memory that control, inference and recorder share: a ring of ticks, rings of frames, and two mailboxes.
+
+    board = Board(BoardLayout.of(robot.spec, extras=..., chunk=(H, A), num_rows=200))
+    row = board.observe(observation)         # control: what was seen, one row a tick
+    board.request.write({...})               # control: think about that row
+    inputs = board.inputs(spec, row=row, first=episode_began)   # inference: what the policy sees of it
+    board.answer.write({...})                # inference: a chunk
+    board.act(row, ...); board.judge(row, verdict)               # control: the step is complete
+    columns = board.columns(first, end)      # recorder: complete steps
+
+One process writes each part. Counters are published after the data they count, so a reader never sees half a row. It
+lies in plain memory or in a mapping that several processes hold; it is the same object either way.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dovetail.actor._seqlock import Seqlock
+from dovetail.core.errors import SpecMismatch
+from dovetail.core.specs import PolicySpec, RobotSpec
+from dovetail.core.types import Array, Observation, Source, Verdict
+
+__all__ = ["Board", "BoardLayout"]
+
+MAX_REWARDS, MAX_METRICS = 16, 48
+_NAMES_BYTES = 8192
+_ALIGNMENT = 64
+_COUNTERS = ("seen", "stepped", "heartbeat_ns", "stop", "num_names")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoardLayout:
+    """Names, dtypes and shapes of all that lies on a board."""
+
+    num_rows: int
+    observation: Mapping[str, tuple[str, tuple[int, ...]]]
+    extras: Mapping[str, tuple[str, tuple[int, ...]]]
+    chunk: tuple[int, int]  # H, A
+
+    @staticmethod
+    def of(robot: RobotSpec, *, extras: Mapping[str, Array], horizon: int, num_rows: int) -> BoardLayout:
+        return BoardLayout(
+            num_rows=num_rows,
+            observation={key: (spec.dtype, spec.shape) for key, spec in robot.observation.items()},
+            extras={name: (value.dtype.str, value.shape) for name, value in extras.items()},
+            chunk=(horizon, robot.action.shape[0]),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "num_rows": self.num_rows,
+            "observation": self.observation,
+            "extras": self.extras,
+            "chunk": self.chunk,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> BoardLayout:
+        def arrays(part: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
+            return {name: (dtype, tuple(shape)) for name, (dtype, shape) in part.items()}
+
+        return BoardLayout(
+            num_rows=data["num_rows"],
+            observation=arrays(data["observation"]),
+            extras=arrays(data["extras"]),
+            chunk=(data["chunk"][0], data["chunk"][1]),
+        )
+
+    @property
+    def frames(self) -> tuple[str, ...]:
+        """Observations that are pictures: kept in rings of their own, each frame once."""
+        return tuple(key for key, (_, shape) in self.observation.items() if len(shape) >= 3)
+
+    def arrays(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+        """(name, dtype, shape) of everything, in the order in which it lies there."""
+        rows, (horizon, num_actions) = self.num_rows, self.chunk
+        for name in _COUNTERS:
+            yield f"counter/{name}", "int64", (1,)
+        yield "names", "uint8", (_NAMES_BYTES,)
+        for name, dtype, shape in _REQUEST + (("prefix", "float32", (horizon, num_actions)),):
+            yield f"request/{name}", dtype, shape
+        for name, dtype, shape in _ANSWER + (("actions", "float32", (horizon, num_actions)),):
+            yield f"answer/{name}", dtype, shape
+        for name, dtype in _STEP:
+            yield f"row/{name}", dtype, (rows,)
+        for name in ("proposed", "executed"):
+            yield f"row/{name}", "float32", (rows, num_actions)
+        yield "row/reward", "float32", (rows, MAX_REWARDS)
+        yield "row/metric", "float32", (rows, MAX_METRICS)
+        for name, (dtype, shape) in self.extras.items():
+            yield f"extra/{name}", dtype, (rows, *shape)
+        for key, (dtype, shape) in self.observation.items():
+            yield f"observation/{key}", dtype, (rows, *shape)
+            if key in self.frames:
+                yield f"frame/{key}", "int64", (rows,)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(_padded(_size(dtype, shape)) for _, dtype, shape in self.arrays())
+
+
+_REQUEST: tuple[tuple[str, str, tuple[int, ...]], ...] = (
+    ("counter", "uint64", (1,)),
+    ("checksum", "uint32", (1,)),
+    ("id", "int64", ()),
+    ("row", "int64", ()),
+    ("first", "int64", ()),
+    ("delay", "int64", ()),
+    ("horizon", "int64", ()),
+    ("seed", "int64", ()),
+    ("deterministic", "bool", ()),
+    ("guided", "bool", ()),
+)
+_ANSWER: tuple[tuple[str, str, tuple[int, ...]], ...] = (
+    ("counter", "uint64", (1,)),
+    ("checksum", "uint32", (1,)),
+    ("id", "int64", ()),
+    ("policy_version", "int64", ()),
+    ("latency_ns", "int64", ()),
+)
+_STEP = (
+    ("time_ns", "int64"),
+    ("source", "uint8"),
+    ("policy_version", "int64"),
+    ("chunk_id", "int64"),
+    ("chunk_index", "int64"),
+)
+
+
+class Board:
+    """See above. Rows are counted from the board's beginning and never reused as numbers; their memory is."""
+
+    def __init__(self, layout: BoardLayout, memory: memoryview | None = None) -> None:
+        self.layout = layout
+        self._arrays = _carve(layout, np.zeros(layout.num_bytes, np.uint8) if memory is None else memory)
+        self._num_rows = layout.num_rows
+        self._counters = {name: self._arrays[f"counter/{name}"] for name in _COUNTERS}
+        self.request, self.answer = self._mailbox("request"), self._mailbox("answer")
+        self._row = {
+            name: self._arrays[f"row/{name}"] for name in (*(n for n, _ in _STEP), "proposed", "executed")
+        }
+        self._values = {key: self._arrays[f"observation/{key}"] for key in layout.observation}
+        self._frame_of = {key: self._arrays[f"frame/{key}"] for key in layout.frames}
+        self._num_frames = dict.fromkeys(layout.frames, 0)
+        self._captured_ns: dict[str, int] = {}
+        self._reward_names: tuple[str, ...] = ()
+        self._metric_names: tuple[str, ...] = ()
+
+    # ---- counters
+
+    @property
+    def num_seen(self) -> int:
+        """Rows observed so far."""
+        return int(self._counters["seen"][0])
+
+    @property
+    def num_stepped(self) -> int:
+        """Rows before this one are complete, as far as they are steps."""
+        return int(self._counters["stepped"][0])
+
+    @property
+    def heartbeat_ns(self) -> int:
+        return int(self._counters["heartbeat_ns"][0])
+
+    def beat(self, now_ns: int) -> None:
+        self._counters["heartbeat_ns"][0] = now_ns
+
+    @property
+    def stopping(self) -> bool:
+        return bool(self._counters["stop"][0])
+
+    def ask_to_stop(self) -> None:
+        self._counters["stop"][0] = 1
+
+    # ---- control writes
+
+    def begin(self) -> int:
+        """A new episode: the next row is its first. Clocks may start anew."""
+        self._captured_ns.clear()
+        return self.num_seen
+
+    def frame_buffer(self, key: str) -> Array:
+        """Where a driver may put the next frame of a camera, so that nobody needs to copy it."""
+        buffer: Array = self._values[key][self._num_frames[key] % self._num_rows]
+        return buffer
+
+    def observe(self, observation: Observation) -> int:
+        """Write down what was seen; returns its row."""
+        row = self.num_seen
+        self._write(row, observation)
+        self._counters["seen"][0] = row + 1
+        return row
+
+    def observe_again(self, row: int, observation: Observation) -> None:
+        """The same tick, seen anew: nobody has acted on it."""
+        self._write(row, observation)
+
+    def observation(self, row: int) -> Observation:
+        """Read-only views of a row."""
+        values: dict[str, Array] = {}
+        for key, ring in self._values.items():
+            at = self._frame_of[key][row % self._num_rows] if key in self._frame_of else row
+            view = ring[at % self._num_rows]
+            view.flags.writeable = False
+            values[key] = view
+        return Observation(time_ns=int(self._row["time_ns"][row % self._num_rows]), values=values)
+
+    def act(
+        self,
+        row: int,
+        *,
+        proposed: Array,
+        executed: Array,
+        source: Source,
+        policy_version: int,
+        chunk_id: int,
+        chunk_index: int,
+        extras: Mapping[str, Array],
+    ) -> None:
+        at, columns = row % self._num_rows, self._row
+        columns["proposed"][at] = proposed
+        columns["executed"][at] = executed
+        columns["source"][at] = source
+        columns["policy_version"][at] = policy_version
+        columns["chunk_id"][at] = chunk_id
+        columns["chunk_index"][at] = chunk_index
+        for name in self.layout.extras:
+            self._arrays[f"extra/{name}"][at] = extras[name]
+
+    def judge(self, row: int, verdict: Verdict, *, first: bool) -> None:
+        """What the task said after a step, which completes it; the first of an episode names the numbers."""
+        if first:
+            self._set_names(tuple(verdict.rewards), tuple(verdict.metrics))
+        at = row % self._num_rows
+        for kind, names, values in (
+            ("row/reward", self._reward_names, verdict.rewards),
+            ("row/metric", self._metric_names, verdict.metrics),
+        ):
+            if len(values) != len(names):
+                raise SpecMismatch(f"a task's verdict names {', '.join(values)}, but at first {', '.join(names)}")
+            for index, name in enumerate(names):
+                self._arrays[kind][at, index] = values[name]
+        self._counters["stepped"][0] = row + 1
+
+    # ---- others read
+
+    def inputs(self, spec: PolicySpec, *, row: int, first: int) -> dict[str, Array]:
+        """What a policy sees at a row, a batch of one: history from row `first` on, left-padded and masked."""
+        inputs: dict[str, Array] = {}
+        for key in spec.observation:
+            num_wanted = spec.history.get(key, 1)
+            rows = np.maximum(np.arange(row - num_wanted + 1, row + 1), first)
+            values = self._gather(key, rows)
+            if key in spec.history:
+                inputs[f"{key}/mask"] = (np.arange(row - num_wanted + 1, row + 1) >= first)[None]
+                inputs[key] = values[None]
+            else:
+                inputs[key] = values
+        return inputs
+
+    def columns(self, first: int, end: int) -> dict[str, Array]:
+        """Complete steps as a segment's columns, copied."""
+        rows = np.arange(first, end)
+        at = rows % self._num_rows
+        columns = {name: column[at] for name, column in self._row.items()}
+        rewards, metrics = self._names()
+        for kind, names in (("reward", rewards), ("metric", metrics)):
+            columns |= {f"{kind}/{name}": self._arrays[f"row/{kind}"][at, i] for i, name in enumerate(names)}
+        columns |= {f"extra/{name}": self._arrays[f"extra/{name}"][at] for name in self.layout.extras}
+        columns |= {f"observation/{key}": self._gather(key, rows) for key in self._values}
+        return columns
+
+    def copy(self, row: int) -> Observation:
+        """An observation of its own."""
+        seen = self.observation(row)
+        return Observation(time_ns=seen.time_ns, values={key: value.copy() for key, value in seen.values.items()})
+
+    def is_overwritten(self, row: int) -> bool:
+        """Whether a row that was being read may have been written over meanwhile."""
+        return self.num_seen >= row + self._num_rows
+
+    # ---- inside
+
+    def _write(self, row: int, observation: Observation) -> None:
+        at = row % self._num_rows
+        self._row["time_ns"][at] = observation.time_ns
+        for key, ring in self._values.items():
+            value = observation.values[key]
+            if key not in self._frame_of:
+                ring[at] = value
+                continue
+            captured_ns = observation.captured_ns.get(key, observation.time_ns)
+            if captured_ns != self._captured_ns.get(key):
+                buffer = self.frame_buffer(key)
+                if not np.may_share_memory(buffer, value):  # else the driver has put it there itself
+                    buffer[...] = value
+                self._captured_ns[key] = captured_ns
+                self._num_frames[key] += 1
+            self._frame_of[key][at] = self._num_frames[key] - 1
+
+    def _gather(self, key: str, rows: Array) -> Array:
+        at = rows % self._num_rows
+        if key in self._frame_of:
+            at = self._frame_of[key][at] % self._num_rows
+        found: Array = self._values[key][at]
+        return found
+
+    def _set_names(self, rewards: tuple[str, ...], metrics: tuple[str, ...]) -> None:
+        if (rewards, metrics) == (self._reward_names, self._metric_names):
+            return
+        names = json.dumps((rewards, metrics)).encode()
+        if len(rewards) > MAX_REWARDS or len(metrics) > MAX_METRICS or len(names) > _NAMES_BYTES:
+            raise SpecMismatch(
+                f"a task's verdict may have {MAX_REWARDS} rewards and {MAX_METRICS} metrics, "
+                f"this one has {len(rewards)} and {len(metrics)}"
+            )
+        self._reward_names, self._metric_names = rewards, metrics
+        self._arrays["names"][: len(names)] = np.frombuffer(names, np.uint8)
+        self._counters["num_names"][0] = len(names)
+
+    def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        text = self._arrays["names"][: int(self._counters["num_names"][0])].tobytes()
+        rewards, metrics = json.loads(text)
+        return tuple(rewards), tuple(metrics)
+
+    def _mailbox(self, name: str) -> Seqlock:
+        fields = {n.removeprefix(f"{name}/"): a for n, a in self._arrays.items() if n.startswith(f"{name}/")}
+        return Seqlock(fields.pop("counter"), fields.pop("checksum"), fields)
+
+
+def _carve(layout: BoardLayout, memory: memoryview | Array) -> dict[str, Array]:
+    arrays: dict[str, Array] = {}
+    offset = 0
+    for name, dtype, shape in layout.arrays():
+        count = math.prod(shape)
+        arrays[name] = np.frombuffer(memory, dtype, count=count, offset=offset).reshape(shape)
+        offset += _padded(_size(dtype, shape))
+    return arrays
+
+
+def _size(dtype: str, shape: tuple[int, ...]) -> int:
+    return np.dtype(dtype).itemsize * math.prod(shape)
+
+
+def _padded(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,69 @@
+"""Takes an episode down from the board, in segments, for a recorder: beside the tick or in a process of its own."""
+
+from __future__ import annotations
+
+from dovetail.actor.board import Board
+from dovetail.core.contracts import Recorder
+from dovetail.core.errors import FailureError
+from dovetail.core.types import Episode, EpisodeStart, Outcome, Segment
+
+__all__ = ["Scribe"]
+
+
+class Scribe:
+    """`begin`, then `flush` now and then, then `end`. What it was too slow to read is an error, never a gap."""
+
+    def __init__(self, board: Board, recorder: Recorder | None, *, keep: bool) -> None:
+        self._board, self._recorder = board, recorder
+        self._keep = keep  # also in memory, to give the episode back
+        self._start: EpisodeStart | None = None
+
+    def begin(self, start: EpisodeStart, *, first: int) -> None:
+        self._start = start
+        self._first = self._next = first
+        self._segments: list[Segment] = []
+        if self._recorder is not None:
+            self._recorder.begin(start)
+
+    @property
+    def num_waiting(self) -> int:
+        """Complete steps that are not written yet."""
+        return max(0, self._board.num_stepped - self._next) if self._start else 0
+
+    def flush(self) -> None:
+        """All but the newest step, which may be the last: the final segment is never empty."""
+        self._write(self._board.num_stepped - 1, final=False)
+
+    def end(self, *, outcome: Outcome, judgement: Outcome | None, num_steps: int) -> Episode | None:
+        """After the last of `num_steps` steps; the whole episode where it was kept and anything happened in it."""
+        assert self._start is not None, "begin() comes first"
+        self._write(self._first + num_steps, final=True)
+        if self._recorder is not None:
+            self._recorder.end(outcome=outcome, judgement=judgement)
+        start, self._start = self._start, None
+        if not self._segments:
+            return None
+        return Episode.of(start, self._segments, outcome=outcome, judgement=judgement)
+
+    def _write(self, end: int, *, final: bool) -> None:
+        if self._start is None or end <= self._next:
+            return
+        columns = self._board.columns(self._next, end)
+        after = self._board.copy(end)
+        if self._board.is_overwritten(self._next):
+            raise FailureError(
+                f"the recorder is more than {self._board.layout.num_rows} ticks behind the robot: the disk is too "
+                "slow for this many images, or actor.ring_s is too short"
+            )
+        segment = Segment(
+            episode_id=self._start.id,
+            first=self._next - self._first,
+            final=final,
+            columns=columns,
+            last_observation=after if final else None,
+        )
+        if self._recorder is not None:
+            self._recorder.append(segment, after=after)
+        if self._keep:
+            self._segments.append(segment)
+        self._next = end

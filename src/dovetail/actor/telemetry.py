@@ -1,0 +1,73 @@
+"""How well the real-time loop keeps time, and what the thinking costs. Fixed memory; summed up between episodes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+
+__all__ = ["Telemetry"]
+
+_KEPT = 1 << 14  # the newest of each kind: five minutes at 50 Hz
+
+
+class _Samples:
+    """The newest few thousand numbers, and the largest of all."""
+
+    def __init__(self) -> None:
+        self._values = np.zeros(_KEPT)
+        self._num = 0
+        self._max = 0.0
+
+    def add(self, value: float) -> None:
+        self._values[self._num % _KEPT] = value
+        self._num += 1
+        self._max = max(self._max, value)
+
+    def summary(self, name: str, unit: str) -> dict[str, float]:
+        if not self._num:
+            return {}
+        values = self._values[: min(self._num, _KEPT)]
+        p50, p99 = np.percentile(values, (50, 99))
+        return {
+            f"{name}_p50_{unit}": float(p50),
+            f"{name}_p99_{unit}": float(p99),
+            f"{name}_max_{unit}": self._max,
+        }
+
+
+class Telemetry:
+    """Counts and samples since it was made."""
+
+    def __init__(self) -> None:
+        self._lateness, self._latency, self._delay, self._jump = _Samples(), _Samples(), _Samples(), _Samples()
+        self._counts: Counter[str] = Counter()
+
+    def tick(self, *, late_ns: int, overrun: bool) -> None:
+        self._counts["ticks"] += 1
+        self._counts["overruns"] += overrun
+        self._lateness.add(late_ns / 1e6)
+
+    def answer(self, *, latency_ns: int, delay: int, jump: float | None) -> None:
+        """`jump`: how far the new plan is from the old one where it takes over, as a share of the action's range."""
+        self._counts["chunks"] += 1
+        self._latency.add(latency_ns / 1e6)
+        self._delay.add(delay)
+        if jump is not None:
+            self._jump.add(jump)
+
+    def count(self, what: str, num: int = 1) -> None:
+        self._counts[what] += num
+
+    def __getitem__(self, what: str) -> int:
+        return self._counts[what]
+
+    def summary(self) -> dict[str, float]:
+        """Names and numbers for logs: `lateness_p99_ms`, `overruns`, `delay_max_ticks` and so on."""
+        return {
+            **{name: float(num) for name, num in sorted(self._counts.items())},
+            **self._lateness.summary("lateness", "ms"),
+            **self._latency.summary("inference", "ms"),
+            **self._delay.summary("delay", "ticks"),
+            **self._jump.summary("chunk_jump", "share"),
+        }
