@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import label, made_episode, made_run
 
 from dovetail.cli._episode_filter import Filter, Selection, parse_filter, parse_moment
 from dovetail.core.errors import StoreError, UsageError
@@ -15,6 +14,7 @@ from dovetail.core.types import Labels, Outcome, Purpose
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.folder import RunFolder
+from made_runs import label, made_episode, made_run
 
 NOON = datetime(2026, 3, 1, 12, 0)
 

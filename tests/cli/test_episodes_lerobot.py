@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import TOY, Cli
-from made_runs import label, made_episode, made_run
 
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
+from made_runs import label, made_episode, made_run
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import Cli
-from made_runs import label, made_episode, made_run
 
 from dovetail.core.types import Outcome
 from dovetail.episodes.log import EpisodeLog
@@ -19,6 +18,7 @@ from dovetail.labels.store import LabelStore
 from dovetail.learn.checkpoint import save_checkpoint
 from dovetail.runtime.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
+from made_runs import label, made_episode, made_run
 
 IDS = ("e1", "e2", "e3")
 

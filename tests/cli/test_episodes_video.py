@@ -10,11 +10,11 @@ import av
 import numpy as np
 import pytest
 from command_line import Cli
-from made_runs import made_episode, made_run
 
 from dovetail.core.types import Outcome
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.timelapse import COLOURS
+from made_runs import made_episode, made_run
 
 OUTCOMES = (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TIMEOUT, Outcome.ABORTED)
 

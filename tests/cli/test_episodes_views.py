@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from command_line import Cli
-from made_runs import label, made_episode, made_run
 
 from dovetail.cli._terminal import console
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.folder import RunFolder
+from made_runs import label, made_episode, made_run
 
 A, B, C = (f"20260301T12000{n}-000000000-panda-{n:012x}" for n in (1, 2, 3))
 
@@ -95,6 +95,7 @@ def test_the_list_goes_past_damage(cli: Cli, run: RunFolder) -> None:
     result = cli("episodes", "ls", "made")
     assert A in result.out and C in result.out
     assert f"damaged: runs/made/episodes/{B}/manifest.json" in result.out
+    assert "`dovetail episodes verify runs/made`" in result.out
     assert "2 of 3 episodes" in result.out
     result = cli("episodes", "ls", "made", "--json")
     assert len(result.out.splitlines()) == 2
@@ -128,6 +129,32 @@ def test_an_episode_without_labels_or_with_damaged_ones(cli: Cli, run: RunFolder
     result = cli("episodes", "show", "made", "first")
     assert result.code == 0
     assert "line 1 is damaged" in result.out and "reward/reach" in result.out
+
+
+@pytest.mark.parametrize(
+    ("command", "file"),
+    [
+        (["show"], "manifest.json"),
+        (["show"], "steps.parquet"),
+        (["show", "--save", "b.rrd"], "frames-front.mkv"),
+        (["video"], "frames-front.mkv"),
+        (["video"], "last.parquet"),
+    ],
+)
+def test_a_damaged_episode_points_at_what_can_be_done(
+    cli: Cli, run: RunFolder, command: list[str], file: str
+) -> None:
+    path = run.episodes / B / file
+    path.write_bytes(path.read_bytes()[:-1])
+    name, *options = command
+    result = cli("episodes", name, "made", "2", *options)
+    assert result.code == 1
+    assert file in result.line
+    assert "`dovetail episodes verify runs/made`" in result.line
+    assert f"`dovetail episodes rm runs/made {B}`" in result.line
+    assert cli("episodes", "verify", "runs/made").code == 1
+    assert cli("episodes", "rm", "runs/made", B, "--yes").code == 0
+    assert cli("episodes", "verify", "runs/made").code == 0
 
 
 def test_a_file_for_rerun(cli: Cli, run: RunFolder) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ from some_episodes import smooth
 
 from dovetail.core.errors import ConfigError, StoreError, UsageError
 from dovetail.core.types import Episode
-from dovetail.episodes import _frames
+from dovetail.episodes import _encoder, _frames
 from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
 
@@ -151,3 +152,16 @@ def test_encoding_changes_nobodys_priority(tmp_path: Path, make_episode: Make, c
         log.commit(episode)
     assert during
     assert all(found == before for found in (*during, scheduling()))
+
+
+def test_a_thread_that_ends_meanwhile_stops_no_encoder(
+    tmp_path: Path, make_episode: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads are listed first and asked for their priority then: some other one may have ended in between."""
+    short_lived = threading.Thread(target=lambda: None)
+    short_lived.start()
+    short_lived.join()
+    for tid in (threading.get_native_id(), short_lived.native_id):
+        (tmp_path / "task" / str(tid)).mkdir(parents=True)
+    monkeypatch.setattr(_encoder, "_TASKS", tmp_path / "task")
+    EpisodeLog(tmp_path / "log").commit(make_episode(num_steps=3))

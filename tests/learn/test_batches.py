@@ -79,6 +79,15 @@ def test_what_was_sampled_ahead_and_not_used_never_happened():
     assert rng.bit_generator.state == _after(2)
 
 
+@pytest.mark.parametrize("num_ahead", [1, 2])
+def test_what_is_sampled_ahead_never_lands_in_the_batch_in_use(num_ahead):
+    expected = copies(make(Dice(), 0)[1], 6)
+    _, batches = make(Dice(), num_ahead)
+    for batch, other in zip(batches.take(6), expected, strict=True):
+        batches._thread.submit(lambda: None).result()  # the thread has done all that it was asked for
+        assert all(torch.equal(batch[name], other[name]) for name in other)
+
+
 def test_it_is_another_thread_that_samples():
     replay = Dice()
     copies(make(replay, 2)[1], 4)

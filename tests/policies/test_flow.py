@@ -1,51 +1,23 @@
-"""The flow as a policy: what goes in, what comes out, what it refuses. How it learns is in test_flow_learning."""
+"""The flow as a policy: its steps, what it sees, guidance. How it learns is in test_flow_learning, and what every
+policy does in test_network_policies."""
 
 import dataclasses
 
 import numpy as np
 import pytest
 import torch
+from toy_arm import ROBOT, STILL, batch
 
 from dovetail.config.plugins import resolve
-from dovetail.core.errors import SpecMismatch, StoreError, UsageError
-from dovetail.core.specs import ArraySpec, RobotSpec
-from dovetail.core.types import ActContext, WeightSnapshot
+from dovetail.core.errors import UsageError
+from dovetail.core.types import ActContext
 from dovetail.policies.flow import Flow, FlowConfig
-from dovetail.policies.trainable import TrainablePolicy
-from dovetail.testing import check_policy
 
-ROBOT = RobotSpec(
-    name="arm",
-    embodiment="toy",
-    observation={
-        "joint_pos": ArraySpec(shape=(3,)),
-        "force": ArraySpec(shape=(2,)),
-        "front": ArraySpec(shape=(20, 16, 3), dtype="uint8"),
-        "depth": ArraySpec(shape=(20, 16, 1), dtype="uint16"),
-    },
-    action=ArraySpec(shape=(2,), low=(-1.0, 0.0), high=(3.0, 0.5)),
-    action_kind="ee_delta",
-    control_hz=10.0,
-)
-STILL = ActContext(deterministic=True)
 SMALL = {"horizon": 6, "hidden": 16, "num_layers": 2}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
 
 
 def make(robot=ROBOT, seed=3, **config):
     return Flow(FlowConfig(**(SMALL | config)), robot=robot, seed=seed)
-
-
-def batch(num=4, seed=0):
-    rng = np.random.default_rng(seed)
-    return {
-        "joint_pos": rng.normal(size=(num, 3)).astype(np.float32),
-        "force": rng.normal(size=(num, 2)).astype(np.float32),
-    }
 
 
 def within(actions):
@@ -58,13 +30,9 @@ def committed(num=4, length=6, seed=7):
     return within(np.random.default_rng(seed).uniform(-1, 1, (num, length, 2)))
 
 
-# ---- what it is
-
-
 def test_it_is_a_policy_by_name():
     assert resolve("policy", "flow") is Flow
     policy = make()
-    assert isinstance(policy, TrainablePolicy)
     assert policy.spec.guidable
     assert policy.spec.horizon == 6
     assert FlowConfig().horizon == 16
@@ -72,83 +40,11 @@ def test_it_is_a_policy_by_name():
     assert FlowConfig().guidance.model_dump() == {"schedule": "exp", "beta": 5.0, "jacobian": "vjp"}
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {},
-        {"horizon": 1},
-        {"inputs": ("front",)},
-        {"inputs": ("force", "front"), "history": {"force": 4, "front": 2}},
-    ],
-)
-def test_it_keeps_the_contract(config):
-    donor = make(seed=4, **config)
-    snapshot = WeightSnapshot(version=9, components=donor.weights(), hashes={})
-    check_policy(lambda: make(**config), snapshot=snapshot)
-
-
-def test_looks_at_everything_low_dimensional_unless_told_otherwise():
-    assert set(make().spec.observation) == {"joint_pos", "force"}
-    assert set(make(inputs=("front",)).spec.observation) == {"front"}
-
-
-@pytest.mark.parametrize("key", ["fource", "depth"])
-def test_an_input_the_robot_does_not_give(key):
-    with pytest.raises(SpecMismatch, match=f"'flow' wants input '{key}'.*robot 'arm'"):
-        make(inputs=(key,))
-
-
-def test_history_of_what_it_does_not_see():
-    with pytest.raises(SpecMismatch, match="wants history of 'force', which it does not see"):
-        make(inputs=("joint_pos",), history={"force": 3})
-
-
-def test_nothing_to_look_at():
-    blind = dataclasses.replace(ROBOT, observation={"front": ROBOT.observation["front"]})
-    with pytest.raises(SpecMismatch, match=r"nothing to look at.*policy\.inputs"):
-        make(blind)
-
-
-@pytest.mark.parametrize("limits", [{"low": (), "high": ()}, {"high": (3.0, np.inf)}])
-def test_an_unbounded_action_is_refused(limits):
-    unbounded = dataclasses.replace(ROBOT, action=dataclasses.replace(ROBOT.action, **limits))
-    with pytest.raises(SpecMismatch, match="needs a bounded action"):
-        make(unbounded)
-
-
 def test_what_it_cannot_do_it_says():
     policy = make()
     features = policy.features({key: torch.from_numpy(value) for key, value in batch().items()})
     with pytest.raises(UsageError, match=r"no density of its actions.*'imitation'"):
         policy.sample(features, generator=None)
-
-
-# ---- chance
-
-
-def test_actions_stay_within_the_robots_limits():
-    chunk = make().act(batch(500), ActContext(seed=1))
-    assert chunk.actions.shape == (500, 6, 2)
-    assert chunk.actions.dtype == np.float32
-    low, high = ROBOT.action.bounds
-    assert (chunk.actions >= low).all() and (chunk.actions <= high).all()
-
-
-def test_deterministic_and_seeded_acting():
-    policy, seen = make(), batch()
-    calm = [policy.act(seen, ActContext(deterministic=True, seed=s)).actions for s in (None, 1, 2)]
-    noisy = [policy.act(seen, ActContext(seed=s)).actions for s in (5, 5, 6)]
-    assert np.array_equal(calm[0], calm[1]) and np.array_equal(calm[0], calm[2])
-    assert np.array_equal(noisy[0], noisy[1])
-    assert not np.array_equal(noisy[0], noisy[2])
-    assert np.array_equal(calm[0], make().act(seen, STILL).actions)  # in another process, too
-
-
-def test_noise_differs_from_row_to_row():
-    """Trap: one noise drawn for the whole batch."""
-    same = {key: np.repeat(value[:1], 8, axis=0) for key, value in batch().items()}
-    rows = make().act(same, ActContext(seed=0)).actions.reshape(8, -1)
-    assert len(np.unique(rows, axis=0)) == 8
 
 
 @pytest.mark.parametrize("num_flow_steps", [1, 2, 5])
@@ -168,20 +64,6 @@ def test_as_many_euler_steps_as_asked(num_flow_steps):
 
 
 # ---- what it sees
-
-
-def test_padding_in_history_changes_nothing():
-    policy = make(inputs=("force",), history={"force": 3})
-    seen = np.ones((1, 3, 2), np.float32)
-    mask = np.array([[False, True, True]])
-    acts = []
-    for junk in (0.0, 99.0, np.nan):
-        seen[:, 0] = junk
-        acts.append(policy.act({"force": seen, "force/mask": mask}, STILL).actions)
-    assert np.array_equal(acts[0], acts[1]) and np.array_equal(acts[0], acts[2])
-    seen[:, 0] = 99.0
-    shown = policy.act({"force": seen, "force/mask": ~np.zeros((1, 3), bool)}, STILL).actions
-    assert not np.array_equal(acts[0], shown)
 
 
 def test_images_are_bytes_until_they_are_in_the_model():
@@ -305,50 +187,3 @@ def test_each_row_is_guided_by_its_own_prefix():
 def test_a_prefix_of_another_shape(shape):
     with pytest.raises(UsageError, match=r"prefix should be \[4, H, 2\]"):
         make().act(batch(), ActContext(prefix=np.zeros(shape, np.float32)))
-
-
-# ---- weights
-
-
-def test_weights_travel_with_their_statistics():
-    image = np.random.default_rng(0).integers(0, 256, (4, 20, 16, 3), np.uint8)
-    inputs = ("joint_pos", "force", "front")
-    one, other = make(inputs=inputs), make(inputs=inputs, seed=4)
-    one.fit_normalizer({k: 5.0 + 3.0 * v for k, v in batch(100).items()})
-    seen = {**batch(), "front": image}
-    assert not np.array_equal(one.act(seen, STILL).actions, other.act(seen, STILL).actions)
-    other.load(WeightSnapshot(version=7, components=one.weights(), hashes={}))
-    a, b = (p.act(seen, STILL) for p in (one, other))
-    assert np.array_equal(a.actions, b.actions)
-    assert b.policy_version == 7
-
-
-def test_broken_weights_are_refused_and_the_old_ones_stay():
-    policy = make(inputs=("force", "front"))
-    seen = {"force": batch(2)["force"], "front": np.full((2, 20, 16, 3), 9, np.uint8)}
-    before = policy.act(seen, STILL).actions
-
-    def newer():
-        weights = make(inputs=("force", "front"), seed=8).weights()
-        return {name: {k: v.copy() for k, v in arrays.items()} for name, arrays in weights.items()}
-
-    def refused(version, match):
-        with pytest.raises(StoreError, match=f"version {version} {match}"):
-            policy.load(WeightSnapshot(version=version, components=weights, hashes={}))
-        assert np.array_equal(before, policy.act(seen, STILL).actions)
-
-    weights = newer()
-    next(iter(weights["encoder"].values())).flat[0] = np.nan
-    refused(2, "hold non-finite")
-    weights = newer()
-    weights["normalizer"]["mean/force"][0] = np.inf
-    refused(3, "hold non-finite")
-    weights = newer()
-    weights["encoder"]["camera_front.out.0.bias"] = np.zeros(3, np.float32)
-    refused(4, "do not fit.*encoder/camera_front.out.0.bias is .3,., should be .64,.")
-    weights = newer()
-    del weights["actor"]["chunk.bias"]
-    refused(5, "do not fit.*chunk.bias")
-    weights = newer()
-    del weights["encoder"]
-    refused(6, "do not fit.*no 'encoder'")

@@ -22,11 +22,6 @@ ROBOT = RobotSpec(
 )
 
 
-@pytest.fixture(autouse=True, scope="module")
-def _one_thread():
-    torch.set_num_threads(1)
-
-
 def right_way(phase):
     """Past the obstacle on the right, normalised [B, H, A]; on the left is its mirror image."""
     along = phase[..., None] + np.arange(HORIZON) / HORIZON  # [B, H]

@@ -228,7 +228,10 @@ def test_demonstrations_stay_while_the_rest_goes_by(open_replay: Open) -> None:
     replay.add(demos[0], label(demos[0]))  # dropped, and its place long given to others: it stays away
     assert replay.size(View(part="demo")) == 3
     long = make_episode(60, 16)  # beside four rows of demonstration there are 16, and it wants 17
-    with pytest.raises(UsageError, match=r"e60 takes 17 rows.*demonstrations of 4 rows.*room for 20"):
+    way_out = r"start another with a larger replay.capacity_rows, fewer demonstrations, or replay.keep_demos=false"
+    with pytest.raises(
+        UsageError, match=rf"e60 takes 17 rows.*demonstrations of 4 rows.*room for 20: .*{way_out}"
+    ):
         replay.add(long, label(long))
     assert replay.size(View(part="demo")) == 3
     fits = make_episode(61, 15)
@@ -243,9 +246,12 @@ def test_an_episode_as_long_as_the_ring_and_many_of_one_step(open_replay: Open) 
         replay.add(whole, label(whole))
         assert steps(draw(replay)) == {(number, t) for t in range(5)}
     too_long = make_episode(9, 6)
-    with pytest.raises(UsageError, match=r"e9 takes 7 rows.*room for 6: raise replay.capacity_gb"):
+    with pytest.raises(UsageError, match=r"e9 takes 7 rows.*room for 6: .* a larger replay.capacity_rows \("):
         replay.add(too_long, label(too_long))
     assert steps(draw(replay)) == {(4, t) for t in range(5)}  # nobody left for it
+    small = open_replay(capacity_gb=1e-6, keys=("state",))  # here it is the bytes that bound it
+    with pytest.raises(UsageError, match=r"a larger replay.capacity_gb \("):
+        small.add(long := make_episode(9, 30), label(long))
     for number in range(10, 30):
         short = make_episode(number, 1)
         replay.add(short, label(short))

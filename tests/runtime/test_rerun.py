@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rerun as rr
 
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
-from dovetail.core.types import Episode, Labels, Observation, Outcome, Purpose, Segment
+from dovetail.core.types import Labels, Observation, Segment
 from dovetail.episodes.log import EpisodeLog
 from dovetail.runtime.rerun import open_viewer, write_rrd
-
-rr = pytest.importorskip("rerun")
+from made_runs import made_episode
 
 NUM_STEPS = 8
 ROBOT = RobotSpec(
@@ -62,20 +63,8 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> EpisodeLog:
         time_ns=7_000_000_000 + NUM_STEPS * 100_000_000,
         values={"state": np.zeros(3, np.float32), **{key: frames[-1] for key, frames in images.items()}},
     )
-    episode = Episode(
-        id="e1",
-        task="peg_insertion",
-        prompt="put the peg in",
-        robot=ROBOT,
-        operator="scripted",
-        purpose=Purpose.ONLINE,
-        outcome=Outcome.SUCCESS,
-        judgement=None,
-        seed=0,
-        config_hash="",
-        started_unix_ns=1_700_000_000_000_000_000,
-        segments=(Segment(episode_id="e1", first=0, final=True, columns=columns, last_observation=last),),
-    )
+    segment = Segment(episode_id="e1", first=0, final=True, columns=columns, last_observation=last)
+    episode = dataclasses.replace(made_episode("e1", robot=ROBOT), segments=(segment,))
     found = EpisodeLog(tmp_path_factory.mktemp("rerun") / "episodes")
     found.commit(episode)
     return found

@@ -48,10 +48,7 @@ def export(
         ]
         ids = ids[-wanted.limit :] if wanted.limit else ids  # the newest of those that are exported at all
         if selection.problems:
-            advice = (
-                "" if "episodes verify" in selection.problems[0] else f": see `dovetail episodes verify {path}`"
-            )
-            raise UsageError(f"{selection.problems[0]}{advice}")
+            raise UsageError(selection.problems[0])
         if not ids:
             raise UsageError(f"no episode of {path} is one of those: `dovetail episodes ls {path}` lists them")
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:

@@ -37,10 +37,16 @@ BUILTIN: dict[str, dict[str, str]] = {
         "scripted": "dovetail.human.scripted:ScriptedOperator",
     },
     "safety": {"filter": "dovetail.robots.safety:SafeRobot"},
-    "actor": {"sequential": "dovetail.actor.sequential:SequentialActor"},
+    "actor": {
+        "sequential": "dovetail.actor.actors:SequentialActor",
+        "naive": "dovetail.actor.actors:NaiveActor",
+        "rtc": "dovetail.actor.actors:RtcActor",
+        "soft": "dovetail.actor.actors:SoftActor",
+    },
     "policy": {
         "gaussian_mlp": "dovetail.policies.gaussian_mlp:GaussianMLP",
         "flow": "dovetail.policies.flow:Flow",
+        "remote": "dovetail.policies.remote:RemotePolicy",
     },
     "labeler": {"outcome": "dovetail.labels.outcome:OutcomeLabeler"},
     "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},

@@ -31,20 +31,21 @@ def _priorities_as_before() -> Iterator[None]:
     if not _TASKS.is_dir():
         yield
         return
-    before = {tid: _scheduling(tid) for tid in _threads()}
+    before = _schedules()
     opener = before[threading.get_native_id()]
     try:
         yield
     finally:
-        for tid in _threads():
-            with contextlib.suppress(ProcessLookupError):  # one that has ended meanwhile
-                if _scheduling(tid) != before.get(tid, opener):
+        for tid, now in _schedules().items():
+            if now != before.get(tid, opener):
+                with contextlib.suppress(ProcessLookupError):
                     os.sched_setscheduler(tid, *before.get(tid, opener))
 
 
-def _threads() -> list[int]:
-    return [int(entry.name) for entry in _TASKS.iterdir()]
-
-
-def _scheduling(tid: int) -> tuple[int, os.sched_param]:
-    return os.sched_getscheduler(tid), os.sched_getparam(tid)
+def _schedules() -> dict[int, tuple[int, os.sched_param]]:
+    """Of every thread of this process, but for those that end meanwhile."""
+    found = {}
+    for tid in (int(entry.name) for entry in _TASKS.iterdir()):
+        with contextlib.suppress(ProcessLookupError):
+            found[tid] = (os.sched_getscheduler(tid), os.sched_getparam(tid))
+    return found

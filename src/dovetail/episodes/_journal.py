@@ -26,7 +26,6 @@ from dovetail.core.errors import StoreError
 from dovetail.core.types import Array, Episode, EpisodeStart, Observation, Outcome, Segment
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import Distinct
-from dovetail.episodes._manifest import start_from_json
 from dovetail.episodes._tables import from_ipc, to_ipc
 
 __all__ = [
@@ -196,7 +195,7 @@ def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
 def _start(record: Record | None, *, name: str) -> EpisodeStart:
     if record is None or record.kind is not Kind.START:
         raise StoreError(f"{name} is damaged in its first record: `dovetail episodes verify` says what is left")
-    return start_from_json(load_json(record.payload, name=name))
+    return EpisodeStart.from_json(load_json(record.payload, name=name))
 
 
 def number_of(path: Path) -> int:

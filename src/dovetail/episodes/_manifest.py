@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,7 @@ import numpy as np
 
 from dovetail.core.disk import dump_json, load_json, read_file, sha256
 from dovetail.core.errors import StoreError
-from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Episode, EpisodeStart, Outcome, Purpose
+from dovetail.core.types import Episode, EpisodeStart, Outcome
 from dovetail.episodes._columns import Columns
 from dovetail.episodes._frames import Layout
 from dovetail.episodes._tables import parquet_note
@@ -29,44 +29,18 @@ __all__ = [
     "note_in",
     "pack_manifest",
     "read_manifest",
-    "start_from_json",
-    "start_to_json",
     "unpack_manifest",
     "with_steps",
 ]
 
 SCHEMA = 2
 MANIFEST, STEPS, LAST = "manifest.json", "steps.parquet", "last.parquet"
-_START = ("id", "task", "prompt", "operator", "seed", "config_hash", "started_unix_ns", "boot_id")
-
-
-def start_to_json(start: EpisodeStart) -> dict[str, Any]:
-    return {
-        "id": start.id,
-        "task": start.task,
-        "prompt": start.prompt,
-        "robot": start.robot.to_json(),
-        "operator": start.operator,
-        "purpose": start.purpose.value,
-        "seed": int(start.seed),
-        "config_hash": start.config_hash,
-        "started_unix_ns": int(start.started_unix_ns),
-        "boot_id": start.boot_id,
-    }
-
-
-def start_from_json(data: Mapping[str, Any]) -> EpisodeStart:
-    return EpisodeStart(
-        **{name: data[name] for name in _START},
-        robot=RobotSpec.from_json(data["robot"]),
-        purpose=Purpose(data["purpose"]),
-    )
 
 
 def facts_of(episode: Episode, columns: Columns) -> dict[str, Any]:
     """All that is known of an episode, apart from how it is stored."""
     return {
-        **start_to_json(episode.start),
+        **episode.start.to_json(),
         "outcome": episode.outcome.value,
         "judgement": episode.judgement.value if episode.judgement else None,
         "num_steps": len(episode),
@@ -85,10 +59,10 @@ def content(facts: Mapping[str, Any]) -> str:
 
 def head(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that an Episode and an EpisodeInfo share."""
-    start = start_from_json(manifest)
+    start = EpisodeStart.from_json(manifest)
     judgement = manifest["judgement"]
     return {
-        **{name: getattr(start, name) for name in (*_START, "robot", "purpose")},
+        **{field.name: getattr(start, field.name) for field in fields(start)},
         "outcome": Outcome(manifest["outcome"]),
         "judgement": Outcome(judgement) if judgement else None,
     }

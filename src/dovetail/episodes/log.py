@@ -104,7 +104,7 @@ class EpisodeLog:
         with writer(self._folder) as temporary:
             newest = self._newest(temporary)
             if target.exists():
-                if read_manifest(target)["content"] != digest:
+                if self._manifest(episode.id)["content"] != digest:
                     raise StoreError(f"episode {episode.id} is already in {self._folder}, with other content")
                 self.verify(episode.id)
                 fsync_folder(self._folder)  # the first commit may have died before it came here
@@ -201,11 +201,12 @@ class EpisodeLog:
         """Read every file of an episode; the first that is not as written is named by a StoreError."""
         manifest = self._manifest(episode_id)
         folder = self._folder / episode_id
-        for name, file in manifest["files"].items():
-            check_file(folder / name, checksum=file["sha256"])
-        strangers = {path.name for path in folder.iterdir()} - {MANIFEST, *manifest["files"]}
-        if strangers:
-            raise StoreError(f"{folder / min(strangers)} is not part of the episode")
+        with self._saying_what_to_do(episode_id):
+            for name, file in manifest["files"].items():
+                check_file(folder / name, checksum=file["sha256"])
+            strangers = {path.name for path in folder.iterdir()} - {MANIFEST, *manifest["files"]}
+            if strangers:
+                raise StoreError(f"{folder / min(strangers)} is not part of the episode")
 
     def _newest(self, temporary: Path) -> int:
         """The newest commit's number. Only if somebody else has written since is there anything to look through."""
@@ -235,10 +236,24 @@ class EpisodeLog:
         folder = self._folder / check_episode_id(episode_id)
         if not folder.is_dir():
             raise StoreError(f"there is no episode {episode_id} in {self._folder}")
-        return read_manifest(folder)
+        with self._saying_what_to_do(episode_id):
+            return read_manifest(folder)
 
     def _read(self, episode_id: str, name: str, manifest: Mapping[str, Any]) -> bytes:
-        return read_file(self._folder / episode_id / name, checksum=manifest["files"][name]["sha256"])
+        with self._saying_what_to_do(episode_id):
+            return read_file(self._folder / episode_id / name, checksum=manifest["files"][name]["sha256"])
+
+    @contextlib.contextmanager
+    def _saying_what_to_do(self, episode_id: str) -> Iterator[None]:
+        """Whoever meets a damaged episode, by whatever command, is told the two ways on."""
+        try:
+            yield
+        except StoreError as error:
+            run = self._folder.parent
+            raise StoreError(
+                f"{error}: see what is left of it with `dovetail episodes verify {run}`, or give it up with "
+                f"`dovetail episodes rm {run} {episode_id}`"
+            ) from error
 
     def _pictures(
         self, episode_id: str, key: str, manifest: Mapping[str, Any], rows: list[int]
@@ -246,7 +261,8 @@ class EpisodeLog:
         """Verify a camera's file, then decode it as its rows are asked for."""
         camera = manifest["cameras"][key]
         path = self._folder / episode_id / camera["file"]
-        check_file(path, checksum=manifest["files"][camera["file"]]["sha256"])
+        with self._saying_what_to_do(episode_id):
+            check_file(path, checksum=manifest["files"][camera["file"]]["sha256"])
         return _expand(path, camera, rows)
 
 

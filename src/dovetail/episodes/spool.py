@@ -33,7 +33,6 @@ from dovetail.core.types import Episode, EpisodeStart, Observation, Outcome, Seg
 from dovetail.episodes import _journal
 from dovetail.episodes._columns import Columns
 from dovetail.episodes._journal import SUFFIX, Kind, is_recording, number_of, read_journal
-from dovetail.episodes._manifest import start_to_json
 from dovetail.episodes.ids import check_episode_id
 
 __all__ = ["DAMAGED", "Spool"]
@@ -61,6 +60,10 @@ class Spool:
         self._writing: _Writing | None = None
         self._number = 0  # of the newest episode here: order without a clock
 
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
     def begin(self, start: EpisodeStart) -> None:
         """Open a journal, durably. An episode that was begun before and never ended is let go, as after a crash."""
         path = self._path(start.id)
@@ -71,7 +74,7 @@ class Spool:
                 fsync_folder(self._folder.parent)
             self._sweep()
             self._number = 1 + max(self._number, *(number_of(other) for other in self._journals()), 0)
-            record = _journal.pack(Kind.START, dump_json({"number": self._number, **start_to_json(start)}))
+            record = _journal.pack(Kind.START, dump_json({"number": self._number, **start.to_json()}))
             descriptor = None
             while descriptor is None:
                 descriptor = self._open(path, record)

@@ -6,18 +6,17 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 
 from dovetail.config.model import Config
-from dovetail.core.errors import SpecMismatch, StoreError, UsageError, did_you_mean
-from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
-from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
+from dovetail.core.errors import UsageError
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import ActContext, ActionChunk, Array
+from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
 from dovetail.policies.networks import DenoisingMLP, ImageEncoder, masked_mse
-from dovetail.policies.normalizer import Normalizer
 
 __all__ = ["Flow", "FlowConfig"]
 
@@ -40,7 +39,7 @@ class FlowConfig(Config):
     guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
 
 
-class Flow:
+class Flow(NetworkPolicy):
     """See the Policy and TrainablePolicy contracts.
 
     With x_t = (1 - t) noise + t actions, it learns the velocity actions - noise, and acting follows that from noise at
@@ -55,12 +54,18 @@ class Flow:
 
     def __init__(self, config: FlowConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         self._config = config
-        self._spec = _spec(config, robot)
+        super().__init__(
+            policy_spec(
+                "flow",
+                robot,
+                inputs=config.inputs,
+                history=config.history,
+                images=True,
+                horizon=config.horizon,
+                guidable=True,
+            )
+        )
         self._images = tuple(key for key, spec in self._spec.observation.items() if spec.is_image)
-        low, high = robot.action.bounds
-        self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
-        sizes = {key: spec.shape[0] for key, spec in self._spec.observation.items() if not spec.is_image}
-        self._normalizer = Normalizer(sizes)
         self._chunk_shape = (config.horizon, robot.action.shape[0])
         self._calm = torch.randn(self._chunk_shape, generator=torch.Generator().manual_seed(_CALM_SEED))
         with torch.random.fork_rng(devices=[]):
@@ -80,13 +85,8 @@ class Flow:
                     for key in self._images
                 }
             )
-        self._version = 0
 
     # ---- Policy: numpy in, numpy out
-
-    @property
-    def spec(self) -> PolicySpec:
-        return self._spec
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         """A chunk for each row; with a prefix, one that goes on from it. What of a prefix is unknown lies beyond its
@@ -99,31 +99,7 @@ class Flow:
             normalized = self._integrate(
                 features, self._noise(len(features), context), self._committed(len(features), context)
             )
-        actions = (normalized.clamp(-1.0, 1.0).numpy() * self._scale + self._center).astype(np.float32)
-        return ActionChunk(actions=actions, observed_ns=0, policy_version=self._version)
-
-    def warmup(self) -> None:
-        batch: dict[str, Array] = {}
-        for key, spec in self._spec.observation.items():
-            num = self._spec.history.get(key)
-            batch[key] = np.zeros((1, *((num,) if num else ()), *spec.shape), spec.dtype)
-            if num:
-                batch[f"{key}/mask"] = np.ones((1, num), np.bool_)
-        chunk = self.act(batch, ActContext(deterministic=True))
-        self.act(batch, ActContext(deterministic=True, prefix=chunk.actions, delay=1))
-
-    def load(self, snapshot: WeightSnapshot) -> None:
-        expected = self.weights()
-        for name, arrays in expected.items():
-            _check_fit(snapshot, name, arrays)
-        for name, module in self.components.items():  # all of it fits, so nothing is left half loaded
-            arrays = snapshot.components[name]
-            module.load_state_dict({key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
-        self._normalizer.load_arrays(snapshot.components["normalizer"])
-        self._version = snapshot.version
-
-    def reset(self) -> None:
-        """Nothing is remembered between episodes."""
+        return self._chunk(normalized.clamp(-1.0, 1.0))
 
     # ---- TrainablePolicy: torch
 
@@ -131,25 +107,12 @@ class Flow:
     def components(self) -> Mapping[str, nn.Module]:
         return {"actor": self._actor} | ({"encoder": self._encoder} if self._images else {})
 
-    def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
-        self._normalizer.fit(columns)
-
     @property
     def num_features(self) -> int:
         return sum(
             (self._config.image_features if spec.is_image else spec.shape[0]) * self._spec.history.get(key, 1)
             for key, spec in self._spec.observation.items()
         )
-
-    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
-        parts: list[Tensor] = []
-        for key in self._spec.observation:
-            values = self._seen(key, observations[key])
-            if key in self._spec.history:
-                # padding is nothing, not a zero reading
-                values = torch.where(observations[f"{key}/mask"][..., None], values, 0.0)
-            parts.append(values.flatten(1))
-        return torch.cat(parts, dim=1)
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
@@ -175,20 +138,6 @@ class Flow:
         t = torch.rand(len(actions), generator=generator) * (1.0 - 0.5 / self._config.num_flow_steps)
         x = torch.lerp(noise, actions, t[:, None, None])
         return masked_mse(self._velocity(x, features, t), actions - noise, mask)
-
-    def normalize_actions(self, actions: Tensor) -> Tensor:
-        center, scale = torch.from_numpy(self._center), torch.from_numpy(self._scale)
-        return ((actions - center) / scale).clamp(-1.0, 1.0)
-
-    def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
-        modules = components or self.components
-        return {
-            **{
-                name: {k: v.detach().numpy().copy() for k, v in m.state_dict().items()}
-                for name, m in modules.items()
-            },
-            "normalizer": self._normalizer.to_arrays(),
-        }
 
     # ---- from noise to actions
 
@@ -238,43 +187,10 @@ class Flow:
         return x
 
     def _seen(self, key: str, values: Tensor) -> Tensor:
-        """What was seen of one key, [B, F] or [B, h, F]."""
         if key not in self._images:
-            return self._normalizer(key, values)
+            return super()._seen(key, values)
         features: Tensor = self._encoder[_module_name(key)](values.flatten(0, -4))
         return features.view(*values.shape[:-3], -1)
-
-
-def _spec(config: FlowConfig, robot: RobotSpec) -> PolicySpec:
-    keys = config.inputs or tuple(k for k, s in robot.observation.items() if _is_low_dim(s))
-    if not keys:
-        raise SpecMismatch(
-            f"policy 'flow' has nothing to look at: robot '{robot.name}' gives no low-dimensional observation, so "
-            "name images in policy.inputs"
-        )
-    for key in keys:
-        if key not in robot.observation or not (_is_low_dim(spec := robot.observation[key]) or spec.is_image):
-            usable = [k for k, s in robot.observation.items() if _is_low_dim(s) or s.is_image]
-            raise SpecMismatch(
-                f"policy 'flow' wants input '{key}', but robot '{robot.name}' gives no such low-dimensional "
-                f"observation or image." + did_you_mean(key, usable)
-            )
-    for key in config.history:
-        if key not in keys:
-            raise SpecMismatch(
-                f"policy 'flow' wants history of '{key}', which it does not see." + did_you_mean(key, keys)
-            )
-    if not robot.action.low or not all(np.isfinite((*robot.action.low, *robot.action.high))):
-        raise SpecMismatch(f"policy 'flow' needs a bounded action, but robot '{robot.name}' gives no limits")
-    return PolicySpec(
-        name="flow",
-        observation={key: robot.observation[key] for key in keys},
-        action=robot.action,
-        action_kind=robot.action_kind,
-        horizon=config.horizon,
-        history={key: num for key, num in config.history.items() if num > 1},
-        guidable=True,
-    )
 
 
 def _held(actions: Tensor, mask: Tensor) -> Tensor:
@@ -285,24 +201,5 @@ def _held(actions: Tensor, mask: Tensor) -> Tensor:
     return torch.where(last[..., None] >= 0, held, 0.0)
 
 
-def _check_fit(snapshot: WeightSnapshot, component: str, expected: Mapping[str, Array]) -> None:
-    misfit = f"weights version {snapshot.version} do not fit policy 'flow': "
-    if component not in snapshot.components:
-        raise StoreError(f"{misfit}there is no '{component}' among them")
-    arrays = snapshot.components[component]
-    if arrays.keys() != expected.keys():
-        names = sorted(arrays.keys() ^ expected.keys())
-        raise StoreError(f"{misfit}of '{component}', {', '.join(names[:3])} is only on one side")
-    for name, value in arrays.items():
-        if value.shape != expected[name].shape:
-            raise StoreError(f"{misfit}{component}/{name} is {value.shape}, should be {expected[name].shape}")
-        if not np.isfinite(value).all():
-            raise StoreError(f"weights version {snapshot.version} hold non-finite numbers; not loaded")
-
-
 def _module_name(key: str) -> str:
     return "camera_" + key.replace(".", "_")  # torch has its own use for dots
-
-
-def _is_low_dim(spec: ArraySpec) -> bool:
-    return spec.dtype == "float32" and len(spec.shape) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -46,7 +47,7 @@ def low_dimensional(robot: RobotSpec) -> tuple[str, ...]:
     return tuple(key for key, spec in robot.observation.items() if len(spec.shape) < 3)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)  # no slots: what follows from its fields is worked out once, not per batch
 class Layout:
     """Columns [num_rows, ...], one row a step and one more for each true last observation; and rings of frames.
 
@@ -80,11 +81,11 @@ class Layout:
             )
         return Layout(robot=robot, keys=keys, num_rows=num_rows, num_records=min(2 * num_rows + 8, _MAX_RECORDS))
 
-    @property
+    @cached_property
     def cameras(self) -> tuple[str, ...]:
         return tuple(key for key in self.keys if len(self.robot.observation[key].shape) >= 3)
 
-    @property
+    @cached_property
     def columns(self) -> Mapping[str, ArraySpec]:
         observations = {f"observation/{k}": self.robot.observation[k] for k in self.keys if k not in self.cameras}
         number = ArraySpec(shape=(), dtype="int64")
@@ -101,7 +102,7 @@ class Layout:
             "following": number,
         }
 
-    @property
+    @cached_property
     def frames(self) -> Mapping[str, ArraySpec]:
         return {key: self.robot.observation[key] for key in self.cameras}
 

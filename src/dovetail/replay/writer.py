@@ -341,12 +341,19 @@ class ReplayStore:
     def _check_capacity(self, book: Book, block: Block, episode_id: str, record: Array) -> None:
         held = int(record["num_rows"][0])
         kept = self._num_kept_rows - (held if record["demo"][0] else 0) if self._keep_demos else 0
-        if held + kept + len(block) > book.layout.num_rows:
-            beside = f"beside demonstrations of {kept} rows " if kept else ""
-            raise UsageError(
-                f"episode {episode_id} takes {held + len(block)} rows or more, {beside}the replay has room for "
-                f"{book.layout.num_rows}: raise replay.capacity_gb"
-            )
+        if held + kept + len(block) <= book.layout.num_rows:
+            return
+        capacity_bytes, capacity_rows = self._capacity
+        by_rows = capacity_rows is not None and capacity_rows * book.layout.row_bytes <= capacity_bytes
+        bound = "replay.capacity_rows" if by_rows else "replay.capacity_gb"
+        raise UsageError(
+            f"episode {episode_id} takes {held + len(block)} rows or more, "
+            + (f"beside demonstrations of {kept} rows " if kept else "")
+            + f"the replay has room for {book.layout.num_rows}: a run keeps its settings, so start another with a "
+            f"larger {bound}"
+            + (", fewer demonstrations, or replay.keep_demos=false" if kept else "")
+            + " (`dovetail episodes export` and `import` take demonstrations along)"
+        )
 
 
 def _new_record(book: Book, start: EpisodeStart) -> Array:

@@ -123,16 +123,10 @@ class Experience:
 
     def _known(self) -> Iterator[Known]:
         for episode_id in self.log.ids():
-            try:
-                info = self.log.manifest(episode_id)
-                if info.purpose is not Purpose.EVAL and info.outcome is not Outcome.ABORTED:
-                    labels = self.labels.current(episode_id) or self.label(self.log.load(episode_id))
-                    yield Known(info=info, labels=labels)
-            except StoreError as error:
-                raise StoreError(
-                    f"{error}: see what is left of it with `dovetail episodes verify {self._folder.path}`, "
-                    f"or give it up with `dovetail episodes rm {self._folder.path} {episode_id}`"
-                ) from error
+            info = self.log.manifest(episode_id)
+            if info.purpose is not Purpose.EVAL and info.outcome is not Outcome.ABORTED:
+                labels = self.labels.current(episode_id) or self.label(self.log.load(episode_id))
+                yield Known(info=info, labels=labels)
 
     def _bring_up_to_date(self, known: list[Known], on_added: Callable[[int, int], None]) -> None:
         """Replay holds what the log and the labels say: nothing that was deleted, the newest labels, all that fits."""

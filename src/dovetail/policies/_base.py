@@ -1,0 +1,167 @@
+"""What policies on torch networks share: what they look at, the robot's limits, and weights in and out."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dovetail.core.errors import SpecMismatch, StoreError, did_you_mean
+from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
+from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
+from dovetail.policies.normalizer import Normalizer
+
+__all__ = ["NetworkPolicy", "policy_spec"]
+
+
+class NetworkPolicy(ABC):
+    """Half of the Policy and TrainablePolicy contracts, for a policy that gives its networks as `components`."""
+
+    def __init__(self, spec: PolicySpec) -> None:
+        low, high = spec.action.bounds
+        self._spec = spec
+        self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
+        self._normalizer = Normalizer({key: s.shape[0] for key, s in spec.observation.items() if not s.is_image})
+        self._version = 0
+
+    @property
+    @abstractmethod
+    def components(self) -> Mapping[str, nn.Module]: ...
+
+    @abstractmethod
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk: ...
+
+    @property
+    def spec(self) -> PolicySpec:
+        return self._spec
+
+    def warmup(self) -> None:
+        batch: dict[str, Array] = {}
+        for key, spec in self._spec.observation.items():
+            num = self._spec.history.get(key)
+            batch[key] = np.zeros((1, *((num,) if num else ()), *spec.shape), spec.dtype)
+            if num:
+                batch[f"{key}/mask"] = np.ones((1, num), np.bool_)
+        chunk = self.act(batch, ActContext(deterministic=True))
+        if self._spec.guidable:
+            self.act(batch, ActContext(deterministic=True, prefix=chunk.actions, delay=1))
+
+    def reset(self) -> None:  # noqa: B027 - a policy that remembers something says so itself
+        """Nothing is remembered between episodes."""
+
+    # ---- from observations to features, from actions to numbers around 0 and back
+
+    def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
+        self._normalizer.fit(columns)
+
+    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
+        parts: list[Tensor] = []
+        for key in self._spec.observation:
+            values = self._seen(key, observations[key])
+            if key in self._spec.history:
+                # padding is nothing, not a zero reading
+                values = torch.where(observations[f"{key}/mask"][..., None], values, 0.0)
+            parts.append(values.flatten(1))
+        return torch.cat(parts, dim=1)
+
+    def _seen(self, key: str, values: Tensor) -> Tensor:
+        """What was seen of one key, [B, F] or [B, h, F]."""
+        return self._normalizer(key, values)
+
+    def normalize_actions(self, actions: Tensor) -> Tensor:
+        center, scale = torch.from_numpy(self._center), torch.from_numpy(self._scale)
+        return ((actions - center) / scale).clamp(-1.0, 1.0)
+
+    def _chunk(self, normalized: Tensor) -> ActionChunk:
+        """Normalised actions [B, H, A] in the robot's own units."""
+        actions = (normalized.numpy() * self._scale + self._center).astype(np.float32)
+        return ActionChunk(actions=actions, observed_ns=0, policy_version=self._version)
+
+    # ---- weights
+
+    def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
+        modules = components or self.components
+        return {
+            **{
+                name: {k: v.detach().numpy().copy() for k, v in m.state_dict().items()}
+                for name, m in modules.items()
+            },
+            "normalizer": self._normalizer.to_arrays(),
+        }
+
+    def load(self, snapshot: WeightSnapshot) -> None:
+        for name, expected in self.weights().items():
+            _check_fit(snapshot, name, expected, policy=self._spec.name)
+        for name, module in self.components.items():  # all of it fits, so nothing is left half loaded
+            arrays = snapshot.components[name]
+            module.load_state_dict({key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
+        self._normalizer.load_arrays(snapshot.components["normalizer"])
+        self._version = snapshot.version
+
+
+def policy_spec(
+    name: str,
+    robot: RobotSpec,
+    *,
+    inputs: tuple[str, ...],
+    history: Mapping[str, int],
+    images: bool = False,
+    horizon: int = 1,
+    guidable: bool = False,
+) -> PolicySpec:
+    """What a policy looks at and gives; refused where the robot does not give that, or says no limits."""
+
+    def usable(spec: ArraySpec) -> bool:
+        return _is_low_dim(spec) or (images and spec.is_image)
+
+    keys = inputs or tuple(key for key, spec in robot.observation.items() if _is_low_dim(spec))
+    if not keys:
+        raise SpecMismatch(
+            f"policy '{name}' has nothing to look at: robot '{robot.name}' gives no low-dimensional observation"
+            + (", so name images in policy.inputs" if images else "")
+        )
+    for key in keys:
+        if key not in robot.observation or not usable(robot.observation[key]):
+            raise SpecMismatch(
+                f"policy '{name}' wants input '{key}', but robot '{robot.name}' gives no such low-dimensional "
+                f"observation{' or image' if images else ''}."
+                + did_you_mean(key, [k for k, spec in robot.observation.items() if usable(spec)])
+            )
+    for key in history:
+        if key not in keys:
+            raise SpecMismatch(
+                f"policy '{name}' wants history of '{key}', which it does not see." + did_you_mean(key, keys)
+            )
+    if not robot.action.low or not all(np.isfinite((*robot.action.low, *robot.action.high))):
+        raise SpecMismatch(f"policy '{name}' needs a bounded action, but robot '{robot.name}' gives no limits")
+    return PolicySpec(
+        name=name,
+        observation={key: robot.observation[key] for key in keys},
+        action=robot.action,
+        action_kind=robot.action_kind,
+        horizon=horizon,
+        history={key: num for key, num in history.items() if num > 1},
+        guidable=guidable,
+    )
+
+
+def _is_low_dim(spec: ArraySpec) -> bool:
+    return spec.dtype == "float32" and len(spec.shape) == 1
+
+
+def _check_fit(snapshot: WeightSnapshot, component: str, expected: Mapping[str, Array], *, policy: str) -> None:
+    misfit = f"weights version {snapshot.version} do not fit policy '{policy}': "
+    if component not in snapshot.components:
+        raise StoreError(f"{misfit}there is no '{component}' among them")
+    arrays = snapshot.components[component]
+    if arrays.keys() != expected.keys():
+        names = sorted(arrays.keys() ^ expected.keys())
+        raise StoreError(f"{misfit}of '{component}', {', '.join(names[:3])} is only on one side")
+    for name, value in arrays.items():
+        if value.shape != expected[name].shape:
+            raise StoreError(f"{misfit}{component}/{name} is {value.shape}, should be {expected[name].shape}")
+        if not np.isfinite(value).all():
+            raise StoreError(f"weights version {snapshot.version} hold non-finite numbers; not loaded")
