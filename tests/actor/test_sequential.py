@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
+from acting import ChunkPolicy, Person, order
 
 from dovetail.actor.actors import ActorConfig, SequentialActor
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import RobotFault
-from dovetail.core.specs import PolicySpec
-from dovetail.core.types import ActionChunk, EpisodeOrder, Event, HumanInput, Outcome, Purpose, Source
+from dovetail.core.types import Event, HumanInput, Outcome, Purpose, Source
 from dovetail.human.none import NoOperator
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.testing.fakes import (
@@ -18,50 +18,6 @@ from dovetail.testing.fakes import (
     FakeTask,
     FakeTaskConfig,
 )
-
-
-class ChunkPolicy:
-    """Chunks of `horizon` tiny actions, each telling which call and which place in the chunk it came from."""
-
-    def __init__(self, robot, horizon=4, history=None, value=None):
-        keys = [k for k, s in robot.observation.items() if not s.is_image]
-        self.spec = PolicySpec(
-            name="chunks",
-            observation={k: robot.observation[k] for k in keys},
-            action=robot.action,
-            action_kind=robot.action_kind,
-            horizon=horizon,
-            history=history or {},
-        )
-        self.calls, self.seeds, self.seen, self.value = 0, [], [], value
-
-    def act(self, observations, context):
-        self.seen.append({k: v.copy() for k, v in observations.items()})
-        self.seeds.append((context.seed, context.deterministic))
-        actions = np.zeros((1, self.spec.horizon, *self.spec.action.shape), np.float32)
-        actions[0, :, 0] = 1e-4 * (10 * self.calls + np.arange(self.spec.horizon))
-        if self.value is not None:
-            actions[:] = self.value
-        self.calls += 1
-        return ActionChunk(actions=actions, observed_ns=0, policy_version=7)
-
-    def reset(self):
-        pass
-
-
-class Person:
-    name = "person"
-
-    def __init__(self, inputs):
-        self._inputs, self.num_polls = inputs, 0
-
-    def reset(self, *, rng, robot_minutes):
-        self.num_polls = 0
-
-    def poll(self, observation):
-        found = self._inputs.get(self.num_polls, HumanInput())
-        self.num_polls += 1
-        return found
 
 
 def setup(*, operator=None, policy="chunks", bimanual=False, max_steps=12, config=None, **settings):
@@ -82,12 +38,6 @@ def setup(*, operator=None, policy="chunks", bimanual=False, max_steps=12, confi
         **settings,
     )
     return actor, policy, raw, clock
-
-
-def order(**changes):
-    return EpisodeOrder(
-        **{"id": "e", "purpose": Purpose.ONLINE, "seed": 0, "index": 0, "config_hash": "h", **changes}
-    )
 
 
 def test_a_chunk_is_executed_open_loop_then_the_policy_thinks_again():

@@ -164,3 +164,13 @@ def test_a_damaged_episode_does_not_hide_the_others(cli: Cli, finished: Path) ->
     result = cli("episodes", "ls", "done")
     assert "damaged" in result.out
     assert ids[-1] in result.out
+
+
+def test_eval_with_other_settings(cli: Cli, finished: Path) -> None:
+    result = cli("eval", "done", "actor.layout=processes", "--episodes", "1")
+    assert result.code == 0, result.err
+    event = json.loads((finished / "events.jsonl").read_text().splitlines()[-1])
+    assert event["settings"] == ["actor.layout=processes"]
+    refused = cli("eval", "done", "actor.type=rtc", "--episodes", "1")
+    assert refused.code == 2
+    assert "gives one action at a time" in refused.line

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from dovetail.actor.board import Board, BoardLayout
 from dovetail.actor.control import ControlLoop, Watch
+from dovetail.actor.homing import Home
 from dovetail.actor.mind import LocalMind, Mind, ThreadMind
 from dovetail.actor.modes import Mode, Naive, Rtc, Sequential, Soft
 from dovetail.actor.planner import Planner
@@ -51,6 +52,8 @@ class ActorConfig(Config):
     """An answer that takes longer is a fault. Before, the arm holds once its plan is used up."""
     max_bad_chunks: int = Field(default=5, ge=1)
     """Chunks in a row with NaN or of a wrong shape that are passed over before it is a fault."""
+    home: Home | None = None
+    """Where a joint-controlled arm goes before each episode, arrival verified; none: the task sees to it."""
     wait_for_start: bool = False
     """Hold after each reset until the operator says start."""
     flush_s: float = Field(default=2.0, gt=0.0)
@@ -117,6 +120,7 @@ def make_loop(
         watch=watch,
         settle_s=config.settle_s,
         wait_for_start=config.wait_for_start,
+        home=config.home,
     )
 
 

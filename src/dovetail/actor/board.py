@@ -109,7 +109,6 @@ class BoardLayout:
 _REQUEST: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     ("counter", "uint64", (1,)),
     ("checksum", "uint32", (1,)),
-    ("id", "int64", ()),
     ("row", "int64", ()),
     ("first", "int64", ()),
     ("delay", "int64", ()),
@@ -243,7 +242,7 @@ class Board:
             ("row/reward", self._reward_names, verdict.rewards),
             ("row/metric", self._metric_names, verdict.metrics),
         ):
-            if len(values) != len(names):
+            if values.keys() != set(names):
                 raise SpecMismatch(f"a task's verdict names {', '.join(values)}, but at first {', '.join(names)}")
             for index, name in enumerate(names):
                 self._arrays[kind][at, index] = values[name]
@@ -284,7 +283,11 @@ class Board:
 
     def is_overwritten(self, row: int) -> bool:
         """Whether a row that was being read may have been written over meanwhile."""
-        return self.num_seen >= row + self._num_rows
+        newest = self.num_seen - 1
+        frames = (of[[newest % self._num_rows, row % self._num_rows]] for of in self._frame_of.values())
+        # a tick seen anew takes up a frame more: frames may be gone before their row is
+        gone = any(last + 1 >= first + self._num_rows for last, first in frames)
+        return gone or self.num_seen >= row + self._num_rows
 
     # ---- inside
 
@@ -327,7 +330,7 @@ class Board:
 
     def _names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         text = self._arrays["names"][: int(self._counters["num_names"][0])].tobytes()
-        rewards, metrics = json.loads(text)
+        rewards, metrics = json.loads(text) if text else ((), ())
         return tuple(rewards), tuple(metrics)
 
     def _mailbox(self, name: str) -> Seqlock:

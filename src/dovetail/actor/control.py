@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dovetail.actor.board import Board
+from dovetail.actor.homing import Home, go_home
 from dovetail.actor.planner import Planner
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import NS_PER_S
@@ -78,13 +79,14 @@ class ControlLoop:
         watch: Watch | None = None,
         settle_s: float = 1.0,
         wait_for_start: bool = False,
+        home: Home | None = None,
     ) -> None:
         self._robot, self._task, self._operator, self._planner = robot, task, operator, planner
         self._board, self._clock, self._telemetry = board, clock, telemetry
         self._probe, self._should_stop, self._watch = probe, should_stop, watch or Watch()
         self._period_ns = round(NS_PER_S / robot.spec.control_hz)
         self._settle_ticks = round(settle_s * robot.spec.control_hz)
-        self._wait_for_start = wait_for_start
+        self._wait_for_start, self._home = wait_for_start, home
         robot.use_buffers(board.frame_buffer)
 
     def run(
@@ -156,6 +158,9 @@ class ControlLoop:
         self._first = self._board.begin()
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # it stands still
+        if self._home is not None:
+            self._deadline_ns = self._clock.now_ns()
+            go_home(self._home, self._robot, self._clock, tick=self._tick_home)
         self._task.reset(self._robot, rng=stream(order.seed, f"{order.purpose}/reset", order.index))
         self._robot.reset()
         self._operator.reset(
@@ -230,15 +235,20 @@ class ControlLoop:
 
     def _tick(self) -> None:
         self._deadline_ns += self._period_ns
-        now_ns = self._clock.now_ns()
-        overrun = now_ns > self._deadline_ns
-        late_ns = now_ns - self._deadline_ns
+        late_ns = self._clock.now_ns() - self._deadline_ns
+        overrun = late_ns > 0
         if overrun:  # the action just sent gets its whole period, and so do those to come
-            self._deadline_ns = now_ns + self._period_ns
+            self._deadline_ns += late_ns + self._period_ns
         self._clock.sleep_until(self._deadline_ns)
-        self._telemetry.tick(
-            late_ns=late_ns if overrun else self._clock.now_ns() - self._deadline_ns, overrun=overrun
-        )
+        if not overrun:
+            late_ns = self._clock.now_ns() - self._deadline_ns
+        self._telemetry.tick(late_ns=late_ns, overrun=overrun, missed=late_ns > self._period_ns)
+
+    def _tick_home(self) -> None:
+        self._raise_alarm()
+        if self._should_stop():
+            raise RobotFault("asked to stop on the way home")
+        self._tick()
 
     def _raise_alarm(self) -> None:
         if (why := self._watch.alarm()) is not None:

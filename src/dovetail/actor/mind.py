@@ -21,7 +21,6 @@ __all__ = ["Answer", "LocalMind", "Mind", "Request", "SharedMind", "ThreadMind",
 class Request:
     """Think about a row; `first` is where its history begins, `prefix` [H, A] what is committed from it on."""
 
-    id: int
     row: int
     first: int
     delay: int
@@ -29,6 +28,7 @@ class Request:
     seed: int
     deterministic: bool
     prefix: Array | None
+    id: int = 0  # names it on a board, where the answer to another one may lie
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +90,8 @@ class ThreadMind:
         self._thinking: Future[Answer] | None = None
 
     def ask(self, request: Request) -> None:
+        if self._thinking is not None:
+            self._thinking.cancel()  # void: if it has not begun, it need not
         self._thinking = self._pool.submit(think, self._board, self._policy, request)
 
     def answer(self, *, wait: bool) -> Answer | None:
@@ -113,10 +115,9 @@ class SharedMind:
         self._version = board.answer.version
 
     def ask(self, request: Request) -> None:
-        self._asked = request.id
-        self._board.request.write(
+        # its version names it: never used twice, whoever asks and how often they are made anew
+        self._asked = self._board.request.write(
             {
-                "id": request.id,
                 "row": request.row,
                 "first": request.first,
                 "delay": request.delay,
@@ -154,7 +155,7 @@ def next_request(board: Board, *, newer_than: int) -> tuple[int, Request] | None
         return None
     version, values = found
     return version, Request(
-        id=int(values["id"]),
+        id=version,
         row=int(values["row"]),
         first=int(values["first"]),
         delay=int(values["delay"]),
@@ -166,10 +167,11 @@ def next_request(board: Board, *, newer_than: int) -> tuple[int, Request] | None
 
 
 def give_answer(board: Board, answer: Answer) -> None:
+    fits = answer.actions.shape == board.layout.chunk
     board.answer.write(
         {
             "id": answer.id,
-            "actions": answer.actions,
+            "actions": answer.actions if fits else np.nan,  # never spread over the others: not a chunk to act on
             "policy_version": answer.policy_version,
             "latency_ns": answer.latency_ns,
         }

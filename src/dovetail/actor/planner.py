@@ -70,7 +70,6 @@ class Planner:
         low, high = spec.action.bounds
         self._scale = np.where(np.isfinite(high - low), np.maximum(high - low, 1e-9), 1.0)
         self._delays = Delays(delay_window)  # of this machine, not of an episode: kept
-        self._last_id = 0
         self._rng = np.random.default_rng(0)
         self.reset(first=0, rng=self._rng, deterministic=False)
 
@@ -117,9 +116,7 @@ class Planner:
         prefix = self._mode.prefix(plan, tick=tick)
         # the horizon of guidance is how much of the old chunk is gone: what is left of it is then valid to its end
         used = tick - plan.origin if plan is not None and prefix is not None else horizon
-        self._last_id += 1
         self._asked = Request(
-            id=self._last_id,
             row=tick,
             first=self._first,
             delay=self._delays.estimate(most=self._spec.horizon - used),

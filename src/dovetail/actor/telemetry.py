@@ -43,9 +43,11 @@ class Telemetry:
         self._lateness, self._latency, self._delay, self._jump = _Samples(), _Samples(), _Samples(), _Samples()
         self._counts: Counter[str] = Counter()
 
-    def tick(self, *, late_ns: int, overrun: bool) -> None:
+    def tick(self, *, late_ns: int, overrun: bool, missed: bool) -> None:
+        """`overrun`: its work took longer than its period; `missed`: it was later than a whole period."""
         self._counts["ticks"] += 1
         self._counts["overruns"] += overrun
+        self._counts["missed"] += missed
         self._lateness.add(late_ns / 1e6)
 
     def answer(self, *, latency_ns: int, delay: int, jump: float | None) -> None:

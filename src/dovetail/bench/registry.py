@@ -31,6 +31,10 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "images": Entry(
             "dovetail.bench.images:bench", "size, quality and speed of the codecs for recorded images"
         ),
+        "realtime": Entry(
+            "dovetail.bench.realtime:bench",
+            "punctuality of the control loop, chunk modes under delay, weight swaps",
+        ),
         "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
     }
 )

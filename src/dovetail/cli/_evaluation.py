@@ -12,6 +12,7 @@ from dovetail.cli._runs import find_run
 from dovetail.cli._session import STOPPED, shown
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, rate_line, say
+from dovetail.config.load import load
 from dovetail.core.contracts import Algorithm
 from dovetail.core.errors import CheckpointError, StoreError, UsageError
 from dovetail.core.stats import Rate
@@ -22,7 +23,7 @@ from dovetail.runtime.evaluate import evaluation_episodes
 from dovetail.runtime.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["evaluate"]
+__all__ = ["Source", "evaluate", "find_source"]
 
 _VERSION_FILE = re.compile(r"v(\d+)\.json")
 
@@ -30,6 +31,7 @@ _VERSION_FILE = re.compile(r"v(\d+)\.json")
 def evaluate(
     target: str,
     *,
+    overrides: tuple[str, ...] = (),
     num_episodes: int | None,
     version: int | None,
     seed: int | None,
@@ -38,14 +40,16 @@ def evaluate(
     realtime: bool,
     quiet: bool,
 ) -> int:
-    source = _find(target, version=version, runs_dir=runs_dir)
-    config = shown(source.folder.config, viewer=viewer, realtime=realtime)
+    source = find_source(target, version=version, runs_dir=runs_dir)
+    config = load([source.folder.path / "config.yaml"], overrides) if overrides else source.folder.config
+    config = shown(config, viewer=viewer, realtime=realtime)
+    elsewhere = config.policy.type == "remote"  # then the weights are the server's
     if seed is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     with StopFlag() as stop:
         station = build_station(config, should_stop=stop)
         try:
-            snapshot = source.snapshot(station)
+            snapshot = None if elsewhere else source.snapshot(station)
             count = num_episodes or config.run.eval_episodes
             rate = _play(station, snapshot, count, config_hash=source.folder.config_hash, quiet=quiet)
         finally:
@@ -53,8 +57,9 @@ def evaluate(
     if rate is None or rate.episodes < count:
         say(f"stopped after {rate.episodes if rate else 0} of {count} episodes; nothing was written")
         return STOPPED
-    console.print(rate_line(source.label(snapshot), rate), soft_wrap=True)
-    facts = {"weights": source.label(snapshot), "seed": config.run.seed, **rate.to_json()}
+    label = source.label(snapshot) if snapshot else "the remote policy"
+    console.print(rate_line(label, rate), soft_wrap=True)
+    facts = {"weights": label, "seed": config.run.seed, "settings": list(overrides), **rate.to_json()}
     try:
         source.folder.event("eval", **facts)
     except OSError as error:  # somebody else's run may be looked at too
@@ -62,7 +67,9 @@ def evaluate(
     return 0
 
 
-def _play(station: Station, snapshot: WeightSnapshot, count: int, *, config_hash: str, quiet: bool) -> Rate | None:
+def _play(
+    station: Station, snapshot: WeightSnapshot | None, count: int, *, config_hash: str, quiet: bool
+) -> Rate | None:
     successes = played = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as bar:
@@ -77,7 +84,7 @@ def _play(station: Station, snapshot: WeightSnapshot, count: int, *, config_hash
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Source:
+class Source:
     """Where the weights come from: a checkpoint of the learner, or a published version."""
 
     folder: RunFolder
@@ -105,23 +112,23 @@ class _Source:
         return "checkpoint" if self.checkpoint is not None else f"weights version {snapshot.version}"
 
 
-def _find(target: str, *, version: int | None, runs_dir: Path) -> _Source:
+def find_source(target: str, *, version: int | None, runs_dir: Path) -> Source:
     path = Path(target)
     named = _VERSION_FILE.fullmatch(path.name)
     if named and path.is_file():
-        return _Source(folder=RunFolder.open(path.parent.parent), version=int(named[1]))
+        return Source(folder=RunFolder.open(path.parent.parent), version=int(named[1]))
     if path.name == "weights" and path.is_dir():
-        return _Source(folder=RunFolder.open(path.parent), version=version)
+        return Source(folder=RunFolder.open(path.parent), version=version)
     checkpoint = path.parent if path.is_file() else path
     if checkpoint.parent.name == "checkpoints" and checkpoint.exists():
         if version is not None:
             raise UsageError("a checkpoint has no versions: leave out --version, or name the run")
-        return _Source(folder=RunFolder.open(checkpoint.parent.parent), checkpoint=checkpoint)
+        return Source(folder=RunFolder.open(checkpoint.parent.parent), checkpoint=checkpoint)
     if path.is_file():
         raise CheckpointError(
             f"{path} is not a checkpoint: name a run, RUN/checkpoints/last or RUN/weights/v00000009.json"
         )
-    return _Source(folder=RunFolder.open(find_run(target, runs_dir)), version=version)
+    return Source(folder=RunFolder.open(find_run(target, runs_dir)), version=version)
 
 
 def _from_checkpoint(path: Path, station: Station) -> WeightSnapshot:
@@ -129,7 +136,7 @@ def _from_checkpoint(path: Path, station: Station) -> WeightSnapshot:
     config = station.config
     state, _ = load_checkpoint(path)
     prefix = "algorithm/"
-    algorithm: Algorithm = config.algorithm.build(policy=station.policy(), seed=config.run.seed)
+    algorithm: Algorithm = config.algorithm.build(policy=station.trainable(), seed=config.run.seed)
     try:
         algorithm.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
     except StoreError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from rich.console import Console, Group, RenderableType
@@ -60,6 +61,8 @@ class LiveView:
         parts: list[RenderableType] = [_progress(status)]
         if status.episodes and not status.evaluating:
             parts += [Text(), _figures(status), Text(), _curve(status, width=max(20, self._console.width - 30))]
+            if "inference_p50_ms" in status.telemetry:
+                parts += [Text(), _loop(status.telemetry)]
         if rates:
             parts += [Text(), *rates]
         elapsed = duration(time.monotonic() - self._started_s)
@@ -113,6 +116,22 @@ def _curve(status: RunStatus, *, width: int) -> Text:
     history = list(status.recent_success)
     line = sparkline(history, width=width, low=0.0, high=1.0)
     return Text.assemble(("success over time  ", "bright_black"), (line, "green"))
+
+
+def _loop(telemetry: Mapping[str, float]) -> Text:
+    """How the control loop keeps time, in one line."""
+    parts = [
+        f"late {telemetry['lateness_p50_ms']:.2f} ms, p99 {telemetry['lateness_p99_ms']:.1f}",
+        f"overruns {telemetry['overruns']:.0f}",
+        f"thinking {telemetry['inference_p50_ms']:.0f} ms",
+        f"delay {telemetry['delay_p50_ticks']:.0f} ticks",
+        f"clipped {telemetry['clipped']:.0f}",
+    ]
+    if "chunk_jump_p99_share" in telemetry:
+        parts.append(f"jump {100 * telemetry['chunk_jump_p99_share']:.0f} %")
+    if telemetry.get("starved"):
+        parts.append(f"out of actions {telemetry['starved']:.0f}")
+    return Text.assemble(("control loop  ", "bright_black"), ", ".join(parts))
 
 
 class LinesView:

@@ -140,7 +140,7 @@ def check_fits(config: RunConfig) -> None:
     """Build everything once and throw it away, so that a refusal comes before a run folder does."""
     station = build_station(config)
     try:
-        policy = station.policy()
+        policy = station.trainable()
         station.operator()
         station.labeler()
         if config.run.demos:

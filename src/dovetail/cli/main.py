@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from dovetail import __version__
-from dovetail.cli import bench, episodes, inspect, run
+from dovetail.cli import bench, episodes, inspect, run, serve
 from dovetail.core.errors import DovetailError
 
 __all__ = ["app", "main"]
@@ -29,6 +29,7 @@ app = typer.Typer(
 run.register(app)
 episodes.register(app)
 inspect.register(app)
+serve.register(app)
 bench.register(app)
 
 

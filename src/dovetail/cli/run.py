@@ -105,6 +105,13 @@ def evaluate(
             metavar="RUN|CHECKPOINT", help="A run, RUN/checkpoints/last or RUN/weights/v00000009.json."
         ),
     ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[KEY=VALUE]...",
+            help="Other settings than the run's: actor.type=rtc, or policy={type: remote, address: HOST:PORT}.",
+        ),
+    ] = None,
     num_episodes: Annotated[
         int | None, typer.Option("--episodes", "-n", min=1, help="Default: the run's eval_episodes.")
     ] = None,
@@ -127,6 +134,7 @@ def evaluate(
     raise typer.Exit(
         _evaluation.evaluate(
             target,
+            overrides=tuple(overrides or ()),
             num_episodes=num_episodes,
             version=version,
             seed=seed,

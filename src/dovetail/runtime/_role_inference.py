@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import select
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
+import numpy as np
 
-from dovetail.actor.mind import give_answer, next_request, think
+from dovetail.actor.board import Board
+from dovetail.actor.mind import Answer, Request, give_answer, next_request, think
 from dovetail.config.schema import PluginSection
 from dovetail.core.contracts import Policy
+from dovetail.core.errors import PolicyError, StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.runtime._bell import Ear, Ringer
+from dovetail.runtime.following import FollowingPolicy
 from dovetail.runtime.roles import Role
-from dovetail.runtime.swap import Swapper
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["run"]
 
+_PAUSE_S = 0.2  # after a failure: a policy on another machine may come back
+
 
 def run(role: Role) -> None:
-    torch.set_num_threads(1)
     orders, channel, board = role.orders, role.channel, role.board
     section, robot = PluginSection.parse("policy", orders["policy"]), RobotSpec.from_json(orders["robot"])
 
@@ -30,13 +34,13 @@ def run(role: Role) -> None:
         policy: Policy = section.build(robot=robot, seed=orders["seed"])
         return policy
 
-    follow = DiskWeightStore(orders["follow"]) if orders["follow"] else None
-    swapper = Swapper(make, follow=follow)
+    store = DiskWeightStore(orders["follow"]) if orders["follow"] else None
     asked, answer = Ear(role.descriptors["ask"]), Ringer(role.descriptors["answer"])
-    inbox = DiskWeightStore(Path(orders["inbox"]))
-    version = board.request.version
-    role.ready()
-    try:
+    problems: list[str] = []
+    with FollowingPolicy(make, store=store, tell=problems.append) as policy:
+        servant = _Servant(policy, problems, inbox=DiskWeightStore(Path(orders["inbox"])))
+        version = board.request.version
+        role.ready()
         while True:
             select.select([asked.fileno(), channel.fileno()], [], [])
             if not asked.hears():
@@ -44,20 +48,38 @@ def run(role: Role) -> None:
             request = next_request(board, newer_than=version)
             if request is not None:
                 version, question = request
-                give_answer(board, think(board, swapper.policy(), question))
+                give_answer(board, servant.think(board, question))
                 answer.ring()
-            elif channel_message := channel.receive(timeout_s=0.0):
-                if "close" in channel_message:
+            elif (message := channel.receive(timeout_s=0.0)) is not None:
+                if "close" in message:
                     return
-                channel.send(_obey(channel_message, swapper, inbox))
-    finally:
-        swapper.close()
+                channel.send(servant.obey(message))
 
 
-def _obey(message: dict[str, Any], swapper: Swapper, inbox: DiskWeightStore) -> dict[str, Any]:
-    if "load" in message:
-        snapshot = replace(inbox.load(message["load"]), version=message["version"])
-        swapper.load(snapshot)
-        return {"loaded": snapshot.version}
-    swapper.policy().reset()
-    return {"reset": True}
+class _Servant:
+    def __init__(self, policy: FollowingPolicy, problems: list[str], *, inbox: DiskWeightStore) -> None:
+        self._policy, self._problems, self._inbox = policy, problems, inbox
+
+    def think(self, board: Board, question: Request) -> Answer:
+        """The answer; or one that nobody will act on, where a policy on another machine cannot be reached."""
+        try:
+            return think(board, self._policy, question)
+        except PolicyError as error:
+            self._problems.append(str(error))
+            time.sleep(_PAUSE_S)
+            nothing = np.full(board.layout.chunk, np.nan, np.float32)
+            return Answer(id=question.id, actions=nothing, policy_version=0, latency_ns=0)
+
+    def obey(self, message: dict[str, Any]) -> dict[str, Any]:
+        if "load" in message:
+            snapshot = replace(self._inbox.load(message["load"]), version=message["version"])
+            try:
+                self._policy.load(snapshot)
+            except StoreError as error:
+                return {"refused": str(error)}
+            return {"loaded": snapshot.version}
+        if "reset" in message:
+            self._policy.reset()
+        last = self._problems[-1] if self._problems else None
+        self._problems.clear()
+        return {"problem": last, "telemetry": self._policy.report()}

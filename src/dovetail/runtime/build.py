@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from dovetail.config.schema import RunConfig
 from dovetail.core.contracts import Actor, Clock, Labeler, Operator, Policy, Task
+from dovetail.core.errors import UsageError
 from dovetail.core.specs import match
 from dovetail.core.types import Purpose
 from dovetail.episodes.spool import Spool
@@ -46,11 +48,21 @@ class Station:
     def operator(self) -> Operator:
         return self.cell.operator(Purpose.ONLINE, self.config.operator, demo_noise=self.config.run.demo_noise)
 
-    def policy(self) -> TrainablePolicy:
+    def policy(self) -> Policy:
         """A new, untrained policy, checked against robot and task before anything moves."""
-        policy: TrainablePolicy = self.config.policy.build(robot=self.robot.spec, seed=self.config.run.seed)
+        policy: Policy = self.config.policy.build(robot=self.robot.spec, seed=self.config.run.seed)
         match(self.robot.spec, policy=policy.spec, task=self.task.spec)
         return policy
+
+    def trainable(self) -> TrainablePolicy:
+        """The same, for a learner."""
+        policy = self.policy()
+        if not hasattr(type(policy), "imitation_loss"):
+            raise UsageError(
+                f"policy '{self.config.policy.type}' cannot be trained here: train the run that its server serves, "
+                "or choose another policy"
+            )
+        return cast(TrainablePolicy, policy)
 
     def labeler(self) -> Labeler:
         labeler: Labeler = self.config.labels[0].build()

@@ -28,7 +28,7 @@ from dovetail.actor.actors import ActorConfig, board_layout, make_start
 from dovetail.actor.board import Board
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors
-from dovetail.core.errors import DovetailError, FailureError, RobotFault
+from dovetail.core.errors import DovetailError, FailureError, RobotFault, StoreError
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, WeightSnapshot
 from dovetail.episodes.spool import Spool
@@ -143,6 +143,11 @@ class RobotHost:
             recorder.ask({"end": end})
         except FailureError as error:
             self.fault = f"{self.fault}; {error}" if self.fault else str(error)
+        if self.fault is None:
+            self._telemetry = {
+                **self._telemetry,
+                **self._processes["inference"].ask({"report": True})["telemetry"],
+            }
         return self._collect(order.id)
 
     def _await(self, control: _Process, first: int) -> dict[str, Any]:
@@ -168,9 +173,18 @@ class RobotHost:
         ended: dict[str, Any] = reply["ended"]
         self._stopped = ended["stopped"]
         if ended["fault"]:
-            deaths = [p.obituary() for p in self._processes.values() if p.popen.poll() is not None]
-            self.fault = "; ".join([ended["fault"], *(death for death in deaths if death not in ended["fault"])])
+            self.fault = "; ".join([ended["fault"], *self._what_else()])
         return ended
+
+    def _what_else(self) -> list[str]:
+        """What may explain a fault: who has died of what, or what the policy had to say."""
+        deaths = [process.obituary() for process in self._processes.values() if process.popen.poll() is not None]
+        if deaths:
+            return deaths
+        with contextlib.suppress(FailureError):  # it may hang: then that is known already
+            problem = self._processes["inference"].ask({"report": True}, timeout_s=0.5)["problem"]
+            return [problem] if problem else []
+        return []
 
     def _collect(self, episode_id: str) -> Episode | None:
         episode = self._spool.load(episode_id)
@@ -180,10 +194,12 @@ class RobotHost:
 
     def load(self, snapshot: WeightSnapshot) -> None:
         """Act with these weights from the next episode on. Ones that do not fit are refused, and nothing changes."""
-        self._snapshot = snapshot
         if self._processes:
             stored = self._inbox.publish(snapshot.components)
-            self._processes["inference"].ask({"load": stored, "version": snapshot.version})
+            reply = self._processes["inference"].ask({"load": stored, "version": snapshot.version})
+            if "refused" in reply:
+                raise StoreError(reply["refused"])
+        self._snapshot = snapshot
 
     def acknowledge(self) -> None:
         """A person has seen the fault: what has died is started anew, and the robot may move again."""

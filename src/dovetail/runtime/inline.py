@@ -48,7 +48,7 @@ class InlineRun:
         self._watch = watch
         self._should_stop = should_stop
         self._station = build_station(folder.config, should_stop=should_stop)
-        self._policy = self._station.policy()  # the learner's; actors load what is published
+        self._policy = self._station.trainable()  # the learner's; actors load what is published
         self._experience = self._make_experience()
         self._weights = DiskWeightStore(folder.weights)
         self._metrics = MetricsLog(folder.logs)
@@ -109,7 +109,7 @@ class InlineRun:
         if not config.learner.bc_updates:
             return
         if not self._known("cloning"):
-            policy = self._station.policy()
+            policy = self._station.trainable()
             self._fit_normalizer(policy)
             algorithm = Imitation(ImitationConfig(), policy=policy, seed=config.run.seed)
             self.status.begin("cloning the demonstrations", config.learner.bc_updates)
@@ -221,6 +221,7 @@ class InlineRun:
             robot_minutes=self.status.robot_minutes,
         )
         episode = actor.run(order)
+        self.status.telemetry = actor.telemetry()
         if episode is not None:
             self._commit(episode)
         if actor.stopped:
@@ -345,6 +346,7 @@ class InlineRun:
         self._folder.event("episode", id=episode.id, outcome=episode.outcome, env_steps=status.env_steps, **facts)
         self._metrics.write("online", facts, step=status.env_steps)
         self._metrics.write("learner", status.metrics, step=status.env_steps)
+        self._metrics.write("actor", status.telemetry, step=status.env_steps)
 
     def _write_progress(self) -> None:
         wall_s = self._wall_before_s + time.monotonic() - self._started_s

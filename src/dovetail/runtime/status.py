@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -37,6 +38,7 @@ class RunStatus:
     recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
     rates: dict[str, Rate] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    telemetry: Mapping[str, float] = field(default_factory=dict)  # of the control loop
 
     def begin(self, phase: str, total: int, *, done: int = 0) -> None:
         self.phase, self.total, self.done, self.phase_started_at = phase, total, done, done
