@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from dovetail.actor.telemetry import Telemetry
 from dovetail.cli._live import LinesView, LiveView, view_for
 from dovetail.cli._runs import check_name, find_run, new_name, split_arguments
 from dovetail.cli._stop import StopFlag
@@ -49,6 +50,20 @@ def test_the_live_view_shows_what_a_person_wants_to_know() -> None:
         "[22, 40]",
     ):
         assert text in picture
+
+
+def test_the_live_view_shows_how_the_control_loop_keeps_time() -> None:
+    terminal, telemetry = io.StringIO(), Telemetry()
+    telemetry.tick(late_ns=250_000, overrun=True, missed=False)
+    telemetry.answer(latency_ns=42_000_000, delay=3, jump=0.07)
+    telemetry.count("clipped", 2)
+    telemetry.count("starved", 5)
+    status = _status()
+    status.telemetry = telemetry.summary()
+    with LiveView(Console(file=terminal, force_terminal=True, width=160, color_system=None)) as watch:
+        watch(status)
+    line = "late 0.25 ms, p99 0.2, overruns 1, thinking 42 ms, delay 3 ticks, clipped 2, jump 7 %, out of actions 5"
+    assert line in terminal.getvalue()
 
 
 def test_elsewhere_there_is_now_and_then_a_line() -> None:

@@ -215,7 +215,8 @@ def test_every_task_has_a_recipe_that_says_what_it_is():
     assert {recipe.task for recipe in shipped} >= set(BUILTIN["task"])
     for recipe in shipped:
         assert len(recipe.description) > 20, recipe.name
-        assert load([recipe.name]).run.env_steps > 0
+        config = load([recipe.name])
+        assert config.run.env_steps > 0 or config.learner.warmup_updates > 0  # it learns something
 
 
 # ---- the tutorial's task

@@ -12,6 +12,7 @@ from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Episode, EpisodeStart, Labels, Observation, Outcome, Purpose, Segment
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+from dovetail.learn.batches import batch_arrays
 from dovetail.learn.learner import Learner
 from dovetail.policies.flow import Flow, FlowConfig
 from dovetail.replay.mapped import MappedReplay
@@ -221,3 +222,11 @@ def test_cloning_chunks_lowers_the_loss(make_flow, demos, robot):
     first = learner.warm_up(10)["imitation_loss"]
     learner.warm_up(400)
     assert learner.warm_up(450)["imitation_loss"] < 0.2 * first
+
+
+def test_cloning_gathers_no_observations_that_it_does_not_look_at(make_flow, robot):
+    policy = make_flow()
+    wants = Imitation(ImitationConfig(), policy=policy).wants
+    names = set(batch_arrays(wants, robot))
+    assert {f"observation/{key}" for key in policy.spec.observation} <= names
+    assert not [name for name in names if name.startswith("next/")]

@@ -6,16 +6,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import nn
 
 from dovetail.config.load import load
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.types import Purpose
+from dovetail.policies.flow import Flow
 from dovetail.runtime.build import build_station
 from dovetail.runtime.evaluate import order_episode
+from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["control_process", "plain_loop", "publish", "weight_swaps"]
 
@@ -23,11 +27,23 @@ _CELL = """
 task: {{type: "dovetail.testing.fakes:FakeTask", max_steps: {num_ticks}, tolerance: 0.0}}
 robot: {{type: "dovetail.testing.live:LiveArm", control_hz: {control_hz}, image_size: [128, 128]}}
 actor: {{type: rtc, layout: processes, swap: chunk, execution_horizon: 16}}
-policy: {{type: flow, horizon: 48, {policy}}}
+policy: {{horizon: 48, {policy}}}
 algorithm: imitation
 """
-_SMALL = "inputs: [ee_pose, goal, front]"
-_LARGE = "inputs: [ee_pose, goal], hidden: 2400, num_layers: 5"  # 100 MB
+_SMALL = "type: flow, inputs: [ee_pose, goal, front]"
+_LARGE = "type: 'dovetail.bench._punctual:Laden', inputs: [ee_pose, goal]"
+
+
+class Laden(Flow):
+    """A flow that carries 100 MB of weights which cost no time to think with: a large model's, on a GPU, say."""
+
+    NUM_BYTES = 100_000_000
+
+    @property
+    def components(self) -> Mapping[str, nn.Module]:
+        if not hasattr(self, "_ballast"):
+            self._ballast = nn.Embedding(self.NUM_BYTES // 4 // 1000, 1000)
+        return {**super().components, "ballast": self._ballast}
 
 
 def control_process(
@@ -83,10 +99,6 @@ def weight_swaps(*, seconds: float) -> tuple[dict[str, float], dict[str, float]]
 
 def publish(folder: Path) -> None:
     """New weights of the large policy every second, until killed."""
-    import torch
-
-    from dovetail.weights.store import DiskWeightStore
-
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as cell:
         path = Path(cell) / "cell.yaml"
@@ -97,8 +109,8 @@ def publish(folder: Path) -> None:
     while True:
         next_s = time.monotonic() + 1.0
         weights = {name: dict(arrays) for name, arrays in policy.weights().items()}
-        for array in weights["actor"].values():
-            array += 1e-6 * np.float32(np.sin(next_s))  # something new, and as large
+        for array in weights["ballast"].values():
+            array[0] = next_s  # something new, and as large
         store.publish(weights)
         time.sleep(max(0.0, next_s - time.monotonic()))
 

@@ -372,6 +372,7 @@ class SampleRequest:
     observation_keys: tuple[str, ...]
     rows: Mapping[View, int]
     window: Window = field(default_factory=Window)
+    next_observations: bool = True  # who does not bootstrap does not want them
     when_empty: View | None = None  # what to draw from while a view has nothing to give; None: that is an error
 
 

@@ -36,7 +36,7 @@ def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
     for key in request.observation_keys:
         spec, ticks = robot.observation[key], window.history.get(key)
         behind = () if ticks is None else (ticks,)
-        for side in ("observation", "next"):
+        for side in ("observation", "next") if request.next_observations else ("observation",):
             arrays[f"{side}/{key}"] = np.zeros((num_rows, *behind, *spec.shape), spec.dtype)
             if ticks is not None:
                 arrays[f"{side}/{key}/mask"] = np.zeros((num_rows, ticks), np.bool_)

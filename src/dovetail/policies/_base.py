@@ -93,8 +93,9 @@ class NetworkPolicy(ABC):
         }
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        for name, expected in self.weights().items():
-            _check_fit(snapshot, name, expected, policy=self._spec.name)
+        expected = {name: module.state_dict() for name, module in self.components.items()}
+        for name, state in {**expected, "normalizer": self._normalizer.to_arrays()}.items():
+            _check_fit(snapshot, name, {k: tuple(v.shape) for k, v in state.items()}, policy=self._spec.name)
         for name, module in self.components.items():  # all of it fits, so nothing is left half loaded
             arrays = snapshot.components[name]
             module.load_state_dict({key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
@@ -152,7 +153,9 @@ def _is_low_dim(spec: ArraySpec) -> bool:
     return spec.dtype == "float32" and len(spec.shape) == 1
 
 
-def _check_fit(snapshot: WeightSnapshot, component: str, expected: Mapping[str, Array], *, policy: str) -> None:
+def _check_fit(
+    snapshot: WeightSnapshot, component: str, expected: Mapping[str, tuple[int, ...]], *, policy: str
+) -> None:
     misfit = f"weights version {snapshot.version} do not fit policy '{policy}': "
     if component not in snapshot.components:
         raise StoreError(f"{misfit}there is no '{component}' among them")
@@ -161,7 +164,7 @@ def _check_fit(snapshot: WeightSnapshot, component: str, expected: Mapping[str, 
         names = sorted(arrays.keys() ^ expected.keys())
         raise StoreError(f"{misfit}of '{component}', {', '.join(names[:3])} is only on one side")
     for name, value in arrays.items():
-        if value.shape != expected[name].shape:
-            raise StoreError(f"{misfit}{component}/{name} is {value.shape}, should be {expected[name].shape}")
+        if value.shape != expected[name]:
+            raise StoreError(f"{misfit}{component}/{name} is {value.shape}, should be {expected[name]}")
         if not np.isfinite(value).all():
             raise StoreError(f"weights version {snapshot.version} hold non-finite numbers; not loaded")

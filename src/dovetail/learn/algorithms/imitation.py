@@ -50,6 +50,7 @@ class Imitation:
             observation_keys=tuple(self._policy.spec.observation),
             rows={View(part="prior"): self._config.batch_size},
             window=Window(horizon=self._policy.spec.horizon, history=self._policy.spec.history),
+            next_observations=False,
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
