@@ -24,6 +24,7 @@ import numpy as np
 
 from dovetail.actor._seqlock import Seqlock
 from dovetail.core.errors import SpecMismatch
+from dovetail.core.prompts import PROMPT_BYTES, encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import Array, Observation, Source, Verdict
 
@@ -84,6 +85,7 @@ class BoardLayout:
         for name in _COUNTERS:
             yield f"counter/{name}", "int64", (1,)
         yield "names", "uint8", (_NAMES_BYTES,)
+        yield "prompt", "uint8", (PROMPT_BYTES,)
         for name, dtype, shape in _REQUEST + (("prefix", "float32", (horizon, num_actions)),):
             yield f"request/{name}", dtype, shape
         for name, dtype, shape in _ANSWER + (("actions", "float32", (horizon, num_actions)),):
@@ -180,9 +182,10 @@ class Board:
 
     # ---- control writes
 
-    def begin(self) -> int:
+    def begin(self, *, prompt: str = "") -> int:
         """A new episode: the next row is its first. Clocks may start anew."""
         self._captured_ns.clear()
+        self._arrays["prompt"][:] = encode_prompt(prompt)
         return self.num_seen
 
     def frame_buffer(self, key: str) -> Array:
@@ -262,6 +265,8 @@ class Board:
                 inputs[key] = values[None]
             else:
                 inputs[key] = values
+        if spec.prompted:
+            inputs["prompt"] = self._arrays["prompt"][None].copy()
         return inputs
 
     def columns(self, first: int, end: int) -> dict[str, Array]:

@@ -155,7 +155,7 @@ class ControlLoop:
     def _begin(self, order: EpisodeOrder) -> None:
         self._stopped = self._spoilt = False
         self._num_steps = 0
-        self._first = self._board.begin()
+        self._first = self._board.begin(prompt=self._task.prompt)
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # it stands still
         if self._home is not None:

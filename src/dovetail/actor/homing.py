@@ -62,5 +62,7 @@ def _checked(home: Home, spec: RobotSpec) -> np.ndarray[tuple[int, ...], np.dtyp
         )
     low, high = spec.action.bounds
     if target.shape != spec.action.shape or (target < low).any() or (target > high).any():
-        raise ConfigError(f"actor.home.action is {list(home.action)}, but should be {spec.action.describe()} in limits")
+        raise ConfigError(
+            f"actor.home.action is {list(home.action)}, but should be {spec.action.describe()} in limits"
+        )
     return target

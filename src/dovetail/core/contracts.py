@@ -192,7 +192,8 @@ class Policy(Protocol):
     """Observation in, action chunk out; numpy outside, torch and normalisation inside.
 
     Arrays have a leading batch axis. A key with history h has shape [B, h, ...], oldest first, left-padded, and
-    comes with `<key>/mask` [B, h], true where a tick was really seen.
+    comes with `<key>/mask` [B, h], true where a tick was really seen. A policy that is `prompted` is given the task in
+    words as `prompt`, uint8 [B, 256] (core.prompts).
     """
 
     @property
@@ -259,7 +260,7 @@ class ReplayReader(Protocol):
         `action`, `human`: what was executed, and whether by a person: [B, ...], or [B, H, ...] with a horizon and
         then `action/mask` [B, H]. `reward`: the sum of gamma^k times the k-th reward, over `num_steps` steps or to
         the end. `next/<key>`: the observation after the last of them, like `observation/<key>`. `discount`: what
-        its value counts for, gamma^n; 0 after a true end.
+        its value counts for, gamma^n; 0 after a true end. `prompt`: the task in words, uint8 [B, 256] (core.prompts).
         """
 
 

@@ -119,6 +119,7 @@ class PolicySpec:
     horizon: int = 1
     history: Mapping[str, int] = field(default_factory=dict)
     guidable: bool = False
+    prompted: bool = False  # it also reads the task in words, as `prompt`: see core.prompts
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -129,6 +130,7 @@ class PolicySpec:
             "horizon": self.horizon,
             "history": dict(self.history),
             "guidable": self.guidable,
+            "prompted": self.prompted,
         }
 
     @staticmethod
@@ -141,6 +143,7 @@ class PolicySpec:
             horizon=data["horizon"],
             history=data["history"],
             guidable=data["guidable"],
+            prompted=data["prompted"],
         )
 
 

@@ -373,6 +373,7 @@ class SampleRequest:
     rows: Mapping[View, int]
     window: Window = field(default_factory=Window)
     next_observations: bool = True  # who does not bootstrap does not want them
+    prompts: bool = False  # the task in words, as `prompt` [B, 256]: see core.prompts
     when_empty: View | None = None  # what to draw from while a view has nothing to give; None: that is an error
 
 

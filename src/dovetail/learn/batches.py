@@ -13,6 +13,7 @@ from tensordict import TensorDict
 from torch import Tensor
 
 from dovetail.core.contracts import ReplayReader
+from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest
 
@@ -31,6 +32,8 @@ def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
         "reward": np.zeros(num_rows, np.float32),
         "discount": np.zeros(num_rows, np.float32),
     }
+    if request.prompts:
+        arrays["prompt"] = np.zeros((num_rows, PROMPT_BYTES), np.uint8)
     if ahead:
         arrays["action/mask"] = np.zeros((num_rows, *ahead), np.bool_)
     for key in request.observation_keys:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.errors import SpecMismatch, StoreError, did_you_mean
+from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.normalizer import Normalizer
@@ -45,6 +46,8 @@ class NetworkPolicy(ABC):
             batch[key] = np.zeros((1, *((num,) if num else ()), *spec.shape), spec.dtype)
             if num:
                 batch[f"{key}/mask"] = np.ones((1, num), np.bool_)
+        if self._spec.prompted:
+            batch["prompt"] = encode_prompt("")[None]
         chunk = self.act(batch, ActContext(deterministic=True))
         if self._spec.guidable:
             self.act(batch, ActContext(deterministic=True, prefix=chunk.actions, delay=1))
@@ -65,11 +68,17 @@ class NetworkPolicy(ABC):
                 # padding is nothing, not a zero reading
                 values = torch.where(observations[f"{key}/mask"][..., None], values, 0.0)
             parts.append(values.flatten(1))
+        if self._spec.prompted:
+            parts.append(self._read(observations["prompt"]))
         return torch.cat(parts, dim=1)
 
     def _seen(self, key: str, values: Tensor) -> Tensor:
         """What was seen of one key, [B, F] or [B, h, F]."""
         return self._normalizer(key, values)
+
+    def _read(self, prompts: Tensor) -> Tensor:
+        """What was made of the task in words, [B, F]."""
+        raise NotImplementedError(f"policy '{self._spec.name}' says that it is prompted, and cannot read")
 
     def normalize_actions(self, actions: Tensor) -> Tensor:
         center, scale = torch.from_numpy(self._center), torch.from_numpy(self._scale)
@@ -112,6 +121,7 @@ def policy_spec(
     images: bool = False,
     horizon: int = 1,
     guidable: bool = False,
+    prompted: bool = False,
 ) -> PolicySpec:
     """What a policy looks at and gives; refused where the robot does not give that, or says no limits."""
 
@@ -146,6 +156,7 @@ def policy_spec(
         horizon=horizon,
         history={key: num for key, num in history.items() if num > 1},
         guidable=guidable,
+        prompted=prompted,
     )
 
 

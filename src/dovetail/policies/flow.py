@@ -16,11 +16,11 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
-from dovetail.policies.networks import DenoisingMLP, ImageEncoder, masked_mse
+from dovetail.policies.networks import DenoisingMLP, ImageEncoder, PromptEncoder, masked_mse
 
 __all__ = ["Flow", "FlowConfig"]
 
-_CALM_SEED = 0  # of the noise that every deterministic chunk starts from
+_CALM_SEED = 0  # of the noise that a deterministic chunk starts from where none is given
 
 
 class FlowConfig(Config):
@@ -36,6 +36,8 @@ class FlowConfig(Config):
     num_layers: int = Field(default=3, ge=1)
     image_features: int = Field(default=64, ge=1)
     """What is kept of an image."""
+    prompt_features: int = Field(default=0, ge=0)
+    """What is kept of the task in words, for a policy of several tasks; 0: it is not told."""
     guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
 
 
@@ -46,8 +48,9 @@ class Flow(NetworkPolicy):
     t = 0 to a chunk at t = 1. The network names the end of the way, and the velocity is what leads there in the time
     that is left: the same loss, but the network need not learn to repeat its noise, and learns faster.
 
-    A deterministic chunk starts from one fixed noise, the same for every row: from no noise at all it would end
-    between two ways of doing a thing, where nobody ever went.
+    A deterministic chunk starts from one noise, the same for every row: the seed's, or without a seed a fixed one.
+    From no noise at all it would end between two ways of doing a thing, where nobody ever went; and chunk after chunk
+    from the same noise would deviate in the same direction, so an actor gives each its own seed.
     """
 
     Config: ClassVar[type[FlowConfig]] = FlowConfig
@@ -63,6 +66,7 @@ class Flow(NetworkPolicy):
                 images=True,
                 horizon=config.horizon,
                 guidable=True,
+                prompted=config.prompt_features > 0,
             )
         )
         self._images = tuple(key for key, spec in self._spec.observation.items() if spec.is_image)
@@ -85,6 +89,8 @@ class Flow(NetworkPolicy):
                     for key in self._images
                 }
             )
+            if config.prompt_features:
+                self._encoder["prompt"] = PromptEncoder(num_features=config.prompt_features)
 
     # ---- Policy: numpy in, numpy out
 
@@ -105,13 +111,16 @@ class Flow(NetworkPolicy):
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
-        return {"actor": self._actor} | ({"encoder": self._encoder} if self._images else {})
+        return {"actor": self._actor} | ({"encoder": self._encoder} if len(self._encoder) else {})
 
     @property
     def num_features(self) -> int:
-        return sum(
-            (self._config.image_features if spec.is_image else spec.shape[0]) * self._spec.history.get(key, 1)
-            for key, spec in self._spec.observation.items()
+        return (
+            sum(
+                (self._config.image_features if spec.is_image else spec.shape[0]) * self._spec.history.get(key, 1)
+                for key, spec in self._spec.observation.items()
+            )
+            + self._config.prompt_features
         )
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -146,9 +155,10 @@ class Flow(NetworkPolicy):
         return (end - x) / (1.0 - t)[:, None, None]
 
     def _noise(self, num_rows: int, context: ActContext) -> Tensor:
-        if context.deterministic:
-            return self._calm.expand(num_rows, -1, -1)
         generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
+        if context.deterministic:
+            noise = self._calm if generator is None else torch.randn(self._chunk_shape, generator=generator)
+            return noise.expand(num_rows, -1, -1)
         return torch.randn((num_rows, *self._chunk_shape), generator=generator)
 
     def _committed(self, num_rows: int, context: ActContext) -> tuple[Tensor, Tensor] | None:
@@ -191,6 +201,10 @@ class Flow(NetworkPolicy):
             return super()._seen(key, values)
         features: Tensor = self._encoder[_module_name(key)](values.flatten(0, -4))
         return features.view(*values.shape[:-3], -1)
+
+    def _read(self, prompts: Tensor) -> Tensor:
+        features: Tensor = self._encoder["prompt"](prompts)
+        return features
 
 
 def _held(actions: Tensor, mask: Tensor) -> Tensor:

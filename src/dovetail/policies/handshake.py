@@ -126,6 +126,7 @@ def _spec_to_json(spec: PolicySpec) -> dict[str, Any]:
         "horizon": spec.horizon,
         "history": dict(spec.history),
         "guidable": spec.guidable,
+        "prompted": spec.prompted,
     }
 
 
@@ -139,6 +140,7 @@ def _spec_from_json(data: Any) -> PolicySpec:
             horizon=whole(data["horizon"], low=1),
             history={key: whole(num, low=1) for key, num in data["history"].items()},
             guidable=bool(data["guidable"]),
+            prompted=bool(data["prompted"]),
         )
     except (KeyError, TypeError, ValueError, AttributeError, SpecMismatch) as error:
         raise WireError("does not say what its policy needs to see") from error

@@ -95,6 +95,26 @@ class DenoisingMLP(nn.Module):
         return end.view_as(chunk)
 
 
+class PromptEncoder(nn.Module):
+    """uint8 [N, 256], zeros behind the text -> [N, num_features]: the mean over its trigrams of bytes, each of which has
+    a learned vector, shared with a few others. Prompts that share words are near each other from the start."""
+
+    NUM_BUCKETS = 2048
+
+    def __init__(self, *, num_features: int) -> None:
+        super().__init__()
+        self.trigrams = nn.Embedding(self.NUM_BUCKETS, num_features)
+        self.out = nn.LayerNorm(num_features)
+
+    def forward(self, prompts: Tensor) -> Tensor:
+        letters = functional.pad(prompts.long(), (1, 1))  # so that the shortest of texts has a trigram
+        buckets = (letters[:, :-2] * 961 + letters[:, 1:-1] * 31 + letters[:, 2:]) % self.NUM_BUCKETS
+        there = (letters[:, 1:-1] > 0).float()[..., None]
+        total = (self.trigrams(buckets) * there).sum(dim=1)
+        features: Tensor = self.out(total / there.sum(dim=1).clamp(min=1.0))
+        return features
+
+
 class ImageEncoder(nn.Module):
     """uint8 [N, H, W, C] of any size -> [N, num_features]: four strided convolutions, then a grid of 4 x 4."""
 

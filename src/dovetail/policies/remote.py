@@ -15,6 +15,7 @@ from pydantic import Field, field_validator
 
 from dovetail.config.model import Config
 from dovetail.core.errors import PolicyError, UsageError
+from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.connection import Connection, HungUp, TooSlow
@@ -93,6 +94,8 @@ class RemotePolicy:
             batch[key] = np.zeros((1, *((num,) if num else ()), *array.shape), array.dtype)
             if num:
                 batch[f"{key}/mask"] = np.ones((1, num), np.bool_)
+        if self.spec.prompted:
+            batch["prompt"] = encode_prompt("")[None]
         self.act(batch, ActContext(deterministic=True))
 
     def load(self, snapshot: WeightSnapshot) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.errors import UsageError
+from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.wire import MAX_BODY, Message, WireError, whole
@@ -25,7 +26,7 @@ _PREFIX = "context/prefix"
 
 def max_request(spec: PolicySpec) -> int:
     """Bytes of arrays that a request of this policy may have: so many rows, each with a generous prefix."""
-    row = 4 * spec.horizon * math.prod(spec.action.shape) * 8
+    row = 4 * spec.horizon * math.prod(spec.action.shape) * 8 + PROMPT_BYTES
     for key, array in spec.observation.items():
         row += spec.history.get(key, 1) * (math.prod(array.shape) * np.dtype(array.dtype).itemsize + 1)
     return min(MAX_ROWS * row, MAX_BODY)
@@ -52,6 +53,13 @@ def check_inputs(observations: Mapping[str, Array], spec: PolicySpec) -> dict[st
                 found = f"{value.dtype}{list(value.shape)}"
                 raise UsageError(f"observation '{name}' should be {dtype}{_axes('B', *shape)}, got {found}")
             inputs[name] = value
+    if spec.prompted:
+        prompt = observations.get("prompt")
+        if prompt is None or prompt.dtype != np.uint8 or prompt.shape[1:] != (PROMPT_BYTES,):
+            raise UsageError(
+                f"policy '{spec.name}' needs the task in words, 'prompt', as uint8[B, {PROMPT_BYTES}]"
+            )
+        inputs["prompt"] = prompt
     if len({len(value) for value in inputs.values()}) != 1:
         raise UsageError("observations differ in their number of rows")
     return inputs

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.errors import UsageError, did_you_mean
+from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import ArraySpec, RobotSpec
 
 __all__ = ["MAX_CAMERAS", "SCHEMA", "TABLES", "Layout", "low_dimensional"]
 
-SCHEMA = 1
+SCHEMA = 2
 MAX_CAMERAS = 16
 _MAX_RECORDS = 1_000_000  # of a table: more episodes, segments or spans than that make the oldest leave
 
@@ -25,6 +26,7 @@ TABLES: Mapping[str, np.dtype[Any]] = {
             ("id", "S120"),
             ("robot", "S64"),
             ("task", "S64"),
+            ("prompt", f"S{PROMPT_BYTES}"),
             ("labels", "S16"),  # digest of the rewards in place; empty while there are none, or half of them
             ("last_row", "i8"),
             ("num_rows", "i8"),

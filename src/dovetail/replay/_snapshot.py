@@ -79,6 +79,7 @@ class Snapshot:
     spans: Array
     owners: Array  # for each span, where its episode is among the episodes
     _choices: dict[View, Choice] = field(default_factory=dict)
+    _by_row: tuple[Array, Array] | None = None  # first rows of the spans, in order, and whose they are
 
     @staticmethod
     def take(counters: Counters, rings: Mapping[str, Ring]) -> Snapshot | None:
@@ -109,6 +110,15 @@ class Snapshot:
                 self._choices.clear()
             self._choices[view] = choice
         return choice
+
+    def prompts(self, rows: Array) -> Array:
+        """What the task of each row's episode was in words, uint8 [B, 256]."""
+        if self._by_row is None:
+            order = np.argsort(self.spans["row"])
+            self._by_row = self.spans["row"][order], self.owners[order]
+        firsts, owners = self._by_row
+        texts = self.episodes["prompt"][owners[np.searchsorted(firsts, rows, side="right") - 1]]
+        return texts.view(np.uint8).reshape(len(rows), -1)
 
     def _make(self, view: View) -> Choice:
         check_view(view)

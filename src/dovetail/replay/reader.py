@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
+from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.types import Array, View, Window
 from dovetail.replay._files import fence
 from dovetail.replay._gather import Copiers, Files
@@ -62,9 +63,10 @@ class ReplayView:
             relabels = files.counters["relabels"]
             fence()
             if relabels % 2 == 0:
-                oldest = files.gather(
-                    into, choice.draw(rng, batch), window, head_row=snapshot.head_row, copiers=self._copiers
-                )
+                rows = choice.draw(rng, batch)
+                oldest = files.gather(into, rows, window, head_row=snapshot.head_row, copiers=self._copiers)
+                if "prompt" in into:
+                    into["prompt"][:] = snapshot.prompts(rows)
                 fence()
                 if files.counters["relabels"] == relabels and files.are_intact(oldest):
                     return
@@ -131,6 +133,8 @@ def _expected(name: str, window: Window, layout: Layout) -> tuple[tuple[int, ...
         return (*ahead, *spec.shape), np.dtype(spec.dtype)
     if name in ("reward", "discount"):
         return (), np.dtype(np.float32)
+    if name == "prompt":
+        return (PROMPT_BYTES,), np.dtype(np.uint8)
     side, _, key = name.partition("/")
     ticks = window.history.get(key)
     if side in ("observation", "next"):

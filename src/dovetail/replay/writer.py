@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeStart, Labels, Purpose, Segment
 from dovetail.replay._blocks import Block, block_of, lift, merged, spans_of
@@ -363,6 +364,7 @@ def _new_record(book: Book, start: EpisodeStart) -> Array:
         start.robot.name.encode(),
         start.task.encode(),
     )
+    record["prompt"] = encode_prompt(start.prompt).tobytes()
     record["demo"] = start.purpose is Purpose.DEMO
     return record
 

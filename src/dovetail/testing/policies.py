@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dovetail.core.contracts import Policy
+from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.testing._rig import copied, expect, expect_array, expect_same, random_array
@@ -54,6 +55,8 @@ def random_inputs(spec: PolicySpec, rng: np.random.Generator, *, batch: int) -> 
         inputs[key] = random_array(array, rng, batch, *((num,) if num else ()))
         if num:
             inputs[f"{key}/mask"] = np.ones((batch, num), np.bool_)
+    if spec.prompted:
+        inputs["prompt"] = np.stack([encode_prompt(f"do thing {rng.integers(100)}") for _ in range(batch)])
     for value in inputs.values():
         value.setflags(write=False)
     return inputs

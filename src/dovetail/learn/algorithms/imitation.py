@@ -51,10 +51,14 @@ class Imitation:
             rows={View(part="prior"): self._config.batch_size},
             window=Window(horizon=self._policy.spec.horizon, history=self._policy.spec.history),
             next_observations=False,
+            prompts=self._policy.spec.prompted,
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        features = self._policy.features(side(batch, "observation"))
+        seen = side(batch, "observation")
+        if self._policy.spec.prompted:
+            seen["prompt"] = batch["prompt"]
+        features = self._policy.features(seen)
         actions = self._policy.normalize_actions(batch["action"])
         mask = _until_the_hand_changes(batch) if self._policy.spec.horizon > 1 else None
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)

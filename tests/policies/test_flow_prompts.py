@@ -1,0 +1,120 @@
+"""A policy of several tasks: what it is told in words decides what it does."""
+
+import numpy as np
+import pytest
+import torch
+from toy_arm import ROBOT
+
+from dovetail.core.prompts import encode_prompt
+from dovetail.core.specs import PolicySpec
+from dovetail.core.types import (
+    ActContext,
+    Episode,
+    EpisodeStart,
+    Labels,
+    Observation,
+    Outcome,
+    Purpose,
+    Segment,
+    View,
+)
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.learner import Learner
+from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.replay.mapped import MappedReplay
+from dovetail.testing import check_policy
+
+LEFT, RIGHT = "push the cube to the left", "push the cube to the right"
+
+
+def make(**config):
+    return Flow(FlowConfig(horizon=4, hidden=32, num_layers=1, prompt_features=16, **config), robot=ROBOT, seed=0)
+
+
+def demo(number, prompt, action):
+    """An arm that sees the same whatever it is told."""
+    size = 12
+    columns = {
+        "time_ns": np.arange(size) * 10**8,
+        "proposed": np.full((size, *ROBOT.action.shape), action, np.float32),
+        "source": np.ones(size, np.uint8),
+        "policy_version": np.zeros(size, np.int64),
+        "chunk_id": np.full(size, -1),
+        "chunk_index": np.zeros(size, np.int64),
+    }
+    columns["executed"] = columns["proposed"]
+    for key, spec in ROBOT.observation.items():
+        columns[f"observation/{key}"] = np.zeros((size, *spec.shape), spec.dtype)
+    name = f"20260101T000000-00000000{number}-arm-000000000000"
+    last = Observation(
+        time_ns=size * 10**8, values={k: np.zeros(s.shape, s.dtype) for k, s in ROBOT.observation.items()}
+    )
+    start = EpisodeStart(
+        id=name, task="push", prompt=prompt, robot=ROBOT, operator="none", purpose=Purpose.DEMO, seed=0,
+        config_hash="", started_unix_ns=number,
+    )  # fmt: skip
+    segment = Segment(episode_id=name, first=0, final=True, columns=columns, last_observation=last)
+    labels = Labels(
+        episode_id=name, rewards=np.zeros(size, np.float32), discounts=np.ones(size, np.float32), success=True,
+        confidence=1.0, labeler="x", version="1",
+    )  # fmt: skip
+    return Episode.of(start, [segment], outcome=Outcome.SUCCESS), labels
+
+
+def inputs(spec, prompt):
+    seen = {key: np.zeros((1, *array.shape), array.dtype) for key, array in spec.observation.items()}
+    return {**seen, "prompt": encode_prompt(prompt)[None]}
+
+
+def test_it_keeps_the_promises_of_a_policy():
+    policy = make()
+    assert policy.spec.prompted
+    assert PolicySpec.from_json(policy.spec.to_json()) == policy.spec
+    check_policy(make)
+
+
+def test_the_same_sight_and_other_words_lead_to_other_actions(tmp_path):
+    """Trained through the replay, which knows what each episode was told."""
+    torch.manual_seed(0)
+    policy, (low, high) = make(), ROBOT.action.bounds
+    replay = MappedReplay(
+        MappedReplay.Config(capacity_rows=1000), folder=tmp_path, keys=tuple(policy.spec.observation)
+    )
+    replay.open()
+    middle, reach = (low + high) / 2, (high - low) / 2
+    for number in range(6):
+        prompt, share = ((LEFT, 0.5), (RIGHT, -0.5))[number % 2]
+        replay.add(*demo(number, prompt, middle + share * reach))
+    learner = Learner(
+        algorithm=Imitation(ImitationConfig(batch_size=32), policy=policy),
+        replay=replay,
+        robot=ROBOT,
+        rng=np.random.default_rng(0),
+        utd=1,
+        start_after_steps=0,
+        num_ahead=0,
+    )
+    learner.warm_up(300)
+    for prompt, share in ((LEFT, 0.5), (RIGHT, -0.5), (f"please {LEFT}", 0.5)):  # words it knows, among others
+        actions = policy.act(inputs(policy.spec, prompt), ActContext(deterministic=True)).actions[0]
+        np.testing.assert_allclose((actions - middle) / reach, share, atol=0.2)
+    replay.close()
+
+
+def test_the_replay_tells_whose_words_each_row_was_of(tmp_path):
+    replay = MappedReplay(MappedReplay.Config(capacity_rows=200, keep_demos=False), folder=tmp_path, keys=())
+    replay.open()
+    for number in range(30):  # more than fit: the oldest leave
+        replay.add(*demo(number, f"task {number}", np.float32(number / 100)))
+    into = {"action": np.zeros((64, *ROBOT.action.shape), np.float32), "prompt": np.zeros((64, 256), np.uint8)}
+    replay.sample(into, view=View(), rng=np.random.default_rng(0))
+    for action, prompt in zip(into["action"], into["prompt"], strict=True):
+        assert bytes(prompt).rstrip(b"\0").decode() == f"task {round(float(action[0]) * 100)}"
+    replay.close()
+
+
+@pytest.mark.parametrize("prompt_features", [0, 8])
+def test_only_who_reads_is_told(prompt_features):
+    policy = Flow(FlowConfig(horizon=2, prompt_features=prompt_features), robot=ROBOT, seed=0)
+    assert policy.spec.prompted is (prompt_features > 0)
+    assert ("encoder" in policy.components) is (prompt_features > 0)
