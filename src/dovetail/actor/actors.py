@@ -15,7 +15,7 @@ from dovetail.actor.control import ControlLoop, Watch
 from dovetail.actor.homing import Home
 from dovetail.actor.mind import LocalMind, Mind, ThreadMind
 from dovetail.actor.modes import Mode, Naive, Rtc, Sequential, Soft
-from dovetail.actor.planner import Planner
+from dovetail.actor.planner import Delays, Planner
 from dovetail.actor.scribe import Scribe
 from dovetail.actor.telemetry import Telemetry
 from dovetail.config.model import Config
@@ -90,6 +90,7 @@ def make_loop(
     probe: Callable[[], Mapping[str, Array]],
     should_stop: Callable[[], bool],
     watch: Watch | None = None,
+    delays: Delays | None = None,
 ) -> ControlLoop:
     """The one control loop, whoever thinks."""
     planner = None
@@ -103,7 +104,7 @@ def make_loop(
             telemetry=telemetry,
             execution_horizon=config.execution_horizon or default,
             simulated_delay=config.simulated_delay_ticks if isinstance(clock, SimulatedClock) else None,
-            delay_window=config.delay_window,
+            delays=delays or Delays(config.delay_window),
             stall_s=config.stall_s,
             max_bad_chunks=config.max_bad_chunks,
         )

@@ -32,6 +32,7 @@ ENDING_EVENTS = {
 }
 JUDGING_EVENTS = (Event.SUCCESS, Event.FAILURE)
 _EASE_TICKS = 4
+_LATE_SEND = 4  # a command later than this part of its tick makes time count from there
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,7 @@ class ControlLoop:
             person = self._operator.poll(self._last)
             if person.event is Event.ACKNOWLEDGE:
                 self._robot.acknowledge()
+                self._tick()
                 self._observe_again(row)  # from what is true now, not from before the fault
                 continue
             if waiting and not _goes_on(person):
@@ -158,6 +160,7 @@ class ControlLoop:
         self._first = self._board.begin(prompt=self._task.prompt)
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # it stands still
+        self._sent_ns = self._deadline_ns = 0
         if self._home is not None:
             self._deadline_ns = self._clock.now_ns()
             go_home(self._home, self._robot, self._clock, tick=self._tick_home)
@@ -193,6 +196,8 @@ class ControlLoop:
         source, version, chunk_id, chunk_index = Source.POLICY, 0, -1, 0
         if self._watch.worry() is not None:
             self._telemetry.count("worried")
+            if self._planner:
+                self._planner.interrupt()  # by the time it is over, what was planned is old
             proposed = executed = self._hold()
         elif person.action is not None:
             if self._planner:
@@ -214,6 +219,7 @@ class ControlLoop:
                 proposed, version = due.action, due.policy_version
                 chunk_id, chunk_index = due.chunk_id, due.chunk_index
                 executed = self._robot.send(proposed)
+        self._sent_ns = self._clock.now_ns()
         extras |= self._robot.safety_extras()
         self._telemetry.count("clipped", int(extras["safety_clipped"].any()))
         self._telemetry.count("held", int(extras["safety_held"]))
@@ -234,14 +240,16 @@ class ControlLoop:
         return self._robot.ease() if self._num_idle <= _EASE_TICKS else self._robot.hold()
 
     def _tick(self) -> None:
-        self._deadline_ns += self._period_ns
-        late_ns = self._clock.now_ns() - self._deadline_ns
+        """Sleep until the tick is over. After a late command its end is put off: an action has its whole period."""
+        end_ns, now_ns = self._deadline_ns + self._period_ns, self._clock.now_ns()
+        late_ns = now_ns - end_ns
         overrun = late_ns > 0
-        if overrun:  # the action just sent gets its whole period, and so do those to come
-            self._deadline_ns += late_ns + self._period_ns
-        self._clock.sleep_until(self._deadline_ns)
+        if overrun or self._sent_ns - self._deadline_ns > self._period_ns // _LATE_SEND:
+            end_ns = max(self._sent_ns + self._period_ns, now_ns)
+        self._deadline_ns = end_ns
+        self._clock.sleep_until(end_ns)
         if not overrun:
-            late_ns = self._clock.now_ns() - self._deadline_ns
+            late_ns = self._clock.now_ns() - end_ns
         self._telemetry.tick(late_ns=late_ns, overrun=overrun, missed=late_ns > self._period_ns)
 
     def _tick_home(self) -> None:
@@ -258,6 +266,7 @@ class ControlLoop:
         """One step of holding, however long, until the person goes on or ends it; returns what they did then."""
         extras = dict(self._probe())
         held = self._robot.hold()
+        self._sent_ns = self._clock.now_ns()
         extras |= self._robot.safety_extras()
         self._board.act(
             row,
@@ -269,13 +278,14 @@ class ControlLoop:
             chunk_index=0,
             extras=extras,
         )
+        self._tick()
         person = self._hold_until_told()
         if self._planner:
             self._planner.forget_before(row + 1)
         return person
 
     def _hold_until_told(self) -> HumanInput:
-        """Hold, unrecorded, until the person starts, acknowledges or ends."""
+        """Hold, unrecorded, until the person starts it or ends it."""
         self._deadline_ns = self._clock.now_ns()
         self._num_idle = _EASE_TICKS
         while not self._should_stop():
@@ -283,9 +293,11 @@ class ControlLoop:
             person = self._operator.poll(self._last)
             if person.event is Event.ACKNOWLEDGE:
                 self._robot.acknowledge()
+                self._last = self._robot.observe()
             if _goes_on(person):
                 return person
             self._robot.hold()
+            self._sent_ns = self._clock.now_ns()
             self._tick()
             self._last = self._robot.observe()
         return HumanInput(event=Event.STOP)
@@ -304,5 +316,5 @@ class ControlLoop:
 
 
 def _goes_on(person: HumanInput) -> bool:
-    """Whether a person who was waited for has said how to go on, or that it ends here."""
-    return person.event in (Event.START, Event.ACKNOWLEDGE) or person.event in ENDING_EVENTS
+    """Whether a person who was waited for has said that it starts, or that it ends here."""
+    return person.event is Event.START or person.event in ENDING_EVENTS

@@ -37,7 +37,7 @@ def go_home(home: Home, robot: GuardedRobot, clock: Clock, *, tick: Callable[[],
     num_there = 0
     while True:
         measured = robot.observe().values[home.joint_key].reshape(-1)
-        off = np.abs(measured - target[: len(measured)])
+        off = np.abs(measured - target[_joints(robot.spec, len(measured))])
         num_there = num_there + 1 if (off <= home.tolerance).all() else 0
         if num_there >= 2:
             return
@@ -51,6 +51,13 @@ def go_home(home: Home, robot: GuardedRobot, clock: Clock, *, tick: Callable[[],
             )
         robot.send(target)  # the filter lets it go one step of it at a time
         tick()
+
+
+def _joints(spec: RobotSpec, num_measured: int) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
+    """Which axes of the action the measured joints are: all of them, or those that are no grippers."""
+    num_axes, names = spec.action.shape[0], spec.action.names
+    arm = [axis for axis in range(num_axes) if not names or "gripper" not in names[axis]]
+    return np.array((range(num_axes) if num_measured == num_axes else arm)[:num_measured])
 
 
 def _checked(home: Home, spec: RobotSpec) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

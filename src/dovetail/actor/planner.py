@@ -22,7 +22,7 @@ __all__ = ["Delays", "Due", "Planner"]
 class Delays:
     """How many ticks the next answer will take: the longest of the last few, within what a chunk allows."""
 
-    def __init__(self, window: int) -> None:
+    def __init__(self, window: int = 10) -> None:
         self._recent: deque[int] = deque(maxlen=window)
 
     def measured(self, num_ticks: int) -> None:
@@ -57,7 +57,7 @@ class Planner:
         telemetry: Telemetry,
         execution_horizon: int,
         simulated_delay: int | None,
-        delay_window: int = 10,
+        delays: Delays | None = None,
         stall_s: float = 2.0,
         max_bad_chunks: int = 5,
     ) -> None:
@@ -69,7 +69,7 @@ class Planner:
         self._max_bad_chunks = max_bad_chunks
         low, high = spec.action.bounds
         self._scale = np.where(np.isfinite(high - low), np.maximum(high - low, 1e-9), 1.0)
-        self._delays = Delays(delay_window)  # of this machine, not of an episode: kept
+        self._delays = delays or Delays()  # of this machine, not of an episode: kept
         self._rng = np.random.default_rng(0)
         self.reset(first=0, rng=self._rng, deterministic=False)
 

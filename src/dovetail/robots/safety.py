@@ -83,7 +83,7 @@ class SafeRobot:
         self._fault: str | None = None
         self._problem: str | None = None  # of the last observation
         self._frozen = False  # a camera's newest frame is too old to act on
-        self._last: Vector | None = None  # what was commanded last
+        self._move: Vector | None = None  # how far the last command was from standing still
         self._time_ns: int | None = None  # of the last good observation, by the robot
         self._fresh_ns = 0  # the same, but never later than it came
         self._num_bad_actions = 0
@@ -157,11 +157,9 @@ class SafeRobot:
 
     def ease(self) -> Array:
         self._checked_age_ns()
-        held = self._limiter.hold()
-        if self._last is None:
+        if self._move is None:
             return self.hold()
-        wanted = held + 0.5 * (self._last - held)
-        wanted[self._limiter.grip] = held[self._limiter.grip]
+        wanted = self._limiter.hold() + np.where(self._limiter.grip, 0.0, 0.5 * self._move)
         self._limiter.limit(wanted)
         executed = self._forward(wanted)
         self._report = SafetyReport(clipped=self._untouched, reasons=Reason.NONE, held=True)
@@ -213,7 +211,7 @@ class SafeRobot:
         return age_ns
 
     def _forget(self) -> None:
-        self._time_ns, self._problem, self._last = None, None, None
+        self._time_ns, self._problem, self._move = None, None, None
 
     def _vector(self, action: Array) -> Vector:
         try:
@@ -247,15 +245,13 @@ class SafeRobot:
 
     def _find_frozen(self, observation: Observation) -> bool:
         """Whether a camera's newest frame is old. Old enough, that camera is dead, and that is a fault."""
-        for key, captured_ns in observation.captured_ns.items():
-            age_ns = self.__clock.now_ns() - captured_ns
-            if age_ns > self._frame_stop_ns and self._fault is None:
-                raise self._trip(
-                    f"the newest frame of '{key}' is {age_ns / NS_PER_S:.2f} s old", reason=Reason.STALE
-                )
-            if age_ns > self._frame_stale_ns:
-                return True
-        return False
+        if not observation.captured_ns:
+            return False
+        key, captured_ns = min(observation.captured_ns.items(), key=lambda item: item[1])
+        age_ns = self.__clock.now_ns() - captured_ns
+        if age_ns > self._frame_stop_ns and self._fault is None:
+            raise self._trip(f"the newest frame of '{key}' is {age_ns / NS_PER_S:.2f} s old", reason=Reason.STALE)
+        return age_ns > self._frame_stale_ns
 
     def _hold_instead(self, reason: Reason) -> Array:
         executed = self._forward(self._limiter.hold())
@@ -272,8 +268,8 @@ class SafeRobot:
             raise self._trip(f"send() failed: {error!r}") from error
         if executed.shape != wanted.shape or not np.isfinite(executed).all():
             raise self._trip(f"send() returned {executed.tolist()} as the executed action")
+        self._move = executed - self._limiter.hold()
         self._limiter.remember(executed)
-        self._last = executed.astype(np.float64)
         return executed
 
     def _trip(self, why: str, *, reason: Reason = Reason.NONE) -> RobotFault:

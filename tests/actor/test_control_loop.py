@@ -1,0 +1,493 @@
+"""The tick with fake robots: no jolt at a takeover, rest when there is nothing to do, and every reason to stop."""
+
+import tracemalloc
+
+import numpy as np
+import pytest
+from acting import Cell, ChunkPolicy, Person, order
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.actor.actors import NaiveActor, RtcActor, SequentialActor, SoftActor
+from dovetail.actor.control import Watch
+from dovetail.actor.modes import Naive, Rtc
+from dovetail.core.errors import RobotFault
+from dovetail.core.types import ActionChunk, Event, HumanInput, Observation, Outcome, Purpose, Source
+from dovetail.testing.fake_brains import FakeOperator, FakeOperatorConfig
+from dovetail.testing.fakes import FakeArm, FakeArmConfig
+
+ACTORS = [SequentialActor, NaiveActor, RtcActor, SoftActor]
+TICK_NS = 100_000_000
+JOINT_STEP = 1.75 / 20  # what the filter lets a joint go in a tick
+
+
+class Wild(ChunkPolicy):
+    """Targets all over the place, another place in each chunk."""
+
+    def act(self, observations, context):
+        super().act(observations, context)
+        low, high = self.spec.action.bounds
+        rng = np.random.default_rng(context.seed)
+        actions = rng.uniform(low, high, (1, self.spec.horizon, len(low))).astype(np.float32)
+        return ActionChunk(actions=actions, observed_ns=0, policy_version=1)
+
+
+def acts(*polls, action=None):
+    """A person who moves the arm at these polls."""
+    action = np.zeros(7, np.float32) if action is None else action
+    return {poll: HumanInput(action=action) for poll in polls}
+
+
+def says(event):
+    return HumanInput(event=event)
+
+
+# ---- takeover
+
+
+@pytest.mark.parametrize("kind", ACTORS)
+@pytest.mark.parametrize("delay", [0, 3])
+def test_no_command_ever_jumps_further_than_one_tick_may(kind, delay):
+    """In and out of a person's hands, who wants to be somewhere else each time, and from chunk to chunk."""
+    cell = Cell(bimanual=True, max_steps=60)
+    rng = np.random.default_rng(0)
+    polls = {
+        poll: HumanInput(action=rng.uniform(-1.5, 1.5, 24).astype(np.float32))
+        for poll in (*range(7, 10), 14, *range(30, 38))
+    }
+    actor = cell.actor(
+        Wild(cell.raw.spec, horizon=8, guidable=True),
+        kind=kind,
+        operator=Person(polls),
+        simulated_delay_ticks=delay,
+        settle_s=0.2,
+    )
+    episode = actor.run(order())
+    executed, measured = episode.column("executed"), episode.column("observation/joint_pos")
+    assert len(episode) == 60
+    assert set(np.flatnonzero(episode.column("source"))) == set(polls)
+    assert (np.abs(np.diff(executed, axis=0)) <= JOINT_STEP + 1e-6).all()
+    assert (np.abs(executed - measured) <= JOINT_STEP + 1e-6).all()
+    assert np.abs(episode.column("proposed") - measured).max() > 1.0  # though much more was asked for
+
+
+@pytest.mark.parametrize("kind", ACTORS)
+def test_after_hand_back_it_starts_from_what_was_measured_then(kind):
+    cell = Cell(max_steps=12)
+    moved = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
+    policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
+    actor = cell.actor(policy, kind=kind, operator=Person(acts(2, 3, action=moved)))
+    episode = actor.run(order())
+    assert episode.column("chunk_id").tolist()[:5] == [0, 0, -1, -1, 1]
+    assert episode.column("chunk_index")[4] == 0
+    np.testing.assert_array_equal(policy.seen[1]["ee_pose"][0], episode.column("observation/ee_pose")[4])
+    assert policy.contexts[1].prefix is None  # nothing of before is committed
+
+
+@pytest.mark.parametrize("kind", [NaiveActor, RtcActor])
+def test_what_was_thought_before_a_takeover_is_not_executed_after_it(kind):
+    """Answers take 3 ticks. Asked at tick 4 about tick 4, the person takes over at 5 and lets go at 6."""
+    cell = Cell(max_steps=14)
+    policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
+    actor = cell.actor(
+        policy, kind=kind, operator=Person(acts(5)), simulated_delay_ticks=3, execution_horizon=4, settle_s=0.0
+    )
+    episode = actor.run(order())
+    chunks = episode.column("chunk_id").tolist()
+    assert policy.calls == 4
+    assert chunks == [-1] * 3 + [0, 0] + [-1] + [-1] * 3 + [1, 1, 1, 1, 2]
+    proposed = episode.column("proposed")[:, 0]
+    second = 1e-4 * 10  # what the answer that was in flight would have begun with
+    assert not (np.abs(proposed[5:] - second) < 1e-4 * 7.5).any()
+    assert proposed[9] == pytest.approx(1e-4 * (20 + 3))
+
+
+def test_a_short_horizon_while_a_person_corrects_and_a_long_one_later():
+    """10 Hz, half a second to settle: thought anew at each of 5 ticks, then executed for 4 ticks as before."""
+    cell = Cell(max_steps=18)
+    policy = ChunkPolicy(cell.raw.spec, horizon=8)
+    actor = cell.actor(policy, kind=NaiveActor, operator=Person(acts(2, 3)), settle_s=0.5, execution_horizon=4)
+    episode = actor.run(order())
+    assert episode.column("chunk_index").tolist() == [0, 1, 0, 0, *[0] * 5, 1, 2, 3, 0, 1, 2, 3, 0, 1]
+    assert episode.column("chunk_id").tolist() == [0, 0, -1, -1, 1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7]
+
+
+@pytest.mark.parametrize("kind", ACTORS)
+def test_steps_are_labelled_by_who_really_moved(kind):
+    """A chunk runs, a person acts, answers are awaited, a pause: only what a person did or held is theirs."""
+    cell = Cell(max_steps=16)
+    person = Person({**acts(4, 5), 9: says(Event.PAUSE), 10: says(Event.START)})
+    actor = cell.actor(
+        ChunkPolicy(cell.raw.spec, horizon=4, guidable=True), kind=kind, operator=person, simulated_delay_ticks=1
+    )
+    episode = actor.run(order())
+    assert np.flatnonzero(episode.column("source") == Source.HUMAN).tolist() == [4, 5, 9]
+    human = episode.column("source") == Source.HUMAN
+    assert (episode.column("chunk_id")[human] == -1).all()
+    assert (episode.column("policy_version")[human] == 0).all()
+    waited = (episode.column("chunk_id") == -1) & ~human
+    assert waited.any()
+    assert (episode.column("policy_version")[waited] == 0).all()
+    assert (episode.column("policy_version")[~waited & ~human] == 7).all()
+    assert episode.column("extra/safety_held")[waited].all()
+
+
+# ---- nothing to do
+
+
+def test_starved_it_comes_to_rest_over_a_few_ticks_and_leaves_the_gripper_alone():
+    cell = Cell(max_steps=12)
+    going = np.array([0.02, 0, 0, 0, 0, 0.1, 0.3], np.float32)
+    actor = cell.actor(ChunkPolicy(cell.raw.spec, horizon=4, value=going), simulated_delay_ticks=6)
+    executed = actor.run(order()).column("executed")
+    assert not executed[:6, :6].any()  # it has not begun
+    assert (executed[:6, 6] == 1.0).all()
+    np.testing.assert_allclose(executed[6:10], np.tile(going, (4, 1)), rtol=1e-6)
+    longer = cell.actor(ChunkPolicy(cell.raw.spec, horizon=4, value=going), simulated_delay_ticks=8)
+    cell.task._config = type(cell.task._config)(max_steps=18, tolerance=0.0)
+    executed = longer.run(order()).column("executed")
+    np.testing.assert_allclose(executed[12:16, 0], [0.01, 0.005, 0.0025, 0.00125], rtol=1e-5)
+    np.testing.assert_allclose(executed[12:16, 5], [0.05, 0.025, 0.0125, 0.00625], rtol=1e-5)
+    assert not executed[16:, :6].any()
+    np.testing.assert_allclose(executed[12:, 6], 0.3, rtol=1e-6)
+
+
+# ---- worries and alarms
+
+
+class Nervous(Watch):
+    """Worried at some ticks, alarmed from one on."""
+
+    def __init__(self, *, worries=(), alarm=None):
+        self._worries, self._alarm, self.num_asked = worries, alarm, 0
+
+    def worry(self):
+        return "the supervisor is silent" if self.num_asked - 1 in self._worries else None
+
+    def alarm(self):
+        self.num_asked += 1
+        return "inference has died" if self._alarm is not None and self.num_asked > self._alarm else None
+
+
+def test_worried_it_holds_and_goes_on_when_all_is_well_again():
+    cell = Cell(max_steps=10)
+    going = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
+    policy = ChunkPolicy(cell.raw.spec, horizon=4, value=going)
+    loop, board, telemetry = cell.loop(policy, watch=Nervous(worries=range(2, 8)))
+    ended = loop.run(order())
+    assert (ended.outcome, ended.num_steps, ended.fault) == (Outcome.TIMEOUT, 10, None)
+    columns = board.columns(0, 10)
+    expected = [0.02, 0.02, 0.01, 0.005, 0.0025, 0.00125, 0, 0, 0.02, 0.02]
+    np.testing.assert_allclose(columns["executed"][:, 0], expected, rtol=1e-5)
+    assert columns["extra/safety_held"].tolist() == [False] * 2 + [True] * 6 + [False] * 2
+    assert telemetry["worried"] == 6
+
+
+def test_a_worry_holds_a_person_too():
+    cell = Cell(max_steps=6)
+    moved = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
+    loop, board, _ = cell.loop(
+        ChunkPolicy(cell.raw.spec, value=0.0),
+        watch=Nervous(worries=range(3)),
+        operator=Person(acts(*range(6), action=moved)),
+    )
+    loop.run(order())
+    columns = board.columns(0, 6)
+    assert columns["executed"][:, 0].tolist() == pytest.approx([0, 0, 0, 0.02, 0.02, 0.02])
+    assert columns["source"].tolist() == [0, 0, 0, 1, 1, 1]  # who really moved
+
+
+def test_after_a_worry_the_policy_is_asked_anew():
+    """What was planned before is old by then, and must be neither executed nor told to the policy."""
+    cell = Cell(max_steps=10)
+    policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
+    loop, board, _ = cell.loop(policy, mode=Rtc(), watch=Nervous(worries=range(2, 5)))
+    loop.run(order())
+    assert board.columns(0, 10)["chunk_index"].tolist()[:7] == [0, 1, 0, 0, 0, 0, 1]
+    assert policy.contexts[1].prefix is None
+
+
+def test_an_alarm_stops_the_arm_and_latches():
+    cell = Cell(max_steps=10)
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), watch=Nervous(alarm=4))
+    ended = loop.run(order())
+    assert (ended.outcome, ended.judgement, ended.num_steps) == (Outcome.ABORTED, None, 4)
+    assert "inference has died" in ended.fault
+    assert len(cell.sent) == 4
+    assert cell.num_stops >= 1
+    assert "inference has died" in cell.robot.fault
+    calm, _, _ = cell.loop(ChunkPolicy(cell.raw.spec))
+    with pytest.raises(RobotFault, match=r"stands still after a fault.*inference has died"):
+        calm.run(order())
+    assert len(cell.sent) == 4
+    cell.robot.acknowledge()
+    assert calm.run(order()).outcome is Outcome.TIMEOUT
+
+
+def test_an_alarm_before_anything_happened_is_raised():
+    cell = Cell()
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), watch=Nervous(alarm=0))
+    with pytest.raises(RobotFault, match="inference has died"):
+        loop.run(order())
+    assert cell.robot.fault
+    assert not cell.sent
+
+
+@pytest.mark.parametrize("inputs", [{}, {3: says(Event.PAUSE)}])
+def test_alarms_are_heard_while_it_waits_for_a_person(inputs):
+    cell = Cell()
+    loop, _, _ = cell.loop(
+        ChunkPolicy(cell.raw.spec),
+        operator=Person({0: says(Event.START), **inputs} if inputs else {}),
+        watch=Nervous(alarm=9),
+        wait_for_start=True,
+    )
+    if inputs:
+        assert "inference has died" in loop.run(order()).fault
+    else:
+        with pytest.raises(RobotFault, match="inference has died"):
+            loop.run(order())
+    assert cell.robot.fault
+
+
+def test_a_policy_that_fails_stops_the_arm_but_is_no_fault_of_the_robot():
+    cell = Cell()
+    policy = ChunkPolicy(cell.raw.spec)
+    policy.act = lambda *_: 1 / 0
+    loop, _, _ = cell.loop(policy)
+    with pytest.raises(ZeroDivisionError):
+        loop.run(order())
+    assert cell.num_stops
+
+
+# ---- waiting for a person
+
+
+def test_it_holds_until_start():
+    cell = Cell(max_steps=3)
+    policy = ChunkPolicy(cell.raw.spec, value=0.01)
+    actor = cell.actor(policy, operator=Person({4: says(Event.START)}), wait_for_start=True)
+    episode = actor.run(order())
+    assert len(episode) == 3
+    # it was polled at the reset, and then at each of 4 ticks; three of them were held through, unrecorded
+    assert episode.column("time_ns")[0] == 3 * TICK_NS
+    assert not any(sent[:6].any() for sent in cell.sent[:3])
+    assert cell.sent[3][:6].all()
+    assert policy.seen[0]["ee_pose"].shape == (1, 7)
+
+
+def test_it_starts_at_once_where_somebody_has_said_so():
+    cell = Cell(max_steps=3)
+    actor = cell.actor(ChunkPolicy(cell.raw.spec), operator=Person({0: says(Event.START)}), wait_for_start=True)
+    assert actor.run(order()).column("time_ns")[0] == 0
+
+
+def test_nobody_waits_where_nobody_was_asked_to():
+    cell = Cell(max_steps=3)
+    assert cell.actor(ChunkPolicy(cell.raw.spec)).run(order()).column("time_ns")[0] == 0
+
+
+def test_history_begins_with_the_start():
+    cell = Cell(max_steps=3)
+    policy = ChunkPolicy(cell.raw.spec, horizon=1, history={"ee_pose": 4})
+    cell.actor(policy, operator=Person({6: says(Event.START)}), wait_for_start=True).run(order())
+    assert [int(seen["ee_pose/mask"].sum()) for seen in policy.seen] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("poll", [0, 3])
+@pytest.mark.parametrize(
+    ("event", "outcome", "stopped"),
+    [
+        (Event.SUCCESS, Outcome.SUCCESS, False),
+        (Event.FAILURE, Outcome.FAILURE, False),
+        (Event.DISCARD, Outcome.ABORTED, False),
+        (Event.STOP, Outcome.ABORTED, True),
+    ],
+)
+def test_it_may_end_before_it_starts(poll, event, outcome, stopped):
+    cell = Cell()
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), operator=Person({poll: says(event)}), wait_for_start=True)
+    ended = loop.run(order())
+    assert (ended.outcome, ended.num_steps, ended.stopped) == (outcome, 0, stopped)
+    assert not any(sent[:6].any() for sent in cell.sent)
+
+
+def test_asked_to_stop_nobody_waits_for_a_person():
+    asked = iter([False] * 5 + [True] * 100)
+    cell = Cell()
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), wait_for_start=True, should_stop=lambda: next(asked))
+    ended = loop.run(order())
+    assert (ended.num_steps, ended.stopped) == (0, True)
+
+
+# ---- a pause
+
+
+def test_a_pause_is_one_step_of_the_person_and_history_begins_anew_after_it():
+    cell = Cell(max_steps=8)
+    policy = ChunkPolicy(cell.raw.spec, horizon=1, history={"ee_pose": 4})
+    person = Person({3: says(Event.PAUSE), 8: says(Event.START)})
+    episode = cell.actor(policy, operator=person).run(order())
+    assert len(episode) == 8
+    assert episode.column("source").tolist() == [0, 0, 0, Source.HUMAN, 0, 0, 0, 0]
+    times = np.diff(episode.column("time_ns")) // TICK_NS
+    assert times.tolist() == [1, 1, 1, 5, 1, 1, 1]  # its own tick, four polls more, then it went on
+    assert not episode.column("executed")[3, :6].any()
+    assert [int(seen["ee_pose/mask"].sum()) for seen in policy.seen] == [1, 2, 3, 1, 2, 3, 4]
+    # the plan was not touched by the pause: it was thought anew
+    assert episode.column("chunk_id").tolist() == [0, 1, 2, -1, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("kind", ACTORS)
+def test_a_pause_makes_the_plan_void(kind):
+    cell = Cell(max_steps=8)
+    policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
+    person = Person({2: says(Event.PAUSE), 5: says(Event.START)})
+    episode = cell.actor(policy, kind=kind, operator=person).run(order())
+    assert episode.column("chunk_id").tolist()[:5] == [0, 0, -1, 1, 1]
+    assert episode.column("chunk_index").tolist()[:5] == [0, 1, 0, 0, 1]
+    assert policy.contexts[1].prefix is None
+
+
+# ---- time
+
+
+class Slow(FakeArm):
+    """Some of its calls take a while: `slow[n]` ticks the n-th time it is observed or sent something."""
+
+    def __init__(self, config, *, task, clock):
+        super().__init__(config, task=task)
+        self._clock, self.slow, self._num_calls = clock, {}, 0
+
+    def observe(self):
+        self._dawdle()
+        return super().observe()
+
+    def send(self, action):
+        self._dawdle()
+        return super().send(action)
+
+    def _dawdle(self):
+        ticks = self.slow.get(self._num_calls, 0.0)
+        self._num_calls += 1
+        self._clock.sleep_until(self._clock.now_ns() + round(ticks * TICK_NS))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.integers(0, 30), st.floats(1.01, 2.9), max_size=6))
+def test_overruns_are_counted_and_no_two_actions_come_back_to_back(slow):
+    """Trap: an overrun tick did not re-anchor its deadline, so catch-up ticks fired back to back."""
+    cell = Cell(max_steps=14, raw=lambda **given: Slow(FakeArmConfig(), **given))
+    loop, _, telemetry = cell.loop(ChunkPolicy(cell.raw.spec))
+    cell.raw.slow = slow
+    ended = loop.run(order())
+    assert ended.fault is None
+    assert min(np.diff(cell.sent_ns)) >= TICK_NS
+    assert telemetry["ticks"] == 14
+    # call 0 is the first look, before any deadline; a tick is a look and what is sent then; the last look is in none
+    ticks = {call // 2 for call in slow if 0 < call < 28}
+    assert telemetry["overruns"] == len(ticks)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.dictionaries(st.integers(0, 30), st.floats(0.0, 2.9), max_size=6))
+def test_a_late_command_has_its_time_too(slow):
+    cell = Cell(max_steps=14, raw=lambda **given: Slow(FakeArmConfig(), **given))
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec))
+    cell.raw.slow = slow
+    loop.run(order())
+    assert min(np.diff(cell.sent_ns)) >= 0.74 * TICK_NS
+
+
+def test_acknowledging_is_not_starting():
+    cell = Cell(max_steps=4)
+    person = Person({0: says(Event.ACKNOWLEDGE), 3: says(Event.ACKNOWLEDGE), 9: says(Event.START)})
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.01), operator=person, wait_for_start=True)
+    loop.run(order())
+    still = [not action[:6].any() for action in cell.sent]
+    assert still.index(False) >= 7  # it held until the person said so
+    assert not any(still[still.index(False) :])
+
+
+def test_ticks_in_time_keep_their_beat():
+    cell = Cell(max_steps=14)
+    loop, _, telemetry = cell.loop(ChunkPolicy(cell.raw.spec))
+    loop.run(order())
+    assert cell.sent_ns == [tick * TICK_NS for tick in range(14)]
+    assert telemetry["overruns"] == 0
+    assert telemetry.summary()["lateness_max_ms"] == 0.0
+
+
+# ---- memory
+
+
+class Filling(FakeArm):
+    """A camera that puts its frames where it is told to."""
+
+    def __init__(self, config, *, task, clock):
+        super().__init__(config, task=task)
+        self._clock, self._next = clock, None
+
+    def use_buffers(self, next_buffer):
+        self._next = next_buffer
+
+    def observe(self):
+        frame = self._next("front")
+        frame[...] = self._clock.now_ns() // TICK_NS
+        pose = np.array([*self._motion.state, 1, 0, 0, 0], np.float32)
+        values = {
+            "ee_pose": pose,
+            "gripper": np.ones(1, np.float32),
+            "goal": np.zeros(3, np.float32),
+            "front": frame,
+        }
+        return Observation(time_ns=self._clock.now_ns(), values=values)
+
+
+def test_a_tick_allocates_nothing_for_images():
+    size = (640, 480)
+    cell = Cell(max_steps=40, raw=lambda **given: Filling(FakeArmConfig(image_size=size), **given))
+    loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec), mode=Naive(), ring_s=1.0, flush_s=0.5)
+    peaks = []
+
+    def look():
+        now, peak = tracemalloc.get_traced_memory()
+        peaks.append(peak - now)
+        tracemalloc.reset_peak()
+
+    tracemalloc.start()
+    try:
+        loop.run(order(), on_step=look)
+    finally:
+        tracemalloc.stop()
+    image = 640 * 480 * 3
+    assert len(peaks) == 40
+    assert max(peaks[1:]) < image / 20
+    last = board.observation(board.num_seen - 1).values["front"]
+    assert (last == 40).all()
+    assert not last.flags.writeable
+
+
+# ---- the same again
+
+
+@pytest.mark.parametrize("kind", ACTORS)
+@pytest.mark.parametrize("delay", [0, 2])
+def test_the_same_seed_gives_the_same_episode(kind, delay):
+    episodes = []
+    for warm_up in (False, False, True):
+        cell = Cell(bimanual=True, max_steps=30)
+        policy = Wild(cell.raw.spec, horizon=8, guidable=True, history={"joint_pos": 3})
+        operator = FakeOperator(FakeOperatorConfig(share=0.2), task=cell.task)
+        actor = cell.actor(policy, kind=kind, operator=operator, simulated_delay_ticks=delay, settle_s=0.2)
+        if warm_up:  # another episode before it, of which only the delay is remembered
+            actor.run(order(index=4, purpose=Purpose.EVAL))
+        episodes.append(actor.run(order(index=2)))
+    one, same, warm = episodes
+    assert 0 < one.num_human_steps < len(one) == 30
+    for name in one.segments[0].columns:
+        np.testing.assert_array_equal(one.column(name), same.column(name), err_msg=name)
+        if name != "time_ns":
+            np.testing.assert_array_equal(one.column(name), warm.column(name), err_msg=name)
+    other = actor.run(order(index=3))
+    assert not np.array_equal(one.column("executed"), other.column("executed"))

@@ -1,0 +1,59 @@
+"""Home before each episode: step by step, and seen to be there, or not at all."""
+
+import numpy as np
+import pytest
+from acting import Cell, ChunkPolicy, order
+
+from dovetail.actor.homing import Home
+from dovetail.core.errors import ConfigError, RobotFault
+from dovetail.core.types import Outcome
+
+HOME = tuple(np.linspace(-0.4, 0.4, 24).tolist())
+
+
+def test_it_goes_home_step_by_step_and_is_looked_at():
+    cell = Cell(bimanual=True, max_steps=3)
+    seen = []
+    reset = cell.task.reset
+    cell.task.reset = lambda robot, rng: (seen.append(robot.observe().values["joint_pos"]), reset(robot, rng=rng))
+    cell.raw.place(np.full(24, 1.0), np.zeros(24))
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), home=Home(action=HOME))
+    assert loop.run(order()).outcome is Outcome.TIMEOUT
+    np.testing.assert_allclose(seen[0], HOME, atol=0.02)  # before the task did anything
+    way = np.abs(np.diff([np.full(24, 1.0), *cell.sent[:-3]], axis=0)).max(axis=1)
+    assert len(way) > 10
+    assert way.max() <= 1.75 / 20 + 1e-6  # never more than a tick's limit: one unslewed message was a trap
+
+
+def test_an_arm_that_does_not_arrive_is_a_fault():
+    cell = Cell(bimanual=True)
+    send = cell.raw.send
+
+    def stuck(action):
+        executed = send(action)
+        cell.raw._motion.target[3] = 1.0  # something is in its way
+        return executed
+
+    cell.raw.send = stuck
+    cell.raw.place(np.full(24, 1.0), np.zeros(24))
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), home=Home(action=HOME, timeout_s=3.0))
+    with pytest.raises(RobotFault, match=r"did not come home in 3 s: joint 'left_arm4' is 1\.\d+ off"):
+        loop.run(order())
+    assert cell.num_stops
+    assert cell.clock.now_ns() < 4e9
+
+
+@pytest.mark.parametrize(
+    ("bimanual", "action", "because"),
+    [
+        (False, (0.0,) * 7, "needs joint targets"),
+        (True, (0.0,) * 23, "should be"),
+        (True, (9.0,) * 24, "in limits"),
+    ],
+)
+def test_refused_before_it_moves(bimanual, action, because):
+    cell = Cell(bimanual=bimanual)
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), home=Home(action=action))
+    with pytest.raises(ConfigError, match=because):
+        loop.run(order())
+    assert not cell.sent

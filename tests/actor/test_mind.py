@@ -1,0 +1,230 @@
+"""Who thinks, here, in a thread, or over the board: the same question gets the same answer, and only its own."""
+
+import threading
+
+import numpy as np
+import pytest
+from acting import ChunkPolicy
+
+from dovetail.actor.board import Board, BoardLayout
+from dovetail.actor.mind import (
+    Answer,
+    LocalMind,
+    Request,
+    SharedMind,
+    ThreadMind,
+    give_answer,
+    next_request,
+    think,
+)
+from dovetail.testing.fakes import FakeArm, FakeArmConfig
+
+H, A = 4, 7
+
+
+@pytest.fixture
+def policy():
+    return ChunkPolicy(FakeArm(FakeArmConfig()).spec, horizon=H, history={"ee_pose": 3})
+
+
+@pytest.fixture
+def board(policy):
+    robot = FakeArm(FakeArmConfig())
+    board = Board(BoardLayout.of(robot.spec, extras={}, horizon=H, num_rows=8))
+    for number in range(3):
+        seen = robot.observe()
+        seen.values["gripper"][:] = number
+        board.observe(seen)
+    return board
+
+
+def request(**changes):
+    prefix = np.full((H, A), np.nan, np.float32)
+    prefix[:2] = 0.5
+    known = {
+        "row": 2,
+        "first": 1,
+        "delay": 3,
+        "horizon": 2,
+        "seed": 2**62,
+        "deterministic": True,
+        "prefix": prefix,
+    }
+    return Request(**(known | changes))
+
+
+def chunk(value):
+    return np.full((H, A), value, np.float32)
+
+
+def answer(board, value, *, to):
+    give_answer(board, Answer(id=to.id, actions=chunk(value), policy_version=9, latency_ns=5))
+
+
+class Bell:
+    def __init__(self):
+        self.num_rings = 0
+
+    def ring(self):
+        self.num_rings += 1
+
+
+@pytest.fixture
+def bell():
+    return Bell()
+
+
+@pytest.fixture
+def shared(board, bell):
+    def never(timeout_s):
+        raise AssertionError("nobody should wait here")
+
+    return SharedMind(board, wake=bell.ring, listen=never)
+
+
+def test_a_policy_is_told_all_that_was_asked(board, policy):
+    think(board, policy, request())
+    (context,) = policy.contexts
+    assert (context.delay, context.horizon, context.seed, context.deterministic) == (3, 2, 2**62, True)
+    np.testing.assert_array_equal(context.prefix, request().prefix[None])
+    assert policy.seen[0]["gripper"].tolist() == [[2.0]]
+    assert policy.seen[0]["ee_pose/mask"].tolist() == [[False, True, True]]
+
+
+def test_a_question_arrives_over_the_board_as_it_was_asked(board, shared, bell):
+    for asked in (request(), request(prefix=None, deterministic=False)):
+        shared.ask(asked)
+        _, got = next_request(board, newer_than=0)
+        for name in ("row", "first", "delay", "horizon", "seed", "deterministic"):
+            assert getattr(got, name) == getattr(asked, name)
+        if asked.prefix is None:
+            assert got.prefix is None
+        else:
+            np.testing.assert_array_equal(got.prefix, asked.prefix)
+    assert bell.num_rings == 2
+
+
+def test_an_answer_comes_back_once(board, shared):
+    shared.ask(request())
+    assert shared.answer(wait=False) is None
+    version, question = next_request(board, newer_than=0)
+    assert next_request(board, newer_than=version) is None
+    answer(board, 0.25, to=question)
+    got = shared.answer(wait=True)
+    assert (got.actions == 0.25).all()
+    assert (got.policy_version, got.latency_ns) == (9, 5)
+    assert shared.answer(wait=False) is None
+
+
+def test_the_answer_to_an_older_question_is_not_taken(board, shared):
+    shared.ask(request())
+    _, old = next_request(board, newer_than=0)
+    shared.ask(request(row=1))
+    answer(board, 0.25, to=old)
+    assert shared.answer(wait=False) is None
+    _, new = next_request(board, newer_than=old.id)
+    answer(board, 0.75, to=new)
+    assert (shared.answer(wait=False).actions == 0.75).all()
+
+
+def test_nor_is_one_to_somebody_else_who_asked_over_the_same_board(board, bell):
+    """A control loop for each purpose, and a control process that was started anew: none counts from one again."""
+    before = SharedMind(board, wake=bell.ring, listen=lambda timeout_s: None)
+    before.ask(request())
+    _, old = next_request(board, newer_than=0)
+    after = SharedMind(board, wake=bell.ring, listen=lambda timeout_s: None)
+    after.ask(request(row=1))
+    answer(board, 0.25, to=old)
+    assert after.answer(wait=False) is None
+
+
+def test_waiting_listens_until_it_comes(board, bell):
+    heard = []
+
+    def listen(timeout_s):
+        heard.append(timeout_s)
+        if len(heard) == 3:
+            answer(board, 0.5, to=next_request(board, newer_than=0)[1])
+
+    mind = SharedMind(board, wake=bell.ring, listen=listen)
+    mind.ask(request())
+    assert (mind.answer(wait=True).actions == 0.5).all()
+    assert len(heard) == 3
+
+
+def test_waiting_for_the_dead_raises_what_the_listener_knows(board, bell):
+    def listen(timeout_s):
+        raise RuntimeError("the inference process has died")
+
+    mind = SharedMind(board, wake=bell.ring, listen=listen)
+    mind.ask(request())
+    with pytest.raises(RuntimeError, match="has died"):
+        mind.answer(wait=True)
+
+
+@pytest.mark.parametrize("shape", [(A,), (1, A), (H, 1), (H + 1, A), (1, H, A), ()])
+def test_a_chunk_of_a_wrong_shape_is_no_chunk_to_act_on(board, shared, shape):
+    """It must neither be spread over the whole chunk nor end the process: the planner passes it over, and counts."""
+    shared.ask(request())
+    _, question = next_request(board, newer_than=0)
+    give_answer(board, Answer(id=question.id, actions=np.ones(shape, np.float32), policy_version=9, latency_ns=5))
+    assert np.isnan(shared.answer(wait=False).actions).all()
+
+
+# ---- in this process
+
+
+def test_here_and_over_the_board_the_same_question_gets_the_same_answer(board, policy, shared):
+    here = LocalMind(board, policy)
+    here.ask(request())
+    mine = here.answer(wait=True)
+    assert here.answer(wait=True) is None  # once
+    policy.calls = 0
+    shared.ask(request())
+    give_answer(board, think(board, policy, next_request(board, newer_than=0)[1]))
+    np.testing.assert_array_equal(mine.actions, shared.answer(wait=False).actions)
+    assert mine.policy_version == 7
+    assert mine.latency_ns > 0
+
+
+class Gate:
+    """A policy that thinks until it is let through."""
+
+    def __init__(self, policy):
+        self.spec, self._policy, self.rows = policy.spec, policy, []
+        self.entered, self.open = threading.Event(), threading.Event()
+
+    def act(self, observations, context):
+        self.rows.append(int(observations["gripper"][0, 0]))
+        self.entered.set()
+        assert self.open.wait(10.0)
+        return self._policy.act(observations, context)
+
+
+def test_a_thread_is_never_waited_for_and_only_the_newest_question_counts(board, policy):
+    gate = Gate(policy)
+    mind = ThreadMind(board, gate)
+    try:
+        mind.ask(request(row=0, first=0))
+        assert gate.entered.wait(10.0)
+        assert mind.answer(wait=False) is None
+        mind.ask(request(row=1, first=0))  # void before anybody began with it
+        mind.ask(request(row=2, first=0))
+        gate.open.set()
+        assert mind.answer(wait=True) is not None
+        assert gate.rows == [0, 2]
+        assert mind.answer(wait=False) is None
+    finally:
+        gate.open.set()
+        mind.close()
+
+
+def test_what_a_thread_failed_with_is_raised_where_it_is_asked_for(board, policy):
+    policy.act = lambda *_: 1 / 0
+    mind = ThreadMind(board, policy)
+    try:
+        mind.ask(request())
+        with pytest.raises(ZeroDivisionError):
+            mind.answer(wait=True)
+    finally:
+        mind.close()

@@ -1,0 +1,157 @@
+"""Whoever writes an episode down: every step once, in order, the last one with what was seen after it, or an error."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dovetail.actor.board import Board, BoardLayout
+from dovetail.actor.scribe import Scribe
+from dovetail.core.errors import FailureError
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.types import EpisodeStart, Observation, Outcome, Purpose, Source, Verdict
+
+ROBOT = RobotSpec(
+    name="r",
+    embodiment="r",
+    observation={"x": ArraySpec(shape=(1,)), "front": ArraySpec(shape=(1, 1, 3), dtype="uint8")},
+    action=ArraySpec(shape=(2,)),
+    action_kind="any",
+    control_hz=10.0,
+)
+START = EpisodeStart(
+    id="e",
+    task="t",
+    prompt="p",
+    robot=ROBOT,
+    operator="o",
+    purpose=Purpose.ONLINE,
+    seed=0,
+    config_hash="h",
+    started_unix_ns=0,
+)
+
+
+class Journal:
+    def __init__(self):
+        self.begun, self.segments, self.afters, self.ended = [], [], [], []
+
+    def begin(self, start):
+        self.begun.append(start.id)
+
+    def append(self, segment, *, after):
+        self.segments.append(segment)
+        self.afters.append(after.values["x"][0])
+
+    def end(self, *, outcome, judgement):
+        self.ended.append((outcome, judgement))
+
+
+class Writer:
+    """The control loop's side: a row a tick, each telling its number."""
+
+    def __init__(self, num_rows):
+        self.board = Board(BoardLayout.of(ROBOT, extras={}, horizon=1, num_rows=num_rows))
+
+    def see(self):
+        number = self.board.num_seen
+        values = {"x": np.array([number], np.float32), "front": np.full((1, 1, 3), number % 256, np.uint8)}
+        self.board.observe(Observation(time_ns=number, values=values))
+
+    def step(self, *, first=False):
+        row = self.board.num_seen - 1
+        action = np.full(2, row, np.float32)
+        self.board.act(
+            row,
+            proposed=action,
+            executed=action,
+            source=Source.POLICY,
+            policy_version=1,
+            chunk_id=0,
+            chunk_index=0,
+            extras={},
+        )
+        self.see()
+        self.board.judge(row, Verdict(outcome=None, rewards={"r": row}), first=first)
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.lists(st.lists(st.booleans(), min_size=0, max_size=12), min_size=1, max_size=3))
+def test_every_step_is_written_once_whenever_it_is_flushed(episodes):
+    """`episodes`: for each step of each, whether it is flushed after it."""
+    writer, journal = Writer(num_rows=20), Journal()
+    scribe = Scribe(writer.board, journal, keep=True)
+    assert scribe.num_waiting == 0
+    for flushes in episodes:
+        first = writer.board.begin()
+        journal.segments, journal.afters = [], []
+        scribe.begin(START, first=first)
+        writer.see()
+        for index, flush in enumerate(flushes):
+            writer.step(first=index == 0)
+            if flush:
+                scribe.flush()
+                assert scribe.num_waiting == 1  # the newest may be the last
+        episode = scribe.end(outcome=Outcome.SUCCESS, judgement=None, num_steps=len(flushes))
+        assert scribe.num_waiting == 0
+        if not flushes:
+            assert episode is None
+            continue
+        rows = np.arange(first, first + len(flushes))
+        np.testing.assert_array_equal(episode.column("executed")[:, 0], rows)
+        np.testing.assert_array_equal(episode.column("reward/r"), rows)
+        np.testing.assert_array_equal(episode.column("observation/front")[:, 0, 0, 0], rows)
+        assert episode.last_observation.values["x"][0] == rows[-1] + 1
+        starts = np.cumsum([0, *(len(segment) for segment in journal.segments)])
+        assert [segment.first for segment in journal.segments] == starts[:-1].tolist()
+        assert [segment.final for segment in journal.segments] == [False] * (len(starts) - 2) + [True]
+        assert journal.afters == (first + starts[1:]).tolist()
+    assert len(journal.begun) == len(journal.ended) == len(episodes)
+
+
+def test_a_recorder_that_fell_behind_says_so_and_leaves_no_gap():
+    writer = Writer(num_rows=5)
+    scribe = Scribe(writer.board, None, keep=True)
+    scribe.begin(START, first=writer.board.begin())
+    writer.see()
+    for index in range(3):
+        writer.step(first=index == 0)
+    scribe.flush()
+    for _ in range(3):
+        writer.step()
+    with pytest.raises(FailureError, match="more than 5 ticks behind the robot"):
+        scribe.flush()
+
+
+def test_just_in_time():
+    writer = Writer(num_rows=5)
+    scribe = Scribe(writer.board, None, keep=True)
+    scribe.begin(START, first=writer.board.begin())
+    writer.see()
+    for index in range(3):
+        writer.step(first=index == 0)  # rows 0 to 3 are seen; row 4 may be being written, and it is not row 0's
+    scribe.flush()
+    assert scribe.end(outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, num_steps=3).judgement is Outcome.SUCCESS
+
+
+def test_a_step_that_was_never_completed_is_not_in_it():
+    """A fault between sending and judging: two steps count, the third does not; it is what was seen last."""
+    writer = Writer(num_rows=20)
+    scribe = Scribe(writer.board, None, keep=True)
+    scribe.begin(START, first=writer.board.begin())
+    writer.see()
+    for index in range(2):
+        writer.step(first=index == 0)
+    episode = scribe.end(outcome=Outcome.ABORTED, judgement=None, num_steps=2)
+    assert (len(episode), episode.last_observation.time_ns) == (2, 2)
+
+
+def test_what_is_not_kept_is_only_written():
+    writer, journal = Writer(num_rows=20), Journal()
+    scribe = Scribe(writer.board, journal, keep=False)
+    scribe.begin(START, first=writer.board.begin())
+    writer.see()
+    writer.step(first=True)
+    assert scribe.end(outcome=Outcome.FAILURE, judgement=None, num_steps=1) is None
+    assert len(journal.segments) == 1
+    assert journal.ended == [(Outcome.FAILURE, None)]
