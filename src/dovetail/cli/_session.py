@@ -142,6 +142,7 @@ def check_fits(config: RunConfig) -> None:
     try:
         policy = station.trainable()
         station.operator()
+        station.check_actor(policy.spec)
         station.labeler()
         if config.run.demos:
             station.task.expert()  # who is to give them

@@ -9,10 +9,12 @@ from typing import cast
 
 import torch
 
+from dovetail.actor.modes import Mode
+from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core.contracts import Actor, Clock, Labeler, Operator, Policy, Task
 from dovetail.core.errors import UsageError
-from dovetail.core.specs import match
+from dovetail.core.specs import PolicySpec, match
 from dovetail.core.types import Purpose
 from dovetail.episodes.spool import Spool
 from dovetail.policies.trainable import TrainablePolicy
@@ -99,6 +101,12 @@ class Station:
             should_stop=self.should_stop,
         )
         return actor
+
+    def check_actor(self, policy: PolicySpec) -> None:
+        """Refuse, before anything moves, a policy that the configured actor cannot use."""
+        mode: Mode | None = getattr(resolve("actor", self.config.actor.type), "mode", None)
+        if mode is not None:
+            mode.check(policy)
 
     def _host(self, spool: Spool | None, weights: Path | None) -> RobotHost:
         """One set of processes for all purposes: starting them takes seconds."""
