@@ -40,6 +40,18 @@ def test_it_is_a_policy_by_name():
     assert FlowConfig().guidance.model_dump() == {"schedule": "exp", "beta": 5.0, "jacobian": "vjp"}
 
 
+def test_calm_noise_is_fixed_or_the_seeds():
+    seen = batch()
+    for kind in ("fixed", "seeded"):
+        policy = make(calm_noise=kind)
+        unseeded, one, again, two = (
+            policy.act(seen, ActContext(deterministic=True, seed=seed)).actions for seed in (None, 1, 1, 2)
+        )
+        assert np.array_equal(unseeded, policy.act(seen, STILL).actions)
+        assert np.array_equal(one, again)
+        assert np.array_equal(one, two) == np.array_equal(one, unseeded) == (kind == "fixed")
+
+
 def test_what_it_cannot_do_it_says():
     policy = make()
     features = policy.features({key: torch.from_numpy(value) for key, value in batch().items()})

@@ -79,17 +79,6 @@ def test_a_calm_chunk_is_one_of_the_ways(two_ways):
     assert nearest.mean() < 0.15
 
 
-def test_a_calm_chunk_follows_its_seed(two_ways):
-    """Always from the same noise, every chunk of an episode would deviate in the same direction, and miss."""
-    seen = {"phase": np.full((2, 1), 0.4, np.float32)}
-    calm = [two_ways.act(seen, ActContext(deterministic=True, seed=n)).actions for n in (0, 0, *range(1, 20))]
-    np.testing.assert_array_equal(calm[0], calm[1])
-    np.testing.assert_allclose(calm[0][0], calm[0][1], atol=1e-4)  # rows that saw the same do the same
-    right = right_way(np.float32([0.4]))[0]
-    near_right = [np.abs(normalized(two_ways, chunk)[0] - right).mean() < 0.15 for chunk in calm]
-    assert 3 < sum(near_right) < len(calm) - 3
-
-
 @pytest.mark.parametrize("garbage", [7.0, np.nan])
 def test_what_is_masked_teaches_nothing(garbage):
     """Bit for bit: neither as a target nor as what the network sees beside the rest."""

@@ -5,6 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dovetail.core.errors import UsageError
 from dovetail.policies.guidance import guidance_gain, guided_velocity, prefix_weights
@@ -55,6 +57,38 @@ class TestWeights:
     def test_an_old_chunk_that_is_used_up(self, schedule, execution_horizon):
         weights = prefix_weights(schedule, delay=2, execution_horizon=execution_horizon, chunk_length=8)
         assert not weights.any()
+
+    @pytest.mark.parametrize(
+        ("schedule", "expected"),
+        [
+            ("zeros", [1, 1, 1, 0, 0, 0, 0, 0]),
+            ("ones", [1, 1, 1, 1, 1, 1, 1, 0]),
+            ("linear", [1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0]),
+            # w (e^w - 1) / (e - 1) of the same: 0.8 * 1.225541 / 1.718282 and so on
+            ("exp", [1, 1, 1, 0.570589, 0.287072, 0.114492, 0.025770, 0]),
+        ],
+    )
+    def test_the_shortest_execution_horizon(self, schedule, expected):
+        """Thought anew at each tick, as while a person corrects: s = 1, e = 7."""
+        weights = prefix_weights(schedule, delay=3, execution_horizon=1, chunk_length=8)
+        np.testing.assert_allclose(weights, expected, atol=2e-6)
+
+    @given(
+        st.sampled_from(["zeros", "ones", "linear", "exp"]),
+        st.integers(0, 40),
+        st.integers(1, 40),
+        st.integers(1, 32),
+    )
+    def test_whatever_the_numbers(self, schedule, delay, execution_horizon, chunk_length):
+        """Whole for what runs before the answer can, falling from there, nothing from e on."""
+        weights = prefix_weights(
+            schedule, delay=delay, execution_horizon=execution_horizon, chunk_length=chunk_length
+        ).numpy()
+        num_valid = max(chunk_length - execution_horizon, 0)
+        assert (weights[: min(delay, num_valid)] == 1.0).all()
+        assert (weights[num_valid:] == 0.0).all()
+        assert (np.diff(weights) <= 0.0).all()
+        assert ((weights >= 0.0) & (weights <= 1.0)).all()
 
     @pytest.mark.parametrize("wrong", [{"delay": -1}, {"execution_horizon": 0}])
     def test_what_cannot_be(self, wrong):
@@ -128,6 +162,46 @@ def test_a_linear_flow_all_the_way(linear, chunk):
         x = x + guided_velocity(as_flow(linear), x, t, target=target, weights=weights) / 5
         expected = expected + by_hand(linear, expected, t, target, weights.numpy()) / 5
     np.testing.assert_allclose(x, expected, rtol=1e-10)
+
+
+def test_a_flow_whose_guided_answer_has_a_closed_form():
+    """v = b moves all noise alike: its Jacobian is the identity, and each step leaves 1 - w k(t) / 5 of the error.
+
+    Whole weight ends at the target exactly, for the first step of gain 5 takes all of it; half weight ends at
+    0.5 * 0.575 * (1 - 13/60) * (1 - 13/60) * 0.575 of the way back to the unguided answer; none, at that.
+    """
+    b, noise, target = (
+        torch.tensor([0.3, -2.0]),
+        torch.tensor([[[1.0, 4.0]] * 3]),
+        torch.tensor([[[-1.0, 0.5]] * 3]),
+    )
+    weights, x = torch.tensor([1.0, 0.5, 0.0]), noise
+    for step in range(5):
+        x = x + guided_velocity(lambda x, t: b.expand_as(x), x, step / 5, target=target, weights=weights) / 5
+    left = torch.tensor([0.0, 0.5 * 0.575**2 * (47 / 60) ** 2, 1.0])[:, None]
+    torch.testing.assert_close(x, target + left * (noise + b - target))
+
+
+def test_a_flow_that_knows_where_it_goes_cannot_be_pulled_by_its_true_jacobian():
+    """v = (c - x) / (1 - t) ends at c from anywhere: dx1/dx = 0. The identity pulls it away from all it has learned."""
+    end = torch.tensor([[[0.7, -0.2]]])
+    ends = {}
+    for jacobian in ("vjp", "identity"):
+        x = torch.zeros(1, 1, 2)
+        for step in range(5):
+            v = guided_velocity(
+                lambda x, t: (end - x) / (1.0 - t),
+                x,
+                step / 5,
+                target=torch.ones(1, 1, 2),
+                weights=torch.ones(1),
+                jacobian=jacobian,
+            )
+            x = x + v / 5
+        ends[jacobian] = x
+    torch.testing.assert_close(ends["vjp"], end)
+    # the last step alone reaches the end, and is then pulled by k(0.8) / 5 = 0.85 of what is missing
+    torch.testing.assert_close(ends["identity"], end + 0.85 * (1.0 - end))
 
 
 def test_the_identity_is_not_the_jacobian(linear, chunk):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -20,7 +20,7 @@ from dovetail.policies.networks import DenoisingMLP, ImageEncoder, PromptEncoder
 
 __all__ = ["Flow", "FlowConfig"]
 
-_CALM_SEED = 0  # of the noise that a deterministic chunk starts from where none is given
+_CALM_SEED = 0  # of the noise that every fixed deterministic chunk starts from
 
 
 class FlowConfig(Config):
@@ -38,6 +38,9 @@ class FlowConfig(Config):
     """What is kept of an image."""
     prompt_features: int = Field(default=0, ge=0)
     """What is kept of the task in words, for a policy of several tasks; 0: it is not told."""
+    calm_noise: Literal["fixed", "seeded"] = "fixed"
+    """What a deterministic chunk starts from: one noise for all, or its seed's. From a fixed one every chunk deviates
+    in the same direction, so a policy of varied demonstrations may never arrive."""
     guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
 
 
@@ -48,9 +51,8 @@ class Flow(NetworkPolicy):
     t = 0 to a chunk at t = 1. The network names the end of the way, and the velocity is what leads there in the time
     that is left: the same loss, but the network need not learn to repeat its noise, and learns faster.
 
-    A deterministic chunk starts from one noise, the same for every row: the seed's, or without a seed a fixed one.
-    From no noise at all it would end between two ways of doing a thing, where nobody ever went; and chunk after chunk
-    from the same noise would deviate in the same direction, so an actor gives each its own seed.
+    A deterministic chunk starts from one noise (`calm_noise`), the same for every row: from no noise at all it would
+    end between two ways of doing a thing, where nobody ever went.
     """
 
     Config: ClassVar[type[FlowConfig]] = FlowConfig
@@ -157,7 +159,8 @@ class Flow(NetworkPolicy):
     def _noise(self, num_rows: int, context: ActContext) -> Tensor:
         generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
         if context.deterministic:
-            noise = self._calm if generator is None else torch.randn(self._chunk_shape, generator=generator)
+            seeded = generator is not None and self._config.calm_noise == "seeded"
+            noise = torch.randn(self._chunk_shape, generator=generator) if seeded else self._calm
             return noise.expand(num_rows, -1, -1)
         return torch.randn((num_rows, *self._chunk_shape), generator=generator)
 

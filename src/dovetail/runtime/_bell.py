@@ -6,12 +6,20 @@ import contextlib
 import os
 import select
 
-__all__ = ["Ear", "Ringer", "bell"]
+__all__ = ["Ear", "Ringer", "bell", "wait_for"]
 
 
 def bell() -> tuple[int, int]:
     """Descriptors of a new one: where it is heard, and where it is rung."""
     return os.pipe()
+
+
+def wait_for(*descriptors: int, timeout_s: float | None = None) -> bool:
+    """Until one of them can be read, or is at its end; False when time was up before."""
+    poll = select.poll()  # select() knows no descriptor above 1023, and a busy supervisor soon has those
+    for descriptor in descriptors:
+        poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000.0))
 
 
 class Ringer:
@@ -42,5 +50,5 @@ class Ear:
 
     def wait(self, timeout_s: float) -> bool:
         """The same, once it rings, is dead, or time is up."""
-        select.select([self._descriptor], [], [], timeout_s)
+        wait_for(self._descriptor, timeout_s=timeout_s)
         return self.hears()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-import select
 import socket
 import struct
+import time
 from collections.abc import Mapping
 from typing import Any
+
+from dovetail.runtime._bell import wait_for
 
 __all__ = ["Channel", "Gone"]
 
@@ -24,6 +26,7 @@ class Channel:
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
+        self._got = bytearray()  # of the message that is on its way, and never of the one after
 
     @staticmethod
     def pair() -> tuple[Channel, Channel]:
@@ -39,20 +42,30 @@ class Channel:
 
     def send(self, message: Mapping[str, Any]) -> None:
         data = json.dumps(message).encode()
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"a message of {len(data)} bytes: {_MAX_BYTES} at most, larger things go by file")
         try:
             self._socket.sendall(_LENGTH.pack(len(data)) + data)
         except OSError as error:
             raise Gone from error
 
     def receive(self, *, timeout_s: float | None = None) -> dict[str, Any] | None:
-        """The next message; None if none came in time. Raises Gone once there will be none."""
-        ready, _, _ = select.select([self._socket], [], [], timeout_s)
-        if not ready:
-            return None
-        (length,) = _LENGTH.unpack(self._exactly(_LENGTH.size))
-        if length > _MAX_BYTES:
-            raise Gone
-        message: dict[str, Any] = json.loads(self._exactly(length))
+        """The next message; None if it has not come, or not come whole, in time. Raises Gone once none will."""
+        until_s = None if timeout_s is None else time.monotonic() + timeout_s
+        while num_missing := self._num_missing():
+            if self.fileno() < 0:
+                raise Gone
+            if not wait_for(self.fileno(), timeout_s=None if until_s is None else until_s - time.monotonic()):
+                return None
+            try:
+                part = self._socket.recv(min(num_missing, 1 << 20))
+            except OSError as error:
+                raise Gone from error
+            if not part:
+                raise Gone
+            self._got += part
+        message: dict[str, Any] = json.loads(self._got[_LENGTH.size :])
+        self._got.clear()
         return message
 
     def is_open(self) -> bool:
@@ -67,14 +80,11 @@ class Channel:
     def close(self) -> None:
         self._socket.close()
 
-    def _exactly(self, num_bytes: int) -> bytes:
-        parts = bytearray()
-        while len(parts) < num_bytes:
-            try:
-                part = self._socket.recv(num_bytes - len(parts))
-            except OSError as error:
-                raise Gone from error
-            if not part:
-                raise Gone
-            parts += part
-        return bytes(parts)
+    def _num_missing(self) -> int:
+        """Bytes to go until the message is whole, or until its length is known."""
+        if len(self._got) < _LENGTH.size:
+            return _LENGTH.size - len(self._got)
+        (length,) = _LENGTH.unpack_from(self._got)
+        if length > _MAX_BYTES:
+            raise Gone  # nobody of ours says such a thing
+        return int(length) + _LENGTH.size - len(self._got)

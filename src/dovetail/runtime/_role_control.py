@@ -16,6 +16,7 @@ from dovetail.actor.board import Board
 from dovetail.actor.control import ControlLoop, Watch
 from dovetail.actor.mind import SharedMind
 from dovetail.actor.modes import Mode
+from dovetail.actor.planner import Delays
 from dovetail.actor.telemetry import Telemetry
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
@@ -23,7 +24,7 @@ from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.errors import DovetailError, RobotFault
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import EpisodeOrder, Purpose
-from dovetail.runtime._bell import Ear, Ringer
+from dovetail.runtime._bell import Ear, Ringer, wait_for
 from dovetail.runtime._channel import Channel
 from dovetail.runtime.cell import Cell, build_cell
 from dovetail.runtime.roles import Role
@@ -36,13 +37,18 @@ _PRIORITY = 40  # of 1 to 99, where the system lets us: above whatever learns, b
 class ProcessWatch(Watch):
     """Those that the loop depends on: a dead one is an alarm, a silent supervisor first a worry."""
 
-    def __init__(self, board: Board, channel: Channel, ears: Mapping[str, Ear], *, heartbeat_s: float) -> None:
+    def __init__(
+        self, board: Board, channel: Channel, ears: Mapping[str, Ear], *, heartbeat_s: float | None
+    ) -> None:
+        """Without a heartbeat, where time is simulated, only deaths count: what is late by the clock on the wall must
+        not change what happens."""
         self._board, self._channel, self._ears = board, channel, dict(ears)
-        self._heartbeat_ns = round(heartbeat_s * NS_PER_S)
+        self._heartbeat_ns = None if heartbeat_s is None else round(heartbeat_s * NS_PER_S)
 
     def worry(self) -> str | None:
-        silent_ns = time.monotonic_ns() - self._board.heartbeat_ns
-        return "the supervisor is silent" if silent_ns > self._heartbeat_ns // 2 else None
+        if self._heartbeat_ns is None or self._silent_ns() <= self._heartbeat_ns // 2:
+            return None
+        return "the supervisor is silent"
 
     def alarm(self) -> str | None:
         for name, ear in self._ears.items():
@@ -50,10 +56,12 @@ class ProcessWatch(Watch):
                 return f"the {name} process has died"
         if not self._channel.is_open():
             return "the supervisor has died"
-        silent_ns = time.monotonic_ns() - self._board.heartbeat_ns
-        if silent_ns > self._heartbeat_ns:
+        if self._heartbeat_ns is not None and (silent_ns := self._silent_ns()) > self._heartbeat_ns:
             return f"the supervisor has not been heard of for {silent_ns / NS_PER_S:.1f} s"
         return None
+
+    def _silent_ns(self) -> int:
+        return time.monotonic_ns() - self._board.heartbeat_ns
 
 
 def run(role: Role) -> None:
@@ -71,7 +79,7 @@ def run(role: Role) -> None:
             board,
             channel,
             {name: Ear(role.descriptors[name]) for name in ("inference", "recorder")},
-            heartbeat_s=orders["actor"]["heartbeat_s"],
+            heartbeat_s=orders["actor"]["heartbeat_s"] if isinstance(cell.clock, RealClock) else None,
         )
         loops = _Loops(
             role,
@@ -115,13 +123,17 @@ class _Loops:
         self._operator = _section("operator", role.orders["operator"])
         self._policy = PolicySpec.from_json(role.orders["policy"])
         self._mode: Mode = getattr(resolve("actor", self._actor.type), "mode")  # noqa: B009
-        ear = Ear(role.descriptors["inference"])
 
         def listen(timeout_s: float) -> None:
-            if not ear.wait(timeout_s):
-                raise RobotFault("the inference process has died")
+            came = wait_for(role.descriptors["inference"], timeout_s=timeout_s)
+            if (why := watch.alarm()) is not None:
+                raise RobotFault(f"robot '{cell.robot.spec.name}' was stopped: {why}")
+            if should_stop() and not came:  # it may never come
+                raise RobotFault("asked to stop while the policy was thinking")
 
         self._mind = SharedMind(role.board, wake=Ringer(role.descriptors["ask"]).ring, listen=listen)
+        assert isinstance(self._actor.config, ActorConfig)
+        self._delays = Delays(self._actor.config.delay_window)  # this machine's, whatever the purpose
         self._made: dict[Purpose, ControlLoop] = {}
 
     def of(self, purpose: Purpose) -> ControlLoop:
@@ -146,6 +158,7 @@ class _Loops:
             probe=cell.probe,
             should_stop=self._should_stop,
             watch=self._watch,
+            delays=self._delays,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from typing import Any
 
@@ -28,6 +29,7 @@ def run(role: Role) -> None:
             message = role.channel.receive(timeout_s=_LOOK_S)
             if message is not None:
                 if "close" in message:
+                    scribe.flush()  # of an episode that nobody will end
                     return
                 role.channel.send(_obey(message, scribe))
             elif scribe.num_waiting > flush_steps:
@@ -36,6 +38,7 @@ def run(role: Role) -> None:
         # whoever takes the run up again finds the episode without an end, up to here
         time.sleep(_SETTLE_S)
         scribe.flush()
+        shutil.rmtree(orders["scratch"], ignore_errors=True)  # the supervisor cannot any more
     finally:
         spool.close()
 

@@ -11,21 +11,20 @@ then holds and stops the arm, inference and recorder end.
 from __future__ import annotations
 
 import contextlib
-import json
 import mmap
 import os
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from dovetail.actor.actors import ActorConfig, board_layout, make_start
 from dovetail.actor.board import Board
+from dovetail.actor.modes import Mode
+from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors
 from dovetail.core.errors import DovetailError, FailureError, RobotFault, StoreError
@@ -33,7 +32,7 @@ from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, WeightSnapshot
 from dovetail.episodes.spool import Spool
 from dovetail.runtime._bell import bell
-from dovetail.runtime._channel import Channel, Gone
+from dovetail.runtime._process import STOP_S, RoleProcess
 from dovetail.runtime.cell import Cell
 from dovetail.weights.store import DiskWeightStore
 
@@ -41,43 +40,7 @@ __all__ = ["RobotHost"]
 
 _START_S = 120.0  # a large policy takes its time
 _REPLY_S = 60.0
-_END_S = 1.0
 _LOOK_S = 0.02
-
-
-@dataclass(slots=True, kw_only=True)
-class _Process:
-    name: str
-    popen: subprocess.Popen[bytes]
-    channel: Channel
-    error: str | None = None
-
-    def ask(self, message: Mapping[str, Any], *, timeout_s: float = _REPLY_S) -> dict[str, Any]:
-        """Send, and wait for the reply."""
-        try:
-            self.channel.send(message)
-            return self.reply(timeout_s)
-        except Gone:
-            raise FailureError(self.obituary()) from None
-
-    def reply(self, timeout_s: float) -> dict[str, Any]:
-        reply = self.channel.receive(timeout_s=timeout_s)
-        if reply is None:
-            raise FailureError(f"the {self.name} process has not replied for {timeout_s:.0f} s")
-        if "error" in reply:
-            self.error = reply["error"]
-            raise FailureError(self.obituary())
-        return reply
-
-    def obituary(self) -> str:
-        """What it died of, in one line."""
-        with contextlib.suppress(Gone, OSError):
-            while (last := self.channel.receive(timeout_s=0.0)) is not None:
-                self.error = last.get("error", self.error)
-        if self.error:
-            return f"the {self.name} process has died: {self.error}"
-        code = self.popen.poll()
-        return f"the {self.name} process has died" + ("" if code is None else f" (exit status {code})")
 
 
 class RobotHost:
@@ -94,6 +57,8 @@ class RobotHost:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         assert isinstance(config.actor.config, ActorConfig)
+        mode: Mode = getattr(resolve("actor", config.actor.type), "mode")  # noqa: B009
+        mode.check(policy)  # refused before anything starts
         self._config, self._actor, self._cell, self._policy = config, config.actor.config, cell, policy
         self._scratch = tempfile.TemporaryDirectory(prefix="dovetail-host-")
         self._spool = Spool((spool or Path(self._scratch.name) / "spool").absolute())
@@ -101,7 +66,7 @@ class RobotHost:
         self._inbox = DiskWeightStore(Path(self._scratch.name) / "weights", keep=1)
         self._follow = follow if self._actor.swap == "chunk" else None
         self._should_stop = should_stop
-        self._processes: dict[str, _Process] = {}
+        self._processes: dict[str, RoleProcess] = {}
         self._board: Board | None = None
         self._heart: threading.Thread | None = None
         self._stopped = False
@@ -116,7 +81,7 @@ class RobotHost:
     @property
     def processes(self) -> Mapping[str, int]:
         """Their process ids, by role."""
-        return {name: process.popen.pid for name, process in self._processes.items()}
+        return {name: process.pid for name, process in self._processes.items()}
 
     def telemetry(self) -> Mapping[str, float]:
         return self._telemetry
@@ -124,67 +89,111 @@ class RobotHost:
     # ---- episodes
 
     def run(self, order: EpisodeOrder) -> Episode | None:
-        self.start()
-        assert self._board is not None
         self._stopped = False
-        control, recorder = self._processes["control"], self._processes["recorder"]
-        self._processes["inference"].ask({"reset": True})
+        try:
+            self.start()
+            first = self._begin(order)
+        except FailureError:
+            if self._should_stop():  # who waits for what, at this moment, is nobody's business any more
+                self._stopped = True
+                return None
+            raise
+        failure: DovetailError | None = None
+        try:
+            ended = self._await(first)
+        except DovetailError as error:
+            ended, failure = self._cut_short(first), error
+        self._finish(ended)
+        episode = self._collect(order.id)
+        self._stopped = ended["stopped"] or self._should_stop()
+        if failure is not None and not self._stopped:
+            raise failure
+        return episode
+
+    def _begin(self, order: EpisodeOrder) -> int:
+        """Tell everybody that an episode begins; returns its first row on the board."""
+        assert self._board is not None
         operator = self._cell.operator(
             order.purpose, self._config.operator, demo_noise=self._config.run.demo_noise
         ).name
         start = make_start(order, task=self._cell.task, robot=self._cell.robot.spec, operator=operator)
         first = self._board.num_seen
-        recorder.ask({"begin": start.to_json(), "first": first})
-        with contextlib.suppress(Gone):
-            control.channel.send({"run": {**asdict(order), "purpose": order.purpose.value}})
-        ended = self._await(control, first)
-        end = {name: ended[name] for name in ("outcome", "judgement", "num_steps")}
         try:
-            recorder.ask({"end": end})
+            self._ask("inference", {"reset": True})
+            self._ask("recorder", {"begin": start.to_json(), "first": first})
         except FailureError as error:
-            self.fault = f"{self.fault}; {error}" if self.fault else str(error)
-        if self.fault is None:
-            self._telemetry = {
-                **self._telemetry,
-                **self._processes["inference"].ask({"report": True})["telemetry"],
-            }
-        return self._collect(order.id)
+            self.fault = str(error)
+            raise RobotFault(f"robot '{self._cell.robot.spec.name}' does not move: {error}") from error
+        self._processes["control"].tell({"run": {**asdict(order), "purpose": order.purpose.value}})
+        return first
 
-    def _await(self, control: _Process, first: int) -> dict[str, Any]:
-        """How the episode ended, or what is known of that."""
+    def _await(self, first: int) -> dict[str, Any]:
+        """How the episode ended, or what is known of that. Raises what the control loop could not even begin for."""
         assert self._board is not None
-        try:
-            while True:
-                if self._should_stop():
-                    self._board.ask_to_stop()
-                reply = control.channel.receive(timeout_s=_LOOK_S)
-                if reply is not None:
-                    break
-        except Gone:
-            self.fault = control.obituary()
-            num_steps = max(0, self._board.num_stepped - first)
-            return {"outcome": Outcome.ABORTED, "judgement": None, "num_steps": num_steps}
+        control, stop_s = self._processes["control"], float("inf")
+        reply = None
+        while reply is None:
+            if self._should_stop():
+                self._board.ask_to_stop()
+                stop_s = min(stop_s, time.monotonic() + STOP_S)
+            if time.monotonic() > stop_s:  # in a driver that hangs, say: then the arm is ours to stop
+                control.kill("it did not stop when asked to, and was killed")
+            try:
+                reply = control.next(timeout_s=_LOOK_S)
+            except FailureError as error:
+                self.fault = str(error)
+                self._stop_arm()
+                return self._cut_short(first)
         if "failed" in reply:
-            self.fault = reply["failed"]
-            raise _error(reply["kind"], reply["failed"])
-        if "error" in reply:
-            raise FailureError(f"the control process has died: {reply['error']}")
+            failure = _error(reply["kind"], reply["failed"])
+            if isinstance(failure, RobotFault) and not self._should_stop():
+                self.fault = self._explained(str(failure))
+                raise RobotFault(self.fault)
+            raise failure
         self._telemetry = reply["telemetry"]
         ended: dict[str, Any] = reply["ended"]
-        self._stopped = ended["stopped"]
         if ended["fault"]:
-            self.fault = "; ".join([ended["fault"], *self._what_else()])
+            self.fault = self._explained(ended["fault"])
         return ended
 
-    def _what_else(self) -> list[str]:
-        """What may explain a fault: who has died of what, or what the policy had to say."""
-        deaths = [process.obituary() for process in self._processes.values() if process.popen.poll() is not None]
-        if deaths:
-            return deaths
+    def _cut_short(self, first: int) -> dict[str, Any]:
+        assert self._board is not None
+        num_steps = max(0, self._board.num_stepped - first)
+        return {"outcome": Outcome.ABORTED, "judgement": None, "num_steps": num_steps, "stopped": False}
+
+    def _finish(self, ended: Mapping[str, Any]) -> None:
+        """The recorder writes the rest; one that cannot is a fault, and what it has written so far stays."""
+        recorder = self._processes["recorder"]
+        try:
+            end = {name: ended[name] for name in ("outcome", "judgement", "num_steps")}
+            recorder.ask({"end": end}, timeout_s=_REPLY_S)
+            if self.fault is None and not ended["stopped"]:
+                self._telemetry = {**self._telemetry, **self._ask("inference", {"report": True})["telemetry"]}
+        except FailureError as error:
+            if not recorder.is_dead and str(error).startswith("the recorder"):
+                recorder.kill("it did not reply, and was killed")  # it holds the journal
+            if str(error) not in (self.fault or ""):
+                self.fault = f"{self.fault}; {error}" if self.fault else str(error)
+
+    def _explained(self, fault: str) -> str:
+        """A fault, with what its process died of, or else what the policy had to say."""
+        for process in self._processes.values():
+            if (died := f"the {process.name} process has died") in fault:
+                return fault.replace(died, process.obituary())
         with contextlib.suppress(FailureError):  # it may hang: then that is known already
-            problem = self._processes["inference"].ask({"report": True}, timeout_s=0.5)["problem"]
-            return [problem] if problem else []
-        return []
+            problem = self._processes["inference"].ask({"report": True}, timeout_s=STOP_S)["problem"]
+            return f"{fault}; {problem}" if problem else fault
+        return fault
+
+    def _ask(self, name: str, message: Mapping[str, Any]) -> dict[str, Any]:
+        return self._processes[name].ask(message, timeout_s=_REPLY_S)
+
+    def _stop_arm(self) -> None:
+        """From here, when control cannot: any process may stop an arm, and the arm's own watchdog is the last resort."""
+        try:
+            self._cell.robot.stop()
+        except Exception as error:  # told to whoever reads of the fault
+            self.fault = f"{self.fault}; stop() failed too: {error!r}"
 
     def _collect(self, episode_id: str) -> Episode | None:
         episode = self._spool.load(episode_id)
@@ -196,7 +205,7 @@ class RobotHost:
         """Act with these weights from the next episode on. Ones that do not fit are refused, and nothing changes."""
         if self._processes:
             stored = self._inbox.publish(snapshot.components)
-            reply = self._processes["inference"].ask({"load": stored, "version": snapshot.version})
+            reply = self._ask("inference", {"load": stored, "version": snapshot.version})
             if "refused" in reply:
                 raise StoreError(reply["refused"])
         self._snapshot = snapshot
@@ -204,10 +213,21 @@ class RobotHost:
     def acknowledge(self) -> None:
         """A person has seen the fault: what has died is started anew, and the robot may move again."""
         self.fault = None
-        if any(process.popen.poll() is not None for process in self._processes.values()):
+        if not self._all_answer():
             self._end()
         elif self._processes:
-            self._processes["control"].channel.send({"acknowledge": True})
+            self._processes["control"].tell({"acknowledge": True})
+
+    def _all_answer(self) -> bool:
+        """Whether nobody is dead, or hangs."""
+        if any(process.is_dead for process in self._processes.values()):
+            return False
+        try:
+            if self._processes:
+                self._processes["inference"].ask({"report": True}, timeout_s=self._actor.stall_s)
+        except FailureError:
+            return False
+        return True
 
     # ---- processes
 
@@ -236,39 +256,36 @@ class RobotHost:
         }
         try:
             for name, descriptors in given.items():
-                self._processes[name] = _spawn(name, {**descriptors, "memory": memory})
+                self._processes[name] = RoleProcess(
+                    name, {**descriptors, "memory": memory}, should_stop=self._should_stop
+                )
+        except OSError:
+            self._end()
+            raise
         finally:  # only those they are meant for hold them: then a death is an end of file
             for descriptor in (memory, *(d for part in given.values() for d in part.values())):
                 os.close(descriptor)
         for name, process in self._processes.items():
-            with contextlib.suppress(Gone):
-                process.channel.send({"layout": layout.to_json(), **self._orders(name)})
-        self._await_ready()
-        if self._snapshot is not None:
-            self.load(self._snapshot)
+            process.tell({"layout": layout.to_json(), **self._orders(name)})
+        try:
+            self._await_ready()
+            if self._snapshot is not None:
+                self.load(self._snapshot)
+        except BaseException:
+            self._end()
+            raise
 
     def _await_ready(self) -> None:
         """All of them, or none: one that dies before it is ready must not leave the others waiting."""
-        waiting, until_s = dict(self._processes), time.monotonic() + _START_S
-        try:
-            while waiting:
-                for name, process in list(waiting.items()):
-                    try:
-                        if process.channel.receive(timeout_s=_LOOK_S) is None:
-                            continue
-                    except Gone:
-                        raise FailureError(process.obituary()) from None
-                    process_error = process.error
-                    if process_error is not None:
-                        raise FailureError(process.obituary())
-                    del waiting[name]
-                if time.monotonic() > until_s:
-                    raise FailureError(f"not ready after {_START_S:.0f} s: the {' and '.join(waiting)} process")
-                if self._should_stop():
-                    raise FailureError("asked to stop while the robot's processes were starting")
-        except FailureError:
-            self._end()
-            raise
+        until_s = time.monotonic() + _START_S
+        while waiting := [process for process in self._processes.values() if not process.is_ready]:
+            for process in waiting:
+                process.is_ready = process.next(timeout_s=_LOOK_S) is not None
+            if time.monotonic() > until_s:
+                names = " and ".join(process.name for process in waiting)
+                raise FailureError(f"not ready after {_START_S:.0f} s: the {names} process")
+            if self._should_stop():
+                raise FailureError("asked to stop while the robot's processes were starting")
 
     def _orders(self, name: str) -> dict[str, Any]:
         config = self._config
@@ -288,7 +305,7 @@ class RobotHost:
                 "follow": str(self._follow) if self._follow else None,
             }
         flush_steps = max(1, round(self._actor.flush_s * self._cell.robot.spec.control_hz))
-        return {"spool": str(self._spool.folder), "flush_steps": flush_steps}
+        return {"spool": str(self._spool.folder), "flush_steps": flush_steps, "scratch": self._scratch.name}
 
     def _beat(self) -> None:
         board, ended = self._board, threading.Event()
@@ -309,21 +326,17 @@ class RobotHost:
         self._scratch.cleanup()
 
     def _end(self) -> None:
-        """Nobody outlives this: asked, then told, then killed."""
+        """Nobody outlives this: asked, then killed."""
         processes, self._processes = self._processes, {}
         if self._board is not None:
             self._board.ask_to_stop()
         for process in processes.values():
-            with contextlib.suppress(Gone):
-                process.channel.send({"close": True})
-        until_s = time.monotonic() + _END_S
+            process.tell({"close": True})
+        until_s = time.monotonic() + STOP_S
         for process in processes.values():
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.popen.wait(max(0.0, until_s - time.monotonic()))
-            process.channel.close()
-            if process.popen.poll() is None:
-                process.popen.kill()
-                process.popen.wait()
+            ended = process.end(until_s=until_s if process.is_ready else 0.0)  # before, nothing has moved
+            if process.name == "control" and process.is_ready and not ended:
+                self._stop_arm()
         if self._heart is not None:
             self._silence()
             self._heart.join()
@@ -333,25 +346,12 @@ class RobotHost:
 def _nameless_memory(num_bytes: int) -> int:
     """A descriptor of zeros that several processes can map, and that no file system shows."""
     if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("dovetail-board", 0)
+        descriptor = os.memfd_create("dovetail-board")
     else:
         with tempfile.TemporaryFile(prefix="dovetail-board-") as file:
             descriptor = os.dup(file.fileno())
     os.ftruncate(descriptor, num_bytes)
     return descriptor
-
-
-def _spawn(name: str, descriptors: dict[str, int]) -> _Process:
-    ours, theirs = Channel.pair()
-    descriptors = {**descriptors, "channel": theirs.fileno()}
-    popen = subprocess.Popen(
-        [sys.executable, "-m", "dovetail.runtime.roles", name, json.dumps(descriptors)],
-        pass_fds=tuple(descriptors.values()),
-        stdin=subprocess.DEVNULL,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    theirs.close()
-    return _Process(name=name, popen=popen, channel=ours)
 
 
 def _error(kind: str, message: str) -> DovetailError:

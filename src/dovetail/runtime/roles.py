@@ -5,16 +5,22 @@ A role takes its orders from the supervisor's channel, ends when that closes, an
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
 import mmap
 import os
+import select
 import signal
 import sys
+import threading
+import time
+import traceback
 from typing import Any
 
 from dovetail.actor.board import Board, BoardLayout
+from dovetail.core.errors import DovetailError
 from dovetail.runtime._channel import Channel, Gone
 
 __all__ = ["Role", "main"]
@@ -24,15 +30,17 @@ ROLES = {
     "inference": "dovetail.runtime._role_inference",
     "recorder": "dovetail.runtime._role_recorder",
 }
+_SURVIVES_S = {"recorder": 10.0}  # a slow disk
+_SURVIVE_S = 2.0  # who hangs, in a driver or in a policy, is gone so long after the supervisor
 
 
 class Role:
     """What every role is given: its channel, the descriptors meant for it, its orders and the shared board."""
 
-    def __init__(self, descriptors: dict[str, int]) -> None:
+    def __init__(self, channel: Channel, descriptors: dict[str, int]) -> None:
         self.descriptors = descriptors
-        self.channel = Channel.of(descriptors["channel"])
-        orders = self.channel.receive()
+        self.channel = channel
+        orders = channel.receive()
         assert orders is not None
         self.orders: dict[str, Any] = orders
         layout = BoardLayout.from_json(orders["layout"])
@@ -47,26 +55,49 @@ class Role:
 
 def main() -> int:
     name, descriptors = sys.argv[1], json.loads(sys.argv[2])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches everybody at once: the supervisor decides
-    channel = None
+    # Ctrl-C, or a SIGTERM to all processes of a service, reach everybody at once: the supervisor decides, and who has
+    # lost it ends
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    channel = Channel.of(descriptors["channel"])
+    _outlive_nobody(channel, by_s=_SURVIVES_S.get(name, _SURVIVE_S))
     try:
-        role = Role(descriptors)
-        channel = role.channel
-        importlib.import_module(ROLES[name]).run(role)
+        importlib.import_module(ROLES[name]).run(Role(channel, descriptors))
     except Gone:
         return 0  # nobody is left to work for
     except Exception as error:  # a process border: whoever watches is told, and the role is gone
-        if channel is not None:
-            try:
-                kind = type(error).__name__
-                channel.send({"error": " ".join(str(error).split()) or kind, "kind": kind})
-            except Gone:
-                pass
         if os.environ.get("DOVETAIL_DEBUG"):
-            raise
+            traceback.print_exc()
+        with contextlib.suppress(Gone):
+            channel.send({"error": _in_one_line(error)})
         return 1
     return 0
 
 
+def _outlive_nobody(channel: Channel, *, by_s: float) -> None:
+    """End this process a while after the supervisor's, whatever it hangs in."""
+    poll = select.poll()
+    poll.register(channel.fileno(), 0)  # hears only that the other end was closed
+
+    def watch() -> None:
+        poll.poll()
+        time.sleep(by_s)
+        os._exit(1)
+
+    threading.Thread(target=watch, name="supervisor", daemon=True).start()
+
+
+def _in_one_line(error: Exception) -> str:
+    kind, message = type(error).__name__, " ".join(str(error).split())
+    if isinstance(error, DovetailError) and message:
+        return message
+    return f"{kind}: {message}" if message else kind
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(
+        code
+    )  # all is closed; to tear torch down piece by piece takes a second, in which a death goes unnoticed

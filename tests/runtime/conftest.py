@@ -1,0 +1,3 @@
+from live_host import live, processes
+
+__all__ = ["live", "processes"]
