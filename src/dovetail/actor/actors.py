@@ -62,6 +62,8 @@ class ActorConfig(Config):
     """Robot time that memory holds for the recorder, which may fall behind by this much."""
     heartbeat_s: float = Field(default=1.0, gt=0.0)
     """A supervisor that has not been heard of for half as long makes the arm hold, for as long makes it stop."""
+    hang_s: float = Field(default=30.0, gt=0.0)
+    """A control process that has not ticked for so long within an episode, resets included, is killed: a fault."""
     swap: Literal["episode", "chunk"] = "episode"
     """When new weights may come into use."""
 

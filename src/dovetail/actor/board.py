@@ -33,7 +33,7 @@ __all__ = ["Board", "BoardLayout"]
 MAX_REWARDS, MAX_METRICS = 16, 48
 _NAMES_BYTES = 8192
 _ALIGNMENT = 64
-_COUNTERS = ("seen", "stepped", "heartbeat_ns", "stop", "num_names")
+_COUNTERS = ("seen", "stepped", "heartbeat_ns", "ticked_ns", "stop", "num_names")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +172,14 @@ class Board:
 
     def beat(self, now_ns: int) -> None:
         self._counters["heartbeat_ns"][0] = now_ns
+
+    @property
+    def ticked_ns(self) -> int:
+        """When control ticked last, by the machine's monotonic clock."""
+        return int(self._counters["ticked_ns"][0])
+
+    def ticked(self, now_ns: int) -> None:
+        self._counters["ticked_ns"][0] = now_ns
 
     @property
     def stopping(self) -> bool:

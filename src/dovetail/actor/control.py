@@ -6,6 +6,7 @@ time is counted on from there, so that no two actions ever come back to back.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -44,6 +45,10 @@ class Ended:
     num_steps: int
     stopped: bool
     fault: str | None = None
+
+
+class _AskedToStop(Exception):  # no error
+    """On the way home."""
 
 
 class Watch:
@@ -98,8 +103,12 @@ class ControlLoop:
         on_step: Callable[[], None] = lambda: None,
     ) -> Ended:
         try:
-            self._begin(order)
+            self._first = self._board.begin(prompt=self._task.prompt)
             on_begin(self._first)
+            try:
+                self._begin(order)
+            except _AskedToStop:
+                return Ended(outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True)
             fault = None
             try:
                 outcome = self._run(on_step)
@@ -157,7 +166,6 @@ class ControlLoop:
     def _begin(self, order: EpisodeOrder) -> None:
         self._stopped = self._spoilt = False
         self._num_steps = 0
-        self._first = self._board.begin(prompt=self._task.prompt)
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # it stands still
         self._sent_ns = self._deadline_ns = 0
@@ -248,6 +256,7 @@ class ControlLoop:
             end_ns = max(self._sent_ns + self._period_ns, now_ns)
         self._deadline_ns = end_ns
         self._clock.sleep_until(end_ns)
+        self._board.ticked(time.monotonic_ns())
         if not overrun:
             late_ns = self._clock.now_ns() - end_ns
         self._telemetry.tick(late_ns=late_ns, overrun=overrun, missed=late_ns > self._period_ns)
@@ -255,7 +264,7 @@ class ControlLoop:
     def _tick_home(self) -> None:
         self._raise_alarm()
         if self._should_stop():
-            raise RobotFault("asked to stop on the way home")
+            raise _AskedToStop
         self._tick()
 
     def _raise_alarm(self) -> None:

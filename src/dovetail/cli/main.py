@@ -5,11 +5,12 @@ Exit codes: 0 fine, 1 failed, 2 wrong use, 130 stopped by the person.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -17,7 +18,7 @@ from dovetail import __version__
 from dovetail.cli import bench, episodes, inspect, run, serve
 from dovetail.core.errors import DovetailError
 
-__all__ = ["app", "main"]
+__all__ = ["app", "entry", "main"]
 
 app = typer.Typer(
     name="dovetail",
@@ -69,6 +70,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return exit_code
 
 
+def entry() -> NoReturn:
+    """What the `dovetail` script calls. Everything is closed and durable by now: taking torch and the rest apart would
+    keep a person who pressed Ctrl-C waiting for another second."""
+    code = main()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, DovetailError):
         return _one_line(str(error)), error.exit_code
@@ -88,4 +99,4 @@ def _one_line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

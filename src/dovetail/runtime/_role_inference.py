@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from dovetail.config.schema import PluginSection
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import PolicyError, StoreError
 from dovetail.core.specs import RobotSpec
-from dovetail.runtime._bell import Ear, Ringer
+from dovetail.runtime._bell import Ear, Ringer, wait_for
 from dovetail.runtime.following import FollowingPolicy
 from dovetail.runtime.roles import Role
 from dovetail.weights.store import DiskWeightStore
@@ -37,12 +36,12 @@ def run(role: Role) -> None:
     store = DiskWeightStore(orders["follow"]) if orders["follow"] else None
     asked, answer = Ear(role.descriptors["ask"]), Ringer(role.descriptors["answer"])
     problems: list[str] = []
-    with FollowingPolicy(make, store=store, tell=problems.append) as policy:
+    with FollowingPolicy(make, store=store, complain=problems.append) as policy:
         servant = _Servant(policy, problems, inbox=DiskWeightStore(Path(orders["inbox"])))
         version = board.request.version
         role.ready()
         while True:
-            select.select([asked.fileno(), channel.fileno()], [], [])
+            wait_for(asked.fileno(), channel.fileno())
             if not asked.hears():
                 return  # control has died: there is nobody to think for
             request = next_request(board, newer_than=version)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
+from dovetail.core.errors import FailureError
 from dovetail.core.streams import stream
-from dovetail.core.types import Episode, EpisodeOrder, Purpose, WeightSnapshot
+from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.ids import new_episode_id
 from dovetail.episodes.spool import Spool
 from dovetail.runtime.build import Station
@@ -50,4 +51,9 @@ def evaluation_episodes(
         episode = actor.run(order)
         if episode is None:  # asked to stop before its first step
             return
+        if episode.outcome is Outcome.ABORTED and not actor.stopped:  # it says nothing of the policy
+            raise FailureError(
+                f"evaluation episode {index + 1} of {num_episodes} was cut short by a fault or a bad reading: see to the "
+                "robot, then evaluate again"
+            )
         yield episode

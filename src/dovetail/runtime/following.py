@@ -23,8 +23,8 @@ class FollowingPolicy:
     """Two policies of one make: one acts, newer weights are loaded into the other, then they change places.
 
     Any thread may ask; questions are answered one after another. `with` it, a thread looks for new versions in
-    `store`; without a store it stays with the weights it was given. Weights that cannot be loaded, or that hold NaN,
-    are told of once, and the old ones go on.
+    `store`, and tells of them; without a store it stays with the weights it was given. Weights that cannot be loaded,
+    or that hold NaN, are complained of once, and the old ones go on.
     """
 
     def __init__(
@@ -34,10 +34,11 @@ class FollowingPolicy:
         *,
         store: WeightStore | None = None,
         tell: Callable[[str], None] = lambda line: None,
+        complain: Callable[[str], None] | None = None,
     ) -> None:
         self._acting = make()
         self._spare = make() if store is not None else None
-        self._store, self._tell = store, tell
+        self._store, self._tell, self._complain = store, tell, complain or tell
         if snapshot is not None:
             _load(self._acting, snapshot)
         self.warmup()
@@ -121,7 +122,7 @@ class FollowingPolicy:
             except Exception as error:  # whatever is wrong with new weights, the old ones go on
                 problem = " ".join(f"{error}".split()) or type(error).__name__
                 if problem != self._problem:
-                    self._tell(f"kept the weights it has: {problem}")
+                    self._complain(f"kept the weights it has: {problem}")
                 self._problem = problem
 
 

@@ -27,6 +27,7 @@ from dovetail.actor.modes import Mode
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors
+from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import DovetailError, FailureError, RobotFault, StoreError
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, WeightSnapshot
@@ -131,6 +132,7 @@ class RobotHost:
         """How the episode ended, or what is known of that. Raises what the control loop could not even begin for."""
         assert self._board is not None
         control, stop_s = self._processes["control"], float("inf")
+        began_ns, hang_ns = time.monotonic_ns(), round(self._actor.hang_s * NS_PER_S)
         reply = None
         while reply is None:
             if self._should_stop():
@@ -138,6 +140,8 @@ class RobotHost:
                 stop_s = min(stop_s, time.monotonic() + STOP_S)
             if time.monotonic() > stop_s:  # in a driver that hangs, say: then the arm is ours to stop
                 control.kill("it did not stop when asked to, and was killed")
+            elif time.monotonic_ns() - max(began_ns, self._board.ticked_ns) > hang_ns:
+                control.kill(f"it had not ticked for {self._actor.hang_s:g} s, and was killed")
             try:
                 reply = control.next(timeout_s=_LOOK_S)
             except FailureError as error:

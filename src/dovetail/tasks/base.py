@@ -6,6 +6,7 @@ A task says what its scene is (`xml`), how it starts (`place`), what is true in 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class SimTaskConfig(Config):
     """An episode that takes longer is truncated, which is not a failure."""
     hold_s: float = Field(default=0.2, ge=0.0)
     """How long the success predicate must stay true."""
+    tremor_s: float = Field(default=0.0, ge=0.0)
+    """How long a noisy expert's hand keeps to a deviation, as a person's does; 0: each tick draws its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,10 +185,11 @@ class WaypointExpert:
         self._rng = np.random.default_rng(0)
         self._noise = 0.0
         self._pace = 1.0
+        self._drift: Vector | None = None
 
     def reset(self, rng: np.random.Generator, *, noise: float = 0.0) -> None:
         """`noise` 0: always the same; 1: a hand that trembles by a third of the action limits."""
-        self._rng, self._noise = rng, noise
+        self._rng, self._noise, self._drift = rng, noise, None
         self._pace = 1.0 - 0.3 * noise * float(rng.random())
 
     def act(self, observation: Observation) -> Array:
@@ -206,7 +210,7 @@ class WaypointExpert:
         for part in (slice(0, 3), slice(3, 6)):
             excess = float(np.max(np.abs(delta[part]) / limit[part]))
             delta[part] /= max(excess, 1.0)
-        delta += self._rng.normal(0.0, 1.0, 6) * (0.33 * self._noise) * limit
+        delta += self._tremble(6) * (0.33 * self._noise) * limit
         return self._in_limits(delta, goal)
 
     def _joint_target(self, goal: Goal) -> Array:
@@ -220,9 +224,20 @@ class WaypointExpert:
         )
         # on top of what the servos still lack: where friction or a wall holds the arm, the push grows, up to a bound
         push = np.clip(world.joint_targets() - world.joint_positions(), -_MAX_PUSH_RAD, _MAX_PUSH_RAD)
-        tremble = self._rng.normal(0.0, 0.01 * self._noise * goal.speed, len(push))
+        tremble = self._tremble(len(push)) * (0.01 * self._noise * goal.speed)
         joints = found.joints + push + tremble
         return self._in_limits(joints, goal)
+
+    def _tremble(self, num_axes: int) -> Vector:
+        """Of standard deviation 1 on each axis, fading into another within `tremor_s`."""
+        fresh: Vector = self._rng.normal(0.0, 1.0, num_axes)
+        tremor_s = self._task.config.tremor_s
+        if self._drift is None or tremor_s == 0.0:
+            self._drift = fresh
+        else:
+            kept = math.exp(-1.0 / (tremor_s * self._task.robot.control_hz))
+            self._drift = kept * self._drift + math.sqrt(1.0 - kept * kept) * fresh
+        return self._drift
 
     def _in_limits(self, motion: Vector, goal: Goal) -> Array:
         low, high = self._task.robot.action.bounds
