@@ -14,6 +14,7 @@ TINY = (
     "run.showcase_episodes=0",
     "learner.bc_updates=5",
     "learner.warmup_updates=5",
+    "learner.utd=0.02",
     "task.time_limit_s=40.0",
 )
 

@@ -36,7 +36,10 @@ sys.exit(main(sys.argv[1:]))
         (["toy.yaml", "robot=smi"], "no robot named 'smi'. Did you mean 'sim'?"),
         (["toy.yaml", "policy=gausian_mlp"], "Did you mean 'gaussian_mlp'?"),
         (["toy.yaml", "policy=no_such_module:Policy"], "cannot import module 'no_such_module'"),
-        (["toy.yaml", "actor=rtc", "policy.type=gaussian_mlp"], "use actor.type=sequential, or a policy with a horizon"),
+        (
+            ["toy.yaml", "actor=rtc", "policy.type=gaussian_mlp"],
+            "use actor.type=sequential, or a policy with a horizon",
+        ),
         (["toy.yaml", "run.demos=many"], "run.demos"),
         (["toy.yaml", "=3"], "should look like key.sub=value"),
         (["toy.yaml", "policy.inputs=[joint_pso]"], "Did you mean 'joint_pos'?"),

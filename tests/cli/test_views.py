@@ -62,7 +62,9 @@ def test_the_live_view_shows_how_the_control_loop_keeps_time() -> None:
     status.telemetry = telemetry.summary()
     with LiveView(Console(file=terminal, force_terminal=True, width=160, color_system=None)) as watch:
         watch(status)
-    line = "late 0.25 ms, p99 0.2, overruns 1, thinking 42 ms, delay 3 ticks, clipped 2, jump 7 %, out of actions 5"
+    line = (
+        "late 0.25 ms, p99 0.2, overruns 1, thinking 42 ms, delay 3 ticks, clipped 2, jump 7 %, out of actions 5"
+    )
     assert line in terminal.getvalue()
 
 

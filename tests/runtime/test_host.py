@@ -201,6 +201,16 @@ def test_control_hangs_when_asked_to_stop(live):
     assert "the control process has died: it did not stop when asked to" in one.host.fault
 
 
+def test_control_hangs_and_nobody_asked_anything(live):
+    one = live("actor.hang_s=1.0")
+    one.go(until_moves=30)
+    hung_ns = one.harm("control", signal.SIGSTOP)
+    one.ended()
+    assert_stopped(one, hung_ns, within_s=3.0)
+    assert_kept(one)
+    assert_refuses(one, "it had not ticked for 1 s, and was killed")
+
+
 def test_everybody_hangs_when_asked_to_stop(live):
     one = live()
     one.go(until_moves=30)

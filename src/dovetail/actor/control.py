@@ -256,9 +256,9 @@ class ControlLoop:
             end_ns = max(self._sent_ns + self._period_ns, now_ns)
         self._deadline_ns = end_ns
         self._clock.sleep_until(end_ns)
-        self._board.ticked(time.monotonic_ns())
         if not overrun:
             late_ns = self._clock.now_ns() - end_ns
+        self._board.ticked(time.monotonic_ns())
         self._telemetry.tick(late_ns=late_ns, overrun=overrun, missed=late_ns > self._period_ns)
 
     def _tick_home(self) -> None:
