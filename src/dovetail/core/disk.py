@@ -30,6 +30,8 @@ __all__ = [
 
 TEMPORARY = ".tmp"  # inside the store's own folder, so that a rename out of it stays on one filesystem
 
+_PIECE = 1 << 20  # bytes in one call
+
 
 class MissingError(StoreError):
     """A file that should be there and is not: never written, lost, or pruned a moment ago."""
@@ -66,9 +68,11 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
+    """Durably, and by the piece: a kernel that is deep in one large write may keep a real-time process waiting."""
+    with path.open("wb", buffering=0) as file:
+        rest = memoryview(data)
+        while rest:
+            rest = rest[file.write(rest[:_PIECE]) :]
         os.fsync(file.fileno())
 
 
@@ -87,7 +91,8 @@ def write_atomic(path: Path, data: bytes) -> None:
 def read_file(path: Path, *, checksum: str | None = None) -> bytes:
     """A whole file, refused by name if it is unreadable or not what was written."""
     try:
-        data = path.read_bytes()
+        with path.open("rb", buffering=0) as file:
+            data = b"".join(iter(lambda: file.read(_PIECE), b""))
     except FileNotFoundError as error:
         raise MissingError(f"{path} is missing") from error
     except OSError as error:
