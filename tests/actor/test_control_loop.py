@@ -491,3 +491,19 @@ def test_the_same_seed_gives_the_same_episode(kind, delay):
             np.testing.assert_array_equal(one.column(name), warm.column(name), err_msg=name)
     other = actor.run(order(index=3))
     assert not np.array_equal(one.column("executed"), other.column("executed"))
+
+
+def test_nobody_can_change_what_the_camera_saw():
+    """Frames are handed out as they lie in the ring, which the recorder and the policy read too."""
+    seen = []
+
+    class Curious(Person):
+        def poll(self, observation):
+            seen.append(observation.values["head"])
+            return super().poll(observation)
+
+    cell = Cell(bimanual=True, max_steps=3)
+    loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), operator=Curious({}))
+    loop.run(order())
+    assert not any(frame.flags.writeable for frame in seen)
+    assert np.shares_memory(seen[1], board.observation(1).values["head"])

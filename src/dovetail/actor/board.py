@@ -17,7 +17,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -211,6 +211,13 @@ class Board:
     def observe_again(self, row: int, observation: Observation) -> None:
         """The same tick, seen anew: nobody has acted on it."""
         self._write(row, observation)
+
+    def guarded(self, observation: Observation, row: int) -> Observation:
+        """The same, with its frames as they lie here, for all to look at and nobody to change."""
+        if not self._frame_of:
+            return observation
+        frames = {key: value for key, value in self.observation(row).values.items() if key in self._frame_of}
+        return replace(observation, values={**observation.values, **frames})
 
     def observation(self, row: int) -> Observation:
         """Read-only views of a row."""

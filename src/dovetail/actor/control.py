@@ -14,7 +14,7 @@ import numpy as np
 
 from dovetail.actor.board import Board
 from dovetail.actor.homing import Home, go_home
-from dovetail.actor.planner import Planner
+from dovetail.actor.planner import Due, Planner
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Task
@@ -93,6 +93,7 @@ class ControlLoop:
         self._period_ns = round(NS_PER_S / robot.spec.control_hz)
         self._settle_ticks = round(settle_s * robot.spec.control_hz)
         self._wait_for_start, self._home = wait_for_start, home
+        self._last = Observation(time_ns=0, values={})
         robot.use_buffers(board.frame_buffer)
 
     def run(
@@ -185,10 +186,13 @@ class ControlLoop:
             )
 
     def _observe(self) -> int:
-        return self._board.observe(self._look())
+        row = self._board.observe(self._look())
+        self._last = self._board.guarded(self._last, row)
+        return row
 
     def _observe_again(self, row: int) -> None:
         self._board.observe_again(row, self._look())
+        self._last = self._board.guarded(self._last, row)
         if self._planner:
             self._planner.forget_before(row)
 
@@ -200,46 +204,54 @@ class ControlLoop:
 
     def _act(self, row: int, person: HumanInput) -> None:
         """Send what this tick is for, and write down who decided it."""
-        extras = dict(self._probe())
-        source, version, chunk_id, chunk_index = Source.POLICY, 0, -1, 0
+        extras = self._probe()
         if self._watch.worry() is not None:
             self._telemetry.count("worried")
             if self._planner:
                 self._planner.interrupt()  # by the time it is over, what was planned is old
-            proposed = executed = self._hold()
+            self._note(row, extras, executed=self._hold())
         elif person.action is not None:
             if self._planner:
                 self._planner.interrupt()  # a person moved the arm: what was planned is no longer true
             self._since_human = self._num_idle = 0
-            proposed, source = np.asarray(person.action, np.float32), Source.HUMAN
-            executed = self._robot.send(proposed)
+            proposed = np.asarray(person.action, np.float32)
+            self._note(row, extras, executed=self._robot.send(proposed), proposed=proposed, source=Source.HUMAN)
         elif self._planner is None:
-            proposed = executed = self._hold()
-            source = Source.HUMAN
+            self._note(row, extras, executed=self._hold(), source=Source.HUMAN)
         else:
             self._since_human += 1
             correcting = self._since_human <= self._settle_ticks
             due = self._planner.due(row, horizon=1 if correcting else None)
             if due is None:
-                proposed = executed = self._hold()
+                self._note(row, extras, executed=self._hold())
             else:
                 self._num_idle = 0
-                proposed, version = due.action, due.policy_version
-                chunk_id, chunk_index = due.chunk_id, due.chunk_index
-                executed = self._robot.send(proposed)
+                self._note(row, extras, executed=self._robot.send(due.action), proposed=due.action, due=due)
+
+    def _note(
+        self,
+        row: int,
+        extras: Mapping[str, Array],
+        *,
+        executed: Array,
+        proposed: Array | None = None,
+        source: Source = Source.POLICY,
+        due: Due | None = None,
+    ) -> None:
+        """Just sent: what was asked for (no less than was done, unless somebody asked) and by whom."""
         self._sent_ns = self._clock.now_ns()
-        extras |= self._robot.safety_extras()
-        self._telemetry.count("clipped", int(extras["safety_clipped"].any()))
-        self._telemetry.count("held", int(extras["safety_held"]))
+        safety = self._robot.safety_extras()
+        self._telemetry.count("clipped", int(safety["safety_clipped"].any()))
+        self._telemetry.count("held", int(safety["safety_held"]))
         self._board.act(
             row,
-            proposed=proposed,
+            proposed=executed if proposed is None else proposed,
             executed=executed,
             source=source,
-            policy_version=version,
-            chunk_id=chunk_id,
-            chunk_index=chunk_index,
-            extras=extras,
+            policy_version=due.policy_version if due else 0,
+            chunk_id=due.chunk_id if due else -1,
+            chunk_index=due.chunk_index if due else 0,
+            extras={**extras, **safety},
         )
 
     def _hold(self) -> Array:
@@ -273,20 +285,8 @@ class ControlLoop:
 
     def _pause(self, row: int) -> HumanInput:
         """One step of holding, however long, until the person goes on or ends it; returns what they did then."""
-        extras = dict(self._probe())
-        held = self._robot.hold()
-        self._sent_ns = self._clock.now_ns()
-        extras |= self._robot.safety_extras()
-        self._board.act(
-            row,
-            proposed=held,
-            executed=held,
-            source=Source.HUMAN,
-            policy_version=0,
-            chunk_id=-1,
-            chunk_index=0,
-            extras=extras,
-        )
+        extras = self._probe()
+        self._note(row, extras, executed=self._robot.hold(), source=Source.HUMAN)
         self._tick()
         person = self._hold_until_told()
         if self._planner:
