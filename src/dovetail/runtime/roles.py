@@ -25,6 +25,8 @@ from dovetail.runtime._channel import Channel, Gone
 
 __all__ = ["Role", "main"]
 
+# all pages now: the first touch of one within a tick would be the kernel's to serve
+_MAPPED = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 ROLES = {
     "control": "dovetail.runtime._role_control",  # imported alone: the control process never sees torch
     "inference": "dovetail.runtime._role_inference",
@@ -44,7 +46,7 @@ class Role:
         assert orders is not None
         self.orders: dict[str, Any] = orders
         layout = BoardLayout.from_json(orders["layout"])
-        self.board = Board(layout, memoryview(mmap.mmap(descriptors["memory"], layout.num_bytes)))
+        self.board = Board(layout, memoryview(mmap.mmap(descriptors["memory"], layout.num_bytes, flags=_MAPPED)))
         os.close(descriptors["memory"])  # the mapping stays
 
     def ready(self) -> None:
