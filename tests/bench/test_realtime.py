@@ -12,7 +12,7 @@ from dovetail.testing.fakes import FakeArm, FakeArmConfig
 
 
 def trial(success=True, *, seconds=1.0, jump=0.1):
-    return Trial(success=success, seconds=seconds, largest_jump=jump, mean_jerk=0.0)
+    return Trial(success=success, seconds=seconds, largest_jump=jump, mean_jump=jump / 2, mean_jerk=0.0)
 
 
 def test_a_paired_difference_by_hand():
@@ -44,7 +44,11 @@ def test_jumps_are_those_where_chunks_meet_and_grippers_may_snap():
     arm = np.array([True] * 6 + [False])
     found = _trial(episode, arm=arm, scale=(high - low)[arm], control_hz=10.0)
     assert found == Trial(
-        success=True, seconds=0.6, largest_jump=pytest.approx(0.5), mean_jerk=pytest.approx(0.5)
+        success=True,
+        seconds=0.6,
+        largest_jump=pytest.approx(0.5),
+        mean_jump=pytest.approx(0.5),
+        mean_jerk=pytest.approx(0.5),
     )  # -0.01 - 2 (-0.01) + 0.01 of 0.04
 
 
@@ -63,6 +67,7 @@ def test_aims_are_judged_on_the_modes_that_they_name():
         "r, rtc: success at delay 8 minus at 0",
         "r: rtc's episodes shorter, delay 8",
         "r: rtc's largest jump, delay 8",
+        "r: rtc's mean jump, delay 8",
     ]
     assert all(row.met for row in rows.values() if row.met is not None)
     found["rtc", 8] = [trial(success=False, seconds=1.9, jump=0.3)] * 10

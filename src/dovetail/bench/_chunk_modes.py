@@ -30,6 +30,7 @@ class Trial:
     success: bool
     seconds: float
     largest_jump: float  # between two ticks, the second of which begins another chunk
+    mean_jump: float
     mean_jerk: float  # there: the second difference
 
 
@@ -62,6 +63,7 @@ def _trial(episode: Episode, *, arm: Array, scale: Array, control_hz: float) -> 
         success=episode.outcome is Outcome.SUCCESS,
         seconds=len(episode) / control_hz,
         largest_jump=float(jumps.max(initial=0.0)),
+        mean_jump=float(jumps.mean()) if len(jumps) else 0.0,
         mean_jerk=float(jerks.mean()) if len(jerks) else 0.0,
     )
 
