@@ -32,7 +32,7 @@ def test_jumps_are_those_where_chunks_meet_and_grippers_may_snap():
     executed = np.zeros((6, 7), np.float32)
     executed[:, 0] = [0.0, 0.01, 0.01, -0.01, -0.01, -0.01]  # of a range of 0.04; the border is at tick 3
     executed[:, 6] = [0, 0, 0, 1, 1, 1]
-    columns = {"executed": executed, "chunk_id": np.array([0, 0, 0, 1, 1, 1])}
+    columns = {"executed": executed, "chunk_id": np.array([-1, 0, 0, 1, 1, 1])}  # it starts from rest
     start = EpisodeStart(
         id="e", task="t", prompt="", robot=robot, operator="", purpose=Purpose.EVAL, seed=0, config_hash="",
         started_unix_ns=0,
@@ -79,13 +79,7 @@ def test_a_flow_policy_trained_on_scripted_demonstrations_bears_a_delay(tmp_path
     """The recipe as shipped, resets that nobody tuned on."""
     snapshot, _ = trained_flow("pick-place-rtc", cache=tmp_path)
     delayed = {
-        mode: run_trials(
-            "pick-place-rtc",
-            (*MODES[mode], "actor.simulated_delay_ticks=8"),
-            snapshot,
-            num_resets=30,
-            seed=77,
-        )
+        mode: run_trials("pick-place-rtc", mode, 8, snapshot, num_resets=30, seed=77)
         for mode in ("rtc", "naive", "sequential")
     }
     assert np.mean([t.success for t in delayed["rtc"]]) >= 0.85

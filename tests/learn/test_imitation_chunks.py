@@ -230,3 +230,24 @@ def test_cloning_gathers_no_observations_that_it_does_not_look_at(make_flow, rob
     names = set(batch_arrays(wants, robot))
     assert {f"observation/{key}" for key in policy.spec.observation} <= names
     assert not [name for name in names if name.startswith("next/")]
+
+
+def test_a_rate_that_decays_ends_at_nothing_and_a_resumed_one_goes_on(make_flow):
+    config = ImitationConfig(batch_size=8, decay_updates=4)
+    algorithm = Imitation(config, policy=make_flow())
+    for seed in range(2):
+        algorithm.update(chunks(seed=seed))
+    resumed = Imitation(config, policy=make_flow())
+    resumed.load_state_dict(algorithm.state_dict())
+    moved = []
+    for seed in range(2, 6):
+        before = resumed.policy_weights()["actor"]
+        before = {name: values.copy() for name, values in before.items()}
+        resumed.update(chunks(seed=seed))
+        algorithm.update(chunks(seed=seed))
+        after = resumed.policy_weights()["actor"]
+        moved.append(max(np.abs(after[name] - before[name]).max() for name in before))
+        for name, values in algorithm.policy_weights()["actor"].items():
+            np.testing.assert_array_equal(values, after[name])
+    assert moved[0] > moved[1] > 0.0
+    assert moved[2:] == [0.0, 0.0]

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from dovetail.actor.actors import ActorConfig
 from dovetail.config.load import load
 from dovetail.core.types import Array, Episode, Outcome, WeightSnapshot
 from dovetail.runtime.build import build_station
@@ -15,11 +16,11 @@ from dovetail.runtime.evaluate import evaluation_episodes
 
 __all__ = ["MODES", "Paired", "Trial", "paired_difference", "run_trials"]
 
-MODES = {
-    "sequential": ("actor.type=sequential",),
-    "naive": ("actor.type=naive",),
-    "rtc": ("actor.type=rtc",),
-    "rtc, identity": ("actor.type=rtc", "policy.guidance.jacobian=identity"),
+MODES = {  # actor, and the guidance's Jacobian
+    "sequential": ("sequential", "vjp"),
+    "naive": ("naive", "vjp"),
+    "rtc": ("rtc", "vjp"),
+    "rtc, identity": ("rtc", "identity"),
 }
 
 
@@ -35,10 +36,17 @@ class Trial:
 
 
 def run_trials(
-    recipe: str, overrides: Sequence[str], snapshot: WeightSnapshot, *, num_resets: int, seed: int
+    recipe: str, mode: str, delay: int, snapshot: WeightSnapshot, *, num_resets: int, seed: int
 ) -> list[Trial]:
-    config = load([recipe], (*overrides, f"run.seed={seed}"))
-    station = build_station(config)
+    """A mode on a recipe's policy, with the recipe's execution horizon, under a delay of so many ticks."""
+    (actor, jacobian), settings = MODES[mode], load([recipe]).actor.config
+    assert isinstance(settings, ActorConfig)
+    overrides = (
+        f"actor={{type: {actor}, execution_horizon: {settings.execution_horizon}, simulated_delay_ticks: {delay}}}",
+        f"policy.guidance.jacobian={jacobian}",
+        f"run.seed={seed}",
+    )
+    station = build_station(load([recipe], overrides))
     try:
         spec = station.robot.spec
         low, high = spec.action.bounds
@@ -56,7 +64,8 @@ def _trial(episode: Episode, *, arm: Array, scale: Array, control_hz: float) -> 
     commanded = episode.column("executed")[:, arm] / scale
     chunk = episode.column("chunk_id")  # -1 where the arm held
     borders = 1 + np.flatnonzero(np.diff(chunk))
-    borders = borders[borders + 1 < len(commanded)]
+    # to start from rest is no border, and the last one needs a tick behind it
+    borders = borders[(chunk[borders] != 0) & (borders + 1 < len(commanded))]
     jumps = np.abs(commanded[borders] - commanded[borders - 1]).max(axis=1)
     jerks = np.abs(commanded[borders + 1] - 2 * commanded[borders] + commanded[borders - 1]).max(axis=1)
     return Trial(

@@ -117,11 +117,10 @@ def _modes(*, num_resets: int, delays: Sequence[int]) -> Iterator[Row]:
         for recipe in RECIPES:
             snapshot, _ = trained_flow(recipe, cache=cache)
             jobs: dict[tuple[str, int], Future[list[Trial]]] = {}
-            for mode, settings in MODES.items():
+            for mode in MODES:
                 for delay in delays:
-                    overrides = (*settings, f"actor.simulated_delay_ticks={delay}")
                     jobs[mode, delay] = pool.submit(
-                        run_trials, recipe, overrides, snapshot, num_resets=num_resets, seed=_SEED
+                        run_trials, recipe, mode, delay, snapshot, num_resets=num_resets, seed=_SEED
                     )
             found = {}
             for (mode, delay), job in jobs.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -29,6 +30,8 @@ class ImitationConfig(Config):
     batch_size: int = Field(default=128, ge=1)
     lr: float = Field(default=1e-3, gt=0.0)
     weight_decay: float = Field(default=1e-4, ge=0.0)
+    decay_updates: int | None = Field(default=None, ge=1)
+    """Updates over which `lr` falls to 0 along a cosine: as many as there will be; none: it stays."""
 
 
 class Imitation:
@@ -64,9 +67,17 @@ class Imitation:
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._lr()
         self._optimizer.step()
         self._num_updates += 1
         return {"imitation_loss": loss.item()}
+
+    def _lr(self) -> float:
+        if self._config.decay_updates is None:
+            return self._config.lr
+        done = min(self._num_updates / self._config.decay_updates, 1.0)
+        return self._config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._policy.weights()
