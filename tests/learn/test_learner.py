@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import json
 
@@ -6,6 +7,7 @@ import pytest
 
 from dovetail.core.disk import dump_json
 from dovetail.core.errors import CheckpointError, FailureError
+from dovetail.core.types import View, Window
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
@@ -69,6 +71,53 @@ def test_cloning_lowers_its_loss(policy, replay, robot):
     first = learner.warm_up(5)["imitation_loss"]
     learner.warm_up(200)
     assert learner.warm_up(205)["imitation_loss"] < 0.1 * first
+
+
+class Choosy(Imitation):
+    """An algorithm whose wishes a test may change."""
+
+    def __init__(self, policy, **wishes):
+        super().__init__(ImitationConfig(batch_size=8), policy=policy)
+        self.wishes = wishes
+
+    @property
+    def wants(self):
+        return dataclasses.replace(super().wants, **self.wishes)
+
+
+def choosy(policy, replay, robot, **wishes):
+    algorithm = Choosy(policy, **wishes)
+    return algorithm, Learner(algorithm=algorithm, replay=replay, robot=robot, rng=np.random.default_rng(0))
+
+
+def test_views_may_change_between_two_calls_and_nothing_else(policy, replay, robot):
+    algorithm, learner = choosy(policy, replay, robot)
+    learner.step(env_steps=1)
+    algorithm.wishes = {"rows": {View(part="human"): 5, View(part="demo"): 3}}
+    learner.step(env_steps=2)
+    assert replay.asked == [("prior", 8), ("human", 5), ("demo", 3)]
+    for wishes in ({"rows": {View(): 9}}, {"next_observations": True}, {"window": Window(horizon=2)}):
+        algorithm.wishes = wishes
+        with pytest.raises(ValueError, match="nothing else of a batch"):
+            learner.step(env_steps=3)
+
+
+def test_who_waits_owes(policy, make_replay, robot):
+    replay = make_replay(prior=0, demo=0)
+    _, learner = choosy(policy, replay, robot, waits=True, when_empty=View(part="demo"))
+    assert learner.step(env_steps=3) == {}
+    assert (learner.num_online_updates, learner.owed(3)) == (0, 3)
+    replay._sizes["demo"] = 1
+    learner.step(env_steps=4)
+    assert learner.num_online_updates == 4
+
+
+def test_shares_are_told_with_the_metrics(policy, make_replay, robot):
+    views = {"half": (View(part="human"), View(part="demo")), "none": (View(), View(part="policy"))}
+    _, learner = choosy(policy, make_replay(human=2, demo=4, policy=0), robot, shares=views)
+    metrics = learner.step(env_steps=1)
+    assert metrics["half_share"] == 0.5
+    assert "none_share" not in metrics
 
 
 def rewrite(folder, **changes):

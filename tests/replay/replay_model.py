@@ -20,6 +20,11 @@ VIEWS = [
     View(versions=(1, 2)),
     View(max_staleness=1),
     View(part="accepted", robot="panda", max_staleness=2),
+    View(part="human", min_run=2),
+    View(min_run=3),
+    View(min_run=2, versions=(0, 1)),
+    View(min_episode_steps=3),
+    View(part="online", return_above=0.5, min_episode_steps=2),
 ]
 WINDOWS = [  # gamma is a power of two, so that sums are exact in any precision
     Window(),
@@ -196,8 +201,14 @@ class Model:
             "prior": human or demo,
             "accepted": record.labels is not None and record.labels.success,
         }
+        hands = (episode.column("source") == Source.HUMAN)[tick : record.num_drawable]
+        run = next((k for k, hand in enumerate(hands) if hand != human), len(hands))
+        total = -np.inf if record.labels is None else float(record.labels.rewards.sum())
         return (
             parts[view.part]
+            and run >= view.min_run
+            and record.num_steps >= view.min_episode_steps
+            and (view.return_above is None or total > view.return_above)
             and view.robot in (None, episode.robot.name)
             and view.task in (None, episode.task)
             and (view.versions is None or (not human and view.versions[0] <= version <= view.versions[1]))

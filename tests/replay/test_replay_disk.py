@@ -316,7 +316,7 @@ def test_another_schema_other_keys_or_another_size(tmp_path: Path, monkeypatch: 
     filled()
     with monkeypatch.context() as later:
         later.setattr(_book, "SCHEMA", 9)
-        assert reason(open_mapped(folder)) == "it has schema 2, this version writes 9"
+        assert reason(open_mapped(folder)) == "it has schema 3, this version writes 9"
     others = "it was made for other observations or another size"
     filled()
     assert reason(MappedReplay(folder=folder, keys=("state",))) == others

@@ -46,13 +46,21 @@ BUILTIN: dict[str, dict[str, str]] = {
     "policy": {
         "gaussian_mlp": "dovetail.policies.gaussian_mlp:GaussianMLP",
         "flow": "dovetail.policies.flow:Flow",
+        "flow_actor": "dovetail.policies.flow_actor:FlowActor",
+        "steered": "dovetail.policies.steered:Steered",
         "remote": "dovetail.policies.remote:RemotePolicy",
+        "actor_critic": "dovetail.policies.actor_critic:ActorCritic",
     },
     "labeler": {"outcome": "dovetail.labels.outcome:OutcomeLabeler"},
     "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},
     "algorithm": {
         "imitation": "dovetail.learn.algorithms.imitation:Imitation",
         "rlpd": "dovetail.learn.algorithms.rlpd:RLPD",
+        "sac_flow": "dovetail.learn.algorithms.sac_flow:SACFlow",
+        "dsrl": "dovetail.learn.algorithms.dsrl:DSRL",
+        "ppo": "dovetail.learn.algorithms.ppo:PPO",
+        "hg_dagger": "dovetail.learn.algorithms.hg_dagger:HGDAgger",
+        "hi_ors": "dovetail.learn.algorithms.hi_ors:HiORS",
     },
 }
 

@@ -258,9 +258,11 @@ class ReplayReader(Protocol):
 
         `observation/<key>`: [B, ...], or [B, h, ...] with history and then `observation/<key>/mask` [B, h].
         `action`, `human`: what was executed, and whether by a person: [B, ...], or [B, H, ...] with a horizon and
-        then `action/mask` [B, H]. `reward`: the sum of gamma^k times the k-th reward, over `num_steps` steps or to
-        the end. `next/<key>`: the observation after the last of them, like `observation/<key>`. `discount`: what
-        its value counts for, gamma^n; 0 after a true end. `prompt`: the task in words, uint8 [B, 256] (core.prompts).
+        then `action/mask` [B, H]. `achieved`: like `action`, what it came to (core.achieved), where the robot tells;
+        NaN where that is unknown, as while an episode runs. `reward`: the sum of gamma^k times the k-th reward, over
+        `num_steps` steps or to the end. `next/<key>`: the observation after the last of them, like
+        `observation/<key>`. `discount`: what its value counts for, gamma^n; 0 after a true end. `prompt`: the task in
+        words, uint8 [B, 256] (core.prompts).
         """
 
 

@@ -92,7 +92,8 @@ def read_file(path: Path, *, checksum: str | None = None) -> bytes:
     """A whole file, refused by name if it is unreadable or not what was written."""
     try:
         with path.open("rb", buffering=0) as file:
-            data = b"".join(iter(lambda: file.read(_PIECE), b""))
+            piece = min(_PIECE, os.fstat(file.fileno()).st_size + 1)  # that much memory is taken for each
+            data = b"".join(iter(lambda: file.read(piece), b""))
     except FileNotFoundError as error:
         raise MissingError(f"{path} is missing") from error
     except OSError as error:

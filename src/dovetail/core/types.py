@@ -340,6 +340,9 @@ class View:
 
     Parts: `all`; `demo`; `online`, and of it `policy` and `human` (interventions); `prior` (demo + human);
     `accepted` (of successful episodes).
+
+    `min_run` asks for steps from which on, themselves included, so many were taken by the same hand: where a whole
+    chunk of a person's actions begins, say. `return_above` asks for episodes whose rewards add up to more than that.
     """
 
     part: str = "all"
@@ -348,6 +351,9 @@ class View:
     versions: tuple[int, int] | None = None  # policy versions, first and last; steps that no policy took are out
     max_staleness: int | None = None  # the same, counted back from the newest version that acted
     half_life_steps: float | None = None  # steps this much older are drawn half as often; None: all alike
+    min_run: int = 1
+    min_episode_steps: int = 1  # of episodes at least so long
+    return_above: float | None = None  # what has no labels yet is out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -367,14 +373,21 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What an algorithm wants sampled: observation keys, rows per view in one batch, and what of each step."""
+    """What an algorithm wants sampled: observation keys, rows per view in one batch, and what of each step.
+
+    Views may change as learning goes on; how many rows there are, and what is in each, may not. Who `waits` does no
+    updates online, instead of failing, until all views have something to give; what was earned stays owed.
+    """
 
     observation_keys: tuple[str, ...]
     rows: Mapping[View, int]
     window: Window = field(default_factory=Window)
     next_observations: bool = True  # who does not bootstrap does not want them
     prompts: bool = False  # the task in words, as `prompt` [B, 256]: see core.prompts
+    achieved: bool = False  # what each action came to, as `achieved`, like `action`: see core.achieved
     when_empty: View | None = None  # what to draw from while a view has nothing to give; None: that is an error
+    waits: bool = False
+    shares: Mapping[str, tuple[View, View]] = field(default_factory=dict)  # to tell: a view's share in another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,7 +13,9 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
+from dovetail.core.achieved import tells_achieved
 from dovetail.core.contracts import ReplayReader
+from dovetail.core.errors import UsageError
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest
@@ -23,7 +26,7 @@ _WORTH_A_THREAD = 1 << 20  # bytes in a batch: a smaller one is sampled faster t
 
 
 def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
-    """Empty arrays for one batch, by the names and shapes that a replay fills."""
+    """Empty arrays for one batch, by the names and shapes that a replay fills; what the robot cannot give is refused."""
     num_rows, window = sum(request.rows.values()), request.window
     ahead = (window.horizon,) if window.horizon > 1 else ()
     arrays: dict[str, Array] = {
@@ -32,6 +35,13 @@ def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
         "reward": np.zeros(num_rows, np.float32),
         "discount": np.zeros(num_rows, np.float32),
     }
+    if request.achieved:
+        if not tells_achieved(robot):
+            raise UsageError(
+                f"this algorithm learns from what actions came to, which robot '{robot.name}' does not tell: it needs "
+                "observation 'ee_pose' for ee_delta actions, 'joint_pos' for joint targets, or one named 'achieved'"
+            )
+        arrays["achieved"] = np.zeros_like(arrays["action"])
     if request.prompts:
         arrays["prompt"] = np.zeros((num_rows, PROMPT_BYTES), np.uint8)
     if ahead:
@@ -77,6 +87,31 @@ class Batches:
         # one being used, and one for each that may be sampled meanwhile
         self._slots = [_Slot(arrays, self._device) for _ in range(num_ahead + 1)]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if num_ahead else None
+
+    def ask(self, request: SampleRequest) -> None:
+        """Draw from other views from now on; between two calls of `take`, so that nothing depends on what was ahead."""
+        if self._shape(request) != self._shape(self._request):
+            raise ValueError(
+                "an algorithm may change the views that it wants to draw from, but nothing else of a batch"
+            )
+        self._request = request
+
+    @staticmethod
+    def _shape(request: SampleRequest) -> tuple[object, ...]:
+        return sum(request.rows.values()), dataclasses.replace(request, rows={}, when_empty=None, shares={})
+
+    @property
+    def are_there(self) -> bool:
+        """Whether each view, or what stands in for it, has something to give."""
+        request = self._request
+        views = [view for view, num_rows in request.rows.items() if num_rows]
+        spare = request.when_empty is not None and self._replay.size(request.when_empty) > 0
+        return spare or all(self._replay.size(view) for view in views)
+
+    def shares(self) -> dict[str, float]:
+        """How much of one view is in another, as the request wants it told; nothing of what is empty."""
+        sizes = {name: [self._replay.size(v) for v in views] for name, views in self._request.shares.items()}
+        return {f"{name}_share": part / whole for name, (part, whole) in sizes.items() if whole}
 
     def take(self, count: int) -> Generator[TensorDict, None, None]:
         if self._thread is None:

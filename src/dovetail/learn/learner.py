@@ -53,6 +53,7 @@ class Learner:
     def warm_up(self, num_updates: int, *, on_update: Callable[[], None] = lambda: None) -> Mapping[str, float]:
         """Updates on what is there before the first online step, up to `num_updates` in the whole run."""
         metrics = _Means()
+        self._batches.ask(self._algorithm.wants)
         with closing(self._batches.take(num_updates - self.num_warmup_updates)) as batches:
             for batch in batches:
                 metrics.add(self._update(batch))
@@ -67,12 +68,16 @@ class Learner:
     def step(self, *, env_steps: int, on_update: Callable[[], None] = lambda: None) -> Mapping[str, float]:
         """Do what is owed for `env_steps` online steps; returns the metrics' means."""
         metrics = _Means()
+        wants = self._algorithm.wants  # its views may have changed with what it has learned
+        self._batches.ask(wants)
+        if wants.waits and not self._batches.are_there:
+            return {}
         with closing(self._batches.take(self.owed(env_steps))) as batches:  # closed at once, whatever comes up
             for batch in batches:
                 metrics.add(self._update(batch))
                 self.num_online_updates += 1
                 on_update()
-        return metrics.take()
+        return {**metrics.take(), **self._batches.shares()}
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()

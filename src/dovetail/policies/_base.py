@@ -60,6 +60,11 @@ class NetworkPolicy(ABC):
     def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
         self._normalizer.fit(columns)
 
+    @property
+    def num_features(self) -> int:
+        history = self._spec.history
+        return sum(spec.shape[0] * history.get(key, 1) for key, spec in self._spec.observation.items())
+
     def features(self, observations: Mapping[str, Tensor]) -> Tensor:
         parts: list[Tensor] = []
         for key in self._spec.observation:

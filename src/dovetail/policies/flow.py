@@ -18,7 +18,7 @@ from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
 from dovetail.policies.networks import DenoisingMLP, ImageEncoder, PromptEncoder, masked_mse
 
-__all__ = ["Flow", "FlowConfig"]
+__all__ = ["Flow", "FlowConfig", "held_chunks"]
 
 _CALM_SEED = 0  # of the noise that every fixed deterministic chunk starts from
 
@@ -56,12 +56,13 @@ class Flow(NetworkPolicy):
     """
 
     Config: ClassVar[type[FlowConfig]] = FlowConfig
+    name: ClassVar[str] = "flow"
 
     def __init__(self, config: FlowConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         self._config = config
         super().__init__(
             policy_spec(
-                "flow",
+                self.name,
                 robot,
                 inputs=config.inputs,
                 history=config.history,
@@ -105,7 +106,7 @@ class Flow(NetworkPolicy):
             inputs = {key: torch.tensor(value) for key, value in observations.items()}
             features = self.features(inputs)
             normalized = self._integrate(
-                features, self._noise(len(features), context), self._committed(len(features), context)
+                features, self._noise(features, context), self._committed(len(features), context)
             )
         return self._chunk(normalized.clamp(-1.0, 1.0))
 
@@ -127,8 +128,8 @@ class Flow(NetworkPolicy):
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
-            "policy 'flow' knows no density of its actions, which this algorithm asks for: train it with 'imitation', "
-            "or use policy 'gaussian_mlp'"
+            f"policy '{self.name}' knows no density of its actions, which this algorithm asks for: train it with "
+            "'imitation', or use policy 'flow_actor'"
         )
 
     def imitation_loss(
@@ -142,7 +143,7 @@ class Flow(NetworkPolicy):
         actions = actions.reshape(-1, *self._chunk_shape)
         if mask is not None:
             mask = mask.view(actions.shape[:2])
-            actions = _held(actions, mask)
+            actions = held_chunks(actions, mask)
         noise = torch.randn(actions.shape, generator=generator)
         # half a step beyond the last time that acting asks about: the loss counts an error in the end of the way by
         # 1 / (1 - t)^2, so later times would drown all the others
@@ -156,13 +157,13 @@ class Flow(NetworkPolicy):
         end: Tensor = self._actor(x, features, t)
         return (end - x) / (1.0 - t)[:, None, None]
 
-    def _noise(self, num_rows: int, context: ActContext) -> Tensor:
+    def _noise(self, features: Tensor, context: ActContext) -> Tensor:
         generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
         if context.deterministic:
             seeded = generator is not None and self._config.calm_noise == "seeded"
             noise = torch.randn(self._chunk_shape, generator=generator) if seeded else self._calm
-            return noise.expand(num_rows, -1, -1)
-        return torch.randn((num_rows, *self._chunk_shape), generator=generator)
+            return noise.expand(len(features), -1, -1)
+        return torch.randn((len(features), *self._chunk_shape), generator=generator)
 
     def _committed(self, num_rows: int, context: ActContext) -> tuple[Tensor, Tensor] | None:
         """What the robot has committed to, normalised [B, H, A], and how much it counts [B, H]."""
@@ -210,7 +211,7 @@ class Flow(NetworkPolicy):
         return features
 
 
-def _held(actions: Tensor, mask: Tensor) -> Tensor:
+def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:
     """Chunks whose missing actions repeat the last one before them: the network sees them beside the others."""
     index = torch.arange(mask.shape[1]).expand_as(mask)
     last = torch.where(mask, index, -1).cummax(dim=1).values

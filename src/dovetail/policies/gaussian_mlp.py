@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dovetail.config.model import Config
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.networks import masked_mse, mlp
+from dovetail.policies.squashed import gaussian, sample_squashed
 
 __all__ = ["GaussianMLP", "GaussianMLPConfig"]
-
-LOG_STD_MIN, LOG_STD_MAX = -5.0, 1.0
 
 
 class GaussianMLPConfig(Config):
@@ -61,19 +58,8 @@ class GaussianMLP(NetworkPolicy):
     def components(self) -> Mapping[str, nn.Module]:
         return {"actor": self._actor}
 
-    @property
-    def num_features(self) -> int:
-        history = self._spec.history
-        return sum(spec.shape[0] * history.get(key, 1) for key, spec in self._spec.observation.items())
-
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        mean, log_std = self._distribution(features)
-        noise = torch.randn(mean.shape, generator=generator)
-        raw = mean + log_std.exp() * noise
-        # log N(raw) - log |d tanh / d raw|, the second term in its stable form
-        log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
-        log_prob = log_prob - 2.0 * (math.log(2.0) - raw - functional.softplus(-2.0 * raw))
-        return torch.tanh(raw), log_prob.sum(-1)
+        return sample_squashed(*self._distribution(features), generator=generator)
 
     def imitation_loss(
         self,
@@ -87,7 +73,4 @@ class GaussianMLP(NetworkPolicy):
         return masked_mse(torch.tanh(mean), actions.view_as(mean), None if mask is None else mask.view(-1))
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        mean, log_std = self._actor(features).chunk(2, dim=-1)
-        # smooth limits: a hard clamp has no gradient to come back by
-        log_std = LOG_STD_MIN + 0.5 * (LOG_STD_MAX - LOG_STD_MIN) * (torch.tanh(log_std) + 1.0)
-        return mean, log_std
+        return gaussian(self._actor(features))

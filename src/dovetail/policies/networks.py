@@ -10,9 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["DenoisingMLP", "EnsembleMLP", "ImageEncoder", "masked_mse", "mlp"]
+__all__ = [
+    "NUM_TIME_WAVES",
+    "DenoisingMLP",
+    "EnsembleMLP",
+    "ImageEncoder",
+    "masked_mse",
+    "mlp",
+    "time_waves",
+]
 
-_NUM_TIME_WAVES = 8
+NUM_TIME_WAVES = 8
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -30,6 +38,12 @@ def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor
         return functional.mse_loss(predicted, wanted)
     wanted = torch.where(mask[..., None], wanted, predicted.detach())
     return functional.mse_loss(predicted, wanted, reduction="sum") / (mask.sum().clamp(min=1) * wanted.shape[-1])
+
+
+def time_waves(t: Tensor) -> Tensor:
+    """A time from 0 to 1 as a network can tell it from others, [B] -> [B, 2 NUM_TIME_WAVES]."""
+    waves = t[:, None] * math.pi * torch.arange(1, NUM_TIME_WAVES + 1) / 2
+    return torch.cat((waves.sin(), waves.cos()), dim=1)
 
 
 class EnsembleMLP(nn.Module):
@@ -74,7 +88,7 @@ class DenoisingMLP(nn.Module):
         super().__init__()
         self.chunk = nn.Linear(horizon * num_actions, hidden)
         self.condition = nn.Sequential(
-            nn.Linear(num_features + 2 * _NUM_TIME_WAVES, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()
+            nn.Linear(num_features + 2 * NUM_TIME_WAVES, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()
         )
         self.modulations = nn.ModuleList(nn.Linear(hidden, 2 * hidden) for _ in range(num_layers))
         self.layers = nn.ModuleList(
@@ -84,8 +98,7 @@ class DenoisingMLP(nn.Module):
         self.end = nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, horizon * num_actions))
 
     def forward(self, chunk: Tensor, features: Tensor, t: Tensor) -> Tensor:
-        waves = t[:, None] * math.pi * torch.arange(1, _NUM_TIME_WAVES + 1) / 2
-        condition = self.condition(torch.cat((features, waves.sin(), waves.cos()), dim=1))
+        condition = self.condition(torch.cat((features, time_waves(t)), dim=1))
         hidden = self.chunk(chunk.flatten(1))
         for modulation, layer in zip(self.modulations, self.layers, strict=True):
             scale, shift = modulation(condition).chunk(2, dim=1)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
+from dovetail.core.achieved import achieved_actions
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode, Labels, Observation, Segment, Source
 from dovetail.replay._book import Book, Needs
-from dovetail.replay._layout import TABLES
+from dovetail.replay._layout import TABLES, low_dimensional
 
-__all__ = ["Block", "block_of", "lift", "merged", "spans_of"]
+__all__ = ["Block", "block_of", "learned_of", "lift", "merged", "spans_of"]
 
 
 @dataclass(slots=True)
@@ -36,8 +38,25 @@ class Block:
         )
 
 
-def block_of(book: Book, segment: Segment, *, skip: int, record: Array, labels: Labels | None) -> Block:
-    """The rows of a segment that are not here yet."""
+def learned_of(book: Book, whole: Segment, labels: Labels) -> dict[str, Array]:
+    """What is known of an episode's steps only when it has ended, [T, ...] each."""
+    learned = {"reward": labels.rewards, "discount": labels.discounts}
+    if "achieved" in book.layout.columns:
+        last = whole.last_observation
+        assert last is not None, "merged() has seen to it"
+        observations = {
+            key: _with_last(whole.columns[f"observation/{key}"], last, key)
+            for key in low_dimensional(book.layout.robot)
+            if f"observation/{key}" in whole.columns and key in last.values
+        }
+        learned["achieved"] = achieved_actions(book.layout.robot, observations, whole.columns["executed"])
+    return learned
+
+
+def block_of(
+    book: Book, segment: Segment, *, skip: int, record: Array, learned: Mapping[str, Array] | None
+) -> Block:
+    """The rows of a segment that are not here yet; of a whole episode with what was `learned` of it."""
     steps = {name: column[skip:] for name, column in segment.columns.items()}
     num_steps, last = len(steps["executed"]), segment.last_observation
     columns = {
@@ -47,9 +66,10 @@ def block_of(book: Book, segment: Segment, *, skip: int, record: Array, labels: 
         "human": steps["source"] == Source.HUMAN,
         "policy_version": steps["policy_version"],
     }
-    if labels is not None:
-        first = segment.first + skip
-        columns |= {"reward": labels.rewards[first:], "discount": labels.discounts[first:]}
+    if "achieved" in book.layout.columns:
+        columns["achieved"] = np.full_like(steps["executed"], np.nan)
+    if learned is not None:
+        columns |= {name: values[skip:] for name, values in learned.items()}
     if last is not None:  # a row for what was seen last: nothing was done there
         columns = {
             name: np.concatenate((v, np.zeros_like(v, shape=(1, *v.shape[1:])))) for name, v in columns.items()

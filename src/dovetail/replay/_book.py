@@ -18,7 +18,7 @@ import numpy as np
 from dovetail.core.clock import boot_id
 from dovetail.core.disk import dump_json, fsync_folder, load_json, read_file, write_atomic
 from dovetail.core.errors import StoreError
-from dovetail.core.types import Array, Labels
+from dovetail.core.types import Array
 from dovetail.replay._files import Counters, Ring, fence, ring_paths
 from dovetail.replay._layout import SCHEMA, TABLES, Layout
 
@@ -312,12 +312,12 @@ class Book:
             self.rings[name].write(row, values)
         return starts
 
-    def relabel(self, rows: Array, labels: Labels) -> None:
-        """New rewards in the first of an episode's rows; inside `publishing`."""
+    def amend(self, rows: Array, columns: Mapping[str, Array]) -> None:
+        """New values, rewards say, in the first of an episode's rows; inside `publishing`."""
         self.counters["relabels"] += 1
         fence()
-        self.overwrite("reward", rows, labels.rewards[: len(rows)])
-        self.overwrite("discount", rows, labels.discounts[: len(rows)])
+        for name, values in columns.items():
+            self.overwrite(name, rows, values[: len(rows)])
         fence()
         self.counters["relabels"] += 1
 

@@ -144,7 +144,7 @@ class Files:
                     jobs.append((key, seen[:, -1] if num_ticks is None else seen[:, -num_ticks:], out))
             elif name == "action/mask":
                 out[:] = alive[:, : window.horizon]
-            elif name in ("action", "human", "policy_version"):
+            elif name in ("action", "achieved", "human", "policy_version"):
                 chosen = steps[:, : window.horizon] if window.horizon > 1 else rows
                 self._take(name, chosen, out)
         if "reward" in into or "discount" in into:

@@ -9,13 +9,14 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.core.achieved import tells_achieved
 from dovetail.core.errors import UsageError, did_you_mean
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import ArraySpec, RobotSpec
 
 __all__ = ["MAX_CAMERAS", "SCHEMA", "TABLES", "Layout", "low_dimensional"]
 
-SCHEMA = 2
+SCHEMA = 3
 MAX_CAMERAS = 16
 _MAX_RECORDS = 1_000_000  # of a table: more episodes, segments or spans than that make the oldest leave
 
@@ -30,6 +31,7 @@ TABLES: Mapping[str, np.dtype[Any]] = {
             ("labels", "S16"),  # digest of the rewards in place; empty while there are none, or half of them
             ("last_row", "i8"),
             ("num_rows", "i8"),
+            ("return", "f4"),  # what the rewards in place add up to
             ("demo", "?"),
             ("success", "?"),
             ("finished", "?"),
@@ -95,6 +97,7 @@ class Layout:
             **observations,
             **{f"frame/{key}": number for key in self.cameras},
             "action": ArraySpec(shape=self.robot.action.shape, dtype="float32"),
+            **({"achieved": ArraySpec(shape=self.robot.action.shape)} if tells_achieved(self.robot) else {}),
             "reward": ArraySpec(shape=()),
             "discount": ArraySpec(shape=()),
             "human": ArraySpec(shape=(), dtype="bool"),

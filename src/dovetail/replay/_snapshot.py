@@ -37,6 +37,9 @@ def check_view(view: View) -> None:
         raise UsageError(f"there is no replay view '{view.part}'." + did_you_mean(view.part, PARTS))
     if view.half_life_steps is not None and not 1.0 <= view.half_life_steps < np.inf:
         raise UsageError(f"half_life_steps of a replay view is {view.half_life_steps}: give 1 or more, or None")
+    for name in ("min_run", "min_episode_steps"):
+        if getattr(view, name) < 1:
+            raise UsageError(f"{name} of a replay view is {getattr(view, name)}: it counts from 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,21 @@ class Snapshot:
         texts = self.episodes["prompt"][owners[np.searchsorted(firsts, rows, side="right") - 1]]
         return texts.view(np.uint8).reshape(len(rows), -1)
 
+    def _runs_from(self) -> Array:
+        """From the first step of each span on, how many steps of its episode the same hand took [S].
+
+        Spans of an episode are in its order, but those of others may lie between them.
+        """
+        order = np.argsort(self.owners, kind="stable")
+        owners, human, num_steps = (v[order] for v in (self.owners, self.spans["human"], self.spans["num_steps"]))
+        changes = (owners[1:] != owners[:-1]) | (human[1:] != human[:-1])
+        run = np.concatenate(([0], np.cumsum(changes)))[: len(order)]
+        before = np.cumsum(num_steps) - num_steps
+        run_ends = np.bincount(run, num_steps).cumsum().astype(np.int64) if len(run) else run
+        runs = np.empty_like(num_steps)
+        runs[order] = run_ends[run] - before
+        return runs
+
     def _make(self, view: View) -> Choice:
         check_view(view)
         spans, episodes, owners = self.spans, self.episodes, self.owners
@@ -129,12 +147,20 @@ class Snapshot:
             if wanted is not None:
                 same = episodes[name] == np.array(wanted.encode(), episodes.dtype[name])
                 mask = mask & same[owners]
+        if view.min_episode_steps > 1:
+            mask = mask & (episodes["num_rows"] - episodes["finished"] >= view.min_episode_steps)[owners]
+        if view.return_above is not None:
+            mask = mask & ((episodes["labels"] != b"") & (episodes["return"] > view.return_above))[owners]
         windows = [view.versions] if view.versions is not None else []
         if view.max_staleness is not None:
             windows.append((self.newest_version - view.max_staleness, self.newest_version))
         for first, last in windows:
             mask = mask & ~spans["human"] & (spans["version"] >= first) & (spans["version"] <= last)
-        rows, num_steps = spans["row"][mask], spans["num_steps"][mask]
+        beginnings = spans["num_steps"]
+        if view.min_run > 1:  # of each span, the steps that enough of the same hand follow, in it or beyond it
+            beginnings = np.clip(self._runs_from() - (view.min_run - 1), 0, beginnings)
+            mask = mask & (beginnings > 0)
+        rows, num_steps = spans["row"][mask], beginnings[mask]
         if view.half_life_steps is None or not len(rows):
             return Choice(rows, num_steps, np.cumsum(num_steps))
         # Ages count from the newest step of the view, so that what is drawn least often is old within it: counted from

@@ -128,7 +128,7 @@ def _expected(name: str, window: Window, layout: Layout) -> tuple[tuple[int, ...
     ahead = (window.horizon,) if window.horizon > 1 else ()
     if name == "action/mask" and ahead:
         return ahead, np.dtype(bool)
-    if name in ("action", "human", "policy_version"):
+    if name in ("action", "achieved", "human", "policy_version") and name in layout.columns:
         spec = layout.columns[name]
         return (*ahead, *spec.shape), np.dtype(spec.dtype)
     if name in ("reward", "discount"):

@@ -16,7 +16,7 @@ writes with the kernel, and after a power cut the next writer starts anew.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeStart, Labels, Purpose, Segment
-from dovetail.replay._blocks import Block, block_of, lift, merged, spans_of
+from dovetail.replay._blocks import Block, block_of, learned_of, lift, merged, spans_of
 from dovetail.replay._book import NOTHING, Book, Writing
 from dovetail.replay._checks import check_labels, check_same_robot, check_segment, check_start
 from dovetail.replay._files import fence
@@ -166,14 +166,18 @@ class ReplayStore:
         record = book.record("episodes", number)
         if not record["finished"][0]:
             raise UsageError(f"cannot label episode {labels.episode_id}: it has not ended")
+        if record["labels"][0] != _labels_digest(labels):
+            self._amend(number, labels, {"reward": labels.rewards, "discount": labels.discounts})
+
+    def _amend(self, number: int, labels: Labels, learned: Mapping[str, Array]) -> None:
+        """Put into a finished episode's rows what was learned of them."""
+        assert self._book is not None
+        book, record = self._book, self._book.record("episodes", number)
         check_labels(labels, labels.episode_id, int(record["num_rows"][0]) - 1)
-        digest = _labels_digest(labels)
-        if record["labels"][0] == digest:
-            return
         rows = book.rows_of(number)[:-1]
+        _note(record, labels)
         with book.publishing():
-            book.relabel(rows, labels)
-            record["labels"], record["success"] = digest, labels.success
+            book.amend(rows, learned)
             book.rings["episodes"].write(number, record)
 
     def drop(self, episode_id: str) -> None:
@@ -238,13 +242,14 @@ class ReplayStore:
         number = self._numbers.get(start.id)
         record = _new_record(book, start) if number is None else book.record("episodes", number)
         num_held = int(record["num_rows"][0])
-        if record["finished"][0]:
+        if number is not None and record["finished"][0]:
             if labels is not None and not record["labels"][0]:  # it has ended, but was not labelled yet
-                self.relabel(labels)
+                self._amend(number, labels, learned_of(book, segment, labels))
             return
         if segment.first > num_held:
             raise UsageError(f"episode {start.id} has a gap: step {segment.first} follows {num_held - 1}")
-        block = block_of(book, segment, skip=num_held - segment.first, record=record, labels=labels)
+        learned = None if labels is None else learned_of(book, segment, labels)
+        block = block_of(book, segment, skip=num_held - segment.first, record=record, learned=learned)
         if not len(block):
             return
         self._seen.reserve(2)
@@ -252,13 +257,20 @@ class ReplayStore:
         if num_held:  # it may have been moved
             number = self._numbers[start.id]
             record = book.record("episodes", number)
-        self._put(book, number, record, block, labels)
+        if labels is not None:
+            _note(record, labels)
+        self._put(book, number, record, block, learned)
         self._remember(start.id, "" if block.final else BEGUN)
 
     def _put(
-        self, book: Book, number: int | None, record: Array, block: Block, labels: Labels | None = None
+        self,
+        book: Book,
+        number: int | None,
+        record: Array,
+        block: Block,
+        learned: Mapping[str, Array] | None = None,
     ) -> None:
-        """Write a block into room that is free, then publish it."""
+        """Write a block into room that is free, then publish it, with what was `learned` of the rows before it."""
         counters, columns = book.counters, block.columns
         row, held = counters["head_row"], int(record["num_rows"][0])
         links = row + np.arange(len(block))
@@ -279,12 +291,10 @@ class ReplayStore:
         segment["row"], segment["num_rows"], segment["frames"] = row, len(block), starts
         is_new, last_row = number is None, record["last_row"].copy()
         number = counters["head_episode"] if number is None else number
-        held_rows = book.rows_of(number) if held and labels is not None else None
+        held_rows = book.rows_of(number) if held and learned is not None else None
         segment["episode"] = spans["episode"] = number
         record["num_rows"] += len(block)
         record["last_row"], record["finished"] = links[-1], block.final
-        if labels is not None:
-            record["labels"], record["success"] = _labels_digest(labels), labels.success
         if is_new:
             book.put_records("episodes", record)
         book.put_records("segments", segment)
@@ -294,8 +304,8 @@ class ReplayStore:
             if held:
                 book.overwrite("following", last_row, np.array([row]))
                 book.rings["episodes"].write(number, record)
-            if labels is not None and held_rows is not None:
-                book.relabel(held_rows, labels)
+            if learned is not None and held_rows is not None:
+                book.amend(held_rows, learned)
             for index, key in enumerate(book.layout.cameras):
                 counters.head_frame[index] += len(block.frames[key])
             counters["newest_version"] = max(counters["newest_version"], int(columns["policy_version"].max()))
@@ -367,6 +377,12 @@ def _new_record(book: Book, start: EpisodeStart) -> Array:
     record["prompt"] = encode_prompt(start.prompt).tobytes()
     record["demo"] = start.purpose is Purpose.DEMO
     return record
+
+
+def _note(record: Array, labels: Labels) -> None:
+    """What of an episode's labels its record tells."""
+    record["labels"], record["success"] = _labels_digest(labels), labels.success
+    record["return"] = labels.rewards.sum(dtype=np.float64)
 
 
 def _labels_digest(labels: Labels) -> bytes:

@@ -22,11 +22,13 @@ from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
+from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runtime.build import build_station
 from dovetail.runtime.evaluate import evaluation_episodes, order_episode
 from dovetail.runtime.experience import Experience, Known, image_codec
 from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.onpolicy import OnPolicy
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 from dovetail.weights.store import DiskWeightStore
 
@@ -126,6 +128,10 @@ class InlineRun:
             return
         config, status = self._config, self.status
         algorithm: Algorithm = config.algorithm.build(policy=self._policy, seed=config.run.seed)
+        if isinstance(algorithm, OnPolicyAlgorithm):
+            hz = self._station.robot.spec.control_hz
+            self._practise(OnPolicy(config, algorithm=algorithm, control_hz=hz, should_stop=self._should_stop))
+            return
         learner = self._make_learner(algorithm, role="learner")
         if self._has_checkpoint:
             learner.load_state_dict(self._load_checkpoint())
@@ -139,6 +145,23 @@ class InlineRun:
         finally:
             if learner.healthy:  # otherwise the last good checkpoint stays
                 self._save(learner)
+
+    def _practise(self, practice: OnPolicy) -> None:
+        """On-policy: rollouts are learned from and forgotten; they reach neither log nor replay."""
+        if self._has_checkpoint:
+            practice.load_state_dict(self._load_checkpoint())
+        self._weights.publish(practice.policy_weights())
+        try:
+            for _ in practice.lessons(self.status, write=self._metrics.write, save=self._save):
+                self._weights.publish(practice.policy_weights())
+                self._watch(self.status)
+                if self._solved():
+                    break
+        finally:
+            practice.close()
+            if practice.healthy:
+                self._save(practice)
+        self._look_up()
 
     def _learn_online(self, learner: Learner) -> None:
         run, status = self._config.run, self.status
@@ -352,7 +375,7 @@ class InlineRun:
         wall_s = self._wall_before_s + time.monotonic() - self._started_s
         self._folder.write_json("progress.json", {"wall_s": wall_s, "updates": self.status.updates})
 
-    def _save(self, learner: Learner) -> None:
+    def _save(self, learner: Learner | OnPolicy) -> None:
         save_checkpoint(
             self._checkpoint,
             learner.state_dict(),

@@ -69,8 +69,9 @@ def random_batch(wants: SampleRequest, robot: RobotSpec, rng: np.random.Generato
 
     batch = batch_arrays(wants, robot)
     for name, values in batch.items():
-        if name == "action" or (name.startswith(("observation/", "next/")) and not name.endswith("/mask")):
-            spec = robot.action if name == "action" else robot.observation[name.partition("/")[2]]
+        is_action = name in ("action", "achieved")
+        if is_action or (name.startswith(("observation/", "next/")) and not name.endswith("/mask")):
+            spec = robot.action if is_action else robot.observation[name.partition("/")[2]]
             flat = values.reshape(-1, *spec.shape)
             flat[:] = random_array(spec, rng, len(flat))
         else:

@@ -1,0 +1,142 @@
+"""A flow of few steps over single actions, with a density: the actor of SAC-Flow, from low-dimensional observations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import ClassVar, Literal, Self
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from dovetail.config.model import Config
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import ActContext, ActionChunk, Array
+from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.networks import masked_mse, mlp
+from dovetail.policies.squashed import log_slope, smooth_limits
+from dovetail.policies.velocity import GatedVelocity, TransformerVelocity, noisy_path
+
+__all__ = ["FlowActor", "FlowActorConfig"]
+
+_VELOCITIES = {"gated": GatedVelocity, "transformer": TransformerVelocity}
+_LARGEST = 0.97  # of what is cloned: tanh reaches 1 nowhere
+
+
+class FlowActorConfig(Config):
+    inputs: tuple[str, ...] = ()
+    """Observation keys to look at; none: every low-dimensional one the robot gives."""
+    history: dict[str, int] = Field(default_factory=dict)
+    """Control ticks of history per key; a key not named is seen once."""
+    velocity: Literal["gated", "transformer"] = "gated"
+    """Flow-G, the cheaper one, or Flow-T."""
+    hidden: int = Field(default=128, ge=4, multiple_of=4)
+    num_layers: int = Field(default=2, ge=1)
+    num_flow_steps: int = Field(default=4, ge=1)
+    """Steps from noise to action, each with noise of its own. Choose before training."""
+    sigma: tuple[float, float] = (0.05, 0.8)
+    """Least and most noise on the way, which is learned in between. The action's own share of it is sigma / sqrt(steps),
+    before tanh."""
+
+    @model_validator(mode="after")
+    def _some_noise(self) -> Self:
+        if not 0.0 < self.sigma[0] < self.sigma[1]:
+            raise ValueError(f"sigma should be two numbers above 0, the smaller one first, got {self.sigma}")
+        return self
+
+
+class FlowActor(NetworkPolicy):
+    """See the Policy and TrainablePolicy contracts.
+
+    An action is at the end of a path with noise, whose density stands for the action's own, which nobody can compute. A
+    deterministic one takes the path on which all noise is 0, the middle of the others, drift and all: what was learned
+    from rewards is these paths' ends, and the velocity is that of a true flow only as far as it was cloned.
+
+    How much noise there is on the way, sigma, is learned from what was seen. Were it fixed, each step's part of the
+    log-density would be the same number whatever the networks do: its gradient would be 0 but for tanh's, and the
+    temperature would have nothing to hold on to. It is the same at all steps of a path: with one for each, the early
+    ones go to their limit, for their noise counts as entropy and the later steps take it away again. And it does not
+    depend on x, or the drift that keeps the flow's marginals would be another.
+    """
+
+    Config: ClassVar[type[FlowActorConfig]] = FlowActorConfig
+
+    def __init__(self, config: FlowActorConfig, *, robot: RobotSpec, seed: int = 0) -> None:
+        super().__init__(policy_spec("flow_actor", robot, inputs=config.inputs, history=config.history))
+        self._config = config
+        self._num_actions = robot.action.shape[0]
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            self._velocity = _VELOCITIES[config.velocity](
+                num_features=self.num_features,
+                num_actions=self._num_actions,
+                hidden=config.hidden,
+                num_layers=config.num_layers,
+            )
+            self._sigma = mlp((self.num_features, config.hidden, self._num_actions))
+        for parameter in self._sigma[-1].parameters():
+            nn.init.zeros_(parameter)  # in the middle, wherever the robot is
+
+    # ---- Policy: numpy in, numpy out
+
+    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
+        with torch.no_grad():
+            # copies: views are read-only
+            features = self.features({key: torch.tensor(value) for key, value in observations.items()})
+            generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
+            noise = torch.zeros(self._noise_shape(features))
+            if not context.deterministic:
+                noise = torch.randn(noise.shape, generator=generator)
+            raw, _ = self._path(features, noise)
+        return self._chunk(torch.tanh(raw)[:, None])
+
+    # ---- TrainablePolicy: torch
+
+    @property
+    def components(self) -> Mapping[str, nn.Module]:
+        return {"velocity": self._velocity, "sigma": self._sigma}
+
+    @property
+    def num_flow_steps(self) -> int:
+        return self._config.num_flow_steps
+
+    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Actions [B, A] at the end of noisy paths, and the log-density [B] of path and action."""
+        raw, log_density = self._path(features, torch.randn(self._noise_shape(features), generator=generator))
+        return torch.tanh(raw), log_density - log_slope(raw).sum(-1)
+
+    def sigma(self, features: Tensor) -> Tensor:
+        """The noise on the way, [B, A]."""
+        low, high = (math.log(value) for value in self._config.sigma)
+        return smooth_limits(self._sigma(features), low, high).exp()
+
+    def imitation_loss(
+        self,
+        features: Tensor,
+        actions: Tensor,
+        mask: Tensor | None = None,
+        *,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Flow matching, where tanh has not squashed anything yet."""
+        ends = torch.atanh(actions.reshape(-1, self._num_actions).clamp(-_LARGEST, _LARGEST))
+        if mask is not None:
+            ends = torch.where(mask.reshape(-1, 1), ends, 0.0)
+        noise = torch.randn(ends.shape, generator=generator)
+        # not up to 1: the loss counts an error in the end of the way by 1 / (1 - t)^2
+        t = torch.rand(len(ends), generator=generator) * (1.0 - 0.5 / self.num_flow_steps)
+        x = torch.lerp(noise, ends, t[:, None])
+        return masked_mse(self._velocity(x, features, t), ends - noise, None if mask is None else mask.reshape(-1))
+
+    def _noise_shape(self, features: Tensor) -> tuple[int, int, int]:
+        """Of where a path starts, and of what comes on top at each step."""
+        return 1 + self.num_flow_steps, len(features), self._num_actions
+
+    def _path(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        def velocity(x: Tensor, t: float) -> Tensor:
+            v: Tensor = self._velocity(x, features, x.new_full((len(x),), t))
+            return v
+
+        noise = noise.to(features.dtype)
+        return noisy_path(velocity, noise[0], sigma=self.sigma(features), noise=noise[1:])

@@ -1,0 +1,206 @@
+"""Collecting in a process of its own, `python -m dovetail.runtime._collector DESCRIPTOR`, while another one learns.
+
+A process, not a thread: what a tick costs is mostly Python (inverse kinematics, the safety filter, verdicts), and so is an
+update of a small network. Two threads would share one interpreter lock, and take turns; two processes share nothing, so that
+a round takes as long as the longer of the two, and no optimiser ever writes to weights that somebody acts with.
+
+The learner numbers its weights by the rollouts it has learned from. Rollout r will meet version r, so a collector whose
+weights are version v waits for newer ones where r - v would exceed `max_staleness`: the bound holds however fast either is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from dovetail.config.schema import PluginSection, RunConfig
+from dovetail.core.contracts import Policy
+from dovetail.core.errors import DovetailError, FailureError
+from dovetail.core.types import Array
+from dovetail.learn.rollouts import Practice
+from dovetail.runtime._channel import Gone
+from dovetail.runtime._frames import Frames
+from dovetail.runtime._worlds import Collector
+from dovetail.runtime.cell import build_cell
+
+__all__ = ["ProcessCollector", "build_collector", "collector_orders"]
+
+_LOOK_S = 0.05
+_END_S = 2.0
+
+
+def collector_orders(
+    config: RunConfig, practice: Practice, *, num_rollouts: int, num_episodes: list[int]
+) -> dict[str, Any]:
+    """All that a collector has to know, in plain values."""
+    sections = {"robot": config.robot, "safety": config.safety, "policy": config.policy}
+    return {
+        "task": config.task.to_plain() if config.task else None,
+        **{name: section.to_plain() for name, section in sections.items()},
+        "seed": config.run.seed,
+        "practice": asdict(practice),
+        "num_rollouts": num_rollouts,
+        "num_episodes": num_episodes,
+    }
+
+
+def build_collector(orders: Mapping[str, Any]) -> Collector:
+    """One in this process."""
+    kinds = ("task", "robot", "safety", "policy")
+    parts = {kind: PluginSection.parse(kind, orders[kind]) for kind in kinds if orders[kind] is not None}
+    practice = Practice(**orders["practice"])
+    cells = [
+        build_cell(task=parts.get("task"), robot=parts["robot"], safety=parts["safety"])
+        for _ in range(practice.num_envs)
+    ]
+    policy: Policy = parts["policy"].build(robot=cells[0].robot.spec, seed=orders["seed"])
+    return Collector(
+        cells,
+        policy=policy,
+        practice=practice,
+        seed=orders["seed"],
+        num_rollouts=orders["num_rollouts"],
+        num_episodes=orders["num_episodes"],
+    )
+
+
+class ProcessCollector:
+    """A Collector elsewhere: `load` sends it weights, `collect` waits for the rollout that it is at."""
+
+    def __init__(
+        self,
+        orders: Mapping[str, Any],
+        *,
+        should_stop: Callable[[], bool] = lambda: False,
+        patience_s: float = 600.0,
+    ) -> None:
+        self._should_stop, self._patience_s = should_stop, patience_s
+        self._frames, theirs = Frames.pair()
+        try:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "dovetail.runtime._collector", str(theirs.fileno())],
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                process_group=0,  # a terminal's Ctrl-C is for the learner, who then ends it
+            )
+        finally:
+            theirs.close()
+        self._error: str | None = None
+        self._rollouts: queue.SimpleQueue[dict[str, Array] | None] = queue.SimpleQueue()
+        # Whatever comes is taken at once: were both sides to send and neither to receive, they would wait for ever.
+        # There is room for all, for the bound on staleness bounds how far a collector can be ahead.
+        self._reader = threading.Thread(target=self._read, name="rollouts", daemon=True)
+        self._reader.start()
+        self._tell(orders, {})
+
+    def load(self, weights: Mapping[str, Mapping[str, Array]], *, version: int) -> None:
+        flat = {f"{component}|{name}": array for component, w in weights.items() for name, array in w.items()}
+        self._tell({"version": version}, flat)
+
+    def collect(self) -> dict[str, Array] | None:
+        """The next rollout; None if the run is to end. Raises FailureError where none will come."""
+        until_s = time.monotonic() + self._patience_s
+        while not self._should_stop():
+            try:
+                rollout = self._rollouts.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if time.monotonic() > until_s:
+                    raise FailureError(f"no rollout came from the collector in {self._patience_s:.0f} s") from None
+                continue
+            if rollout is None:
+                self._rollouts.put(None)  # for whoever asks again
+                raise FailureError(self._obituary())
+            return rollout
+        return None
+
+    def close(self) -> None:
+        self._frames.hang_up()  # it looks up at each tick
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(_END_S)
+        if self.popen.poll() is None:
+            self.popen.kill()
+            self.popen.wait()
+        self._reader.join()
+        self._frames.close()
+
+    def _tell(self, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        with contextlib.suppress(Gone):  # the dead are told nothing: whoever waits for them will see
+            self._frames.send(facts, arrays)
+
+    def _read(self) -> None:
+        try:
+            while True:
+                facts, rollout = self._frames.receive()
+                if "error" in facts:
+                    self._error = facts["error"]
+                else:
+                    self._rollouts.put(rollout)
+        except Gone:
+            self._rollouts.put(None)
+
+    def _obituary(self) -> str:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.popen.wait(_END_S)
+        code = self.popen.poll()
+        if self._error:
+            return f"the collector has died: {self._error}"
+        if code is not None and code < 0:
+            return f"the collector has died: killed by {signal.Signals(-code).name}"
+        return f"the collector has died (exit status {code})"
+
+
+def _serve(frames: Frames) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    orders, _ = frames.receive()
+    collector = build_collector(orders)
+    max_staleness, version = orders["practice"]["max_staleness"], -1
+
+    def take_weights() -> None:
+        nonlocal version
+        while version < 0 or collector.num_rollouts - version > max_staleness or frames.waits():
+            facts, flat = frames.receive()
+            weights: dict[str, dict[str, Array]] = {}
+            for name, array in flat.items():
+                component, _, inner = name.partition("|")
+                weights.setdefault(component, {})[inner] = array
+            version = facts["version"]
+            collector.load(weights, version=version)
+
+    while True:
+        frames.send({}, collector.collect(before_tick=take_weights))
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # the learner decides; who has lost it ends
+        signal.signal(number, signal.SIG_IGN)
+    frames = Frames.of(int(sys.argv[1]))
+    try:
+        _serve(frames)
+    except Gone:
+        return 0  # nobody is left to work for
+    except Exception as error:  # a process border: whoever waits is told, and the collector is gone
+        if os.environ.get("DOVETAIL_DEBUG"):
+            traceback.print_exc()
+        message = " ".join(str(error).split())
+        said = message if isinstance(error, DovetailError) and message else f"{type(error).__name__}: {message}"
+        with contextlib.suppress(Gone):
+            frames.send({"error": said}, {})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main())  # to tear torch down piece by piece takes a second

@@ -1,0 +1,150 @@
+"""N simulated robots at the same task in one process, a tick at a time, each behind its own safety filter."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from dovetail.core.clock import NS_PER_S, SimulatedClock
+from dovetail.core.contracts import Policy
+from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.streams import stream
+from dovetail.core.types import ActContext, Array, Observation, Outcome, Verdict, WeightSnapshot
+from dovetail.learn.rollouts import Practice, RolloutBuffer
+from dovetail.runtime.cell import Cell
+
+__all__ = ["Collector", "World"]
+
+
+class World:
+    """One cell, reset whenever an episode ends. Its k-th episode begins alike whatever happened before it."""
+
+    def __init__(self, cell: Cell, *, number: int, num_worlds: int, seed: int, num_episodes: int = 0) -> None:
+        if not isinstance(cell.clock, SimulatedClock):
+            raise UsageError(
+                f"robot '{cell.robot.spec.name}' is not simulated: on-policy rollouts come from simulators only"
+            )
+        self._cell, self._number, self._num_worlds, self._seed = cell, number, num_worlds, seed
+        self._period_ns = round(NS_PER_S / cell.robot.spec.control_hz)
+        self.num_episodes = num_episodes  # begun
+        self.num_steps = 0  # of the present one
+        self.rewards: dict[str, float] = defaultdict(float)  # the same
+
+    def reset(self) -> Observation:
+        cell = self._cell
+        episode = self._number + self._num_worlds * self.num_episodes
+        cell.task.reset(cell.robot, rng=stream(self._seed, "practice/reset", episode))
+        cell.robot.reset()
+        self.num_episodes += 1
+        self.num_steps = 0
+        self.rewards.clear()
+        return cell.robot.observe()
+
+    def step(self, action: Array) -> tuple[Observation, Verdict]:
+        cell = self._cell
+        cell.robot.send(action)
+        cell.clock.sleep_until(cell.clock.now_ns() + self._period_ns)
+        observation = cell.robot.observe()
+        self.num_steps += 1
+        verdict = cell.task.judge(cell.robot, observation, num_steps=self.num_steps)
+        if verdict.outcome is Outcome.ABORTED:
+            raise FailureError(f"task '{cell.task.spec.name}' gave up an episode of world {self._number}")
+        for name, reward in verdict.rewards.items():
+            self.rewards[name] += reward
+        return observation, verdict
+
+    def close(self) -> None:
+        self._cell.close()
+
+
+class Collector:
+    """`collect()` gives the next rollout, with a policy of its own that only `load` changes.
+
+    Beside the arrays of a RolloutBuffer come those of the episodes that ended in it, `episode/success`, `episode/length`,
+    `episode/reward/<component>`, and `num_episodes` [N] that each world has begun: it goes on after them when resumed.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        *,
+        policy: Policy,
+        practice: Practice,
+        seed: int,
+        num_rollouts: int = 0,
+        num_episodes: Sequence[int] = (),
+    ) -> None:
+        self._policy, self._seed = policy, seed
+        self.num_rollouts = num_rollouts  # collected
+        begun = num_episodes or [0] * len(cells)
+        self._worlds = [
+            World(cell, number=i, num_worlds=len(cells), seed=seed, num_episodes=int(begun[i]))
+            for i, cell in enumerate(cells)
+        ]
+        spec = policy.spec
+        self._buffer = RolloutBuffer(
+            num_envs=len(cells),
+            num_steps=practice.num_steps,
+            observation=spec.observation,
+            num_actions=spec.action.shape[0],
+        )
+        self._now: list[Mapping[str, Array]] = []  # what each world shows
+        self._ended: dict[str, list[float]] = defaultdict(list)
+
+    def load(self, weights: Mapping[str, Mapping[str, Array]], *, version: int) -> None:
+        """Act with these from the next tick on."""
+        self._policy.load(WeightSnapshot(version=version, components=weights, hashes={}))
+
+    def collect(self, *, before_tick: Callable[[], None] = lambda: None) -> dict[str, Array]:
+        worlds, buffer = self._worlds, self._buffer
+        chance = stream(self._seed, "practice/policy", self.num_rollouts)
+        if not self._now:
+            self._now = [world.reset().values for world in worlds]
+        for t in range(buffer.num_steps):
+            before_tick()
+            seen = self._stacked()
+            chunk = self._policy.act(seen, ActContext(seed=int(chance.integers(2**63))))
+            rewards = np.zeros(len(worlds), np.float32)
+            terminated = np.zeros(len(worlds), np.bool_)
+            for n, world in enumerate(worlds):
+                observation, verdict = world.step(chunk.actions[n, 0])
+                rewards[n] = verdict.reward
+                terminated[n] = verdict.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
+                if verdict.outcome is Outcome.TIMEOUT:
+                    buffer.cut(n, t, observation.values)  # before the reset puts another one in its place
+                if verdict.outcome is not None:
+                    self._note(world, verdict.outcome)
+                    observation = world.reset()
+                self._now[n] = observation.values
+            buffer.see(t, seen)
+            buffer.did(
+                t,
+                drawn=chunk.extras["drawn"],
+                log_prob=chunk.extras["log_prob"],
+                version=chunk.policy_version,
+                reward=rewards,
+                terminated=terminated,
+            )
+        buffer.see(buffer.num_steps, self._stacked())
+        self.num_rollouts += 1
+        return {**buffer.arrays(), **self._books()}
+
+    def close(self) -> None:
+        for world in self._worlds:
+            world.close()
+
+    def _stacked(self) -> dict[str, Array]:
+        return {key: np.stack([values[key] for values in self._now]) for key in self._policy.spec.observation}
+
+    def _note(self, world: World, outcome: Outcome) -> None:
+        self._ended["success"].append(float(outcome is Outcome.SUCCESS))
+        self._ended["length"].append(float(world.num_steps))
+        for name, total in world.rewards.items():
+            self._ended[f"reward/{name}"].append(total)
+
+    def _books(self) -> dict[str, Array]:
+        ended = {f"episode/{name}": np.array(values, np.float32) for name, values in self._ended.items()}
+        self._ended.clear()
+        return {**ended, "num_episodes": np.array([world.num_episodes for world in self._worlds], np.int64)}

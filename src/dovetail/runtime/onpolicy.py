@@ -1,0 +1,209 @@
+"""Learning from one's own rollouts: N simulated worlds, kept in memory, collected before each update or during it.
+
+    practice = OnPolicy(config, algorithm=algorithm, control_hz=10.0)
+    while practice.env_steps < budget:
+        lesson = practice.step()          # one rollout, one update, one new version of the weights
+
+There is one loop. Whether it is synchronous is up to the collector: one in this process starts when it is asked, one in
+a process of its own (`algorithm.asynchronous`) has started long before.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dovetail.config.schema import DEFAULT_SECTIONS, PluginSection, RunConfig
+from dovetail.core.errors import CheckpointError, FailureError, UsageError
+from dovetail.core.types import Array
+from dovetail.learn.rollouts import OnPolicyAlgorithm
+from dovetail.runtime._collector import ProcessCollector, build_collector, collector_orders
+from dovetail.runtime.status import RunStatus
+
+__all__ = ["Lesson", "OnPolicy", "check_practice"]
+
+
+class _Write(Protocol):
+    def __call__(self, group: str, values: Mapping[str, float], *, step: int) -> None: ...
+
+
+def _nowhere(group: str, values: Mapping[str, float], *, step: int) -> None:
+    """Nobody draws curves."""
+
+
+class RolloutSource(Protocol):
+    """Who collects. `load` hands over weights that nobody changes any more."""
+
+    def load(self, weights: Mapping[str, Mapping[str, Array]], *, version: int) -> None: ...
+
+    def collect(self) -> dict[str, Array] | None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """What one rollout taught, and the episodes that ended in it: one number of each, by name."""
+
+    metrics: Mapping[str, float]
+    episodes: Mapping[str, Array]  # success, length, reward/<component>: [K] each
+
+    @property
+    def returns(self) -> Array:
+        rewards = [values for name, values in self.episodes.items() if name.startswith("reward/")]
+        return np.sum(rewards, axis=0) if rewards else np.zeros(0, np.float32)
+
+    def means(self) -> dict[str, float]:
+        """Of the episodes; nothing where none ended."""
+        if not len(self.returns):
+            return {}
+        return {"return": float(self.returns.mean())} | {n: float(v.mean()) for n, v in self.episodes.items()}
+
+
+class OnPolicy:
+    """A learner and where its rollouts come from. Worlds are built with the first step, not before."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        *,
+        algorithm: OnPolicyAlgorithm,
+        control_hz: float,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        check_practice(config)
+        self._control_hz = control_hz
+        self._config, self._algorithm, self._should_stop = config, algorithm, should_stop
+        self._practice = algorithm.practice
+        self._source: RolloutSource | None = None
+        self._num_episodes = [0] * self._practice.num_envs  # begun, by each world
+        self.healthy = True  # until a loss is not finite: from then on its state is worth nothing
+        self.num_updates = 0  # rollouts learned from, and so the version of the weights
+        self.env_steps = 0
+        self.num_ended = 0  # episodes
+
+    def lessons(
+        self,
+        status: RunStatus,
+        *,
+        write: _Write = _nowhere,
+        save: Callable[[OnPolicy], None] = lambda practice: None,
+    ) -> Iterator[Lesson]:
+        """Step until the run's budget is spent or it is to end; the books are kept, and now and then all is saved."""
+        run, saved_s = self._config.run, time.monotonic()
+        self._count(status)
+        status.begin("practising", run.env_steps, done=self.env_steps)
+        while self.env_steps < run.env_steps and not self._should_stop():
+            lesson = self.step()
+            if lesson is None:
+                return
+            self._count(status, lesson)
+            write("online", lesson.means(), step=self.env_steps)
+            write("learner", lesson.metrics, step=self.env_steps)
+            if time.monotonic() - saved_s > run.checkpoint_every_s:
+                save(self)
+                saved_s = time.monotonic()
+            yield lesson
+
+    def step(self) -> Lesson | None:
+        """The next rollout and the update that it gives; None if the run is to end."""
+        if self._source is None:
+            self._source = self._start()
+        began_s = time.monotonic()
+        rollout = self._source.collect()
+        if rollout is None:
+            return None
+        collected_s = time.monotonic()
+        tensors = {name: torch.from_numpy(array) for name, array in rollout.items() if not _is_book(name)}
+        metrics = self._algorithm.update(tensors)
+        self._check(metrics)
+        self.num_updates += 1
+        self.env_steps += rollout["reward"].size
+        self._num_episodes = [int(n) for n in rollout["num_episodes"]]
+        self._source.load(self._algorithm.policy_weights(), version=self.num_updates)
+        waited = {"collect_s": collected_s - began_s, "update_s": time.monotonic() - collected_s}
+        episodes = {n.removeprefix("episode/"): v for n, v in rollout.items() if n.startswith("episode/")}
+        self.num_ended += len(episodes.get("success", ()))
+        return Lesson(metrics={**metrics, **waited}, episodes=episodes)
+
+    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
+        return self._algorithm.policy_weights()
+
+    def close(self) -> None:
+        if self._source is not None:
+            self._source.close()
+            self._source = None
+
+    def _start(self) -> RolloutSource:
+        orders = collector_orders(
+            self._config, self._practice, num_rollouts=self.num_updates, num_episodes=self._num_episodes
+        )
+        source: RolloutSource
+        if self._practice.asynchronous:
+            source = ProcessCollector(orders, should_stop=self._should_stop)
+        else:
+            source = build_collector(orders)
+        source.load(self._algorithm.policy_weights(), version=self.num_updates)
+        return source
+
+    def _count(self, status: RunStatus, lesson: Lesson | None = None) -> None:
+        status.env_steps = status.done = self.env_steps
+        status.episodes, status.updates = self.num_ended, self.num_updates
+        status.robot_minutes = self.env_steps / self._control_hz / 60.0
+        if lesson is not None:
+            status.metrics |= lesson.metrics
+            status.recent_success.extend(lesson.episodes.get("success", ()))
+            status.recent_return.extend(lesson.returns)
+            status.recent_human.extend(np.zeros(len(lesson.returns)))
+
+    def _check(self, metrics: Mapping[str, float]) -> None:
+        bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
+        if bad:
+            self.healthy = False
+            raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
+
+    # ---- checkpoints: the learner goes on exactly where it was, each world with its next episode
+
+    def state_dict(self) -> dict[str, Array]:
+        return {
+            "practice/counters": np.array([self.num_updates, self.env_steps, self.num_ended], np.int64),
+            "practice/num_episodes": np.array(self._num_episodes, np.int64),
+            **{f"algorithm/{name}": value for name, value in self._algorithm.state_dict().items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        try:
+            num_updates, env_steps, num_ended = (int(n) for n in state["practice/counters"])
+            num_episodes = [int(n) for n in state["practice/num_episodes"]]
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"the checkpoint is not of on-policy learning: {error}") from error
+        self._algorithm.load_state_dict(
+            {name.removeprefix("algorithm/"): v for name, v in state.items() if name.startswith("algorithm/")}
+        )
+        self.close()  # worlds that are under way belong to the state before
+        self.num_updates, self.env_steps, self.num_ended = num_updates, env_steps, num_ended
+        self._num_episodes = num_episodes
+
+
+def check_practice(config: RunConfig) -> None:
+    """Refuse what on-policy learning would silently leave out."""
+    labeler = PluginSection.parse("labeler", DEFAULT_SECTIONS["labels"][0])
+    if config.labels != [labeler]:
+        raise UsageError(
+            "on-policy learning takes the task's own rewards at every tick, so leave out `labels`: set task.reward"
+        )
+    if config.operator.type != "none":
+        raise UsageError(
+            f"nobody can take over in {config.algorithm.type}'s many worlds at once: set operator: none, not "
+            f"'{config.operator.type}'"
+        )
+
+
+def _is_book(name: str) -> bool:
+    return name.startswith("episode/") or name == "num_episodes"

@@ -1,0 +1,188 @@
+"""HG-DAgger: whole chunks of corrections and a share of demonstrations, and nothing of what the policy did."""
+
+import numpy as np
+import pytest
+import torch
+from toy_practice import ARM, HORIZON, Everything, chunks_of, fill, make_episode, make_flow, spy_on
+
+from dovetail.core.errors import CheckpointError
+from dovetail.core.types import View
+from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.learner import Learner
+from dovetail.testing import check_algorithm
+from dovetail.testing.algorithms import random_batch
+
+
+def make(policy=None, **config):
+    return HGDAgger(HGDAggerConfig(**{"batch_size": 8, **config}), policy=policy or make_flow(), seed=1)
+
+
+def learner_of(algorithm, replay, **settings):
+    return Learner(algorithm=algorithm, replay=replay, robot=ARM, rng=np.random.default_rng(0), **settings)
+
+
+def steps(first, count):
+    """Actions that say which step they are: (i / 100, -i / 100)."""
+    ticks = first + np.arange(count)
+    return np.stack((ticks, -ticks), axis=1) / 100
+
+
+@pytest.fixture
+def open_replay(tmp_path):
+    opened = []
+
+    def open_one(*episodes):
+        opened.append(fill(tmp_path / f"replay-{len(opened)}", *episodes))
+        return opened[-1]
+
+    yield open_one
+    for replay in opened:
+        replay.close()
+
+
+def test_it_asks_for_whole_chunks_of_people_and_a_share_of_demonstrations():
+    wants = make(make_flow(history={"joint_pos": 2}), batch_size=10, demo_share=0.3).wants
+    assert wants.rows == {View(part="demo"): 3, View(part="human", min_run=HORIZON): 7}
+    assert wants.window.horizon == HORIZON
+    assert wants.window.history == {"joint_pos": 2}
+    assert not wants.next_observations
+    single = make(make_flow(horizon=1)).wants
+    assert View(part="human") in single.rows  # each of its steps is a whole chunk
+
+
+def test_of_practice_only_whole_human_chunks_are_cloned(open_replay):
+    """Steps 5..10 are a correction, 14..16 one that is shorter than a chunk; the policy did the rest."""
+    practice = make_episode("practice", steps(0, 20), human=(*range(5, 11), *range(14, 17)))
+    demo = make_episode("demo", steps(50, 5), demo=True)
+    algorithm = make()
+    given = spy_on(algorithm._policy)
+    learner = learner_of(algorithm, open_replay(practice, demo))
+    metrics = learner.step(env_steps=30)
+    lengths = {"demo": set(), "practice": set()}
+    begun = set()
+    for actions, mask in given:
+        for chunk, known in zip((actions * 100).round().int().numpy(), mask.numpy(), strict=True):
+            length = int(known.sum())
+            assert chunk[:length, 0].tolist() == list(range(chunk[0, 0], chunk[0, 0] + length))
+            lengths["demo" if chunk[0, 0] >= 50 else "practice"].add(length)
+            if chunk[0, 0] < 50:
+                begun.add(int(chunk[0, 0]))
+    assert begun == {5, 6, 7}  # from which four steps of the person follow
+    assert lengths == {"practice": {HORIZON}, "demo": {1, 2, 3, 4}}  # demonstrations to their very end
+    assert metrics["whole_correction_share"] == pytest.approx(3 / 9)
+
+
+def test_half_of_a_batch_are_demonstrations(open_replay):
+    practice = make_episode("practice", steps(0, 12), human=range(12))
+    demo = make_episode("demo", steps(50, 12), demo=True)
+    algorithm = make()
+    given = spy_on(algorithm._policy)
+    learner_of(algorithm, open_replay(practice, demo)).step(env_steps=3)
+    for actions, _ in given:
+        assert (actions[:, 0, 0] > 0.495).tolist() == [True] * 4 + [False] * 4
+
+
+def test_before_the_first_correction_it_clones_demonstrations(open_replay):
+    demo, practice = make_episode("demo", steps(50, 9), demo=True), make_episode("practice", steps(0, 9))
+    algorithm = make()
+    given = spy_on(algorithm._policy)
+    metrics = learner_of(algorithm, open_replay(practice, demo)).step(env_steps=4)
+    assert all((actions[:, 0, 0] > 0.495).all() for actions, _ in given)
+    assert "whole_correction_share" not in metrics  # of nothing
+
+
+def test_without_demonstrations_it_waits_for_a_correction_and_owes_its_updates(open_replay):
+    algorithm = make()
+    replay = open_replay(make_episode("one", steps(0, 9), human=(3, 4)))  # too short for a chunk
+    learner = learner_of(algorithm, replay)
+    assert learner.step(env_steps=9) == {}
+    assert learner.num_online_updates == 0
+    replay.add(*make_episode("two", steps(20, 9), human=range(2, 8)))
+    given = spy_on(algorithm._policy)
+    learner.step(env_steps=18)
+    assert learner.num_online_updates == 18
+    begun = {round(100 * float(a)) for actions, _ in given for a in actions[:, 0, 0]}
+    assert begun <= {22, 23, 24}
+
+
+def test_gradients_are_clipped():
+    algorithm = make(max_grad_norm=1e-3)
+    batch = random_batch(algorithm.wants, ARM, np.random.default_rng(0))
+    algorithm.update({name: torch.from_numpy(values) for name, values in batch.items()})
+    norms = torch.stack([p.grad.norm() for p in algorithm._parameters])
+    assert norms.norm().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+@pytest.mark.parametrize("config", [{}, {"horizon": 1}, {"history": {"joint_pos": 3}}, {"prompt_features": 4}])
+def test_it_keeps_the_contract(config):
+    check_algorithm(lambda: make(make_flow(**config)), robot=ARM)
+
+
+def test_it_trains_a_policy_of_single_actions(policy, robot):
+    check_algorithm(lambda: make(type(policy)(policy.Config(hidden=(16,)), robot=robot, seed=0)), robot=robot)
+
+
+def test_a_resumed_learner_goes_on_bit_for_bit(open_replay):
+    replay = open_replay(
+        make_episode("practice", steps(0, 20), human=range(4, 14)), make_episode("demo", steps(50, 9), demo=True)
+    )
+    one = learner_of(make(), replay)
+    one.step(env_steps=7)
+    state = {name: np.array(value) for name, value in one.state_dict().items()}
+    expected = one.step(env_steps=15)
+    other = learner_of(make(), replay)
+    other.load_state_dict(state)
+    assert other.step(env_steps=15) == expected
+    assert all(
+        np.array_equal(value, other.policy_weights()["actor"][name])
+        for name, value in one.policy_weights()["actor"].items()
+    )
+
+
+def test_a_state_of_another_policy_is_refused():
+    with pytest.raises(CheckpointError, match="does not fit algorithm 'hg_dagger'"):
+        make().load_state_dict(make(make_flow(horizon=8)).state_dict())
+
+
+# ---- does it learn?
+
+
+def rate_of(policy, place):
+    """How often it goes where it should there: down where the second joint is up, up where it is down."""
+    rng = np.random.default_rng(5)
+    states = np.stack((rng.uniform(-1, 1, 200), np.full(200, place)), axis=1)
+    return float((np.sign(chunks_of(policy, states)[:, 0, 1]) == -np.sign(place)).mean())
+
+
+def test_corrections_lift_a_policy_where_cloning_everything_does_not(open_replay):
+    """Demonstrations are of one place. In the other the policy does what it knows, which is wrong there, until a
+    person takes over for a while."""
+    rng = np.random.default_rng(0)
+
+    def episode(name, place, moves, **other):
+        actions = np.stack((rng.uniform(-1, 1, len(moves)), np.asarray(moves)), axis=1)
+        made, labels = make_episode(name, actions, start=(0.0, place), **other)
+        made.segments[0].columns["observation/joint_pos"][:, 1] = place  # it stays there, whatever is done
+        return made, labels
+
+    demos = [episode(f"demo-{n}", -1.0, np.full(10, 0.6), demo=True) for n in range(6)]
+    practice = [episode(f"practice-{n}", 1.0, [*[0.6] * 12, *[-0.6] * 6], human=range(12, 18)) for n in range(6)]
+    cloned = make_flow()
+    learner_of(Imitation(ImitationConfig(batch_size=32), policy=cloned), open_replay(*demos)).warm_up(200)
+    assert rate_of(cloned, -1.0) > 0.95
+    assert rate_of(cloned, 1.0) < 0.3
+    start = cloned.weights()
+
+    lifted, led_on = make_flow(), make_flow()
+    settings = {"batch_size": 32, "lr": 1e-3}
+    for policy, algorithm in (
+        (lifted, HGDAgger(HGDAggerConfig(**settings), policy=lifted)),
+        (led_on, Everything(ImitationConfig(**settings), policy=led_on)),
+    ):
+        for name, module in policy.components.items():
+            module.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in start[name].items()})
+        learner_of(algorithm, open_replay(*demos, *practice)).step(env_steps=300)
+    assert rate_of(lifted, 1.0) > 0.95
+    assert rate_of(lifted, -1.0) > 0.95  # nothing is forgotten
+    assert rate_of(led_on, 1.0) < 0.6

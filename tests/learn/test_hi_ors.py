@@ -1,0 +1,356 @@
+"""Hi-ORS: what is accepted, what is left out of it, what is imitated and how much it counts, by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from toy_practice import ARM, HORIZON, Everything, chunks_of, fill, make_episode, make_flow, spy_on
+
+from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.specs import ArraySpec
+from dovetail.core.types import View
+from dovetail.learn.algorithms.hi_ors import HiORS, HiORSConfig
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.batches import batch_arrays
+from dovetail.learn.learner import Learner
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
+from dovetail.testing import check_algorithm
+
+GRIPPING = dataclasses.replace(
+    ARM,
+    action=ArraySpec(shape=(3,), names=("j1", "j2", "gripper"), low=(-1.0,) * 3, high=(1.0,) * 3),
+    observation={**ARM.observation, "gripper": ArraySpec(shape=(1,))},
+)
+CARTESIAN = dataclasses.replace(
+    ARM,
+    action=ArraySpec(shape=(6,), low=(-1.0,) * 6, high=(1.0,) * 6),
+    action_kind="ee_delta",
+    observation={"ee_pose": ArraySpec(shape=(7,))},
+)
+
+
+def make(policy=None, **config):
+    config = {"batch_size": 8, "demo_share": 0.0, **config}
+    return HiORS(HiORSConfig(**config), policy=policy or make_flow(), seed=1)
+
+
+def learner_of(algorithm, replay, **settings):
+    return Learner(algorithm=algorithm, replay=replay, robot=ARM, rng=np.random.default_rng(0), **settings)
+
+
+def batch_of(algorithm, robot=ARM, seed=0):
+    """Moving, whole chunks of the policy, none at an end; what is measured is half of what was told."""
+    rng = np.random.default_rng(seed)
+    batch = {name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.wants, robot).items()}
+    for name in batch:
+        if name == "action" or name.startswith("observation/"):
+            batch[name][:] = torch.from_numpy(rng.uniform(-1, 1, batch[name].shape))
+    batch["achieved"][:] = 0.5 * batch["action"]
+    batch["discount"][:] = 1.0
+    if "action/mask" in batch:
+        batch["action/mask"][:] = True
+    return batch
+
+
+# ---- what is accepted
+
+
+def test_the_bar_rises_from_round_to_round():
+    algorithm = make(thresholds=(0.2, 0.4, 0.6), round_updates=3)
+    batch, bars = batch_of(algorithm), []
+    for _ in range(8):
+        assert View(part="online", return_above=algorithm.threshold, min_episode_steps=3) in algorithm.wants.rows
+        bars.append(algorithm.update(batch)["threshold"])
+    assert bars == [0.2, 0.2, 0.2, 0.4, 0.4, 0.4, 0.6, 0.6]
+    with pytest.raises(ValueError, match="should rise"):
+        HiORSConfig(thresholds=(0.5, 0.4))
+
+
+def test_what_it_asks_for():
+    algorithm = make(batch_size=10, demo_share=0.3, min_episode_steps=5, thresholds=(0.1, 0.9), round_updates=1)
+    algorithm.update(batch_of(algorithm))
+    wants = algorithm.wants
+    assert wants.rows == {
+        View(part="demo", return_above=0.9, min_episode_steps=5): 3,
+        View(part="online", return_above=0.9, min_episode_steps=5): 7,
+    }
+    assert wants.when_empty == View(return_above=0.1, min_episode_steps=5)
+    assert (wants.window.horizon, wants.window.num_steps, wants.window.gamma) == (HORIZON, HORIZON, 1.0)
+    assert wants.achieved
+
+
+@pytest.fixture
+def open_replay(tmp_path):
+    opened = []
+
+    def open_one(*episodes):
+        opened.append(fill(tmp_path / f"replay-{len(opened)}", *episodes))
+        return opened[-1]
+
+    yield open_one
+    for replay in opened:
+        replay.close()
+
+
+def marked(name, mark, num_steps=6, **other):
+    """An episode whose first joint says which one it is."""
+    moves = np.stack((np.full(num_steps, mark), np.linspace(-0.5, 0.5, num_steps)), axis=1)
+    return make_episode(name, moves, **other)
+
+
+def marks(given):
+    return {round(float(mark), 1) for actions, _ in given for mark in actions[:, 0, 0]}
+
+
+def test_only_what_went_well_enough_is_imitated(open_replay):
+    slow = [0.0, -0.2, -0.2, 0.0, 0.0, 1.0]  # adds up to 0.6
+    replay = open_replay(
+        marked("failed", 0.1, success=False),
+        marked("succeeded", 0.2),
+        marked("slow", 0.3, rewards=slow),
+        marked("short", 0.4, num_steps=2),
+        marked("three", 0.5, num_steps=3),
+        marked("demo", 0.6, demo=True),
+    )
+    algorithm = make(thresholds=(0.5, 0.7, 2.0), round_updates=40)
+    given, learner = spy_on(algorithm._policy), learner_of(algorithm, replay)
+    told = learner.step(env_steps=40)
+    assert marks(given) == {0.2, 0.3, 0.5}
+    assert told["accepted_share"] == pytest.approx((6 + 6 + 3) / (6 + 6 + 6 + 2 + 3))
+    given.clear()
+    learner.step(env_steps=80)
+    assert marks(given) == {0.2, 0.5}
+    given.clear()
+    told = learner.step(env_steps=120)  # nothing reaches that: what passed the first bar will do, and it is told
+    assert marks(given) == {0.2, 0.3, 0.5, 0.6}
+    assert told["accepted_share"] == 0.0
+
+
+def test_until_something_succeeds_it_waits(open_replay):
+    replay = open_replay(marked("failed", 0.1, success=False))
+    learner = learner_of(make(), replay)
+    assert learner.step(env_steps=6) == {}
+    replay.add(*marked("succeeded", 0.2))
+    assert learner.step(env_steps=12)["accepted_share"] == 0.5
+    assert learner.num_online_updates == 12
+
+
+def test_a_share_of_demonstrations(open_replay):
+    replay = open_replay(marked("demo", 0.6, demo=True), marked("succeeded", 0.2))
+    algorithm = make(demo_share=0.25)
+    given = spy_on(algorithm._policy)
+    learner_of(algorithm, replay).step(env_steps=1)
+    assert [round(float(m), 1) for m in given[0][0][:, 0, 0]] == [0.6] * 2 + [0.2] * 6
+
+
+# ---- what is imitated
+
+
+def test_it_imitates_where_the_arm_came_and_what_the_gripper_was_told():
+    """A gripper that holds something is not as closed as it was told: cloning how far it came would let go."""
+    for targets, reached in (("achieved", 0.5), ("executed", 1.0)):
+        algorithm = make(make_flow(GRIPPING), targets=targets)
+        given, batch = spy_on(algorithm._policy), batch_of(algorithm, GRIPPING)
+        algorithm.update(batch)
+        ((actions, mask),) = given
+        torch.testing.assert_close(actions[..., :2], reached * batch["action"][..., :2])
+        torch.testing.assert_close(actions[..., 2], batch["action"][..., 2])
+        assert mask.all()
+
+
+@pytest.mark.parametrize("junk", [9.0, np.nan])
+def test_padding_and_what_nobody_knows_teach_nothing(junk):
+    weights = []
+    for filling in (0.0, junk):
+        algorithm = make()
+        batch = batch_of(algorithm)
+        batch["action/mask"][:4, 2:] = False
+        batch["achieved"][:4, 2:] = filling
+        batch["action"][:4, 2:] = filling
+        metrics = [algorithm.update(batch) for _ in range(3)]
+        assert all(np.isfinite(m["imitation_loss"]) for m in metrics)
+        weights.append(algorithm.policy_weights()["actor"])
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
+    algorithm = make()
+    given, batch = spy_on(algorithm._policy), batch_of(algorithm)
+    batch["achieved"][3] = torch.nan  # of a robot that does not tell
+    algorithm.update(batch)
+    assert given[0][1].all(dim=1).tolist() == [True] * 3 + [False] + [True] * 4
+
+
+def test_chunks_in_which_nothing_moved_are_left_out():
+    """Joints that sway by s have a standard deviation of s."""
+    algorithm = make()
+    given, batch = spy_on(algorithm._policy), batch_of(algorithm)
+    sway = torch.tensor([1.0, -1.0, 1.0, -1.0])
+    for row, (first, second) in enumerate([(0.0, 0.0), (9e-4, 0.0), (11e-4, 0.0), (0.0, 11e-4), (9e-4, 9e-4)]):
+        batch["achieved"][row, :, 0] = 0.3 + first * sway
+        batch["achieved"][row, :, 1] = -0.2 + second * sway
+    batch["achieved"][5] = 0.1  # still, and the episode ended in it
+    batch["discount"][5] = 0.0
+    batch["achieved"][6, :2] = 0.1  # still up to the end of the recording, which was a timeout
+    batch["action/mask"][6, 2:] = False
+    batch["action/mask"][7, 1:] = False  # one state says nothing of motion
+    metrics = algorithm.update(batch)
+    assert given[0][1].any(dim=1).tolist() == [False, False, True, True, False, True, False, True]
+    assert metrics["still_share"] == 4 / 8
+
+
+def test_an_arm_that_creeps_moves():
+    """Equal deltas of d lead through states d, 2 d, 3 d, 4 d, whose standard deviation is sqrt(1.25) d."""
+    algorithm = make(make_flow(CARTESIAN))
+    given, batch = spy_on(algorithm._policy), batch_of(algorithm, CARTESIAN)
+    batch["achieved"][:2] = 0.0
+    batch["achieved"][0, :, 2] = 0.95e-3
+    batch["achieved"][1, :, 2] = 0.85e-3
+    algorithm.update(batch)
+    assert given[0][1].any(dim=1).tolist() == [True, False] + [True] * 6
+
+
+def test_a_hand_that_closes_moves():
+    algorithm = make(make_flow(GRIPPING))
+    given, batch = spy_on(algorithm._policy), batch_of(algorithm, GRIPPING)
+    batch["achieved"][:2] = 0.0
+    batch["achieved"][0, :, 2] = torch.tensor([0.8, 0.6, 0.5, 0.5])  # as measured
+    batch["action"][:2, :, 2] = 0.0  # as told, all the while
+    algorithm.update(batch)
+    assert given[0][1].any(dim=1).tolist() == [True, False] + [True] * 6
+
+
+def test_the_filter_can_be_switched_off_and_then_nothing_need_be_measured(robot):
+    algorithm = make(make_flow(robot), targets="executed", still_std=0.0)
+    assert not algorithm.wants.achieved
+    check_algorithm(lambda: make(make_flow(robot), targets="executed", still_std=0.0), robot=robot)
+    with pytest.raises(UsageError, match="robot 'arm' does not tell"):
+        batch_arrays(make(make_flow(robot)).wants, robot)
+
+
+def test_a_batch_with_nothing_in_it_changes_nothing():
+    algorithm = make()
+    batch = batch_of(algorithm)
+    batch["achieved"][:] = 0.0
+    before = algorithm.policy_weights()["actor"]
+    metrics = algorithm.update(batch)
+    assert metrics == {"threshold": 0.5, "still_share": 1.0, "correction_share": 0.0}
+    assert all(np.array_equal(value, before[name]) for name, value in algorithm.policy_weights()["actor"].items())
+
+
+# ---- how much it counts
+
+
+def test_corrections_count_more_and_demonstrations_do_not():
+    """Single actions of a Gaussian, whose loss has no chance in it: (w n_h L_h + n_p L_p) / (w n_h + n_p)."""
+    policy = GaussianMLP(GaussianMLPConfig(hidden=(16,)), robot=ARM, seed=0)
+    algorithm = make(policy, demo_share=0.25, human_weight=5.0)
+    batch = batch_of(algorithm)
+    batch["human"][:] = torch.tensor([1, 1, 0, 1, 0, 1, 0, 1])  # the first two rows are demonstrations
+    features, targets = policy.features({"joint_pos": batch["observation/joint_pos"]}), batch["achieved"]
+    corrected = torch.tensor([3, 5, 7])
+    others = torch.tensor([0, 1, 2, 4, 6])
+    with torch.no_grad():
+        helped, alone = (policy.imitation_loss(features[r], targets[r]).item() for r in (corrected, others))
+    metrics = algorithm.update(batch)
+    assert metrics["imitation_loss"] == pytest.approx((5 * 3 * helped + 5 * alone) / (5 * 3 + 5), rel=1e-5)
+    assert metrics["correction_share"] == 3 / 8
+
+
+def test_what_counts_is_whose_hand_a_chunk_began_in_and_each_action_counts_alike():
+    algorithm = make(human_weight=3.0)
+    given, batch = spy_on(algorithm._policy), batch_of(algorithm)
+    batch["human"][:3, 0] = True  # corrections, handed back after one step
+    batch["human"][3, 1:] = True  # taken over in the midst of a chunk of the policy
+    batch["action/mask"][0, 1:] = False
+    algorithm.update(batch)
+    (helped, helped_mask), (alone, alone_mask) = given
+    assert (len(helped), len(alone)) == (3, 5)
+    assert (int(helped_mask.sum()), int(alone_mask.sum())) == (1 + 4 + 4, 20)
+
+    losses = iter((torch.tensor(1.0, requires_grad=True), torch.tensor(0.0, requires_grad=True)))
+    algorithm._policy.imitation_loss = lambda *_, **__: next(losses)
+    assert algorithm.update(batch)["imitation_loss"] == pytest.approx(3 * 9 / (3 * 9 + 20))
+
+
+def test_gradients_are_clipped_to_one():
+    algorithm = make(max_grad_norm=1e-3)
+    algorithm.update(batch_of(algorithm))
+    norms = torch.stack([p.grad.norm() for p in algorithm._parameters])
+    assert norms.norm().item() == pytest.approx(1e-3, rel=1e-3)
+    assert HiORSConfig().max_grad_norm == 1.0
+    assert HiORSConfig().lr == 2.5e-5
+
+
+# ---- the contract
+
+
+@pytest.mark.parametrize("config", [{}, {"horizon": 1}, {"history": {"joint_pos": 3}}, {"prompt_features": 4}])
+def test_it_keeps_the_contract(config):
+    check_algorithm(
+        lambda: make(make_flow(**config), demo_share=0.5, thresholds=(0.5, 0.6), round_updates=3), robot=ARM
+    )
+
+
+def test_a_resumed_learner_goes_on_bit_for_bit_the_round_included(open_replay):
+    replay = open_replay(marked("a", 0.2, human=(2, 3)), marked("b", 0.4), marked("demo", 0.6, demo=True))
+
+    def fresh():
+        return learner_of(make(demo_share=0.25, thresholds=(0.5, 0.9), round_updates=5), replay)
+
+    one = fresh()
+    one.step(env_steps=7)
+    state = {name: np.array(value) for name, value in one.state_dict().items()}
+    expected = one.step(env_steps=15)
+    assert expected["threshold"] == pytest.approx(0.9)
+    other = fresh()
+    other.load_state_dict(state)
+    assert other.step(env_steps=15) == expected
+    assert all(
+        np.array_equal(value, other.policy_weights()["actor"][name])
+        for name, value in one.policy_weights()["actor"].items()
+    )
+
+
+def test_a_state_of_another_policy_is_refused():
+    with pytest.raises(CheckpointError, match="does not fit algorithm 'hi_ors'"):
+        make().load_state_dict(make(make_flow(horizon=8)).state_dict())
+
+
+# ---- does it learn?
+
+
+def practise(policy, algorithm, replay, *, num_rounds=6, num_episodes=24, num_updates=60):
+    """Rounds of practice: an episode is one chunk, and right is right. Returns how often it went right at the end."""
+    learner = Learner(algorithm=algorithm, replay=replay, robot=ARM, rng=np.random.default_rng(1))
+    rng = np.random.default_rng(2)
+    for number in range(num_rounds):
+        starts = rng.uniform(-1, 1, (num_episodes, 2))
+        for index, (start, actions) in enumerate(zip(starts, chunks_of(policy, starts, seed=number), strict=True)):
+            success = bool(actions[:, 0].mean() > 0)
+            replay.add(*make_episode(f"{number}-{index}", actions, start=start, success=success))
+        learner.step(env_steps=(number + 1) * num_updates)
+    return float((chunks_of(policy, rng.uniform(-1, 1, (300, 2)), seed=99)[..., 0].mean(1) > 0).mean())
+
+
+def test_accepted_practice_lifts_a_policy_where_cloning_all_of_it_does_not(open_replay):
+    """It was shown both ways, and only one of them is right: half of what it does succeeds."""
+    rng = np.random.default_rng(0)
+    shown = []
+    for n in range(30):
+        way = np.stack((np.full(4, 0.5 if n % 2 else -0.5), np.linspace(0, 0.4, 4)), axis=1)
+        shown.append(make_episode(f"demo-{n}", way, start=rng.uniform(-1, 1, 2), demo=True))
+    torn = make_flow()
+    learner_of(Imitation(ImitationConfig(batch_size=32), policy=torn), open_replay(*shown)).warm_up(300)
+    states = rng.uniform(-1, 1, (300, 2))
+    assert 0.3 < (chunks_of(torn, states)[..., 0].mean(1) > 0).mean() < 0.7
+
+    rates = {}
+    for kind, settings in (
+        (HiORS, HiORSConfig(batch_size=32, demo_share=0.0, lr=1e-3)),
+        (Everything, ImitationConfig(batch_size=32, lr=1e-3)),
+    ):
+        policy = make_flow()
+        for name, module in policy.components.items():
+            module.load_state_dict(torn.components[name].state_dict())
+        rates[kind] = practise(policy, kind(settings, policy=policy), open_replay())
+    assert rates[HiORS] > 0.95
+    assert rates[Everything] < 0.75

@@ -1,0 +1,293 @@
+"""PPO by hand: the loss, its gradient, what it bootstraps with, what it says of itself, and going on from a checkpoint."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.core.errors import CheckpointError, FailureError, UsageError
+from dovetail.learn.algorithms.ppo import PPO, PPOConfig, Rows, ppo_loss
+from dovetail.learn.rollouts import OnPolicyAlgorithm
+from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig
+
+N, T = 3, 8
+
+
+def make(robot, *, seed=0, policy_seed=0, **config):
+    policy = ActorCritic(ActorCriticConfig(hidden=(8,), value_hidden=(8,)), robot=robot, seed=policy_seed)
+    settings = {"num_envs": N, "rollout_steps": T, "batch_size": 8, "num_epochs": 2, **config}
+    return PPO(PPOConfig(**settings), policy=policy, seed=seed), policy
+
+
+def rollout(policy, *, seed=0, version=0, ends=((0, 2),), cuts=((1, 4),)):
+    """As a collector would make it with this policy, of chance alone."""
+    rng = np.random.default_rng(seed)
+    seen = torch.from_numpy(rng.normal(size=(N, T + 1, 3)).astype(np.float32))
+    with torch.no_grad():
+        features = policy.features({"joint_pos": seen[:, :-1].flatten(0, 1)})
+        drawn, log_prob = policy.sample(features, generator=torch.Generator().manual_seed(seed))
+    terminated = torch.zeros(N, T, dtype=torch.bool)
+    for n, t in ends:
+        terminated[n, t] = True
+    return {
+        "observation/joint_pos": seen,
+        "action": drawn.view(N, T, -1),
+        "log_prob": log_prob.view(N, T),
+        "version": torch.full((N, T), version),
+        "reward": torch.from_numpy(rng.normal(size=(N, T)).astype(np.float32)),
+        "terminated": terminated,
+        "final_at": torch.tensor(sorted(n * T + t for n, t in cuts), dtype=torch.int64),
+        "final/joint_pos": torch.from_numpy(rng.normal(size=(len(cuts), 3)).astype(np.float32)),
+    }
+
+
+def rows(**values):
+    names = ("proximal", "weight", "advantage", "returns")
+    return Rows(**{name: torch.tensor(values[name]) for name in names})
+
+
+def weights_of(algorithm):
+    return {f"{c}/{n}": v for c, arrays in algorithm.policy_weights().items() for n, v in arrays.items()}
+
+
+def same(a, b):
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+
+
+# ---- the loss
+
+
+def test_the_loss_by_hand():
+    config = PPOConfig()
+    ratios = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1])
+    loss, facts = ppo_loss(
+        config,
+        rows(
+            proximal=[0.0] * 5,
+            weight=[1.0] * 5,
+            advantage=[1.0, 1.0, -1.0, -1.0, 2.0],
+            returns=[1.0, 0.0, 0.0, 0.0, 0.0],
+        ),
+        log_prob=ratios.log(),
+        entropy=torch.full((5,), 3.0),
+        value=torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0]),
+    )
+    # what would help too much is cut off at 1.2 and 0.8; what harms counts in full
+    gains = [1.2, 0.5, -1.5, -0.8, 2.2]
+    assert facts["policy_loss"].item() == pytest.approx(-sum(gains) / 5)
+    assert facts["value_loss"].item() == pytest.approx((1.0 + 4.0) / 5)
+    assert facts["entropy"].item() == 3.0
+    assert loss.item() == pytest.approx(-sum(gains) / 5 + 0.5 * 1.0 - 0.01 * 3.0)
+    assert facts["clip_fraction"].item() == pytest.approx(4 / 5)
+    kl = [ratio - 1 - math.log(ratio) for ratio in (1.5, 0.5, 1.5, 0.5, 1.1)]
+    assert facts["kl"].item() == pytest.approx(sum(kl) / 5, rel=1e-5)
+
+
+def test_a_stale_sample_is_weighed_but_kept_near_the_proximal_policy():
+    """The ratio that is clipped is to where the update began: however far that is from the policy that behaved."""
+    values = {"proximal": [0.0, 0.0], "advantage": [1.0, 1.0], "returns": [0.0, 0.0]}
+    log_prob = torch.tensor([1.1, 1.5]).log()
+    zero = torch.zeros(2)
+    _, facts = ppo_loss(
+        PPOConfig(), rows(weight=[3.0, 0.5], **values), log_prob=log_prob, entropy=zero, value=zero
+    )
+    assert facts["policy_loss"].item() == pytest.approx(-(3.0 * 1.1 + 0.5 * 1.2) / 2)
+
+
+def test_the_gradient_is_that_of_finite_differences(robot):
+    policy = make(robot)[1]
+    modules = list(policy.components.values())
+    for module in modules:
+        module.double()
+    batch = rollout(make(robot)[1])
+    seen = {"joint_pos": batch["observation/joint_pos"][:, :-1].flatten(0, 1).double()}
+    drawn = batch["action"].flatten(0, 1).double()
+    rng = np.random.default_rng(0)
+    with torch.no_grad():
+        proximal, _, _ = policy.evaluate_actions(policy.features(seen), drawn)
+        proximal = proximal + torch.from_numpy(rng.normal(0, 0.15, N * T))  # ratios on both sides of the clip
+    data = Rows(
+        proximal=proximal,
+        weight=torch.from_numpy(rng.uniform(0.5, 2.0, N * T)),
+        advantage=torch.from_numpy(rng.normal(size=N * T)),
+        returns=torch.from_numpy(rng.normal(size=N * T)),
+    )
+
+    def loss():
+        log_prob, entropy, value = policy.evaluate_actions(policy.features(seen), drawn)
+        return ppo_loss(PPOConfig(), data, log_prob=log_prob, entropy=entropy, value=value)[0]
+
+    parameters = [p for module in modules for p in module.parameters()]
+    gradients = torch.autograd.grad(loss(), parameters)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        flat = parameter.data.view(-1)
+        for i in range(0, len(flat), max(1, len(flat) // 5)):
+            kept = flat[i].item()
+            with torch.no_grad():
+                flat[i] = kept + 1e-6
+                above = loss().item()
+                flat[i] = kept - 1e-6
+                below = loss().item()
+                flat[i] = kept
+            assert gradient.view(-1)[i].item() == pytest.approx((above - below) / 2e-6, rel=1e-4, abs=1e-7)
+    assert all(gradient.abs().max() > 0 for gradient in gradients)
+
+
+# ---- what a rollout is made into
+
+
+def prepared(algorithm, batch):
+    seen = {"joint_pos": batch["observation/joint_pos"][:, :-1].flatten(0, 1)}
+    return algorithm._prepare(batch, seen, batch["action"].flatten(0, 1))
+
+
+def test_what_each_step_bootstraps_with(robot):
+    """Trap: no bootstrap at truncation, or from the next episode's first observation in place of the true last one."""
+    algorithm, policy = make(robot, gae_lambda=0.0, gamma=0.9)
+    batch = rollout(policy)
+    data, _ = prepared(algorithm, batch)
+
+    def value(observation):
+        with torch.no_grad():
+            return policy.value(policy.features({"joint_pos": observation[None]})).item()
+
+    returns, reward, seen = data.returns.view(N, T), batch["reward"], batch["observation/joint_pos"]
+    final = batch["final/joint_pos"][0]
+    assert returns[0, 2].item() == pytest.approx(reward[0, 2].item())  # a true end: nothing follows
+    assert returns[1, 4].item() == pytest.approx(reward[1, 4].item() + 0.9 * value(final), rel=1e-5)
+    assert abs(value(final) - value(seen[1, 5])) > 1e-3
+    assert returns[2, T - 1].item() == pytest.approx(reward[2, T - 1].item() + 0.9 * value(seen[2, T]), rel=1e-5)
+
+
+def test_advantages_are_those_of_the_critic_as_it_is_now(robot):
+    algorithm, policy = make(robot)
+    batch = rollout(policy)
+    before, _ = prepared(algorithm, batch)
+    with torch.no_grad():
+        for parameter in policy.components["critic"].parameters():
+            parameter.add_(0.3)
+    after, _ = prepared(algorithm, batch)
+    assert not torch.allclose(before.returns, after.returns)
+    torch.testing.assert_close(before.weight, torch.ones(N * T))
+
+
+def test_advantages_are_normalised(robot):
+    algorithm, policy = make(robot)
+    data, _ = prepared(algorithm, rollout(policy))
+    assert data.advantage.mean().item() == pytest.approx(0.0, abs=1e-6)
+    assert data.advantage.std(correction=0).item() == pytest.approx(1.0, rel=1e-4)
+
+
+def test_what_behaved_weighs_the_samples(robot):
+    algorithm, policy = make(robot, max_weight=2.0)
+    batch = rollout(policy)
+    batch["log_prob"] = batch["log_prob"] + torch.tensor([[math.log(2.0)], [math.log(0.8)], [math.log(0.1)]])
+    data, facts = prepared(algorithm, batch)
+    expected = torch.tensor([0.5, 1.25, 2.0])[:, None].expand(N, T).flatten()  # 10 is too much
+    torch.testing.assert_close(data.weight, expected, rtol=1e-4, atol=1e-4)
+    kl = [w - 1 - math.log(w) for w in (0.5, 1.25, 10.0)]
+    assert facts["behaviour_kl"] == pytest.approx(sum(kl) / 3, rel=1e-3)
+
+
+# ---- updates
+
+
+def test_it_is_an_on_policy_algorithm(robot):
+    algorithm, _ = make(robot, num_envs=5, asynchronous=True, max_staleness=2)
+    assert isinstance(algorithm, OnPolicyAlgorithm)
+    assert (algorithm.practice.num_envs, algorithm.practice.max_staleness) == (5, 2)
+    assert make(robot)[0].practice.max_staleness == 0  # nobody collects meanwhile
+
+
+def test_on_a_fresh_rollout_the_first_ratio_is_1(robot):
+    algorithm, policy = make(robot, batch_size=N * T, num_epochs=1, normalize=False)
+    metrics = algorithm.update(rollout(policy))
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["behaviour_kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_fraction"] == 0.0
+    assert metrics["staleness_max"] == 0.0
+
+
+def test_staleness_is_counted_and_bounded(robot):
+    """Trap: nothing stamped or bounded staleness."""
+    algorithm, policy = make(robot, asynchronous=True, max_staleness=1)
+    algorithm.update(rollout(policy))
+    metrics = algorithm.update(rollout(policy, version=0))
+    assert metrics["staleness"] == metrics["staleness_max"] == 1.0
+    with pytest.raises(FailureError, match="2 versions old, and 1 are allowed"):
+        algorithm.update(rollout(policy, version=0))
+
+
+def test_what_is_rewarded_becomes_likelier(robot):
+    algorithm, policy = make(robot, lr=3e-3, num_epochs=5, gamma=0.5)
+    for version in range(25):
+        batch = rollout(policy, seed=version, version=version, ends=[(n, t) for n in range(N) for t in range(T)])
+        batch["reward"] = -(batch["action"] - 0.5).square().sum(-1)
+        metrics = algorithm.update(batch)
+    with torch.no_grad():
+        mean = policy.components["actor"](policy.features({"joint_pos": torch.randn(64, 3)}))
+    assert (mean - 0.5).abs().mean() < 0.25  # from 0
+    assert all(math.isfinite(value) for value in metrics.values())
+
+
+def test_a_large_step_ends_the_epochs(robot):
+    assert make(robot, num_epochs=10, lr=0.1)[0].update(rollout(make(robot)[1]))["epochs"] == 10
+    algorithm, policy = make(robot, num_epochs=10, lr=0.1, target_kl=0.01)
+    assert algorithm.update(rollout(policy))["epochs"] < 10
+
+
+def test_observations_are_standardised_by_all_that_was_seen(robot):
+    algorithm, policy = make(robot)
+    batches = [rollout(policy, seed=seed, version=seed) for seed in range(2)]
+    for batch in batches:
+        batch["observation/joint_pos"] = 3.0 + 2.0 * batch["observation/joint_pos"]
+        algorithm.update(batch)
+    rows = torch.cat([batch["observation/joint_pos"][:, :-1].flatten(0, 1) for batch in batches]).numpy()
+    normalizer = policy.weights()["normalizer"]
+    np.testing.assert_allclose(normalizer["mean/joint_pos"], rows.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(normalizer["std/joint_pos"], rows.std(0), rtol=1e-5)
+    untouched, policy = make(robot, normalize=False)
+    untouched.update(rollout(policy))
+    assert (policy.weights()["normalizer"]["std/joint_pos"] == 1).all()
+
+
+def test_it_leaves_the_rollout_alone_and_hands_out_copies(robot):
+    algorithm, policy = make(robot)
+    batch = rollout(policy)
+    before = {name: values.clone() for name, values in batch.items()}
+    weights, state = weights_of(algorithm), algorithm.state_dict()
+    kept, saved = ({name: value.copy() for name, value in some.items()} for some in (weights, state))
+    algorithm.update(batch)
+    assert all(torch.equal(before[name], batch[name]) for name in before)
+    assert same(kept, weights)
+    assert same(saved, state)
+    assert not same(weights, weights_of(algorithm))
+
+
+def test_it_goes_on_from_a_checkpoint_bit_for_bit(robot):
+    """Trap: checkpoints without optimiser, random generator or counters."""
+    algorithm, policy = make(robot)
+    batches = [rollout(policy, seed=seed, version=seed) for seed in range(4)]
+    for batch in batches[:2]:
+        algorithm.update(batch)
+    state = algorithm.state_dict()
+    resumed, _ = make(robot, seed=9, policy_seed=9)
+    resumed.load_state_dict(state)
+    for batch in batches[2:]:
+        assert algorithm.update(batch) == resumed.update(batch)
+    assert same(weights_of(algorithm), weights_of(resumed))
+    assert same(algorithm.state_dict(), resumed.state_dict())
+
+
+def test_a_state_that_does_not_fit_is_refused(robot):
+    algorithm, _ = make(robot)
+    state = dict(algorithm.state_dict())
+    del state["moments/joint_pos"]
+    with pytest.raises(CheckpointError, match="does not fit algorithm 'ppo'"):
+        algorithm.load_state_dict(state)
+
+
+def test_a_policy_without_values_is_refused(policy):
+    with pytest.raises(UsageError, match="'gaussian_mlp' is not one: use policy 'actor_critic'"):
+        PPO(PPOConfig(), policy=policy)

@@ -1,0 +1,189 @@
+"""SAC-Flow: what of it is not RLPD's, and that it learns. The path and its density are in policies/test_flow_actor."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.config.plugins import resolve
+from dovetail.core.errors import CheckpointError, UsageError
+from dovetail.core.types import ActContext
+from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+from dovetail.learn.algorithms.sac_flow import SACFlow, SACFlowConfig
+from dovetail.policies.flow_actor import FlowActor, FlowActorConfig
+from dovetail.testing import check_algorithm
+
+# of RLPD as it was before it shared its parts with others: metrics of updates 1, 4 and 20
+RLPD_WAS = {
+    "default": (
+        {},
+        {"critic_loss": 1.00223958, "q": -0.08716257},
+        {"critic_loss": 0.94356835, "q": -0.08760652, "actor_loss": 0.63070267, "entropy": -2.28738022},
+        {"critic_loss": 0.75112957, "q": -0.09474356, "actor_loss": 0.54557949, "entropy": -0.81867576},
+    ),
+    "everything": (
+        {
+            "num_critics": 5,
+            "num_target_critics": 2,
+            "backup_entropy": True,
+            "actor_q": "mean",
+            "bc_weight": 0.5,
+            "target_range": (0.0, 1.0),
+        },
+        {"critic_loss": 0.47132516, "q": -0.08887138},
+        {"critic_loss": 0.44540334, "q": -0.06591164, "actor_loss": 0.48260143, "entropy": -1.32622945},
+        {"critic_loss": 0.31927900, "q": 0.04864687, "actor_loss": 0.38126791, "entropy": -1.58629715},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RLPD_WAS)
+def test_rlpd_is_what_it_was(policy, batch, case):
+    config, *expected = RLPD_WAS[case]
+    algorithm = RLPD(RLPDConfig(batch_size=8, hidden=(16, 16), actor_every=2, **config), policy=policy, seed=0)
+    updates = [algorithm.update(batch) for _ in range(20)]
+    for number, metrics in zip((0, 3, 19), expected, strict=True):
+        for name, value in metrics.items():
+            assert updates[number][name] == pytest.approx(value, rel=1e-4, abs=1e-5), (number, name)
+
+
+def make_policy(robot, kind="gated", seed=0, **config):
+    return FlowActor(FlowActorConfig(**({"velocity": kind, "hidden": 16} | config)), robot=robot, seed=seed)
+
+
+def make(actor, seed=0, **config):
+    return SACFlow(SACFlowConfig(**{"batch_size": 8, "hidden": (16, 16), **config}), policy=actor, seed=seed)
+
+
+@pytest.fixture
+def actor(robot):
+    return make_policy(robot)
+
+
+def test_it_is_an_algorithm_by_name():
+    assert resolve("algorithm", "sac_flow") is SACFlow
+
+
+@pytest.mark.parametrize("kind", ["gated", "transformer"])
+@pytest.mark.parametrize("config", [{}, {"bc_weight": 1.0, "num_critics": 4, "backup_entropy": True}])
+def test_it_keeps_the_contract(robot, kind, config):
+    check_algorithm(lambda: make(make_policy(robot, kind), actor_every=2, **config), robot=robot)
+
+
+def test_a_policy_without_paths_is_refused(policy):
+    with pytest.raises(UsageError, match=r"'sac_flow' trains policy 'flow_actor'.* not 'gaussian_mlp'"):
+        make(policy)
+
+
+def test_targets_count_the_paths_density(actor, batch):
+    """r + d * (min Q' - alpha * log p of the path), with the algorithm's own next draw of noise."""
+    algorithm = make(actor, backup_entropy=True, temperature=0.5)
+    generator = torch.Generator()
+    generator.set_state(algorithm._generator.get_state())
+    features, following = (actor.features({"joint_pos": batch[f"{s}/joint_pos"]}) for s in ("observation", "next"))
+    with torch.no_grad():
+        actions, log_prob = actor.sample(following, generator=generator)
+        next_value = algorithm._target(torch.cat((following, actions), 1)).amin(0) - 0.5 * log_prob
+        targets = batch["reward"] + batch["discount"] * next_value
+        q = algorithm._critic(torch.cat((features, batch["action"]), 1))
+    expected = float((q - targets).square().mean())
+    assert algorithm.update(batch)["critic_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_usual_entropy_is_sacs_at_every_step(actor):
+    """Two actions, four steps: 2 * 1.4189 for x_0, and 4 * -2."""
+    assert make(actor)._target_entropy == pytest.approx(2 * 0.5 * math.log(2 * math.pi * math.e) - 8)
+    assert make(actor, target_entropy=-3.0)._target_entropy == -3.0
+
+
+@pytest.mark.parametrize(("target", "rises"), [(50.0, True), (-50.0, False)])
+def test_noise_follows_the_entropy_that_is_asked_for(actor, batch, target, rises):
+    features = actor.features({"joint_pos": batch["observation/joint_pos"]})
+    before = actor.sigma(features).mean().item()
+    algorithm = make(actor, target_entropy=target, actor_every=1, lr=1e-2, temperature=1.0)
+    for _ in range(100):
+        algorithm.update(batch)
+    assert (algorithm._log_alpha.item() > 0.0) is rises
+    if rises:
+        assert actor.sigma(features).mean().item() > 1.5 * before
+
+
+def test_gradient_norms_are_each_ones_own(actor, robot, batch):
+    """Trap: clipping over the whole model mixed what the critic had left behind into the actor's norm."""
+    algorithm = make(actor, actor_every=1)
+    metrics = algorithm.update(batch)
+    norms = {
+        name: math.sqrt(sum(p.grad.square().sum().item() for p in parameters))
+        for name, parameters in (("critic", algorithm._critic_parameters), ("actor", algorithm._actor_parameters))
+    }
+    assert all(0.0 < norm < algorithm._config.max_grad_norm for norm in norms.values())  # nothing was clipped
+    for name, norm in norms.items():
+        assert metrics[f"{name}_grad_norm"] == pytest.approx(norm, rel=1e-5)
+    tight = make(make_policy(robot), actor_every=1, max_grad_norm=1e-3)
+    tight.update(batch)
+    for parameters in (tight._critic_parameters, tight._actor_parameters):
+        norm = math.sqrt(sum(p.grad.square().sum().item() for p in parameters))
+        assert norm == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_every_part_of_the_actor_learns_and_the_critic_not_from_it(actor, batch):
+    """Trap: something detached on the way."""
+    algorithm = make(actor, actor_every=1)
+    before = {name: [p.detach().clone() for p in m.parameters()] for name, m in actor.components.items()}
+    critic = [p.detach().clone() for p in algorithm._critic.parameters()]
+    features = actor.features({"joint_pos": batch["observation/joint_pos"]})
+    for _ in range(2):  # sigma's hidden layer hears nothing before its last one has moved from 0
+        algorithm._update_actor(features, batch["action"], human=batch["human"])
+    for name, module in actor.components.items():
+        for old, new in zip(before[name], module.parameters(), strict=True):
+            assert not torch.equal(old, new), name
+    assert all(torch.equal(a, b) for a, b in zip(critic, algorithm._critic.parameters(), strict=True))
+
+
+def test_a_saved_state_goes_on_bit_for_bit(actor, batch, robot):
+    one = make(actor, actor_every=2, bc_weight=0.5)
+    for _ in range(7):
+        one.update(batch)
+    state = one.state_dict()
+    expected = [dict(one.update(batch)) for _ in range(5)]
+    other = make(make_policy(robot, seed=9), seed=4, actor_every=2, bc_weight=0.5)
+    other.load_state_dict(state)
+    assert [dict(other.update(batch)) for _ in range(5)] == expected
+
+
+def test_a_state_of_another_flow_is_refused(actor, robot):
+    with pytest.raises(CheckpointError, match="does not fit algorithm 'sac_flow'"):
+        make(make_policy(robot, "transformer")).load_state_dict(make(actor).state_dict())
+
+
+@pytest.mark.parametrize(("kind", "size"), [("gated", {"hidden": 32}), ("transformer", {"num_layers": 1})])
+def test_it_finds_the_best_action_of_a_bandit(robot, kind, size):
+    """One step, and the reward is highest at an action that depends on what was seen."""
+    actor = make_policy(robot, kind, **size)
+    config = {"lr": 3e-3, "actor_every": 2, "actor_after": 100, "tau": 0.05, "temperature": 0.005}
+    algorithm = make(actor, batch_size=64, hidden=(64, 64), **config)
+    rng = np.random.default_rng(0)
+
+    def loss(seen, actions):
+        best = np.stack((0.6 * np.sign(seen[:, 0]), np.full(len(seen), -0.4)), axis=1)
+        return np.square(actions - best).sum(1)
+
+    def act(seen, context):
+        return actor.act({"joint_pos": seen}, context).actions[:, 0]
+
+    for step in range(650):
+        seen = rng.choice((-1.0, 1.0), (64, 3)).astype(np.float32)
+        actions = act(seen, ActContext(seed=step)) if step % 2 else rng.uniform(-1, 1, (64, 2)).astype(np.float32)
+        arrays = {
+            "observation/joint_pos": seen,
+            "next/joint_pos": seen,
+            "action": actions,
+            "reward": -loss(seen, actions).astype(np.float32),
+            "discount": np.zeros(64, np.float32),
+            "human": np.zeros(64, np.bool_),
+        }
+        algorithm.update({name: torch.from_numpy(values) for name, values in arrays.items()})
+    seen = rng.choice((-1.0, 1.0), (200, 3)).astype(np.float32)
+    assert loss(seen, act(seen, ActContext(deterministic=True))).mean() < 0.1  # untrained: 0.5 and more
+    assert loss(seen, act(seen, ActContext(seed=1))).mean() < 0.13

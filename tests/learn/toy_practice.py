@@ -1,0 +1,115 @@
+"""Practice in a few numbers: two joints that are where they were told to be one tick later, and chunks of four."""
+
+import dataclasses
+
+import numpy as np
+
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.types import (
+    ActContext,
+    Episode,
+    EpisodeStart,
+    Labels,
+    Observation,
+    Outcome,
+    Purpose,
+    Segment,
+    View,
+)
+from dovetail.learn.algorithms.imitation import Imitation
+from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.replay.mapped import MappedReplay
+
+HORIZON = 4
+ARM = RobotSpec(
+    name="arm",
+    embodiment="toy",
+    observation={"joint_pos": ArraySpec(shape=(2,))},
+    action=ArraySpec(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    action_kind="joint_target",
+    control_hz=10.0,
+)
+
+
+def make_flow(robot=ARM, **config):
+    return Flow(FlowConfig(**{"horizon": HORIZON, "hidden": 32, "num_layers": 1, **config}), robot=robot, seed=0)
+
+
+def make_episode(name, actions, *, start=(0.0, 0.0), human=(), demo=False, success=True, rewards=None):
+    """An episode, and its labels, in which each action is reached. `human` are ticks; a demonstration is all human."""
+    actions = np.asarray(actions, np.float32)
+    num_steps = len(actions)
+    seen = np.concatenate((np.asarray([start], np.float32), actions))
+    source = np.isin(np.arange(num_steps), range(num_steps) if demo else human).astype(np.uint8)
+    columns = {
+        "time_ns": np.arange(num_steps, dtype=np.int64),
+        "observation/joint_pos": seen[:-1],
+        "proposed": actions,
+        "executed": actions,
+        "source": source,
+        "policy_version": np.zeros(num_steps, np.int64),
+        "chunk_id": np.full(num_steps, -1, np.int64),
+        "chunk_index": np.zeros(num_steps, np.int64),
+    }
+    begin = EpisodeStart(
+        id=name,
+        task="toy",
+        prompt="",
+        robot=ARM,
+        operator="test",
+        purpose=Purpose.DEMO if demo else Purpose.ONLINE,
+        seed=0,
+        config_hash="",
+        started_unix_ns=0,
+    )
+    last = Observation(time_ns=num_steps, values={"joint_pos": seen[-1]})
+    segment = Segment(episode_id=name, first=0, final=True, columns=columns, last_observation=last)
+    given = np.zeros(num_steps, np.float32)
+    given[-1] = float(success)
+    discounts = np.ones(num_steps, np.float32)
+    discounts[-1] = 0.0
+    labels = Labels(
+        episode_id=name,
+        rewards=given if rewards is None else np.asarray(rewards, np.float32),
+        discounts=discounts,
+        success=success,
+        confidence=1.0,
+        labeler="test",
+        version="1",
+    )
+    outcome = Outcome.SUCCESS if success else Outcome.FAILURE
+    return Episode.of(begin, [segment], outcome=outcome), labels
+
+
+def fill(folder, *episodes):
+    replay = MappedReplay(folder=folder)
+    replay.open()
+    for episode, labels in episodes:
+        replay.add(episode, labels)
+    return replay
+
+
+class Everything(Imitation):
+    """Cloning whatever was done, by whomever and to whatever end: what nobody should do, to compare with."""
+
+    @property
+    def wants(self):
+        wants = super().wants
+        return dataclasses.replace(wants, rows={View(): sum(wants.rows.values())}, waits=True)
+
+
+def spy_on(policy):
+    """What a policy is asked to clone: (actions, mask) of each call."""
+    given, loss = [], policy.imitation_loss
+
+    def imitation_loss(features, actions, mask=None, *, generator=None):
+        given.append((actions.clone(), None if mask is None else mask.clone()))
+        return loss(features, actions, mask, generator=generator)
+
+    policy.imitation_loss = imitation_loss
+    return given
+
+
+def chunks_of(policy, states, *, seed=0):
+    """What it would do, [B, H, A]."""
+    return policy.act({"joint_pos": np.asarray(states, np.float32)}, ActContext(seed=seed)).actions
