@@ -94,13 +94,14 @@ class Live:
         path = folder / "live.yaml"
         path.write_text(CONFIG % self.journal_path)
         config = load([path], overrides)
-        self.stop = threading.Event()
+        self.stop, self.weights = threading.Event(), folder / "weights"
         self.cell = build_cell(task=config.task, robot=config.robot, safety=config.safety)
         self.host = RobotHost(
             config,
             cell=self.cell,
             policy=config.policy.build(robot=self.cell.robot.spec, seed=0).spec,
             spool=self.spool,
+            weights=self.weights,
             should_stop=self.stop.is_set,
         )
         self.episode: Episode | None = None

@@ -507,3 +507,15 @@ def test_nobody_can_change_what_the_camera_saw():
     loop.run(order())
     assert not any(frame.flags.writeable for frame in seen)
     assert np.shares_memory(seen[1], board.observation(1).values["head"])
+
+
+def test_who_only_ever_acknowledges_does_not_keep_it_from_ending():
+    asked = iter([False] * 5 + [True] * 100)
+    cell = Cell()
+    loop, _, _ = cell.loop(
+        ChunkPolicy(cell.raw.spec),
+        operator=Person(dict.fromkeys(range(1000), says(Event.ACKNOWLEDGE))),
+        should_stop=lambda: next(asked),
+    )
+    ended = loop.run(order())
+    assert (ended.outcome, ended.stopped, ended.num_steps) == (Outcome.ABORTED, True, 0)

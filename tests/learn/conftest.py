@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from toy_practice import fill
 
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
@@ -70,3 +71,17 @@ def replay(batch):
 @pytest.fixture
 def make_replay(batch):
     return lambda **sizes: OneTransition(batch, sizes)
+
+
+@pytest.fixture
+def open_replay(tmp_path):
+    """`open_replay(*episodes)`: a replay that holds them, closed afterwards."""
+    opened = []
+
+    def open_one(*episodes):
+        opened.append(fill(tmp_path / f"replay-{len(opened)}", *episodes))
+        return opened[-1]
+
+    yield open_one
+    for replay in opened:
+        replay.close()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from toy_practice import ARM, HORIZON, Everything, chunks_of, fill, make_episode, make_flow, spy_on
+from toy_practice import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
 
 from dovetail.core.errors import CheckpointError
 from dovetail.core.types import View
@@ -26,19 +26,6 @@ def steps(first, count):
     """Actions that say which step they are: (i / 100, -i / 100)."""
     ticks = first + np.arange(count)
     return np.stack((ticks, -ticks), axis=1) / 100
-
-
-@pytest.fixture
-def open_replay(tmp_path):
-    opened = []
-
-    def open_one(*episodes):
-        opened.append(fill(tmp_path / f"replay-{len(opened)}", *episodes))
-        return opened[-1]
-
-    yield open_one
-    for replay in opened:
-        replay.close()
 
 
 def test_it_asks_for_whole_chunks_of_people_and_a_share_of_demonstrations():

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from toy_practice import ARM, HORIZON, Everything, chunks_of, fill, make_episode, make_flow, spy_on
+from toy_practice import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.specs import ArraySpec
@@ -78,19 +78,6 @@ def test_what_it_asks_for():
     assert wants.when_empty == View(return_above=0.1, min_episode_steps=5)
     assert (wants.window.horizon, wants.window.num_steps, wants.window.gamma) == (HORIZON, HORIZON, 1.0)
     assert wants.achieved
-
-
-@pytest.fixture
-def open_replay(tmp_path):
-    opened = []
-
-    def open_one(*episodes):
-        opened.append(fill(tmp_path / f"replay-{len(opened)}", *episodes))
-        return opened[-1]
-
-    yield open_one
-    for replay in opened:
-        replay.close()
 
 
 def marked(name, mark, num_steps=6, **other):

@@ -6,14 +6,16 @@ import os
 import resource
 import signal
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import FailureError, RobotFault, StoreError, UsageError
-from dovetail.core.types import Outcome, Source, WeightSnapshot
+from dovetail.core.types import Outcome, Purpose, Source, WeightSnapshot
 from dovetail.episodes.spool import Spool
+from dovetail.weights.store import DiskWeightStore
 from live_host import Live, eventually, order
 
 PROMPT_S = 0.5  # within which an arm is stopped; seen: 0.02
@@ -305,6 +307,38 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_go_on(live):
         one.host.run(order())
     one.host.acknowledge()  # who is started anew is given them again
     assert version_and_reach() == ({5}, pytest.approx(0.4 * 0.02))
+
+
+def test_practice_takes_newer_weights_up_between_chunks_and_an_examination_does_not(live):
+    """The same host serves both, whichever comes first."""
+    one = live("actor.swap=chunk")
+    store = DiskWeightStore(one.weights)
+
+    def versions_of(purpose):
+        one.stop.clear()
+        one.go(purpose=purpose)
+        store.publish({"actor": {"gain": np.array([0.1 + 0.001 * max(store.versions())], np.float32)}})
+        newest = max(store.versions())
+        time.sleep(1.2)  # it looks twice a second
+        one.stop.set()
+        return set(one.ended().column("policy_version").tolist()) - {0}, newest
+
+    store.publish({"actor": {"gain": np.array([0.1], np.float32)}})
+    one.host.load(store.load(1))
+    seen, _ = versions_of(Purpose.EVAL)
+    assert seen == {1}
+    seen, newest = versions_of(Purpose.ONLINE)
+    assert newest in seen and len(seen) > 1
+
+
+def test_what_the_run_has_published_is_not_written_again(live):
+    one = live("task.max_steps=10")
+    store = DiskWeightStore(one.weights)
+    store.publish({"actor": {"gain": np.array([0.2], np.float32)}})
+    one.host.load(store.load(1))
+    one.go()
+    assert set(one.ended().column("policy_version")[1:]) == {1}
+    assert not (Path(one.host._scratch.name) / "weights").exists()
 
 
 def test_rtc_refuses_at_once_what_cannot_be_guided(live, processes):

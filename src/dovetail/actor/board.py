@@ -148,6 +148,7 @@ class Board:
             name: self._arrays[f"row/{name}"] for name in (*(n for n, _ in _STEP), "proposed", "executed")
         }
         self._values = {key: self._arrays[f"observation/{key}"] for key in layout.observation}
+        self._extras = {name: self._arrays[f"extra/{name}"] for name in layout.extras}
         self._frame_of = {key: self._arrays[f"frame/{key}"] for key in layout.frames}
         self._num_frames = dict.fromkeys(layout.frames, 0)
         self._captured_ns: dict[str, int] = {}
@@ -185,8 +186,9 @@ class Board:
     def stopping(self) -> bool:
         return bool(self._counters["stop"][0])
 
-    def ask_to_stop(self) -> None:
-        self._counters["stop"][0] = 1
+    def ask_to_stop(self, *, stop: bool = True) -> None:
+        """Or to go on: a wish to end the last episode says nothing of the next."""
+        self._counters["stop"][0] = stop
 
     # ---- control writes
 
@@ -248,8 +250,8 @@ class Board:
         columns["policy_version"][at] = policy_version
         columns["chunk_id"][at] = chunk_id
         columns["chunk_index"][at] = chunk_index
-        for name in self.layout.extras:
-            self._arrays[f"extra/{name}"][at] = extras[name]
+        for name, column in self._extras.items():
+            column[at] = extras[name]
 
     def judge(self, row: int, verdict: Verdict, *, first: bool) -> None:
         """What the task said after a step, which completes it; the first of an episode names the numbers."""
@@ -292,7 +294,7 @@ class Board:
         rewards, metrics = self._names()
         for kind, names in (("reward", rewards), ("metric", metrics)):
             columns |= {f"{kind}/{name}": self._arrays[f"row/{kind}"][at, i] for i, name in enumerate(names)}
-        columns |= {f"extra/{name}": self._arrays[f"extra/{name}"][at] for name in self.layout.extras}
+        columns |= {f"extra/{name}": column[at] for name, column in self._extras.items()}
         columns |= {f"observation/{key}": self._gather(key, rows) for key in self._values}
         return columns
 

@@ -135,6 +135,7 @@ class ControlLoop:
                 self._robot.acknowledge()
                 self._tick()
                 self._observe_again(row)  # from what is true now, not from before the fault
+                outcome = self._ended_by(None)  # somebody else may want it to end
                 continue
             if waiting and not _goes_on(person):
                 person = self._hold_until_told()
@@ -198,8 +199,9 @@ class ControlLoop:
 
     def _look(self) -> Observation:
         self._last = observation = self._robot.observe()
-        # the filter holds the arm through a bad reading; nothing may ever learn from one
-        self._spoilt |= not all(np.isfinite(v).all() for v in observation.values.values() if v.dtype.kind == "f")
+        self._spoilt |= (
+            self._robot.problem is not None
+        )  # the filter holds through it; nothing may ever learn from it
         return observation
 
     def _act(self, row: int, person: HumanInput) -> None:

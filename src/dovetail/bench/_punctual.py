@@ -55,8 +55,8 @@ def control_process(
         path.write_text(_CELL.format(control_hz=control_hz, num_ticks=round(control_hz * seconds), policy=policy))
         station = build_station(load([path]))
         try:
-            actor = station.actor_for(Purpose.EVAL, weights=weights)
-            actor.run(order_episode(station, purpose=Purpose.EVAL, index=0, config_hash="bench"))
+            actor = station.actor_for(Purpose.ONLINE, weights=weights)
+            actor.run(order_episode(station, purpose=Purpose.ONLINE, index=0, config_hash="bench"))
             return dict(actor.telemetry())
         finally:
             station.close()

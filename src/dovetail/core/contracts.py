@@ -93,6 +93,10 @@ class Robot(Protocol):
 class GuardedRobot(Robot, Protocol):
     """A robot behind the safety filter: what everybody but the filter is given."""
 
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the last observation, such as a NaN; None: it may be acted on, and learned from."""
+
     def safety_extras(self) -> Mapping[str, Array]:
         """What the filter did to the last action, as columns to record: clipped axes, held, reasons."""
 

@@ -73,17 +73,11 @@ class NetworkPolicy(ABC):
                 # padding is nothing, not a zero reading
                 values = torch.where(observations[f"{key}/mask"][..., None], values, 0.0)
             parts.append(values.flatten(1))
-        if self._spec.prompted:
-            parts.append(self._read(observations["prompt"]))
         return torch.cat(parts, dim=1)
 
     def _seen(self, key: str, values: Tensor) -> Tensor:
         """What was seen of one key, [B, F] or [B, h, F]."""
         return self._normalizer(key, values)
-
-    def _read(self, prompts: Tensor) -> Tensor:
-        """What was made of the task in words, [B, F]."""
-        raise NotImplementedError(f"policy '{self._spec.name}' says that it is prompted, and cannot read")
 
     def normalize_actions(self, actions: Tensor) -> Tensor:
         center, scale = torch.from_numpy(self._center), torch.from_numpy(self._scale)

@@ -126,6 +126,12 @@ class Flow(NetworkPolicy):
             + self._config.prompt_features
         )
 
+    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
+        features = super().features(observations)
+        if not self._spec.prompted:
+            return features
+        return torch.cat((features, self._encoder["prompt"](observations["prompt"])), dim=1)
+
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
             f"policy '{self.name}' knows no density of its actions, which this algorithm asks for: train it with "
@@ -205,10 +211,6 @@ class Flow(NetworkPolicy):
             return super()._seen(key, values)
         features: Tensor = self._encoder[_module_name(key)](values.flatten(0, -4))
         return features.view(*values.shape[:-3], -1)
-
-    def _read(self, prompts: Tensor) -> Tensor:
-        features: Tensor = self._encoder["prompt"](prompts)
-        return features
 
 
 def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:

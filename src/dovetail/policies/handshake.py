@@ -17,6 +17,7 @@ import re
 import secrets
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -118,33 +119,26 @@ def _is_proven(message: Message, expected: str) -> bool:
 
 
 def _spec_to_json(spec: PolicySpec) -> dict[str, Any]:
-    return {
-        "name": spec.name,
-        "observation": {key: _array_to_json(array) for key, array in spec.observation.items()},
-        "action": _array_to_json(spec.action),
-        "action_kind": spec.action_kind,
-        "horizon": spec.horizon,
-        "history": dict(spec.history),
-        "guidable": spec.guidable,
-        "prompted": spec.prompted,
-    }
+    arrays = {key: _array_to_json(array) for key, array in spec.observation.items()}
+    return {**spec.to_json(), "observation": arrays, "action": _array_to_json(spec.action)}
 
 
 def _spec_from_json(data: Any) -> PolicySpec:
     try:
-        spec = PolicySpec(
-            name=str(data["name"]),
+        spec = PolicySpec.from_json(data)
+        whole(spec.horizon, low=1)
+        for num in spec.history.values():
+            whole(num, low=1)
+        return replace(
+            spec,
+            name=str(spec.name),
             observation={key: _array_from_json(array) for key, array in data["observation"].items()},
             action=_array_from_json(data["action"]),
-            action_kind=str(data["action_kind"]),
-            horizon=whole(data["horizon"], low=1),
-            history={key: whole(num, low=1) for key, num in data["history"].items()},
-            guidable=bool(data["guidable"]),
-            prompted=bool(data["prompted"]),
+            guidable=bool(spec.guidable),
+            prompted=bool(spec.prompted),
         )
     except (KeyError, TypeError, ValueError, AttributeError, SpecMismatch) as error:
         raise WireError("does not say what its policy needs to see") from error
-    return spec
 
 
 def _array_to_json(spec: ArraySpec) -> dict[str, Any]:

@@ -99,6 +99,10 @@ class SafeRobot:
     def last_report(self) -> SafetyReport:
         return self._report
 
+    @property
+    def problem(self) -> str | None:
+        return self._problem
+
     def safety_extras(self) -> dict[str, Array]:
         return self._report.extras()
 

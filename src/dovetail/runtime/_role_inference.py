@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,8 @@ def run(role: Role) -> None:
     asked, answer = Ear(role.descriptors["ask"]), Ringer(role.descriptors["answer"])
     problems: list[str] = []
     with FollowingPolicy(make, store=store, complain=problems.append) as policy:
-        servant = _Servant(policy, problems, inbox=DiskWeightStore(Path(orders["inbox"])))
+        policy.following = False  # until an episode says otherwise
+        servant = _Servant(policy, problems)
         version = board.request.version
         role.ready()
         while True:
@@ -56,8 +56,8 @@ def run(role: Role) -> None:
 
 
 class _Servant:
-    def __init__(self, policy: FollowingPolicy, problems: list[str], *, inbox: DiskWeightStore) -> None:
-        self._policy, self._problems, self._inbox = policy, problems, inbox
+    def __init__(self, policy: FollowingPolicy, problems: list[str]) -> None:
+        self._policy, self._problems = policy, problems
 
     def think(self, board: Board, question: Request) -> Answer:
         """The answer; or one that nobody will act on, where a policy on another machine cannot be reached."""
@@ -71,13 +71,15 @@ class _Servant:
 
     def obey(self, message: dict[str, Any]) -> dict[str, Any]:
         if "load" in message:
-            snapshot = replace(self._inbox.load(message["load"]), version=message["version"])
+            store = DiskWeightStore(message["folder"])
+            snapshot = replace(store.load(message["load"]), version=message["version"])
             try:
                 self._policy.load(snapshot)
             except StoreError as error:
                 return {"refused": str(error)}
             return {"loaded": snapshot.version}
         if "reset" in message:
+            self._policy.following = message["follow"]
             self._policy.reset()
         last = self._problems[-1] if self._problems else None
         self._problems.clear()

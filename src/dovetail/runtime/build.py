@@ -77,8 +77,8 @@ class Station:
     def actor_for(self, purpose: Purpose, *, spool: Spool | None = None, weights: Path | None = None) -> Actor:
         """Who runs episodes of a purpose, as configured: in this process, or in processes of its own.
 
-        `spool` takes them down while they happen; `weights` is where newer ones appear, for an actor that takes them
-        up by itself. The untrained policy acts until the actor is given weights.
+        `spool` takes them down while they happen; `weights` is where the run publishes: practice takes newer ones up from
+        there where `actor.swap` says so. The untrained policy acts until the actor is given weights.
         """
         if getattr(self.config.actor.config, "layout", "one_process") == "processes":
             return self._host(spool, weights)
@@ -117,7 +117,7 @@ class Station:
                 cell=self.cell,
                 policy=self.policy().spec,
                 spool=folder,
-                follow=weights,
+                weights=weights,
                 should_stop=self.should_stop,
             )
         return self._hosts[folder]

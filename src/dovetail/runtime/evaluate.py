@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 from dovetail.core.errors import FailureError
 from dovetail.core.streams import stream
@@ -41,9 +42,10 @@ def evaluation_episodes(
     num_episodes: int,
     config_hash: str,
     spool: Spool | None = None,
+    weights: Path | None = None,
 ) -> Iterator[Episode]:
     """Episodes of a policy with these weights, or of an untrained one, as they end; fewer if asked to stop."""
-    actor = station.actor_for(Purpose.EVAL, spool=spool)
+    actor = station.actor_for(Purpose.EVAL, spool=spool, weights=weights)
     if snapshot is not None:
         actor.load(snapshot)
     for index in range(num_episodes):

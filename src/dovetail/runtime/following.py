@@ -47,6 +47,7 @@ class FollowingPolicy:
         self._num_swaps, self._load_s, self._swap_s = 0, 0.0, 0.0
         self._turn = threading.Lock()
         self._ended = threading.Event()
+        self.following = True  # while false, what it was given last stays, whatever is published
         self._follower = threading.Thread(target=self._follow, name="weights", daemon=True)
 
     @property
@@ -115,6 +116,8 @@ class FollowingPolicy:
 
     def _follow(self) -> None:
         while not self._ended.wait(POLL_S):
+            if not self.following:
+                continue
             try:
                 if self.refresh():
                     self._tell(f"weights version {self._seen}")

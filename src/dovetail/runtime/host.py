@@ -30,7 +30,7 @@ from dovetail.core import errors
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import DovetailError, FailureError, RobotFault, StoreError
 from dovetail.core.specs import PolicySpec
-from dovetail.core.types import Episode, EpisodeOrder, Outcome, WeightSnapshot
+from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
 from dovetail.runtime._bell import bell
 from dovetail.runtime._process import STOP_S, RoleProcess
@@ -54,7 +54,7 @@ class RobotHost:
         cell: Cell,
         policy: PolicySpec,
         spool: Path | None = None,
-        follow: Path | None = None,
+        weights: Path | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         assert isinstance(config.actor.config, ActorConfig)
@@ -64,8 +64,7 @@ class RobotHost:
         self._scratch = tempfile.TemporaryDirectory(prefix="dovetail-host-")
         self._spool = Spool((spool or Path(self._scratch.name) / "spool").absolute())
         self._forget_episodes = spool is None  # nobody else would
-        self._inbox = DiskWeightStore(Path(self._scratch.name) / "weights", keep=1)
-        self._follow = follow if self._actor.swap == "chunk" else None
+        self._weights = weights.absolute() if weights else None  # where the run publishes them
         self._should_stop = should_stop
         self._processes: dict[str, RoleProcess] = {}
         self._board: Board | None = None
@@ -119,8 +118,9 @@ class RobotHost:
         ).name
         start = make_start(order, task=self._cell.task, robot=self._cell.robot.spec, operator=operator)
         first = self._board.num_seen
+        self._board.ask_to_stop(stop=False)
         try:
-            self._ask("inference", {"reset": True})
+            self._ask("inference", {"reset": True, "follow": order.purpose is Purpose.ONLINE})
             self._ask("recorder", {"begin": start.to_json(), "first": first})
         except FailureError as error:
             self.fault = str(error)
@@ -208,11 +208,20 @@ class RobotHost:
     def load(self, snapshot: WeightSnapshot) -> None:
         """Act with these weights from the next episode on. Ones that do not fit are refused, and nothing changes."""
         if self._processes:
-            stored = self._inbox.publish(snapshot.components)
-            reply = self._ask("inference", {"load": stored, "version": snapshot.version})
+            folder, stored = self._on_disk(snapshot)
+            reply = self._ask("inference", {"load": stored, "folder": str(folder), "version": snapshot.version})
             if "refused" in reply:
                 raise StoreError(reply["refused"])
         self._snapshot = snapshot
+
+    def _on_disk(self, snapshot: WeightSnapshot) -> tuple[Path, int]:
+        """Where inference finds these weights: in the run's store, or put where it can."""
+        if self._weights is not None:
+            with contextlib.suppress(StoreError):  # pruned meanwhile, or never of that run
+                if DiskWeightStore(self._weights).hashes(snapshot.version) == snapshot.hashes:
+                    return self._weights, snapshot.version
+        inbox = Path(self._scratch.name) / "weights"
+        return inbox, DiskWeightStore(inbox, keep=1).publish(snapshot.components)
 
     def acknowledge(self) -> None:
         """A person has seen the fault: what has died is started anew, and the robot may move again."""
@@ -305,8 +314,7 @@ class RobotHost:
                 "policy": config.policy.to_plain(),
                 "robot": self._cell.robot.spec.to_json(),
                 "seed": config.run.seed,
-                "inbox": str(Path(self._scratch.name) / "weights"),
-                "follow": str(self._follow) if self._follow else None,
+                "follow": str(self._weights) if self._weights and self._actor.swap == "chunk" else None,
             }
         flush_steps = max(1, round(self._actor.flush_s * self._cell.robot.spec.control_hz))
         return {"spool": str(self._spool.folder), "flush_steps": flush_steps, "scratch": self._scratch.name}

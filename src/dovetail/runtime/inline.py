@@ -87,7 +87,7 @@ class InlineRun:
         if len(self._demos) >= num_demos:  # none wanted, or all there: a task without an expert will do
             return
         self.status.begin("recording demonstrations", num_demos, done=len(self._demos))
-        actor = self._station.actor_for(Purpose.DEMO, spool=self._experience.spool)
+        actor = self._actor(Purpose.DEMO)
         while len(self._demos) < num_demos:
             self._watch(self.status)
             if self._num_tried_demos >= 3 * num_demos + 10:
@@ -165,7 +165,7 @@ class InlineRun:
 
     def _learn_online(self, learner: Learner) -> None:
         run, status = self._config.run, self.status
-        actor = self._station.actor_for(Purpose.ONLINE, spool=self._experience.spool, weights=self._folder.weights)
+        actor = self._actor(Purpose.ONLINE)
         status.begin("learning online", run.env_steps, done=status.env_steps)
         saved_s = time.monotonic()
         self._catch_up(learner)
@@ -215,6 +215,7 @@ class InlineRun:
             num_episodes=num_episodes,
             config_hash=self._folder.config_hash,
             spool=self._experience.spool,
+            weights=self._folder.weights,
         ):
             self._commit(episode)
             ids.append(episode.id)
@@ -233,6 +234,9 @@ class InlineRun:
         self._watch(self.status)
 
     # ---- episodes
+
+    def _actor(self, purpose: Purpose) -> Actor:
+        return self._station.actor_for(purpose, spool=self._experience.spool, weights=self._folder.weights)
 
     def _run_episode(self, actor: Actor, purpose: Purpose, index: int) -> Episode | None:
         """One episode, safe in the log; None if a person threw it away. Then the same one is tried again."""

@@ -85,7 +85,7 @@ class DiskWeightStore:
 
     def load(self, version: int) -> WeightSnapshot:
         """One version, every file verified. Arrays are read-only: versions share what did not change."""
-        hashes = self._hashes(version)
+        hashes = self.hashes(version)
         components = {name: self._cache.get(digest) or self._read(digest) for name, digest in hashes.items()}
         self._cache = {hashes[name]: arrays for name, arrays in components.items()}
         return WeightSnapshot(version=version, components=components, hashes=hashes)
@@ -124,7 +124,8 @@ class DiskWeightStore:
         except MissingError:
             return None
 
-    def _hashes(self, version: int) -> dict[str, str]:
+    def hashes(self, version: int) -> dict[str, str]:
+        """What a version is made of: the sha256 of each component."""
         path = self._path(version)
         try:
             data = load_json(read_file(path), name=str(path), indent=1)
@@ -177,7 +178,7 @@ class DiskWeightStore:
         named: set[str] = set()
         for version in self.versions():
             try:
-                named.update(self._hashes(version).values())
+                named.update(self.hashes(version).values())
             except StoreError:
                 return  # a damaged manifest must not stop the learner: keep all it may name
         for path in self._components.iterdir() if self._components.is_dir() else ():

@@ -9,21 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from dovetail.config.model import Config
-from dovetail.core.types import Array, SampleRequest, View, Window
-from dovetail.learn.batches import side
-from dovetail.learn.state import (
-    load_optimizer,
-    load_policy,
-    optimizer_state,
-    policy_state,
-    refuse_misfits,
-)
+from dovetail.core.types import SampleRequest, View, Window
+from dovetail.learn.algorithms._descent import Descent
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["HGDAgger", "HGDAggerConfig"]
@@ -39,21 +30,22 @@ class HGDAggerConfig(Config):
     max_grad_norm: float = Field(default=1.0, gt=0.0)
 
 
-class HGDAgger:
+class HGDAgger(Descent):
     """See the Algorithm contract. Before the first whole correction all of a batch are demonstrations; without any,
     nothing is learned until somebody takes over."""
 
     Config: ClassVar[type[HGDAggerConfig]] = HGDAggerConfig
+    name: ClassVar[str] = "hg_dagger"
 
     def __init__(self, config: HGDAggerConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
-        self._config = config
-        self._policy = policy
-        self._parameters = [p for module in policy.components.values() for p in module.parameters()]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True
+        super().__init__(
+            policy,
+            seed=seed,
+            max_grad_norm=config.max_grad_norm,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
         )
-        self._generator = torch.Generator().manual_seed(seed)
-        self._num_updates = 0
+        self._config = config
 
     @property
     def wants(self) -> SampleRequest:
@@ -72,34 +64,10 @@ class HGDAgger:
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        seen = side(batch, "observation")
-        if self._policy.spec.prompted:
-            seen["prompt"] = batch["prompt"]
-        features = self._policy.features(seen)
+        features = self._policy.features(self._seen(batch))
         actions = self._policy.normalize_actions(batch["action"])
         mask = batch["action/mask"] if self._policy.spec.horizon > 1 else None  # past the end of a demonstration
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm)
-        self._optimizer.step()
+        self._descend(loss)
         self._num_updates += 1
         return {"imitation_loss": loss.item()}
-
-    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
-        return self._policy.weights()
-
-    def state_dict(self) -> Mapping[str, Array]:
-        return {
-            "num_updates": np.array(self._num_updates, np.int64),
-            "generator": self._generator.get_state().numpy().copy(),
-            **policy_state(self._policy),
-            **optimizer_state("imitation", self._optimizer),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        with refuse_misfits("hg_dagger"):
-            load_policy(self._policy, state)
-            load_optimizer("imitation", self._optimizer, state)
-            self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
-            self._num_updates = int(state["num_updates"])

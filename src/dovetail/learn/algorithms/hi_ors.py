@@ -11,22 +11,14 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
-import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from dovetail.config.model import Config
 from dovetail.core.achieved import gripper_axes, is_delta
-from dovetail.core.types import Array, SampleRequest, View, Window
-from dovetail.learn.batches import side
-from dovetail.learn.state import (
-    load_optimizer,
-    load_policy,
-    optimizer_state,
-    policy_state,
-    refuse_misfits,
-)
+from dovetail.core.types import SampleRequest, View, Window
+from dovetail.learn.algorithms._descent import Descent
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["HiORS", "HiORSConfig"]
@@ -61,24 +53,25 @@ class HiORSConfig(Config):
         return self
 
 
-class HiORS:
+class HiORS(Descent):
     """See the Algorithm contract. What no episode of practice has passed yet is filled with what passed the first
     threshold, demonstrations included; without any, nothing is learned until one does."""
 
     Config: ClassVar[type[HiORSConfig]] = HiORSConfig
+    name: ClassVar[str] = "hi_ors"
 
     def __init__(self, config: HiORSConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
+        super().__init__(
+            policy,
+            seed=seed,
+            max_grad_norm=config.max_grad_norm,
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+        )
         self._config = config
-        self._policy = policy
         self._num_demo = round(config.batch_size * config.demo_share)
         self._grippers = torch.from_numpy(gripper_axes(policy.spec.action, policy.spec.action_kind))
         self._deltas = ~self._grippers & is_delta(policy.spec.action_kind)
-        self._parameters = [p for module in policy.components.values() for p in module.parameters()]
-        self._optimizer = torch.optim.AdamW(
-            self._parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True
-        )
-        self._generator = torch.Generator().manual_seed(seed)
-        self._num_updates = 0
 
     @property
     def threshold(self) -> float:
@@ -110,9 +103,6 @@ class HiORS:
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         config, policy = self._config, self._policy
-        seen = side(batch, "observation")
-        if policy.spec.prompted:
-            seen["prompt"] = batch["prompt"]
         chunks = policy.spec.horizon > 1
         first = batch["human"][:, 0] if chunks else batch["human"]  # whose hand each chunk began in
         corrected = first & (torch.arange(len(first)) >= self._num_demo)
@@ -133,11 +123,10 @@ class HiORS:
         }
         self._num_updates += 1
         if mask.any():
-            loss = self._loss(policy.features(seen), policy.normalize_actions(targets), mask, corrected)
-            self._optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(self._parameters, config.max_grad_norm)
-            self._optimizer.step()
+            loss = self._loss(
+                policy.features(self._seen(batch)), policy.normalize_actions(targets), mask, corrected
+            )
+            self._descend(loss)
             metrics["imitation_loss"] = loss.item()
         return metrics
 
@@ -164,21 +153,3 @@ class HiORS:
                 )
                 weights.append(weight * num_actions)
         return (torch.stack(losses) * torch.tensor(weights)).sum() / sum(weights)
-
-    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
-        return self._policy.weights()
-
-    def state_dict(self) -> Mapping[str, Array]:
-        return {
-            "num_updates": np.array(self._num_updates, np.int64),
-            "generator": self._generator.get_state().numpy().copy(),
-            **policy_state(self._policy),
-            **optimizer_state("imitation", self._optimizer),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        with refuse_misfits("hi_ors"):
-            load_policy(self._policy, state)
-            load_optimizer("imitation", self._optimizer, state)
-            self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
-            self._num_updates = int(state["num_updates"])

@@ -6,21 +6,12 @@ import math
 from collections.abc import Mapping
 from typing import ClassVar
 
-import numpy as np
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from dovetail.config.model import Config
-from dovetail.core.types import Array, SampleRequest, View, Window
-from dovetail.learn.batches import side
-from dovetail.learn.state import (
-    load_optimizer,
-    load_policy,
-    optimizer_state,
-    policy_state,
-    refuse_misfits,
-)
+from dovetail.core.types import SampleRequest, View, Window
+from dovetail.learn.algorithms._descent import Descent
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["Imitation", "ImitationConfig"]
@@ -34,18 +25,15 @@ class ImitationConfig(Config):
     """Updates over which `lr` falls to 0 along a cosine: as many as there will be; none: it stays."""
 
 
-class Imitation:
+class Imitation(Descent):
     """See the Algorithm contract."""
 
     Config: ClassVar[type[ImitationConfig]] = ImitationConfig
+    name: ClassVar[str] = "imitation"
 
     def __init__(self, config: ImitationConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
+        super().__init__(policy, seed=seed, lr=config.lr, weight_decay=config.weight_decay)
         self._config = config
-        self._policy = policy
-        parameters = [p for module in policy.components.values() for p in module.parameters()]
-        self._optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay, fused=True)
-        self._generator = torch.Generator().manual_seed(seed)
-        self._num_updates = 0
 
     @property
     def wants(self) -> SampleRequest:
@@ -58,18 +46,13 @@ class Imitation:
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        seen = side(batch, "observation")
-        if self._policy.spec.prompted:
-            seen["prompt"] = batch["prompt"]
-        features = self._policy.features(seen)
+        features = self._policy.features(self._seen(batch))
         actions = self._policy.normalize_actions(batch["action"])
         mask = _until_the_hand_changes(batch) if self._policy.spec.horizon > 1 else None
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr()
-        self._optimizer.step()
+        self._descend(loss)
         self._num_updates += 1
         return {"imitation_loss": loss.item()}
 
@@ -78,24 +61,6 @@ class Imitation:
             return self._config.lr
         done = min(self._num_updates / self._config.decay_updates, 1.0)
         return self._config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
-
-    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
-        return self._policy.weights()
-
-    def state_dict(self) -> Mapping[str, Array]:
-        return {
-            "num_updates": np.array(self._num_updates, np.int64),
-            "generator": self._generator.get_state().numpy().copy(),
-            **policy_state(self._policy),
-            **optimizer_state("imitation", self._optimizer),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        with refuse_misfits("imitation"):
-            load_policy(self._policy, state)
-            load_optimizer("imitation", self._optimizer, state)
-            self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
-            self._num_updates = int(state["num_updates"])
 
 
 def _until_the_hand_changes(batch: Mapping[str, Tensor]) -> Tensor:

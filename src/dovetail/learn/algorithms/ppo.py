@@ -19,9 +19,10 @@ from torch import Tensor
 from dovetail.config.model import Config
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array, SampleRequest
+from dovetail.learn.algorithms._descent import Descent
 from dovetail.learn.batches import side
 from dovetail.learn.rollouts import Moments, Practice, explained_variance, gae
-from dovetail.learn.state import load_optimizer, load_policy, optimizer_state, policy_state, refuse_misfits
+from dovetail.learn.state import refuse_misfits
 from dovetail.policies.actor_critic import ValuedPolicy
 from dovetail.policies.trainable import TrainablePolicy
 
@@ -87,10 +88,12 @@ def ppo_loss(
     return loss, {**facts, "kl": kl, "clip_fraction": clip_fraction}
 
 
-class PPO:
+class PPO(Descent):
     """See the OnPolicyAlgorithm contract. One `update` is all epochs over one rollout."""
 
     Config: ClassVar[type[PPOConfig]] = PPOConfig
+    name: ClassVar[str] = "ppo"
+    _policy: ValuedPolicy
 
     def __init__(self, config: PPOConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         spec = policy.spec
@@ -99,14 +102,12 @@ class PPO:
                 f"algorithm 'ppo' needs a policy of single actions, without history, that knows values; '{spec.name}' is "
                 "not one: use policy 'actor_critic'"
             )
+        super().__init__(
+            policy, torch.optim.Adam, seed=seed, max_grad_norm=config.max_grad_norm, lr=config.lr, eps=1e-5
+        )
         self._config = config
-        self._policy: ValuedPolicy = policy
-        self._parameters = [p for module in policy.components.values() for p in module.parameters()]
-        self._optimizer = torch.optim.Adam(self._parameters, lr=config.lr, eps=1e-5, fused=True)
-        self._generator = torch.Generator().manual_seed(seed)
         low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_image}
         self._moments = {key: Moments(size) for key, size in low_dimensional.items()}
-        self._num_updates = 0
 
     @property
     def practice(self) -> Practice:
@@ -202,10 +203,8 @@ class PPO:
         features = self._policy.features({key: values[index] for key, values in seen.items()})
         log_prob, entropy, value = self._policy.evaluate_actions(features, drawn[index])
         loss, facts = ppo_loss(self._config, rows.at(index), log_prob=log_prob, entropy=entropy, value=value)
-        self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._config.max_grad_norm, foreach=True)
-        self._optimizer.step()
+        norm = self._descend(loss)
+        assert norm is not None
         return {**{name: value.detach() for name, value in facts.items()}, "grad_norm": norm}
 
     def _fit_normalizer(self, batch: Mapping[str, Tensor]) -> None:
@@ -218,26 +217,15 @@ class PPO:
             columns[key] = np.stack((moments.mean - moments.std, moments.mean + moments.std))
         self._policy.fit_normalizer(columns)
 
-    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
-        return self._policy.weights()
-
     def state_dict(self) -> Mapping[str, Array]:
-        return {
-            "num_updates": np.array(self._num_updates, np.int64),
-            "generator": self._generator.get_state().numpy().copy(),
-            **{f"moments/{key}": moments.to_array() for key, moments in self._moments.items()},
-            **policy_state(self._policy),
-            **optimizer_state("ppo", self._optimizer),
-        }
+        moments = {f"moments/{key}": moments.to_array() for key, moments in self._moments.items()}
+        return {**super().state_dict(), **moments}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
-        with refuse_misfits("ppo"):
-            load_policy(self._policy, state)
-            load_optimizer("ppo", self._optimizer, state)
+        super().load_state_dict(state)
+        with refuse_misfits(self.name):
             for key, moments in self._moments.items():
                 moments.load_array(state[f"moments/{key}"])
-            self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
-            self._num_updates = int(state["num_updates"])
 
 
 def _mean(values: list[Tensor]) -> float:
