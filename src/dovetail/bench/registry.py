@@ -21,6 +21,7 @@ class Bench(Protocol):
 class Entry(NamedTuple):
     target: str  # module:function
     what: str
+    part: bool = False  # of another bench, which runs it too
 
 
 BENCHES: Mapping[str, Entry] = MappingProxyType(
@@ -35,6 +36,7 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "dovetail.bench.realtime:bench",
             "punctuality of the control loop, chunk modes under delay, weight swaps",
         ),
+        "learn": Entry("dovetail.bench.learn:bench", "learning: speed of updates, robot time to success"),
         "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
     }
 )

@@ -24,7 +24,8 @@ def bench(names: Sequence[str], *, quick: bool, json_file: Path | None) -> None:
     if not names:
         _list()
         return
-    chosen = [*BENCHES] if "all" in names else [name.replace("-", "_") for name in names]
+    whole = [name for name, entry in BENCHES.items() if not entry.part]
+    chosen = whole if "all" in names else [name.replace("-", "_") for name in names]
     for name in chosen:
         if name not in BENCHES:
             raise UsageError(f"there is no bench '{name}'.{did_you_mean(name, [*BENCHES, 'all'])}")
