@@ -93,7 +93,7 @@ def test_it_is_the_discounted_sum_of_deltas_up_to_the_end():
 
 def filled(num_envs=2, num_steps=3):
     spec = {"joint_pos": ArraySpec(shape=(2,)), "front": ArraySpec(shape=(4, 4, 3), dtype="uint8")}
-    buffer = RolloutBuffer(num_envs=num_envs, num_steps=num_steps, observation=spec, num_actions=1)
+    buffer = RolloutBuffer(num_envs=num_envs, num_steps=num_steps, observation=spec, num_drawn=1)
     for t in range(num_steps + 1):
         buffer.see(t, seen(num_envs, t))
         if t < num_steps:

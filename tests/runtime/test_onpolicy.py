@@ -167,8 +167,13 @@ def build_policy(config, weights):
 # ---- learning
 
 
-def test_it_learns_to_reach(make):
-    practice = make("algorithm.num_envs=8", "algorithm.rollout_steps=64", "algorithm.num_epochs=5", "run.seed=1")
+@pytest.mark.parametrize("policy", ["actor_critic", "flow_actor_critic"])
+def test_it_learns_to_reach(make, policy):
+    hidden = "hidden: [32, 32]" if policy == "actor_critic" else "hidden: 32"
+    chosen = f"policy={{type: {policy}, inputs: [ee_pose, goal], {hidden}, value_hidden: [32, 32]}}"
+    practice = make(
+        chosen, "algorithm.num_envs=8", "algorithm.rollout_steps=64", "algorithm.num_epochs=5", "run.seed=1"
+    )
     returns = [practice.step().means()["return"] for _ in range(16)]
     assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 1.0
 

@@ -50,6 +50,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "steered": "dovetail.policies.steered:Steered",
         "remote": "dovetail.policies.remote:RemotePolicy",
         "actor_critic": "dovetail.policies.actor_critic:ActorCritic",
+        "flow_actor_critic": "dovetail.policies.flow_actor_critic:FlowActorCritic",
     },
     "labeler": {"outcome": "dovetail.labels.outcome:OutcomeLabeler"},
     "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},

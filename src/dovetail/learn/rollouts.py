@@ -1,6 +1,6 @@
 """Rollouts: what N worlds did in T ticks, and the advantages that come of it. numpy only.
 
-    buffer = RolloutBuffer(num_envs=4, num_steps=256, observation=policy.spec.observation, num_actions=6)
+    buffer = RolloutBuffer(num_envs=4, num_steps=256, observation=policy.spec.observation, num_drawn=6)
     for t in range(256):
         buffer.see(t, observations)              # [N, ...] of each key
         buffer.did(t, drawn=..., log_prob=..., version=..., reward=..., terminated=...)
@@ -51,12 +51,12 @@ class RolloutBuffer:
     """Arrays [N, T] that are filled tick by tick, and handed out as copies."""
 
     def __init__(
-        self, *, num_envs: int, num_steps: int, observation: Mapping[str, ArraySpec], num_actions: int
+        self, *, num_envs: int, num_steps: int, observation: Mapping[str, ArraySpec], num_drawn: int
     ) -> None:
         self.num_steps = num_steps
         n, t = num_envs, num_steps
         self._steps: dict[str, Array] = {
-            "action": np.zeros((n, t, num_actions), np.float32),
+            "action": np.zeros((n, t, num_drawn), np.float32),
             "log_prob": np.zeros((n, t), np.float32),
             "version": np.zeros((n, t), np.int64),
             "reward": np.zeros((n, t), np.float32),

@@ -17,7 +17,7 @@ from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.trainable import TrainablePolicy
 
-__all__ = ["ActorCritic", "ActorCriticConfig", "ValuedPolicy"]
+__all__ = ["ActorCritic", "ActorCriticConfig", "ValuedPolicy", "value_mlp"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
@@ -26,15 +26,19 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 class ValuedPolicy(TrainablePolicy, Protocol):
     """A trainable policy that also says what an observation is worth and how likely an action was.
 
-    Besides actions, its `act` gives the extras `drawn` [B, A] (what was drawn, before the robot's limits), its `log_prob`
+    Besides actions, its `act` gives the extras `drawn` [B, D] (what was drawn, before the robot's limits), its `log_prob`
     [B] and the `value` [B]. Ratios are of what was drawn: a limit is the robot's, not the distribution's.
     """
+
+    @property
+    def num_drawn(self) -> int:
+        """D: as many as an action has, or more, where an action is made of other draws."""
 
     def value(self, features: Tensor) -> Tensor:
         """What the rest of the episode is expected to give, [B]."""
 
     def evaluate_actions(self, features: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-density and entropy of the distribution that `drawn` [B, A] came from, and the value: [B] each."""
+        """Log-density and entropy of the distribution that `drawn` [B, D] came from, and the value: [B] each."""
 
 
 class ActorCriticConfig(Config):
@@ -58,8 +62,7 @@ class ActorCritic(NetworkPolicy):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._actor = _Gaussian((self.num_features, *config.hidden, robot.action.shape[0]), std=config.std)
-            # values near 0: rewards are small, and a critic's first guesses should not drown them
-            self._critic = _mlp((self.num_features, *config.value_hidden, 1), last_gain=0.1)
+            self._critic = value_mlp((self.num_features, *config.value_hidden, 1))
 
     # ---- Policy: numpy in, numpy out
 
@@ -87,8 +90,8 @@ class ActorCritic(NetworkPolicy):
         return {"actor": self._actor, "critic": self._critic}
 
     @property
-    def num_features(self) -> int:
-        return sum(spec.shape[0] for spec in self._spec.observation.values())
+    def num_drawn(self) -> int:
+        return self._spec.action.shape[0]
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         mean = self._actor(features)
@@ -133,6 +136,11 @@ class _Gaussian(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         mean: Tensor = self.mean(features)
         return mean
+
+
+def value_mlp(sizes: tuple[int, ...]) -> nn.Sequential:
+    """Features [B, F] -> values [B, 1], near 0: rewards are small, and first guesses should not drown them."""
+    return _mlp(sizes, last_gain=0.1)
 
 
 def _mlp(sizes: tuple[int, ...], *, last_gain: float) -> nn.Sequential:

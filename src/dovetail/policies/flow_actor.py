@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -61,9 +61,10 @@ class FlowActor(NetworkPolicy):
     """
 
     Config: ClassVar[type[FlowActorConfig]] = FlowActorConfig
+    name: ClassVar[str] = "flow_actor"
 
     def __init__(self, config: FlowActorConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        super().__init__(policy_spec("flow_actor", robot, inputs=config.inputs, history=config.history))
+        super().__init__(policy_spec(self.name, robot, inputs=config.inputs, history=config.history))
         self._config = config
         self._num_actions = robot.action.shape[0]
         with torch.random.fork_rng(devices=[]):
@@ -82,14 +83,18 @@ class FlowActor(NetworkPolicy):
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
-            # copies: views are read-only
-            features = self.features({key: torch.tensor(value) for key, value in observations.items()})
-            generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
-            noise = torch.zeros(self._noise_shape(features))
-            if not context.deterministic:
-                noise = torch.randn(noise.shape, generator=generator)
-            raw, _ = self._path(features, noise)
-        return self._chunk(torch.tanh(raw)[:, None])
+            path, _, _ = self._walk(observations, context)
+        return self._chunk(torch.tanh(path[-1])[:, None])
+
+    def _walk(self, observations: Mapping[str, Array], context: ActContext) -> tuple[list[Tensor], Tensor, Tensor]:
+        """The path that was taken, its log-density, and the features that it was taken for."""
+        # copies: views are read-only
+        features = self.features({key: torch.tensor(value) for key, value in observations.items()})
+        generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
+        noise = torch.zeros(self._noise_shape(features))
+        if not context.deterministic:
+            noise = torch.randn(noise.shape, generator=generator)
+        return *self._path(features, noise), features
 
     # ---- TrainablePolicy: torch
 
@@ -103,8 +108,8 @@ class FlowActor(NetworkPolicy):
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Actions [B, A] at the end of noisy paths, and the log-density [B] of path and action."""
-        raw, log_density = self._path(features, torch.randn(self._noise_shape(features), generator=generator))
-        return torch.tanh(raw), log_density - log_slope(raw).sum(-1)
+        path, log_density = self._path(features, torch.randn(self._noise_shape(features), generator=generator))
+        return torch.tanh(path[-1]), log_density - log_slope(path[-1]).sum(-1)
 
     def sigma(self, features: Tensor) -> Tensor:
         """The noise on the way, [B, A]."""
@@ -133,10 +138,15 @@ class FlowActor(NetworkPolicy):
         """Of where a path starts, and of what comes on top at each step."""
         return 1 + self.num_flow_steps, len(features), self._num_actions
 
-    def _path(self, features: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def _path(self, features: Tensor, noise: Tensor) -> tuple[list[Tensor], Tensor]:
+        noise = noise.to(features.dtype)
+        return noisy_path(self._flow(features), noise[0], sigma=self.sigma(features), noise=noise[1:])
+
+    def _flow(self, features: Tensor) -> Callable[[Tensor, float], Tensor]:
+        """The velocity at a place and a time, given what was seen."""
+
         def velocity(x: Tensor, t: float) -> Tensor:
             v: Tensor = self._velocity(x, features, x.new_full((len(x),), t))
             return v
 
-        noise = noise.to(features.dtype)
-        return noisy_path(velocity, noise[0], sigma=self.sigma(features), noise=noise[1:])
+        return velocity

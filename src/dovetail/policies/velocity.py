@@ -10,6 +10,7 @@ goes part of the way there and never beyond.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from dovetail.policies.networks import NUM_TIME_WAVES, mlp, time_waves
 
-__all__ = ["GatedVelocity", "TransformerVelocity", "noisy_path"]
+__all__ = ["GatedVelocity", "TransformerVelocity", "noisy_path", "path_density"]
 
 _NUM_HEADS = 4
 _NUM_SEEN = 4  # tokens that an observation is told in
@@ -72,8 +73,8 @@ class TransformerVelocity(nn.Module):
 
 def noisy_path(
     velocity: Callable[[Tensor, float], Tensor], x: Tensor, *, sigma: Tensor, noise: Tensor
-) -> tuple[Tensor, Tensor]:
-    """A flow with noise on its way: from x_0 [B, A] to x_1, and the log-density [B] of the whole path.
+) -> tuple[list[Tensor], Tensor]:
+    """A flow with noise on its way: where it was, from x_0 [B, A] to x_1, and the log-density [B] of the whole path.
 
     With x_t = (1 - t) x_0 + t x_1 and x_0 from N(0, I), a velocity tells the score of x_t, (t v - x) / (1 - t), and so
 
@@ -84,14 +85,34 @@ def noisy_path(
     """
     dt = 1.0 / len(noise)
     spread = sigma * math.sqrt(dt)
-    log_density = _log_normal(x)
+    path, log_density = [x], _log_normal(x)
     for step, e in enumerate(noise):
-        t = step * dt
-        v = velocity(x, t)
-        drift = v + 0.5 * sigma.square() * (t * v - x) / (1.0 - t)
-        x = x + drift * dt + spread * e
+        x = _without_noise(velocity, x, step, dt=dt, sigma=sigma) + spread * e
+        path.append(x)
         log_density = log_density + _log_normal(e) - spread.log().sum(-1)  # of this x, given the one before it
-    return x, log_density
+    return path, log_density
+
+
+def path_density(velocity: Callable[[Tensor, float], Tensor], path: Tensor, *, sigma: Tensor) -> Tensor:
+    """The log-density [B] that `noisy_path` has for a path [K + 1, B, A] that somebody took, with these networks or
+    with others."""
+    dt = 1.0 / (len(path) - 1)
+    spread = sigma * math.sqrt(dt)
+    log_density = _log_normal(path[0])
+    for step, (x, following) in enumerate(itertools.pairwise(path)):
+        e = (following - _without_noise(velocity, x, step, dt=dt, sigma=sigma)) / spread
+        log_density = log_density + _log_normal(e) - spread.log().sum(-1)
+    return log_density
+
+
+def _without_noise(
+    velocity: Callable[[Tensor, float], Tensor], x: Tensor, step: int, *, dt: float, sigma: Tensor
+) -> Tensor:
+    """Where a step leads but for its noise."""
+    t = step * dt
+    v = velocity(x, t)
+    drift = v + 0.5 * sigma.square() * (t * v - x) / (1.0 - t)
+    return x + drift * dt
 
 
 def _log_normal(x: Tensor) -> Tensor:

@@ -24,10 +24,10 @@ from dataclasses import asdict
 from typing import Any
 
 from dovetail.config.schema import PluginSection, RunConfig
-from dovetail.core.contracts import Policy
 from dovetail.core.errors import DovetailError, FailureError
 from dovetail.core.types import Array
 from dovetail.learn.rollouts import Practice
+from dovetail.policies.actor_critic import ValuedPolicy
 from dovetail.runtime._channel import Gone
 from dovetail.runtime._frames import Frames
 from dovetail.runtime._worlds import Collector
@@ -63,7 +63,7 @@ def build_collector(orders: Mapping[str, Any]) -> Collector:
         build_cell(task=parts.get("task"), robot=parts["robot"], safety=parts["safety"])
         for _ in range(practice.num_envs)
     ]
-    policy: Policy = parts["policy"].build(robot=cells[0].robot.spec, seed=orders["seed"])
+    policy: ValuedPolicy = parts["policy"].build(robot=cells[0].robot.spec, seed=orders["seed"])
     return Collector(
         cells,
         policy=policy,

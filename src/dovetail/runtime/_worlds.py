@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from dovetail.core.clock import NS_PER_S, SimulatedClock
-from dovetail.core.contracts import Policy
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.streams import stream
 from dovetail.core.types import ActContext, Array, Observation, Outcome, Verdict, WeightSnapshot
 from dovetail.learn.rollouts import Practice, RolloutBuffer
+from dovetail.policies.actor_critic import ValuedPolicy
 from dovetail.runtime.cell import Cell
 
 __all__ = ["Collector", "World"]
@@ -70,7 +70,7 @@ class Collector:
         self,
         cells: Sequence[Cell],
         *,
-        policy: Policy,
+        policy: ValuedPolicy,
         practice: Practice,
         seed: int,
         num_rollouts: int = 0,
@@ -88,7 +88,7 @@ class Collector:
             num_envs=len(cells),
             num_steps=practice.num_steps,
             observation=spec.observation,
-            num_actions=spec.action.shape[0],
+            num_drawn=policy.num_drawn,
         )
         self._now: list[Mapping[str, Array]] = []  # what each world shows
         self._ended: dict[str, list[float]] = defaultdict(list)

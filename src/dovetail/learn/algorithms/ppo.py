@@ -100,7 +100,7 @@ class PPO(Descent):
         if not isinstance(policy, ValuedPolicy) or spec.horizon > 1 or spec.history or spec.prompted:
             raise UsageError(
                 f"algorithm 'ppo' needs a policy of single actions, without history, that knows values; '{spec.name}' is "
-                "not one: use policy 'actor_critic'"
+                "not one: use policy 'actor_critic' or 'flow_actor_critic'"
             )
         super().__init__(
             policy, torch.optim.Adam, seed=seed, max_grad_norm=config.max_grad_norm, lr=config.lr, eps=1e-5
