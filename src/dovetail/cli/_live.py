@@ -13,7 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli._terminal import duration, rate_line, sparkline
+from dovetail.cli._terminal import advice_block, duration, rate_line, sparkline
+from dovetail.learn.coach import Advice
 from dovetail.runtime.status import RECENT, RunStatus, Watcher, nobody
 
 __all__ = ["RATE_LABELS", "LinesView", "LiveView", "view_for"]
@@ -21,6 +22,7 @@ __all__ = ["RATE_LABELS", "LinesView", "LiveView", "view_for"]
 RATE_LABELS = {"untrained": "untrained", "cloning": "behaviour cloning", "after": "after online learning"}
 _REDRAW_S = 0.1
 _LINE_EVERY_S = 10.0
+_MOST_ADVICE = 3
 
 
 def view_for(console: Console, *, quiet: bool) -> AbstractContextManager[Watcher]:
@@ -63,6 +65,8 @@ class LiveView:
             parts += [Text(), _figures(status), Text(), _curve(status, width=max(20, self._console.width - 30))]
             if "inference_p50_ms" in status.telemetry:
                 parts += [Text(), _loop(status.telemetry)]
+            if status.advice:
+                parts += [Text(), advice_block(status.advice, most=_MOST_ADVICE)]
         if rates:
             parts += [Text(), *rates]
         elapsed = duration(time.monotonic() - self._started_s)
@@ -142,6 +146,7 @@ class LinesView:
         self._phase = ""
         self._said_s = 0.0
         self._known: set[str] = set()
+        self._advice: tuple[Advice, ...] = ()
 
     def __enter__(self) -> LinesView:
         return self
@@ -157,6 +162,18 @@ class LinesView:
         for name in [name for name in status.rates if name not in self._known]:
             self._known.add(name)
             self._say(f"{RATE_LABELS.get(name, name)}: {status.rates[name]}")
+        if status.advice != self._advice:
+            self._news(status.advice)
+            self._advice = status.advice
+
+    def _news(self, advice: tuple[Advice, ...]) -> None:
+        for one in advice:
+            if one not in self._advice:
+                self._say(f"coach: {one.message}. Try: {one.try_}")
+        still = {one.name for one in advice}
+        for one in self._advice:
+            if one.name not in still:
+                self._say(f"coach: over: {one.message}")
 
     def _say(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)

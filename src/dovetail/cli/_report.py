@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from dovetail.cli._terminal import console, duration, rate_line
+from dovetail.cli._terminal import advice_block, console, duration, rate_line
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.report import REPORT, Report, write_report
 
@@ -16,14 +17,17 @@ def show(folder: RunFolder) -> None:
     """Write the report of a run that has ended, and print it."""
     with console.status("writing the report") as status:
         report = write_report(folder, say=status.update)
-    lines = [*_rates(report), Text(), _costs(report), Text(), *_paths(folder, report), Text(), *_next(folder)]
-    body = Text("\n").join(lines)
+    parts: list[RenderableType] = [*_rates(report), Text(), _costs(report), Text()]
+    if report.advice:
+        parts += [advice_block(report.advice, most=len(report.advice)), Text()]
+    parts += [*_paths(folder, report), Text(), *_next(folder)]
     if console.is_terminal:
         title = Text(report.verdict, style="bold")
-        console.print(Panel(body, title=title, title_align="left", border_style="green", padding=(1, 1)))
-    else:
-        console.print(Text(report.verdict))
-        console.print(body, soft_wrap=True)
+        console.print(Panel(Group(*parts), title=title, title_align="left", border_style="green", padding=(1, 1)))
+        return
+    console.print(Text(report.verdict))
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, Text))
 
 
 def _rates(report: Report) -> list[Text]:

@@ -8,11 +8,13 @@ import sys
 from collections.abc import Sequence
 
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from dovetail.core.stats import Rate
+from dovetail.learn.coach import Advice, Severity
 
-__all__ = ["console", "duration", "interval", "rate_line", "say", "sparkline"]
+__all__ = ["advice_block", "console", "duration", "interval", "rate_line", "say", "sparkline"]
 
 
 class _Console(Console):
@@ -68,6 +70,21 @@ def rate_line(label: str, rate: Rate) -> Text:
     text.append(f"  {100 * rate.rate:3.0f} %", style="bold")
     text.append(f"  [{100 * rate.low:.0f}, {100 * rate.high:.0f}] of {rate.episodes}", style="bright_black")
     return text
+
+
+def advice_block(advice: Sequence[Advice], *, most: int) -> Table:
+    """What the coach has to say: a line of what is wrong, under it what to try."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column()
+    for number, one in enumerate(advice[:most]):
+        colour = "yellow" if one.severity is Severity.WARNING else "cyan"
+        label = Text("coach" if number == 0 else "", style="bright_black")
+        grid.add_row(label, Text.assemble(("● ", colour), one.message))
+        grid.add_row(Text(), Text(f"  try: {one.try_}", style="bright_black"))
+    if len(advice) > most:
+        grid.add_row(Text(), Text(f"  and {len(advice) - most} more, see events.jsonl", style="bright_black"))
+    return grid
 
 
 def duration(seconds: float) -> str:

@@ -14,7 +14,7 @@ from torch import Tensor
 from dovetail.core.contracts import Algorithm, ReplayReader
 from dovetail.core.errors import CheckpointError, FailureError
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array
+from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.batches import Batches
 
 __all__ = ["Learner"]
@@ -60,6 +60,11 @@ class Learner:
                 self.num_warmup_updates += 1
                 on_update()
         return metrics.take()
+
+    @property
+    def wants(self) -> SampleRequest:
+        """What its algorithm draws from now."""
+        return self._algorithm.wants
 
     def owed(self, env_steps: int) -> int:
         """Updates that `env_steps` online steps have earned and that are not done yet."""

@@ -18,10 +18,18 @@ class MetricsLog:
         self._writer: SummaryWriter | None = None
 
     def write(self, group: str, values: Mapping[str, float], *, step: int) -> None:
+        writer = self._open()
+        for name, value in values.items():
+            writer.add_scalar(f"{group}/{name}", value, step)
+
+    def say(self, group: str, text: str, *, step: int) -> None:
+        """Words, which TensorBoard shows as Markdown."""
+        self._open().add_text(group, text, step)
+
+    def _open(self) -> SummaryWriter:
         if self._writer is None:
             self._writer = SummaryWriter(str(self._folder))
-        for name, value in values.items():
-            self._writer.add_scalar(f"{group}/{name}", value, step)
+        return self._writer
 
     def close(self) -> None:
         if self._writer is not None:

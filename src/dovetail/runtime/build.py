@@ -12,6 +12,7 @@ import torch
 from dovetail.actor.modes import Mode
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
+from dovetail.core.clock import SimulatedClock
 from dovetail.core.contracts import Actor, Clock, Labeler, Operator, Policy, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import PolicySpec, match
@@ -46,6 +47,11 @@ class Station:
     @property
     def clock(self) -> Clock:
         return self.cell.clock
+
+    @property
+    def real_time(self) -> bool:
+        """Whether time passes for the robot while nobody asks it for anything."""
+        return not isinstance(self.clock, SimulatedClock) or getattr(self.config.robot.config, "realtime", False)
 
     def operator(self) -> Operator:
         return self.cell.operator(Purpose.ONLINE, self.config.operator, demo_noise=self.config.run.demo_noise)

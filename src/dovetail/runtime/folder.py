@@ -5,7 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -96,6 +96,17 @@ class RunFolder:
         line = json.dumps({"time": time.time(), "event": kind, **fields})
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")
+
+    def events(self, *kinds: str) -> Iterator[dict[str, Any]]:
+        """What happened of these kinds, oldest first."""
+        try:
+            lines = (self.path / "events.jsonl").read_text("utf-8").splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            # no need to parse all that episodes say; and the last line may be half written
+            if any(f'"event": {json.dumps(kind)}' in line for kind in kinds) and line.endswith("}"):
+                yield json.loads(line)
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """A small file that the run needs again, with a checksum in it."""

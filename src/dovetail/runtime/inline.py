@@ -25,6 +25,7 @@ from dovetail.learn.metrics import MetricsLog
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runtime.build import build_station
+from dovetail.runtime.coaching import Coaching
 from dovetail.runtime.evaluate import evaluation_episodes, order_episode
 from dovetail.runtime.experience import Experience, Known, image_codec
 from dovetail.runtime.folder import RunFolder
@@ -55,6 +56,13 @@ class InlineRun:
         self._weights = DiskWeightStore(folder.weights)
         self._metrics = MetricsLog(folder.logs)
         self.status = RunStatus(name=folder.path.name)
+        self._coaching = Coaching(
+            folder,
+            status=self.status,
+            metrics=self._metrics,
+            policy=self._policy.spec,
+            real_time=self._station.real_time,
+        )
         self._started_s = time.monotonic()
         before = folder.read_json("progress.json") or {"wall_s": 0.0, "updates": 0}
         self._wall_before_s = float(before["wall_s"])
@@ -152,8 +160,9 @@ class InlineRun:
             practice.load_state_dict(self._load_checkpoint())
         self._weights.publish(practice.policy_weights())
         try:
-            for _ in practice.lessons(self.status, write=self._metrics.write, save=self._save):
+            for lesson in practice.lessons(self.status, write=self._metrics.write, save=self._save):
                 self._weights.publish(practice.policy_weights())
+                self._coaching.look_at(lesson)
                 self._watch(self.status)
                 if self._solved():
                     break
@@ -177,6 +186,7 @@ class InlineRun:
             labels = self._learn_from(episode)
             self._update(learner, actor)
             self._write_curves(episode, labels)
+            self._coaching.look(learner, self._experience.replay)
             if time.monotonic() - saved_s > run.checkpoint_every_s:
                 self._save(learner)
                 saved_s = time.monotonic()
@@ -197,9 +207,10 @@ class InlineRun:
         status.metrics |= learner.step(env_steps=status.env_steps, on_update=self._look_up)
         status.updates = learner.num_updates
         status.done = status.env_steps
-        self._weights.publish(learner.policy_weights())
+        newest = self._weights.publish(learner.policy_weights())
         snapshot = self._weights.latest()  # the pinned version, where somebody has pinned one
         assert snapshot is not None
+        self._coaching.published(newest, snapshot)
         actor.load(snapshot)
         self._watch(status)
 
@@ -270,6 +281,7 @@ class InlineRun:
 
     def _count(self, known: Known, episode: Episode | None = None) -> None:
         """Into the books."""
+        self._coaching.count(known, episode)
         if known.info.purpose is Purpose.ONLINE:
             self.status.count(known.info, known.labels)
             return

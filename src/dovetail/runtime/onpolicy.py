@@ -127,10 +127,14 @@ class OnPolicy:
         self.env_steps += rollout["reward"].size
         self._num_episodes = [int(n) for n in rollout["num_episodes"]]
         self._source.load(self._algorithm.policy_weights(), version=self.num_updates)
+        seen = {
+            "at_limit_share": float((np.abs(rollout["action"]) >= 1.0).mean()),  # of the actions' numbers
+            "reward_std": float(rollout["reward"].std()),
+        }
         waited = {"collect_s": collected_s - began_s, "update_s": time.monotonic() - collected_s}
         episodes = {n.removeprefix("episode/"): v for n, v in rollout.items() if n.startswith("episode/")}
         self.num_ended += len(episodes.get("success", ()))
-        return Lesson(metrics={**metrics, **waited}, episodes=episodes)
+        return Lesson(metrics={**metrics, **seen, **waited}, episodes=episodes)
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()

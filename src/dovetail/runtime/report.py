@@ -20,6 +20,8 @@ from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.episodes.video import Clip, side_by_side, write_video
 from dovetail.labels.store import LabelStore
+from dovetail.learn.coach import Advice
+from dovetail.runtime.coaching import open_advice
 from dovetail.runtime.figures import CurveEpisode, learning_curve
 from dovetail.runtime.film import Filmer
 from dovetail.runtime.folder import RunFolder
@@ -53,6 +55,7 @@ class Report:
     human_share: float  # of the online steps
     demos: int
     missing: tuple[str, ...] = ()
+    advice: tuple[Advice, ...] = ()  # the coach's that still held at the end
     figure: str | None = None
     video: str | None = None
     video_missing: str | None = None
@@ -99,6 +102,7 @@ class Report:
             "human_share": self.human_share,
             "demos": self.demos,
             "missing": list(self.missing),
+            "advice": [advice.to_json() for advice in self.advice],
             "figure": self.figure,
             "video": self.video,
             "video_missing": self.video_missing,
@@ -159,6 +163,7 @@ class _Books:
             human_share=sum(info.num_human_steps for info in online) / max(env_steps, 1),
             demos=self._num_good_demos(),
             missing=tuple(self._missing()),
+            advice=tuple(open_advice(self.folder)),
             **files,
         )
 
@@ -185,14 +190,7 @@ class _Books:
     def _num_updates(self) -> int:
         """From the end of the run, or from its newest checkpoint, whichever knows of more."""
         counts = [int((self._progress or {}).get("updates", 0))]
-        try:
-            lines = (self.folder.path / "events.jsonl").read_text("utf-8").splitlines()
-        except FileNotFoundError:
-            lines = []
-        for line in lines:
-            if '"checkpoint"' in line and line.endswith("}"):  # the last line may be half written
-                counts.append(int(json.loads(line).get("updates", 0)))
-        return max(counts)
+        return max(counts + [int(event.get("updates", 0)) for event in self.folder.events("checkpoint")])
 
     def _missing(self) -> list[str]:
         config = self.folder.config

@@ -11,6 +11,7 @@ from typing import Protocol
 from dovetail.core.stats import Rate
 from dovetail.core.types import Labels
 from dovetail.episodes.log import EpisodeInfo
+from dovetail.learn.coach import Advice
 
 __all__ = ["RunStatus", "Watcher", "nobody"]
 
@@ -39,6 +40,7 @@ class RunStatus:
     rates: dict[str, Rate] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     telemetry: Mapping[str, float] = field(default_factory=dict)  # of the control loop
+    advice: tuple[Advice, ...] = ()  # the coach's, the worst first
 
     def begin(self, phase: str, total: int, *, done: int = 0) -> None:
         self.phase, self.total, self.done, self.phase_started_at = phase, total, done, done

@@ -170,7 +170,8 @@ class SoftActorCritic:
             torch._foreach_lerp_(self._averaged_parameters, self._actor_parameters, 1.0 - self._soft.actor_average)
         entropy = -log_prob.detach().mean()
         self._step("alpha", self._log_alpha.exp() * (entropy - self._target_entropy), [self._log_alpha])
-        return {"actor_loss": loss.item(), "entropy": entropy.item(), "alpha": alpha.item()}
+        facts = {"entropy": entropy.item(), "target_entropy": self._target_entropy, "alpha": alpha.item()}
+        return {"actor_loss": loss.item(), **facts}
 
     def _step(self, name: str, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         # gradients of exactly these parameters: the actor's loss flows through the critic without touching it

@@ -1,0 +1,363 @@
+"""What the coach looks for: one function each, by the name that events and curves know it by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+from dovetail.learn._coach_facts import Facts, Finding, Severity, Tip
+
+__all__ = ["CHECKS"]
+
+FEW, MANY = 10, 20  # episodes: enough to suspect something, enough to compare
+GOING_WELL = 0.9  # share of successes beyond which what looks odd is none of our business
+
+SEE_IT = Tip("look at one: dovetail episodes show RUN last")
+MORE_DEMOS = Tip("record more demonstrations", "run.demos")
+MORE_HELP = Tip("let somebody take over more often", "operator.share")
+FEWER_UPDATES = Tip("do fewer updates per step", "learner.utd")
+SLOWER = Tip("learn more slowly", "algorithm.lr")
+
+
+def no_reward(facts: Facts) -> Finding | None:
+    latest = facts.lately(2 * MANY)
+    if len(latest) < FEW or any(episode.rewarded for episode in latest):
+        return None
+    num = len(latest)
+    which = f"the {num} online episodes so far" if num == facts.num_episodes else f"the last {num} online episodes"
+    return Finding(
+        severity=Severity.WARNING,
+        message=f"none of {which} has earned a reward, so there is nothing to learn what is good from",
+        tips=(
+            MORE_HELP,
+            MORE_DEMOS,
+            Tip("give each episode more time", "task.time_limit_s"),
+            Tip("give each episode more time", "robot.max_steps"),
+            Tip("reward progress, not success alone", "task.reward"),
+            SEE_IT,
+        ),
+    )
+
+
+def rewards_disagree(facts: Facts) -> Finding | None:
+    judged = [episode for episode in facts.lately(MANY) if episode.solved is not None]
+    missed = sum(bool(episode.solved) and not episode.success for episode in judged)
+    invented = sum(episode.success and not episode.solved for episode in judged)
+    tips = (Tip("check who gives the rewards", "labels"), SEE_IT)
+    if len(judged) >= FEW and missed + invented >= 0.2 * len(judged):
+        return Finding(
+            severity=Severity.WARNING,
+            message=(
+                f"{missed + invented} of the last {len(judged)} episodes are labelled otherwise than they ended: "
+                f"{missed} that succeeded as failures, {invented} that did not as successes"
+            ),
+            tips=tips,
+        )
+    won = [episode.value for episode in judged if episode.solved and episode.value is not None]
+    lost = [episode.value for episode in judged if not episode.solved and episode.value is not None]
+    if min(len(won), len(lost)) >= 3 and _mean(won) <= _mean(lost):
+        return Finding(
+            severity=Severity.WARNING,
+            message=(
+                f"of the last {len(judged)} episodes those that succeeded were worth {_mean(won):.2f} on average and "
+                f"the others {_mean(lost):.2f}: the rewards teach not to succeed"
+            ),
+            tips=(
+                Tip("reward success more than what leads there", "labels"),
+                Tip("reward success alone", "task.reward"),
+                SEE_IT,
+            ),
+        )
+    return None
+
+
+def q_above_returns(facts: Facts) -> Finding | None:
+    """The critic's mean over its batches against the mean over the steps of the best episode: no policy that acts from
+    anywhere in an episode can expect more than that, give or take a share of what is at stake."""
+    q, best, lowest = facts.metrics.get("q"), facts.best_value, facts.lowest_value
+    if q is None or best is None or lowest is None:
+        return None
+    at_stake = max(best - lowest, facts.largest_reward) or 1.0
+    bounds = facts.settings.get("algorithm.target_range")
+    low, high = bounds if isinstance(bounds, list) else (-math.inf, math.inf)
+    at_bound = q > high - 0.02 * (high - low) and best < high - 0.1 * (high - low)
+    if q <= best + 0.3 * at_stake and not at_bound:
+        return None
+    wide = Tip(
+        "clip its targets to the returns that are possible, [0.0, 1.0] for a sparse reward",
+        "algorithm.target_range",
+    )
+    entropy = Tip("do not count entropy as reward", "algorithm.backup_entropy")
+    return Finding(
+        severity=Severity.WARNING,
+        message=(
+            f"the critic expects {q:.2f} on average, but the steps of even the best episode were worth {best:.2f}: it "
+            "believes in what it has made up"
+        ),
+        tips=(
+            *((entropy,) if facts.settings.get("algorithm.backup_entropy") else ()),
+            *(() if at_bound else (wide,)),
+            FEWER_UPDATES,
+            SLOWER,
+            Tip("trust the least of more critics", "algorithm.num_critics"),
+        ),
+    )
+
+
+def entropy_collapsed(facts: Facts) -> Finding | None:
+    """Per number of an action, for a density's logarithm grows with them. Without a target, by the spread that it means."""
+    entropy, target, num = (*map(facts.metrics.get, ("entropy", "target_entropy")), facts.num_actions)
+    if entropy is None or not num or len(facts.episodes) < FEW or facts.success >= GOING_WELL:
+        return None
+    spread = math.exp(entropy / num - 0.5 * math.log(2 * math.pi * math.e))
+    if target is None and spread >= 0.03:
+        return None
+    if target is not None and entropy >= target - 1.0 * num:
+        return None
+    wanted = "" if target is None else f", where {target:.1f} is aimed at"
+    return Finding(
+        severity=Severity.HINT,
+        message=(
+            f"the policy hardly tries anything new: its entropy is {entropy:.1f}{wanted} (a spread of about "
+            f"{100 * spread:.1f} % of the range), and {100 * facts.success:.0f} % of the last episodes succeeded"
+        ),
+        tips=(
+            Tip("start with a higher temperature", "algorithm.temperature"),
+            Tip("aim at a higher entropy", "algorithm.target_entropy"),
+            Tip("pay more for entropy", "algorithm.entropy_coef"),
+            SLOWER,
+        ),
+    )
+
+
+def help_not_falling(facts: Facts) -> Finding | None:
+    if facts.early_human is None or facts.num_episodes < 2 * MANY:
+        return None
+    early, now = facts.early_human, _mean([episode.human_share for episode in facts.lately(MANY)])
+    if now < 0.1 or now < 0.9 * early:
+        return None
+    well = facts.success >= GOING_WELL
+    return Finding(
+        severity=Severity.HINT,
+        message=(
+            f"people made {100 * now:.0f} % of the last {MANY} episodes' steps, and {100 * early:.0f} % of the first "
+            f"{MANY}': the policy " + ("is not left alone to show what it can" if well else "is not taking over")
+        ),
+        tips=(
+            Tip("help later, and let go sooner", "operator.patience_steps"),
+            Tip("shorter corrections", "operator.max_steps"),
+            Tip("fade help out sooner", "operator.fade_minutes"),
+            Tip("learn more from each step", "learner.utd"),
+        ),
+    )
+
+
+def one_source(facts: Facts) -> Finding | None:
+    """Of learners with a critic: imitation is meant to see one hand only."""
+    if "q" not in facts.metrics or len(facts.episodes) < FEW or not facts.sources:
+        return None
+    source, share = max(facts.sources.items(), key=lambda item: item[1])
+    wants_prior = facts.settings.get("algorithm.prior_fraction")
+    if share <= 0.9 or (source == "policy" and (not wants_prior or facts.success >= 0.5)):
+        return None
+    tips = {
+        "demo": (
+            Tip("draw less from demonstrations", "algorithm.prior_fraction"),
+            Tip("practise longer", "run.env_steps"),
+        ),
+        "human": (
+            Tip("let the policy act: help later", "operator.patience_steps"),
+            Tip("watch fewer episodes", "operator.share"),
+            Tip("shorter corrections", "operator.max_steps"),
+        ),
+        "policy": (MORE_DEMOS, MORE_HELP, Tip("draw more from them", "algorithm.prior_fraction")),
+    }
+    why = {
+        "demo": "demonstrations: of what the policy does itself the critic learns nothing",
+        "human": "people's: of what the policy does itself the critic learns next to nothing",
+        "policy": "the policy's own: nobody shows it what would be better",
+    }
+    message = f"{100 * share:.0f} % of what is learned from are steps of {why[source]}"
+    if source != "demo":
+        message = f"{100 * share:.0f} % of the steps that are learned from are {why[source]}"
+    return Finding(severity=Severity.HINT, message=message, tips=tips[source])
+
+
+def updates_starving(facts: Facts) -> Finding | None:
+    if facts.updates is None or facts.owed < 100 or facts.owed <= facts.updates:
+        return None
+    return Finding(
+        severity=Severity.WARNING,
+        message=(
+            f"{facts.env_steps} online steps have earned {facts.updates + facts.owed} updates, and only "
+            f"{facts.updates} are done: the learner has nothing to draw from, or cannot keep up"
+        ),
+        tips=(
+            Tip("draw a share from demonstrations", "algorithm.demo_share"),
+            MORE_DEMOS,
+            MORE_HELP,
+            FEWER_UPDATES,
+            Tip("smaller batches", "algorithm.batch_size"),
+        ),
+    )
+
+
+def updates_racing(facts: Facts) -> Finding | None:
+    if facts.updates is None or facts.owed > -100 or -facts.owed <= 0.5 * facts.updates:
+        return None
+    return Finding(
+        severity=Severity.WARNING,
+        message=(
+            f"{facts.updates} updates were done where {facts.env_steps} online steps had earned "
+            f"{facts.updates + facts.owed}: the learner goes over the same few steps again and again"
+        ),
+        tips=(
+            Tip("more updates per step, if that is what you want", "learner.utd"),
+            Tip("let the robot practise on: the learner waits until it has caught up"),
+        ),
+    )
+
+
+def robot_waits(facts: Facts) -> Finding | None:
+    """Where time is real: in simulation nobody minds."""
+    if facts.act_s is None or facts.learn_s is None or facts.num_episodes < FEW:
+        return None
+    if facts.learn_s <= 3.0 * facts.act_s:
+        return None
+    share = facts.learn_s / (facts.learn_s + facts.act_s)
+    return Finding(
+        severity=Severity.HINT,
+        message=f"the robot stands still {100 * share:.0f} % of the time and waits for the learner",
+        tips=(
+            FEWER_UPDATES,
+            Tip("smaller batches", "algorithm.batch_size"),
+            Tip("fewer critics", "algorithm.num_critics"),
+        ),
+    )
+
+
+def stale_weights(facts: Facts) -> Finding | None:
+    behind = [episode.versions_behind for episode in facts.lately(3) if episode.versions_behind is not None]
+    if len(behind) < 3 or min(behind) < 10:
+        return None
+    if facts.pinned is not None:
+        tips: tuple[Tip, ...] = (Tip(f"unpin version {facts.pinned}: remove weights/pin.json from the run"),)
+    else:
+        tips = (
+            Tip("take newer weights up at every chunk", "actor.swap"),
+            Tip("restart whoever serves the policy, and look at its connection", "policy.url"),
+            FEWER_UPDATES,
+        )
+    return Finding(
+        severity=Severity.WARNING,
+        message=f"the robot acts with weights that are {behind[-1]} versions old: what is learned does not reach it",
+        tips=tips,
+    )
+
+
+def out_of_range(facts: Facts) -> Finding | None:
+    latest = facts.lately(5)
+    shares: dict[str, list[float]] = {}
+    for episode in latest:
+        for key, share in episode.outside.items():
+            shares.setdefault(key, []).append(share)
+    found = {key: _mean(values) for key, values in shares.items() if len(values) == 5}
+    if not found or facts.success >= GOING_WELL:
+        return None
+    key, share = max(found.items(), key=lambda item: item[1])
+    if share <= 0.25:
+        return None
+    return Finding(
+        severity=Severity.WARNING,
+        message=(
+            f"{100 * share:.0f} % of the values of '{key}' lie so far from what the demonstrations showed that the policy "
+            "cannot tell them apart"
+        ),
+        tips=(
+            Tip(f"see whether '{key}' is in other units, or of another setup, than in the demonstrations"),
+            Tip("record demonstrations that vary more", "run.demo_noise"),
+            MORE_DEMOS,
+            Tip(f"leave '{key}' out", "policy.inputs"),
+        ),
+    )
+
+
+def saturated(facts: Facts) -> Finding | None:
+    shares = [episode.saturated for episode in facts.lately(FEW) if episode.saturated is not None]
+    if len(shares) < FEW or _mean(shares) <= 0.8 or facts.success >= GOING_WELL:
+        return None
+    return Finding(
+        severity=Severity.HINT,
+        message=(
+            f"{100 * _mean(shares):.0f} % of what the policy asked for in the last {FEW} episodes lies at the limits of its "
+            "actions: it knows full speed only"
+        ),
+        tips=(
+            Tip("allow larger steps", "robot.max_step_m"),
+            Tip("stay nearer to what people do", "algorithm.bc_weight"),
+            Tip("start with a higher temperature", "algorithm.temperature"),
+            Tip("pay more for entropy", "algorithm.entropy_coef"),
+            SLOWER,
+        ),
+    )
+
+
+def values_explain_nothing(facts: Facts) -> Finding | None:
+    explained = facts.metrics.get("explained_variance")
+    if explained is None or explained > 0.0 or facts.num_episodes < MANY or facts.success >= GOING_WELL:
+        return None
+    return Finding(
+        severity=Severity.HINT,
+        message=(
+            f"the values explain {100 * explained:.0f} % of how returns differ, so advantages are mostly chance"
+        ),
+        tips=(
+            Tip("longer rollouts", "algorithm.rollout_steps"),
+            Tip("weigh the values more", "algorithm.value_coef"),
+            Tip("reward progress, not success alone", "task.reward"),
+            SLOWER,
+        ),
+    )
+
+
+def policy_jumps(facts: Facts) -> Finding | None:
+    kl, cut = facts.metrics.get("kl"), facts.metrics.get("clip_fraction")
+    if kl is None or cut is None or (kl <= 0.1 and cut <= 0.5):
+        return None
+    return Finding(
+        severity=Severity.HINT,
+        message=(
+            f"each update changes the policy too much: a KL divergence of {kl:.2f}, and {100 * cut:.0f} % of the samples "
+            "beyond the clip"
+        ),
+        tips=(
+            SLOWER,
+            Tip("fewer epochs", "algorithm.num_epochs"),
+            Tip("stop an update that has gone far enough", "algorithm.target_kl"),
+        ),
+    )
+
+
+CHECKS: Mapping[str, Callable[[Facts], Finding | None]] = {
+    check.__name__: check
+    for check in (
+        no_reward,
+        rewards_disagree,
+        q_above_returns,
+        entropy_collapsed,
+        help_not_falling,
+        one_source,
+        updates_starving,
+        updates_racing,
+        robot_waits,
+        stale_weights,
+        out_of_range,
+        saturated,
+        values_explain_nothing,
+        policy_jumps,
+    )
+}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values)

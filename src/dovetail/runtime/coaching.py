@@ -1,0 +1,244 @@
+"""What the coach is told of a run, gathered from its episodes, its learner and its weights; and where its words go."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from dovetail.core.contracts import ReplayReader
+from dovetail.core.specs import PolicySpec
+from dovetail.core.types import (
+    Array,
+    Episode,
+    Labels,
+    Outcome,
+    Purpose,
+    SampleRequest,
+    Source,
+    View,
+    WeightSnapshot,
+)
+from dovetail.learn.coach import Advice, Coach, EpisodeFacts, Facts, returns_to_go
+from dovetail.learn.learner import Learner
+from dovetail.learn.metrics import MetricsLog
+from dovetail.policies.normalizer import CLIP
+from dovetail.runtime.experience import Known
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.onpolicy import Lesson
+from dovetail.runtime.status import RunStatus
+
+__all__ = ["Coaching", "batch_sources", "open_advice", "settings_of"]
+
+_KEPT = 50  # episodes
+_EARLY = 20
+_TIMED = 5  # episodes and their updates
+_AT_LIMIT = 0.99  # of the range
+_BEGUN, _OVER = "coach", "coach: over"
+
+_HANDS = {  # who took the steps of a part of the replay
+    "all": ("demo", "human", "policy"),
+    "prior": ("demo", "human"),
+    "online": ("human", "policy"),
+    **{hand: (hand,) for hand in ("demo", "human", "policy")},
+}
+
+
+class Coaching:
+    """`count` every episode that is learned from, say what was `published`, then `look`."""
+
+    def __init__(
+        self, folder: RunFolder, *, status: RunStatus, metrics: MetricsLog, policy: PolicySpec, real_time: bool
+    ) -> None:
+        self._folder, self._status, self._metrics, self._real_time = folder, status, metrics, real_time
+        self._settings = settings_of(folder.config.model_dump(mode="json"))
+        self._num_actions = policy.horizon * policy.action.shape[0]
+        gamma = self._settings.get("algorithm.gamma")
+        self._gamma = float(gamma) if isinstance(gamma, (int, float)) else None
+        self._coach = Coach(open_advice(folder))
+        self._episodes: deque[EpisodeFacts] = deque(maxlen=_KEPT)
+        self._early: list[float] = []  # human shares
+        self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of all that is learned from
+        self._normalizer: Mapping[str, Array] = {}
+        self._newest = 0  # published version
+        self._pinned: int | None = None
+        self._act_s: deque[float] = deque(maxlen=_TIMED)
+        self._learn_s: deque[float] = deque(maxlen=_TIMED)
+        self._turn_s = time.monotonic()  # when acting last gave way to learning, or the other way round
+        status.advice = self._coach.current
+
+    # ---- what happened
+
+    def count(self, known: Known, episode: Episode | None = None) -> None:
+        """A demonstration or an online episode; of one that an earlier process ran, only what the books say."""
+        value = self._weigh(known.labels) if known.trains else None
+        if known.info.purpose is not Purpose.ONLINE:
+            return
+        labels, info = known.labels, known.info
+        human = info.num_human_steps / info.num_steps
+        self._keep(
+            EpisodeFacts(
+                success=labels.success,
+                rewarded=_rewarded(labels),
+                solved=(info.judgement or info.outcome) is Outcome.SUCCESS,
+                value=value,
+                human_share=human,
+                saturated=_saturated(episode) if episode else None,
+                outside=_outside(episode, self._normalizer) if episode else {},
+                versions_behind=self._behind(episode) if episode else None,
+            )
+        )
+        self._act_s.append(self._turn())
+
+    def published(self, newest: int, served: WeightSnapshot) -> None:
+        """The version that was published last, and the one that the robot is given."""
+        self._newest = newest
+        self._pinned = served.version if served.version != newest else None
+        self._normalizer = served.components.get("normalizer", {})
+
+    # ---- a look
+
+    def look(self, learner: Learner, replay: ReplayReader) -> None:
+        self._learn_s.append(self._turn())
+        status = self._status
+        self._tell(
+            Facts(
+                **self._common(),
+                sources=batch_sources(learner.wants, replay),
+                updates=learner.num_online_updates,
+                owed=learner.owed(status.env_steps),
+                act_s=sum(self._act_s) if self._real_time else None,
+                learn_s=sum(self._learn_s) if self._real_time else None,
+                pinned=self._pinned,
+            )
+        )
+
+    def look_at(self, lesson: Lesson) -> None:
+        """After a rollout: on-policy learning has no replay, and nobody to help."""
+        varied = lesson.metrics["reward_std"] > 0.0
+        for success, worth in zip(lesson.episodes.get("success", ()), lesson.returns, strict=True):
+            self._keep(
+                EpisodeFacts(
+                    success=bool(success),
+                    rewarded=bool(success) or varied or worth > 0.0,
+                    saturated=lesson.metrics["at_limit_share"],
+                )
+            )
+        self._tell(Facts(**self._common()))
+
+    def _common(self) -> dict[str, Any]:
+        status, weighed = self._status, math.isfinite(self._best)
+        return {
+            "settings": self._settings,
+            "num_episodes": status.episodes,
+            "env_steps": status.env_steps,
+            "episodes": tuple(self._episodes),
+            "early_human": sum(self._early) / _EARLY if len(self._early) == _EARLY else None,
+            "metrics": dict(status.metrics),
+            "num_actions": self._num_actions,
+            "best_value": self._best if weighed else None,
+            "lowest_value": self._lowest if weighed else None,
+            "largest_reward": self._largest,
+        }
+
+    def _tell(self, facts: Facts) -> None:
+        look, step = self._coach.look(facts), self._status.env_steps
+        self._status.advice = self._coach.current
+        for advice in look.begun:
+            self._folder.event(_BEGUN, env_steps=step, **advice.to_json())
+            self._metrics.say("coach", f"**{advice.name}**: {advice.message}. Try: {advice.try_}", step=step)
+        for advice in look.over:
+            self._folder.event(_OVER, env_steps=step, name=advice.name)
+            self._metrics.say("coach", f"**{advice.name}**: over", step=step)
+        wrong = {advice.name for advice in self._coach.current}
+        self._metrics.write("coach", {name: float(name in wrong) for name in self._coach.names}, step=step)
+
+    # ---- small things
+
+    def _keep(self, facts: EpisodeFacts) -> None:
+        self._episodes.append(facts)
+        if len(self._early) < _EARLY:
+            self._early.append(facts.human_share)
+
+    def _weigh(self, labels: Labels) -> float | None:
+        """What an episode was worth, discounted as the algorithm does."""
+        if self._gamma is None:
+            return None
+        values = returns_to_go(labels.rewards, labels.discounts, self._gamma)
+        self._best, self._lowest = max(self._best, values.mean()), min(self._lowest, values.min())
+        self._largest = max(self._largest, float(np.abs(labels.rewards).max()))
+        return float(values[0])
+
+    def _behind(self, episode: Episode) -> int | None:
+        versions = episode.column("policy_version")[episode.column("source") == Source.POLICY]
+        return self._newest - int(versions.max()) if len(versions) else None
+
+    def _turn(self) -> float:
+        before_s, self._turn_s = self._turn_s, time.monotonic()
+        return self._turn_s - before_s
+
+
+def open_advice(folder: RunFolder) -> list[Advice]:
+    """What was told of a run, by any of its processes, and has not been over since."""
+    told: dict[str, Advice] = {}
+    for event in folder.events(_BEGUN, _OVER):
+        if event["event"] == _BEGUN:
+            told[event["name"]] = Advice.from_json(event)
+        else:
+            told.pop(event["name"], None)
+    return sorted(told.values(), key=lambda advice: -advice.severity)
+
+
+def settings_of(plain: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
+    """A config's settings by dotted key, as the command line names them."""
+    flat: dict[str, object] = {}
+    for name, value in plain.items():
+        if isinstance(value, dict) and value:
+            flat |= settings_of(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
+    return flat
+
+
+def batch_sources(wants: SampleRequest, replay: ReplayReader) -> dict[str, float]:
+    """Share of a batch by whose hand took its steps; nothing where views ask for more than that."""
+    held = {hand: replay.size(View(part=hand)) for hand in _HANDS["all"]}
+    drawn = dict.fromkeys(held, 0.0)
+    for view, num_rows in wants.rows.items():
+        if num_rows and not replay.size(view) and wants.when_empty:
+            view = wants.when_empty
+        if view != View(part=view.part) or view.part not in _HANDS:
+            return {}
+        hands = _HANDS[view.part]
+        for hand in hands:
+            drawn[hand] += num_rows * held[hand] / max(1, sum(held[one] for one in hands))
+    total = sum(drawn.values())
+    return {hand: share / total for hand, share in drawn.items()} if total else {}
+
+
+def _rewarded(labels: Labels) -> bool:
+    """Whether some step was better than the others, or than nothing."""
+    return labels.success or bool(labels.rewards.max() > min(0.0, float(np.median(labels.rewards))))
+
+
+def _saturated(episode: Episode) -> float | None:
+    """Of the numbers that the policy proposed."""
+    low, high = episode.robot.action.bounds
+    proposed = episode.column("proposed")[episode.column("source") == Source.POLICY]
+    if not len(proposed) or not np.isfinite([low, high]).all():
+        return None
+    off_centre = np.abs(proposed - (low + high) / 2) / np.maximum((high - low) / 2, 1e-6)
+    return float((off_centre >= _AT_LIMIT).mean())
+
+
+def _outside(episode: Episode, normalizer: Mapping[str, Array]) -> dict[str, float]:
+    """By observation key: the share of its values that normalisation cuts off."""
+    outside = {}
+    for key in (name.removeprefix("mean/") for name in normalizer if name.startswith("mean/")):
+        away = np.abs(episode.column(f"observation/{key}") - normalizer[f"mean/{key}"]) / normalizer[f"std/{key}"]
+        outside[key] = float((away >= CLIP).mean())
+    return outside
