@@ -17,6 +17,7 @@ from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import duration, interval, sparkline
 from dovetail.core.errors import RunFolderError, UsageError
 from dovetail.core.stats import Rate
+from dovetail.learn.coach import Advice, Severity
 from dovetail.runtime.status import RunStatus, nobody
 
 
@@ -80,6 +81,36 @@ def test_elsewhere_there_is_now_and_then_a_line() -> None:
         "learning online: 180/4000, success 50 % (last 4), human 25 %, 720 updates, 0.3 robot min",
         "behaviour cloning: 30 % [22, 40] of 100",
         "after online learning: 99 % [95, 100] of 100",
+    ]
+
+
+def _advice(number: int) -> Advice:
+    severity = Severity.WARNING if number == 1 else Severity.HINT
+    return Advice(name=f"n{number}", severity=severity, message=f"message {number}", try_=f"remedy {number}")
+
+
+def test_the_live_view_has_a_calm_block_of_advice() -> None:
+    terminal, status = io.StringIO(), _status()
+    status.advice = tuple(_advice(number) for number in range(1, 6))
+    view = LiveView(Console(file=terminal, force_terminal=True, width=100, color_system=None))
+    with view as watch:
+        watch(status)
+    picture = terminal.getvalue()
+    for text in ("coach", "● message 1", "try: remedy 3", "and 2 more, see events.jsonl"):
+        assert text in picture
+    assert "message 4" not in picture
+
+
+def test_elsewhere_advice_is_a_line_when_it_begins_and_when_it_is_over() -> None:
+    file, status = io.StringIO(), _status()
+    with LinesView(Console(file=file, width=200)) as watch:
+        for advice in ((), (_advice(1),), (_advice(1),), (_advice(1), _advice(2)), (_advice(2),)):
+            status.advice = advice
+            watch(status)
+    assert [line for line in file.getvalue().splitlines() if line.startswith("coach")] == [
+        "coach: message 1. Try: remedy 1",
+        "coach: message 2. Try: remedy 2",
+        "coach: over: message 1",
     ]
 
 

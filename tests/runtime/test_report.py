@@ -166,6 +166,7 @@ def test_figures_of_a_whole_run(run: Run) -> None:
         "human_share": pytest.approx(0.1),
         "demos": 1,
         "missing": [],
+        "advice": [],
         "figure": "learning_curve.png",
         "video": None,
         "video_missing": "no episodes were kept to be shown: run.showcase_episodes is 0",

@@ -105,21 +105,21 @@ def q_above_returns(facts: Facts) -> Finding | None:
 
 
 def entropy_collapsed(facts: Facts) -> Finding | None:
-    """Per number of an action, for a density's logarithm grows with them. Without a target, by the spread that it means."""
+    """Far below its target; by the spread that it means, per number of an action, where there is none."""
     entropy, target, num = (*map(facts.metrics.get, ("entropy", "target_entropy")), facts.num_actions)
     if entropy is None or not num or len(facts.episodes) < FEW or facts.success >= GOING_WELL:
         return None
     spread = math.exp(entropy / num - 0.5 * math.log(2 * math.pi * math.e))
     if target is None and spread >= 0.03:
         return None
-    if target is not None and entropy >= target - 1.0 * num:
+    if target is not None and entropy >= target - max(num, abs(target)):
         return None
-    wanted = "" if target is None else f", where {target:.1f} is aimed at"
+    seen = f"a spread of {100 * spread:.1f} % of the range" if target is None else f"{target:.1f} is aimed at"
     return Finding(
         severity=Severity.HINT,
         message=(
-            f"the policy hardly tries anything new: its entropy is {entropy:.1f}{wanted} (a spread of about "
-            f"{100 * spread:.1f} % of the range), and {100 * facts.success:.0f} % of the last episodes succeeded"
+            f"the policy hardly tries anything new: its entropy is {entropy:.1f} ({seen}), and "
+            f"{100 * facts.success:.0f} % of the last episodes succeeded"
         ),
         tips=(
             Tip("start with a higher temperature", "algorithm.temperature"),
@@ -131,10 +131,11 @@ def entropy_collapsed(facts: Facts) -> Finding | None:
 
 
 def help_not_falling(facts: Facts) -> Finding | None:
-    if facts.early_human is None or facts.num_episodes < 2 * MANY:
+    """Much help for long: some of it comes and goes in a healthy run."""
+    if facts.early_human is None or facts.num_episodes < 3 * MANY:
         return None
     early, now = facts.early_human, _mean([episode.human_share for episode in facts.lately(MANY)])
-    if now < 0.1 or now < 0.9 * early:
+    if now < 0.3 or now < 0.9 * early:
         return None
     well = facts.success >= GOING_WELL
     return Finding(
@@ -173,13 +174,11 @@ def one_source(facts: Facts) -> Finding | None:
         "policy": (MORE_DEMOS, MORE_HELP, Tip("draw more from them", "algorithm.prior_fraction")),
     }
     why = {
-        "demo": "demonstrations: of what the policy does itself the critic learns nothing",
-        "human": "people's: of what the policy does itself the critic learns next to nothing",
-        "policy": "the policy's own: nobody shows it what would be better",
+        "demo": "from demonstrations, and from what the policy itself does the critic learns nothing",
+        "human": "people's, and from what the policy itself does the critic learns next to nothing",
+        "policy": "the policy's own, and nobody shows it what would be better",
     }
-    message = f"{100 * share:.0f} % of what is learned from are steps of {why[source]}"
-    if source != "demo":
-        message = f"{100 * share:.0f} % of the steps that are learned from are {why[source]}"
+    message = f"{100 * share:.0f} % of the steps that are learned from are {why[source]}"
     return Finding(severity=Severity.HINT, message=message, tips=tips[source])
 
 
@@ -245,7 +244,6 @@ def stale_weights(facts: Facts) -> Finding | None:
     else:
         tips = (
             Tip("take newer weights up at every chunk", "actor.swap"),
-            Tip("restart whoever serves the policy, and look at its connection", "policy.url"),
             FEWER_UPDATES,
         )
     return Finding(
@@ -270,11 +268,12 @@ def out_of_range(facts: Facts) -> Finding | None:
     return Finding(
         severity=Severity.WARNING,
         message=(
-            f"{100 * share:.0f} % of the values of '{key}' lie so far from what the demonstrations showed that the policy "
-            "cannot tell them apart"
+            f"{100 * share:.0f} % of the values of '{key}' are cut off by the policy's normalisation: they lie far from all "
+            "that it was fitted to, and to the policy they are the same"
         ),
         tips=(
-            Tip(f"see whether '{key}' is in other units, or of another setup, than in the demonstrations"),
+            *((MORE_DEMOS,) if facts.settings.get("run.demos") == 0 else ()),  # there was nothing to fit it to
+            Tip(f"see whether '{key}' has other units, or another setup, than when demonstrations were recorded"),
             Tip("record demonstrations that vary more", "run.demo_noise"),
             MORE_DEMOS,
             Tip(f"leave '{key}' out", "policy.inputs"),
@@ -303,13 +302,14 @@ def saturated(facts: Facts) -> Finding | None:
 
 
 def values_explain_nothing(facts: Facts) -> Finding | None:
-    explained = facts.metrics.get("explained_variance")
-    if explained is None or explained > 0.0 or facts.num_episodes < MANY or facts.success >= GOING_WELL:
+    explained, num_rollouts = facts.metrics.get("explained_variance"), facts.updates or 0
+    if explained is None or explained > 0.05 or num_rollouts < MANY or facts.success >= GOING_WELL:
         return None
     return Finding(
         severity=Severity.HINT,
         message=(
-            f"the values explain {100 * explained:.0f} % of how returns differ, so advantages are mostly chance"
+            f"after {num_rollouts} rollouts the values explain {max(0.0, 100 * explained):.0f} % of how returns differ, so "
+            "advantages are mostly chance"
         ),
         tips=(
             Tip("longer rollouts", "algorithm.rollout_steps"),

@@ -23,22 +23,23 @@ from dovetail.core.types import (
     View,
     WeightSnapshot,
 )
-from dovetail.learn.coach import Advice, Coach, EpisodeFacts, Facts, returns_to_go
+from dovetail.learn.coach import Coach, EpisodeFacts, Facts, returns_to_go
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.normalizer import CLIP
+from dovetail.runtime.advice import BEGUN, OVER, open_advice
 from dovetail.runtime.experience import Known
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.onpolicy import Lesson
 from dovetail.runtime.status import RunStatus
 
-__all__ = ["Coaching", "batch_sources", "open_advice", "settings_of"]
+__all__ = ["Coaching", "batch_sources", "settings_of"]
 
 _KEPT = 50  # episodes
 _EARLY = 20
+_ROLLOUTS = 10
 _TIMED = 5  # episodes and their updates
 _AT_LIMIT = 0.99  # of the range
-_BEGUN, _OVER = "coach", "coach: over"
 
 _HANDS = {  # who took the steps of a part of the replay
     "all": ("demo", "human", "policy"),
@@ -68,6 +69,7 @@ class Coaching:
         self._pinned: int | None = None
         self._act_s: deque[float] = deque(maxlen=_TIMED)
         self._learn_s: deque[float] = deque(maxlen=_TIMED)
+        self._lessons: deque[Mapping[str, float]] = deque(maxlen=_ROLLOUTS)
         self._turn_s = time.monotonic()  # when acting last gave way to learning, or the other way round
         status.advice = self._coach.current
 
@@ -118,7 +120,8 @@ class Coaching:
         )
 
     def look_at(self, lesson: Lesson) -> None:
-        """After a rollout: on-policy learning has no replay, and nobody to help."""
+        """After a rollout: on-policy learning has no replay, and nobody to help. What one rollout says is mostly noise."""
+        self._lessons.append(lesson.metrics)
         varied = lesson.metrics["reward_std"] > 0.0
         for success, worth in zip(lesson.episodes.get("success", ()), lesson.returns, strict=True):
             self._keep(
@@ -128,7 +131,8 @@ class Coaching:
                     saturated=lesson.metrics["at_limit_share"],
                 )
             )
-        self._tell(Facts(**self._common()))
+        means = {name: sum(m[name] for m in self._lessons) / len(self._lessons) for name in lesson.metrics}
+        self._tell(Facts(**(self._common() | {"metrics": means}), updates=self._status.updates))
 
     def _common(self) -> dict[str, Any]:
         status, weighed = self._status, math.isfinite(self._best)
@@ -149,10 +153,10 @@ class Coaching:
         look, step = self._coach.look(facts), self._status.env_steps
         self._status.advice = self._coach.current
         for advice in look.begun:
-            self._folder.event(_BEGUN, env_steps=step, **advice.to_json())
+            self._folder.event(BEGUN, env_steps=step, **advice.to_json())
             self._metrics.say("coach", f"**{advice.name}**: {advice.message}. Try: {advice.try_}", step=step)
         for advice in look.over:
-            self._folder.event(_OVER, env_steps=step, name=advice.name)
+            self._folder.event(OVER, env_steps=step, name=advice.name)
             self._metrics.say("coach", f"**{advice.name}**: over", step=step)
         wrong = {advice.name for advice in self._coach.current}
         self._metrics.write("coach", {name: float(name in wrong) for name in self._coach.names}, step=step)
@@ -180,17 +184,6 @@ class Coaching:
     def _turn(self) -> float:
         before_s, self._turn_s = self._turn_s, time.monotonic()
         return self._turn_s - before_s
-
-
-def open_advice(folder: RunFolder) -> list[Advice]:
-    """What was told of a run, by any of its processes, and has not been over since."""
-    told: dict[str, Advice] = {}
-    for event in folder.events(_BEGUN, _OVER):
-        if event["event"] == _BEGUN:
-            told[event["name"]] = Advice.from_json(event)
-        else:
-            told.pop(event["name"], None)
-    return sorted(told.values(), key=lambda advice: -advice.severity)
 
 
 def settings_of(plain: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -21,7 +21,7 @@ from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.episodes.video import Clip, side_by_side, write_video
 from dovetail.labels.store import LabelStore
 from dovetail.learn.coach import Advice
-from dovetail.runtime.coaching import open_advice
+from dovetail.runtime.advice import open_advice
 from dovetail.runtime.figures import CurveEpisode, learning_curve
 from dovetail.runtime.film import Filmer
 from dovetail.runtime.folder import RunFolder
@@ -163,7 +163,7 @@ class _Books:
             human_share=sum(info.num_human_steps for info in online) / max(env_steps, 1),
             demos=self._num_good_demos(),
             missing=tuple(self._missing()),
-            advice=tuple(open_advice(self.folder)),
+            advice=open_advice(self.folder),
             **files,
         )
 

@@ -1,0 +1,242 @@
+"""Each check at its threshold, by hand-made facts; when things are told, and that what is named can be set."""
+
+import math
+import re
+
+import numpy as np
+import pytest
+
+from dovetail.config.load import load
+from dovetail.config.plugins import config_model, list_plugins, resolve
+from dovetail.config.schema import SECTION_KINDS
+from dovetail.learn import _coach_checks
+from dovetail.learn._coach_checks import CHECKS
+from dovetail.learn._coach_facts import EpisodeFacts, Facts, Tip
+from dovetail.learn.coach import PATIENCE, REMIND, Advice, Coach, Severity, returns_to_go
+from dovetail.runtime.coaching import settings_of
+
+GAMMA = 0.9
+
+
+def episodes(num, *, success=False, rewarded=True, solved=None, **facts):
+    solved = success if solved is None else solved
+    return (EpisodeFacts(success=success, rewarded=rewarded, solved=solved, **facts),) * num
+
+
+def facts(*parts, num_episodes=None, settings=None, **more):
+    known = sum(parts, ())
+    return Facts(
+        settings=settings or {},
+        num_episodes=len(known) if num_episodes is None else num_episodes,
+        env_steps=1000,
+        episodes=known,
+        **more,
+    )
+
+
+def critic(q, **more):
+    return facts(episodes(20), metrics={"q": q}, lowest_value=0.0, largest_reward=1.0, **more)
+
+
+def actor(entropy, *, success=False, **more):
+    metrics = {"entropy": entropy} | ({"target_entropy": more.pop("target")} if "target" in more else {})
+    return facts(episodes(10, success=success), metrics=metrics, num_actions=2, **more)
+
+
+def spread(std):
+    """The entropy of two Gaussian numbers."""
+    return 2 * (0.5 * math.log(2 * math.pi * math.e) + math.log(std))
+
+
+def source(name, share, **more):
+    rest = {"demo": 0.0, "human": 0.0, "policy": 0.0, name: share}
+    return facts(episodes(10), metrics={"q": 0.0}, sources=rest, **more)
+
+
+RANGE = {"algorithm.target_range": [0.0, 1.0]}
+PRIOR = {"algorithm.prior_fraction": 0.5}
+
+# check, facts that it speaks of, and facts just on the other side of its threshold
+CASES = [
+    ("no_reward", facts(episodes(10, rewarded=False)), facts(episodes(9, rewarded=False))),
+    (
+        "no_reward",
+        facts(episodes(1), episodes(40, rewarded=False)),
+        facts(episodes(1), episodes(39, rewarded=False)),
+    ),
+    (
+        "rewards_disagree",
+        facts(episodes(8), episodes(2, success=True, solved=False)),
+        facts(episodes(9), episodes(1, success=True, solved=False)),
+    ),
+    (
+        "rewards_disagree",  # the labels agree, but loitering is worth more
+        facts(episodes(3, success=True, value=1.0), episodes(3, value=1.0)),
+        facts(episodes(3, success=True, value=1.01), episodes(3, value=1.0)),
+    ),
+    ("q_above_returns", critic(0.91, best_value=0.6), critic(0.89, best_value=0.6)),
+    # at the bound that its targets are clipped to, where no episode came near it
+    (
+        "q_above_returns",
+        critic(0.99, best_value=0.8, settings=RANGE),
+        critic(0.97, best_value=0.8, settings=RANGE),
+    ),
+    (
+        "q_above_returns",
+        critic(0.99, best_value=0.8, settings=RANGE),
+        critic(0.99, best_value=0.95, settings=RANGE),
+    ),
+    ("entropy_collapsed", actor(-4.1, target=-2.0), actor(-3.9, target=-2.0)),
+    ("entropy_collapsed", actor(-4.1, target=-2.0), actor(-4.1, target=-2.0, success=True)),
+    ("entropy_collapsed", actor(spread(0.029)), actor(spread(0.031))),
+    (
+        "help_not_falling",
+        facts(episodes(20, human_share=0.4), num_episodes=60, early_human=0.44),
+        facts(episodes(20, human_share=0.4), num_episodes=60, early_human=0.45),
+    ),
+    (
+        "help_not_falling",
+        facts(episodes(20, human_share=0.31), num_episodes=60, early_human=0.3),
+        facts(episodes(20, human_share=0.29), num_episodes=60, early_human=0.3),
+    ),
+    ("one_source", source("human", 0.91), source("human", 0.89)),
+    ("one_source", source("demo", 0.91), source("demo", 0.89)),
+    ("one_source", source("policy", 1.0, settings=PRIOR), source("policy", 1.0)),  # without prior data on purpose
+    ("updates_starving", facts(updates=100, owed=101), facts(updates=101, owed=101)),
+    ("updates_starving", facts(updates=0, owed=100), facts(updates=0, owed=99)),
+    ("updates_racing", facts(updates=1000, owed=-501), facts(updates=1000, owed=-500)),
+    (
+        "robot_waits",
+        facts(episodes(10), act_s=1.0, learn_s=3.1),
+        facts(episodes(10), act_s=1.0, learn_s=3.0),
+    ),
+    ("stale_weights", facts(episodes(3, versions_behind=10)), facts(episodes(3, versions_behind=9))),
+    ("stale_weights", facts(episodes(3, versions_behind=10)), facts(episodes(2, versions_behind=10))),
+    ("out_of_range", facts(episodes(5, outside={"a": 0.26})), facts(episodes(5, outside={"a": 0.25}))),
+    ("saturated", facts(episodes(10, saturated=0.81)), facts(episodes(10, saturated=0.79))),
+    (
+        "values_explain_nothing",
+        facts(updates=20, metrics={"explained_variance": 0.05}),
+        facts(updates=20, metrics={"explained_variance": 0.06}),
+    ),
+    (
+        "policy_jumps",
+        facts(metrics={"kl": 0.11, "clip_fraction": 0.1}),
+        facts(metrics={"kl": 0.1, "clip_fraction": 0.5}),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "ill", "well"), CASES)
+def test_each_check_at_its_threshold(name, ill, well):
+    assert CHECKS[name](ill) is not None
+    assert CHECKS[name](well) is None
+
+
+def test_every_check_is_tried_above_and_silent_where_nothing_is_known():
+    assert {name for name, _, _ in CASES} == set(CHECKS)
+    assert [check(facts()) for check in CHECKS.values()] == [None] * len(CHECKS)
+
+
+def test_messages_have_the_numbers_that_were_seen():
+    said = CHECKS["rewards_disagree"](
+        facts(episodes(7), episodes(2, success=True, solved=False), episodes(1, success=False, solved=True))
+    )
+    assert said.message == (
+        "3 of the last 10 episodes are labelled otherwise than they ended: 1 that succeeded as failures, 2 that did not "
+        "as successes"
+    )
+    racing = CHECKS["updates_racing"](facts(updates=1000, owed=-600))
+    assert racing.message.startswith("1000 updates were done where 1000 online steps had earned 400:")
+
+
+# ---- when things are told
+
+
+ILL, WELL = facts(updates=0, owed=500), facts(updates=0, owed=0)
+
+
+def test_told_once_and_that_it_is_over():
+    coach = Coach()
+    looks = [coach.look(ILL) for _ in range(PATIENCE + 5)]
+    assert [len(look.begun) for look in looks] == [0] * (PATIENCE - 1) + [1] + [0] * 5
+    assert [advice.name for advice in coach.current] == ["updates_starving"]
+    assert coach.look(WELL).over == ()  # one good look is no cure
+    assert coach.look(ILL).begun == ()
+    looks = [coach.look(WELL) for _ in range(PATIENCE)]
+    assert [len(look.over) for look in looks] == [0] * (PATIENCE - 1) + [1]
+    assert coach.current == ()
+    again = [len(coach.look(ILL).begun) for _ in range(PATIENCE)]
+    assert again == [0] * (PATIENCE - 1) + [1]
+
+
+def test_told_again_after_a_long_while():
+    coach = Coach()
+    told = [number for number in range(2 * REMIND) if coach.look(ILL).begun]
+    assert told == [PATIENCE - 1, PATIENCE - 1 + REMIND]
+
+
+def test_what_an_earlier_process_told_is_known():
+    advice = Advice(name="updates_starving", severity=Severity.WARNING, message="m", try_="t")
+    gone = Advice(name="of an older version", severity=Severity.HINT, message="m", try_="t")
+    coach = Coach([Advice.from_json(advice.to_json()), gone])
+    assert coach.current == (advice,)
+    assert not any(coach.look(ILL).begun for _ in range(PATIENCE))
+    assert [coach.look(WELL).over for _ in range(PATIENCE)][-1] == (advice,)
+
+
+def test_the_worst_comes_first():
+    coach = Coach()
+    both = facts(episodes(10, saturated=1.0), updates=0, owed=500)
+    for _ in range(PATIENCE):
+        coach.look(both)
+    assert [advice.name for advice in coach.current] == ["updates_starving", "saturated"]
+
+
+# ---- what is named can be set
+
+
+def known_settings():
+    """Every key that some config may have: of a recipe, and of every plugin."""
+    known = set(settings_of(load(["peg-insertion"]).model_dump(mode="json")))
+    sections = {kind: section for section, kind in SECTION_KINDS.items()}
+    for plugin in list_plugins():
+        if plugin.error is None:
+            model = config_model(resolve(plugin.kind, plugin.name))
+            known |= {f"{sections[plugin.kind]}.{field}" for field in model.model_fields}
+    return known
+
+
+def all_tips():
+    found = [ill for _, ill, _ in CASES] + [facts(episodes(5, outside={"a": 1.0}), settings={"run.demos": 0})]
+    found += [critic(9.0, best_value=0.5, settings={"algorithm.backup_entropy": True})]
+    tips = [tip for ill in found for check in CHECKS.values() if (said := check(ill)) for tip in said.tips]
+    return {*tips, *(value for value in vars(_coach_checks).values() if isinstance(value, Tip))}
+
+
+def test_settings_that_are_named_exist():
+    named = {tip.key for tip in all_tips() if tip.key}
+    assert len(named) > 15
+    assert named <= known_settings()
+    assert not [tip.text for tip in all_tips() if re.search(r"\b(run|learner|algorithm|operator)\.\w", tip.text)]
+
+
+def test_advice_names_settings_that_this_run_has():
+    ill = facts(episodes(10, rewarded=False), settings={"run.demos": 3, "task.reward": None})
+    finding = CHECKS["no_reward"](ill)
+    assert Advice.of("no_reward", finding, ill.settings).try_ == (
+        "record more demonstrations (run.demos, now 3); reward progress, not success alone (task.reward, now null); "
+        "look at one: dovetail episodes show RUN last"
+    )
+
+
+# ---- what steps were worth
+
+
+def test_returns_to_go():
+    sparse = np.array([0.0, 0.0, 1.0])
+    np.testing.assert_allclose(returns_to_go(sparse, np.array([1.0, 1.0, 0.0]), GAMMA), [0.81, 0.9, 1.0])
+    nothing = np.zeros(3)
+    np.testing.assert_allclose(returns_to_go(nothing, np.ones(3), GAMMA), nothing)
+    steady = returns_to_go(np.full(2, -0.5), np.ones(2), GAMMA)  # a timeout goes on as it did: -0.5 / (1 - 0.9)
+    np.testing.assert_allclose(steady, [-5.0, -5.0])
