@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 
 from dovetail.core.errors import SpecMismatch
@@ -74,3 +75,9 @@ def test_json_round_trip_and_hash():
 def test_limits_must_fit_the_shape():
     with pytest.raises(SpecMismatch, match="low has 1 entries"):
         ArraySpec(shape=(2,), low=(0.0,), high=(1.0, 1.0))
+
+
+def test_what_lies_at_a_limit():
+    values = np.array([[0.979, -0.979], [0.981, -0.981], [3.0, 0.0]], np.float32)
+    assert ACTION.at_limits(values).tolist() == [[False, False], [True, True], [True, False]]
+    assert not ArraySpec(shape=(2,)).at_limits(values).any()  # there are none

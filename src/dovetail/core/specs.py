@@ -45,6 +45,13 @@ class ArraySpec:
             return -full, full
         return np.array(self.low, np.float32), np.array(self.high, np.float32)
 
+    def at_limits(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
+        """Which of them, [..., *shape], lie within a hundredth of the range of a limit, or beyond it."""
+        low, high = self.bounds
+        width = high - low
+        near = np.where(np.isfinite(width), 0.01 * width, 0.0)
+        return np.asarray((values <= low + near) | (values >= high - near))
+
     def describe(self) -> str:
         return f"{self.dtype}{list(self.shape)}"
 

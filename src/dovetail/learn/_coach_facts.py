@@ -38,7 +38,7 @@ class Facts:
     episodes: Sequence[EpisodeFacts]  # the latest of them, oldest first
     early_human: float | None = None  # human share of the first episodes
     metrics: Mapping[str, float] = field(default_factory=dict)  # the learner's, since the last look
-    num_actions: int | None = None  # numbers in one action
+    num_actions: int | None = None  # numbers that the policy draws for one action, or chunk
     best_value: float | None = None  # mean return-to-go of the best episode that is learned from
     lowest_value: float | None = None  # the least return-to-go of any
     largest_reward: float = 0.0  # without its sign

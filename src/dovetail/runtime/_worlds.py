@@ -31,6 +31,7 @@ class World:
         self.num_episodes = num_episodes  # begun
         self.num_steps = 0  # of the present one
         self.rewards: dict[str, float] = defaultdict(float)  # the same
+        self.at_limit = 0.0  # the same, of its actions' numbers: how many steps' worth lay at a limit
 
     def reset(self) -> Observation:
         cell = self._cell
@@ -40,6 +41,7 @@ class World:
         self.num_episodes += 1
         self.num_steps = 0
         self.rewards.clear()
+        self.at_limit = 0.0
         return cell.robot.observe()
 
     def step(self, action: Array) -> tuple[Observation, Verdict]:
@@ -48,6 +50,7 @@ class World:
         cell.clock.sleep_until(cell.clock.now_ns() + self._period_ns)
         observation = cell.robot.observe()
         self.num_steps += 1
+        self.at_limit += float(cell.robot.spec.action.at_limits(action).mean())
         verdict = cell.task.judge(cell.robot, observation, num_steps=self.num_steps)
         if verdict.outcome is Outcome.ABORTED:
             raise FailureError(f"task '{cell.task.spec.name}' gave up an episode of world {self._number}")
@@ -63,7 +66,8 @@ class Collector:
     """`collect()` gives the next rollout, with a policy of its own that only `load` changes.
 
     Beside the arrays of a RolloutBuffer come those of the episodes that ended in it, `episode/success`, `episode/length`,
-    `episode/reward/<component>`, and `num_episodes` [N] that each world has begun: it goes on after them when resumed.
+    `episode/at_limit` (a share), `episode/reward/<component>`,
+    and `num_episodes` [N] that each world has begun: it goes on after them when resumed.
     """
 
     def __init__(
@@ -141,6 +145,7 @@ class Collector:
     def _note(self, world: World, outcome: Outcome) -> None:
         self._ended["success"].append(float(outcome is Outcome.SUCCESS))
         self._ended["length"].append(float(world.num_steps))
+        self._ended["at_limit"].append(world.at_limit / world.num_steps)
         for name, total in world.rewards.items():
             self._ended[f"reward/{name}"].append(total)
 

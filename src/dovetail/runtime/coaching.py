@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.contracts import ReplayReader
-from dovetail.core.specs import PolicySpec
 from dovetail.core.types import (
     Array,
     Episode,
@@ -27,6 +26,7 @@ from dovetail.learn.coach import Coach, EpisodeFacts, Facts, returns_to_go
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.normalizer import CLIP
+from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runtime.advice import BEGUN, OVER, open_advice
 from dovetail.runtime.experience import Known
 from dovetail.runtime.folder import RunFolder
@@ -39,7 +39,6 @@ _KEPT = 50  # episodes
 _EARLY = 20
 _ROLLOUTS = 10
 _TIMED = 5  # episodes and their updates
-_AT_LIMIT = 0.99  # of the range
 
 _HANDS = {  # who took the steps of a part of the replay
     "all": ("demo", "human", "policy"),
@@ -53,11 +52,18 @@ class Coaching:
     """`count` every episode that is learned from, say what was `published`, then `look`."""
 
     def __init__(
-        self, folder: RunFolder, *, status: RunStatus, metrics: MetricsLog, policy: PolicySpec, real_time: bool
+        self,
+        folder: RunFolder,
+        *,
+        status: RunStatus,
+        metrics: MetricsLog,
+        policy: TrainablePolicy,
+        real_time: bool,
     ) -> None:
         self._folder, self._status, self._metrics, self._real_time = folder, status, metrics, real_time
         self._settings = settings_of(folder.config.model_dump(mode="json"))
-        self._num_actions = policy.horizon * policy.action.shape[0]
+        spec = policy.spec
+        self._num_actions: int = getattr(policy, "num_drawn", spec.horizon * spec.action.shape[0])
         gamma = self._settings.get("algorithm.gamma")
         self._gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self._coach = Coach(open_advice(folder))
@@ -123,14 +129,10 @@ class Coaching:
         """After a rollout: on-policy learning has no replay, and nobody to help. What one rollout says is mostly noise."""
         self._lessons.append(lesson.metrics)
         varied = lesson.metrics["reward_std"] > 0.0
-        for success, worth in zip(lesson.episodes.get("success", ()), lesson.returns, strict=True):
-            self._keep(
-                EpisodeFacts(
-                    success=bool(success),
-                    rewarded=bool(success) or varied or worth > 0.0,
-                    saturated=lesson.metrics["at_limit_share"],
-                )
-            )
+        ended = (lesson.episodes.get(name, ()) for name in ("success", "at_limit"))
+        for success, at_limit, worth in zip(*ended, lesson.returns, strict=True):
+            rewarded = bool(success) or varied or worth > 0.0
+            self._keep(EpisodeFacts(success=bool(success), rewarded=rewarded, saturated=float(at_limit)))
         means = {name: sum(m[name] for m in self._lessons) / len(self._lessons) for name in lesson.metrics}
         self._tell(Facts(**(self._common() | {"metrics": means}), updates=self._status.updates))
 
@@ -220,12 +222,8 @@ def _rewarded(labels: Labels) -> bool:
 
 def _saturated(episode: Episode) -> float | None:
     """Of the numbers that the policy proposed."""
-    low, high = episode.robot.action.bounds
     proposed = episode.column("proposed")[episode.column("source") == Source.POLICY]
-    if not len(proposed) or not np.isfinite([low, high]).all():
-        return None
-    off_centre = np.abs(proposed - (low + high) / 2) / np.maximum((high - low) / 2, 1e-6)
-    return float((off_centre >= _AT_LIMIT).mean())
+    return float(episode.robot.action.at_limits(proposed).mean()) if len(proposed) else None
 
 
 def _outside(episode: Episode, normalizer: Mapping[str, Array]) -> dict[str, float]:

@@ -60,7 +60,7 @@ class InlineRun:
             folder,
             status=self.status,
             metrics=self._metrics,
-            policy=self._policy.spec,
+            policy=self._policy,
             real_time=self._station.real_time,
         )
         self._started_s = time.monotonic()

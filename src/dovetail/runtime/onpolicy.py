@@ -52,7 +52,7 @@ class Lesson:
     """What one rollout taught, and the episodes that ended in it: one number of each, by name."""
 
     metrics: Mapping[str, float]
-    episodes: Mapping[str, Array]  # success, length, reward/<component>: [K] each
+    episodes: Mapping[str, Array]  # success, length, at_limit, reward/<component>: [K] each
 
     @property
     def returns(self) -> Array:
@@ -127,14 +127,12 @@ class OnPolicy:
         self.env_steps += rollout["reward"].size
         self._num_episodes = [int(n) for n in rollout["num_episodes"]]
         self._source.load(self._algorithm.policy_weights(), version=self.num_updates)
-        seen = {
-            "at_limit_share": float((np.abs(rollout["action"]) >= 1.0).mean()),  # of the actions' numbers
-            "reward_std": float(rollout["reward"].std()),
-        }
         waited = {"collect_s": collected_s - began_s, "update_s": time.monotonic() - collected_s}
         episodes = {n.removeprefix("episode/"): v for n, v in rollout.items() if n.startswith("episode/")}
         self.num_ended += len(episodes.get("success", ()))
-        return Lesson(metrics={**metrics, **seen, **waited}, episodes=episodes)
+        return Lesson(
+            metrics={**metrics, "reward_std": float(rollout["reward"].std()), **waited}, episodes=episodes
+        )
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()
