@@ -74,16 +74,17 @@ def rate_line(label: str, rate: Rate) -> Text:
 
 def advice_block(advice: Sequence[Advice], *, most: int) -> Table:
     """What the coach has to say: a line of what is wrong, under it what to try."""
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(no_wrap=True)
+    grid = Table.grid(padding=(0, 1))
+    for _ in range(2):
+        grid.add_column(no_wrap=True)
     grid.add_column()
     for number, one in enumerate(advice[:most]):
         colour = "yellow" if one.severity is Severity.WARNING else "cyan"
         label = Text("coach" if number == 0 else "", style="bright_black")
-        grid.add_row(label, Text.assemble(("● ", colour), one.message))
-        grid.add_row(Text(), Text(f"  try: {one.try_}", style="bright_black"))
+        grid.add_row(label, Text("●", style=colour), Text(one.message))
+        grid.add_row("", "", Text(f"try: {one.try_}", style="bright_black"))
     if len(advice) > most:
-        grid.add_row(Text(), Text(f"  and {len(advice) - most} more, see events.jsonl", style="bright_black"))
+        grid.add_row("", "", Text(f"and {len(advice) - most} more, see events.jsonl", style="bright_black"))
     return grid
 
 
