@@ -10,20 +10,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
 from dovetail.policies.networks import DenoisingMLP, ImageEncoder, PromptEncoder, masked_mse
+from dovetail.policies.parts import PartsConfig
 
 __all__ = ["Flow", "FlowConfig", "held_chunks"]
 
 _CALM_SEED = 0  # of the noise that every fixed deterministic chunk starts from
 
 
-class FlowConfig(Config):
+class FlowConfig(PartsConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at, images among them; none: every low-dimensional one the robot gives."""
     history: dict[str, int] = Field(default_factory=dict)
@@ -70,7 +70,8 @@ class Flow(NetworkPolicy):
                 horizon=config.horizon,
                 guidable=True,
                 prompted=config.prompt_features > 0,
-            )
+            ),
+            config.components,
         )
         self._images = tuple(key for key, spec in self._spec.observation.items() if spec.is_image)
         self._chunk_shape = (config.horizon, robot.action.shape[0])

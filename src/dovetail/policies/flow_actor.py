@@ -10,11 +10,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dovetail.config.model import Config
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.networks import masked_mse, mlp
+from dovetail.policies.parts import PartsConfig
 from dovetail.policies.squashed import log_slope, smooth_limits
 from dovetail.policies.velocity import GatedVelocity, TransformerVelocity, noisy_path
 
@@ -24,7 +24,7 @@ _VELOCITIES = {"gated": GatedVelocity, "transformer": TransformerVelocity}
 _LARGEST = 0.97  # of what is cloned: tanh reaches 1 nowhere
 
 
-class FlowActorConfig(Config):
+class FlowActorConfig(PartsConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at; none: every low-dimensional one the robot gives."""
     history: dict[str, int] = Field(default_factory=dict)
@@ -64,7 +64,8 @@ class FlowActor(NetworkPolicy):
     name: ClassVar[str] = "flow_actor"
 
     def __init__(self, config: FlowActorConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        super().__init__(policy_spec(self.name, robot, inputs=config.inputs, history=config.history))
+        spec = policy_spec(self.name, robot, inputs=config.inputs, history=config.history)
+        super().__init__(spec, config.components)
         self._config = config
         self._num_actions = robot.action.shape[0]
         with torch.random.fork_rng(devices=[]):

@@ -9,17 +9,17 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dovetail.config.model import Config
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.networks import masked_mse, mlp
+from dovetail.policies.parts import PartsConfig
 from dovetail.policies.squashed import gaussian, sample_squashed
 
 __all__ = ["GaussianMLP", "GaussianMLPConfig"]
 
 
-class GaussianMLPConfig(Config):
+class GaussianMLPConfig(PartsConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at; none: every low-dimensional one the robot gives."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
@@ -33,7 +33,8 @@ class GaussianMLP(NetworkPolicy):
     Config: ClassVar[type[GaussianMLPConfig]] = GaussianMLPConfig
 
     def __init__(self, config: GaussianMLPConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        super().__init__(policy_spec("gaussian_mlp", robot, inputs=config.inputs, history=config.history))
+        spec = policy_spec("gaussian_mlp", robot, inputs=config.inputs, history=config.history)
+        super().__init__(spec, config.components)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._actor = mlp((self.num_features, *config.hidden, 2 * robot.action.shape[0]))
