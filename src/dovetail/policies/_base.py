@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -16,11 +17,22 @@ from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.normalizer import Normalizer
 from dovetail.policies.parts import NORMALIZER, PartConfig, check_names, freeze, is_frozen
 
-__all__ = ["NetworkPolicy", "policy_spec"]
+__all__ = ["Axes", "NetworkPolicy", "policy_spec"]
+
+
+class Axes(Protocol):
+    """Where arms of different sizes share a policy: which axes of an action a row's arm really has."""
+
+    def real(self, features: Tensor) -> Tensor:
+        """bool [B, A]"""
+
+    def randn(self, features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor: ...
 
 
 class NetworkPolicy(ABC):
     """Half of the Policy and TrainablePolicy contracts, for a policy that gives its networks as `components`."""
+
+    axes: Axes | None = None  # set by whoever wraps it for several arms; None: all of them are real
 
     def __init__(self, spec: PolicySpec, parts: Mapping[str, PartConfig]) -> None:
         low, high = spec.action.bounds
@@ -90,6 +102,15 @@ class NetworkPolicy(ABC):
         """Normalised actions [B, H, A] in the robot's own units."""
         actions = (normalized.numpy() * self._scale + self._center).astype(np.float32)
         return ActionChunk(actions=actions, observed_ns=0, policy_version=self._version)
+
+    def _real(self, features: Tensor) -> Tensor | None:
+        """Which axes are real, [B, A]; None: all of them."""
+        return None if self.axes is None else self.axes.real(features)
+
+    def _randn(self, features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        if self.axes is None:
+            return torch.randn(shape, generator=generator)
+        return self.axes.randn(features, shape, generator)
 
     # ---- weights
 

@@ -94,7 +94,7 @@ class FlowActor(NetworkPolicy):
         generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
         noise = torch.zeros(self._noise_shape(features))
         if not context.deterministic:
-            noise = torch.randn(noise.shape, generator=generator)
+            noise = self._randn(features, self._noise_shape(features), generator)
         return *self._path(features, noise), features
 
     # ---- TrainablePolicy: torch
@@ -133,7 +133,9 @@ class FlowActor(NetworkPolicy):
         # not up to 1: the loss counts an error in the end of the way by 1 / (1 - t)^2
         t = torch.rand(len(ends), generator=generator) * (1.0 - 0.5 / self.num_flow_steps)
         x = torch.lerp(noise, ends, t[:, None])
-        return masked_mse(self._velocity(x, features, t), ends - noise, None if mask is None else mask.reshape(-1))
+        there = None if mask is None else mask.reshape(-1)
+        real = self._real(features)
+        return masked_mse(self._velocity(x, features, t, real), ends - noise, there, real)
 
     def _noise_shape(self, features: Tensor) -> tuple[int, int, int]:
         """Of where a path starts, and of what comes on top at each step."""
@@ -141,13 +143,15 @@ class FlowActor(NetworkPolicy):
 
     def _path(self, features: Tensor, noise: Tensor) -> tuple[list[Tensor], Tensor]:
         noise = noise.to(features.dtype)
-        return noisy_path(self._flow(features), noise[0], sigma=self.sigma(features), noise=noise[1:])
+        real = self._real(features)
+        return noisy_path(self._flow(features), noise[0], sigma=self.sigma(features), noise=noise[1:], real=real)
 
     def _flow(self, features: Tensor) -> Callable[[Tensor, float], Tensor]:
         """The velocity at a place and a time, given what was seen."""
+        real = self._real(features)
 
         def velocity(x: Tensor, t: float) -> Tensor:
-            v: Tensor = self._velocity(x, features, x.new_full((len(x),), t))
+            v: Tensor = self._velocity(x, features, x.new_full((len(x),), t), real)
             return v
 
         return velocity

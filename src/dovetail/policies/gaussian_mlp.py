@@ -45,12 +45,13 @@ class GaussianMLP(NetworkPolicy):
         with torch.no_grad():
             # copies: views are read-only
             inputs = {key: torch.tensor(value) for key, value in observations.items()}
-            mean, log_std = self._distribution(self.features(inputs))
+            features = self.features(inputs)
+            mean, log_std = self._distribution(features)
             if not context.deterministic:
                 generator = None
                 if context.seed is not None:
                     generator = torch.Generator().manual_seed(context.seed)
-                mean = mean + log_std.exp() * torch.randn(mean.shape, generator=generator)
+                mean = mean + log_std.exp() * self._randn(features, tuple(mean.shape), generator)
         return self._chunk(torch.tanh(mean)[:, None])
 
     # ---- TrainablePolicy: torch
@@ -60,7 +61,7 @@ class GaussianMLP(NetworkPolicy):
         return {"actor": self._actor}
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        return sample_squashed(*self._distribution(features), generator=generator)
+        return sample_squashed(*self._distribution(features), generator=generator, real=self._real(features))
 
     def imitation_loss(
         self,
@@ -71,7 +72,8 @@ class GaussianMLP(NetworkPolicy):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         mean, _ = self._distribution(features)
-        return masked_mse(torch.tanh(mean), actions.view_as(mean), None if mask is None else mask.view(-1))
+        there = None if mask is None else mask.view(-1)
+        return masked_mse(torch.tanh(mean), actions.view_as(mean), there, self._real(features))
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         return gaussian(self._actor(features))
