@@ -1,14 +1,16 @@
 """One policy, two arms: each acts through the same weights, and what it has not changes nothing."""
 
 import dataclasses
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 
+from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
-from dovetail.core.errors import SpecMismatch
+from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec, match
 from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.policies.canon import Canon, EmbodimentConfig
@@ -357,3 +359,11 @@ def test_what_cannot_be_shared_is_refused(section, because):
 def test_a_config_comes_back_as_it_was_written():
     section = PluginSection.parse("policy", {"type": "shared", "policy": "flow", "embodiments": ARMS})
     assert PluginSection.parse("policy", section.to_plain()) == section
+
+
+def test_a_misspelt_setting_of_the_policy_inside_is_named(tmp_path):
+    (tmp_path / "shared.json").write_text(
+        json.dumps({"policy": {"type": "shared", "policy": {"type": "flow", "hiden": 3}, "embodiments": ARMS}})
+    )
+    with pytest.raises(UsageError, match=r"unknown key 'policy\.policy\.hiden'\. Did you mean 'hidden'"):
+        load(["push-cube", str(tmp_path / "shared.json")])

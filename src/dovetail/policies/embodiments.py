@@ -48,7 +48,7 @@ _INNER: dict[str, type[Any]] = {"gaussian_mlp": GaussianMLP, "flow": Flow, "flow
 class Inner:
     """The policy inside, by name, with its validated config."""
 
-    type: str
+    name: str
     config: Any
 
     @staticmethod
@@ -64,8 +64,14 @@ class Inner:
             )
         return Inner(name, _INNER[name].Config.model_validate_json(to_json(rest), strict=True))
 
+    @staticmethod
+    def model_of(data: Any) -> type[Config] | None:
+        """The model that reads it, for saying what it would have accepted."""
+        inner = _INNER.get(data.get("type", "")) if isinstance(data, Mapping) else None
+        return inner.Config if inner else None
+
     def to_plain(self) -> dict[str, Any]:
-        return {"type": self.type, **self.config.model_dump(mode="json")}
+        return {"type": self.name, **self.config.model_dump(mode="json")}
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -97,7 +103,7 @@ class Canonical(NetworkPolicy):
         real = {_real(key): ArraySpec(shape=(size,)) for key, size in self.canon.sizes.items()}
         body = replace(self.robot, observation={**self.robot.observation, **real})
         inputs = (EMBODIMENT, *self.canon.sizes, *real, *(key for key in wanted if key not in self.canon.sizes))
-        self._inner = _INNER[inner.type](inner.config.model_copy(update={"inputs": inputs}), robot=body, seed=seed)
+        self._inner = _INNER[inner.name](inner.config.model_copy(update={"inputs": inputs}), robot=body, seed=seed)
         self._inner.axes = _Axes(self.canon)
         made: PolicySpec = self._inner.spec
         spec = policy_spec("shared", self.robot, inputs=tuple(self.robot.observation), history={}, images=True)
