@@ -68,8 +68,8 @@ def test_as_many_euler_steps_as_asked(num_flow_steps):
     )
     plain = policy.act(batch(), STILL).actions
     assert times == pytest.approx([k / num_flow_steps for k in range(num_flow_steps)])
-    x = policy._calm.expand(4, -1, -1)
     features = policy.features({key: torch.from_numpy(value) for key, value in batch().items()})
+    x = policy._noise(features, STILL)
     for t in times[:num_flow_steps]:
         x = x + (forward(x, features, torch.full((4,), t)) - x) / (1 - t) / num_flow_steps
     np.testing.assert_allclose(plain, within(x.detach().clamp(-1, 1).numpy()), rtol=1e-5, atol=1e-6)

@@ -179,9 +179,9 @@ def test_broken_weights_are_refused_and_the_old_ones_stay(make, name):
 
     for part in donor.components:
         some = next(iter(donor.weights()[part]))
-        refused("hold non-finite", lambda weights, p=part, s=some: weights[p][s].fill(np.nan))
+        refused("do not fit .* non-finite", lambda weights, p=part, s=some: weights[p][s].fill(np.nan))
         refused(f"do not fit.*{part}/{some} is .1,.,", lambda w, p=part, s=some: w[p].update({s: np.zeros(1)}))
         refused(f"do not fit.*'{part}', {some} is only", lambda weights, p=part, s=some: weights[p].pop(s))
         refused(f"do not fit policy '{name}'.*no '{part}'", lambda weights, p=part: weights.pop(p))
-    refused("hold non-finite", lambda weights: weights["normalizer"]["mean/force"].fill(np.inf))
+    refused("do not fit .* non-finite", lambda weights: weights["normalizer"]["mean/force"].fill(np.inf))
     refused("do not fit.*no 'normalizer'", lambda weights: weights.pop("normalizer"))

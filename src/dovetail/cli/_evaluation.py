@@ -47,7 +47,7 @@ def evaluate(
     if seed is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     with StopFlag() as stop:
-        station = build_station(config, should_stop=stop)
+        station = build_station(config, parts=source.folder.parts, should_stop=stop)
         try:
             snapshot = None if elsewhere else source.snapshot(station)
             count = num_episodes or config.run.eval_episodes

@@ -24,6 +24,7 @@ from dovetail.policies.handshake import read_token
 from dovetail.runtime.build import build_station
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.following import FollowingPolicy
+from dovetail.runtime.parts import build_policy
 from dovetail.runtime.serve import PolicyServer
 from dovetail.weights.store import DiskWeightStore
 
@@ -81,8 +82,8 @@ def _policy(source: Source, tell: Callable[[str], None]) -> FollowingPolicy:
 
 
 def _made_policy(folder: RunFolder, robot: RobotSpec) -> Policy:
-    policy: Policy = folder.config.policy.build(robot=robot, seed=folder.config.run.seed)
-    return policy
+    config = folder.config
+    return build_policy(config.policy, robot=robot, seed=config.run.seed, parts=folder.parts)
 
 
 def _robot_spec(folder: RunFolder) -> RobotSpec:
@@ -99,7 +100,7 @@ def _robot_spec(folder: RunFolder) -> RobotSpec:
 
 def _snapshot(source: Source, store: DiskWeightStore) -> WeightSnapshot:
     if source.checkpoint is not None:
-        station = build_station(source.folder.config)
+        station = build_station(source.folder.config, parts=source.folder.parts)
         try:
             return source.snapshot(station)
         finally:

@@ -129,7 +129,11 @@ def _model_at(path: Path, tree: Node) -> type[Config] | None:
             models = [config_model(resolve(SECTION_KINDS[str(path[0])], str(node.value)))]
         elif isinstance(part, str):
             fields = [model.model_fields[part] for model in models if part in model.model_fields]
-            models = [nested for field in fields for nested in _models(field.annotation)] or models
+            node, _ = tree.descend(path[:depth])
+            # a field whose own type decides what reads it, such as a policy inside a policy
+            choosers = [getattr(field.annotation, "model_of", None) for field in fields]
+            chosen = [model for choose in choosers if choose and (model := choose(node.plain()))]
+            models = chosen or [nested for field in fields for nested in _models(field.annotation)] or models
     return models[0] if models else None
 
 

@@ -48,6 +48,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "flow": "dovetail.policies.flow:Flow",
         "flow_actor": "dovetail.policies.flow_actor:FlowActor",
         "steered": "dovetail.policies.steered:Steered",
+        "shared": "dovetail.policies.embodiments:Shared",
         "remote": "dovetail.policies.remote:RemotePolicy",
         "actor_critic": "dovetail.policies.actor_critic:ActorCritic",
         "flow_actor_critic": "dovetail.policies.flow_actor_critic:FlowActorCritic",

@@ -19,6 +19,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest
+from dovetail.policies.canon import EMBODIMENT
 
 __all__ = ["Batches", "batch_arrays", "side"]
 
@@ -36,12 +37,15 @@ def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
         "discount": np.zeros(num_rows, np.float32),
     }
     if request.achieved:
-        if not tells_achieved(robot):
+        if EMBODIMENT not in robot.observation and not tells_achieved(robot):
             raise UsageError(
                 f"this algorithm learns from what actions came to, which robot '{robot.name}' does not tell: it needs "
                 "observation 'ee_pose' for ee_delta actions, 'joint_pos' for joint targets, or one named 'achieved'"
             )
         arrays["achieved"] = np.zeros_like(arrays["action"])
+    if EMBODIMENT in robot.observation:  # it stands for several: see learn.mixing
+        arrays["embodiment"] = np.zeros(num_rows, np.int64)
+        arrays["action_mask"] = np.zeros((num_rows, *robot.action.shape), np.bool_)
     if request.prompts:
         arrays["prompt"] = np.zeros((num_rows, PROMPT_BYTES), np.uint8)
     if ahead:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -14,16 +15,28 @@ from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.normalizer import Normalizer
+from dovetail.policies.parts import NORMALIZER, PartConfig, check_names, freeze, is_frozen
 
-__all__ = ["NetworkPolicy", "policy_spec"]
+__all__ = ["Axes", "NetworkPolicy", "policy_spec"]
+
+
+class Axes(Protocol):
+    """Where arms of different sizes share a policy: which axes of an action a row's arm really has."""
+
+    def real(self, features: Tensor) -> Tensor:
+        """bool [B, A]"""
+
+    def randn(self, features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor: ...
 
 
 class NetworkPolicy(ABC):
     """Half of the Policy and TrainablePolicy contracts, for a policy that gives its networks as `components`."""
 
-    def __init__(self, spec: PolicySpec) -> None:
+    axes: Axes | None = None  # set by whoever wraps it for several arms; None: all of them are real
+
+    def __init__(self, spec: PolicySpec, parts: Mapping[str, PartConfig]) -> None:
         low, high = spec.action.bounds
-        self._spec = spec
+        self._spec, self._parts = spec, parts
         self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
         self._normalizer = Normalizer({key: s.shape[0] for key, s in spec.observation.items() if not s.is_image})
         self._version = 0
@@ -58,7 +71,9 @@ class NetworkPolicy(ABC):
     # ---- from observations to features, from actions to numbers around 0 and back
 
     def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
-        self._normalizer.fit(columns)
+        """Not where it is frozen: networks that were trained with other statistics would see another world."""
+        if not self._is_frozen(NORMALIZER):
+            self._normalizer.fit(columns)
 
     @property
     def num_features(self) -> int:
@@ -88,6 +103,15 @@ class NetworkPolicy(ABC):
         actions = (normalized.numpy() * self._scale + self._center).astype(np.float32)
         return ActionChunk(actions=actions, observed_ns=0, policy_version=self._version)
 
+    def _real(self, features: Tensor) -> Tensor | None:
+        """Which axes are real, [B, A]; None: all of them."""
+        return None if self.axes is None else self.axes.real(features)
+
+    def _randn(self, features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+        if self.axes is None:
+            return torch.randn(shape, generator=generator)
+        return self.axes.randn(features, shape, generator)
+
     # ---- weights
 
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
@@ -97,17 +121,60 @@ class NetworkPolicy(ABC):
                 name: {k: v.detach().numpy().copy() for k, v in m.state_dict().items()}
                 for name, m in modules.items()
             },
-            "normalizer": self._normalizer.to_arrays(),
+            NORMALIZER: self._normalizer.to_arrays(),
         }
 
+    def assemble(self, read: Callable[[str, str], Mapping[str, Array]]) -> None:
+        """Give each part what it should start from, and freeze those that should stay so. `read(name, checkpoint)` gives
+        the arrays of one part; whoever built this policy knows how, and calls this before anything learns."""
+        check_names(self._parts, [*self.components, NORMALIZER], policy=self._spec.name)
+        expected = self._expected()
+        sources = {name: part.checkpoint for name, part in self._parts.items() if part.checkpoint is not None}
+        found: dict[str, Mapping[str, Array]] = {}
+        for name, source in sources.items():
+            arrays = read(name, source)
+            if name == NORMALIZER:  # old statistics tell of more than one policy looks at
+                arrays = {key: arrays[key] for key in arrays.keys() & expected[name].keys()}
+            misfit = f"{source} does not fit policy '{self._spec.name}': "
+            _check_fit(arrays, name, expected[name], misfit=misfit)
+            found[name] = arrays
+        for name, arrays in found.items():  # all of it fits, so nothing is left half loaded
+            self._take(name, arrays)
+        for name, module in self.components.items():
+            if self._is_frozen(name):
+                freeze(module)
+
+    @property
+    def parts(self) -> Mapping[str, PartConfig]:
+        """What the config says of the components that are not simply made anew and trained."""
+        return self._parts
+
+    def _is_frozen(self, name: str) -> bool:
+        return name in self._parts and is_frozen(name, self._parts[name])
+
+    def _expected(self) -> dict[str, dict[str, tuple[int, ...]]]:
+        states = {name: module.state_dict() for name, module in self.components.items()}
+        return {
+            name: {key: tuple(value.shape) for key, value in state.items()}
+            for name, state in {**states, NORMALIZER: self._normalizer.to_arrays()}.items()
+        }
+
+    def _take(self, name: str, arrays: Mapping[str, Array]) -> None:
+        if name == NORMALIZER:
+            self._normalizer.load_arrays(arrays)
+        else:
+            tensors = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
+            self.components[name].load_state_dict(tensors)
+
     def load(self, snapshot: WeightSnapshot) -> None:
-        expected = {name: module.state_dict() for name, module in self.components.items()}
-        for name, state in {**expected, "normalizer": self._normalizer.to_arrays()}.items():
-            _check_fit(snapshot, name, {k: tuple(v.shape) for k, v in state.items()}, policy=self._spec.name)
-        for name, module in self.components.items():  # all of it fits, so nothing is left half loaded
-            arrays = snapshot.components[name]
-            module.load_state_dict({key: torch.from_numpy(np.array(value)) for key, value in arrays.items()})
-        self._normalizer.load_arrays(snapshot.components["normalizer"])
+        misfit = f"weights version {snapshot.version} do not fit policy '{self._spec.name}': "
+        expected = self._expected()
+        for name, shapes in expected.items():
+            if name not in snapshot.components:
+                raise StoreError(f"{misfit}there is no '{name}' among them")
+            _check_fit(snapshot.components[name], name, shapes, misfit=misfit)
+        for name in expected:  # all of it fits, so nothing is left half loaded
+            self._take(name, snapshot.components[name])
         self._version = snapshot.version
 
 
@@ -164,12 +231,8 @@ def _is_low_dim(spec: ArraySpec) -> bool:
 
 
 def _check_fit(
-    snapshot: WeightSnapshot, component: str, expected: Mapping[str, tuple[int, ...]], *, policy: str
+    arrays: Mapping[str, Array], component: str, expected: Mapping[str, tuple[int, ...]], *, misfit: str
 ) -> None:
-    misfit = f"weights version {snapshot.version} do not fit policy '{policy}': "
-    if component not in snapshot.components:
-        raise StoreError(f"{misfit}there is no '{component}' among them")
-    arrays = snapshot.components[component]
     if arrays.keys() != expected.keys():
         names = sorted(arrays.keys() ^ expected.keys())
         raise StoreError(f"{misfit}of '{component}', {', '.join(names[:3])} is only on one side")
@@ -177,4 +240,4 @@ def _check_fit(
         if value.shape != expected[name]:
             raise StoreError(f"{misfit}{component}/{name} is {value.shape}, should be {expected[name]}")
         if not np.isfinite(value).all():
-            raise StoreError(f"weights version {snapshot.version} hold non-finite numbers; not loaded")
+            raise StoreError(f"{misfit}{component}/{name} holds non-finite numbers; not loaded")

@@ -10,11 +10,11 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dovetail.config.model import Config
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.networks import masked_mse, mlp
+from dovetail.policies.parts import PartsConfig
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["ActorCritic", "ActorCriticConfig", "ValuedPolicy", "value_mlp"]
@@ -41,7 +41,7 @@ class ValuedPolicy(TrainablePolicy, Protocol):
         """Log-density and entropy of the distribution that `drawn` [B, D] came from, and the value: [B] each."""
 
 
-class ActorCriticConfig(Config):
+class ActorCriticConfig(PartsConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at; none: every low-dimensional one the robot gives."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
@@ -58,7 +58,7 @@ class ActorCritic(NetworkPolicy):
     Config: ClassVar[type[ActorCriticConfig]] = ActorCriticConfig
 
     def __init__(self, config: ActorCriticConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        super().__init__(policy_spec("actor_critic", robot, inputs=config.inputs, history={}))
+        super().__init__(policy_spec("actor_critic", robot, inputs=config.inputs, history={}), config.components)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._actor = _Gaussian((self.num_features, *config.hidden, robot.action.shape[0]), std=config.std)

@@ -10,20 +10,20 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
 from dovetail.policies.networks import DenoisingMLP, ImageEncoder, PromptEncoder, masked_mse
+from dovetail.policies.parts import PartsConfig
 
 __all__ = ["Flow", "FlowConfig", "held_chunks"]
 
 _CALM_SEED = 0  # of the noise that every fixed deterministic chunk starts from
 
 
-class FlowConfig(Config):
+class FlowConfig(PartsConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at, images among them; none: every low-dimensional one the robot gives."""
     history: dict[str, int] = Field(default_factory=dict)
@@ -70,11 +70,11 @@ class Flow(NetworkPolicy):
                 horizon=config.horizon,
                 guidable=True,
                 prompted=config.prompt_features > 0,
-            )
+            ),
+            config.components,
         )
         self._images = tuple(key for key, spec in self._spec.observation.items() if spec.is_image)
         self._chunk_shape = (config.horizon, robot.action.shape[0])
-        self._calm = torch.randn(self._chunk_shape, generator=torch.Generator().manual_seed(_CALM_SEED))
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._actor = DenoisingMLP(
@@ -150,26 +150,32 @@ class Flow(NetworkPolicy):
         if mask is not None:
             mask = mask.view(actions.shape[:2])
             actions = held_chunks(actions, mask)
-        noise = torch.randn(actions.shape, generator=generator)
+        noise = torch.randn(actions.shape, generator=generator)  # where nothing is real, `_velocity` does not look
         # half a step beyond the last time that acting asks about: the loss counts an error in the end of the way by
         # 1 / (1 - t)^2, so later times would drown all the others
         t = torch.rand(len(actions), generator=generator) * (1.0 - 0.5 / self._config.num_flow_steps)
         x = torch.lerp(noise, actions, t[:, None, None])
-        return masked_mse(self._velocity(x, features, t), actions - noise, mask)
+        return masked_mse(self._velocity(x, features, t), actions - noise, mask, self._real(features))
 
     # ---- from noise to actions
 
     def _velocity(self, x: Tensor, features: Tensor, t: Tensor) -> Tensor:
+        real = self._real(features)
+        if real is not None:  # what an arm has not is 0 from here to the end, whatever else is pulled
+            real = real[:, None]
+            x = torch.where(real, x, 0.0)
         end: Tensor = self._actor(x, features, t)
-        return (end - x) / (1.0 - t)[:, None, None]
+        velocity = (end - x) / (1.0 - t)[:, None, None]
+        return velocity if real is None else torch.where(real, velocity, 0.0)
 
     def _noise(self, features: Tensor, context: ActContext) -> Tensor:
         generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
         if context.deterministic:
             seeded = generator is not None and self._config.calm_noise == "seeded"
-            noise = torch.randn(self._chunk_shape, generator=generator) if seeded else self._calm
-            return noise.expand(len(features), -1, -1)
-        return torch.randn((len(features), *self._chunk_shape), generator=generator)
+            if not seeded:
+                generator = torch.Generator().manual_seed(_CALM_SEED)
+            return self._randn(features, (1, *self._chunk_shape), generator).expand(len(features), -1, -1)
+        return self._randn(features, (len(features), *self._chunk_shape), generator)
 
     def _committed(self, num_rows: int, context: ActContext) -> tuple[Tensor, Tensor] | None:
         """What the robot has committed to, normalised [B, H, A], and how much it counts [B, H]."""

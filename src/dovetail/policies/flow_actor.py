@@ -10,11 +10,11 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dovetail.config.model import Config
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.networks import masked_mse, mlp
+from dovetail.policies.parts import PartsConfig
 from dovetail.policies.squashed import log_slope, smooth_limits
 from dovetail.policies.velocity import GatedVelocity, TransformerVelocity, noisy_path
 
@@ -24,7 +24,7 @@ _VELOCITIES = {"gated": GatedVelocity, "transformer": TransformerVelocity}
 _LARGEST = 0.97  # of what is cloned: tanh reaches 1 nowhere
 
 
-class FlowActorConfig(Config):
+class FlowActorConfig(PartsConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at; none: every low-dimensional one the robot gives."""
     history: dict[str, int] = Field(default_factory=dict)
@@ -64,7 +64,8 @@ class FlowActor(NetworkPolicy):
     name: ClassVar[str] = "flow_actor"
 
     def __init__(self, config: FlowActorConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        super().__init__(policy_spec(self.name, robot, inputs=config.inputs, history=config.history))
+        spec = policy_spec(self.name, robot, inputs=config.inputs, history=config.history)
+        super().__init__(spec, config.components)
         self._config = config
         self._num_actions = robot.action.shape[0]
         with torch.random.fork_rng(devices=[]):
@@ -93,7 +94,7 @@ class FlowActor(NetworkPolicy):
         generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
         noise = torch.zeros(self._noise_shape(features))
         if not context.deterministic:
-            noise = torch.randn(noise.shape, generator=generator)
+            noise = self._randn(features, self._noise_shape(features), generator)
         return *self._path(features, noise), features
 
     # ---- TrainablePolicy: torch
@@ -132,7 +133,9 @@ class FlowActor(NetworkPolicy):
         # not up to 1: the loss counts an error in the end of the way by 1 / (1 - t)^2
         t = torch.rand(len(ends), generator=generator) * (1.0 - 0.5 / self.num_flow_steps)
         x = torch.lerp(noise, ends, t[:, None])
-        return masked_mse(self._velocity(x, features, t), ends - noise, None if mask is None else mask.reshape(-1))
+        there = None if mask is None else mask.reshape(-1)
+        real = self._real(features)
+        return masked_mse(self._velocity(x, features, t, real), ends - noise, there, real)
 
     def _noise_shape(self, features: Tensor) -> tuple[int, int, int]:
         """Of where a path starts, and of what comes on top at each step."""
@@ -140,13 +143,15 @@ class FlowActor(NetworkPolicy):
 
     def _path(self, features: Tensor, noise: Tensor) -> tuple[list[Tensor], Tensor]:
         noise = noise.to(features.dtype)
-        return noisy_path(self._flow(features), noise[0], sigma=self.sigma(features), noise=noise[1:])
+        real = self._real(features)
+        return noisy_path(self._flow(features), noise[0], sigma=self.sigma(features), noise=noise[1:], real=real)
 
     def _flow(self, features: Tensor) -> Callable[[Tensor, float], Tensor]:
         """The velocity at a place and a time, given what was seen."""
+        real = self._real(features)
 
         def velocity(x: Tensor, t: float) -> Tensor:
-            v: Tensor = self._velocity(x, features, x.new_full((len(x),), t))
+            v: Tensor = self._velocity(x, features, x.new_full((len(x),), t), real)
             return v
 
         return velocity

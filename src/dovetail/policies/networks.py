@@ -32,8 +32,14 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
-def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor:
-    """The mean squared error over [..., A] where the mask [...] is true. Elsewhere even NaN does no harm."""
+def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None, real: Tensor | None = None) -> Tensor:
+    """The mean squared error over [..., A] where the mask [...] is true, and on axes that are `real` [B, A]. Elsewhere
+    even NaN does no harm."""
+    if real is not None:
+        there = real.view(len(real), *(1,) * (predicted.ndim - 2), -1).expand_as(predicted)
+        there = there if mask is None else there & mask[..., None]
+        missed = torch.where(there, predicted, 0.0) - torch.where(there, wanted, 0.0)
+        return missed.square().sum() / there.sum().clamp(min=1)
     if mask is None:
         return functional.mse_loss(predicted, wanted)
     wanted = torch.where(mask[..., None], wanted, predicted.detach())

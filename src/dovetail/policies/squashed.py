@@ -29,10 +29,15 @@ def log_slope(raw: Tensor) -> Tensor:
     return 2.0 * (math.log(2.0) - raw - functional.softplus(-2.0 * raw))
 
 
-def sample_squashed(mean: Tensor, log_std: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """A draw [..., A] with gradients, and its log-density [...]: log N(raw) - log |d tanh / d raw|."""
+def sample_squashed(
+    mean: Tensor, log_std: Tensor, *, generator: torch.Generator | None, real: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """A draw [..., A] with gradients, and its log-density [...]: log N(raw) - log |d tanh / d raw|. Axes that are not
+    `real` are 0, and their log-density is."""
     noise = torch.randn(mean.shape, generator=generator)
     raw = mean + log_std.exp() * noise
     log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
     log_prob = log_prob - log_slope(raw)
+    if real is not None:
+        raw, log_prob = torch.where(real, raw, 0.0), torch.where(real, log_prob, 0.0)
     return torch.tanh(raw), log_prob.sum(-1)

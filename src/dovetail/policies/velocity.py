@@ -36,10 +36,12 @@ class GatedVelocity(nn.Module):
         num_inputs = num_features + num_actions + 2 * NUM_TIME_WAVES
         self.net = mlp((num_inputs, *(hidden,) * num_layers, 2 * num_actions))
 
-    def forward(self, x: Tensor, features: Tensor, t: Tensor) -> Tensor:
+    def forward(self, x: Tensor, features: Tensor, t: Tensor, real: Tensor | None = None) -> Tensor:
+        if real is not None:  # axes [B, A] that a row's arm has not are neither seen nor moved
+            x = torch.where(real, x, 0.0)
         gate, candidate = self.net(torch.cat((features, x, time_waves(t)), dim=1)).chunk(2, dim=1)
         velocity: Tensor = torch.sigmoid(gate) * (candidate - x) / (1.0 - t)[:, None]
-        return velocity
+        return velocity if real is None else torch.where(real, velocity, 0.0)
 
 
 class TransformerVelocity(nn.Module):
@@ -62,17 +64,25 @@ class TransformerVelocity(nn.Module):
         )
         self.end = nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, 1))
 
-    def forward(self, x: Tensor, features: Tensor, t: Tensor) -> Tensor:
+    def forward(self, x: Tensor, features: Tensor, t: Tensor, real: Tensor | None = None) -> Tensor:
+        if real is not None:
+            x = torch.where(real, x, 0.0)
         tokens = self.action(x[..., None]) + self.places + self.time(time_waves(t))[:, None]  # [B, A, hidden]
         seen = self.seen(features)
         for layer in self.layers:
-            tokens = layer(tokens, seen)
+            tokens = layer(tokens, seen, tgt_key_padding_mask=None if real is None else ~real)
         end: Tensor = self.end(tokens).squeeze(-1)
-        return (end - x) / (1.0 - t)[:, None]
+        velocity = (end - x) / (1.0 - t)[:, None]
+        return velocity if real is None else torch.where(real, velocity, 0.0)
 
 
 def noisy_path(
-    velocity: Callable[[Tensor, float], Tensor], x: Tensor, *, sigma: Tensor, noise: Tensor
+    velocity: Callable[[Tensor, float], Tensor],
+    x: Tensor,
+    *,
+    sigma: Tensor,
+    noise: Tensor,
+    real: Tensor | None = None,
 ) -> tuple[list[Tensor], Tensor]:
     """A flow with noise on its way: where it was, from x_0 [B, A] to x_1, and the log-density [B] of the whole path.
 
@@ -82,14 +92,18 @@ def noisy_path(
 
     has at each time the distribution of dx = v dt, whatever sigma is, as long as it does not depend on x. The last
     Euler step begins at t = 1 - dt, so nothing is divided by 0. `sigma` is [B, A], and `noise` from N(0, I) [K, B, A].
+    Axes that are not `real` [B, A] stay at 0 and have no density; their velocity is 0.
     """
+    if real is not None:
+        x, noise = torch.where(real, x, 0.0), torch.where(real, noise, 0.0)
     dt = 1.0 / len(noise)
     spread = sigma * math.sqrt(dt)
-    path, log_density = [x], _log_normal(x)
+    path, log_density = [x], _log_normal(x, real)
+    steps = spread.log() if real is None else torch.where(real, spread.log(), 0.0)
     for step, e in enumerate(noise):
         x = _without_noise(velocity, x, step, dt=dt, sigma=sigma) + spread * e
         path.append(x)
-        log_density = log_density + _log_normal(e) - spread.log().sum(-1)  # of this x, given the one before it
+        log_density = log_density + _log_normal(e, real) - steps.sum(-1)  # of this x, given the one before it
     return path, log_density
 
 
@@ -115,5 +129,6 @@ def _without_noise(
     return x + drift * dt
 
 
-def _log_normal(x: Tensor) -> Tensor:
-    return -0.5 * (x.square() + math.log(2.0 * math.pi)).sum(-1)
+def _log_normal(x: Tensor, real: Tensor | None = None) -> Tensor:
+    each = x.square() + math.log(2.0 * math.pi)
+    return -0.5 * (each if real is None else torch.where(real, each, 0.0)).sum(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from dovetail.core.errors import PolicyError, StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.runtime._bell import Ear, Ringer, wait_for
 from dovetail.runtime.following import FollowingPolicy
+from dovetail.runtime.parts import build_policy
 from dovetail.runtime.roles import Role
 from dovetail.weights.store import DiskWeightStore
 
@@ -29,8 +31,8 @@ def run(role: Role) -> None:
     section, robot = PluginSection.parse("policy", orders["policy"]), RobotSpec.from_json(orders["robot"])
 
     def make() -> Policy:
-        policy: Policy = section.build(robot=robot, seed=orders["seed"])
-        return policy
+        parts = Path(orders["parts"]) if orders["parts"] else None
+        return build_policy(section, robot=robot, seed=orders["seed"], parts=parts)
 
     store = DiskWeightStore(orders["follow"]) if orders["follow"] else None
     asked, answer = Ear(role.descriptors["ask"]), Ringer(role.descriptors["answer"])

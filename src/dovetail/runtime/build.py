@@ -23,6 +23,7 @@ from dovetail.robots.safety import SafeRobot
 from dovetail.runtime.cell import Cell, build_cell
 from dovetail.runtime.experience import Replay
 from dovetail.runtime.host import RobotHost
+from dovetail.runtime.parts import build_policy
 
 __all__ = ["Station", "build_station"]
 
@@ -34,6 +35,7 @@ class Station:
     config: RunConfig
     cell: Cell
     should_stop: Callable[[], bool]
+    parts: Path | None = None  # where its run keeps what its policy's components started from
     _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
 
     @property
@@ -58,7 +60,9 @@ class Station:
 
     def policy(self) -> Policy:
         """A new, untrained policy, checked against robot and task before anything moves."""
-        policy: Policy = self.config.policy.build(robot=self.robot.spec, seed=self.config.run.seed)
+        policy = build_policy(
+            self.config.policy, robot=self.robot.spec, seed=self.config.run.seed, parts=self.parts
+        )
         match(self.robot.spec, policy=policy.spec, task=self.task.spec)
         return policy
 
@@ -124,6 +128,7 @@ class Station:
                 policy=self.policy().spec,
                 spool=folder,
                 weights=weights,
+                parts=self.parts,
                 should_stop=self.should_stop,
             )
         return self._hosts[folder]
@@ -134,8 +139,10 @@ class Station:
         self.cell.close()
 
 
-def build_station(config: RunConfig, *, should_stop: Callable[[], bool] = lambda: False) -> Station:
+def build_station(
+    config: RunConfig, *, parts: Path | None = None, should_stop: Callable[[], bool] = lambda: False
+) -> Station:
     """Make robot and task, and let them check each other."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
     cell = build_cell(task=config.task, robot=config.robot, safety=config.safety)
-    return Station(config=config, cell=cell, should_stop=should_stop)
+    return Station(config=config, cell=cell, should_stop=should_stop, parts=parts)

@@ -85,6 +85,10 @@ class RunFolder:
         return self.path / "weights"
 
     @property
+    def parts(self) -> Path:
+        return self.path / "parts"
+
+    @property
     def checkpoints(self) -> Path:
         return self.path / "checkpoints"
 

@@ -55,6 +55,7 @@ class RobotHost:
         policy: PolicySpec,
         spool: Path | None = None,
         weights: Path | None = None,
+        parts: Path | None = None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         assert isinstance(config.actor.config, ActorConfig)
@@ -65,6 +66,7 @@ class RobotHost:
         self._spool = Spool((spool or Path(self._scratch.name) / "spool").absolute())
         self._forget_episodes = spool is None  # nobody else would
         self._weights = weights.absolute() if weights else None  # where the run publishes them
+        self._parts = parts.absolute() if parts else None  # where it keeps what its policy started from
         self._should_stop = should_stop
         self._processes: dict[str, RoleProcess] = {}
         self._board: Board | None = None
@@ -314,6 +316,7 @@ class RobotHost:
                 "policy": config.policy.to_plain(),
                 "robot": self._cell.robot.spec.to_json(),
                 "seed": config.run.seed,
+                "parts": str(self._parts) if self._parts else None,
                 "follow": str(self._weights) if self._weights and self._actor.swap == "chunk" else None,
             }
         flush_steps = max(1, round(self._actor.flush_s * self._cell.robot.spec.control_hz))

@@ -30,6 +30,7 @@ from dovetail.runtime.evaluate import evaluation_episodes, order_episode
 from dovetail.runtime.experience import Experience, Known, image_codec
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.onpolicy import OnPolicy
+from dovetail.runtime.parts import keep_parts
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 from dovetail.weights.store import DiskWeightStore
 
@@ -50,8 +51,9 @@ class InlineRun:
         self._config = folder.config
         self._watch = watch
         self._should_stop = should_stop
-        self._station = build_station(folder.config, should_stop=should_stop)
+        self._station = build_station(folder.config, parts=folder.parts, should_stop=should_stop)
         self._policy = self._station.trainable()  # the learner's; actors load what is published
+        keep_parts(self._policy, folder.parts)
         self._experience = self._make_experience()
         self._weights = DiskWeightStore(folder.weights)
         self._metrics = MetricsLog(folder.logs)

@@ -12,6 +12,7 @@ from torch import Tensor
 from dovetail.core.types import Array
 from dovetail.learn.batches import side
 from dovetail.learn.state import load_optimizer, load_policy, optimizer_state, policy_state, refuse_misfits
+from dovetail.policies.parts import trained
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["Descent"]
@@ -32,7 +33,8 @@ class Descent:
         **settings: float,
     ) -> None:
         self._policy, self._max_grad_norm = policy, max_grad_norm
-        self._parameters = [p for module in policy.components.values() for p in module.parameters()]
+        parts = trained(policy.components, algorithm=self.name)  # frozen ones get no optimiser state, and no decay
+        self._parameters = [p for module in parts.values() for p in module.parameters()]
         self._optimizer = optimizer(self._parameters, fused=True, **settings)  # type: ignore[arg-type]
         self._generator = torch.Generator().manual_seed(seed)
         self._num_updates = 0

@@ -28,6 +28,7 @@ from dovetail.learn.state import (
     refuse_misfits,
 )
 from dovetail.policies.networks import EnsembleMLP
+from dovetail.policies.parts import trained
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["SoftActorCritic", "SoftConfig"]
@@ -85,6 +86,9 @@ class SoftActorCritic:
         seed: int,
     ) -> None:
         self._soft, self._policy = config, policy
+        actor = trained(
+            actor, algorithm=self.name
+        )  # what is frozen has no optimiser, and no average that could drift
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._critic = EnsembleMLP(

@@ -19,6 +19,7 @@ from dovetail.config.model import Config
 from dovetail.core.achieved import gripper_axes, is_delta
 from dovetail.core.types import SampleRequest, View, Window
 from dovetail.learn.algorithms._descent import Descent
+from dovetail.policies.embodiments import Canonical
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["HiORS", "HiORSConfig"]
@@ -36,8 +37,8 @@ class HiORSConfig(Config):
     min_episode_steps: int = Field(default=3, ge=1)
     """Shorter episodes are never accepted: they succeeded by accident."""
     still_std: float = Field(default=1e-3, ge=0.0)
-    """A chunk in which no axis varied by more (m, rad, share of the gripper's opening) did not move, and is left out
-    unless the episode ended in it. 0: none is left out."""
+    """A chunk in which no axis varied by more (m, rad, share of the gripper's opening; shares of an axis' range in batches
+    of several arms) did not move, and is left out unless the episode ended in it. 0: none is left out."""
     targets: Literal["achieved", "executed"] = "achieved"
     """What is imitated: where the arm came, or what it was told. Grippers: what they were told, in either case."""
     human_weight: float = Field(default=4.0, gt=0.0)
@@ -70,8 +71,11 @@ class HiORS(Descent):
         )
         self._config = config
         self._num_demo = round(config.batch_size * config.demo_share)
-        self._grippers = torch.from_numpy(gripper_axes(policy.spec.action, policy.spec.action_kind))
-        self._deltas = ~self._grippers & is_delta(policy.spec.action_kind)
+        grippers = gripper_axes(policy.spec.action, policy.spec.action_kind)[None]
+        if isinstance(policy, Canonical):
+            grippers = policy.canon.grippers
+        self._grippers = torch.from_numpy(grippers)  # [1, A], or [E, A] of each arm
+        self._delta = is_delta(policy.spec.action_kind)
 
     @property
     def threshold(self) -> float:
@@ -107,14 +111,15 @@ class HiORS(Descent):
         first = batch["human"][:, 0] if chunks else batch["human"]  # whose hand each chunk began in
         corrected = first & (torch.arange(len(first)) >= self._num_demo)
         targets = batch["action"]
+        grippers = self._of_rows(batch)
         if config.targets == "achieved":
-            targets = torch.where(self._grippers, targets, batch["achieved"])
+            targets = torch.where(grippers, targets, batch["achieved"])
         mask = targets.isfinite().all(-1)
         still = torch.zeros_like(first)
         if chunks:
             mask = mask & batch["action/mask"]
             if config.still_std:
-                still = self._still(batch["achieved"], batch["action/mask"]) & (batch["discount"] != 0.0)
+                still = self._still(batch["achieved"], batch["action/mask"], grippers) & (batch["discount"] != 0.0)
                 mask = mask & ~still[:, None]
         metrics = {
             "threshold": self.threshold,
@@ -130,11 +135,18 @@ class HiORS(Descent):
             metrics["imitation_loss"] = loss.item()
         return metrics
 
-    def _still(self, achieved: Tensor, there: Tensor) -> Tensor:
+    def _of_rows(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Which axes are grippers, bool [B, A] or [B, 1, A]: like an action, but for what they all share."""
+        if len(self._grippers) == 1:
+            return self._grippers[0]
+        grippers = self._grippers[batch["embodiment"]]
+        return grippers if batch["action"].ndim == 2 else grippers[:, None]
+
+    def _still(self, achieved: Tensor, there: Tensor, grippers: Tensor) -> Tensor:
         """Chunks [B] of which it is known that nothing moved in them: no axis' standard deviation over the states
         reached, up to the episode's end, is above `still_std`."""
         known = torch.where(there[..., None], achieved, 0.0)
-        states = torch.where(self._deltas, known.cumsum(1), known)  # of deltas, up to where it began
+        states = torch.where(~grippers & self._delta, known.cumsum(1), known)  # of deltas, up to where it began
         count = there.sum(1)[:, None]
         mean = torch.where(there[..., None], states, 0.0).sum(1) / count
         deviation = torch.where(there[..., None], states - mean[:, None], 0.0)

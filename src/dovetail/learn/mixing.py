@@ -1,0 +1,119 @@
+"""Batches with rows of several arms: one replay for each, drawn from together, padded to what they have in common.
+
+policy = Canonical(config, robot=panda)
+replay = MixedReplay(policy.canon, [(panda, its_replay), (x5, its_replay)])
+Learner(algorithm=Imitation(..., policy=policy), replay=replay, robot=policy.robot, ...)
+
+Actions are from -1 to 1 of each axis' own limits, and 0 where an arm has none. Besides what any batch has, there is
+`embodiment` [B], the number of the row's arm, and `action_mask` [B, A], which of its axes are real.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from dovetail.core.contracts import ReplayReader
+from dovetail.core.errors import SpecMismatch, UsageError
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Array, View, Window
+from dovetail.policies.canon import EMBODIMENT, Arm, Canon
+
+__all__ = ["MixedReplay"]
+
+_ACTIONS = ("action", "achieved")
+
+
+class MixedReplay:
+    """See the ReplayReader contract. Every step is as likely as any other, whoever took it, or `shares` say how much of
+    a batch is of which arm, by name; of those that have something to give."""
+
+    def __init__(
+        self,
+        canon: Canon,
+        replays: Sequence[tuple[RobotSpec, ReplayReader]],
+        *,
+        shares: Mapping[str, float] | None = None,
+    ) -> None:
+        self._canon = canon
+        self._arms = [(canon.arm(robot), replay) for robot, replay in replays]
+        kinds = {robot.action_kind for robot, _ in replays}
+        if len(kinds) != 1:
+            raise SpecMismatch(
+                f"one policy cannot give {' and '.join(sorted(kinds))} actions: name arms of one kind"
+            )
+        if shares is not None and {arm.name for arm, _ in self._arms} - shares.keys():
+            raise UsageError(f"shares should name each of {', '.join(arm.name for arm, _ in self._arms)}")
+        self._shares = shares
+
+    def size(self, view: View) -> int:
+        return sum(replay.size(view) for _, replay in self._arms)
+
+    def sample(
+        self, into: Mapping[str, Array], *, view: View, rng: np.random.Generator, window: Window | None = None
+    ) -> None:
+        window = window or Window()
+        sizes = [replay.size(view) for _, replay in self._arms]
+        if not sum(sizes):
+            raise UsageError(f"replay view '{view.part}' is empty: nothing to sample from")
+        likely = np.array(
+            [
+                size if self._shares is None else self._shares[arm.name] * (size > 0)
+                for (arm, _), size in zip(self._arms, sizes, strict=True)
+            ],
+            np.float64,
+        )
+        counts = rng.multinomial(len(next(iter(into.values()))), likely / likely.sum())
+        first = 0
+        for (arm, replay), count in zip(self._arms, counts, strict=True):
+            if count:
+                rows = {name: array[first : first + count] for name, array in into.items()}
+                self._sample(arm, replay, rows, view=view, rng=rng, window=window)
+                first += count
+
+    def _sample(
+        self,
+        arm: Arm,
+        replay: ReplayReader,
+        rows: Mapping[str, Array],
+        *,
+        view: View,
+        rng: np.random.Generator,
+        window: Window,
+    ) -> None:
+        """One arm's rows: drawn as it knows them, then put where the others' are."""
+        own: dict[str, Array] = {}
+        padded: dict[str, tuple[str, Array]] = {}
+        for name, out in rows.items():
+            side, _, key = name.partition("/")
+            if name == EMBODIMENT:
+                out[:] = arm.index
+            elif name == "action_mask":
+                out[:] = self._canon.action_masks[arm.index]
+            elif key == EMBODIMENT:
+                out[:] = arm.one_hot
+            elif name in _ACTIONS:
+                own[name] = np.empty((*out.shape[:-1], len(arm.places)), out.dtype)
+                padded[name] = (name, own[name])
+            elif side in ("observation", "next") and key.removesuffix("/mask") in self._canon.sizes:
+                plain = key.removesuffix("/mask")
+                if plain not in arm.keys:  # it has no such thing
+                    out[:] = 0
+                    continue
+                theirs = f"{side}/{arm.keys[plain]}"
+                if key != plain:
+                    own[f"{theirs}/mask"] = out
+                else:
+                    own[theirs] = np.empty(
+                        (*out.shape[:-1], int(self._canon.real[key][arm.index].sum())), out.dtype
+                    )
+                    padded[name] = (key, own[theirs])
+            else:
+                own[name] = out
+        history = {arm.keys[key]: num for key, num in window.history.items() if key in arm.keys}
+        images = {key: num for key, num in window.history.items() if key not in self._canon.sizes}
+        replay.sample(own, view=view, rng=rng, window=replace(window, history={**history, **images}))
+        for name, (key, values) in padded.items():
+            rows[name][:] = arm.pad_actions(values) if name in _ACTIONS else arm.wide(key, values)

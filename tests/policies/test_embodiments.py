@@ -1,0 +1,369 @@
+"""One policy, two arms: each acts through the same weights, and what it has not changes nothing."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.config.load import load
+from dovetail.config.schema import PluginSection
+from dovetail.core.errors import SpecMismatch, UsageError
+from dovetail.core.specs import ArraySpec, RobotSpec, match
+from dovetail.core.types import ActContext, WeightSnapshot
+from dovetail.policies.canon import Canon, EmbodimentConfig
+from dovetail.policies.embodiments import Canonical, Shared, SharedConfig
+from dovetail.policies.trainable import TrainablePolicy
+from dovetail.robots.sim import SimRobot, SimRobotConfig
+from dovetail.testing import check_policy
+
+TALL = RobotSpec(
+    name="tall",
+    embodiment="long_arm",
+    observation={"joint_pos": ArraySpec(shape=(3,)), "force": ArraySpec(shape=(2,))},
+    action=ArraySpec(shape=(3,), low=(-1.0, -1.0, 0.0), high=(1.0, 1.0, 4.0)),
+    action_kind="joint_target",
+    control_hz=10.0,
+)
+SHORT = dataclasses.replace(
+    TALL,
+    name="short",
+    embodiment="short_arm",
+    observation={"q": ArraySpec(shape=(2,))},
+    action=ArraySpec(shape=(2,), low=(-2.0, 0.0), high=(2.0, 1.0)),
+)
+ARMS = {
+    "long_arm": {"observation": {"joint_pos": 3, "force": 2}, "num_actions": 3},
+    "short_arm": {
+        "observation": {"joint_pos": 2},
+        "rename": {"joint_pos": "q"},
+        "num_actions": 2,
+        "axes": [0, 2],
+        "grippers": [1],
+    },
+}
+GIANT = {"giant": {"observation": {"joint_pos": 5, "force": 6}, "num_actions": 6}}
+INNER = {
+    "gaussian_mlp": {"hidden": [8]},
+    "flow": {"hidden": 8, "num_layers": 1, "horizon": 4, "num_flow_steps": 2},
+    "flow_actor": {"hidden": 8, "num_layers": 1, "num_flow_steps": 2},
+    "transformer": {"hidden": 8, "num_layers": 1, "num_flow_steps": 2, "velocity": "transformer"},
+}
+STILL = ActContext(deterministic=True)
+OWN = {"long_arm": TALL, "short_arm": SHORT}
+
+
+def config_of(kind, arms=ARMS, **settings):
+    inner = {"type": "flow_actor" if kind == "transformer" else kind, **INNER[kind], **settings}
+    config = PluginSection.parse("policy", {"type": "shared", "policy": inner, "embodiments": arms}).config
+    assert isinstance(config, SharedConfig)
+    return config
+
+
+def make(kind="gaussian_mlp", robot=SHORT, arms=ARMS, seed=0, **settings):
+    return Shared(config_of(kind, arms, **settings), robot=robot, seed=seed)
+
+
+def seen_by(robot, num=4, seed=0):
+    rng = np.random.default_rng(seed)
+    return {key: rng.normal(size=(num, *spec.shape)).astype(np.float32) for key, spec in robot.observation.items()}
+
+
+def tensors(arrays):
+    return {key: torch.tensor(value) for key, value in arrays.items()}
+
+
+def snapshot(policy, version=1):
+    return WeightSnapshot(version=version, components=policy.weights(), hashes={})
+
+
+# ---- each arm
+
+
+@pytest.mark.parametrize("kind", INNER)
+@pytest.mark.parametrize("robot", [TALL, SHORT], ids=lambda robot: robot.name)
+def test_each_arm_keeps_the_contract(kind, robot):
+    check_policy(lambda: make(kind, robot), snapshot=snapshot(make(kind, TALL, seed=3), version=7))
+    policy = make(kind, robot)
+    assert isinstance(policy, TrainablePolicy)
+    match(robot, policy=policy.spec)
+
+
+@pytest.mark.parametrize("kind", ["gaussian_mlp", "flow"])
+def test_history_goes_by_the_arms_own_names(kind):
+    policy = make(kind, history={"joint_pos": 3, "force": 2})
+    assert policy.spec.history == {"q": 3}
+    check_policy(lambda: make(kind, history={"joint_pos": 3, "force": 2}))
+
+
+def test_panda_and_x5_act_through_one_set_of_weights():
+    robots = {arm: SimRobot(SimRobotConfig(arm=arm, action="joint")).spec for arm in ("panda", "x5")}
+    assert [robot.action.shape for robot in robots.values()] == [(8,), (7,)]  # seven and six joints, and a gripper
+    keys = ("joint_pos", "joint_vel", "gripper")
+    arms = {
+        robot.embodiment: {
+            "observation": {key: robot.observation[key].shape[0] for key in keys},
+            "num_actions": robot.action.shape[0],
+            "axes": [*range(robot.action.shape[0] - 1), 7],  # one gripper for both
+        }
+        for robot in robots.values()
+    }
+    policies = {name: make("flow", robot, arms) for name, robot in robots.items()}
+    weights = snapshot(make("flow", robots["panda"], arms, seed=5), version=2)
+    for name, policy in policies.items():
+        policy.load(weights)
+        match(robots[name], policy=policy.spec)
+        chunk = policy.act({key: seen_by(robots[name])[key] for key in keys}, STILL)
+        low, high = robots[name].action.bounds
+        assert chunk.policy_version == 2
+        assert chunk.actions.shape == (4, 4, *robots[name].action.shape)
+        assert ((chunk.actions >= low - 1e-6) & (chunk.actions <= high + 1e-6)).all()
+    ours, theirs = (policy.weights() for policy in policies.values())
+    assert all(np.array_equal(ours[part][key], theirs[part][key]) for part in ours for key in ours[part])
+
+
+# ---- what is not there counts for nothing
+
+
+def padded(policy, spoilt, *, num=6):
+    """Rows of both arms; where one has nothing, `spoilt` stands."""
+    canon, rng = policy.canon, np.random.default_rng(0)
+    rows = np.arange(num) % 2
+    seen = {"embodiment": np.eye(2, dtype=np.float32)[rows]}
+    for key, size in canon.sizes.items():
+        values = rng.normal(size=(num, size)).astype(np.float32)
+        seen[key] = np.where(canon.real[key][rows], values, np.float32(spoilt))
+    horizon = (policy.spec.horizon,) if policy.spec.horizon > 1 else ()
+    actions = rng.uniform(-0.9, 0.9, size=(num, *horizon, canon.num_actions)).astype(np.float32)
+    there = canon.action_masks[rows][:, None] if horizon else canon.action_masks[rows]
+    actions = np.where(there, actions, np.float32(spoilt))
+    return tensors(seen), torch.from_numpy(actions)
+
+
+def gradients(policy, loss):
+    modules = policy.components.values()
+    parameters = [p for module in modules for p in module.parameters()]
+    found = torch.autograd.grad(loss, parameters, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]
+
+
+def losses(policy, seen, actions):
+    features = policy.features(seen)
+    yield policy.imitation_loss(features, actions, generator=torch.Generator().manual_seed(1))
+    if policy.spec.horizon == 1:
+        drawn, log_prob = policy.sample(features, generator=torch.Generator().manual_seed(1))
+        yield (drawn.sum(-1) + log_prob).sum()
+
+
+@pytest.mark.parametrize("kind", INNER)
+def test_what_stands_where_an_arm_has_nothing_changes_no_loss_and_no_gradient(kind):
+    policy = Canonical(config_of(kind), robot=TALL)
+    plain = padded(policy, 0.0)
+    for spoilt in (7.0, math.nan):
+        for ours, theirs in zip(losses(policy, *plain), losses(policy, *padded(policy, spoilt)), strict=True):
+            assert ours.item() == theirs.item()
+            for one, other in zip(gradients(policy, ours), gradients(policy, theirs), strict=True):
+                assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["gaussian_mlp", "flow"])
+def test_gradients_of_what_the_short_arm_has_not_are_exactly_0(kind):
+    policy = make(kind)
+    actions = torch.rand(4, *((4,) if kind == "flow" else ()), 2) * 2 - 1
+    features = policy.features(tensors(seen_by(SHORT)))
+    loss = policy.imitation_loss(features, actions, generator=torch.Generator().manual_seed(0))
+    if kind == "gaussian_mlp":
+        loss = loss + policy.sample(features, generator=None)[1].sum()
+    loss.backward()
+    parameters = dict(policy.components["actor"].named_parameters())
+    # features: whose it is (2), joint_pos (3), force (2), then which of these are real
+    nothing, something = [0, 4, 5, 6, 9, 10, 11], [1, 2, 3, 7, 8]
+    first = parameters["0.weight" if kind == "gaussian_mlp" else "condition.0.weight"].grad
+    assert (first[:, nothing] == 0.0).all() and (first[:, something].abs().sum(0) > 0.0).all()
+    last = parameters["3.weight" if kind == "gaussian_mlp" else "end.1.weight"].grad.view(-1, 3, 8)
+    assert (last[:, 1] == 0.0).all() and (last[:, [0, 2]].abs().sum(-1) > 0.0).all()
+    if kind == "flow":
+        chunk = parameters["chunk.weight"].grad.view(8, 4, 3)
+        assert (chunk[..., 1] == 0.0).all() and (chunk[..., [0, 2]].abs().sum(0) > 0.0).all()
+
+
+def test_the_log_density_is_that_of_the_arms_own_axes():
+    policy = make()
+    features = policy.features(tensors(seen_by(SHORT)))
+    drawn, log_prob = policy.sample(features, generator=torch.Generator().manual_seed(0))
+    outputs = policy.components["actor"](features)[:, [0, 2, 3, 5]]  # means of its two axes, then spreads
+    mean, log_std = outputs[:, :2], -5.0 + 3.0 * (torch.tanh(outputs[:, 2:]) + 1.0)
+    raw = torch.atanh(drawn)
+    by_hand = torch.distributions.Normal(mean, log_std.exp()).log_prob(raw) - torch.log(1.0 - drawn.square())
+    torch.testing.assert_close(log_prob, by_hand.sum(-1), rtol=1e-4, atol=1e-4)
+    assert drawn.shape == (4, 2)
+    whole, _ = policy.canonical.sample(features, generator=None)
+    assert (whole[:, 1] == 0.0).all()  # what a critic sees of the axis that it has not
+
+
+@pytest.mark.parametrize("kind", ["flow_actor", "transformer"])
+def test_a_path_has_the_density_of_the_arms_own_axes(kind):
+    """As if the path had two axes and no third: by hand, from the same velocities and the same noise."""
+    policy = make(kind)
+    inner = policy.canonical._inner
+    features = policy.features(tensors(seen_by(SHORT)))
+    real = inner._real(features)
+    assert real.tolist() == [[True, False, True]] * 4
+    noise = torch.randn(3, 4, 3)
+    path, density = inner._path(features, noise)
+    x, sigma = torch.where(real, noise[0], 0.0), inner.sigma(features)
+    normal = torch.distributions.Normal(0.0, 1.0)
+    by_hand = normal.log_prob(x)[:, [0, 2]].sum(-1)
+    for k in range(2):
+        t = k / 2
+        v = inner._velocity(x, features, torch.full((4,), t), real)
+        mean = x + 0.5 * (v + 0.5 * sigma.square() * (t * v - x) / (1 - t))
+        spread = sigma * math.sqrt(0.5)
+        x = torch.where(real, mean + spread * noise[k + 1], 0.0)
+        by_hand = by_hand + torch.distributions.Normal(mean, spread).log_prob(x)[:, [0, 2]].sum(-1)
+    torch.testing.assert_close(path[-1], x)
+    torch.testing.assert_close(density, by_hand, rtol=1e-4, atol=1e-4)
+
+
+# ---- a third arm, larger than both
+
+
+def grow(small, large):
+    """Give a policy of three arms the weights of one of two, where they mean the same; the rest stays as chance left it."""
+    ours, theirs = small.canonical, large.canonical
+    seen = list(range(2))  # whose it is
+    offset = 3
+    for _ in range(2):  # what is seen, and what of it is real
+        for key, size in ours.canon.sizes.items():
+            seen += list(range(offset, offset + size))
+            offset += theirs.canon.sizes[key]
+    num_actions, wide = ours.canon.num_actions, theirs.canon.num_actions
+    horizon = ours.spec.horizon
+    axes = [tick * wide + axis for tick in range(horizon) for axis in range(num_actions)]
+    waves = list(range(offset, offset + 16))
+    places = {
+        (len(seen), offset): seen,
+        (len(seen) + 16, offset + 16): [*seen, *waves],
+        (2 * num_actions, 2 * wide): [*range(num_actions), *range(wide, wide + num_actions)],
+        (len(axes), horizon * wide): axes,
+        (len(seen) + 16 + num_actions, offset + 16 + wide): [
+            *seen,
+            *range(offset, offset + num_actions),
+            *range(offset + wide, offset + wide + 16),
+        ],
+    }
+    with torch.no_grad():
+        for name, module in ours.components.items():
+            for (key, value), into in zip(
+                module.state_dict().items(), theirs.components[name].state_dict().values(), strict=True
+            ):
+                index = [
+                    list(range(a)) if a == b else places[(a, b)]
+                    for a, b in zip(value.shape, into.shape, strict=True)
+                ]
+                into[np.ix_(*index)] = value
+                assert key
+
+
+@pytest.mark.parametrize("kind", INNER)
+@pytest.mark.parametrize("how", ["still", "seeded", "guided"])
+def test_an_arms_actions_do_not_change_when_a_larger_one_joins(kind, how):
+    if how == "guided" and kind != "flow":
+        pytest.skip("only a flow over chunks is guided")
+    small, large = make(kind), make(kind, arms=ARMS | GIANT, seed=1)
+    grow(small, large)
+    columns = {"q": np.random.default_rng(0).normal(2.0, 3.0, size=(50, 2))}
+    small.fit_normalizer(columns)
+    large.fit_normalizer(columns)
+    context = {
+        "still": STILL,
+        "seeded": ActContext(seed=3),
+        "guided": ActContext(seed=3, prefix=np.full((4, 3, 2), 0.7, np.float32), delay=1),
+    }[how]
+    seen = seen_by(SHORT)
+    ours, theirs = (policy.act(seen, context).actions for policy in (small, large))
+    np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
+    other = large.act(seen_by(SHORT, seed=1), context).actions
+    assert not np.allclose(ours, other, atol=1e-3)  # and it does look
+
+
+# ---- statistics
+
+
+def test_each_arm_has_statistics_of_its_own():
+    tall, short = make(robot=TALL), make(robot=SHORT)
+    tall.fit_normalizer({"joint_pos": np.array([[0.0, 0, 0], [2, 4, 6]]), "force": np.array([[1.0, 1], [3, 3]])})
+    short.load(snapshot(tall))
+    short.fit_normalizer({"q": np.array([[10.0, 20], [30, 20]])})
+    arrays = short.weights()["normalizer"]
+    assert arrays["mean/joint_pos"].tolist() == [[1, 2, 3], [20, 20, 0]]
+    assert arrays["std/joint_pos"].tolist() == [[1, 2, 3], [10, pytest.approx(1e-3), 1]]
+    assert arrays["mean/force"].tolist() == [[2, 2], [0, 0]]
+    features = short.features({"q": torch.tensor([[30.0, 20.0]])})
+    #                                  whose     joint_pos        force      what is real
+    assert features.tolist() == [[0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0]]
+
+
+def test_actions_are_in_units_of_each_arms_limits():
+    canon = Canon({name: EmbodimentConfig.model_validate(of) for name, of in ARMS.items()})
+    short = canon.arm(SHORT)
+    assert short.pad_actions(np.array([[1.0, 0.75]])).tolist() == [[0.5, 0.0, 0.5]]
+    assert short.cut_actions(np.array([[0.5, 9.0, 0.5]])).tolist() == [[1.0, 0.75]]
+    assert canon.arm(TALL).pad_actions(np.array([[1.0, -1.0, 1.0]])).tolist() == [[1.0, -1.0, -0.5]]
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("change", "because"),
+    [
+        ({"short_arm": {**ARMS["short_arm"], "num_actions": 3, "axes": []}}, "says 3 actions, but robot 'short'"),
+        (
+            {"short_arm": {**ARMS["short_arm"], "rename": {}}},
+            "'joint_pos' has 2 numbers, but robot 'short' gives no",
+        ),
+        ({"short_arm": {**ARMS["short_arm"], "observation": {"joint_pos": 3}}}, r"gives float32\[2\]"),
+    ],
+)
+def test_an_arm_that_is_not_as_described_is_refused(change, because):
+    with pytest.raises(SpecMismatch, match=because):
+        make(arms=ARMS | change)
+
+
+def test_an_arm_that_is_not_described_is_refused():
+    with pytest.raises(SpecMismatch, match=r"does not know robot 'short', a short_arm\. Valid: long_arm"):
+        make(arms={"long_arm": ARMS["long_arm"]})
+
+
+@pytest.mark.parametrize(
+    ("section", "because"),
+    [
+        ({"type": "shared", "policy": {"type": "flwo"}, "embodiments": ARMS}, "Did you mean 'flow'"),
+        ({"type": "shared", "policy": "remote", "embodiments": ARMS}, "that arms can share"),
+        ({"type": "shared", "policy": {"type": "flow", "hiden": 3}, "embodiments": ARMS}, "hiden"),
+        ({"type": "shared", "policy": "flow", "embodiments": {}}, "at least 1"),
+        (
+            {"type": "shared", "policy": "flow", "embodiments": {"a": {**ARMS["short_arm"], "axes": [1, 1]}}},
+            "different numbers",
+        ),
+    ],
+)
+def test_what_cannot_be_shared_is_refused(section, because):
+    with pytest.raises(ValueError, match=because):
+        PluginSection.parse("policy", section)
+
+
+def test_a_config_comes_back_as_it_was_written():
+    section = PluginSection.parse("policy", {"type": "shared", "policy": "flow", "embodiments": ARMS})
+    assert PluginSection.parse("policy", section.to_plain()) == section
+
+
+def test_a_misspelt_setting_of_the_policy_inside_is_named(tmp_path):
+    (tmp_path / "shared.json").write_text(
+        json.dumps({"policy": {"type": "shared", "policy": {"type": "flow", "hiden": 3}, "embodiments": ARMS}})
+    )
+    with pytest.raises(UsageError, match=r"unknown key 'policy\.policy\.hiden'\. Did you mean 'hidden'"):
+        load(["push-cube", str(tmp_path / "shared.json")])
