@@ -44,7 +44,9 @@ class Chance:
             out[:] = rng.uniform(-1, 1, out.shape)
 
 
-@pytest.mark.parametrize("kind", ["gaussian_mlp", "flow", "steered", "flow_actor", "actor_critic"])
+@pytest.mark.parametrize(
+    "kind", ["gaussian_mlp", "flow", "steered", "flow_actor", "actor_critic", "flow_actor_critic"]
+)
 def test_the_table_names_the_components(kind):
     (said,) = re.findall(rf"^\| `{kind}` \| (.*) \|$", PAGE, re.MULTILINE)
     extra = {"inputs": ["joint_pos", "front"]} if kind in ("flow", "steered") else {}

@@ -192,7 +192,7 @@ def test_log_density_is_that_of_each_step_given_the_one_before(kind):
     features = seen(policy, 6).double()
     met, velocity = [], policy._velocity.forward
 
-    def spy(x, features, t):
+    def spy(x, features, t, real=None):
         met.append((x, t[0].item()))
         return velocity(x, features, t)
 

@@ -86,9 +86,8 @@ class SoftActorCritic:
         seed: int,
     ) -> None:
         self._soft, self._policy = config, policy
-        actor = trained(
-            actor, algorithm=self.name
-        )  # what is frozen has no optimiser, and no average that could drift
+        # what is frozen has no optimiser, and no average that could drift
+        actor = trained(actor, algorithm=self.name)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._critic = EnsembleMLP(
