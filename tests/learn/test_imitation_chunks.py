@@ -143,7 +143,7 @@ def test_a_checkpoint_of_another_flow_is_refused(make_flow):
 
 
 def test_who_cannot_train_a_flow_says_who_can(make_flow):
-    with pytest.raises(UsageError, match=r"gives chunks of .*'imitation'"):
+    with pytest.raises(UsageError, match=r"knows no density .*'imitation'"):
         RLPD(RLPDConfig(batch_size=8, hidden=(16,)), policy=make_flow())
 
 

@@ -16,9 +16,9 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
-from dovetail.policies.networks import DenoisingMLP, ImageEncoder, PromptEncoder, masked_mse
+from dovetail.policies.networks import DenoisingMLP, ImageEncoder, PromptEncoder, held_chunks, masked_mse
 
-__all__ = ["Flow", "FlowConfig", "held_chunks"]
+__all__ = ["Flow", "FlowConfig"]
 
 _CALM_SEED = 0  # of the noise that every fixed deterministic chunk starts from
 
@@ -211,14 +211,6 @@ class Flow(NetworkPolicy):
             return super()._seen(key, values)
         features: Tensor = self._encoder[_module_name(key)](values.flatten(0, -4))
         return features.view(*values.shape[:-3], -1)
-
-
-def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:
-    """Chunks whose missing actions repeat the last one before them: the network sees them beside the others."""
-    index = torch.arange(mask.shape[1]).expand_as(mask)
-    last = torch.where(mask, index, -1).cummax(dim=1).values
-    held = actions.gather(1, last.clamp(min=0)[..., None].expand_as(actions))
-    return torch.where(last[..., None] >= 0, held, 0.0)
 
 
 def _module_name(key: str) -> str:

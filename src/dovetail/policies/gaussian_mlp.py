@@ -1,4 +1,4 @@
-"""A tanh-squashed Gaussian over single actions, from low-dimensional observations."""
+"""A tanh-squashed Gaussian over single actions or chunks of them, from low-dimensional observations."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ class GaussianMLPConfig(Config):
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
     history: dict[str, int] = Field(default_factory=dict)
     """Control ticks of history per key; a key not named is seen once."""
+    horizon: int = Field(default=1, ge=1)
+    """Actions in a chunk."""
 
 
 class GaussianMLP(NetworkPolicy):
@@ -33,10 +35,14 @@ class GaussianMLP(NetworkPolicy):
     Config: ClassVar[type[GaussianMLPConfig]] = GaussianMLPConfig
 
     def __init__(self, config: GaussianMLPConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        super().__init__(policy_spec("gaussian_mlp", robot, inputs=config.inputs, history=config.history))
+        spec = policy_spec(
+            "gaussian_mlp", robot, inputs=config.inputs, history=config.history, horizon=config.horizon
+        )
+        super().__init__(spec)
+        self._num_actions = robot.action.shape[0]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._actor = mlp((self.num_features, *config.hidden, 2 * robot.action.shape[0]))
+            self._actor = mlp((self.num_features, *config.hidden, 2 * config.horizon * self._num_actions))
 
     # ---- Policy: numpy in, numpy out
 
@@ -50,7 +56,7 @@ class GaussianMLP(NetworkPolicy):
                 if context.seed is not None:
                     generator = torch.Generator().manual_seed(context.seed)
                 mean = mean + log_std.exp() * torch.randn(mean.shape, generator=generator)
-        return self._chunk(torch.tanh(mean)[:, None])
+        return self._chunk(torch.tanh(mean).view(len(mean), -1, self._num_actions))
 
     # ---- TrainablePolicy: torch
 
@@ -70,7 +76,8 @@ class GaussianMLP(NetworkPolicy):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         mean, _ = self._distribution(features)
-        return masked_mse(torch.tanh(mean), actions.view_as(mean), None if mask is None else mask.view(-1))
+        cloned = torch.tanh(mean).view(-1, self._num_actions)
+        return masked_mse(cloned, actions.reshape_as(cloned), None if mask is None else mask.reshape(-1))
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         return gaussian(self._actor(features))

@@ -15,6 +15,7 @@ __all__ = [
     "DenoisingMLP",
     "EnsembleMLP",
     "ImageEncoder",
+    "held_chunks",
     "masked_mse",
     "mlp",
     "time_waves",
@@ -38,6 +39,14 @@ def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None) -> Tensor
         return functional.mse_loss(predicted, wanted)
     wanted = torch.where(mask[..., None], wanted, predicted.detach())
     return functional.mse_loss(predicted, wanted, reduction="sum") / (mask.sum().clamp(min=1) * wanted.shape[-1])
+
+
+def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:
+    """Chunks whose missing actions repeat the last one before them: the network sees them beside the others."""
+    index = torch.arange(mask.shape[1]).expand_as(mask)
+    last = torch.where(mask, index, -1).cummax(dim=1).values
+    held = actions.gather(1, last.clamp(min=0)[..., None].expand_as(actions))
+    return torch.where(last[..., None] >= 0, held, 0.0)
 
 
 def time_waves(t: Tensor) -> Tensor:

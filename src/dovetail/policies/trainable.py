@@ -31,7 +31,7 @@ class TrainablePolicy(Policy, Protocol):
         """Normalised observations, [B, F]; masks of keys with history among them, as in `act`."""
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Normalised actions [B, A] with gradients, and their log-density [B]."""
+        """Normalised actions [B, A] with gradients, or chunks of them [B, H * A], and their log-density [B]."""
 
     def imitation_loss(
         self,

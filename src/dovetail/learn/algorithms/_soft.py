@@ -27,15 +27,23 @@ from dovetail.learn.state import (
     policy_state,
     refuse_misfits,
 )
-from dovetail.policies.networks import EnsembleMLP
+from dovetail.policies.networks import EnsembleMLP, held_chunks
 from dovetail.policies.trainable import TrainablePolicy
 
-__all__ = ["SoftActorCritic", "SoftConfig"]
+__all__ = ["SoftActorCritic", "SoftConfig", "prior_and_online"]
+
+
+def prior_and_online(num_rows: int, fraction: float) -> dict[View, int]:
+    """Part of every batch is prior data: demonstrations and interventions."""
+    num_prior = round(num_rows * fraction)
+    return {View(part="prior"): num_prior, View(part="online"): num_rows - num_prior}
 
 
 class SoftConfig(Config):
     batch_size: int = Field(default=128, ge=2)
-    prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
+    num_steps: int = Field(default=1, ge=1)
+    """Rewards added up before the critic's own estimate takes over: more carry a sparse reward back faster. A whole
+    chunk at least."""
     gamma: float = Field(default=0.97, gt=0.0, lt=1.0)
     tau: float = Field(default=0.005, gt=0.0, le=1.0)
     lr: float = Field(default=3e-4, gt=0.0)
@@ -69,8 +77,9 @@ class SoftConfig(Config):
 
 
 class SoftActorCritic:
-    """All of an Algorithm but `update`. `actor` names the parts of the policy that learn, `num_actions` what a critic
-    sees of an action, and `target_entropy` what holds where the config names none."""
+    """All of an Algorithm but `update`. `actor` names the parts of the policy that learn, and `target_entropy` what holds
+    where the config names none. A critic sees whole chunks, where a policy gives those: any contiguous window of executed
+    actions is one, whoever chose them."""
 
     name: ClassVar[str]
 
@@ -80,11 +89,12 @@ class SoftActorCritic:
         *,
         policy: TrainablePolicy,
         actor: Mapping[str, nn.Module],
-        num_actions: int,
         target_entropy: float,
         seed: int,
     ) -> None:
         self._soft, self._policy = config, policy
+        self._horizon = policy.spec.horizon
+        num_actions = self._horizon * policy.spec.action.shape[0]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._critic = EnsembleMLP(
@@ -108,16 +118,35 @@ class SoftActorCritic:
         self._generator = torch.Generator().manual_seed(seed)
         self._num_updates = 0
 
-    def _request(self, window: Window) -> SampleRequest:
-        """Part of every batch is prior data: demonstrations and interventions."""
-        num_prior = round(self._soft.batch_size * self._soft.prior_fraction)
+    @property
+    def wants(self) -> SampleRequest:
+        """Rewards are added up over as many steps as a chunk has, or more: discounted by their place, and the value of
+        what follows by how many there were."""
+        spec = self._policy.spec
         return SampleRequest(
-            observation_keys=tuple(self._policy.spec.observation),
-            rows={View(part="prior"): num_prior, View(part="online"): self._soft.batch_size - num_prior},
-            window=window,
-            prompts=self._policy.spec.prompted,
+            observation_keys=tuple(spec.observation),
+            rows=self._rows(),
+            window=Window(
+                gamma=self._soft.gamma,
+                num_steps=max(self._soft.num_steps, self._horizon),
+                horizon=self._horizon,
+                history=spec.history,
+            ),
+            prompts=spec.prompted,
             when_empty=View(),  # before the first online step, or without demonstrations, one side has nothing
         )
+
+    def _rows(self) -> Mapping[View, int]:
+        """All there is, drawn alike."""
+        return {View(): self._soft.batch_size}
+
+    def _executed(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Actions, normalised: [B, A], or chunks [B, H * A]. Past an episode's end the last action is held: what comes
+        there earns nothing any more."""
+        actions = self._policy.normalize_actions(batch["action"])
+        if self._horizon > 1:
+            actions = held_chunks(actions, batch["action/mask"]).flatten(1)
+        return actions
 
     def _actor_is_due(self) -> bool:
         """Counts an update of the critic, and says whether one of the actor follows it."""

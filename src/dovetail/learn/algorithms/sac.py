@@ -1,0 +1,86 @@
+"""SAC: soft actor-critic (Haarnoja et al., 2018), on all that replay holds, drawn alike.
+
+y     = sum_i gamma^i r_i + gamma^n min_j Q'_j(s', a'),   a' ~ pi(s')
+Q     goes to y, and trains the encoder of what is seen
+pi    climbs Q(s, a) - alpha log pi(a | s)
+alpha holds the entropy where it should be
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig
+from dovetail.learn.batches import side
+from dovetail.policies.trainable import TrainablePolicy
+
+__all__ = ["SAC", "SACConfig"]
+
+
+class SACConfig(SoftConfig):
+    """As SERL runs it."""
+
+    batch_size: int = Field(default=256, ge=2)
+    hidden: tuple[int, ...] = Field(default=(256, 256), min_length=1)
+    actor_every: int = Field(default=1, ge=1)
+    """Critic updates per actor update."""
+    actor_q: Literal["mean", "min"] = "mean"
+    """What the actor climbs: the mean of the critics, or the least of them."""
+    temperature: float = Field(default=0.01, gt=0.0)
+    target_entropy: float | None = None
+    """None: minus half the number of action dimensions."""
+
+
+class SAC(SoftActorCritic):
+    """See the Algorithm contract. One `update` is one critic step, and at times one of the actor."""
+
+    Config: ClassVar[type[SoftConfig]] = SACConfig
+    name: ClassVar[str] = "sac"
+
+    def __init__(self, config: SoftConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
+        # a policy whose actions have no density says so here, before anything moves
+        policy.sample(torch.zeros(1, policy.num_features), generator=torch.Generator())
+        super().__init__(
+            config,
+            policy=policy,
+            actor=policy.components,
+            target_entropy=self._usual_entropy(policy),
+            seed=seed,
+        )
+
+    @staticmethod
+    def _usual_entropy(policy: TrainablePolicy) -> float:
+        return -0.5 * policy.spec.horizon * policy.spec.action.shape[0]
+
+    def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        features = self._policy.features(side(batch, "observation"))
+        next_features = self._policy.features(side(batch, "next"))
+        actions, human = self._executed(batch), batch["human"]
+        metrics = self._update_critic(features, actions, batch["reward"], batch["discount"], next_features)
+        if self._actor_is_due():
+            if self._horizon > 1:  # up to the end, and to where a person handed back
+                human = (human & batch["action/mask"]).cumprod(1).bool()
+            metrics |= self._update_actor(features, actions, human=human)
+        return metrics
+
+    def _update_critic(
+        self, features: Tensor, actions: Tensor, rewards: Tensor, discounts: Tensor, next_features: Tensor
+    ) -> dict[str, float]:
+        with torch.no_grad():
+            next_actions, next_log_prob = self._policy.sample(next_features, generator=self._generator)
+        targets = self._targets(rewards, discounts, next_features, next_actions, next_log_prob)
+        return self._fit_critic(features, actions, targets)
+
+    def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, float]:
+        new_actions, log_prob = self._policy.sample(features, generator=self._generator)
+        value = self._value(self._critic(torch.cat((features, new_actions), 1)))
+        return self._climb(value, log_prob, extra_loss=self._extra_loss(features, actions, human))
+
+    def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
+        """What the actor's loss has besides, given what was done, and what of it by people, [B] or [B, H]."""
+        return None
