@@ -115,7 +115,12 @@ def test_a_gaussian_heeds_a_mask_too(policy, batch):
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"horizon": 1}, {"history": {"joint_pos": 3}}, {"inputs": ("joint_pos", "front"), "image_features": 8}],
+    [
+        {},
+        {"horizon": 1},
+        {"history": {"joint_pos": 3}},
+        {"inputs": ("joint_pos", "front"), "encoder": {"features": 8}},
+    ],
 )
 def test_it_keeps_the_contract(robot, config):
     """Noise and times of the flow among what a checkpoint has to hold."""

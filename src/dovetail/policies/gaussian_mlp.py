@@ -1,4 +1,4 @@
-"""A tanh-squashed Gaussian over single actions or chunks of them, from low-dimensional observations."""
+"""A tanh-squashed Gaussian over single actions or chunks of them, from low-dimensional observations and images."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from dovetail.config.model import Config
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.encoders import EncoderConfig
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.squashed import gaussian, sample_squashed
 
@@ -21,12 +22,16 @@ __all__ = ["GaussianMLP", "GaussianMLPConfig"]
 
 class GaussianMLPConfig(Config):
     inputs: tuple[str, ...] = ()
-    """Observation keys to look at; none: every low-dimensional one the robot gives."""
+    """Observation keys to look at, images among them; none: every low-dimensional one the robot gives."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
     history: dict[str, int] = Field(default_factory=dict)
     """Control ticks of history per key; a key not named is seen once."""
     horizon: int = Field(default=1, ge=1)
     """Actions in a chunk."""
+    encoder: EncoderConfig = EncoderConfig()
+    """How images are looked at."""
+    state_features: int = Field(default=64, ge=1)
+    """Beside images, what is kept of all low-dimensional observations, lest they be drowned."""
 
 
 class GaussianMLP(NetworkPolicy):
@@ -36,13 +41,27 @@ class GaussianMLP(NetworkPolicy):
 
     def __init__(self, config: GaussianMLPConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         spec = policy_spec(
-            "gaussian_mlp", robot, inputs=config.inputs, history=config.history, horizon=config.horizon
+            "gaussian_mlp",
+            robot,
+            inputs=config.inputs,
+            history=config.history,
+            images=True,
+            horizon=config.horizon,
         )
-        super().__init__(spec)
+        super().__init__(spec, encoder=config.encoder)
+        self._config = config
         self._num_actions = robot.action.shape[0]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
+            num_state = sum(
+                s.shape[0] * spec.history.get(key, 1) for key, s in spec.observation.items() if not s.is_image
+            )
             self._actor = mlp((self.num_features, *config.hidden, 2 * config.horizon * self._num_actions))
+            self._open_eyes()
+            if self._embeds_state:
+                self._encoder["state"] = nn.Sequential(
+                    nn.Linear(num_state, config.state_features), nn.LayerNorm(config.state_features), nn.Tanh()
+                )
 
     # ---- Policy: numpy in, numpy out
 
@@ -62,7 +81,26 @@ class GaussianMLP(NetworkPolicy):
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
-        return {"actor": self._actor}
+        return {"actor": self._actor} | ({"encoder": self._encoder} if len(self._encoder) else {})
+
+    @property
+    def _embeds_state(self) -> bool:
+        return 0 < len(self._images) < len(self._spec.observation)
+
+    @property
+    def num_features(self) -> int:
+        if not self._embeds_state:
+            return super().num_features
+        num_images = sum(self._spec.history.get(key, 1) for key in self._images)
+        return self._config.state_features + num_images * self._config.encoder.features
+
+    def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
+        if not self._embeds_state:
+            return super().features(observations, encoder=encoder)
+        encoder = encoder or self._encoder
+        parts = self._parts(observations, encoder)
+        state = torch.cat([values for key, values in parts.items() if key not in self._images], dim=1)
+        return torch.cat((encoder["state"](state), *(parts[key] for key in self._images)), dim=1)
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         return sample_squashed(*self._distribution(features), generator=generator)

@@ -79,7 +79,11 @@ class SoftConfig(Config):
 class SoftActorCritic:
     """All of an Algorithm but `update`. `actor` names the parts of the policy that learn, and `target_entropy` what holds
     where the config names none. A critic sees whole chunks, where a policy gives those: any contiguous window of executed
-    actions is one, whoever chose them."""
+    actions is one, whoever chose them.
+
+    An `encoder` is trained by the critic's loss alone. The actor takes its features as they are: two losses that pull at
+    one network would undo each other's work. What bootstraps looks through a slow copy of it.
+    """
 
     name: ClassVar[str]
 
@@ -91,6 +95,7 @@ class SoftActorCritic:
         actor: Mapping[str, nn.Module],
         target_entropy: float,
         seed: int,
+        encoder: nn.ModuleDict | None = None,
     ) -> None:
         self._soft, self._policy = config, policy
         self._horizon = policy.spec.horizon
@@ -106,14 +111,26 @@ class SoftActorCritic:
         self._target_parameters: list[Tensor] = list(self._target.parameters())
         self._log_alpha = torch.tensor(float(np.log(config.temperature)), requires_grad=True)
         self._target_entropy = target_entropy if config.target_entropy is None else config.target_entropy
-        self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in actor.items()}
+        # an actor knows the encoder it learned with, so both are averaged together
+        moving = {**actor, **({} if encoder is None else {"encoder": encoder})}
+        self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in moving.items()}
         self._actor_parameters: list[Tensor] = [p for m in actor.values() for p in m.parameters()]
+        self._moving_parameters: list[Tensor] = [p for m in moving.values() for p in m.parameters()]
         self._averaged_parameters: list[Tensor] = [p for m in self._averaged.values() for p in m.parameters()]
         self._optimizers = {
             "critic": torch.optim.Adam(self._critic.parameters(), lr=config.lr, fused=True),
             "actor": torch.optim.Adam(self._actor_parameters, lr=config.lr, fused=True),
             "alpha": torch.optim.Adam([self._log_alpha], lr=config.lr, fused=True),
         }
+        self._target_encoder: nn.ModuleDict | None = None
+        self._fitted = {"critic": self._critic_parameters}  # what the critic's loss trains
+        if encoder is not None:
+            self._target_encoder = copy.deepcopy(encoder).requires_grad_(False)
+            self._modules["target_encoder"] = self._target_encoder
+            self._fitted["encoder"] = list(encoder.parameters())
+            self._target_parameters += list(self._target_encoder.parameters())
+            self._optimizers["encoder"] = torch.optim.Adam(encoder.parameters(), lr=config.lr, fused=True)
+        self._fitted_parameters = [p for parameters in self._fitted.values() for p in parameters]
         self._grad_norms: dict[str, Tensor] = {}  # of each one's latest step, before clipping
         self._generator = torch.Generator().manual_seed(seed)
         self._num_updates = 0
@@ -178,9 +195,9 @@ class SoftActorCritic:
     def _fit_critic(self, features: Tensor, actions: Tensor, targets: Tensor) -> dict[str, float]:
         q = self._critic(torch.cat((features, actions), 1))  # [E, B]
         loss = (q - targets).square().mean(1).sum()
-        self._step("critic", loss, self._critic_parameters)
+        self._step(loss, self._fitted)
         with torch.no_grad():
-            torch._foreach_lerp_(self._target_parameters, self._critic_parameters, self._soft.tau)
+            torch._foreach_lerp_(self._target_parameters, self._fitted_parameters, self._soft.tau)
         return {"critic_loss": loss.item() / self._soft.num_critics, "q": q.mean().item()}
 
     # ---- the actor
@@ -194,21 +211,27 @@ class SoftActorCritic:
         loss = (alpha * log_prob - value).mean()
         if extra_loss is not None:
             loss = loss + extra_loss
-        self._step("actor", loss, self._actor_parameters)
+        self._step(loss, {"actor": self._actor_parameters})
         with torch.no_grad():
-            torch._foreach_lerp_(self._averaged_parameters, self._actor_parameters, 1.0 - self._soft.actor_average)
+            torch._foreach_lerp_(
+                self._averaged_parameters, self._moving_parameters, 1.0 - self._soft.actor_average
+            )
         entropy = -log_prob.detach().mean()
-        self._step("alpha", self._log_alpha.exp() * (entropy - self._target_entropy), [self._log_alpha])
+        self._step(self._log_alpha.exp() * (entropy - self._target_entropy), {"alpha": [self._log_alpha]})
         facts = {"entropy": entropy.item(), "target_entropy": self._target_entropy, "alpha": alpha.item()}
         return {"actor_loss": loss.item(), **facts}
 
-    def _step(self, name: str, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+    def _step(self, loss: Tensor, groups: Mapping[str, Sequence[Tensor]]) -> None:
+        """Down one loss, each group of parameters clipped by itself and with an optimiser of its own."""
         # gradients of exactly these parameters: the actor's loss flows through the critic without touching it
-        gradients = torch.autograd.grad(loss, parameters)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self._grad_norms[name] = torch.nn.utils.clip_grad_norm_(parameters, self._soft.max_grad_norm, foreach=True)
-        self._optimizers[name].step()
+        gradients = iter(torch.autograd.grad(loss, [p for group in groups.values() for p in group]))
+        for name, parameters in groups.items():
+            for parameter in parameters:
+                parameter.grad = next(gradients)
+            self._grad_norms[name] = torch.nn.utils.clip_grad_norm_(
+                parameters, self._soft.max_grad_norm, foreach=True
+            )
+            self._optimizers[name].step()
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._policy.weights({**self._policy.components, **self._averaged})

@@ -103,7 +103,7 @@ class DSRL(SoftActorCritic):
             value = self._value(self._critic(torch.cat((features, chunks), 1)))
         q = self._noise_critic(torch.cat((features, noise.flatten(1)), 1))  # [E, B]
         loss = (q - value).square().mean(1).sum()
-        self._step("noise_critic", loss, self._noise_critic_parameters)
+        self._step(loss, {"noise_critic": self._noise_critic_parameters})
         return {"noise_critic_loss": loss.item() / self._soft.num_critics}
 
     def _update_actor(self, features: Tensor) -> dict[str, float]:

@@ -12,14 +12,14 @@ from pydantic import Field
 from torch import Tensor
 
 from dovetail.core.types import View
-from dovetail.learn.algorithms._soft import SoftConfig, prior_and_online
-from dovetail.learn.algorithms.sac import SAC
+from dovetail.learn.algorithms._soft import prior_and_online
+from dovetail.learn.algorithms.sac import SAC, SeeingConfig
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["RLPD", "RLPDConfig"]
 
 
-class RLPDConfig(SoftConfig):
+class RLPDConfig(SeeingConfig):
     prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     bc_weight: float = Field(default=0.0, ge=0.0)
     """Weight of cloning what people did in the actor's loss."""

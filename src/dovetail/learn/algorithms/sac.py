@@ -15,14 +15,22 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from dovetail.core.errors import UsageError
 from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig
 from dovetail.learn.batches import side
-from dovetail.policies.trainable import TrainablePolicy
+from dovetail.policies.encoders import random_shift
+from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
 
-__all__ = ["SAC", "SACConfig"]
+__all__ = ["SAC", "SACConfig", "SeeingConfig"]
 
 
-class SACConfig(SoftConfig):
+class SeeingConfig(SoftConfig):
+    random_shift: int | None = Field(default=None, ge=0)
+    """Pixels by which the images of a batch are moved at random, each way (DrQ); 0: not at all. None: 4, where an encoder
+    of images learns. Not with what a frozen encoder gave: that cannot be moved any more."""
+
+
+class SACConfig(SeeingConfig):
     """As SERL runs it."""
 
     batch_size: int = Field(default=256, ge=2)
@@ -39,34 +47,47 @@ class SACConfig(SoftConfig):
 class SAC(SoftActorCritic):
     """See the Algorithm contract. One `update` is one critic step, and at times one of the actor."""
 
-    Config: ClassVar[type[SoftConfig]] = SACConfig
+    Config: ClassVar[type[SeeingConfig]] = SACConfig
     name: ClassVar[str] = "sac"
 
-    def __init__(self, config: SoftConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
+    def __init__(self, config: SeeingConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         # a policy whose actions have no density says so here, before anything moves
         policy.sample(torch.zeros(1, policy.num_features), generator=torch.Generator())
         super().__init__(
             config,
             policy=policy,
-            actor=policy.components,
+            actor={name: module for name, module in policy.components.items() if module is not policy.encoder},
             target_entropy=self._usual_entropy(policy),
             seed=seed,
+            encoder=policy.encoder if len(policy.encoder) else None,
         )
+        self._shift = _shift(config, policy)
 
     @staticmethod
     def _usual_entropy(policy: TrainablePolicy) -> float:
         return -0.5 * policy.spec.horizon * policy.spec.action.shape[0]
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        features = self._policy.features(side(batch, "observation"))
-        next_features = self._policy.features(side(batch, "next"))
+        features = self._policy.features(self._shifted(side(batch, "observation")))
+        with torch.no_grad():
+            next_features = self._policy.features(self._shifted(side(batch, "next")), encoder=self._target_encoder)
         actions, human = self._executed(batch), batch["human"]
         metrics = self._update_critic(features, actions, batch["reward"], batch["discount"], next_features)
         if self._actor_is_due():
             if self._horizon > 1:  # up to the end, and to where a person handed back
                 human = (human & batch["action/mask"]).cumprod(1).bool()
-            metrics |= self._update_actor(features, actions, human=human)
+            metrics |= self._update_actor(features.detach(), actions, human=human)
         return metrics
+
+    def _shifted(self, seen: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not self._shift:
+            return seen
+        return {
+            key: random_shift(values, pad=self._shift, generator=self._generator)
+            if values.dtype == torch.uint8
+            else values
+            for key, values in seen.items()
+        }
 
     def _update_critic(
         self, features: Tensor, actions: Tensor, rewards: Tensor, discounts: Tensor, next_features: Tensor
@@ -84,3 +105,21 @@ class SAC(SoftActorCritic):
     def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
         """What the actor's loss has besides, given what was done, and what of it by people, [B] or [B, H]."""
         return None
+
+
+def _shift(config: SeeingConfig, policy: TrainablePolicy) -> int:
+    """Pixels, as configured; refused where there is nothing to move."""
+    has_images = any(spec.is_image for spec in policy.spec.observation.values())
+    cached = isinstance(policy, CachesFeatures) and bool(policy.caches)
+    if config.random_shift and (cached or not has_images):
+        reason = (
+            "moves pixels, but of a frozen encoder's images only the features are kept"
+            if cached
+            else f"moves images, and policy '{policy.spec.name}' looks at none"
+        )
+        raise UsageError(
+            f"algorithm.random_shift {reason}: leave it out, or choose another policy.encoder or inputs"
+        )
+    if config.random_shift is None:
+        return 4 if has_images and not cached else 0
+    return config.random_shift
