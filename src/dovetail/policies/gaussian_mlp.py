@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dovetail.config.model import Config
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
 from dovetail.policies.encoders import EncoderConfig
+from dovetail.policies.grasping import NUM_CHOICES, STAY, gripper_axis, margin_loss
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.squashed import gaussian, sample_squashed
 
@@ -32,6 +34,10 @@ class GaussianMLPConfig(Config):
     """How images are looked at."""
     state_features: int = Field(default=64, ge=1)
     """Beside images, what is kept of all low-dimensional observations, lest they be drowned."""
+    gripper: Literal["continuous", "discrete"] = "continuous"
+    """Discrete: the gripper is closed, left or opened by what each is worth, which sac and rlpd learn beside the rest."""
+    grasp_noise: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Of a discrete gripper: how often it is tried at random, while exploring."""
 
 
 class GaussianMLP(NetworkPolicy):
@@ -50,7 +56,10 @@ class GaussianMLP(NetworkPolicy):
         )
         super().__init__(spec, encoder=config.encoder)
         self._config = config
-        self._num_actions = robot.action.shape[0]
+        discrete = config.gripper == "discrete"
+        self._axis = gripper_axis(spec) if discrete else -1
+        self._num_actions = robot.action.shape[0] - discrete  # of the Gaussian
+        self._grasp: nn.Module | None = None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             num_state = sum(
@@ -58,6 +67,8 @@ class GaussianMLP(NetworkPolicy):
             )
             self._actor = mlp((self.num_features, *config.hidden, 2 * config.horizon * self._num_actions))
             self._open_eyes()
+            if discrete:
+                self._grasp = mlp((self.num_features, *config.hidden, NUM_CHOICES))
             if self._embeds_state:
                 self._encoder["state"] = nn.Sequential(
                     nn.Linear(num_state, config.state_features), nn.LayerNorm(config.state_features), nn.Tanh()
@@ -68,20 +79,46 @@ class GaussianMLP(NetworkPolicy):
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
             # copies: views are read-only
-            inputs = {key: torch.tensor(value) for key, value in observations.items()}
-            mean, log_std = self._distribution(self.features(inputs))
+            features = self.features({key: torch.tensor(value) for key, value in observations.items()})
+            mean, log_std = self._distribution(features)
+            generator = None
             if not context.deterministic:
-                generator = None
                 if context.seed is not None:
                     generator = torch.Generator().manual_seed(context.seed)
                 mean = mean + log_std.exp() * torch.randn(mean.shape, generator=generator)
-        return self._chunk(torch.tanh(mean).view(len(mean), -1, self._num_actions))
+            actions = torch.tanh(mean)
+            if self._grasp is not None:
+                choice = self._choose(self._grasp(features), noisy=not context.deterministic, generator=generator)
+                actions = torch.cat((actions[:, : self._axis], choice, actions[:, self._axis :]), 1)
+        return self._chunk(actions.view(len(actions), self._spec.horizon, -1))
+
+    def _choose(self, worth: Tensor, *, noisy: bool, generator: torch.Generator | None) -> Tensor:
+        """-1 closes, 0 leaves, 1 opens: [B, 1]."""
+        choice = worth.argmax(1)
+        if noisy:
+            other = torch.randint(NUM_CHOICES, choice.shape, generator=generator)
+            choice = torch.where(
+                torch.rand(choice.shape, generator=generator) < self._config.grasp_noise, other, choice
+            )
+        return (choice - STAY).float()[:, None]
 
     # ---- TrainablePolicy: torch
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
-        return {"actor": self._actor} | ({"encoder": self._encoder} if len(self._encoder) else {})
+        return (
+            {"actor": self._actor}
+            | ({"grasp": self._grasp} if self._grasp is not None else {})
+            | ({"encoder": self._encoder} if len(self._encoder) else {})
+        )
+
+    @property
+    def grasp(self) -> nn.Module | None:
+        return self._grasp
+
+    @property
+    def gripper_axis(self) -> int:
+        return self._axis
 
     @property
     def _embeds_state(self) -> bool:
@@ -114,6 +151,10 @@ class GaussianMLP(NetworkPolicy):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         mean, _ = self._distribution(features)
+        if self._grasp is not None:
+            keep = [axis for axis in range(actions.shape[-1]) if axis != self._axis]
+            motion = functional.mse_loss(torch.tanh(mean), actions[:, keep])
+            return motion + margin_loss(self._grasp(features), actions[:, self._axis] > 0.0)
         cloned = torch.tanh(mean).view(-1, self._num_actions)
         return masked_mse(cloned, actions.reshape_as(cloned), None if mask is None else mask.reshape(-1))
 

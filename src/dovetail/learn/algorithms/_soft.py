@@ -78,8 +78,9 @@ class SoftConfig(Config):
 
 class SoftActorCritic:
     """All of an Algorithm but `update`. `actor` names the parts of the policy that learn, and `target_entropy` what holds
-    where the config names none. A critic sees whole chunks, where a policy gives those: any contiguous window of executed
-    actions is one, whoever chose them.
+    where the config names none; `beside` are parts that learn by losses of their own, and `num_actions` is what a critic
+    sees of an action, where that is not all. It sees whole chunks, where a policy gives those: any contiguous window of
+    executed actions is one, whoever chose them.
 
     An `encoder` is trained by the critic's loss alone. The actor takes its features as they are: two losses that pull at
     one network would undo each other's work. What bootstraps looks through a slow copy of it.
@@ -96,10 +97,12 @@ class SoftActorCritic:
         target_entropy: float,
         seed: int,
         encoder: nn.ModuleDict | None = None,
+        beside: Mapping[str, nn.Module] | None = None,
+        num_actions: int | None = None,
     ) -> None:
         self._soft, self._policy = config, policy
         self._horizon = policy.spec.horizon
-        num_actions = self._horizon * policy.spec.action.shape[0]
+        num_actions = num_actions or self._horizon * policy.spec.action.shape[0]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._critic = EnsembleMLP(
@@ -111,8 +114,8 @@ class SoftActorCritic:
         self._target_parameters: list[Tensor] = list(self._target.parameters())
         self._log_alpha = torch.tensor(float(np.log(config.temperature)), requires_grad=True)
         self._target_entropy = target_entropy if config.target_entropy is None else config.target_entropy
-        # an actor knows the encoder it learned with, so both are averaged together
-        moving = {**actor, **({} if encoder is None else {"encoder": encoder})}
+        # an actor knows the encoder it learned with, so both are averaged together, and what else the robot gets
+        moving = {**actor, **(beside or {}), **({} if encoder is None else {"encoder": encoder})}
         self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in moving.items()}
         self._actor_parameters: list[Tensor] = [p for m in actor.values() for p in m.parameters()]
         self._moving_parameters: list[Tensor] = [p for m in moving.values() for p in m.parameters()]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from dovetail.core.types import View
 from dovetail.learn.algorithms._soft import prior_and_online
-from dovetail.learn.algorithms.sac import SAC, SeeingConfig
+from dovetail.learn.algorithms.sac import SAC, SeeingConfig, num_free
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["RLPD", "RLPDConfig"]
@@ -37,17 +37,21 @@ class RLPD(SAC):
 
     @staticmethod
     def _usual_entropy(policy: TrainablePolicy) -> float:
-        return -float(policy.spec.horizon * policy.spec.action.shape[0])
+        return -float(num_free(policy))
 
     def _rows(self) -> Mapping[View, int]:
         return prior_and_online(self._config.batch_size, self._config.prior_fraction)
 
+    @property
+    def _clone_weight(self) -> float:
+        return self._config.bc_weight
+
     def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
-        if not (self._config.bc_weight and human.any()):
+        if not (self._clone_weight and human.any()):
             return None
         rows, mask = human, None
         if self._horizon > 1:
             rows, mask = human[:, 0], human[human[:, 0]]
             actions = actions.view(len(actions), self._horizon, -1)
         cloning = self._policy.imitation_loss(features[rows], actions[rows], mask, generator=self._generator)
-        return self._config.bc_weight * cloning
+        return self._clone_weight * cloning

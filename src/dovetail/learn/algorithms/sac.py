@@ -16,18 +16,22 @@ from pydantic import Field
 from torch import Tensor
 
 from dovetail.core.errors import UsageError
+from dovetail.learn.algorithms._grasp import GraspCritic
 from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig
 from dovetail.learn.batches import side
 from dovetail.policies.encoders import random_shift
+from dovetail.policies.grasping import Grasping
 from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
 
-__all__ = ["SAC", "SACConfig", "SeeingConfig"]
+__all__ = ["SAC", "SACConfig", "SeeingConfig", "num_free"]
 
 
 class SeeingConfig(SoftConfig):
     random_shift: int | None = Field(default=None, ge=0)
     """Pixels by which the images of a batch are moved at random, each way (DrQ); 0: not at all. None: 4, where an encoder
     of images learns. Not with what a frozen encoder gave: that cannot be moved any more."""
+    switch_penalty: float = Field(default=0.02, ge=0.0)
+    """Of a discrete gripper (policy.gripper): what closing or opening it costs, lest it flutter."""
 
 
 class SACConfig(SeeingConfig):
@@ -53,31 +57,48 @@ class SAC(SoftActorCritic):
     def __init__(self, config: SeeingConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         # a policy whose actions have no density says so here, before anything moves
         policy.sample(torch.zeros(1, policy.num_features), generator=torch.Generator())
+        grasps = isinstance(policy, Grasping) and policy.grasp is not None
+        others = ("encoder", *(("grasp",) if grasps else ()))
         super().__init__(
             config,
             policy=policy,
-            actor={name: module for name, module in policy.components.items() if module is not policy.encoder},
+            actor={name: module for name, module in policy.components.items() if name not in others},
             target_entropy=self._usual_entropy(policy),
             seed=seed,
             encoder=policy.encoder if len(policy.encoder) else None,
+            beside={"grasp": policy.components["grasp"]} if grasps else None,
+            num_actions=num_free(policy),
         )
+        self._grasp: GraspCritic | None = None
+        if isinstance(policy, Grasping) and policy.grasp is not None:
+            self._grasp = GraspCritic(policy, policy.spec, penalty=config.switch_penalty)
+            self._modules["grasp_target"] = self._grasp.target
+            self._optimizers["grasp"] = torch.optim.Adam(policy.grasp.parameters(), lr=config.lr, fused=True)
         self._shift = _shift(config, policy)
 
     @staticmethod
     def _usual_entropy(policy: TrainablePolicy) -> float:
-        return -0.5 * policy.spec.horizon * policy.spec.action.shape[0]
+        return -0.5 * num_free(policy)
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         features = self._policy.features(self._shifted(side(batch, "observation")))
         with torch.no_grad():
             next_features = self._policy.features(self._shifted(side(batch, "next")), encoder=self._target_encoder)
         actions, human = self._executed(batch), batch["human"]
-        metrics = self._update_critic(features, actions, batch["reward"], batch["discount"], next_features)
+        seen_actions = actions if self._grasp is None else self._grasp.others(actions)
+        metrics = self._update_critic(features, seen_actions, batch["reward"], batch["discount"], next_features)
+        if self._grasp is not None:
+            metrics |= self._update_grasp(self._grasp, features.detach(), actions, next_features, batch)
         if self._actor_is_due():
             if self._horizon > 1:  # up to the end, and to where a person handed back
                 human = (human & batch["action/mask"]).cumprod(1).bool()
             metrics |= self._update_actor(features.detach(), actions, human=human)
         return metrics
+
+    @property
+    def _clone_weight(self) -> float:
+        """What cloning people counts for."""
+        return 0.0
 
     def _shifted(self, seen: dict[str, Tensor]) -> dict[str, Tensor]:
         if not self._shift:
@@ -97,6 +118,25 @@ class SAC(SoftActorCritic):
         targets = self._targets(rewards, discounts, next_features, next_actions, next_log_prob)
         return self._fit_critic(features, actions, targets)
 
+    def _update_grasp(
+        self,
+        grasp: GraspCritic,
+        features: Tensor,
+        actions: Tensor,
+        next_features: Tensor,
+        batch: Mapping[str, Tensor],
+    ) -> dict[str, float]:
+        targets, same = grasp.targets(batch, actions, next_features, self._soft.target_range)
+        loss = grasp.loss(features, targets, same)
+        weight = self._clone_weight
+        if weight and batch["human"].any():
+            loss = loss + weight * grasp.cloning(features, actions, batch["human"])
+        parameters: list[Tensor] = list(grasp.network.parameters())
+        self._step(loss, {"grasp": parameters})
+        with torch.no_grad():
+            torch._foreach_lerp_(list(grasp.target.parameters()), parameters, self._soft.tau)
+        return {"grasp_loss": loss.item()}
+
     def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, float]:
         new_actions, log_prob = self._policy.sample(features, generator=self._generator)
         value = self._value(self._critic(torch.cat((features, new_actions), 1)))
@@ -105,6 +145,12 @@ class SAC(SoftActorCritic):
     def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
         """What the actor's loss has besides, given what was done, and what of it by people, [B] or [B, H]."""
         return None
+
+
+def num_free(policy: TrainablePolicy) -> int:
+    """Numbers that a policy draws at once."""
+    grasps = isinstance(policy, Grasping) and policy.grasp is not None
+    return policy.spec.horizon * (policy.spec.action.shape[0] - grasps)
 
 
 def _shift(config: SeeingConfig, policy: TrainablePolicy) -> int:
