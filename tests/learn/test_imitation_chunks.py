@@ -115,7 +115,12 @@ def test_a_gaussian_heeds_a_mask_too(policy, batch):
 
 @pytest.mark.parametrize(
     "config",
-    [{}, {"horizon": 1}, {"history": {"joint_pos": 3}}, {"inputs": ("joint_pos", "front"), "image_features": 8}],
+    [
+        {},
+        {"horizon": 1},
+        {"history": {"joint_pos": 3}},
+        {"inputs": ("joint_pos", "front"), "encoder": {"features": 8}},
+    ],
 )
 def test_it_keeps_the_contract(robot, config):
     """Noise and times of the flow among what a checkpoint has to hold."""
@@ -143,7 +148,7 @@ def test_a_checkpoint_of_another_flow_is_refused(make_flow):
 
 
 def test_who_cannot_train_a_flow_says_who_can(make_flow):
-    with pytest.raises(UsageError, match=r"gives chunks of .*'imitation'"):
+    with pytest.raises(UsageError, match=r"knows no density .*'imitation'"):
         RLPD(RLPDConfig(batch_size=8, hidden=(16,)), policy=make_flow())
 
 

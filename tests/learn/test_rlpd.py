@@ -178,8 +178,8 @@ def test_a_state_of_another_network_is_refused_in_one_line(policy, batch):
     assert "\n" not in str(error.value)
 
 
-def test_a_policy_of_chunks_is_refused_before_anything_moves(robot):
-    with pytest.raises(UsageError, match="'flow' gives chunks of 16: use algorithm 'imitation'"):
+def test_a_policy_without_a_density_is_refused_before_anything_moves(robot):
+    with pytest.raises(UsageError, match=r"'flow' knows no density of its actions.* train it with 'imitation'"):
         make(Flow(FlowConfig(), robot=robot))
 
 

@@ -37,6 +37,9 @@ def make_policy(name, *, robot=ROBOT, seed=3, **config):
     [
         ("gaussian_mlp", {}),
         ("gaussian_mlp", {"history": {"force": 3}}),
+        ("gaussian_mlp", {"horizon": 3}),
+        ("gaussian_mlp", {"inputs": ("force", "front"), "history": {"front": 2, "force": 2}}),
+        ("gaussian_mlp", {"inputs": ("front",), "encoder": {"type": "resnet", "width": 8, "features": 8}}),
         ("flow", {}),
         ("flow", {"horizon": 1}),
         ("flow", {"inputs": ("front",)}),
@@ -59,7 +62,7 @@ def test_looks_at_everything_low_dimensional_unless_told_otherwise(make):
 
 
 @pytest.mark.parametrize(
-    ("name", "key"), [("flow", "fource"), ("flow", "depth"), ("gaussian_mlp", "fource"), ("gaussian_mlp", "front")]
+    ("name", "key"), [("flow", "fource"), ("flow", "depth"), ("gaussian_mlp", "fource"), ("gaussian_mlp", "depth")]
 )
 def test_an_input_the_robot_does_not_give(make, name, key):
     with pytest.raises(SpecMismatch, match=f"'{name}' wants input '{key}'.*robot 'arm'"):
@@ -75,7 +78,9 @@ def test_nothing_to_look_at(make, name):
     blind = dataclasses.replace(ROBOT, observation={"front": ROBOT.observation["front"]})
     with pytest.raises(SpecMismatch, match=f"'{name}' has nothing to look at.*robot 'arm'") as refused:
         make(blind)
-    assert ("policy.inputs" in str(refused.value)) == (name == "flow")  # the other one sees no images
+    assert ("policy.inputs" in str(refused.value)) == (
+        name in ("flow", "gaussian_mlp")
+    )  # the others see no images
 
 
 @pytest.mark.parametrize("limits", [{"low": (), "high": ()}, {"high": (3.0, np.inf)}])

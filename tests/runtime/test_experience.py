@@ -100,13 +100,14 @@ def episode_of(name, number, num_steps, *, purpose=Purpose.ONLINE, outcome=Outco
     return Episode.of(start_of(name, purpose), (segment,), outcome=outcome)
 
 
-def make(folder, *, keys=("state",), codec="auto", **settings):
+def make(folder, *, keys=("state",), codec="auto", encoder=None, **settings):
     return Experience(
         folder,
         labeler=OutcomeLabeler(),
         replay=MappedReplay(MappedReplayConfig(**settings), folder=folder.replay, keys=keys),
         cameras=tuple(key for key in keys if key == "wrist"),
         codec=ImageCodec(name=codec),
+        encoder=encoder,
     )
 
 
@@ -426,3 +427,59 @@ def test_a_full_disk_is_said_in_one_line_and_the_run_goes_on_once_there_is_room(
         assert (place / "r" / "report.json").exists()
     finally:
         subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+class CountingEyes:
+    """A frozen encoder that remembers what it was shown."""
+
+    caches = {"wrist": ArraySpec(shape=(2, 1, 3), dtype="float16")}  # noqa: RUF012
+
+    def __init__(self, digest="a", gain=1.0):
+        self.caches_digest, self._gain = digest, gain
+        self.num_shown = 0
+
+    def encode(self, key, frames):
+        assert frames.dtype == np.uint8
+        self.num_shown += len(frames)
+        return (self._gain * frames.reshape(len(frames), 2, -1, 3).mean(axis=2, keepdims=True)).astype(np.float16)
+
+
+def test_each_frame_is_encoded_once_and_what_is_drawn_is_what_the_encoder_says(folder):
+    """Also after a restart, which encodes nothing; and the log keeps the pictures."""
+    eyes = CountingEyes()
+    experience = make(folder, keys=("state", "wrist"), encoder=eyes)
+    one, other = episode_of("e1", 1, 4), episode_of("e2", 2, 3)
+    still = segment_of("e3", 3, range(4), final=True)[0]
+    still.columns["observation/wrist"][:] = still.columns["observation/wrist"][0]  # nothing moved but at the end
+    third = Episode.of(start_of("e3"), (still,), outcome=Outcome.SUCCESS)
+    live_through(experience, one, other, third)
+    assert eyes.num_shown == 5 + 4 + 2
+    for _ in range(3):
+        drawn = draw(experience, **{"observation/wrist": np.zeros((400, 2, 1, 3), np.float16)})
+    for state, features in zip(drawn["observation/state"], drawn["observation/wrist"], strict=True):
+        episode = (one, other, third)[int(state[0]) - 1]
+        frame = episode.column("observation/wrist")[int(state[1])]
+        assert np.array_equal(features, eyes.encode("wrist", frame[None])[0])
+    assert experience.log.load("e1").column("observation/wrist").dtype == np.uint8
+    experience.close()
+    again = CountingEyes()
+    experience = make(folder, keys=("state", "wrist"), encoder=again)
+    experience.recover()
+    assert again.num_shown == 0
+    experience.close()
+
+
+def test_another_encoder_makes_the_replay_anew(folder):
+    experience = make(folder, keys=("state", "wrist"), encoder=CountingEyes())
+    experience.recover()
+    live_through(experience, episode_of("e1", 1, 4))
+    experience.close()
+    other = CountingEyes(digest="b", gain=0.5)
+    experience = make(folder, keys=("state", "wrist"), encoder=other)
+    experience.recover()
+    assert other.num_shown == 5
+    drawn = draw(experience, **{"observation/wrist": np.zeros((400, 2, 1, 3), np.float16)})
+    frame = episode_of("e1", 1, 4).column("observation/wrist")[int(drawn["observation/state"][0, 1])]
+    assert np.array_equal(drawn["observation/wrist"][0], other.encode("wrist", frame[None])[0])
+    experience.close()
+    assert "another encoder" in (folder.path / "events.jsonl").read_text()

@@ -57,6 +57,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},
     "algorithm": {
         "imitation": "dovetail.learn.algorithms.imitation:Imitation",
+        "sac": "dovetail.learn.algorithms.sac:SAC",
         "rlpd": "dovetail.learn.algorithms.rlpd:RLPD",
         "sac_flow": "dovetail.learn.algorithms.sac_flow:SACFlow",
         "dsrl": "dovetail.learn.algorithms.dsrl:DSRL",

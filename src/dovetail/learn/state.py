@@ -58,7 +58,8 @@ def policy_state(policy: TrainablePolicy) -> dict[str, Array]:
 
 
 def load_policy(policy: TrainablePolicy, state: Mapping[str, Array]) -> None:
-    components: dict[str, dict[str, Array]] = {}
+    # one without arrays left no trace: the normaliser of a policy that sees images alone
+    components: dict[str, dict[str, Array]] = {name: {} for name, arrays in policy.weights().items() if not arrays}
     for key, value in _below("policy", state).items():
         component, name = key.split("/", 1)
         components.setdefault(component, {})[name] = value

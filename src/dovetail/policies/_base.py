@@ -14,6 +14,7 @@ from dovetail.core.errors import SpecMismatch, StoreError, did_you_mean
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
+from dovetail.policies.encoders import EncoderConfig, FrozenEyes, make_encoder
 from dovetail.policies.normalizer import Normalizer
 from dovetail.policies.parts import NORMALIZER, PartConfig, check_names, freeze, is_frozen
 
@@ -34,9 +35,18 @@ class NetworkPolicy(ABC):
 
     axes: Axes | None = None  # set by whoever wraps it for several arms; None: all of them are real
 
-    def __init__(self, spec: PolicySpec, parts: Mapping[str, PartConfig]) -> None:
+    def __init__(
+        self, spec: PolicySpec, parts: Mapping[str, PartConfig], *, encoder: EncoderConfig | None = None
+    ) -> None:
         low, high = spec.action.bounds
         self._spec, self._parts = spec, parts
+        self._eyes = encoder or EncoderConfig()
+        self._images = tuple(key for key, s in spec.observation.items() if s.is_image)
+        self._frozen = FrozenEyes(self._eyes) if self._images and self._eyes.type == "frozen" else None
+        self._caches: dict[str, ArraySpec] = {}
+        if self._frozen is not None:
+            self._caches = {key: self._frozen.spec(spec.observation[key]) for key in self._images}
+        self._encoder = nn.ModuleDict()  # of what is seen, as far as that is learned
         self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
         self._normalizer = Normalizer({key: s.shape[0] for key, s in spec.observation.items() if not s.is_image})
         self._version = 0
@@ -75,24 +85,65 @@ class NetworkPolicy(ABC):
         if not self._is_frozen(NORMALIZER):
             self._normalizer.fit(columns)
 
+    def _open_eyes(self) -> None:
+        """Make the encoders of all cameras; they take from torch's stream of chance."""
+        for key in self._images:
+            seen = self._caches.get(key, self._spec.observation[key])
+            if self._camera(key) not in self._encoder:
+                self._encoder[self._camera(key)] = make_encoder(self._eyes, seen)
+
+    @property
+    def encoder(self) -> nn.ModuleDict:
+        return self._encoder
+
     @property
     def num_features(self) -> int:
-        history = self._spec.history
-        return sum(spec.shape[0] * history.get(key, 1) for key, spec in self._spec.observation.items())
+        return sum(
+            (self._eyes.features if spec.is_image else spec.shape[0]) * self._spec.history.get(key, 1)
+            for key, spec in self._spec.observation.items()
+        )
 
-    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
-        parts: list[Tensor] = []
+    def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
+        return torch.cat(list(self._pieces(observations, encoder or self._encoder).values()), dim=1)
+
+    def _pieces(self, observations: Mapping[str, Tensor], encoder: nn.ModuleDict) -> dict[str, Tensor]:
+        """What was seen of each key, [B, F]."""
+        pieces: dict[str, Tensor] = {}
         for key in self._spec.observation:
-            values = self._seen(key, observations[key])
+            values = observations[key]
+            seen = self._look(key, values, encoder) if key in self._images else self._normalizer(key, values)
             if key in self._spec.history:
                 # padding is nothing, not a zero reading
-                values = torch.where(observations[f"{key}/mask"][..., None], values, 0.0)
-            parts.append(values.flatten(1))
-        return torch.cat(parts, dim=1)
+                seen = torch.where(observations[f"{key}/mask"][..., None], seen, 0.0)
+            pieces[key] = seen.flatten(1)
+        return pieces
 
-    def _seen(self, key: str, values: Tensor) -> Tensor:
-        """What was seen of one key, [B, F] or [B, h, F]."""
-        return self._normalizer(key, values)
+    def _look(self, key: str, values: Tensor, encoder: nn.ModuleDict) -> Tensor:
+        """Pixels, or what a frozen encoder made of them, [B, (h,) H, W, C], to features [B, (h,) F]."""
+        frames = values.flatten(0, -4)
+        if self._frozen is not None and frames.dtype == torch.uint8:
+            frames = self._frozen(frames)
+        features: Tensor = encoder[self._camera(key)](frames)
+        return features.view(*values.shape[:-3], -1)
+
+    def _camera(self, key: str) -> str:
+        """The name of a camera's encoder; torch has its own use for dots."""
+        return "camera" if self._eyes.shared else "camera_" + key.replace(".", "_")
+
+    # ---- what a frozen encoder gives may be kept instead of the pixels
+
+    @property
+    def caches(self) -> Mapping[str, ArraySpec]:
+        return self._caches
+
+    @property
+    def caches_digest(self) -> str:
+        return "" if self._frozen is None else self._frozen.digest
+
+    def encode(self, key: str, frames: Array) -> Array:
+        assert self._frozen is not None, "there is nothing to be kept"
+        encoded: Array = self._frozen(torch.tensor(frames)).numpy()
+        return encoded
 
     def normalize_actions(self, actions: Tensor) -> Tensor:
         center, scale = torch.from_numpy(self._center), torch.from_numpy(self._scale)

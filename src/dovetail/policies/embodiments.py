@@ -133,8 +133,13 @@ class Canonical(NetworkPolicy):
         chunk: ActionChunk = self._inner.act({key: value.numpy() for key, value in seen.items()}, context)
         return replace(chunk, policy_version=self._version)
 
-    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
-        features: Tensor = self._inner.features(self._told(observations))
+    @property
+    def encoder(self) -> nn.ModuleDict:
+        encoder: nn.ModuleDict = self._inner.encoder
+        return encoder
+
+    def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
+        features: Tensor = self._inner.features(self._told(observations), encoder=encoder)
         return features
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -233,12 +238,17 @@ class Shared:
     def num_features(self) -> int:
         return self.canonical.num_features
 
-    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
-        return self.canonical.features(self._pad(observations))
+    @property
+    def encoder(self) -> nn.ModuleDict:
+        return self.canonical.encoder
+
+    def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
+        return self.canonical.features(self._pad(observations), encoder=encoder)
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         actions, log_prob = self.canonical.sample(features, generator=generator)
-        return actions[..., self._places], log_prob
+        chunks = actions.view(len(actions), self._spec.horizon, -1)
+        return chunks[..., self._places].flatten(1), log_prob
 
     def imitation_loss(
         self,

@@ -14,11 +14,12 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.encoders import EncoderConfig
 from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
-from dovetail.policies.networks import DenoisingMLP, ImageEncoder, PromptEncoder, masked_mse
+from dovetail.policies.networks import DenoisingMLP, PromptEncoder, held_chunks, masked_mse
 from dovetail.policies.parts import PartsConfig
 
-__all__ = ["Flow", "FlowConfig", "held_chunks"]
+__all__ = ["Flow", "FlowConfig"]
 
 _CALM_SEED = 0  # of the noise that every fixed deterministic chunk starts from
 
@@ -34,8 +35,8 @@ class FlowConfig(PartsConfig):
     """Euler steps from noise to actions. Times beyond the last of them are not learned: choose before training."""
     hidden: int = Field(default=128, ge=1)
     num_layers: int = Field(default=3, ge=1)
-    image_features: int = Field(default=64, ge=1)
-    """What is kept of an image."""
+    encoder: EncoderConfig = EncoderConfig(features=64)
+    """How images are looked at."""
     prompt_features: int = Field(default=0, ge=0)
     """What is kept of the task in words, for a policy of several tasks; 0: it is not told."""
     calm_noise: Literal["fixed", "seeded"] = "fixed"
@@ -72,8 +73,8 @@ class Flow(NetworkPolicy):
                 prompted=config.prompt_features > 0,
             ),
             config.components,
+            encoder=config.encoder,
         )
-        self._images = tuple(key for key, spec in self._spec.observation.items() if spec.is_image)
         self._chunk_shape = (config.horizon, robot.action.shape[0])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
@@ -84,14 +85,7 @@ class Flow(NetworkPolicy):
                 hidden=config.hidden,
                 num_layers=config.num_layers,
             )
-            self._encoder = nn.ModuleDict(
-                {
-                    _module_name(key): ImageEncoder(
-                        num_channels=robot.observation[key].shape[2], num_features=config.image_features
-                    )
-                    for key in self._images
-                }
-            )
+            self._open_eyes()
             if config.prompt_features:
                 self._encoder["prompt"] = PromptEncoder(num_features=config.prompt_features)
 
@@ -118,19 +112,14 @@ class Flow(NetworkPolicy):
 
     @property
     def num_features(self) -> int:
-        return (
-            sum(
-                (self._config.image_features if spec.is_image else spec.shape[0]) * self._spec.history.get(key, 1)
-                for key, spec in self._spec.observation.items()
-            )
-            + self._config.prompt_features
-        )
+        return super().num_features + self._config.prompt_features
 
-    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
-        features = super().features(observations)
+    def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
+        encoder = encoder or self._encoder
+        features = super().features(observations, encoder=encoder)
         if not self._spec.prompted:
             return features
-        return torch.cat((features, self._encoder["prompt"](observations["prompt"])), dim=1)
+        return torch.cat((features, encoder["prompt"](observations["prompt"])), dim=1)
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
@@ -211,21 +200,3 @@ class Flow(NetworkPolicy):
                 )
             x = x + v / num_steps
         return x
-
-    def _seen(self, key: str, values: Tensor) -> Tensor:
-        if key not in self._images:
-            return super()._seen(key, values)
-        features: Tensor = self._encoder[_module_name(key)](values.flatten(0, -4))
-        return features.view(*values.shape[:-3], -1)
-
-
-def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:
-    """Chunks whose missing actions repeat the last one before them: the network sees them beside the others."""
-    index = torch.arange(mask.shape[1]).expand_as(mask)
-    last = torch.where(mask, index, -1).cummax(dim=1).values
-    held = actions.gather(1, last.clamp(min=0)[..., None].expand_as(actions))
-    return torch.where(last[..., None] >= 0, held, 0.0)
-
-
-def _module_name(key: str) -> str:
-    return "camera_" + key.replace(".", "_")  # torch has its own use for dots

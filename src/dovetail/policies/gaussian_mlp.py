@@ -1,17 +1,20 @@
-"""A tanh-squashed Gaussian over single actions, from low-dimensional observations."""
+"""A tanh-squashed Gaussian over single actions or chunks of them, from low-dimensional observations and images."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.encoders import EncoderConfig
+from dovetail.policies.grasping import NUM_CHOICES, STAY, gripper_axis, margin_loss
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.parts import PartsConfig
 from dovetail.policies.squashed import gaussian, sample_squashed
@@ -21,10 +24,20 @@ __all__ = ["GaussianMLP", "GaussianMLPConfig"]
 
 class GaussianMLPConfig(PartsConfig):
     inputs: tuple[str, ...] = ()
-    """Observation keys to look at; none: every low-dimensional one the robot gives."""
+    """Observation keys to look at, images among them; none: every low-dimensional one the robot gives."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
     history: dict[str, int] = Field(default_factory=dict)
     """Control ticks of history per key; a key not named is seen once."""
+    horizon: int = Field(default=1, ge=1)
+    """Actions in a chunk."""
+    encoder: EncoderConfig = EncoderConfig()
+    """How images are looked at."""
+    state_features: int = Field(default=64, ge=1)
+    """Beside images, what is kept of all low-dimensional observations, lest they be drowned."""
+    gripper: Literal["continuous", "discrete"] = "continuous"
+    """Discrete: the gripper is closed, left or opened by what each is worth, which sac and rlpd learn beside the rest."""
+    grasp_noise: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Of a discrete gripper: how often it is tried at random, while exploring."""
 
 
 class GaussianMLP(NetworkPolicy):
@@ -33,35 +46,104 @@ class GaussianMLP(NetworkPolicy):
     Config: ClassVar[type[GaussianMLPConfig]] = GaussianMLPConfig
 
     def __init__(self, config: GaussianMLPConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        spec = policy_spec("gaussian_mlp", robot, inputs=config.inputs, history=config.history)
-        super().__init__(spec, config.components)
+        spec = policy_spec(
+            "gaussian_mlp",
+            robot,
+            inputs=config.inputs,
+            history=config.history,
+            images=True,
+            horizon=config.horizon,
+        )
+        super().__init__(spec, config.components, encoder=config.encoder)
+        self._config = config
+        discrete = config.gripper == "discrete"
+        self._axis = gripper_axis(spec) if discrete else -1
+        self._num_actions = robot.action.shape[0] - discrete  # of the Gaussian
+        self._grasp: nn.Module | None = None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._actor = mlp((self.num_features, *config.hidden, 2 * robot.action.shape[0]))
+            num_state = sum(
+                s.shape[0] * spec.history.get(key, 1) for key, s in spec.observation.items() if not s.is_image
+            )
+            self._actor = mlp((self.num_features, *config.hidden, 2 * config.horizon * self._num_actions))
+            self._open_eyes()
+            if discrete:
+                self._grasp = mlp((self.num_features, *config.hidden, NUM_CHOICES))
+            if self._embeds_state:
+                self._encoder["state"] = nn.Sequential(
+                    nn.Linear(num_state, config.state_features), nn.LayerNorm(config.state_features), nn.Tanh()
+                )
 
     # ---- Policy: numpy in, numpy out
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
             # copies: views are read-only
-            inputs = {key: torch.tensor(value) for key, value in observations.items()}
-            features = self.features(inputs)
+            features = self.features({key: torch.tensor(value) for key, value in observations.items()})
             mean, log_std = self._distribution(features)
+            generator = None
             if not context.deterministic:
-                generator = None
                 if context.seed is not None:
                     generator = torch.Generator().manual_seed(context.seed)
-                mean = mean + log_std.exp() * self._randn(features, tuple(mean.shape), generator)
-        return self._chunk(torch.tanh(mean)[:, None])
+                mean = mean + log_std.exp() * self._randn(features, self._shape(mean), generator).flatten(1)
+            actions = torch.tanh(mean)
+            if self._grasp is not None:
+                choice = self._choose(self._grasp(features), noisy=not context.deterministic, generator=generator)
+                actions = torch.cat((actions[:, : self._axis], choice, actions[:, self._axis :]), 1)
+        return self._chunk(actions.view(len(actions), self._spec.horizon, -1))
+
+    def _choose(self, worth: Tensor, *, noisy: bool, generator: torch.Generator | None) -> Tensor:
+        """-1 closes, 0 leaves, 1 opens: [B, 1]."""
+        choice = worth.argmax(1)
+        if noisy:
+            other = torch.randint(NUM_CHOICES, choice.shape, generator=generator)
+            choice = torch.where(
+                torch.rand(choice.shape, generator=generator) < self._config.grasp_noise, other, choice
+            )
+        return (choice - STAY).float()[:, None]
 
     # ---- TrainablePolicy: torch
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
-        return {"actor": self._actor}
+        return (
+            {"actor": self._actor}
+            | ({"grasp": self._grasp} if self._grasp is not None else {})
+            | ({"encoder": self._encoder} if len(self._encoder) else {})
+        )
+
+    @property
+    def grasp(self) -> nn.Module | None:
+        return self._grasp
+
+    @property
+    def gripper_axis(self) -> int:
+        return self._axis
+
+    @property
+    def _embeds_state(self) -> bool:
+        return 0 < len(self._images) < len(self._spec.observation)
+
+    @property
+    def num_features(self) -> int:
+        if not self._embeds_state:
+            return super().num_features
+        num_images = sum(self._spec.history.get(key, 1) for key in self._images)
+        return self._config.state_features + num_images * self._config.encoder.features
+
+    def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
+        if not self._embeds_state:
+            return super().features(observations, encoder=encoder)
+        encoder = encoder or self._encoder
+        pieces = self._pieces(observations, encoder)
+        state = torch.cat([values for key, values in pieces.items() if key not in self._images], dim=1)
+        return torch.cat((encoder["state"](state), *(pieces[key] for key in self._images)), dim=1)
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        return sample_squashed(*self._distribution(features), generator=generator, real=self._real(features))
+        real = self._real(features)
+        if real is not None:
+            real = real.repeat(1, self._spec.horizon)
+        return sample_squashed(*self._distribution(features), generator=generator, real=real)
 
     def imitation_loss(
         self,
@@ -72,8 +154,17 @@ class GaussianMLP(NetworkPolicy):
         generator: torch.Generator | None = None,
     ) -> Tensor:
         mean, _ = self._distribution(features)
-        there = None if mask is None else mask.view(-1)
-        return masked_mse(torch.tanh(mean), actions.view_as(mean), there, self._real(features))
+        if self._grasp is not None:
+            keep = [axis for axis in range(actions.shape[-1]) if axis != self._axis]
+            motion = functional.mse_loss(torch.tanh(mean), actions[:, keep])
+            return motion + margin_loss(self._grasp(features), actions[:, self._axis] > 0.0)
+        cloned = torch.tanh(mean).view(self._shape(mean))
+        there = None if mask is None else mask.reshape(cloned.shape[:2])
+        return masked_mse(cloned, actions.reshape_as(cloned), there, self._real(features))
+
+    def _shape(self, mean: Tensor) -> tuple[int, int, int]:
+        """Of the chunks that the Gaussian gives."""
+        return len(mean), self._spec.horizon, self._num_actions
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         return gaussian(self._actor(features))

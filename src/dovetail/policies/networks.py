@@ -1,4 +1,4 @@
-"""Small networks: MLPs alone and in ensembles, a denoiser of action chunks, an encoder of images."""
+"""Small networks: MLPs alone and in ensembles, a denoiser of action chunks, an encoder of words."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ __all__ = [
     "NUM_TIME_WAVES",
     "DenoisingMLP",
     "EnsembleMLP",
-    "ImageEncoder",
+    "PromptEncoder",
+    "held_chunks",
     "masked_mse",
     "mlp",
     "time_waves",
@@ -44,6 +45,14 @@ def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None, real: Ten
         return functional.mse_loss(predicted, wanted)
     wanted = torch.where(mask[..., None], wanted, predicted.detach())
     return functional.mse_loss(predicted, wanted, reduction="sum") / (mask.sum().clamp(min=1) * wanted.shape[-1])
+
+
+def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:
+    """Chunks whose missing actions repeat the last one before them: the network sees them beside the others."""
+    index = torch.arange(mask.shape[1]).expand_as(mask)
+    last = torch.where(mask, index, -1).cummax(dim=1).values
+    held = actions.gather(1, last.clamp(min=0)[..., None].expand_as(actions))
+    return torch.where(last[..., None] >= 0, held, 0.0)
 
 
 def time_waves(t: Tensor) -> Tensor:
@@ -131,21 +140,4 @@ class PromptEncoder(nn.Module):
         there = (letters[:, 1:-1] > 0).float()[..., None]
         total = (self.trigrams(buckets) * there).sum(dim=1)
         features: Tensor = self.out(total / there.sum(dim=1).clamp(min=1.0))
-        return features
-
-
-class ImageEncoder(nn.Module):
-    """uint8 [N, H, W, C] of any size -> [N, num_features]: four strided convolutions, then a grid of 4 x 4."""
-
-    def __init__(self, *, num_channels: int, num_features: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = []
-        for num_in, num_out in itertools.pairwise((num_channels, 16, 32, 32, 32)):
-            layers += [nn.Conv2d(num_in, num_out, 3, stride=2, padding=1), nn.SiLU()]
-        self.convolutions = nn.Sequential(*layers)
-        self.out = nn.Sequential(nn.Linear(32 * 16, num_features), nn.LayerNorm(num_features))
-
-    def forward(self, images: Tensor) -> Tensor:
-        hidden = self.convolutions(images.permute(0, 3, 1, 2).float() / 255.0 - 0.5)
-        features: Tensor = self.out(functional.adaptive_avg_pool2d(hidden, 4).flatten(1))
         return features

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.contracts import Policy
+from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
 
-__all__ = ["TrainablePolicy"]
+__all__ = ["CachesFeatures", "TrainablePolicy"]
 
 
 @runtime_checkable
@@ -27,11 +28,17 @@ class TrainablePolicy(Policy, Protocol):
     @property
     def num_features(self) -> int: ...
 
-    def features(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """Normalised observations, [B, F]; masks of keys with history among them, as in `act`."""
+    @property
+    def encoder(self) -> nn.ModuleDict:
+        """What makes features of images: one of the components, or empty where nothing of that is learned. Critics train
+        it, and the actor takes it as it is."""
+
+    def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
+        """Normalised observations, [B, F]; masks of keys with history among them, as in `act`. With an `encoder`, as they
+        would be with another copy of its own, such as a slow one."""
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Normalised actions [B, A] with gradients, and their log-density [B]."""
+        """Normalised actions [B, A] with gradients, or chunks of them [B, H * A], and their log-density [B]."""
 
     def imitation_loss(
         self,
@@ -49,3 +56,20 @@ class TrainablePolicy(Policy, Protocol):
 
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         """Everything an actor needs to act like this policy, or as it would with other `components`."""
+
+
+@runtime_checkable
+class CachesFeatures(Protocol):
+    """A policy that looks through a frozen encoder: replay may hold what that gives, so that no frame is encoded for
+    every batch that it is in. Its `features` takes either."""
+
+    @property
+    def caches(self) -> Mapping[str, ArraySpec]:
+        """What there is to keep in the place of each camera's images; empty: nothing."""
+
+    @property
+    def caches_digest(self) -> str:
+        """Another one means that what was kept is worth nothing."""
+
+    def encode(self, key: str, frames: Array) -> Array:
+        """Images [N, H, W, C] of a camera to what is kept of each, [N, ...]."""

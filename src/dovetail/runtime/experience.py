@@ -15,6 +15,8 @@ from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.labels.store import LabelStore
+from dovetail.policies.trainable import CachesFeatures
+from dovetail.runtime._features import encode_episode, encoded_robot
 from dovetail.runtime.folder import RunFolder
 
 __all__ = ["Experience", "Known", "Replay", "image_codec"]
@@ -67,11 +69,19 @@ class Experience:
     is killed at any point is taken up there."""
 
     def __init__(
-        self, folder: RunFolder, *, labeler: Labeler, replay: Replay, cameras: tuple[str, ...], codec: ImageCodec
+        self,
+        folder: RunFolder,
+        *,
+        labeler: Labeler,
+        replay: Replay,
+        cameras: tuple[str, ...],
+        codec: ImageCodec,
+        encoder: CachesFeatures | None = None,
     ) -> None:
         self._folder = folder
         self._labeler = labeler
         self._cameras = cameras  # that the replay keeps
+        self._encoder = encoder  # through which it sees them
         self.replay = replay
         self.spool = Spool(folder.spool)
         self.log = EpisodeLog(folder.episodes, images=codec)
@@ -92,7 +102,14 @@ class Experience:
         images = self.log.manifest(episode.id).images if self._cameras else {}
         if any(images[key].psnr_db is not None for key in self._cameras if key in images):
             episode = self.log.load(episode.id)
-        self.replay.add(episode, labels)
+        self._add(episode, labels)
+
+    def _add(self, episode: Episode, labels: Labels) -> None:
+        self.replay.add(encode_episode(episode, self._encoder) if self._encoder else episode, labels)
+
+    def as_replayed(self, robot: RobotSpec) -> RobotSpec:
+        """A robot as the replay knows it."""
+        return encoded_robot(robot, self._encoder.caches) if self._encoder else robot
 
     def recover(self, *, on_added: Callable[[int, int], None] = lambda done, total: None) -> list[Known]:
         """Take up what an earlier process left; returns all that counts, in the order it was committed.
@@ -133,6 +150,9 @@ class Experience:
         reason = self.replay.open()
         if reason is not None:
             self._folder.event("replay is made anew", reason=reason)
+        if self._is_other_encoder():
+            self._folder.event("replay is made anew", reason="its frames were encoded by another encoder")
+            self.replay.reset()
         if any(self.replay.was_dropped(one.info.id) for one in known):
             self._folder.event("replay is made anew", reason="an episode that was dropped counts again")
             self.replay.reset()
@@ -144,12 +164,21 @@ class Experience:
         for one in missing:
             if one.info.id in fresh:
                 on_added(num_added, len(fresh))
-                self.replay.add(self.log.load(one.info.id, images=bool(self._cameras)), one.labels)
+                self._add(self.log.load(one.info.id, images=bool(self._cameras)), one.labels)
                 num_added += 1
             else:
-                self.replay.skip(one.info.id, one.info.robot, num_steps=one.info.num_steps)
+                self.replay.skip(one.info.id, self.as_replayed(one.info.robot), num_steps=one.info.num_steps)
         for one in known:
             self.replay.relabel(one.labels)
+
+    def _is_other_encoder(self) -> bool:
+        """Whether what the replay holds was seen through another file than there is now; notes which one that is."""
+        if self._encoder is None:
+            return False
+        digest, before = self._encoder.caches_digest, self._folder.read_json("encoder.json")
+        if before is None or before["digest"] != digest:
+            self._folder.write_json("encoder.json", {"digest": digest})
+        return before is not None and before["digest"] != digest
 
     def _newest_that_fit(self, known: list[Known]) -> set[str]:
         """Without those that would be evicted again before anybody draws from them. Demonstrations come in any case."""
@@ -157,6 +186,6 @@ class Experience:
         num_rows = 0
         for one in reversed(known):
             num_rows += one.info.num_steps + 1
-            if one.info.purpose is Purpose.DEMO or num_rows <= self.replay.room(one.info.robot):
+            if one.info.purpose is Purpose.DEMO or num_rows <= self.replay.room(self.as_replayed(one.info.robot)):
                 chosen.add(one.info.id)
         return chosen

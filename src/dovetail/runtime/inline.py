@@ -23,7 +23,7 @@ from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.learn.rollouts import OnPolicyAlgorithm
-from dovetail.policies.trainable import TrainablePolicy
+from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
 from dovetail.runtime.build import build_station
 from dovetail.runtime.coaching import Coaching
 from dovetail.runtime.evaluate import evaluation_episodes, order_episode
@@ -346,13 +346,14 @@ class InlineRun:
             replay=self._station.replay(folder.replay, keys=tuple(keys)),
             cameras=tuple(key for key, spec in keys.items() if len(spec.shape) >= 3),
             codec=image_codec(self._config.images),
+            encoder=self._policy if isinstance(self._policy, CachesFeatures) and self._policy.caches else None,
         )
 
     def _make_learner(self, algorithm: Algorithm, *, role: str) -> Learner:
         return Learner(
             algorithm=algorithm,
             replay=self._experience.replay,
-            robot=self._station.robot.spec,
+            robot=self._experience.as_replayed(self._station.robot.spec),
             rng=stream(self._config.run.seed, role),
             utd=self._config.learner.utd,
             start_after_steps=self._config.learner.start_after_steps,

@@ -27,16 +27,24 @@ from dovetail.learn.state import (
     policy_state,
     refuse_misfits,
 )
-from dovetail.policies.networks import EnsembleMLP
+from dovetail.policies.networks import EnsembleMLP, held_chunks
 from dovetail.policies.parts import trained
 from dovetail.policies.trainable import TrainablePolicy
 
-__all__ = ["SoftActorCritic", "SoftConfig"]
+__all__ = ["SoftActorCritic", "SoftConfig", "prior_and_online"]
+
+
+def prior_and_online(num_rows: int, fraction: float) -> dict[View, int]:
+    """Part of every batch is prior data: demonstrations and interventions."""
+    num_prior = round(num_rows * fraction)
+    return {View(part="prior"): num_prior, View(part="online"): num_rows - num_prior}
 
 
 class SoftConfig(Config):
     batch_size: int = Field(default=128, ge=2)
-    prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
+    num_steps: int = Field(default=1, ge=1)
+    """Rewards added up before the critic's own estimate takes over: more carry a sparse reward back faster. A whole
+    chunk at least."""
     gamma: float = Field(default=0.97, gt=0.0, lt=1.0)
     tau: float = Field(default=0.005, gt=0.0, le=1.0)
     lr: float = Field(default=3e-4, gt=0.0)
@@ -70,8 +78,14 @@ class SoftConfig(Config):
 
 
 class SoftActorCritic:
-    """All of an Algorithm but `update`. `actor` names the parts of the policy that learn, `num_actions` what a critic
-    sees of an action, and `target_entropy` what holds where the config names none."""
+    """All of an Algorithm but `update`. `actor` names the parts of the policy that learn, and `target_entropy` what holds
+    where the config names none; `beside` are parts that learn by losses of their own, and `num_actions` is what a critic
+    sees of an action, where that is not all. It sees whole chunks, where a policy gives those: any contiguous window of
+    executed actions is one, whoever chose them.
+
+    An `encoder` is trained by the critic's loss alone. The actor takes its features as they are: two losses that pull at
+    one network would undo each other's work. What bootstraps looks through a slow copy of it.
+    """
 
     name: ClassVar[str]
 
@@ -81,13 +95,19 @@ class SoftActorCritic:
         *,
         policy: TrainablePolicy,
         actor: Mapping[str, nn.Module],
-        num_actions: int,
         target_entropy: float,
         seed: int,
+        encoder: nn.ModuleDict | None = None,
+        beside: Mapping[str, nn.Module] | None = None,
+        num_actions: int | None = None,
     ) -> None:
         self._soft, self._policy = config, policy
         # what is frozen has no optimiser, and no average that could drift
         actor = trained(actor, algorithm=self.name)
+        if encoder is not None and not any(p.requires_grad for p in encoder.parameters()):
+            encoder = None  # frozen: it looks as it did, for actor, critic and target alike
+        self._horizon = policy.spec.horizon
+        num_actions = num_actions or self._horizon * policy.spec.action.shape[0]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._critic = EnsembleMLP(
@@ -99,28 +119,59 @@ class SoftActorCritic:
         self._target_parameters: list[Tensor] = list(self._target.parameters())
         self._log_alpha = torch.tensor(float(np.log(config.temperature)), requires_grad=True)
         self._target_entropy = target_entropy if config.target_entropy is None else config.target_entropy
-        self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in actor.items()}
+        # an actor knows the encoder it learned with, so both are averaged together, and what else the robot gets
+        moving = {**actor, **(beside or {}), **({} if encoder is None else {"encoder": encoder})}
+        self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in moving.items()}
         self._actor_parameters: list[Tensor] = [p for m in actor.values() for p in m.parameters()]
+        self._moving_parameters: list[Tensor] = [p for m in moving.values() for p in m.parameters()]
         self._averaged_parameters: list[Tensor] = [p for m in self._averaged.values() for p in m.parameters()]
         self._optimizers = {
             "critic": torch.optim.Adam(self._critic.parameters(), lr=config.lr, fused=True),
             "actor": torch.optim.Adam(self._actor_parameters, lr=config.lr, fused=True),
             "alpha": torch.optim.Adam([self._log_alpha], lr=config.lr, fused=True),
         }
+        self._target_encoder: nn.ModuleDict | None = None
+        self._fitted = {"critic": self._critic_parameters}  # what the critic's loss trains
+        if encoder is not None:
+            self._target_encoder = copy.deepcopy(encoder).requires_grad_(False)
+            self._modules["target_encoder"] = self._target_encoder
+            self._fitted["encoder"] = list(encoder.parameters())
+            self._target_parameters += list(self._target_encoder.parameters())
+            self._optimizers["encoder"] = torch.optim.Adam(encoder.parameters(), lr=config.lr, fused=True)
+        self._fitted_parameters = [p for parameters in self._fitted.values() for p in parameters]
         self._grad_norms: dict[str, Tensor] = {}  # of each one's latest step, before clipping
         self._generator = torch.Generator().manual_seed(seed)
         self._num_updates = 0
 
-    def _request(self, window: Window) -> SampleRequest:
-        """Part of every batch is prior data: demonstrations and interventions."""
-        num_prior = round(self._soft.batch_size * self._soft.prior_fraction)
+    @property
+    def wants(self) -> SampleRequest:
+        """Rewards are added up over as many steps as a chunk has, or more: discounted by their place, and the value of
+        what follows by how many there were."""
+        spec = self._policy.spec
         return SampleRequest(
-            observation_keys=tuple(self._policy.spec.observation),
-            rows={View(part="prior"): num_prior, View(part="online"): self._soft.batch_size - num_prior},
-            window=window,
-            prompts=self._policy.spec.prompted,
+            observation_keys=tuple(spec.observation),
+            rows=self._rows(),
+            window=Window(
+                gamma=self._soft.gamma,
+                num_steps=max(self._soft.num_steps, self._horizon),
+                horizon=self._horizon,
+                history=spec.history,
+            ),
+            prompts=spec.prompted,
             when_empty=View(),  # before the first online step, or without demonstrations, one side has nothing
         )
+
+    def _rows(self) -> Mapping[View, int]:
+        """All there is, drawn alike."""
+        return {View(): self._soft.batch_size}
+
+    def _executed(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Actions, normalised: [B, A], or chunks [B, H * A]. Past an episode's end the last action is held: what comes
+        there earns nothing any more."""
+        actions = self._policy.normalize_actions(batch["action"])
+        if self._horizon > 1:
+            actions = held_chunks(actions, batch["action/mask"]).flatten(1)
+        return actions
 
     def _actor_is_due(self) -> bool:
         """Counts an update of the critic, and says whether one of the actor follows it."""
@@ -152,9 +203,9 @@ class SoftActorCritic:
     def _fit_critic(self, features: Tensor, actions: Tensor, targets: Tensor) -> dict[str, float]:
         q = self._critic(torch.cat((features, actions), 1))  # [E, B]
         loss = (q - targets).square().mean(1).sum()
-        self._step("critic", loss, self._critic_parameters)
+        self._step(loss, self._fitted)
         with torch.no_grad():
-            torch._foreach_lerp_(self._target_parameters, self._critic_parameters, self._soft.tau)
+            torch._foreach_lerp_(self._target_parameters, self._fitted_parameters, self._soft.tau)
         return {"critic_loss": loss.item() / self._soft.num_critics, "q": q.mean().item()}
 
     # ---- the actor
@@ -168,21 +219,27 @@ class SoftActorCritic:
         loss = (alpha * log_prob - value).mean()
         if extra_loss is not None:
             loss = loss + extra_loss
-        self._step("actor", loss, self._actor_parameters)
+        self._step(loss, {"actor": self._actor_parameters})
         with torch.no_grad():
-            torch._foreach_lerp_(self._averaged_parameters, self._actor_parameters, 1.0 - self._soft.actor_average)
+            torch._foreach_lerp_(
+                self._averaged_parameters, self._moving_parameters, 1.0 - self._soft.actor_average
+            )
         entropy = -log_prob.detach().mean()
-        self._step("alpha", self._log_alpha.exp() * (entropy - self._target_entropy), [self._log_alpha])
+        self._step(self._log_alpha.exp() * (entropy - self._target_entropy), {"alpha": [self._log_alpha]})
         facts = {"entropy": entropy.item(), "target_entropy": self._target_entropy, "alpha": alpha.item()}
         return {"actor_loss": loss.item(), **facts}
 
-    def _step(self, name: str, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+    def _step(self, loss: Tensor, groups: Mapping[str, Sequence[Tensor]]) -> None:
+        """Down one loss, each group of parameters clipped by itself and with an optimiser of its own."""
         # gradients of exactly these parameters: the actor's loss flows through the critic without touching it
-        gradients = torch.autograd.grad(loss, parameters)
-        for parameter, gradient in zip(parameters, gradients, strict=True):
-            parameter.grad = gradient
-        self._grad_norms[name] = torch.nn.utils.clip_grad_norm_(parameters, self._soft.max_grad_norm, foreach=True)
-        self._optimizers[name].step()
+        gradients = iter(torch.autograd.grad(loss, [p for group in groups.values() for p in group]))
+        for name, parameters in groups.items():
+            for parameter in parameters:
+                parameter.grad = next(gradients)
+            self._grad_norms[name] = torch.nn.utils.clip_grad_norm_(
+                parameters, self._soft.max_grad_norm, foreach=True
+            )
+            self._optimizers[name].step()
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._policy.weights({**self._policy.components, **self._averaged})

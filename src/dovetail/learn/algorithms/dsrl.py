@@ -16,13 +16,13 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from dovetail.core.errors import UsageError
-from dovetail.core.types import SampleRequest, Window
-from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig
+from dovetail.core.types import View
+from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig, prior_and_online
 from dovetail.learn.batches import side
-from dovetail.policies.flow import held_chunks
 from dovetail.policies.networks import EnsembleMLP
 from dovetail.policies.steered import Steered
 from dovetail.policies.trainable import TrainablePolicy
@@ -31,6 +31,7 @@ __all__ = ["DSRL", "DSRLConfig"]
 
 
 class DSRLConfig(SoftConfig):
+    prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     target_entropy: float | None = None
     """Of the noise, in units of the most that may be chosen. None: minus half of its dimensions."""
 
@@ -44,14 +45,12 @@ class DSRL(SoftActorCritic):
     def __init__(self, config: DSRLConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         if not isinstance(policy, Steered):  # said before anything moves
             raise UsageError(f"algorithm 'dsrl' trains policy 'steered', and not '{policy.spec.name}'")
-        self._steered = policy
-        self._horizon = policy.spec.horizon
-        num_noise = self._horizon * policy.spec.action.shape[0]
+        self._config, self._steered = config, policy
+        num_noise = policy.spec.horizon * policy.spec.action.shape[0]
         super().__init__(
             config,
             policy=policy,
             actor={"steering": policy.steering},
-            num_actions=num_noise,
             target_entropy=-0.5 * num_noise,
             seed=seed,
         )
@@ -66,18 +65,8 @@ class DSRL(SoftActorCritic):
             self._noise_critic.parameters(), lr=config.lr, fused=True
         )
 
-    @property
-    def wants(self) -> SampleRequest:
-        """Rewards are added up over as many steps as a chunk has: discounted by their place in it, and the value of
-        what follows by its length."""
-        return self._request(
-            Window(
-                gamma=self._soft.gamma,
-                num_steps=self._horizon,
-                horizon=self._horizon,
-                history=self._policy.spec.history,
-            )
-        )
+    def _rows(self) -> Mapping[View, int]:
+        return prior_and_online(self._config.batch_size, self._config.prior_fraction)
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         with torch.no_grad():  # frozen, encoders and all
@@ -95,13 +84,6 @@ class DSRL(SoftActorCritic):
         if self._policy.spec.prompted:
             seen["prompt"] = batch["prompt"]
         return self._policy.features(seen)
-
-    def _executed(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Chunks [B, H * A]. Past an episode's end the last action is held: what comes there earns nothing any more."""
-        actions = self._policy.normalize_actions(batch["action"])
-        if self._horizon > 1:
-            actions = held_chunks(actions, batch["action/mask"])
-        return actions.flatten(1)
 
     def _update_critic(
         self, features: Tensor, chunks: Tensor, rewards: Tensor, discounts: Tensor, next_features: Tensor
@@ -121,7 +103,7 @@ class DSRL(SoftActorCritic):
             value = self._value(self._critic(torch.cat((features, chunks), 1)))
         q = self._noise_critic(torch.cat((features, noise.flatten(1)), 1))  # [E, B]
         loss = (q - value).square().mean(1).sum()
-        self._step("noise_critic", loss, self._noise_critic_parameters)
+        self._step(loss, {"noise_critic": self._noise_critic_parameters})
         return {"noise_critic_loss": loss.item() / self._soft.num_critics}
 
     def _update_actor(self, features: Tensor) -> dict[str, float]:

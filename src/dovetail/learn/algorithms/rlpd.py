@@ -8,85 +8,50 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
-from dovetail.core.errors import UsageError
-from dovetail.core.types import SampleRequest, Window
-from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig
-from dovetail.learn.batches import side
+from dovetail.core.types import View
+from dovetail.learn.algorithms._soft import prior_and_online
+from dovetail.learn.algorithms.sac import SAC, SeeingConfig, num_free
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["RLPD", "RLPDConfig"]
 
 
-class RLPDConfig(SoftConfig):
-    num_steps: int = Field(default=1, ge=1)
-    """Rewards added up before the critic's own estimate takes over: more carry a sparse reward back faster."""
+class RLPDConfig(SeeingConfig):
+    prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     bc_weight: float = Field(default=0.0, ge=0.0)
     """Weight of cloning what people did in the actor's loss."""
 
 
-class RLPD(SoftActorCritic):
-    """See the Algorithm contract. One `update` is one critic step, and at times one of the actor."""
+class RLPD(SAC):
+    """See the Algorithm contract: SAC, and prior data."""
 
     Config: ClassVar[type[RLPDConfig]] = RLPDConfig
     name: ClassVar[str] = "rlpd"
 
     def __init__(self, config: RLPDConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
-        if policy.spec.horizon > 1:  # said before anything moves
-            raise UsageError(
-                f"algorithm '{self.name}' trains policies of single actions, but '{policy.spec.name}' gives chunks of "
-                f"{policy.spec.horizon}: use algorithm 'imitation', or policy 'gaussian_mlp'"
-            )
         self._config = config
-        super().__init__(
-            config,
-            policy=policy,
-            actor=policy.components,
-            num_actions=policy.spec.action.shape[0],
-            target_entropy=self._usual_entropy(policy),
-            seed=seed,
-        )
+        super().__init__(config, policy=policy, seed=seed)
 
     @staticmethod
     def _usual_entropy(policy: TrainablePolicy) -> float:
-        return -float(policy.spec.action.shape[0])
+        return -float(num_free(policy))
+
+    def _rows(self) -> Mapping[View, int]:
+        return prior_and_online(self._config.batch_size, self._config.prior_fraction)
 
     @property
-    def wants(self) -> SampleRequest:
-        return self._request(
-            Window(
-                gamma=self._config.gamma,
-                num_steps=self._config.num_steps,
-                history=self._policy.spec.history,
-            )
-        )
+    def _clone_weight(self) -> float:
+        return self._config.bc_weight
 
-    def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        features = self._policy.features(side(batch, "observation"))
-        next_features = self._policy.features(side(batch, "next"))
-        actions = self._policy.normalize_actions(batch["action"])
-        metrics = self._update_critic(features, actions, batch["reward"], batch["discount"], next_features)
-        if self._actor_is_due():
-            metrics |= self._update_actor(features, actions, human=batch["human"])
-        return metrics
-
-    def _update_critic(
-        self, features: Tensor, actions: Tensor, rewards: Tensor, discounts: Tensor, next_features: Tensor
-    ) -> dict[str, float]:
-        with torch.no_grad():
-            next_actions, next_log_prob = self._policy.sample(next_features, generator=self._generator)
-        targets = self._targets(rewards, discounts, next_features, next_actions, next_log_prob)
-        return self._fit_critic(features, actions, targets)
-
-    def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, float]:
-        new_actions, log_prob = self._policy.sample(features, generator=self._generator)
-        value = self._value(self._critic(torch.cat((features, new_actions), 1)))
-        cloning = None
-        if self._config.bc_weight and human.any():
-            cloning = self._config.bc_weight * self._policy.imitation_loss(
-                features[human], actions[human], generator=self._generator
-            )
-        return self._climb(value, log_prob, extra_loss=cloning)
+    def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
+        if not (self._clone_weight and human.any()):
+            return None
+        rows, mask = human, None
+        if self._horizon > 1:
+            rows, mask = human[:, 0], human[human[:, 0]]
+            actions = actions.view(len(actions), self._horizon, -1)
+        cloning = self._policy.imitation_loss(features[rows], actions[rows], mask, generator=self._generator)
+        return self._clone_weight * cloning

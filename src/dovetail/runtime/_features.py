@@ -1,0 +1,48 @@
+"""What a frozen encoder makes of an episode's frames, in their place: each distinct frame is looked at once."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+
+import numpy as np
+
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.types import Array, Episode
+from dovetail.policies.trainable import CachesFeatures
+
+__all__ = ["encode_episode", "encoded_robot"]
+
+
+def encoded_robot(robot: RobotSpec, caches: Mapping[str, ArraySpec]) -> RobotSpec:
+    """The robot as replay knows it: a camera gives what is kept of its images."""
+    if not caches:
+        return robot
+    return dataclasses.replace(robot, observation={**robot.observation, **caches})
+
+
+def encode_episode(episode: Episode, encoder: CachesFeatures) -> Episode:
+    """The same episode, with features in the place of the images that they were made of. The log keeps those."""
+    last, segments = episode.last_observation, list(episode.segments)
+    values = dict(last.values)
+    for key in encoder.caches:
+        name = f"observation/{key}"
+        frames = np.concatenate((episode.column(name), last.values[key][None]))
+        encoded = _each_once(encoder, key, frames)
+        values[key] = encoded[-1]
+        first = 0
+        for number, segment in enumerate(segments):
+            columns = {**segment.columns, name: encoded[first : first + len(segment)]}
+            segments[number] = dataclasses.replace(segment, columns=columns)
+            first += len(segment)
+    segments[-1] = dataclasses.replace(segments[-1], last_observation=dataclasses.replace(last, values=values))
+    robot = encoded_robot(episode.robot, encoder.caches)
+    return dataclasses.replace(episode, robot=robot, segments=tuple(segments))
+
+
+def _each_once(encoder: CachesFeatures, key: str, frames: Array) -> Array:
+    """A camera may be slower than the ticks, and an arm may stand still."""
+    flat = frames.reshape(len(frames), -1)
+    fresh = np.concatenate(([True], (flat[1:] != flat[:-1]).any(axis=1)))
+    encoded: Array = encoder.encode(key, frames[fresh])[np.cumsum(fresh) - 1]
+    return encoded

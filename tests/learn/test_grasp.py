@@ -1,0 +1,175 @@
+"""A gripper that is chosen: its critic against numbers worked out by hand."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.core.errors import UsageError
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.types import ActContext
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+from dovetail.learn.algorithms.sac import SAC, SACConfig
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
+from dovetail.policies.grasping import margin_loss
+from dovetail.testing.algorithms import check_algorithm
+from dovetail.testing.policies import check_policy
+
+ROBOT = RobotSpec(
+    name="arm",
+    embodiment="toy",
+    observation={
+        "joint_pos": ArraySpec(shape=(3,)),
+        "gripper": ArraySpec(shape=(2,), names=("opening", "command")),
+    },
+    action=ArraySpec(shape=(3,), names=("dx", "gripper", "dy"), low=(-1.0, 0.0, -1.0), high=(1.0, 1.0, 1.0)),
+    action_kind="ee_delta",
+    control_hz=10.0,
+)
+
+
+class Says(torch.nn.Module):
+    """The same worth of close, stay and open, wherever the robot is."""
+
+    def __init__(self, *worth):
+        super().__init__()
+        self.worth = torch.nn.Parameter(torch.tensor([worth]))
+
+    def forward(self, features):
+        return self.worth.expand(len(features), -1)
+
+
+def make_policy(**config):
+    return GaussianMLP(
+        GaussianMLPConfig(**{"hidden": (16,), "gripper": "discrete", **config}), robot=ROBOT, seed=0
+    )
+
+
+def make(policy, kind=SAC, **config):
+    model = SACConfig if kind is SAC else RLPDConfig
+    return kind(model(**{"batch_size": 4, "hidden": (16,), **config}), policy=policy, seed=0)
+
+
+@pytest.fixture
+def grasps():
+    """An open gripper stays open, closes; a closed one stays closed, opens with success."""
+    commands, told = [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]
+    rng = np.random.default_rng(0)
+    arrays = {
+        "observation/joint_pos": rng.normal(size=(4, 3)),
+        "next/joint_pos": rng.normal(size=(4, 3)),
+        "observation/gripper": np.stack((np.full(4, 0.5), commands), axis=1),
+        "next/gripper": np.stack((np.full(4, 0.5), told), axis=1),
+        "action": np.stack((rng.uniform(-1, 1, 4), told, rng.uniform(-1, 1, 4)), axis=1),
+        "reward": np.array([0.0, 0.0, 0.0, 1.0]),
+        "discount": np.array([0.9, 0.9, 0.9, 0.0]),
+    }
+    batch = {name: torch.from_numpy(values.astype(np.float32)) for name, values in arrays.items()}
+    return batch | {"human": torch.tensor([True, True, False, False])}
+
+
+def test_policy_and_algorithms_keep_their_contracts():
+    check_policy(make_policy)
+    for kind in (SAC, RLPD):
+        check_algorithm(lambda kind=kind: make(make_policy(), kind, actor_every=2), robot=ROBOT)
+
+
+def test_the_target_is_a_double_dqns_with_a_price_on_switching(grasps):
+    """The online network chooses to stay, 0.3; the slow one says what that is worth, 0.5 (and 0.9 for its own best)."""
+    policy = make_policy()
+    algorithm = make(policy)
+    algorithm._grasp.network, algorithm._grasp.target = Says(0.1, 0.3, 0.2), Says(0.9, 0.5, 0.0)
+    actions = policy.normalize_actions(grasps["action"])
+    targets, same = algorithm._grasp.targets(grasps, actions, torch.zeros(4, 5), None)
+    # 0.9 * 0.5; the second and the last one switch, for 0.02
+    np.testing.assert_allclose(targets, [0.45, 0.45 - 0.02, 0.45, 1.0 - 0.02], atol=1e-6)
+    # open stayed open: stay or open; it closed: close; closed stayed closed: close or stay; it opened: open
+    assert same.int().tolist() == [[0, 1, 1], [1, 0, 0], [1, 1, 0], [0, 0, 1]]
+    # squared distances: .15 .25 | .33 | .35 .15 | .78, over six choices
+    errors = [0.3 - 0.45, 0.2 - 0.45, 0.1 - 0.43, 0.1 - 0.45, 0.3 - 0.45, 0.2 - 0.98]
+    loss = algorithm._grasp.loss(torch.zeros(4, 5), targets, same)
+    assert loss.item() == pytest.approx(sum(e * e for e in errors) / 6, rel=1e-5)
+
+
+def test_limits_hold_for_what_is_earned_and_not_for_the_price(grasps):
+    policy = make_policy()
+    algorithm = make(policy)
+    algorithm._grasp.network, algorithm._grasp.target = Says(0.1, 0.3, 0.2), Says(0.9, 5.0, 0.0)
+    actions = policy.normalize_actions(grasps["action"])
+    targets, _ = algorithm._grasp.targets(grasps, actions, torch.zeros(4, 5), (0.0, 1.0))
+    np.testing.assert_allclose(targets, [1.0, 0.98, 1.0, 0.98], atol=1e-6)
+
+
+def test_critic_and_actor_know_nothing_of_the_gripper(grasps):
+    policy = make_policy()
+    algorithm = make(policy, actor_every=1)
+    assert algorithm._critic.weights[0].shape[1] == 5 + 2
+    assert algorithm._target_entropy == -1.0
+    assert torch.equal(algorithm._grasp.others(grasps["action"]), grasps["action"][:, [0, 2]])
+    losses = []
+    for told in (0.0, 1.0):
+        grasps["action"][:, 1] = told
+        losses.append(make(policy, actor_after=10**9).update(grasps)["critic_loss"])
+    assert losses[0] == losses[1]
+
+
+def test_the_target_network_follows_slowly_and_the_checkpoint_has_it(grasps):
+    policy = make_policy()
+    algorithm = make(policy, tau=0.25, actor_after=10**9)
+    before = [p.detach().clone() for p in policy.grasp.parameters()]
+    algorithm.update(grasps)
+    for slow, old, new in zip(
+        algorithm._grasp.target.parameters(), before, policy.grasp.parameters(), strict=True
+    ):
+        torch.testing.assert_close(slow, 0.75 * old + 0.25 * new.detach())
+    assert any(name.startswith("grasp_target/") for name in algorithm.state_dict())
+
+
+def test_it_is_closed_left_or_opened_by_the_best_of_them():
+    policy = make_policy(grasp_noise=0.0)
+    seen = {"joint_pos": np.zeros((1, 3), np.float32), "gripper": np.zeros((1, 2), np.float32)}
+    for worth, told in (((1.0, 0.0, 0.0), 0.0), ((0.0, 1.0, 0.0), 0.5), ((0.0, 0.0, 1.0), 1.0)):
+        policy._grasp = Says(*worth)
+        for context in (ActContext(deterministic=True), ActContext(seed=1)):
+            assert policy.act(seen, context).actions[0, 0, 1] == told
+    curious = make_policy(grasp_noise=1.0)
+    told = {float(curious.act(seen, ActContext(seed=s)).actions[0, 0, 1]) for s in range(30)}
+    assert told == {0.0, 0.5, 1.0}
+
+
+def test_cloning_asks_for_a_margin():
+    worth = torch.tensor([[0.2, 0.0, 0.1], [0.2, 0.0, 0.1]])
+    # closed: better by exactly the margin; opened: the worst rival is 0.2 + 0.1, against 0.1
+    assert margin_loss(worth, torch.tensor([False, True])).item() == pytest.approx((0.0 + 0.2) / 2)
+    policy, cloner = make_policy(), None
+    cloner = Imitation(ImitationConfig(batch_size=4, lr=0.01), policy=policy)
+    batch = {
+        "observation/joint_pos": torch.eye(4, 3),
+        "observation/gripper": torch.zeros(4, 2),
+        "action": torch.tensor([[0.5, float(i % 2), -0.5] for i in range(4)]),
+    }
+    for _ in range(200):
+        cloner.update(batch)
+    seen = {key: batch[f"observation/{key}"].numpy() for key in ("joint_pos", "gripper")}
+    actions = policy.act(seen, ActContext(deterministic=True)).actions[:, 0]
+    assert actions[:, 1].tolist() == [0.0, 1.0, 0.0, 1.0]
+    np.testing.assert_allclose(actions[:, [0, 2]], [[0.5, -0.5]] * 4, atol=0.1)
+
+
+def test_only_rlpd_clones_the_gripper_too(grasps):
+    grasps["human"][:] = True
+    plain, cloning = (make(make_policy(), RLPD, bc_weight=w).update(grasps)["grasp_loss"] for w in (0.0, 10.0))
+    assert cloning > plain
+
+
+def test_without_a_gripper_to_choose_it_is_refused():
+    blind = dataclasses.replace(ROBOT, observation={"joint_pos": ROBOT.observation["joint_pos"]})
+    with pytest.raises(UsageError, match="needs observation 'gripper' with its 'command'"):
+        GaussianMLP(GaussianMLPConfig(gripper="discrete"), robot=blind)
+    fist = dataclasses.replace(ROBOT, action=ArraySpec(shape=(1,), low=(-1.0,), high=(1.0,)))
+    with pytest.raises(UsageError, match="an axis named 'gripper'"):
+        GaussianMLP(GaussianMLPConfig(gripper="discrete"), robot=fist)
+    with pytest.raises(UsageError, match=r"leave policy\.horizon at 1"):
+        make_policy(horizon=2)
