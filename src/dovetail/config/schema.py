@@ -161,6 +161,9 @@ class LearnerConfig(Config):
     """Updates on demonstrations alone, before the first online step."""
     start_after_steps: int = Field(default=0, ge=0)
     """Online steps collected before updates begin."""
+    max_bad_updates: int = Field(default=100, ge=1)
+    """Updates whose loss or gradient is not finite are skipped; after so many in a run, it stops. The last good checkpoint
+    stays."""
     prefetch: int | None = Field(default=None, ge=0, le=64)
     """Batches sampled ahead by a thread; null: 2 of large ones, none of small ones. Changes no result."""
 

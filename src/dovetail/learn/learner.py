@@ -16,6 +16,7 @@ from dovetail.core.errors import CheckpointError, FailureError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.batches import Batches
+from dovetail.learn.finite import BadUpdates, SkippedUpdate
 
 __all__ = ["Learner"]
 
@@ -36,13 +37,15 @@ class Learner:
         utd: float = 1.0,
         start_after_steps: int = 0,
         num_ahead: int | None = None,
+        max_bad_updates: int = 100,
     ) -> None:
         self._algorithm = algorithm
         self._rng = rng
         self._utd = utd
         self._start_after_steps = start_after_steps
         self._batches = Batches(request=algorithm.wants, robot=robot, replay=replay, rng=rng, num_ahead=num_ahead)
-        self.healthy = True  # until a loss is not finite: from then on its state is worth nothing
+        self._bad = BadUpdates(max_bad_updates)
+        self.healthy = True  # until too many losses were not finite: from then on nothing is worth keeping
         self.num_warmup_updates = 0
         self.num_online_updates = 0
 
@@ -59,7 +62,7 @@ class Learner:
                 metrics.add(self._update(batch))
                 self.num_warmup_updates += 1
                 on_update()
-        return metrics.take()
+        return {**metrics.take(), **self._told()}
 
     @property
     def wants(self) -> SampleRequest:
@@ -82,25 +85,45 @@ class Learner:
                 metrics.add(self._update(batch))
                 self.num_online_updates += 1
                 on_update()
-        return {**metrics.take(), **self._batches.shares()}
+        return {**metrics.take(), **self._batches.shares(), **self._told()}
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()
 
     def _update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        metrics = self._algorithm.update(batch)
+        try:
+            metrics = self._algorithm.update(batch)
+        except SkippedUpdate as reason:
+            self._skip(reason)
+            return {}
         if not all(math.isfinite(value) for value in metrics.values()):
             self.healthy = False
             bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
             raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
         return metrics
 
+    def _skip(self, reason: SkippedUpdate) -> None:
+        try:
+            self._bad.add(reason, number=self.num_updates)
+        except FailureError:
+            self.healthy = False
+            raise
+
+    @property
+    def num_skipped_updates(self) -> int:
+        return self._bad.count
+
+    def _told(self) -> dict[str, float]:
+        return {"skipped_updates": float(self._bad.count)}
+
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Array]:
         rng = json.dumps(self._rng.bit_generator.state).encode()
         return {
-            "learner/counters": np.array([self.num_warmup_updates, self.num_online_updates], np.int64),
+            "learner/counters": np.array(
+                [self.num_warmup_updates, self.num_online_updates, self._bad.count], np.int64
+            ),
             "learner/rng": np.frombuffer(rng, np.uint8),
             **{f"algorithm/{name}": value for name, value in self._algorithm.state_dict().items()},
         }
@@ -114,7 +137,8 @@ class Learner:
         self._algorithm.load_state_dict(
             {name.removeprefix("algorithm/"): v for name, v in state.items() if name.startswith("algorithm/")}
         )
-        self.num_warmup_updates, self.num_online_updates = (int(n) for n in counters)
+        self.num_warmup_updates, self.num_online_updates = (int(n) for n in counters[:2])
+        self._bad.count = int(sum(counters[2:]))  # none, in a checkpoint of before they were counted
         self._rng.bit_generator.state = rng
 
 

@@ -205,8 +205,10 @@ class InlineRun:
 
     def _update(self, learner: Learner, actor: Actor) -> None:
         """The updates that the last episode has earned, then their weights to the robot."""
-        status = self.status
+        status, num_skipped = self.status, learner.num_skipped_updates
         status.metrics |= learner.step(env_steps=status.env_steps, on_update=self._look_up)
+        if learner.num_skipped_updates > num_skipped:
+            self._folder.event("skipped updates", in_all=learner.num_skipped_updates, updates=learner.num_updates)
         status.updates = learner.num_updates
         status.done = status.env_steps
         newest = self._weights.publish(learner.policy_weights())
@@ -357,6 +359,7 @@ class InlineRun:
             utd=self._config.learner.utd,
             start_after_steps=self._config.learner.start_after_steps,
             num_ahead=self._config.learner.prefetch,
+            max_bad_updates=self._config.learner.max_bad_updates,
         )
 
     def _updated(self) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from dovetail.core.types import Array
 from dovetail.learn.batches import side
+from dovetail.learn.finite import require_finite
 from dovetail.learn.state import load_optimizer, load_policy, optimizer_state, policy_state, refuse_misfits
 from dovetail.policies.parts import trained
 from dovetail.policies.trainable import TrainablePolicy
@@ -46,13 +47,16 @@ class Descent:
             seen["prompt"] = batch["prompt"]
         return seen
 
-    def _descend(self, loss: Tensor) -> Tensor | None:
-        """One step down; returns the gradient's norm before it was clipped, where it is."""
+    def _descend(self, loss: Tensor) -> Tensor:
+        """One step down; returns the gradient's norm before it was clipped. Raises SkippedUpdate in place of a step
+        that would break the weights."""
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        norm = None
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        require_finite(self.name, loss, norm)
         if self._max_grad_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, norm, foreach=True)
         self._optimizer.step()
         return norm
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from dovetail.config.model import Config
 from dovetail.core.types import Array, SampleRequest, View, Window
+from dovetail.learn.finite import require_finite
 from dovetail.learn.state import (
     load_module,
     load_optimizer,
@@ -181,7 +182,9 @@ class SoftActorCritic:
         gradients = torch.autograd.grad(loss, parameters)
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
-        self._grad_norms[name] = torch.nn.utils.clip_grad_norm_(parameters, self._soft.max_grad_norm, foreach=True)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self._soft.max_grad_norm, foreach=True)
+        require_finite(name, loss, norm)
+        self._grad_norms[name] = norm
         self._optimizers[name].step()
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:

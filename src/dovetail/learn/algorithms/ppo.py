@@ -21,6 +21,7 @@ from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.algorithms._descent import Descent
 from dovetail.learn.batches import side
+from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.rollouts import Moments, Practice, explained_variance, gae
 from dovetail.learn.state import refuse_misfits
 from dovetail.policies.actor_critic import ValuedPolicy
@@ -125,7 +126,18 @@ class PPO(Descent):
         return SampleRequest(observation_keys=tuple(self._policy.spec.observation), rows={})
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        try:
+            return self._learn(batch)
+        finally:
+            self._num_updates += 1  # whatever came of it: a version follows every rollout
+
+    def _learn(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         config = self._config
+        bad = [
+            name for name, values in batch.items() if values.is_floating_point() and not values.isfinite().all()
+        ]
+        if bad:  # before it reaches the normaliser
+            raise SkippedUpdate(f"a rollout is not finite in {', '.join(bad)}")
         staleness = self._num_updates - batch["version"]
         if int(staleness.max()) > self.practice.max_staleness:
             raise FailureError(
@@ -149,7 +161,6 @@ class PPO(Descent):
                 break
         if not first:  # from the next version on; the one that behaved saw as this update did
             self._fit_normalizer(batch)
-        self._num_updates += 1
         metrics |= {name: _mean(values) for name, values in totals.items()}
         return {
             **metrics,
@@ -204,7 +215,6 @@ class PPO(Descent):
         log_prob, entropy, value = self._policy.evaluate_actions(features, drawn[index])
         loss, facts = ppo_loss(self._config, rows.at(index), log_prob=log_prob, entropy=entropy, value=value)
         norm = self._descend(loss)
-        assert norm is not None
         return {**{name: value.detach() for name, value in facts.items()}, "grad_norm": norm}
 
     def _fit_normalizer(self, batch: Mapping[str, Tensor]) -> None:
