@@ -44,7 +44,7 @@ class GaussianMLP(NetworkPolicy):
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
             # copies: views are read-only
-            inputs = {key: torch.tensor(value) for key, value in observations.items()}
+            inputs = {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
             features = self.features(inputs)
             mean, log_std = self._distribution(features)
             if not context.deterministic:

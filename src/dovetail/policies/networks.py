@@ -48,7 +48,7 @@ def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None, real: Ten
 
 def time_waves(t: Tensor) -> Tensor:
     """A time from 0 to 1 as a network can tell it from others, [B] -> [B, 2 NUM_TIME_WAVES]."""
-    waves = t[:, None] * math.pi * torch.arange(1, NUM_TIME_WAVES + 1) / 2
+    waves = t[:, None] * math.pi * torch.arange(1, NUM_TIME_WAVES + 1, device=t.device) / 2
     return torch.cat((waves.sin(), waves.cos()), dim=1)
 
 

@@ -31,7 +31,7 @@ class Normalizer:
             self.std[key] = np.maximum(values.std(0), MIN_STD).astype(np.float32)
 
     def __call__(self, key: str, values: Tensor) -> Tensor:
-        mean, std = torch.from_numpy(self.mean[key]), torch.from_numpy(self.std[key])
+        mean, std = (torch.from_numpy(of[key]).to(values.device) for of in (self.mean, self.std))
         return ((values - mean) / std).clamp_(-CLIP, CLIP)
 
     def to_arrays(self) -> dict[str, Array]:

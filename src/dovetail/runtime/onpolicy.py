@@ -22,6 +22,7 @@ import torch
 from dovetail.config.schema import DEFAULT_SECTIONS, PluginSection, RunConfig
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.types import Array
+from dovetail.learn.device import find_device
 from dovetail.learn.finite import BadUpdates, SkippedUpdate
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runtime._collector import ProcessCollector, build_collector, collector_orders
@@ -122,7 +123,8 @@ class OnPolicy:
         if rollout is None:
             return None
         collected_s = time.monotonic()
-        tensors = {name: torch.from_numpy(array) for name, array in rollout.items() if not _is_book(name)}
+        device = find_device(self._config.device)
+        tensors = {n: torch.from_numpy(array).to(device) for n, array in rollout.items() if not _is_book(n)}
         metrics = self._update(tensors)
         self.num_updates += 1
         self.env_steps += rollout["reward"].size
@@ -214,6 +216,10 @@ def check_practice(config: RunConfig) -> None:
     if config.labels != [labeler]:
         raise UsageError(
             "on-policy learning takes the task's own rewards at every tick, so leave out `labels`: set task.reward"
+        )
+    if config.learner.ranks > 1:
+        raise UsageError(
+            f"learner.ranks is for algorithms that learn from replay, and {config.algorithm.type} does not"
         )
     if config.operator.type != "none":
         raise UsageError(

@@ -85,8 +85,20 @@ class RLPD(SoftActorCritic):
         new_actions, log_prob = self._policy.sample(features, generator=self._generator)
         value = self._value(self._critic(torch.cat((features, new_actions), 1)))
         cloning = None
-        if self._config.bc_weight and human.any():
-            cloning = self._config.bc_weight * self._policy.imitation_loss(
-                features[human], actions[human], generator=self._generator
-            )
+        if self._config.bc_weight:
+            cloning = self._cloning(features, actions, human)
         return self._climb(value, log_prob, extra_loss=cloning)
+
+    def _cloning(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
+        """The mean over what people did, in all processes' batches; None where nobody did anything."""
+        weight, policy = self._config.bc_weight, self._policy
+        if self._spread.alone:
+            if not human.any():
+                return None
+            return weight * policy.imitation_loss(features[human], actions[human], generator=self._generator)
+        count = human.sum(dtype=torch.float32)
+        total = count.clone()
+        self._spread.add_up([total])
+        # by a mask, so that all draw as much; counted so that the mean of the processes' gradients is that of one
+        loss = policy.imitation_loss(features, actions, human, generator=self._generator)
+        return weight * loss * count * self._spread.size / total.clamp(min=1.0)
