@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -47,7 +48,7 @@ class Descent:
         **settings: float,
     ) -> None:
         self._policy, self._max_grad_norm = policy, max_grad_norm
-        self._make_optimizer = lambda parameters: optimizer(parameters, fused=True, **settings)  # type: ignore[arg-type]
+        self._make_optimizer = partial(optimizer, fused=True, **settings)  # type: ignore[arg-type]
         self._sharded = False
         self._begin()
         self._seed, self._device, self._spread = seed, device_of(policy), Spread()
