@@ -48,7 +48,11 @@ class Descent:
         **settings: float,
     ) -> None:
         self._policy, self._max_grad_norm = policy, max_grad_norm
-        self._make_optimizer = partial(optimizer, fused=True, **settings)  # type: ignore[arg-type]
+        self._make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = partial(
+            optimizer,
+            fused=True,
+            **settings,  # type: ignore[arg-type]
+        )
         self._sharded = False
         self._begin()
         self._seed, self._device, self._spread = seed, device_of(policy), Spread()
