@@ -72,6 +72,18 @@ def test_a_rank_that_is_killed_ends_the_run_in_one_line(make, tmp_path, monkeypa
     state_of(tmp_path / "a")  # whole
 
 
+def test_a_rank_that_dies_before_it_has_joined_is_not_waited_for(make, monkeypatch):
+    start = RankGroup.__init__
+
+    def stillborn(self, *rest, **named):
+        start(self, *rest, **named)
+        self._processes[0].kill()
+
+    monkeypatch.setattr(RankGroup, "__init__", stillborn)
+    with pytest.raises(FailureError, match=r"^learning rank 1 has died: killed by SIGKILL$"):
+        make("a").run()
+
+
 def test_what_a_rank_says_is_heard(make, monkeypatch):
     start = RankGroup.__init__
 

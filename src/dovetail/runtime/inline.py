@@ -198,6 +198,9 @@ class InlineRun:
         try:
             for lesson in practice.lessons(self.status, write=self._metrics.write, save=self._save):
                 self._weights.publish(practice.policy_weights())
+                spent = {"acting": lesson.metrics["collect_s"], "updating": lesson.metrics["update_s"]}
+                self._phases.add(spent)
+                self._write_times()
                 self._coaching.look_at(lesson)
                 self._watch(self.status)
                 self._evaluate_when_due(practice)
@@ -484,12 +487,16 @@ class InlineRun:
         self._folder.event("episode", id=episode.id, outcome=episode.outcome, env_steps=status.env_steps, **facts)
         components = [name for name in episode.segments[0].columns if name.startswith("reward/")]
         facts |= {name: float(episode.column(name).sum()) for name in components}  # what the task itself gave
-        spent, rates = self._phases.lap(env_steps=status.env_steps, updates=status.updates)
-        self._metrics.write("time", spent, step=status.env_steps)
-        self._metrics.write("throughput", rates, step=status.env_steps)
+        self._write_times()
         self._metrics.write("online", facts, step=status.env_steps)
         self._metrics.write("learner", status.metrics, step=status.env_steps)
         self._metrics.write("actor", status.telemetry, step=status.env_steps)
+
+    def _write_times(self) -> None:
+        status = self.status
+        spent, rates = self._phases.lap(env_steps=status.env_steps, updates=status.updates)
+        self._metrics.write("time", spent, step=status.env_steps)
+        self._metrics.write("throughput", rates, step=status.env_steps)
 
     def _write_progress(self) -> None:
         wall_s = self._wall_before_s + time.monotonic() - self._started_s

@@ -1,7 +1,7 @@
 """Several processes that learn as one: each draws its part of every batch, and all take the same step.
 
-    group = RankGroup(config, robot=spec, replay=folder)
-    algorithm = group.lead(algorithm)        # an Algorithm like any other; the rest follow it
+    group = RankGroup(run, size=2, robot=spec, replay=folder)
+    algorithm = group.lead(algorithm, config)    # an Algorithm like any other; the rest follow it
     ...
     group.close()
 
@@ -101,15 +101,22 @@ class RankGroup:
 
     def lead(self, algorithm: Algorithm, config: RunConfig) -> LeadAlgorithm:
         """Wait until all are there, and go on as one."""
-        try:
-            _join(config, self._orders["meeting"], rank=0, size=self.size)
-            _spread(algorithm, config, rank=0, size=self.size)
-            self.tell({"load": True}, algorithm.state_dict())
-            _shard(algorithm, config)
-        except BaseException:
-            self.close()
-            raise
+        self._await()
+        _join(config, self._orders["meeting"], rank=0, size=self.size)
+        _spread(algorithm, config, rank=0, size=self.size)
+        self.tell({"load": True}, algorithm.state_dict())
+        _shard(algorithm, config)
         return LeadAlgorithm(algorithm, self, sharded=config.learner.shard)
+
+    def _await(self) -> None:
+        """Until each says that it is ready to join: who died on the way there is not waited for."""
+        for rank, frames in enumerate(self._frames, start=1):
+            try:
+                facts, _ = frames.receive()
+            except Gone as error:
+                raise FailureError(self.obituary() or f"learning rank {rank} has gone") from error
+            if "error" in facts:
+                raise FailureError(f"learning rank {rank} has died: {facts['error']}")
 
     def tell(self, facts: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
         try:
@@ -241,6 +248,7 @@ def _follow(frames: Frames) -> None:
     batches = Batches(
         request=request, robot=robot, replay=replay, rng=stream(0, "none"), device=device, num_ahead=0
     )
+    frames.send({"ready": True}, {})
     _join(config, orders["meeting"], rank=rank, size=size)
     algorithm.load_state_dict(frames.receive()[1])
     _shard(algorithm, config)
