@@ -45,9 +45,9 @@ def test_warm_up_counts_over_the_whole_run(policy, replay, robot):
 
 def test_a_broken_loss_stops_the_run(policy, replay, robot):
     replay._batch["reward"][:] = np.nan
-    learner = make(policy, replay, robot)
-    with pytest.raises(FailureError, match="learning broke at update 0"):
-        learner.warm_up(1)
+    learner = make(policy, replay, robot, max_bad_updates=5)
+    with pytest.raises(FailureError, match="learning broke at update 4"):
+        learner.warm_up(10)
     assert not learner.healthy  # so nobody saves what is left of it
 
 

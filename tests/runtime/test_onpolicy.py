@@ -208,12 +208,27 @@ def test_a_resumed_learner_is_where_it_was(make):
     assert same(resumed.state_dict(), again.state_dict())
 
 
-def test_a_loss_that_is_not_finite_ends_it(make):
-    practice = make()
+def test_a_rollout_that_is_not_finite_is_skipped_and_too_many_end_it(make):
+    practice = make("learner.max_bad_updates=2")
     practice.step()
-    with torch.no_grad():
-        practice._algorithm._policy.components["critic"][-1].bias.fill_(float("nan"))
-    with pytest.raises(FailureError, match=r"learning broke at update 1: .*Try a lower learning rate"):
+    collect = practice._source.collect
+
+    def broken():
+        rollout = collect()
+        rollout["reward"][0, 0] = float("nan")
+        return rollout
+
+    practice._source.collect = broken
+    before = practice.policy_weights()
+    lesson = practice.step()
+    assert lesson.metrics["skipped_updates"] == 1.0
+    after = practice.policy_weights()
+    assert all(same(before[c], after[c]) for c in before)
+    practice._source.collect = collect
+    lesson = practice.step()  # in step with its worlds: versions went on
+    assert lesson.metrics["staleness_max"] == 0.0
+    practice._source.collect = broken
+    with pytest.raises(FailureError, match=r"learning broke at update 3: a rollout is not finite in reward"):
         practice.step()
     assert not practice.healthy
 

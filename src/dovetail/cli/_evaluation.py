@@ -34,13 +34,14 @@ def evaluate(
     overrides: tuple[str, ...] = (),
     num_episodes: int | None,
     version: int | None,
+    best: bool = False,
     seed: int | None,
     runs_dir: Path,
     viewer: bool,
     realtime: bool,
     quiet: bool,
 ) -> int:
-    source = find_source(target, version=version, runs_dir=runs_dir)
+    source = find_source(target, version=version, best=best, runs_dir=runs_dir)
     config = load([source.folder.path / "config.yaml"], overrides) if overrides else source.folder.config
     config = shown(config, viewer=viewer, realtime=realtime)
     elsewhere = config.policy.type == "remote"  # then the weights are the server's
@@ -109,11 +110,22 @@ class Source:
         return latest
 
     def label(self, snapshot: WeightSnapshot) -> str:
-        return "checkpoint" if self.checkpoint is not None else f"weights version {snapshot.version}"
+        if self.checkpoint is None:
+            return f"weights version {snapshot.version}"
+        return "best checkpoint" if self.checkpoint.name == "best" else "checkpoint"
 
 
-def find_source(target: str, *, version: int | None, runs_dir: Path) -> Source:
+def find_source(target: str, *, version: int | None, best: bool = False, runs_dir: Path) -> Source:
     path = Path(target)
+    if best:
+        if version is not None:
+            raise UsageError("--best names a checkpoint, which has no versions: leave out one of the two")
+        folder = RunFolder.open(find_run(target, runs_dir))
+        if not (folder.checkpoints / "best").is_dir():
+            raise UsageError(
+                f"run {folder.path} has no best checkpoint yet: it comes with run.eval_every_steps, or with 20 episodes"
+            )
+        return Source(folder=folder, checkpoint=folder.checkpoints / "best")
     named = _VERSION_FILE.fullmatch(path.name)
     if named and path.is_file():
         return Source(folder=RunFolder.open(path.parent.parent), version=int(named[1]))
@@ -126,7 +138,7 @@ def find_source(target: str, *, version: int | None, runs_dir: Path) -> Source:
         return Source(folder=RunFolder.open(checkpoint.parent.parent), checkpoint=checkpoint)
     if path.is_file():
         raise CheckpointError(
-            f"{path} is not a checkpoint: name a run, RUN/checkpoints/last or RUN/weights/v00000009.json"
+            f"{path} is not a checkpoint: name a run, RUN/checkpoints/best or RUN/weights/v00000009.json"
         )
     return Source(folder=RunFolder.open(find_run(target, runs_dir)), version=version)
 

@@ -16,7 +16,6 @@ from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say
 from dovetail.config.load import load
 from dovetail.config.schema import RunConfig
-from dovetail.core.contracts import Algorithm
 from dovetail.core.errors import DovetailError, RobotFault, RunFolderError, UsageError
 from dovetail.core.streams import stream
 from dovetail.learn.batches import batch_arrays
@@ -25,6 +24,7 @@ from dovetail.runtime.build import Station, build_station
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.runtime.onpolicy import check_practice
+from dovetail.runtime.ranks import check_ranks
 
 __all__ = ["Request", "check_fits", "collect", "run", "shown"]
 
@@ -150,9 +150,10 @@ def check_fits(config: RunConfig) -> None:
         station.labeler()
         if config.run.demos:
             station.task.expert()  # who is to give them
-        algorithm: Algorithm = config.algorithm.build(policy=policy, seed=config.run.seed)
+        algorithm = station.algorithm(policy)
         if isinstance(algorithm, OnPolicyAlgorithm):
             check_practice(config)
+        check_ranks(config, algorithm)
         batch_arrays(algorithm.wants, station.robot.spec)  # what the robot cannot give is refused
         if any(spec.is_image for spec in station.robot.spec.observation.values()):
             _take_a_picture(station)

@@ -102,7 +102,8 @@ def evaluate(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="RUN|CHECKPOINT", help="A run, RUN/checkpoints/last or RUN/weights/v00000009.json."
+            metavar="RUN|CHECKPOINT",
+            help="A run, RUN/checkpoints/best, RUN/checkpoints/last or RUN/weights/v00000009.json.",
         ),
     ],
     overrides: Annotated[
@@ -118,6 +119,7 @@ def evaluate(
     version: Annotated[
         int | None, typer.Option("--version", help="Weights of this version. Default: the newest.")
     ] = None,
+    best: Annotated[bool, typer.Option("--best", help="The run's best checkpoint, not its newest.")] = False,
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Other resets than the run's own.")] = None,
     runs_dir: RunsDir = RUNS_DIR,
     viewer: Viewer = False,
@@ -137,6 +139,7 @@ def evaluate(
             overrides=tuple(overrides or ()),
             num_episodes=num_episodes,
             version=version,
+            best=best,
             seed=seed,
             runs_dir=runs_dir,
             viewer=viewer,

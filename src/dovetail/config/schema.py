@@ -136,6 +136,11 @@ class RunSettings(Config):
     """Share of the online episodes without exploration noise: where a policy sticks only without it shows there."""
     eval_episodes: int = Field(default=100, ge=1)
     """Episodes in each evaluation."""
+    eval_every_steps: int | None = Field(default=None, ge=1)
+    """Online steps between evaluations while it learns; null: none. They never train, and the best makes
+    checkpoints/best."""
+    schedule_episodes: int | None = Field(default=None, ge=1)
+    """Episodes in each of these; null: as many as in any other evaluation."""
     untrained_episodes: int = Field(default=20, ge=0)
     """Episodes that the untrained policy is given; it seldom has surprises."""
     showcase_episodes: int = Field(default=4, ge=0)
@@ -144,6 +149,8 @@ class RunSettings(Config):
     """The camera that films them."""
     checkpoint_every_s: float = Field(default=60.0, gt=0)
     """Seconds between checkpoints."""
+    wandb: str | None = Field(default=None, min_length=1)
+    """A project of Weights & Biases that curves go to as well; null: to TensorBoard alone."""
     stop_when_solved: StopWhenSolved | None = None
     """When to stop early; null spends the whole budget."""
 
@@ -161,6 +168,23 @@ class LearnerConfig(Config):
     """Updates on demonstrations alone, before the first online step."""
     start_after_steps: int = Field(default=0, ge=0)
     """Online steps collected before updates begin."""
+    publish_every: int | None = Field(default=None, ge=1)
+    """Updates between two versions of the weights for the robot, which so is never further behind than these and one
+    episode's; null: a version after each episode. On-policy algorithms publish with each rollout."""
+    max_bad_updates: int = Field(default=100, ge=1)
+    """Updates whose loss or gradient is not finite are skipped; after so many in a run, it stops. The last good checkpoint
+    stays."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """What networks compute in while they learn. Parameters, optimisers, losses and log-densities are fp32 in any case."""
+    accumulate: int = Field(default=1, ge=1)
+    """Pieces that a batch is gone through in, for a step that would not fit into memory; the same step up to rounding. For
+    algorithms of one loss."""
+    ranks: int = Field(default=1, ge=1, le=64)
+    """Processes that learn as one, each from its part of every batch; on GPUs, one each. For algorithms that learn from
+    replay."""
+    shard: bool = False
+    """With ranks: each keeps a part of the policy and of its optimiser only (FSDP). For large policies, and algorithms of
+    one loss."""
     prefetch: int | None = Field(default=None, ge=0, le=64)
     """Batches sampled ahead by a thread; null: 2 of large ones, none of small ones. Changes no result."""
 
@@ -199,6 +223,9 @@ class RunConfig(Config):
     """Where batches come from."""
     algorithm: Annotated[PluginSection, OfKind("algorithm")]
     """How the policy learns."""
+    device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
+    """Where the learner computes: cpu, cuda, cuda:1, or auto, a GPU where there is one. Small networks are faster on a
+    CPU."""
     run: RunSettings = RunSettings()
     learner: LearnerConfig = LearnerConfig()
     images: ImagesConfig = ImagesConfig()

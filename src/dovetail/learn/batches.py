@@ -100,6 +100,10 @@ class Batches:
             )
         self._request = request
 
+    def reseed(self, rng: np.random.Generator) -> None:
+        """Draw with another generator from now on; between two calls of `take`."""
+        self._rng = rng
+
     @staticmethod
     def _shape(request: SampleRequest) -> tuple[object, ...]:
         return sum(request.rows.values()), dataclasses.replace(request, rows={}, when_empty=None, shares={})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dovetail.core.contracts import Algorithm, ReplayReader
@@ -16,6 +18,7 @@ from dovetail.core.errors import CheckpointError, FailureError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.batches import Batches
+from dovetail.learn.finite import BadUpdates, SkippedUpdate
 
 __all__ = ["Learner"]
 
@@ -36,15 +39,21 @@ class Learner:
         utd: float = 1.0,
         start_after_steps: int = 0,
         num_ahead: int | None = None,
+        max_bad_updates: int = 100,
+        device: torch.device | str = "cpu",
     ) -> None:
         self._algorithm = algorithm
         self._rng = rng
         self._utd = utd
         self._start_after_steps = start_after_steps
-        self._batches = Batches(request=algorithm.wants, robot=robot, replay=replay, rng=rng, num_ahead=num_ahead)
-        self.healthy = True  # until a loss is not finite: from then on its state is worth nothing
+        self._batches = Batches(
+            request=algorithm.wants, robot=robot, replay=replay, rng=rng, num_ahead=num_ahead, device=device
+        )
+        self._bad = BadUpdates(max_bad_updates)
+        self.healthy = True  # until too many losses were not finite: from then on nothing is worth keeping
         self.num_warmup_updates = 0
         self.num_online_updates = 0
+        self._seconds: dict[str, float] = defaultdict(float)
 
     @property
     def num_updates(self) -> int:
@@ -55,11 +64,11 @@ class Learner:
         metrics = _Means()
         self._batches.ask(self._algorithm.wants)
         with closing(self._batches.take(num_updates - self.num_warmup_updates)) as batches:
-            for batch in batches:
+            for batch in self._timed(batches):
                 metrics.add(self._update(batch))
                 self.num_warmup_updates += 1
                 on_update()
-        return metrics.take()
+        return {**metrics.take(), **self._told()}
 
     @property
     def wants(self) -> SampleRequest:
@@ -78,29 +87,70 @@ class Learner:
         if wants.waits and not self._batches.are_there:
             return {}
         with closing(self._batches.take(self.owed(env_steps))) as batches:  # closed at once, whatever comes up
-            for batch in batches:
+            for batch in self._timed(batches):
                 metrics.add(self._update(batch))
                 self.num_online_updates += 1
                 on_update()
-        return {**metrics.take(), **self._batches.shares()}
+        return {**metrics.take(), **self._batches.shares(), **self._told()}
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()
 
     def _update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
-        metrics = self._algorithm.update(batch)
+        began_s = time.monotonic()
+        try:
+            metrics = self._algorithm.update(batch)
+        except SkippedUpdate as reason:
+            self._skip(reason)
+            return {}
+        except FailureError:  # in the midst of it, so nobody may save what is left
+            self.healthy = False
+            raise
+        finally:
+            self._seconds["updating"] += time.monotonic() - began_s
         if not all(math.isfinite(value) for value in metrics.values()):
             self.healthy = False
             bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
             raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
         return metrics
 
+    def _timed(self, batches: Iterator[Mapping[str, Tensor]]) -> Iterator[Mapping[str, Tensor]]:
+        while True:
+            began_s = time.monotonic()
+            batch = next(batches, None)
+            self._seconds["sampling"] += time.monotonic() - began_s
+            if batch is None:
+                return
+            yield batch
+
+    def take_seconds(self) -> dict[str, float]:
+        """What sampling and updating took since this was asked last; a batch that was sampled ahead took no time."""
+        seconds = dict(self._seconds)
+        self._seconds.clear()
+        return seconds
+
+    def _skip(self, reason: SkippedUpdate) -> None:
+        try:
+            self._bad.add(reason, number=self.num_updates)
+        except FailureError:
+            self.healthy = False
+            raise
+
+    @property
+    def num_skipped_updates(self) -> int:
+        return self._bad.count
+
+    def _told(self) -> dict[str, float]:
+        return {"skipped_updates": float(self._bad.count)}
+
     # ---- checkpoints
 
     def state_dict(self) -> dict[str, Array]:
         rng = json.dumps(self._rng.bit_generator.state).encode()
         return {
-            "learner/counters": np.array([self.num_warmup_updates, self.num_online_updates], np.int64),
+            "learner/counters": np.array(
+                [self.num_warmup_updates, self.num_online_updates, self._bad.count], np.int64
+            ),
             "learner/rng": np.frombuffer(rng, np.uint8),
             **{f"algorithm/{name}": value for name, value in self._algorithm.state_dict().items()},
         }
@@ -114,7 +164,8 @@ class Learner:
         self._algorithm.load_state_dict(
             {name.removeprefix("algorithm/"): v for name, v in state.items() if name.startswith("algorithm/")}
         )
-        self.num_warmup_updates, self.num_online_updates = (int(n) for n in counters)
+        self.num_warmup_updates, self.num_online_updates = (int(n) for n in counters[:2])
+        self._bad.count = int(sum(counters[2:]))  # none, in a checkpoint of before they were counted
         self._rng.bit_generator.state = rng
 
 

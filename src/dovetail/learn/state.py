@@ -11,9 +11,11 @@ from torch import nn
 
 from dovetail.core.errors import CheckpointError, StoreError
 from dovetail.core.types import Array, WeightSnapshot
+from dovetail.policies.arrays import fill, sharded_like, to_numpy
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = [
+    "load_generator",
     "load_module",
     "load_optimizer",
     "load_policy",
@@ -25,28 +27,41 @@ __all__ = [
 
 
 def module_state(name: str, module: nn.Module) -> dict[str, Array]:
-    return {f"{name}/{key}": value.detach().numpy().copy() for key, value in module.state_dict().items()}
+    return {f"{name}/{key}": to_numpy(value) for key, value in module.state_dict().items()}
 
 
 def load_module(name: str, module: nn.Module, state: Mapping[str, Array]) -> None:
-    module.load_state_dict({key: _tensor(value) for key, value in _below(name, state).items()})
+    fill(module, _below(name, state))
 
 
 def optimizer_state(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Array]:
     """Moments and step counts; the hyper-parameters come from the config."""
     return {
-        f"optimizer/{name}/{index}/{slot}": value.numpy().copy()
+        f"optimizer/{name}/{index}/{slot}": to_numpy(value)
         for index, slots in optimizer.state_dict()["state"].items()
         for slot, value in slots.items()
     }
 
 
 def load_optimizer(name: str, optimizer: torch.optim.Optimizer, state: Mapping[str, Array]) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     slots: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in _below(f"optimizer/{name}", state).items():
         index, slot = key.split("/")
-        slots.setdefault(int(index), {})[slot] = _tensor(value)
+        tensor, parameter = _tensor(value), parameters[int(index)]
+        if tensor.shape == parameter.shape:
+            tensor = sharded_like(tensor, parameter)
+        slots.setdefault(int(index), {})[slot] = tensor
     optimizer.load_state_dict({**optimizer.state_dict(), "state": slots})
+
+
+def load_generator(generator: torch.Generator, state: Mapping[str, Array], *, seed: int) -> None:
+    """Its state; or, of a generator of another kind of device, a stream that was not used before."""
+    saved = torch.from_numpy(np.array(state["generator"]))
+    if len(saved) == len(generator.get_state()):
+        generator.set_state(saved)
+    else:
+        generator.manual_seed(seed + int(state["num_updates"]))
 
 
 def policy_state(policy: TrainablePolicy) -> dict[str, Array]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -14,6 +14,8 @@ from dovetail.core.errors import SpecMismatch, StoreError, did_you_mean
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
+from dovetail.policies.arrays import fill, to_numpy
+from dovetail.policies.chance import normal
 from dovetail.policies.encoders import EncoderConfig, FrozenEyes, make_encoder
 from dovetail.policies.normalizer import Normalizer
 from dovetail.policies.parts import NORMALIZER, PartConfig, check_names, freeze, is_frozen
@@ -50,6 +52,7 @@ class NetworkPolicy(ABC):
         self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
         self._normalizer = Normalizer({key: s.shape[0] for key, s in spec.observation.items() if not s.is_image})
         self._version = 0
+        self._device = torch.device("cpu")
 
     @property
     @abstractmethod
@@ -61,6 +64,19 @@ class NetworkPolicy(ABC):
     @property
     def spec(self) -> PolicySpec:
         return self._spec
+
+    @property
+    def device(self) -> torch.device:
+        return self._device
+
+    def to(self, device: torch.device) -> Self:
+        """Compute there from now on. What goes in and out of `act`, `weights` and `load` stays numpy."""
+        for module in self.components.values():
+            module.to(device)
+        if self._frozen is not None:
+            self._frozen.to(device)
+        self._device = device
+        return self
 
     def warmup(self) -> None:
         batch: dict[str, Array] = {}
@@ -142,16 +158,15 @@ class NetworkPolicy(ABC):
 
     def encode(self, key: str, frames: Array) -> Array:
         assert self._frozen is not None, "there is nothing to be kept"
-        encoded: Array = self._frozen(torch.tensor(frames)).numpy()
-        return encoded
+        return to_numpy(self._frozen(torch.tensor(frames, device=self._device)))
 
     def normalize_actions(self, actions: Tensor) -> Tensor:
-        center, scale = torch.from_numpy(self._center), torch.from_numpy(self._scale)
+        center, scale = (torch.from_numpy(limit).to(actions.device) for limit in (self._center, self._scale))
         return ((actions - center) / scale).clamp(-1.0, 1.0)
 
     def _chunk(self, normalized: Tensor) -> ActionChunk:
         """Normalised actions [B, H, A] in the robot's own units."""
-        actions = (normalized.numpy() * self._scale + self._center).astype(np.float32)
+        actions = (normalized.cpu().numpy() * self._scale + self._center).astype(np.float32)
         return ActionChunk(actions=actions, observed_ns=0, policy_version=self._version)
 
     def _real(self, features: Tensor) -> Tensor | None:
@@ -160,7 +175,7 @@ class NetworkPolicy(ABC):
 
     def _randn(self, features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
         if self.axes is None:
-            return torch.randn(shape, generator=generator)
+            return normal(shape, generator=generator, device=features.device)
         return self.axes.randn(features, shape, generator)
 
     # ---- weights
@@ -168,10 +183,7 @@ class NetworkPolicy(ABC):
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         modules = components or self.components
         return {
-            **{
-                name: {k: v.detach().numpy().copy() for k, v in m.state_dict().items()}
-                for name, m in modules.items()
-            },
+            **{name: {k: to_numpy(v) for k, v in m.state_dict().items()} for name, m in modules.items()},
             NORMALIZER: self._normalizer.to_arrays(),
         }
 
@@ -214,8 +226,7 @@ class NetworkPolicy(ABC):
         if name == NORMALIZER:
             self._normalizer.load_arrays(arrays)
         else:
-            tensors = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
-            self.components[name].load_state_dict(tensors)
+            fill(self.components[name], arrays)
 
     def load(self, snapshot: WeightSnapshot) -> None:
         misfit = f"weights version {snapshot.version} do not fit policy '{self._spec.name}': "

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.chance import normal
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.parts import PartsConfig
 from dovetail.policies.trainable import TrainablePolicy
@@ -69,7 +70,9 @@ class ActorCritic(NetworkPolicy):
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
             # copies: views are read-only
-            features = self.features({key: torch.tensor(value) for key, value in observations.items()})
+            features = self.features(
+                {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
+            )
             if context.deterministic:
                 drawn = self._actor(features)
                 log_prob, _, value = self.evaluate_actions(features, drawn)
@@ -78,7 +81,9 @@ class ActorCritic(NetworkPolicy):
                 drawn, log_prob = self.sample(features, generator=generator)
                 value = self.value(features)
         chunk = self._chunk(drawn.clamp(-1.0, 1.0)[:, None])
-        extras = {"drawn": drawn.numpy(), "log_prob": log_prob.numpy(), "value": value.numpy()}
+        extras = {
+            name: v.cpu().numpy() for name, v in (("drawn", drawn), ("log_prob", log_prob), ("value", value))
+        }
         return ActionChunk(
             actions=chunk.actions, observed_ns=0, policy_version=chunk.policy_version, extras=extras
         )
@@ -95,7 +100,7 @@ class ActorCritic(NetworkPolicy):
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         mean = self._actor(features)
-        drawn = mean + self._actor.log_std.exp() * torch.randn(mean.shape, generator=generator)
+        drawn = mean + self._actor.log_std.exp() * normal(mean.shape, generator=generator, device=mean.device)
         return drawn, self._log_prob(mean, drawn)
 
     def value(self, features: Tensor) -> Tensor:

@@ -315,9 +315,10 @@ class _ArmStatistics(Normalizer):
     """With statistics of each arm's own, [E, N] of each key."""
 
     def __init__(self, canon: Canon) -> None:
+        super().__init__(canon.sizes)
         self._canon, num_arms = canon, len(canon.names)
-        self.mean: dict[str, Array] = {k: np.zeros((num_arms, n), np.float32) for k, n in canon.sizes.items()}
-        self.std: dict[str, Array] = {k: np.ones((num_arms, n), np.float32) for k, n in canon.sizes.items()}
+        self.mean = {k: np.zeros((num_arms, n), np.float32) for k, n in canon.sizes.items()}
+        self.std = {k: np.ones((num_arms, n), np.float32) for k, n in canon.sizes.items()}
 
     def fit(self, columns: Mapping[str, Array]) -> None:
         """From rows of any arms; of those that have none, nothing changes."""

@@ -19,6 +19,7 @@ from torch.nn import functional
 from dovetail.config.model import Config
 from dovetail.core.specs import ArraySpec
 from dovetail.policies.backbones import Backbone, ResNet, load_backbone
+from dovetail.policies.chance import integers
 
 __all__ = ["EncoderConfig", "FrozenEyes", "ImageEncoder", "SpatialEmbedding", "make_encoder", "random_shift"]
 
@@ -111,6 +112,9 @@ class FrozenEyes:
         """Of what `__call__` makes of one image."""
         return ArraySpec(shape=self._network.map_shape(image.shape), dtype="float16")
 
+    def to(self, device: torch.device) -> None:
+        self._network.to(device)
+
     def __call__(self, images: Tensor) -> Tensor:
         """uint8 [N, H, W, 3] -> float16 [N, h, w, c]. One by one: then an image has the same features in every batch."""
         with torch.no_grad():
@@ -121,10 +125,11 @@ def random_shift(images: Tensor, *, pad: int, generator: torch.Generator) -> Ten
     """[B, ..., H, W, C], each row moved by up to `pad` pixels each way, its border repeated (DrQ). The images of one
     row's history move together."""
     num_rows, (height, width) = len(images), images.shape[-3:-1]
-    offsets = torch.randint(-pad, pad + 1, (2, num_rows, 1), generator=generator)
-    ys = (torch.arange(height) + offsets[0]).clamp(0, height - 1)  # [B, H]
-    xs = (torch.arange(width) + offsets[1]).clamp(0, width - 1)
-    rows = torch.arange(num_rows)[:, None, None]
+    device = images.device
+    offsets = integers(-pad, pad + 1, (2, num_rows, 1), generator=generator, device=device, rows=1)
+    ys = (torch.arange(height, device=device) + offsets[0]).clamp(0, height - 1)  # [B, H]
+    xs = (torch.arange(width, device=device) + offsets[1]).clamp(0, width - 1)
+    rows = torch.arange(num_rows, device=device)[:, None, None]
     flat = images.reshape(num_rows, -1, *images.shape[-3:])
     moved = torch.stack([frames[rows, ys[:, :, None], xs[:, None, :]] for frames in flat.unbind(1)], dim=1)
     return moved.view_as(images)

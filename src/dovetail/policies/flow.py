@@ -14,6 +14,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.chance import normal, uniform
 from dovetail.policies.encoders import EncoderConfig
 from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
 from dovetail.policies.networks import DenoisingMLP, PromptEncoder, held_chunks, masked_mse
@@ -97,7 +98,7 @@ class Flow(NetworkPolicy):
         # no inference_mode, whoever asks: guidance needs a derivative
         with torch.inference_mode(False), torch.no_grad():
             # copies: views are read-only
-            inputs = {key: torch.tensor(value) for key, value in observations.items()}
+            inputs = {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
             features = self.features(inputs)
             normalized = self._integrate(
                 features, self._noise(features, context), self._committed(len(features), context)
@@ -139,10 +140,13 @@ class Flow(NetworkPolicy):
         if mask is not None:
             mask = mask.view(actions.shape[:2])
             actions = held_chunks(actions, mask)
-        noise = torch.randn(actions.shape, generator=generator)  # where nothing is real, `_velocity` does not look
+        # where nothing is real, `_velocity` does not look
+        noise = normal(actions.shape, generator=generator, device=actions.device)
         # half a step beyond the last time that acting asks about: the loss counts an error in the end of the way by
         # 1 / (1 - t)^2, so later times would drown all the others
-        t = torch.rand(len(actions), generator=generator) * (1.0 - 0.5 / self._config.num_flow_steps)
+        t = uniform((len(actions),), generator=generator, device=actions.device) * (
+            1.0 - 0.5 / self._config.num_flow_steps
+        )
         x = torch.lerp(noise, actions, t[:, None, None])
         return masked_mse(self._velocity(x, features, t), actions - noise, mask, self._real(features))
 
@@ -170,7 +174,8 @@ class Flow(NetworkPolicy):
         """What the robot has committed to, normalised [B, H, A], and how much it counts [B, H]."""
         if context.prefix is None:
             return None
-        prefix, (horizon, num_actions) = torch.tensor(context.prefix, dtype=torch.float32), self._chunk_shape
+        horizon, num_actions = self._chunk_shape
+        prefix = torch.tensor(context.prefix, dtype=torch.float32, device=self._device)
         if prefix.ndim != 3 or prefix.shape[0] != num_rows or prefix.shape[2] != num_actions:
             raise UsageError(f"a prefix should be [{num_rows}, H, {num_actions}], got {list(prefix.shape)}")
         prefix = prefix[:, :horizon]
@@ -182,11 +187,11 @@ class Flow(NetworkPolicy):
             execution_horizon=context.horizon,
             chunk_length=horizon,
         )
-        return target, weights * target.isfinite().all(-1)
+        return target, weights.to(target.device) * target.isfinite().all(-1)
 
     def _integrate(self, features: Tensor, x: Tensor, committed: tuple[Tensor, Tensor] | None) -> Tensor:
         def velocity(x: Tensor, t: float) -> Tensor:
-            return self._velocity(x, features, torch.full((len(x),), t))
+            return self._velocity(x, features, x.new_full((len(x),), t))
 
         num_steps, guidance = self._config.num_flow_steps, self._config.guidance
         for step in range(num_steps):

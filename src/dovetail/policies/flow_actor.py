@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.chance import normal, uniform
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.parts import PartsConfig
 from dovetail.policies.squashed import log_slope, smooth_limits
@@ -90,9 +91,11 @@ class FlowActor(NetworkPolicy):
     def _walk(self, observations: Mapping[str, Array], context: ActContext) -> tuple[list[Tensor], Tensor, Tensor]:
         """The path that was taken, its log-density, and the features that it was taken for."""
         # copies: views are read-only
-        features = self.features({key: torch.tensor(value) for key, value in observations.items()})
+        features = self.features(
+            {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
+        )
         generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
-        noise = torch.zeros(self._noise_shape(features))
+        noise = features.new_zeros(self._noise_shape(features))
         if not context.deterministic:
             noise = self._randn(features, self._noise_shape(features), generator)
         return *self._path(features, noise), features
@@ -109,7 +112,8 @@ class FlowActor(NetworkPolicy):
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Actions [B, A] at the end of noisy paths, and the log-density [B] of path and action."""
-        path, log_density = self._path(features, torch.randn(self._noise_shape(features), generator=generator))
+        noise = normal(self._noise_shape(features), generator=generator, device=features.device, rows=1)
+        path, log_density = self._path(features, noise)
         return torch.tanh(path[-1]), log_density - log_slope(path[-1]).sum(-1)
 
     def sigma(self, features: Tensor) -> Tensor:
@@ -129,9 +133,9 @@ class FlowActor(NetworkPolicy):
         ends = torch.atanh(actions.reshape(-1, self._num_actions).clamp(-_LARGEST, _LARGEST))
         if mask is not None:
             ends = torch.where(mask.reshape(-1, 1), ends, 0.0)
-        noise = torch.randn(ends.shape, generator=generator)
+        noise = normal(ends.shape, generator=generator, device=ends.device)
         # not up to 1: the loss counts an error in the end of the way by 1 / (1 - t)^2
-        t = torch.rand(len(ends), generator=generator) * (1.0 - 0.5 / self.num_flow_steps)
+        t = uniform((len(ends),), generator=generator, device=ends.device) * (1.0 - 0.5 / self.num_flow_steps)
         x = torch.lerp(noise, ends, t[:, None])
         there = None if mask is None else mask.reshape(-1)
         real = self._real(features)

@@ -48,7 +48,11 @@ class FlowActorCritic(FlowActor):
             value = self.value(features)
         chunk = self._chunk(torch.tanh(path[-1])[:, None])
         drawn = torch.stack(path, dim=1).flatten(1)
-        extras = {"drawn": drawn.numpy(), "log_prob": log_density.numpy(), "value": value.numpy()}
+        extras = {
+            "drawn": drawn.cpu().numpy(),
+            "log_prob": log_density.cpu().numpy(),
+            "value": value.cpu().numpy(),
+        }
         return ActionChunk(actions=chunk.actions, observed_ns=0, policy_version=self._version, extras=extras)
 
     @property

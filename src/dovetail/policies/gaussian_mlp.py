@@ -13,6 +13,7 @@ from torch.nn import functional
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.chance import integers, uniform
 from dovetail.policies.encoders import EncoderConfig
 from dovetail.policies.grasping import NUM_CHOICES, STAY, gripper_axis, margin_loss
 from dovetail.policies.networks import masked_mse, mlp
@@ -79,7 +80,8 @@ class GaussianMLP(NetworkPolicy):
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
             # copies: views are read-only
-            features = self.features({key: torch.tensor(value) for key, value in observations.items()})
+            inputs = {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
+            features = self.features(inputs)
             mean, log_std = self._distribution(features)
             generator = None
             if not context.deterministic:
@@ -96,10 +98,9 @@ class GaussianMLP(NetworkPolicy):
         """-1 closes, 0 leaves, 1 opens: [B, 1]."""
         choice = worth.argmax(1)
         if noisy:
-            other = torch.randint(NUM_CHOICES, choice.shape, generator=generator)
-            choice = torch.where(
-                torch.rand(choice.shape, generator=generator) < self._config.grasp_noise, other, choice
-            )
+            other = integers(0, NUM_CHOICES, choice.shape, generator=generator, device=worth.device)
+            luck = uniform(choice.shape, generator=generator, device=worth.device)
+            choice = torch.where(luck < self._config.grasp_noise, other, choice)
         return (choice - STAY).float()[:, None]
 
     # ---- TrainablePolicy: torch

@@ -49,11 +49,11 @@ def prefix_weights(schedule: Schedule, *, delay: int, execution_horizon: int, ch
         )
     num_valid = max(chunk_length - execution_horizon, 0)
     start = min(delay, num_valid)
-    index = torch.arange(chunk_length, dtype=torch.float32)
+    index = torch.arange(chunk_length, dtype=torch.float32, device="cpu")
     if schedule == "zeros":
         weights = (index < start).float()
     elif schedule == "ones":
-        weights = torch.ones(chunk_length)
+        weights = torch.ones_like(index)
     else:
         weights = ((start - 1 - index) / (num_valid - start + 1) + 1).clamp(0.0, 1.0)
         if schedule == "exp":

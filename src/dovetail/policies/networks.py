@@ -49,7 +49,7 @@ def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None, real: Ten
 
 def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:
     """Chunks whose missing actions repeat the last one before them: the network sees them beside the others."""
-    index = torch.arange(mask.shape[1]).expand_as(mask)
+    index = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
     last = torch.where(mask, index, -1).cummax(dim=1).values
     held = actions.gather(1, last.clamp(min=0)[..., None].expand_as(actions))
     return torch.where(last[..., None] >= 0, held, 0.0)
@@ -57,7 +57,7 @@ def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:
 
 def time_waves(t: Tensor) -> Tensor:
     """A time from 0 to 1 as a network can tell it from others, [B] -> [B, 2 NUM_TIME_WAVES]."""
-    waves = t[:, None] * math.pi * torch.arange(1, NUM_TIME_WAVES + 1) / 2
+    waves = t[:, None] * math.pi * torch.arange(1, NUM_TIME_WAVES + 1, device=t.device) / 2
     return torch.cat((waves.sin(), waves.cos()), dim=1)
 
 

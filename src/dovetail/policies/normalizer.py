@@ -22,22 +22,34 @@ class Normalizer:
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.mean: dict[str, Array] = {key: np.zeros(n, np.float32) for key, n in sizes.items()}
         self.std: dict[str, Array] = {key: np.ones(n, np.float32) for key, n in sizes.items()}
+        self._copies: dict[tuple[str, torch.device], tuple[Tensor, Tensor]] = {}
 
     def fit(self, columns: Mapping[str, Array]) -> None:
         """Take mean and std from data, one [N, D] array per key."""
+        self._copies.clear()
         for key in self.mean:
             values = np.asarray(columns[key], np.float64).reshape(-1, len(self.mean[key]))
             self.mean[key] = values.mean(0).astype(np.float32)
             self.std[key] = np.maximum(values.std(0), MIN_STD).astype(np.float32)
 
     def __call__(self, key: str, values: Tensor) -> Tensor:
-        mean, std = torch.from_numpy(self.mean[key]), torch.from_numpy(self.std[key])
+        mean, std = self._tensors(key, values.device)
         return ((values - mean) / std).clamp_(-CLIP, CLIP)
+
+    def _tensors(self, key: str, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Both, where they are needed; copied to a GPU once, not with every batch."""
+        found = self._copies.get((key, device))
+        if found is None:
+            found = torch.from_numpy(self.mean[key]).to(device), torch.from_numpy(self.std[key]).to(device)
+            if device.type != "cpu":
+                self._copies[key, device] = found
+        return found
 
     def to_arrays(self) -> dict[str, Array]:
         return {f"mean/{k}": v for k, v in self.mean.items()} | {f"std/{k}": v for k, v in self.std.items()}
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
+        self._copies.clear()
         for key in self.mean:
             self.mean[key] = np.array(arrays[f"mean/{key}"], np.float32)
             self.std[key] = np.array(arrays[f"std/{key}"], np.float32)

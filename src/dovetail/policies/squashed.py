@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from dovetail.policies.chance import normal
+
 __all__ = ["LOG_STD_MAX", "LOG_STD_MIN", "gaussian", "log_slope", "sample_squashed", "smooth_limits"]
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 1.0
@@ -34,7 +36,7 @@ def sample_squashed(
 ) -> tuple[Tensor, Tensor]:
     """A draw [..., A] with gradients, and its log-density [...]: log N(raw) - log |d tanh / d raw|. Axes that are not
     `real` are 0, and their log-density is."""
-    noise = torch.randn(mean.shape, generator=generator)
+    noise = normal(mean.shape, generator=generator, device=mean.device)
     raw = mean + log_std.exp() * noise
     log_prob = -0.5 * noise.square() - log_std - 0.5 * math.log(2 * math.pi)
     log_prob = log_prob - log_slope(raw)

@@ -13,11 +13,13 @@ from dovetail.actor.modes import Mode
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core.clock import SimulatedClock
-from dovetail.core.contracts import Actor, Clock, Labeler, Operator, Policy, Task
+from dovetail.core.contracts import Actor, Algorithm, Clock, Labeler, Operator, Policy, Task
 from dovetail.core.errors import UsageError
-from dovetail.core.specs import PolicySpec, match
+from dovetail.core.specs import PolicySpec, RobotSpec, match
 from dovetail.core.types import Purpose
 from dovetail.episodes.spool import Spool
+from dovetail.learn.device import find_device
+from dovetail.learn.setup import set_up
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.robots.safety import SafeRobot
 from dovetail.runtime.cell import Cell, build_cell
@@ -25,7 +27,7 @@ from dovetail.runtime.experience import Replay
 from dovetail.runtime.host import RobotHost
 from dovetail.runtime.parts import build_policy
 
-__all__ = ["Station", "build_station"]
+__all__ = ["Station", "build_station", "build_trainable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,13 +70,19 @@ class Station:
 
     def trainable(self) -> TrainablePolicy:
         """The same, for a learner."""
-        policy = self.policy()
-        if not hasattr(type(policy), "imitation_loss"):
-            raise UsageError(
-                f"policy '{self.config.policy.type}' cannot be trained here: train the run that its server serves, "
-                "or choose another policy"
-            )
-        return cast(TrainablePolicy, policy)
+        device = find_device(self.config.device)
+        policy = build_trainable(self.config, self.robot.spec, device=device, parts=self.parts)
+        match(self.robot.spec, policy=policy.spec, task=self.task.spec)
+        return policy
+
+    def algorithm(self, policy: TrainablePolicy) -> Algorithm:
+        """What the config asks for, computing as it says."""
+        algorithm: Algorithm = self.config.algorithm.build(policy=policy, seed=self.config.run.seed)
+        learner = self.config.learner
+        set_up(
+            algorithm, name=self.config.algorithm.type, precision=learner.precision, accumulate=learner.accumulate
+        )
+        return algorithm
 
     def labeler(self) -> Labeler:
         labeler: Labeler = self.config.labels[0].build()
@@ -146,3 +154,20 @@ def build_station(
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
     cell = build_cell(task=config.task, robot=config.robot, safety=config.safety)
     return Station(config=config, cell=cell, should_stop=should_stop, parts=parts)
+
+
+def build_trainable(
+    config: RunConfig, robot: RobotSpec, *, device: torch.device, parts: Path | None = None
+) -> TrainablePolicy:
+    """A policy for a learner, where that computes. `parts`: see Station."""
+    policy = build_policy(config.policy, robot=robot, seed=config.run.seed, parts=parts)
+    if not hasattr(type(policy), "imitation_loss"):
+        raise UsageError(
+            f"policy '{config.policy.type}' cannot be trained here: train the run that its server serves, or choose "
+            "another policy"
+        )
+    if device.type != "cpu":
+        if not hasattr(policy, "to"):
+            raise UsageError(f"policy '{config.policy.type}' knows only the CPU: set device=cpu")
+        policy.to(device)
+    return cast(TrainablePolicy, policy)

@@ -134,6 +134,15 @@ class Experience:
         self._bring_up_to_date([one for one in known if one.trains], on_added)
         return known
 
+    def rewind(self, known: list[Known]) -> None:
+        """Have replay hold these alone, as it did before the others came."""
+        self.replay.reset()
+        self._add_missing([one for one in known if one.trains], lambda done, total: None)
+
+    def add_known(self, known: Known) -> None:
+        """Into replay, from the log."""
+        self._add(self.log.load(known.info.id, images=bool(self._cameras)), known.labels)
+
     def close(self) -> None:
         self.spool.close()
         self.replay.close()
@@ -158,18 +167,21 @@ class Experience:
             self.replay.reset()
         for episode_id in set(self.replay.ids()) - {one.info.id for one in known}:
             self.replay.drop(episode_id)
+        self._add_missing(known, on_added)
+        for one in known:
+            self.replay.relabel(one.labels)
+
+    def _add_missing(self, known: list[Known], on_added: Callable[[int, int], None]) -> None:
         missing = [one for one in known if not self.replay.knows(one.info.id)]
         fresh = self._newest_that_fit(missing)
         num_added = 0
         for one in missing:
             if one.info.id in fresh:
                 on_added(num_added, len(fresh))
-                self._add(self.log.load(one.info.id, images=bool(self._cameras)), one.labels)
+                self.add_known(one)
                 num_added += 1
             else:
                 self.replay.skip(one.info.id, self.as_replayed(one.info.robot), num_steps=one.info.num_steps)
-        for one in known:
-            self.replay.relabel(one.labels)
 
     def _is_other_encoder(self) -> bool:
         """Whether what the replay holds was seen through another file than there is now; notes which one that is."""

@@ -49,6 +49,7 @@ def learning_curve(
     untrained: Rate | None,
     before: Rate | None,
     after: Rate | None,
+    scheduled: Sequence[tuple[float, Rate]] = (),
 ) -> bytes:
     """A PNG: success over robot time, every episode as a dot, and how much a person did."""
     import matplotlib
@@ -83,9 +84,10 @@ def learning_curve(
         figure.text(0.095, 0.905, subtitle, fontsize=11.5, color=_QUIET, va="top")
         _draw_curve(curve, episodes)
         _draw_rates(curve, untrained=untrained, before=before, after=after)
+        _draw_scheduled(curve, scheduled)
         _draw_dots(dots, episodes)
         _draw_person(person, episodes)
-        last = episodes[-1].end_minutes if episodes else 1.0
+        last = max([e.end_minutes for e in episodes[-1:]] + [minutes for minutes, _ in scheduled], default=1.0)
         person.set_xlim(0.0, last * 1.015)
         person.set_xlabel("robot minutes of online learning", color=_QUIET, labelpad=6)
         file = io.BytesIO()
@@ -147,6 +149,29 @@ def _draw_rates(axes: Axes, *, untrained: Rate | None, before: Rate | None, afte
         interval = f"{100 * rate.low:.0f} to {100 * rate.high:.0f} %, {rate.episodes} episodes"
         axes.text(1.012, y, f"{name}  {figures}", transform=across, color=colour, va="center", fontweight="bold")
         axes.text(1.012, y - 0.054, interval, transform=across, color=_QUIET, va="center", fontsize=9.5)
+
+
+def _draw_scheduled(axes: Axes, scheduled: Sequence[tuple[float, Rate]]) -> None:
+    """Evaluations while it learned, nobody helping: points with their 95 % intervals."""
+    if not scheduled:
+        return
+    minutes = [at for at, _ in scheduled]
+    rates = np.array([rate.rate for _, rate in scheduled])
+    below = np.maximum(rates - [rate.low for _, rate in scheduled], 0.0)
+    above = np.maximum([rate.high for _, rate in scheduled] - rates, 0.0)
+    axes.errorbar(
+        minutes, rates, yerr=(below, above), fmt="D", color=_INK, markersize=5, elinewidth=1.2, capsize=3, zorder=7
+    )
+    axes.annotate(
+        "evaluated",
+        (minutes[0], float(rates[0])),
+        xytext=(7, -4),
+        textcoords="offset points",
+        color=_INK,
+        fontsize=10,
+        va="top",
+        zorder=7,
+    )
 
 
 def _draw_dots(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:

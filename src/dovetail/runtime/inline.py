@@ -7,7 +7,8 @@ first at what the folder already holds, so that a run that was interrupted goes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from dovetail.core.streams import stream
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, WeightSnapshot
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
+from dovetail.learn.device import find_device
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.learn.rollouts import OnPolicyAlgorithm
@@ -31,10 +33,15 @@ from dovetail.runtime.experience import Experience, Known, image_codec
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.onpolicy import OnPolicy
 from dovetail.runtime.parts import keep_parts
+from dovetail.runtime.phases import Phases
+from dovetail.runtime.ranks import RankGroup
+from dovetail.runtime.schedule import Schedule
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["InlineRun", "Interrupted"]
+
+_MAIN = ("untrained", "cloning", "after")  # evaluations that every run has
 
 
 class Interrupted(Exception):  # not an error: a person asked for it
@@ -56,7 +63,12 @@ class InlineRun:
         keep_parts(self._policy, folder.parts)
         self._experience = self._make_experience()
         self._weights = DiskWeightStore(folder.weights)
-        self._metrics = MetricsLog(folder.logs)
+        self._metrics = MetricsLog(
+            folder.logs,
+            wandb=folder.config.run.wandb,
+            name=folder.path.name,
+            config=folder.config.model_dump(mode="json"),
+        )
         self.status = RunStatus(name=folder.path.name)
         self._coaching = Coaching(
             folder,
@@ -69,8 +81,11 @@ class InlineRun:
         before = folder.read_json("progress.json") or {"wall_s": 0.0, "updates": 0}
         self._wall_before_s = float(before["wall_s"])
         self.status.updates = int(before["updates"])
+        self._phases = Phases(before.get("phases"))
         self._demos: list[dict[str, Array]] = []  # what the policy saw in them
         self._num_tried_demos = 0
+        self._schedule = Schedule(folder)
+        self._published = -1  # at so many updates
         self._recover()
 
     def run(self) -> None:
@@ -136,13 +151,32 @@ class InlineRun:
     def _learn(self) -> None:
         if self._known("after"):
             return
-        config, status = self._config, self.status
-        algorithm: Algorithm = config.algorithm.build(policy=self._policy, seed=config.run.seed)
+        config = self._config
+        algorithm = self._station.algorithm(self._policy)
         if isinstance(algorithm, OnPolicyAlgorithm):
             hz = self._station.robot.spec.control_hz
             self._practise(OnPolicy(config, algorithm=algorithm, control_hz=hz, should_stop=self._should_stop))
             return
-        learner = self._make_learner(algorithm, role="learner")
+        with self._ranks(algorithm) as lead:
+            self._learn_off_policy(self._make_learner(lead, role="learner"))
+
+    @contextmanager
+    def _ranks(self, algorithm: Algorithm) -> Iterator[Algorithm]:
+        """The processes that learn with this one, where there are any."""
+        config, folder = self._config, self._folder
+        if config.learner.ranks == 1:
+            yield algorithm
+            return
+        group = RankGroup(
+            folder.path, size=config.learner.ranks, robot=self._station.robot.spec, replay=folder.replay
+        )
+        try:
+            yield group.lead(algorithm, config)
+        finally:
+            group.close()
+
+    def _learn_off_policy(self, learner: Learner) -> None:
+        config, status = self._config, self.status
         if self._has_checkpoint:
             learner.load_state_dict(self._load_checkpoint())
         else:
@@ -164,8 +198,12 @@ class InlineRun:
         try:
             for lesson in practice.lessons(self.status, write=self._metrics.write, save=self._save):
                 self._weights.publish(practice.policy_weights())
+                spent = {"acting": lesson.metrics["collect_s"], "updating": lesson.metrics["update_s"]}
+                self._phases.add(spent)
+                self._write_times()
                 self._coaching.look_at(lesson)
                 self._watch(self.status)
+                self._evaluate_when_due(practice)
                 if self._solved():
                     break
         finally:
@@ -181,6 +219,7 @@ class InlineRun:
         saved_s = time.monotonic()
         self._catch_up(learner)
         self._update(learner, actor)
+        self._evaluate_when_due(learner, actor)
         while status.env_steps < run.env_steps and not self._solved():
             episode = self._run_episode(actor, Purpose.ONLINE, status.episodes)
             if episode is None:
@@ -189,36 +228,85 @@ class InlineRun:
             self._update(learner, actor)
             self._write_curves(episode, labels)
             self._coaching.look(learner, self._experience.replay)
+            self._evaluate_when_due(learner, actor)
             if time.monotonic() - saved_s > run.checkpoint_every_s:
                 self._save(learner)
                 saved_s = time.monotonic()
+        if self._published != learner.num_updates:
+            self._publish(learner)
 
     def _catch_up(self, learner: Learner) -> None:
-        """What the log holds and the checkpoint does not know of: a kill lost it, or somebody deleted it."""
+        """What the log holds and the checkpoint does not know of: a kill lost it, or somebody deleted it. Episode by
+        episode, each learned from before replay holds the next one: so it comes out as if nothing had happened."""
         status, phase = self.status, (self.status.phase, self.status.total)
         owed = learner.owed(status.env_steps)
-        if owed > 0:
-            self._folder.event("catching up", updates=owed)
-            status.begin("catching up with the episodes", owed)
-            status.metrics |= learner.step(env_steps=status.env_steps, on_update=self._updated)
-            status.begin(*phase, done=status.env_steps)
+        if owed <= 0:
+            return
+        self._folder.event("catching up", updates=owed)
+        status.begin("catching up with the episodes", owed)
+        practised = [place for place, one in enumerate(self._before) if one.info.purpose is Purpose.ONLINE]
+        env_steps = np.cumsum([self._before[place].info.num_steps for place in practised])
+        behind = [int(n) for n in np.flatnonzero([learner.owed(int(steps)) > 0 for steps in env_steps])]
+        if len(behind) > 1:
+            self._experience.rewind(self._before[: practised[behind[0]] + 1])
+        for number in behind:
+            if number != behind[0]:
+                for one in self._before[practised[number - 1] + 1 : practised[number] + 1]:
+                    if one.trains:
+                        self._experience.add_known(one)
+            status.metrics |= learner.step(env_steps=int(env_steps[number]), on_update=self._updated)
+            if number != behind[-1]:
+                self._publish_when_due(learner)
+        self._before.clear()
+        status.begin(*phase, done=status.env_steps)
 
     def _update(self, learner: Learner, actor: Actor) -> None:
         """The updates that the last episode has earned, then their weights to the robot."""
-        status = self.status
+        status, num_skipped = self.status, learner.num_skipped_updates
         status.metrics |= learner.step(env_steps=status.env_steps, on_update=self._look_up)
+        self._phases.add(learner.take_seconds())
+        if learner.num_skipped_updates > num_skipped:
+            self._folder.event("skipped updates", in_all=learner.num_skipped_updates, updates=learner.num_updates)
         status.updates = learner.num_updates
         status.done = status.env_steps
-        newest = self._weights.publish(learner.policy_weights())
-        snapshot = self._weights.latest()  # the pinned version, where somebody has pinned one
-        assert snapshot is not None
-        self._coaching.published(newest, snapshot)
-        actor.load(snapshot)
+        with self._phases.phase("publishing"):
+            self._publish_when_due(learner)
+            self._hand_over(actor)
         self._watch(status)
 
-    def _evaluate(self, name: str, *, num_episodes: int) -> None:
-        if not num_episodes or self._known(name):
+    def _publish_when_due(self, learner: Learner) -> None:
+        every, published = self._config.learner.publish_every, self._published
+        if published < 0 or every is None or learner.num_updates // every > published // every:
+            self._publish(learner)
+
+    def _publish(self, learner: Learner) -> None:
+        self._weights.publish(learner.policy_weights())
+        self._published = learner.num_updates
+
+    def _hand_over(self, actor: Actor) -> None:
+        snapshot = self._weights.latest()  # the pinned version, where somebody has pinned one
+        assert snapshot is not None
+        self._coaching.published(max(self._weights.versions()), snapshot)
+        actor.load(snapshot)
+
+    def _evaluate_when_due(self, learner: Learner | OnPolicy, actor: Actor | None = None) -> None:
+        status = self.status
+        name = self._schedule.due(status.env_steps)
+        if name is None:
             return
+        if isinstance(learner, Learner) and actor is not None and self._published != learner.num_updates:
+            self._publish(learner)  # what is evaluated is what the robot has
+            self._hand_over(actor)
+        phase = (status.phase, status.total)
+        with self._phases.phase("evaluating"):
+            rate = self._evaluate(name, num_episodes=self._schedule.num_episodes)
+        status.begin(*phase, done=status.env_steps)
+        if rate is not None and self._schedule.is_best(rate.rate):
+            self._save_best(learner, success=rate.rate, by=f"evaluation {name}")
+
+    def _evaluate(self, name: str, *, num_episodes: int) -> Rate | None:
+        if not num_episodes or self._known(name):
+            return None
         self.status.begin(f"evaluating: {name}", num_episodes)
         ids, num_successes = [], 0
         snapshot = None if name == "untrained" else self._newest()
@@ -239,12 +327,17 @@ class InlineRun:
             raise Interrupted
         rate = Rate(successes=num_successes, episodes=num_episodes)
         shown = ids[: self._config.run.showcase_episodes]
-        facts = {"successes": rate.successes, "shown": shown, **rate.to_json()}
+        when = {"env_steps": self.status.env_steps, "robot_minutes": self.status.robot_minutes}
+        facts = {"successes": rate.successes, "shown": shown, **when, **rate.to_json()}
         self._folder.write_json(f"evaluations/{name}.json", facts)
-        self._folder.event("evaluated", name=name, **rate.to_json())
-        self._metrics.write("evaluation", {name: rate.rate}, step=self.status.env_steps)
+        self._folder.event("evaluated", name=name, **when, **rate.to_json())
+        curve = {name: rate.rate}
+        if name not in _MAIN:  # points of one curve
+            curve = {"scheduled": rate.rate, "scheduled_low": rate.low, "scheduled_high": rate.high}
+        self._metrics.write("evaluation", curve, step=self.status.env_steps)
         self.status.rates[name] = rate
         self._watch(self.status)
+        return rate
 
     # ---- episodes
 
@@ -260,7 +353,8 @@ class InlineRun:
             config_hash=self._folder.config_hash,
             robot_minutes=self.status.robot_minutes,
         )
-        episode = actor.run(order)
+        with self._phases.phase("acting"):
+            episode = actor.run(order)
         self.status.telemetry = actor.telemetry()
         if episode is not None:
             self._commit(episode)
@@ -274,10 +368,12 @@ class InlineRun:
             raise Interrupted
 
     def _learn_from(self, episode: Episode) -> Labels:
-        labels = self._experience.label(episode)
+        with self._phases.phase("labelling"):
+            labels = self._experience.label(episode)
         known = Known(info=self._experience.log.manifest(episode.id), labels=labels)
         if known.trains:
-            self._experience.learn_from(episode, labels)
+            with self._phases.phase("adding"):
+                self._experience.learn_from(episode, labels)
         self._count(known, episode)
         return labels
 
@@ -297,9 +393,10 @@ class InlineRun:
 
     def _recover(self) -> None:
         """What an earlier process of this run left: episodes, labels, evaluations."""
-        for known in self._experience.recover(on_added=self._rebuilding):
+        self._before = self._experience.recover(on_added=self._rebuilding)
+        for known in self._before:
             self._count(known)
-        for name in ("untrained", "cloning", "after"):
+        for name in _MAIN:
             rate = self._known(name)
             if rate:
                 self.status.rates[name] = rate
@@ -332,6 +429,7 @@ class InlineRun:
         state, facts = load_checkpoint(self._checkpoint)
         if facts.get("config_hash") != self._folder.config_hash:
             raise CheckpointError(f"checkpoint {self._checkpoint} belongs to another config than its run folder")
+        self._published = int(facts.get("published", -1))
         return state
 
     def _fit_normalizer(self, policy: TrainablePolicy) -> None:
@@ -358,6 +456,8 @@ class InlineRun:
             utd=self._config.learner.utd,
             start_after_steps=self._config.learner.start_after_steps,
             num_ahead=self._config.learner.prefetch,
+            max_bad_updates=self._config.learner.max_bad_updates,
+            device=find_device(self._config.device),
         )
 
     def _updated(self) -> None:
@@ -386,19 +486,42 @@ class InlineRun:
             "length": float(len(episode)),
         }
         self._folder.event("episode", id=episode.id, outcome=episode.outcome, env_steps=status.env_steps, **facts)
+        components = [name for name in episode.segments[0].columns if name.startswith("reward/")]
+        facts |= {name: float(episode.column(name).sum()) for name in components}  # what the task itself gave
+        self._write_times()
         self._metrics.write("online", facts, step=status.env_steps)
         self._metrics.write("learner", status.metrics, step=status.env_steps)
         self._metrics.write("actor", status.telemetry, step=status.env_steps)
 
+    def _write_times(self) -> None:
+        status = self.status
+        spent, rates = self._phases.lap(env_steps=status.env_steps, updates=status.updates)
+        self._metrics.write("time", spent, step=status.env_steps)
+        self._metrics.write("throughput", rates, step=status.env_steps)
+
     def _write_progress(self) -> None:
         wall_s = self._wall_before_s + time.monotonic() - self._started_s
-        self._folder.write_json("progress.json", {"wall_s": wall_s, "updates": self.status.updates})
+        books = {"wall_s": wall_s, "updates": self.status.updates, "phases": dict(self._phases.seconds)}
+        self._folder.write_json("progress.json", books)
 
     def _save(self, learner: Learner | OnPolicy) -> None:
-        save_checkpoint(
-            self._checkpoint,
-            learner.state_dict(),
-            facts={"env_steps": self.status.env_steps, "config_hash": self._folder.config_hash},
-        )
+        with self._phases.phase("saving"):
+            save_checkpoint(self._checkpoint, learner.state_dict(), facts=self._facts())
+        success = self._schedule.practice_success(self.status)
+        if success is not None and self._schedule.is_best(success):
+            self._save_best(learner, success=success, by="recent practice")
         self._write_progress()  # so that a kill costs no more of the books than of the learner
         self._folder.event("checkpoint", env_steps=self.status.env_steps, updates=learner.num_updates)
+
+    def _save_best(self, learner: Learner | OnPolicy, *, success: float, by: str) -> None:
+        best: dict[str, float | str] = {"success": success, "by": by}
+        save_checkpoint(self._schedule.best, learner.state_dict(), facts={**self._facts(), **best})
+        self._folder.event("best checkpoint", env_steps=self.status.env_steps, **best)
+
+    def _facts(self) -> dict[str, int | float | str]:
+        """What is noted with a checkpoint."""
+        return {
+            "env_steps": self.status.env_steps,
+            "config_hash": self._folder.config_hash,
+            "published": self._published,
+        }

@@ -22,6 +22,8 @@ import torch
 from dovetail.config.schema import DEFAULT_SECTIONS, PluginSection, RunConfig
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.types import Array
+from dovetail.learn.device import find_device
+from dovetail.learn.finite import BadUpdates, SkippedUpdate
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runtime._collector import ProcessCollector, build_collector, collector_orders
 from dovetail.runtime.status import RunStatus
@@ -83,7 +85,8 @@ class OnPolicy:
         self._practice = algorithm.practice
         self._source: RolloutSource | None = None
         self._num_episodes = [0] * self._practice.num_envs  # begun, by each world
-        self.healthy = True  # until a loss is not finite: from then on its state is worth nothing
+        self._bad = BadUpdates(config.learner.max_bad_updates)
+        self.healthy = True  # until too many losses were not finite: from then on nothing is worth keeping
         self.num_updates = 0  # rollouts learned from, and so the version of the weights
         self.env_steps = 0
         self.num_ended = 0  # episodes
@@ -120,9 +123,9 @@ class OnPolicy:
         if rollout is None:
             return None
         collected_s = time.monotonic()
-        tensors = {name: torch.from_numpy(array) for name, array in rollout.items() if not _is_book(name)}
-        metrics = self._algorithm.update(tensors)
-        self._check(metrics)
+        device = find_device(self._config.device)
+        tensors = {n: torch.from_numpy(array).to(device) for n, array in rollout.items() if not _is_book(n)}
+        metrics = self._update(tensors)
         self.num_updates += 1
         self.env_steps += rollout["reward"].size
         self._num_episodes = [int(n) for n in rollout["num_episodes"]]
@@ -164,24 +167,37 @@ class OnPolicy:
             status.recent_return.extend(lesson.returns)
             status.recent_human.extend(np.zeros(len(lesson.returns)))
 
-    def _check(self, metrics: Mapping[str, float]) -> None:
+    def _update(self, rollout: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
+        """A rollout that cannot be learned from counts all the same: it was collected, and a version follows it."""
+        metrics: Mapping[str, float] = {}
+        try:
+            metrics = self._algorithm.update(rollout)
+        except SkippedUpdate as reason:
+            try:
+                self._bad.add(reason, number=self.num_updates)
+            except FailureError:
+                self.healthy = False
+                raise
         bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
         if bad:
             self.healthy = False
             raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
+        return {**metrics, "skipped_updates": float(self._bad.count)}
 
     # ---- checkpoints: the learner goes on exactly where it was, each world with its next episode
 
     def state_dict(self) -> dict[str, Array]:
         return {
-            "practice/counters": np.array([self.num_updates, self.env_steps, self.num_ended], np.int64),
+            "practice/counters": np.array(
+                [self.num_updates, self.env_steps, self.num_ended, self._bad.count], np.int64
+            ),
             "practice/num_episodes": np.array(self._num_episodes, np.int64),
             **{f"algorithm/{name}": value for name, value in self._algorithm.state_dict().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         try:
-            num_updates, env_steps, num_ended = (int(n) for n in state["practice/counters"])
+            num_updates, env_steps, num_ended, *num_skipped = (int(n) for n in state["practice/counters"])
             num_episodes = [int(n) for n in state["practice/num_episodes"]]
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is not of on-policy learning: {error}") from error
@@ -191,6 +207,7 @@ class OnPolicy:
         self.close()  # worlds that are under way belong to the state before
         self.num_updates, self.env_steps, self.num_ended = num_updates, env_steps, num_ended
         self._num_episodes = num_episodes
+        self._bad.count = sum(num_skipped)  # none, in a checkpoint of before they were counted
 
 
 def check_practice(config: RunConfig) -> None:
@@ -199,6 +216,10 @@ def check_practice(config: RunConfig) -> None:
     if config.labels != [labeler]:
         raise UsageError(
             "on-policy learning takes the task's own rewards at every tick, so leave out `labels`: set task.reward"
+        )
+    if config.learner.ranks > 1:
+        raise UsageError(
+            f"learner.ranks is for algorithms that learn from replay, and {config.algorithm.type} does not"
         )
     if config.operator.type != "none":
         raise UsageError(

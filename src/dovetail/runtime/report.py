@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import av
@@ -25,6 +25,7 @@ from dovetail.runtime.advice import open_advice
 from dovetail.runtime.figures import CurveEpisode, learning_curve
 from dovetail.runtime.film import Filmer
 from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.schedule import scheduled_evaluations
 
 __all__ = ["CURVE", "REPORT", "VIDEO", "Report", "write_report"]
 
@@ -54,6 +55,8 @@ class Report:
     interventions: int
     human_share: float  # of the online steps
     demos: int
+    phase_s: dict[str, float] = field(default_factory=dict)  # where the time of learning online went
+    scheduled: tuple[tuple[float, int, Rate], ...] = ()  # robot minutes, online steps, rate: while it learned
     missing: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()  # the coach's that still held at the end
     figure: str | None = None
@@ -91,10 +94,15 @@ class Report:
             "seed": self.seed,
             "config_hash": self.config_hash,
             **{name: rate.to_json() if rate else None for name, rate in rates.items()},
+            "scheduled": [
+                {"robot_minutes": minutes, "env_steps": steps, **rate.to_json()}
+                for minutes, steps, rate in self.scheduled
+            ],
             "interval_above": self.interval_above,
             "robot_minutes": self.robot_minutes,
             "demo_minutes": self.demo_minutes,
             "wall_s": self.wall_s,
+            "phase_s": self.phase_s,
             "env_steps": self.env_steps,
             "episodes": self.episodes,
             "updates": self.updates,
@@ -162,6 +170,8 @@ class _Books:
             interventions=sum(info.num_interventions for info in online),
             human_share=sum(info.num_human_steps for info in online) / max(env_steps, 1),
             demos=self._num_good_demos(),
+            phase_s=dict((self._progress or {}).get("phases", {})),
+            scheduled=tuple(scheduled_evaluations(self.folder)),
             missing=tuple(self._missing()),
             advice=open_advice(self.folder),
             **files,
@@ -228,6 +238,7 @@ def _curve(books: _Books) -> bytes:
         untrained=report.untrained,
         before=report.success_before,
         after=report.success_after,
+        scheduled=[(minutes, rate) for minutes, _, rate in report.scheduled],
     )
 
 

@@ -13,7 +13,7 @@ from dovetail.core.types import Labels
 from dovetail.episodes.log import EpisodeInfo
 from dovetail.learn.coach import Advice
 
-__all__ = ["RunStatus", "Watcher", "nobody"]
+__all__ = ["RECENT", "RunStatus", "Watcher", "nobody"]
 
 RECENT = 20  # episodes that a live figure looks back at
 LONGEST = 1000

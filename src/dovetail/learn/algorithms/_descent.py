@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 
 from dovetail.core.types import Array
 from dovetail.learn.batches import side
-from dovetail.learn.state import load_optimizer, load_policy, optimizer_state, policy_state, refuse_misfits
+from dovetail.learn.device import device_of
+from dovetail.learn.finite import require_finite
+from dovetail.learn.precision import called
+from dovetail.learn.spread import Spread
+from dovetail.learn.state import (
+    load_generator,
+    load_optimizer,
+    load_policy,
+    optimizer_state,
+    policy_state,
+    refuse_misfits,
+)
 from dovetail.policies.parts import trained
 from dovetail.policies.trainable import TrainablePolicy
 
@@ -33,11 +48,42 @@ class Descent:
         **settings: float,
     ) -> None:
         self._policy, self._max_grad_norm = policy, max_grad_norm
-        parts = trained(policy.components, algorithm=self.name)  # frozen ones get no optimiser state, and no decay
-        self._parameters = [p for module in parts.values() for p in module.parameters()]
-        self._optimizer = optimizer(self._parameters, fused=True, **settings)  # type: ignore[arg-type]
-        self._generator = torch.Generator().manual_seed(seed)
+        self._make_optimizer: Callable[[list[nn.Parameter]], torch.optim.Optimizer] = partial(
+            optimizer,
+            fused=True,
+            **settings,  # type: ignore[arg-type]
+        )
+        self._sharded = False
+        self._begin()
+        self._seed, self._device, self._spread = seed, device_of(policy), Spread()
+        self._generator = self._spread.generator(self._device, seed)
         self._num_updates = 0
+
+    def _begin(self) -> None:
+        # frozen ones get no optimiser state, and no decay
+        parts = trained(self._policy.components, algorithm=self.name)
+        self._parameters = [p for module in parts.values() for p in module.parameters()]
+        self._optimizer = self._make_optimizer(self._parameters)
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """What computes, by name."""
+        return self._policy.components
+
+    def spread(self, spread: Spread) -> None:
+        """Take each step over micro-batches, or together with other processes; before the first update."""
+        self._spread = spread
+        self._generator = spread.generator(self._device, self._seed)
+
+    def shard(self) -> None:
+        """Keep only a part of each network, its gradients and the optimiser's numbers in each process (FSDP): for policies
+        that do not fit into one. After `spread`, before the first update."""
+        mesh = init_device_mesh(self._device.type, (self._spread.size,))
+        for network in self.networks.values():
+            for part in called(network):
+                fully_shard(part, mesh=mesh)
+        self._sharded = True
+        self._begin()
 
     def _seen(self, batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What the policy looks at, the task in words included where it reads."""
@@ -46,15 +92,65 @@ class Descent:
             seen["prompt"] = batch["prompt"]
         return seen
 
-    def _descend(self, loss: Tensor) -> Tensor | None:
-        """One step down; returns the gradient's norm before it was clipped, where it is."""
+    def _descend(
+        self,
+        batch: Mapping[str, Tensor],
+        loss_of: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor | float] | None],
+    ) -> tuple[Tensor, Tensor] | None:
+        """One step down the mean loss of a batch; returns that, and the gradient's norm before it was clipped.
+
+        `loss_of` rows is a mean and what it counts for, so that parts of a batch add up to the whole; None: of these rows
+        nothing is to be learned, and if that is so of all, no step is taken. Raises SkippedUpdate in place of one that
+        would break the weights.
+        """
         self._optimizer.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
-        norm = None
+        loss = self._mean_loss(batch, loss_of)
+        if loss is None:
+            return None
+        gradients = [p.grad for p in self._parameters if p.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+        norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
+        require_finite(self.name, loss, norm)
         if self._max_grad_norm is not None:
-            norm = torch.nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm, foreach=True)
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, norm, foreach=True)
         self._optimizer.step()
-        return norm
+        return loss, norm
+
+    def _mean_loss(
+        self,
+        batch: Mapping[str, Tensor],
+        loss_of: Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor | float] | None],
+    ) -> Tensor | None:
+        """The mean over all pieces and processes, and its gradients in `grad`."""
+        if self._spread.alone:
+            found = loss_of(batch)
+            if found is None:
+                return None
+            found[0].backward()  # type: ignore[no-untyped-call]
+            return found[0].detach()
+        totals = torch.zeros(2, device=self._device)  # of the weights, and of the losses times them
+        for piece in self._spread.pieces(batch):
+            found = loss_of(piece)
+            if found is not None:
+                weighted = found[0] * found[1]
+                weighted.backward()  # type: ignore[no-untyped-call]
+                totals += torch.stack((torch.as_tensor(found[1], device=self._device), weighted.detach()))
+        if self._sharded:  # gradients are added up already, and divided by how many processes there are
+            self._spread.add_up([totals])
+            if not totals[0]:
+                return None
+            gradients = [p.grad for p in self._parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, self._spread.size / float(totals[0]))
+            return totals[1] / totals[0]
+        there = torch.tensor([float(p.grad is not None) for p in self._parameters], device=self._device)
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        self._spread.add_up([*gradients, totals, there])
+        if not totals[0]:
+            return None
+        torch._foreach_div_(gradients, totals[0])
+        for parameter, gradient, count in zip(self._parameters, gradients, there.tolist(), strict=True):
+            parameter.grad = gradient if count else None  # what no loss depends on is not decayed either
+        return totals[1] / totals[0]
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._policy.weights()
@@ -73,5 +169,5 @@ class Descent:
         with refuse_misfits(self.name):
             load_policy(self._policy, state)
             load_optimizer(self.name, self._optimizer, state)
-            self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
+            load_generator(self._generator, state, seed=self._seed)
             self._num_updates = int(state["num_updates"])

@@ -17,8 +17,13 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from dovetail.config.model import Config
+from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, SampleRequest, View, Window
+from dovetail.learn.device import device_of
+from dovetail.learn.finite import require_finite
+from dovetail.learn.spread import Spread
 from dovetail.learn.state import (
+    load_generator,
     load_module,
     load_optimizer,
     load_policy,
@@ -108,16 +113,17 @@ class SoftActorCritic:
             encoder = None  # frozen: it looks as it did, for actor, critic and target alike
         self._horizon = policy.spec.horizon
         num_actions = num_actions or self._horizon * policy.spec.action.shape[0]
+        self._seed, self._device, self._spread = seed, device_of(policy), Spread()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             self._critic = EnsembleMLP(
                 (policy.num_features + num_actions, *config.hidden, 1), num_members=config.num_critics
-            )
+            ).to(self._device)
         self._target = copy.deepcopy(self._critic).requires_grad_(False)
         self._modules: dict[str, nn.Module] = {"critic": self._critic, "target": self._target}
         self._critic_parameters: list[Tensor] = list(self._critic.parameters())
         self._target_parameters: list[Tensor] = list(self._target.parameters())
-        self._log_alpha = torch.tensor(float(np.log(config.temperature)), requires_grad=True)
+        self._log_alpha = torch.tensor(float(np.log(config.temperature)), requires_grad=True, device=self._device)
         self._target_entropy = target_entropy if config.target_entropy is None else config.target_entropy
         # an actor knows the encoder it learned with, so both are averaged together, and what else the robot gets
         moving = {**actor, **(beside or {}), **({} if encoder is None else {"encoder": encoder})}
@@ -140,8 +146,23 @@ class SoftActorCritic:
             self._optimizers["encoder"] = torch.optim.Adam(encoder.parameters(), lr=config.lr, fused=True)
         self._fitted_parameters = [p for parameters in self._fitted.values() for p in parameters]
         self._grad_norms: dict[str, Tensor] = {}  # of each one's latest step, before clipping
-        self._generator = torch.Generator().manual_seed(seed)
+        self._generator = self._spread.generator(self._device, seed)
         self._num_updates = 0
+
+    @property
+    def networks(self) -> Mapping[str, nn.Module]:
+        """What computes, by name."""
+        return {**self._policy.components, **self._modules}
+
+    def spread(self, spread: Spread) -> None:
+        """Take each step together with other processes; before the first update."""
+        if spread.num_pieces > 1:
+            raise UsageError(
+                f"algorithm '{self.name}' takes its batch in one piece: set learner.accumulate=1 and a smaller "
+                "algorithm.batch_size"
+            )
+        self._spread = spread
+        self._generator = spread.generator(self._device, self._seed)
 
     @property
     def wants(self) -> SampleRequest:
@@ -192,7 +213,7 @@ class SoftActorCritic:
         with torch.no_grad():
             next_q = self._target(torch.cat((next_features, next_actions), 1))  # [E, B]
             if config.num_target_critics < config.num_critics:
-                subset = torch.randperm(config.num_critics, generator=self._generator)
+                subset = torch.randperm(config.num_critics, generator=self._generator, device=self._device)
                 next_q = next_q[subset[: config.num_target_critics]]
             next_value = next_q.amin(0)
             if config.backup_entropy:
@@ -232,13 +253,20 @@ class SoftActorCritic:
     def _step(self, loss: Tensor, groups: Mapping[str, Sequence[Tensor]]) -> None:
         """Down one loss, each group of parameters clipped by itself and with an optimiser of its own."""
         # gradients of exactly these parameters: the actor's loss flows through the critic without touching it
-        gradients = iter(torch.autograd.grad(loss, [p for group in groups.values() for p in group]))
+        gradients = torch.autograd.grad(loss, [p for group in groups.values() for p in group])
+        if not self._spread.alone:  # the mean of all processes' gradients, before any of it is clipped
+            loss = loss.detach().clone()
+            gradients = tuple(gradient.clone() for gradient in gradients)
+            self._spread.add_up([*gradients, loss])
+            torch._foreach_div_([*gradients, loss], self._spread.size)
+        coming = iter(gradients)
         for name, parameters in groups.items():
             for parameter in parameters:
-                parameter.grad = next(gradients)
-            self._grad_norms[name] = torch.nn.utils.clip_grad_norm_(
-                parameters, self._soft.max_grad_norm, foreach=True
-            )
+                parameter.grad = next(coming)
+            norm = torch.nn.utils.clip_grad_norm_(parameters, self._soft.max_grad_norm, foreach=True)
+            require_finite(name, loss, norm)
+            self._grad_norms[name] = norm
+        for name in groups:
             self._optimizers[name].step()
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
@@ -249,7 +277,7 @@ class SoftActorCritic:
     def state_dict(self) -> Mapping[str, Array]:
         state = {
             "num_updates": np.array(self._num_updates, np.int64),
-            "log_alpha": self._log_alpha.detach().numpy().copy(),
+            "log_alpha": self._log_alpha.detach().cpu().numpy().copy(),
             "generator": self._generator.get_state().numpy().copy(),
             **policy_state(self._policy),
         }
@@ -268,7 +296,7 @@ class SoftActorCritic:
                 load_optimizer(name, optimizer, state)
             with torch.no_grad():
                 self._log_alpha.copy_(torch.tensor(state["log_alpha"]))
-            self._generator.set_state(torch.from_numpy(np.array(state["generator"])))
+            load_generator(self._generator, state, seed=self._seed)
             self._num_updates = int(state["num_updates"])
 
     def _kept(self) -> dict[str, nn.Module]:

@@ -23,6 +23,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.types import View
 from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig, prior_and_online
 from dovetail.learn.batches import side
+from dovetail.policies.chance import normal
 from dovetail.policies.networks import EnsembleMLP
 from dovetail.policies.steered import Steered
 from dovetail.policies.trainable import TrainablePolicy
@@ -58,7 +59,7 @@ class DSRL(SoftActorCritic):
             torch.manual_seed(seed + 1)
             self._noise_critic = EnsembleMLP(
                 (policy.num_features + num_noise, *config.hidden, 1), num_members=config.num_critics
-            )
+            ).to(self._device)
         self._modules["noise_critic"] = self._noise_critic
         self._noise_critic_parameters: list[Tensor] = list(self._noise_critic.parameters())
         self._optimizers["noise_critic"] = torch.optim.Adam(
@@ -98,7 +99,7 @@ class DSRL(SoftActorCritic):
         with torch.no_grad():
             noise, _ = self._steered.steer(features, generator=self._generator)
             # every other one as the flow was trained: the actor's choice narrows, and what it left must not be forgotten
-            noise[::2] = torch.randn(noise[::2].shape, generator=self._generator)
+            noise[::2] = normal(noise[::2].shape, generator=self._generator, device=noise.device)
             chunks = self._steered.chunks(features, noise).flatten(1)
             value = self._value(self._critic(torch.cat((features, chunks), 1)))
         q = self._noise_critic(torch.cat((features, noise.flatten(1)), 1))  # [E, B]

@@ -64,10 +64,13 @@ class HGDAgger(Descent):
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        done = self._descend(batch, self._loss)
+        self._num_updates += 1
+        return {"imitation_loss": done[0].item()} if done else {}
+
+    def _loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
         features = self._policy.features(self._seen(batch))
         actions = self._policy.normalize_actions(batch["action"])
         mask = batch["action/mask"] if self._policy.spec.horizon > 1 else None  # past the end of a demonstration
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
-        self._descend(loss)
-        self._num_updates += 1
-        return {"imitation_loss": loss.item()}
+        return loss, float(len(actions)) if mask is None else mask.sum()

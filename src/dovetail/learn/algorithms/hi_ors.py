@@ -74,7 +74,7 @@ class HiORS(Descent):
         grippers = gripper_axes(policy.spec.action, policy.spec.action_kind)[None]
         if isinstance(policy, Canonical):
             grippers = policy.canon.grippers
-        self._grippers = torch.from_numpy(grippers)  # [1, A], or [E, A] of each arm
+        self._grippers = torch.from_numpy(grippers).to(self._device)  # [1, A], or [E, A] of each arm
         self._delta = is_delta(policy.spec.action_kind)
 
     @property
@@ -109,7 +109,8 @@ class HiORS(Descent):
         config, policy = self._config, self._policy
         chunks = policy.spec.horizon > 1
         first = batch["human"][:, 0] if chunks else batch["human"]  # whose hand each chunk began in
-        corrected = first & (torch.arange(len(first)) >= self._num_demo)
+        num_demo = self._spread.count_before(self._num_demo)
+        corrected = first & (torch.arange(len(first), device=first.device) >= num_demo)
         targets = batch["action"]
         grippers = self._of_rows(batch)
         if config.targets == "achieved":
@@ -127,12 +128,10 @@ class HiORS(Descent):
             "correction_share": corrected.float().mean().item(),
         }
         self._num_updates += 1
-        if mask.any():
-            loss = self._loss(
-                policy.features(self._seen(batch)), policy.normalize_actions(targets), mask, corrected
-            )
-            self._descend(loss)
-            metrics["imitation_loss"] = loss.item()
+        kept = {name: batch[name] for name in batch.keys()}  # noqa: SIM118 - a TensorDict is no dict
+        done = self._descend({**kept, "target": targets, "kept": mask, "corrected": corrected}, self._loss_of)
+        if done:
+            metrics["imitation_loss"] = done[0].item()
         return metrics
 
     def _of_rows(self, batch: Mapping[str, Tensor]) -> Tensor:
@@ -141,6 +140,16 @@ class HiORS(Descent):
             return self._grippers[0]
         grippers = self._grippers[batch["embodiment"]]
         return grippers if batch["action"].ndim == 2 else grippers[:, None]
+
+    def _loss_of(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, float] | None:
+        if self._spread.size == 1 and not batch["kept"].any():
+            return None
+        return self._loss(
+            self._policy.features(self._seen(batch)),
+            self._policy.normalize_actions(batch["target"]),
+            batch["kept"],
+            batch["corrected"],
+        )
 
     def _still(self, achieved: Tensor, there: Tensor, grippers: Tensor) -> Tensor:
         """Chunks [B] of which it is known that nothing moved in them: no axis' standard deviation over the states
@@ -153,15 +162,19 @@ class HiORS(Descent):
         std = (deviation.square().sum(1) / count).sqrt()  # [B, A]
         return (std <= self._config.still_std).all(-1) & (count[:, 0] > 1)  # NaN, or a single state, tells nothing
 
-    def _loss(self, features: Tensor, actions: Tensor, mask: Tensor, corrected: Tensor) -> Tensor:
-        """The policy's own, a mean over actions, in which those of corrections count more."""
+    def _loss(self, features: Tensor, actions: Tensor, mask: Tensor, corrected: Tensor) -> tuple[Tensor, float]:
+        """The policy's own, a mean over actions, in which those of corrections count more; and what it counts for."""
         losses, weights = [], []
         for rows, weight in ((corrected, self._config.human_weight), (~corrected, 1.0)):
-            if num_actions := int(mask[rows].sum()):
-                losses.append(
-                    self._policy.imitation_loss(
-                        features[rows], actions[rows], mask[rows], generator=self._generator
-                    )
-                )
+            num_actions = int(mask[rows].sum())
+            seen, done, there = features, actions, mask & rows.view(-1, *(1,) * (mask.ndim - 1))
+            if self._spread.size == 1:  # several processes draw alike, whoever has which rows
+                seen, done, there = features[rows], actions[rows], mask[rows]
+            if num_actions or self._spread.size > 1:
+                loss = self._policy.imitation_loss(seen, done, there, generator=self._generator)
+                losses.append(loss)
                 weights.append(weight * num_actions)
-        return (torch.stack(losses) * torch.tensor(weights)).sum() / sum(weights)
+        if not sum(weights):  # of a sharded policy, all processes go through it all the same
+            return torch.stack(losses).sum() * 0.0, 0.0
+        weighted = torch.stack(losses) * torch.tensor(weights, device=features.device)
+        return weighted.sum() / sum(weights), sum(weights)

@@ -46,15 +46,18 @@ class Imitation(Descent):
         )
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._lr()
+        done = self._descend(batch, self._loss)
+        self._num_updates += 1
+        return {"imitation_loss": done[0].item()} if done else {}
+
+    def _loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
         features = self._policy.features(self._seen(batch))
         actions = self._policy.normalize_actions(batch["action"])
         mask = _until_the_hand_changes(batch) if self._policy.spec.horizon > 1 else None
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._lr()
-        self._descend(loss)
-        self._num_updates += 1
-        return {"imitation_loss": loss.item()}
+        return loss, float(len(actions)) if mask is None else mask.sum()
 
     def _lr(self) -> float:
         if self._config.decay_updates is None:

@@ -21,6 +21,7 @@ from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.algorithms._descent import Descent
 from dovetail.learn.batches import side
+from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.rollouts import Moments, Practice, explained_variance, gae
 from dovetail.learn.state import refuse_misfits
 from dovetail.policies.actor_critic import ValuedPolicy
@@ -125,7 +126,18 @@ class PPO(Descent):
         return SampleRequest(observation_keys=tuple(self._policy.spec.observation), rows={})
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        try:
+            return self._learn(batch)
+        finally:
+            self._num_updates += 1  # whatever came of it: a version follows every rollout
+
+    def _learn(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         config = self._config
+        bad = [
+            name for name, values in batch.items() if values.is_floating_point() and not values.isfinite().all()
+        ]
+        if bad:  # before it reaches the normaliser
+            raise SkippedUpdate(f"a rollout is not finite in {', '.join(bad)}")
         staleness = self._num_updates - batch["version"]
         if int(staleness.max()) > self.practice.max_staleness:
             raise FailureError(
@@ -141,7 +153,7 @@ class PPO(Descent):
         num_epochs = 0
         while num_epochs < config.num_epochs:
             num_epochs += 1
-            order = torch.randperm(len(drawn), generator=self._generator)
+            order = torch.randperm(len(drawn), generator=self._generator, device=self._device)
             pieces = [order[i : i + config.batch_size] for i in range(0, len(order), config.batch_size)]
             said = [self._step(seen, drawn, rows, index) for index in pieces]
             totals = {name: [facts[name] for facts in said] for name in said[0]}  # of the last epoch
@@ -149,7 +161,6 @@ class PPO(Descent):
                 break
         if not first:  # from the next version on; the one that behaved saw as this update did
             self._fit_normalizer(batch)
-        self._num_updates += 1
         metrics |= {name: _mean(values) for name, values in totals.items()}
         return {
             **metrics,
@@ -168,7 +179,7 @@ class PPO(Descent):
             everything = {key: rows.flatten(0, 1) for key, rows in side(batch, "observation").items()}
             values = policy.value(policy.features(everything)).view(num_envs, num_steps + 1)
             next_values = values[:, 1:].clone()
-            truncated = torch.zeros(num_envs * num_steps, dtype=torch.bool)
+            truncated = torch.zeros(num_envs * num_steps, dtype=torch.bool, device=self._device)
             if len(batch["final_at"]):
                 truncated[batch["final_at"]] = True
                 last = policy.value(policy.features(side(batch, "final")))
@@ -176,43 +187,50 @@ class PPO(Descent):
             proximal, _, _ = policy.evaluate_actions(policy.features(seen), drawn)
             drift = proximal - batch["log_prob"].flatten()
         advantages = gae(
-            rewards=batch["reward"].numpy(),
-            values=values[:, :-1].numpy(),
-            next_values=next_values.numpy(),
-            terminated=batch["terminated"].numpy(),
-            truncated=truncated.view(num_envs, num_steps).numpy(),
+            rewards=batch["reward"].cpu().numpy(),
+            values=values[:, :-1].cpu().numpy(),
+            next_values=next_values.cpu().numpy(),
+            terminated=batch["terminated"].cpu().numpy(),
+            truncated=truncated.view(num_envs, num_steps).cpu().numpy(),
             gamma=config.gamma,
             lam=config.gae_lambda,
         )
-        returns = advantages + values[:, :-1].numpy()
-        advantage = torch.from_numpy(advantages).flatten()
+        returns = advantages + values[:, :-1].cpu().numpy()
+        advantage = torch.from_numpy(advantages).to(self._device).flatten()
         rows = Rows(
             proximal=proximal,
             weight=drift.exp().clamp(max=config.max_weight),
             advantage=(advantage - advantage.mean()) / (advantage.std(correction=0) + 1e-8),
-            returns=torch.from_numpy(returns).flatten(),
+            returns=torch.from_numpy(returns).to(self._device).flatten(),
         )
         facts = {
-            "explained_variance": explained_variance(values[:, :-1].numpy(), returns),
+            "explained_variance": explained_variance(values[:, :-1].cpu().numpy(), returns),
             "value": float(values.mean()),
             "behaviour_kl": float((drift.exp() - 1.0 - drift).mean()),
         }
         return rows, facts
 
     def _step(self, seen: Mapping[str, Tensor], drawn: Tensor, rows: Rows, index: Tensor) -> dict[str, Tensor]:
-        features = self._policy.features({key: values[index] for key, values in seen.items()})
-        log_prob, entropy, value = self._policy.evaluate_actions(features, drawn[index])
-        loss, facts = ppo_loss(self._config, rows.at(index), log_prob=log_prob, entropy=entropy, value=value)
-        norm = self._descend(loss)
-        assert norm is not None
-        return {**{name: value.detach() for name, value in facts.items()}, "grad_norm": norm}
+        said: list[dict[str, Tensor]] = []
+
+        def loss_of(piece: Mapping[str, Tensor]) -> tuple[Tensor, float]:
+            index = piece["index"]
+            features = self._policy.features({key: values[index] for key, values in seen.items()})
+            log_prob, entropy, value = self._policy.evaluate_actions(features, drawn[index])
+            loss, facts = ppo_loss(self._config, rows.at(index), log_prob=log_prob, entropy=entropy, value=value)
+            said.append({name: value.detach() for name, value in facts.items()})
+            return loss, float(len(index))
+
+        done = self._descend({"index": index}, loss_of)
+        assert done is not None
+        return {**{name: torch.stack([f[name] for f in said]).mean() for name in said[0]}, "grad_norm": done[1]}
 
     def _fit_normalizer(self, batch: Mapping[str, Tensor]) -> None:
         if not self._config.normalize:
             return
         columns: dict[str, Array] = {}
         for key, moments in self._moments.items():
-            moments.add(batch[f"observation/{key}"][:, :-1].flatten(0, 1).numpy())
+            moments.add(batch[f"observation/{key}"][:, :-1].flatten(0, 1).cpu().numpy())
             # two rows that have this mean and this spread stand for all that were seen
             columns[key] = np.stack((moments.mean - moments.std, moments.mean + moments.std))
         self._policy.fit_normalizer(columns)

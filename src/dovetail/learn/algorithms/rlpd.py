@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar
 
+import torch
 from pydantic import Field
 from torch import Tensor
 
@@ -47,11 +48,22 @@ class RLPD(SAC):
         return self._config.bc_weight
 
     def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
-        if not (self._clone_weight and human.any()):
+        """The mean over what people did, in all processes' batches; None where nobody did anything."""
+        weight, policy = self._clone_weight, self._policy
+        if not weight:
             return None
-        rows, mask = human, None
+        began = human
         if self._horizon > 1:
-            rows, mask = human[:, 0], human[human[:, 0]]
-            actions = actions.view(len(actions), self._horizon, -1)
-        cloning = self._policy.imitation_loss(features[rows], actions[rows], mask, generator=self._generator)
-        return self._clone_weight * cloning
+            began, actions = human[:, 0], actions.view(len(actions), self._horizon, -1)
+        if self._spread.alone:
+            if not human.any():
+                return None
+            mask = human[began] if self._horizon > 1 else None
+            return weight * policy.imitation_loss(features[began], actions[began], mask, generator=self._generator)
+        mask = human & began[:, None] if self._horizon > 1 else human
+        count = mask.sum(dtype=torch.float32)
+        total = count.clone()
+        self._spread.add_up([total])
+        # by a mask, so that all draw as much; counted so that the mean of the processes' gradients is that of one
+        loss = policy.imitation_loss(features, actions, mask, generator=self._generator)
+        return weight * loss * count * self._spread.size / total.clamp(min=1.0)

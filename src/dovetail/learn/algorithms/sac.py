@@ -19,6 +19,8 @@ from dovetail.core.errors import UsageError
 from dovetail.learn.algorithms._grasp import GraspCritic
 from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig
 from dovetail.learn.batches import side
+from dovetail.learn.device import device_of
+from dovetail.learn.spread import Spread
 from dovetail.policies.encoders import random_shift
 from dovetail.policies.grasping import Grasping
 from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
@@ -56,7 +58,7 @@ class SAC(SoftActorCritic):
 
     def __init__(self, config: SeeingConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         # a policy whose actions have no density says so here, before anything moves
-        policy.sample(torch.zeros(1, policy.num_features), generator=torch.Generator())
+        policy.sample(torch.zeros(1, policy.num_features, device=device_of(policy)), generator=torch.Generator())
         grasps = isinstance(policy, Grasping) and policy.grasp is not None
         others = ("encoder", *(("grasp",) if grasps else ()))
         super().__init__(
@@ -79,6 +81,11 @@ class SAC(SoftActorCritic):
     @staticmethod
     def _usual_entropy(policy: TrainablePolicy) -> float:
         return -0.5 * num_free(policy)
+
+    def spread(self, spread: Spread) -> None:
+        if self._grasp is not None and not spread.alone:
+            raise UsageError("policy.gripper=discrete learns in one process: set learner.ranks=1")
+        super().spread(spread)
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         features = self._policy.features(self._shifted(side(batch, "observation")))

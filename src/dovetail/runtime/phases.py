@@ -1,0 +1,49 @@
+"""Where a run's time goes: acting, labelling, adding, sampling, updating, publishing, saving, evaluating."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+__all__ = ["Phases"]
+
+
+class Phases:
+    """Seconds of each since the run began, whatever processes it had. What is inside another is counted there only."""
+
+    def __init__(self, before: Mapping[str, float] | None = None) -> None:
+        self.seconds: dict[str, float] = defaultdict(float, before or {})
+        self._told: dict[str, float] = dict(self.seconds)
+        self._told_counts: tuple[int, int] | None = None
+        self._inside = False
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        if self._inside:
+            yield
+            return
+        began_s, self._inside = time.monotonic(), True
+        try:
+            yield
+        finally:
+            self._inside = False
+            self.seconds[name] += time.monotonic() - began_s
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        for name, value in seconds.items():
+            self.seconds[name] += value
+
+    def lap(self, *, env_steps: int, updates: int) -> tuple[dict[str, float], dict[str, float]]:
+        """Since the last lap: seconds of each phase; and steps and updates per second of all of them together."""
+        spent = {name: value - self._told.get(name, 0.0) for name, value in self.seconds.items()}
+        before, self._told, self._told_counts = self._told_counts, dict(self.seconds), (env_steps, updates)
+        total_s = sum(spent.values())
+        rates: dict[str, float] = {}
+        if before is not None and total_s > 0.0:
+            rates["env_steps_per_s"] = (env_steps - before[0]) / total_s
+            updating_s = spent.get("sampling", 0.0) + spent.get("updating", 0.0)
+            if updating_s > 0.0:
+                rates["updates_per_s"] = (updates - before[1]) / updating_s  # while it did nothing else
+        return {f"{name}_s": value for name, value in spent.items()}, rates

@@ -1,0 +1,291 @@
+"""Several processes that learn as one: each draws its part of every batch, and all take the same step.
+
+    group = RankGroup(run, size=2, robot=spec, replay=folder)
+    algorithm = group.lead(algorithm, config)    # an Algorithm like any other; the rest follow it
+    ...
+    group.close()
+
+This process is rank 0: it collects, publishes and saves. The others, `python -m dovetail.runtime.ranks DESCRIPTOR`, have a
+policy, an algorithm and a reader of the same replay, and do nothing until they are told the number of the next update. Which
+rows they draw for it depends on that number alone, so that there is nothing of theirs to save. Gradients are added up over
+torch.distributed: gloo on CPUs, nccl on GPUs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import traceback
+from collections.abc import Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dovetail.config.load import load_saved
+from dovetail.config.schema import RunConfig
+from dovetail.core.contracts import Algorithm
+from dovetail.core.errors import DovetailError, FailureError, UsageError
+from dovetail.core.specs import RobotSpec
+from dovetail.core.streams import stream
+from dovetail.core.types import Array, SampleRequest
+from dovetail.learn.batches import Batches
+from dovetail.learn.device import find_device
+from dovetail.learn.finite import SkippedUpdate
+from dovetail.learn.setup import set_up
+from dovetail.learn.spread import Spread
+from dovetail.runtime._channel import Gone
+from dovetail.runtime._frames import Frames
+from dovetail.runtime.build import build_trainable
+from dovetail.runtime.folder import RunFolder
+
+__all__ = ["LeadAlgorithm", "RankGroup", "check_ranks"]
+
+_END_S = 5.0
+_PATIENCE_S = 120.0  # for a rank that is silent: longer than any update takes
+_COUNT = "ranks/num_updates"
+
+
+def check_ranks(config: RunConfig, algorithm: Algorithm) -> None:
+    """Refuse GPUs that are not there, and batches that cannot be divided; changes how `algorithm` computes."""
+    learner, device = config.learner, find_device(config.device)
+    if device.type == "cuda" and (device.index or 0) + learner.ranks > torch.cuda.device_count():
+        raise UsageError(
+            f"learner.ranks={learner.ranks} wants a GPU each, and of {torch.cuda.device_count()} the first is {device}: "
+            "set fewer, or device=cpu"
+        )
+    _spread(algorithm, config, rank=0, size=learner.ranks)
+
+
+class RankGroup:
+    """The other ranks, as rank 0 has them. `folder` is the run's, which they read their config from."""
+
+    def __init__(self, folder: Path, *, size: int, robot: RobotSpec, replay: Path) -> None:
+        self.size = size
+        self._meeting = tempfile.TemporaryDirectory(prefix="dovetail-ranks-")
+        self._frames: list[Frames] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+        orders: dict[str, Any] = {
+            "folder": str(folder),
+            "robot": robot.to_json(),
+            "replay": str(replay),
+            "size": size,
+            "meeting": str(Path(self._meeting.name) / "store"),
+            "flush_denormal": float(torch.tensor(1e-39) * torch.tensor(1.0)) == 0.0,  # they round as this one does
+        }
+        for rank in range(1, size):
+            ours, theirs = Frames.pair()
+            try:
+                self._processes.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "dovetail.runtime.ranks", str(theirs.fileno())],
+                        pass_fds=(theirs.fileno(),),
+                        stdin=subprocess.DEVNULL,
+                        env={**os.environ, "OMP_NUM_THREADS": "1"},
+                        process_group=0,  # a terminal's Ctrl-C is for rank 0, who then ends them
+                    )
+                )
+            finally:
+                theirs.close()
+            self._frames.append(ours)
+            ours.send({**orders, "rank": rank}, {})
+        self._orders = orders
+
+    def lead(self, algorithm: Algorithm, config: RunConfig) -> LeadAlgorithm:
+        """Wait until all are there, and go on as one."""
+        self._await()
+        _join(config, self._orders["meeting"], rank=0, size=self.size)
+        _spread(algorithm, config, rank=0, size=self.size)
+        self.tell({"load": True}, algorithm.state_dict())
+        _shard(algorithm, config)
+        return LeadAlgorithm(algorithm, self, sharded=config.learner.shard)
+
+    def _await(self) -> None:
+        """Until each says that it is ready to join: who died on the way there is not waited for."""
+        for rank, frames in enumerate(self._frames, start=1):
+            try:
+                facts, _ = frames.receive()
+            except Gone as error:
+                raise FailureError(self.obituary() or f"learning rank {rank} has gone") from error
+            if "error" in facts:
+                raise FailureError(f"learning rank {rank} has died: {facts['error']}")
+
+    def tell(self, facts: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
+        try:
+            for frames in self._frames:
+                frames.send(facts, arrays or {})
+        except Gone as error:
+            raise FailureError(self.obituary() or "a learning rank has gone") from error
+
+    def obituary(self) -> str | None:
+        """What the first one that died said, or what it died of; None while all live."""
+        for rank, (frames, process) in enumerate(zip(self._frames, self._processes, strict=True), start=1):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(1.0)
+            code = process.poll()
+            if code is None:
+                continue
+            with contextlib.suppress(Gone):
+                while frames.waits():
+                    facts, _ = frames.receive()
+                    return f"learning rank {rank} has died: {facts['error']}"
+            why = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
+            return f"learning rank {rank} has died: {why}"
+        return None
+
+    def close(self) -> None:
+        for frames in self._frames:
+            frames.hang_up()
+        for process in self._processes:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+        for frames in self._frames:
+            frames.close()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        self._meeting.cleanup()
+
+
+class LeadAlgorithm:
+    """See the Algorithm contract: an update of this one is an update of all."""
+
+    def __init__(self, algorithm: Algorithm, group: RankGroup, *, sharded: bool) -> None:
+        self._algorithm, self._group, self._sharded = algorithm, group, sharded
+        self._share = Spread(rank=0, size=group.size)
+        self._num_updates = 0
+
+    @property
+    def wants(self) -> SampleRequest:
+        return _shared(self._algorithm.wants, self._share)
+
+    def update(self, batch: Mapping[str, Any]) -> Mapping[str, float]:
+        self._group.tell({"update": self._num_updates})
+        self._num_updates += 1
+        try:
+            return self._algorithm.update(batch)
+        except FailureError as error:
+            raise FailureError(self._group.obituary() or str(error)) from error
+
+    def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
+        self._gather("weights")
+        return self._algorithm.policy_weights()
+
+    def _gather(self, what: str) -> None:
+        if self._sharded:
+            self._group.tell({"gather": what})
+
+    def state_dict(self) -> Mapping[str, Array]:
+        self._gather("state")
+        return {**self._algorithm.state_dict(), _COUNT: np.array(self._num_updates, np.int64)}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        self._group.tell({"load": True}, state)
+        self._algorithm.load_state_dict(state)
+        self._num_updates = int(state.get(_COUNT, state["num_updates"]))
+
+
+def _shared(request: SampleRequest, spread: Spread) -> SampleRequest:
+    rows = spread.share(request)
+    return dataclasses.replace(request, rows={view: rows[view] for view in request.rows})
+
+
+def _join(config: RunConfig, meeting: str, *, rank: int, size: int) -> None:
+    device = _device(config, rank)
+    dist.init_process_group(
+        "nccl" if device.type == "cuda" else "gloo",
+        init_method=f"file://{meeting}",
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=_PATIENCE_S),
+    )
+
+
+def _device(config: RunConfig, rank: int) -> torch.device:
+    device = find_device(config.device)
+    return device if device.type == "cpu" else torch.device("cuda", (device.index or 0) + rank)
+
+
+def _spread(algorithm: Algorithm, config: RunConfig, *, rank: int, size: int) -> None:
+    """As one of several; its precision it has already."""
+    learner, name = config.learner, config.algorithm.type
+    set_up(algorithm, name=name, accumulate=learner.accumulate, rank=rank, size=size, shard=learner.shard)
+
+
+def _shard(algorithm: Algorithm, config: RunConfig) -> None:
+    """All of them come to this together, and alike."""
+    if config.learner.shard:
+        algorithm.shard()  # type: ignore[attr-defined]
+
+
+def _follow(frames: Frames) -> None:
+    orders, _ = frames.receive()
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(orders["flush_denormal"])
+    rank, size = orders["rank"], orders["size"]
+    config, robot = load_saved(Path(orders["folder"])), RobotSpec.from_json(orders["robot"])
+    device = _device(config, rank)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    parts = RunFolder(Path(orders["folder"]), config).parts  # what rank 0's policy started from
+    policy = build_trainable(config, robot, device=device, parts=parts)
+    algorithm: Algorithm = config.algorithm.build(policy=policy, seed=config.run.seed)
+    set_up(algorithm, name=config.algorithm.type, precision=config.learner.precision)
+    _spread(algorithm, config, rank=rank, size=size)
+    replay = config.replay.build(folder=Path(orders["replay"]), keys=tuple(policy.spec.observation))
+    share = Spread(rank=rank, size=size)
+    request = _shared(algorithm.wants, share)
+    batches = Batches(
+        request=request, robot=robot, replay=replay, rng=stream(0, "none"), device=device, num_ahead=0
+    )
+    frames.send({"ready": True}, {})
+    _join(config, orders["meeting"], rank=rank, size=size)
+    algorithm.load_state_dict(frames.receive()[1])
+    _shard(algorithm, config)
+    gather = {"state": algorithm.state_dict, "weights": algorithm.policy_weights}
+    while True:
+        facts, arrays = frames.receive()
+        if "load" in facts:
+            algorithm.load_state_dict(arrays)
+            continue
+        if "gather" in facts:  # of what is sharded, everybody gives its part
+            gather[facts["gather"]]()
+            continue
+        batches.ask(_shared(algorithm.wants, share))
+        batches.reseed(stream(config.run.seed, f"rank {rank}", facts["update"]))
+        for batch in batches.take(1):
+            with contextlib.suppress(SkippedUpdate):  # by all, for all see the same gradients; rank 0 counts
+                algorithm.update(batch)
+
+
+def main() -> int:
+    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides; who has lost it ends
+        signal.signal(number, signal.SIG_IGN)
+    frames = Frames.of(int(sys.argv[1]))
+    try:
+        _follow(frames)
+    except Gone:
+        return 0  # nobody is left to follow
+    except Exception as error:  # a process border: rank 0 is told, and this one is gone
+        if os.environ.get("DOVETAIL_DEBUG"):
+            traceback.print_exc()
+        message = " ".join(str(error).split())
+        said = message if isinstance(error, DovetailError) and message else f"{type(error).__name__}: {message}"
+        with contextlib.suppress(Gone):
+            frames.send({"error": said}, {})
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    os._exit(main())  # to tear torch down piece by piece takes a second

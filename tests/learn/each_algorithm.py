@@ -1,0 +1,63 @@
+"""One of each algorithm that learns from a replay, small, and batches for them."""
+
+import numpy as np
+import torch
+
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.learn.algorithms.dsrl import DSRL, DSRLConfig
+from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
+from dovetail.learn.algorithms.hi_ors import HiORS, HiORSConfig
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+from dovetail.learn.algorithms.sac_flow import SACFlow, SACFlowConfig
+from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.policies.flow_actor import FlowActor, FlowActorConfig
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
+from dovetail.policies.steered import Steered, SteeredConfig
+
+ROBOT = RobotSpec(
+    name="arm",
+    embodiment="toy",
+    observation={"joint_pos": ArraySpec(shape=(3,))},
+    action=ArraySpec(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    action_kind="ee_delta",
+    control_hz=10.0,
+)
+
+
+def flow(robot, kind=Flow, config=FlowConfig):
+    return kind(config(horizon=4, hidden=16, num_layers=1), robot=robot)
+
+
+def algorithms(robot):
+    """One of each that learns from a replay."""
+    gaussian = GaussianMLP(GaussianMLPConfig(hidden=(16, 16)), robot=robot)
+    single = GaussianMLP(GaussianMLPConfig(hidden=(16, 16)), robot=robot)
+    actor = FlowActor(FlowActorConfig(hidden=16), robot=robot)
+    soft = {"batch_size": 8, "hidden": (16, 16), "actor_every": 1}
+    return {
+        "rlpd": RLPD(RLPDConfig(bc_weight=0.5, num_critics=3, **soft), policy=gaussian),
+        "sac_flow": SACFlow(SACFlowConfig(**soft), policy=actor),
+        "dsrl": DSRL(DSRLConfig(**soft), policy=flow(robot, Steered, SteeredConfig)),
+        "imitation": Imitation(ImitationConfig(batch_size=8), policy=flow(robot)),
+        "hg_dagger": HGDAgger(HGDAggerConfig(batch_size=8), policy=flow(robot)),
+        "hi_ors_of_singles": HiORS(HiORSConfig(batch_size=8), policy=single),
+        "hi_ors": HiORS(HiORSConfig(batch_size=8), policy=flow(robot)),
+    }
+
+
+def batch_for(algorithm, device="cpu"):
+    rng = np.random.default_rng(0)
+    chunks = algorithm._policy.spec.horizon
+    ahead = (chunks,) if chunks > 1 else ()
+    arrays = {
+        "observation/joint_pos": rng.normal(size=(8, 3)).astype(np.float32),
+        "next/joint_pos": rng.normal(size=(8, 3)).astype(np.float32),
+        "action": rng.uniform(-1, 1, size=(8, *ahead, 2)).astype(np.float32),
+        "achieved": rng.uniform(-1, 1, size=(8, *ahead, 2)).astype(np.float32),
+        "action/mask": np.arange(8 * chunks).reshape(8, chunks) % 7 > 0,
+        "reward": rng.normal(size=8).astype(np.float32),
+        "discount": np.ones(8, np.float32),
+        "human": np.broadcast_to((np.arange(8) % 2 == 0).reshape(8, *(1 for _ in ahead)), (8, *ahead)).copy(),
+    }
+    return {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}

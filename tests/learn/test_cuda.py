@@ -1,0 +1,104 @@
+"""The same learning on a GPU: skipped where there is none."""
+
+import numpy as np
+import pytest
+import torch
+from each_algorithm import algorithms, batch_for
+
+from dovetail.config.load import load
+from dovetail.core.types import ActContext
+from dovetail.learn.learner import Learner
+from dovetail.learn.precision import compute_in_bf16
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+from toy_run import TOY
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+
+NAMES = ("rlpd", "sac_flow", "dsrl", "imitation", "hg_dagger", "hi_ors")
+
+
+def on_gpu(name, robot):
+    """Built again around the same policy, which was moved first."""
+    algorithm = algorithms(robot)[name]
+    policy = algorithm._policy.to(torch.device("cuda"))
+    config = getattr(algorithm, "_soft", None) or algorithm._config
+    return type(algorithm)(config, policy=policy)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_everything_is_on_it_and_checkpoints_are_not(name, robot):
+    algorithm = on_gpu(name, robot)
+    for _ in range(3):
+        metrics = algorithm.update(batch_for(algorithm, "cuda"))
+    assert all(np.isfinite(value) for value in metrics.values())
+    assert all(p.is_cuda for module in algorithm.networks.values() for p in module.parameters())
+    state = {k: np.array(v) for k, v in algorithm.state_dict().items()}  # numpy: nothing of it is on the GPU
+    expected = algorithm.update(batch_for(algorithm, "cuda"))
+    again = on_gpu(name, robot)
+    again.load_state_dict(state)
+    assert again.update(batch_for(again, "cuda")) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("name", ["imitation", "hg_dagger", "hi_ors"])
+def test_a_cpu_goes_on_with_what_a_gpu_learned(name, robot):
+    gpu, cpu = on_gpu(name, robot), algorithms(robot)[name]
+    gpu.update(batch_for(gpu, "cuda"))
+    cpu.load_state_dict(gpu.state_dict())  # its generator, being of another kind, starts anew
+    assert all(np.isfinite(value) for value in cpu.update(batch_for(cpu)).values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_acting_is_numpy(name, robot):
+    policy = on_gpu(name, robot)._policy
+    chunk = policy.act({"joint_pos": np.zeros((2, 3), np.float32)}, ActContext(deterministic=True))
+    assert isinstance(chunk.actions, np.ndarray)
+    here = algorithms(robot)[name]._policy.act(
+        {"joint_pos": np.zeros((2, 3), np.float32)}, ActContext(deterministic=True)
+    )
+    assert np.allclose(chunk.actions, here.actions, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bf16(name, robot):
+    algorithm = on_gpu(name, robot)
+    compute_in_bf16(algorithm.networks.values())
+    metrics = [algorithm.update(batch_for(algorithm, "cuda")) for _ in range(3)]
+    assert all(np.isfinite(value) for said in metrics for value in said.values())
+
+
+def test_a_learner_prefetches_onto_it(robot, replay):
+    algorithm = on_gpu("rlpd", robot)
+    learner = Learner(
+        algorithm=algorithm, replay=replay, robot=robot, rng=np.random.default_rng(0), device="cuda", num_ahead=2
+    )
+    assert np.isfinite(learner.step(env_steps=20)["critic_loss"])
+
+
+@pytest.mark.parametrize("overrides", [(), ("learner.precision=bf16",)])
+def test_a_whole_run(tmp_path, overrides):
+    path = tmp_path / "toy.yaml"
+    path.write_text(TOY)
+    run = InlineRun(RunFolder.create(tmp_path / "a", load([path], ["device=auto", *overrides])))
+    run.run()
+    assert run.status.rates["after"].episodes == 4
+    assert next(iter(run._policy.components.values()))[0].weight.is_cuda
+    InlineRun(RunFolder.open(tmp_path / "a")).run()
+
+
+PRACTICE = """
+task: {type: "dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
+robot: {type: "dovetail.testing.fakes:FakeArm"}
+policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [16, 16], value_hidden: [16, 16]}
+algorithm: {type: ppo, num_envs: 2, rollout_steps: 32, num_epochs: 2, batch_size: 32}
+run: {demos: 0, env_steps: 256, eval_episodes: 2, untrained_episodes: 0}
+device: cuda
+"""
+
+
+def test_a_whole_run_of_practice(tmp_path):
+    path = tmp_path / "practice.yaml"
+    path.write_text(PRACTICE)
+    run = InlineRun(RunFolder.create(tmp_path / "a", load([path])))
+    run.run()
+    assert run.status.updates == 4

@@ -1,0 +1,156 @@
+"""A step in pieces, and a step by several processes, is the step that one process takes at once."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from each_algorithm import algorithms, batch_for
+from spread_process import learn
+
+from dovetail.core.errors import UsageError
+from dovetail.core.types import SampleRequest, View
+from dovetail.learn.algorithms.hi_ors import HiORS, HiORSConfig
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
+from dovetail.learn.setup import set_up
+from dovetail.learn.spread import Spread
+from dovetail.policies.chance import SharedGenerator, normal, uniform
+
+
+def close(a, b):
+    """Up to what sums in another order round to."""
+    assert a.keys() == b.keys()
+    for key in a:
+        np.testing.assert_allclose(a[key], b[key], rtol=2e-3, atol=2e-5, err_msg=key)
+
+
+def weights(algorithm):
+    return {k: v for k, v in algorithm.state_dict().items() if not k.startswith(("optimizer", "generator"))}
+
+
+def test_accumulated_pieces_are_one_batch(policy, batch):
+    """Adam hides a gradient's scale, so plain gradients are compared too."""
+    gradients = []
+    for count in (1, 2, 4):
+        algorithm = Imitation(ImitationConfig(batch_size=8), policy=policy)
+        set_up(algorithm, name="imitation", accumulate=count)
+        algorithm._optimizer.step = lambda: None
+        loss, norm = algorithm._descend(batch, algorithm._loss)
+        gradients.append([loss, norm, *(p.grad.clone() for p in algorithm._parameters)])
+    for other in gradients[1:]:
+        for a, b in zip(gradients[0], other, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
+
+
+def test_pieces_count_by_what_is_in_them(robot):
+    """With masks and weights, the mean of means is not the mean: by hand, 1 action of weight 4 against 3 of weight 1."""
+    policy = algorithms(robot)["hi_ors"]._policy
+    algorithm = HiORS(HiORSConfig(batch_size=2, demo_share=0.0, targets="executed", still_std=0.0), policy=policy)
+    set_up(algorithm, name="hi_ors", accumulate=2)
+    said = iter((torch.tensor(10.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)))
+    policy.imitation_loss = lambda *_, **__: next(said)
+    batch = {k: v[:2] for k, v in batch_for(algorithm).items()}
+    batch["human"][:] = torch.tensor([[True] * 4, [False] * 4])
+    batch["action/mask"][:] = torch.tensor([[True, False, False, False], [True, True, True, False]])
+    algorithm._optimizer.step = lambda: None
+    metrics = algorithm.update(batch)
+    assert metrics["imitation_loss"] == pytest.approx((4 * 10.0 + 3 * 2.0) / 7)
+
+
+def test_a_piece_with_nothing_in_it(robot):
+    algorithm = algorithms(robot)["hi_ors"]
+    set_up(algorithm, name="hi_ors", accumulate=4)
+    batch = batch_for(algorithm)
+    batch["action/mask"][::4] = False
+    assert np.isfinite(algorithm.update(batch)["imitation_loss"])
+    batch["action/mask"][:] = False
+    before = weights(algorithm)
+    assert "imitation_loss" not in algorithm.update(batch)
+    after = weights(algorithm)
+    assert all(np.array_equal(before[k], after[k]) for k in before if k != "num_updates")
+
+
+def test_what_cannot_be_divided_is_refused(policy):
+    algorithm = Imitation(ImitationConfig(batch_size=9), policy=policy)
+    with pytest.raises(UsageError, match=r"a batch of 9 rows cannot be shared by learner\.ranks=2"):
+        set_up(algorithm, name="imitation", size=2)
+    with pytest.raises(UsageError, match="takes its batch in one piece"):
+        set_up(RLPD(RLPDConfig(batch_size=8), policy=policy), name="rlpd", accumulate=2)
+    with pytest.raises(UsageError, match="knows neither"):
+        set_up(object(), name="mine", accumulate=2)
+
+
+def test_each_process_draws_every_nth_row():
+    request = SampleRequest(observation_keys=(), rows={View(part="demo"): 3, View(part="online"): 5})
+    shares = [Spread(rank=rank, size=2).share(request) for rank in (0, 1)]
+    assert [list(share.values()) for share in shares] == [[2, 2], [1, 3]]  # rows 0 2 | 4 6 and 1 | 3 5 7
+
+
+def test_chance_is_that_of_the_whole_batch():
+    whole = torch.Generator().manual_seed(3)
+    parts = [SharedGenerator.of(device=torch.device("cpu"), rank=r, size=2) for r in (0, 1)]
+    for part in parts:
+        part.manual_seed(3)
+    cpu = torch.device("cpu")
+    for draw, shape, rows in ((normal, (8, 3), 0), (normal, (4, 20, 2), 1), (uniform, (16,), 0)):
+        one = draw(shape, generator=whole, device=cpu)
+        half = tuple(n // 2 if axis == rows else n for axis, n in enumerate(shape))
+        for rank, part in enumerate(parts):
+            mine = draw(half, generator=part, device=cpu, rows=rows)
+            assert torch.equal(mine, one.transpose(0, rows)[rank::2].transpose(0, rows))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What two real processes have learned together, each from its half of the rows."""
+    folder = tmp_path_factory.mktemp("ranks")
+    outs = [folder / f"{rank}.npz" for rank in (0, 1)]
+    script = Path(__file__).parent / "spread_process.py"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(folder / "meeting"), str(rank), "2", str(out)], cwd=script.parent
+        )
+        for rank, out in enumerate(outs)
+    ]
+    assert [process.wait(240) for process in processes] == [0, 0]
+    return [{key.replace("\\", "/"): value for key, value in np.load(out).items()} for out in outs]
+
+
+@pytest.fixture(scope="module")
+def one():
+    torch.set_num_threads(1)
+    return learn(0, 1)
+
+
+def test_ranks_stay_equal_bit_for_bit(two):
+    first, second = two
+    assert first.keys() == second.keys()
+    assert all(np.array_equal(first[key], second[key]) for key in first)
+
+
+def test_what_breaks_one_rank_is_skipped_by_all(two):
+    names = {key.split("|")[0] for key in two[0] if key.endswith("|skipped")}
+    one_loss = {"imitation", "hg_dagger", "hi_ors", "hi_ors_of_singles"}
+    assert names == {"rlpd", "sac_flow", "dsrl"} | one_loss | {f"sharded {name}" for name in one_loss}
+
+
+@pytest.mark.parametrize("name", ["rlpd", "sac_flow", "imitation", "hg_dagger", "hi_ors_of_singles"])
+def test_two_ranks_of_half_a_batch_match_one_of_a_whole(two, one, name):
+    """The trap: gradients that were never synchronised. Where chance is drawn for some rows only, one process draws less."""
+    alone = {k: v for k, v in one.items() if k.startswith(name + "|")}
+    skip = ("skipped", "generator", "num_updates", "optimizer")
+    together = {k: v for k, v in two[0].items() if k.startswith(name + "|")}
+    wanted = [k for k in alone if not any(word in k for word in skip)]
+    close({k: alone[k] for k in wanted}, {k: together[k] for k in wanted})
+
+
+@pytest.mark.parametrize("name", ["imitation", "hg_dagger", "hi_ors"])
+def test_a_sharded_policy_learns_the_same(two, name):
+    """And gives its state whole: optimiser, generator and all."""
+    plain = {k.removeprefix(name): v for k, v in two[0].items() if k.startswith(f"{name}|") and "skipped" not in k}
+    found = {k.removeprefix(f"sharded {name}"): v for k, v in two[0].items() if k.startswith(f"sharded {name}|")}
+    found = {k: v for k, v in found.items() if "skipped" not in k}
+    close(plain, found)
