@@ -7,6 +7,7 @@ from toy_practice import ARM, make_flow
 
 from dovetail.learn.algorithms.hg_dagger import HGDAgger
 from dovetail.learn.algorithms.hi_ors import HiORS
+from dovetail.policies.parts import PartConfig
 from dovetail.testing import check_algorithm
 from dovetail.testing.algorithms import random_batch
 
@@ -60,3 +61,16 @@ def test_an_average_changes_nothing_of_what_is_learned_and_is_resumed(kind):
 @BOTH
 def test_it_keeps_the_contract(kind):
     check_algorithm(lambda: make(kind, 0.9), robot=ARM)
+
+
+@BOTH
+def test_of_a_policy_with_a_frozen_part_the_rest_is_averaged(kind):
+    policy = make_flow(prompt_features=4, components={"encoder": PartConfig(frozen=True)})
+    policy.assemble(lambda *_: pytest.fail("there is nothing to read"))
+    algorithm = kind(kind.Config(batch_size=8, lr=1e-2, average=0.5), policy=policy, seed=1)
+    before = algorithm.policy_weights()
+    latest = update(algorithm, 1)
+    after = algorithm.policy_weights()
+    np.testing.assert_allclose(actor(after), (actor(before) + latest) / 2, atol=1e-6)
+    assert all(np.array_equal(values, after["encoder"][name]) for name, values in before["encoder"].items())
+    assert not any(key.startswith("averaged/encoder") for key in algorithm.state_dict())
