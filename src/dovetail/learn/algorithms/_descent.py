@@ -44,11 +44,11 @@ class Descent:
     ) -> None:
         self._policy, self._max_grad_norm = policy, max_grad_norm
         parts = trained(policy.components, algorithm=self.name)  # frozen ones get no optimiser state, and no decay
-        self._parameters = [p for module in parts.values() for p in module.parameters()]
+        self._parameters: list[Tensor] = [p for module in parts.values() for p in module.parameters()]
         self._optimizer = optimizer(self._parameters, fused=True, **settings)  # type: ignore[arg-type]
         self._average = average
         self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in parts.items()} if average else {}
-        self._averaged_parameters = [p for module in self._averaged.values() for p in module.parameters()]
+        self._averaged_parameters: list[Tensor] = [p for m in self._averaged.values() for p in m.parameters()]
         self._generator = torch.Generator().manual_seed(seed)
         self._num_updates = 0
 
