@@ -37,6 +37,9 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "punctuality of the control loop, chunk modes under delay, weight swaps",
         ),
         "learn": Entry("dovetail.bench.learn:bench", "learning: speed of updates, robot time to success"),
+        "learn_lift": Entry(
+            "dovetail.bench.learn_lift:bench", "weak policies lifted by HG-DAgger, Hi-ORS and DSRL", part=True
+        ),
         "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
     }
 )

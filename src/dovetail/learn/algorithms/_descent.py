@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import ClassVar
@@ -13,6 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
+from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
 from dovetail.learn.batches import side
 from dovetail.learn.device import device_of
@@ -21,8 +23,10 @@ from dovetail.learn.precision import called
 from dovetail.learn.spread import Spread
 from dovetail.learn.state import (
     load_generator,
+    load_module,
     load_optimizer,
     load_policy,
+    module_state,
     optimizer_state,
     policy_state,
     refuse_misfits,
@@ -45,6 +49,7 @@ class Descent:
         *,
         seed: int,
         max_grad_norm: float | None = None,
+        average: float = 0.0,
         **settings: float,
     ) -> None:
         self._policy, self._max_grad_norm = policy, max_grad_norm
@@ -57,6 +62,10 @@ class Descent:
         self._begin()
         self._seed, self._device, self._spread = seed, device_of(policy), Spread()
         self._generator = self._spread.generator(self._device, seed)
+        self._average = average
+        parts = trained(policy.components, algorithm=self.name)
+        self._averaged = {n: copy.deepcopy(m).requires_grad_(False) for n, m in parts.items()} if average else {}
+        self._averaged_parameters: list[Tensor] = [p for m in self._averaged.values() for p in m.parameters()]
         self._num_updates = 0
 
     def _begin(self) -> None:
@@ -78,6 +87,8 @@ class Descent:
     def shard(self) -> None:
         """Keep only a part of each network, its gradients and the optimiser's numbers in each process (FSDP): for policies
         that do not fit into one. After `spread`, before the first update."""
+        if self._averaged:
+            raise UsageError("a running average of a policy that is spread is not kept: set algorithm.average=0")
         mesh = init_device_mesh(self._device.type, (self._spread.size,))
         for network in self.networks.values():
             for part in called(network):
@@ -114,6 +125,10 @@ class Descent:
         if self._max_grad_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, norm, foreach=True)
         self._optimizer.step()
+        if self._averaged:
+            newest: list[Tensor] = [*self._parameters]
+            with torch.no_grad():
+                torch._foreach_lerp_(self._averaged_parameters, newest, 1.0 - self._average)
         return loss, norm
 
     def _mean_loss(
@@ -153,21 +168,27 @@ class Descent:
         return totals[1] / totals[0]
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
-        return self._policy.weights()
+        """What the robot gets: of an algorithm with an `average`, where its steps have led to on the whole."""
+        return self._policy.weights({**self._policy.components, **self._averaged})
 
     # ---- everything a resumed run needs to go on exactly where this one stopped
 
     def state_dict(self) -> Mapping[str, Array]:
-        return {
+        state = {
             "num_updates": np.array(self._num_updates, np.int64),
             "generator": self._generator.get_state().numpy().copy(),
             **policy_state(self._policy),
             **optimizer_state(self.name, self._optimizer),
         }
+        for name, module in self._averaged.items():
+            state |= module_state(f"averaged/{name}", module)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         with refuse_misfits(self.name):
             load_policy(self._policy, state)
             load_optimizer(self.name, self._optimizer, state)
             load_generator(self._generator, state, seed=self._seed)
+            for name, module in self._averaged.items():
+                load_module(f"averaged/{name}", module, state)
             self._num_updates = int(state["num_updates"])

@@ -28,6 +28,9 @@ class HGDAggerConfig(Config):
     """1e-5 for a large pretrained policy, up to 1e-3 for a small one."""
     weight_decay: float = Field(default=1e-4, ge=0.0)
     max_grad_norm: float = Field(default=1.0, gt=0.0)
+    average: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """The robot gets a running average of the policy, this share of it old at each update: 0.999 sways less than the
+    latest step. 0: no average."""
 
 
 class HGDAgger(Descent):
@@ -42,6 +45,7 @@ class HGDAgger(Descent):
             policy,
             seed=seed,
             max_grad_norm=config.max_grad_norm,
+            average=config.average,
             lr=config.lr,
             weight_decay=config.weight_decay,
         )

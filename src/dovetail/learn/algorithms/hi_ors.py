@@ -46,6 +46,9 @@ class HiORSConfig(Config):
     lr: float = Field(default=2.5e-5, gt=0.0)
     weight_decay: float = Field(default=1e-4, ge=0.0)
     max_grad_norm: float = Field(default=1.0, gt=0.0)
+    average: float = Field(default=0.0, ge=0.0, lt=1.0)
+    """The robot gets a running average of the policy, this share of it old at each update: 0.999 sways less than the
+    latest step. 0: no average."""
 
     @model_validator(mode="after")
     def _rising(self) -> Self:
@@ -66,6 +69,7 @@ class HiORS(Descent):
             policy,
             seed=seed,
             max_grad_norm=config.max_grad_norm,
+            average=config.average,
             lr=config.lr,
             weight_decay=config.weight_decay,
         )
