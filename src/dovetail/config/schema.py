@@ -136,6 +136,8 @@ class RunSettings(Config):
     """Share of the online episodes without exploration noise: where a policy sticks only without it shows there."""
     eval_episodes: int = Field(default=100, ge=1)
     """Episodes in each evaluation."""
+    eval_noise: bool = False
+    """Evaluate with the policy's own noise: where something is hidden, chance is how a policy without memory searches."""
     untrained_episodes: int = Field(default=20, ge=0)
     """Episodes that the untrained policy is given; it seldom has surprises."""
     showcase_episodes: int = Field(default=4, ge=0)

@@ -165,12 +165,17 @@ class SoftActorCritic:
         loss = (alpha * log_prob - value).mean()
         if extra_loss is not None:
             loss = loss + extra_loss
+        metrics = self._follow(loss)
+        entropy = -log_prob.detach().mean()
+        self._step("alpha", self._log_alpha.exp() * (entropy - self._target_entropy), [self._log_alpha])
+        return {**metrics, "entropy": entropy.item(), "alpha": alpha.item()}
+
+    def _follow(self, loss: Tensor) -> dict[str, float]:
+        """One step of the actor down a loss, and its running average after it."""
         self._step("actor", loss, self._actor_parameters)
         with torch.no_grad():
             torch._foreach_lerp_(self._averaged_parameters, self._actor_parameters, 1.0 - self._soft.actor_average)
-        entropy = -log_prob.detach().mean()
-        self._step("alpha", self._log_alpha.exp() * (entropy - self._target_entropy), [self._log_alpha])
-        return {"actor_loss": loss.item(), "entropy": entropy.item(), "alpha": alpha.item()}
+        return {"actor_loss": loss.item()}
 
     def _step(self, name: str, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         # gradients of exactly these parameters: the actor's loss flows through the critic without touching it

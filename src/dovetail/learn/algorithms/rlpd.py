@@ -26,6 +26,9 @@ class RLPDConfig(SoftConfig):
     """Rewards added up before the critic's own estimate takes over: more carry a sparse reward back faster."""
     bc_weight: float = Field(default=0.0, ge=0.0)
     """Weight of cloning what people did in the actor's loss."""
+    climb_from: int = Field(default=0, ge=0)
+    """The update from which on the actor climbs its critic. Before, it only clones what people do, corrections included: a
+    critic that has seen little but successes would lead it astray."""
 
 
 class RLPD(SoftActorCritic):
@@ -82,11 +85,16 @@ class RLPD(SoftActorCritic):
         return self._fit_critic(features, actions, targets)
 
     def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, float]:
+        if self._num_updates < self._config.climb_from:
+            cloning = self._cloning(features, actions, human)
+            return {} if cloning is None else self._follow(cloning)
         new_actions, log_prob = self._policy.sample(features, generator=self._generator)
         value = self._value(self._critic(torch.cat((features, new_actions), 1)))
-        cloning = None
-        if self._config.bc_weight and human.any():
-            cloning = self._config.bc_weight * self._policy.imitation_loss(
-                features[human], actions[human], generator=self._generator
-            )
-        return self._climb(value, log_prob, extra_loss=cloning)
+        return self._climb(value, log_prob, extra_loss=self._cloning(features, actions, human))
+
+    def _cloning(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
+        if not self._config.bc_weight or not human.any():
+            return None
+        return self._config.bc_weight * self._policy.imitation_loss(
+            features[human], actions[human], generator=self._generator
+        )
