@@ -37,6 +37,9 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "punctuality of the control loop, chunk modes under delay, weight swaps",
         ),
         "learn": Entry("dovetail.bench.learn:bench", "learning: speed of updates, robot time to success"),
+        "learn_minutes": Entry(
+            "dovetail.bench.learn_minutes:bench", "robot time to 95 %, three seeds, beside SB3's SAC", part=True
+        ),
         "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
     }
 )

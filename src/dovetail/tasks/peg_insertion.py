@@ -44,8 +44,8 @@ class InsertionConfig(SimTaskConfig):
     socket_yaw_deg: float = Field(10.0, ge=0.0, le=30.0)
     """How far the socket itself is turned on the table."""
     hidden_offset_m: float = Field(0.0, ge=0.0, le=0.005)
-    """How far the socket may be from where `task_state` says it is, in x and in y, anew in each episode. Nobody is told; only
-    the expert, who stands for a person, sees the true one."""
+    """How far the socket may be from where `task_state` says it is, in x and in y, another in each episode. Nobody is told;
+    only the expert, who stands for a person, sees the true one."""
 
 
 class Fit(NamedTuple):

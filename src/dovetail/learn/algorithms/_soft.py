@@ -179,7 +179,7 @@ class SoftActorCritic:
 
     def _step(self, name: str, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         # gradients of exactly these parameters: the actor's loss flows through the critic without touching it
-        gradients = torch.autograd.grad(loss, parameters)
+        gradients = torch.autograd.grad(loss, parameters, allow_unused=True)  # cloning says nothing of a flow's noise
         for parameter, gradient in zip(parameters, gradients, strict=True):
             parameter.grad = gradient
         self._grad_norms[name] = torch.nn.utils.clip_grad_norm_(parameters, self._soft.max_grad_norm, foreach=True)
