@@ -1,5 +1,7 @@
 """RLPD against numbers worked out beside it, and against the traps of its predecessors."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -112,6 +114,28 @@ def test_the_actor_moves_every_so_often_and_not_before(policy, batch):
     algorithm = make(policy, actor_every=2, actor_after=3)
     moved = ["actor_loss" in algorithm.update(batch) for _ in range(8)]
     assert moved == [False, False, False, True, False, True, False, True]
+
+
+def test_until_it_climbs_the_actor_only_clones(policy, batch):
+    """One step of Adam down the weighted imitation loss, worked out on a copy; the critic is not asked."""
+    twin = copy.deepcopy(policy)
+    algorithm = make(policy, actor_every=1, bc_weight=5.0, climb_from=3, lr=1e-2, max_grad_norm=1e9)
+    features, people = twin.features({"joint_pos": batch["observation/joint_pos"]}), batch["human"]
+    optimizer = torch.optim.Adam(twin.components["actor"].parameters(), lr=1e-2)
+    loss = 5.0 * twin.imitation_loss(features[people], batch["action"][people])
+    loss.backward()
+    optimizer.step()
+    metrics = algorithm.update(batch)
+    assert metrics["actor_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert "entropy" not in metrics
+    for ours, expected in zip(policy._actor.parameters(), twin._actor.parameters(), strict=True):
+        assert torch.allclose(ours, expected, atol=1e-6)
+    assert ["entropy" in algorithm.update(batch) for _ in range(2)] == [False, True]  # the third climbs
+    batch["human"][:] = False  # nobody did anything: nothing to clone, and it does not climb either
+    idle = make(policy, actor_every=1, bc_weight=5.0, climb_from=3)
+    before = [p.detach().clone() for p in policy._actor.parameters()]
+    assert "actor_loss" not in idle.update(batch)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy._actor.parameters(), strict=True))
 
 
 def test_a_random_subset_of_critics_gives_the_target(policy, batch):

@@ -141,6 +141,21 @@ def test_every_part_of_the_actor_learns_and_the_critic_not_from_it(actor, batch)
     assert all(torch.equal(a, b) for a, b in zip(critic, algorithm._critic.parameters(), strict=True))
 
 
+def test_before_it_climbs_the_velocity_is_cloned_and_the_noise_left_alone(actor, batch):
+    """The matching loss says nothing of sigma: that is no error, and no gradient of 0 that a moment carries on."""
+    algorithm = make(actor, actor_every=1, bc_weight=1.0, climb_from=3)
+    before = {name: [p.detach().clone() for p in m.parameters()] for name, m in actor.components.items()}
+    for _ in range(2):
+        algorithm.update(batch)
+    moved = {
+        name: any(not torch.equal(old, new) for old, new in zip(before[name], m.parameters(), strict=True))
+        for name, m in actor.components.items()
+    }
+    assert moved == {"velocity": True, "sigma": False}
+    algorithm.update(batch)
+    assert not all(map(torch.equal, before["sigma"], actor.components["sigma"].parameters()))
+
+
 def test_a_saved_state_goes_on_bit_for_bit(actor, batch, robot):
     one = make(actor, actor_every=2, bc_weight=0.5)
     for _ in range(7):

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from rollouts import make, play, reset, run_actions, run_expert
 
+from dovetail.config.plugins import resolve
 from dovetail.core.types import Outcome
-from dovetail.robots.sim.rotations import quat_from_rotvec, quat_multiply, rotate
+from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
+from dovetail.robots.sim.rotations import quat_conjugate, quat_from_rotvec, quat_multiply, rotate
 
 TASK = "peg_insertion"
 ARMS = ("panda", "x5")
@@ -179,6 +181,57 @@ def test_state_points_from_the_tip_to_the_hole_in_the_reset_frame():
     _put_tool(world, (0.0, 0.0, 0.015))
     assert task.read_state(world)[9] == pytest.approx(0.015, abs=1e-6)
     assert task.read_state(world)[3:6] == pytest.approx((0.0, 0.0, 0.0), abs=1e-6)
+
+
+# ---- a socket that is not where it is said to be
+
+
+def _make_hidden(offset_m):
+    kind = resolve("task", TASK)
+    task = kind(kind.Config(hidden_offset_m=offset_m))
+    return task, SimRobot(SimRobotConfig(arm="panda", max_step_m=0.01, leash_m=0.01), task=task)
+
+
+def _said(task, world):
+    """How far from the tip the socket is said to be, in the socket's own frame."""
+    return rotate(quat_conjugate(world.body_pose("socket")[1]), task.reset_rotation @ task.read_state(world)[:3])
+
+
+def test_the_socket_is_up_to_2_mm_from_where_it_is_said_to_be():
+    task, robot = _make_hidden(0.002)
+    plain, plain_robot = make(TASK, "panda")
+    offsets = []
+    for seed in range(40):
+        task.reset(robot, rng=np.random.default_rng(seed))
+        plain.reset(plain_robot, rng=np.random.default_rng(seed))
+        for body in ("socket", "tool"):  # the world is the same: only what is said of it differs
+            assert robot.world.body_pose(body)[0] == pytest.approx(plain_robot.world.body_pose(body)[0], abs=1e-9)
+        offsets.append(_said(task, robot.world) + task.fit(robot.world).position)
+        robot.send(np.array((0.01, 0.0, 0.0, 0.0, 0.0, 0.0), np.float32))
+        robot.advance(100_000_000)
+        after = _said(task, robot.world) + task.fit(robot.world).position
+        assert after == pytest.approx(offsets[-1], abs=1e-6)  # the same all through an episode
+    offsets = np.array(offsets)
+    assert np.abs(offsets[:, :2]).max() <= 0.002 + 1e-6
+    assert (offsets[:, :2].max(axis=0) > 0.0015).all()
+    assert (offsets[:, :2].min(axis=0) < -0.0015).all()
+    assert np.abs(offsets[:, 2]).max() < 1e-6
+
+
+def test_the_expert_sees_the_true_socket_and_slides_to_it_over_the_face():
+    task, robot = _make_hidden(0.002)
+    for seed in range(5):
+        task.reset(robot, rng=np.random.default_rng(seed))
+        expert = task.expert()
+        expert.reset(np.random.default_rng(0))
+        outcome, _, _ = play(task, robot, lambda observation, _, e=expert: e.act(observation))
+        assert outcome is Outcome.SUCCESS
+    # put down beside the hole it is pushed on, 1 mm below the face, where the plain task's expert would lift it
+    _put_tool(robot.world, (0.002, -0.002, -0.0002))
+    sliding = task._hand_for(robot.world, np.array((0.0, 0.0, 0.001)), speed=0.2)
+    assert task.goal(robot.world).position == pytest.approx(sliding.position, abs=1e-9)
+    _put_tool(robot.world, (0.010, 0.0, -0.0002))  # too far off to slide there
+    assert (task.goal(robot.world).position - sliding.position)[2] > 0.001
 
 
 @pytest.mark.slow

@@ -40,6 +40,9 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "learn_lift": Entry(
             "dovetail.bench.learn_lift:bench", "weak policies lifted by HG-DAgger, Hi-ORS and DSRL", part=True
         ),
+        "learn_minutes": Entry(
+            "dovetail.bench.learn_minutes:bench", "robot time to 95 %, three seeds, beside SB3's SAC", part=True
+        ),
         "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
     }
 )

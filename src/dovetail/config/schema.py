@@ -141,6 +141,8 @@ class RunSettings(Config):
     checkpoints/best."""
     schedule_episodes: int | None = Field(default=None, ge=1)
     """Episodes in each of these; null: as many as in any other evaluation."""
+    eval_noise: bool = False
+    """Evaluate with the policy's own noise: where something is hidden, chance is how a policy without memory searches."""
     untrained_episodes: int = Field(default=20, ge=0)
     """Episodes that the untrained policy is given; it seldom has surprises."""
     showcase_episodes: int = Field(default=4, ge=0)

@@ -1,4 +1,4 @@
-"""Exactly so many seeded episodes, nobody helping, no exploration noise, the same resets every time."""
+"""Exactly so many seeded episodes, nobody helping, the same resets every time; no exploration noise unless asked for."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def order_episode(
         seed=run.seed,
         index=index,
         config_hash=config_hash,
-        deterministic=calm or purpose is Purpose.EVAL,
+        deterministic=calm or (purpose is Purpose.EVAL and not run.eval_noise),
         robot_minutes=robot_minutes,
         started_unix_ns=now_ns,
     )

@@ -77,6 +77,10 @@ class DovetailEnv(gymnasium.Env[dict[str, Array], Array]):
         self.action_space = spaces.Box(low, high, dtype=np.float32)
         self._num_steps = 0
 
+    @property
+    def task(self) -> Task:
+        return self._task
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, Array], dict[str, Any]]:

@@ -43,6 +43,9 @@ class InsertionConfig(SimTaskConfig):
     """How far the socket's own place is moved, in x and in y."""
     socket_yaw_deg: float = Field(10.0, ge=0.0, le=30.0)
     """How far the socket itself is turned on the table."""
+    hidden_offset_m: float = Field(0.0, ge=0.0, le=0.005)
+    """How far the socket may be from where `task_state` says it is, in x and in y, another in each episode. Nobody is told;
+    only the expert, who stands for a person, sees the true one."""
 
 
 class Fit(NamedTuple):
@@ -90,6 +93,9 @@ class Insertion(SimTask):
         super().__init__(config)
         self._ranges = config
         self._first_way_m = 1.0
+        self._hidden_m: Vector = np.zeros(
+            3
+        )  # from where the socket is to where it is said to be, in its own frame
 
     @abstractmethod
     def tool_xml(self) -> str:
@@ -144,6 +150,8 @@ class Insertion(SimTask):
         position, quat = world.tcp_pose()
         world.set_free_body("tool", position + rotate(quat, (0.0, 0.0, self.tip_m)), quat)
         world.forward()
+        if ranges.hidden_offset_m:  # drawn last: without it, resets are what they always were
+            self._hidden_m[:2] = rng.uniform(-ranges.hidden_offset_m, ranges.hidden_offset_m, 2)
 
     # ---- what is true
 
@@ -192,7 +200,7 @@ class Insertion(SimTask):
         # the part of a rotation matrix that is antisymmetric is axis times sine: smooth, and never wraps
         skew = frame - frame.T
         state = np.empty(len(self.state_names), np.float32)
-        state[0:3] = -self.in_reset_frame(rotate(turned, fit.position))
+        state[0:3] = -self.in_reset_frame(rotate(turned, fit.position - self._hidden_m))
         state[3:6] = -self.in_reset_frame(rotate(turned, fit.rotvec))
         state[6:9] = 0.5 * skew[2, 1], 0.5 * skew[0, 2], 0.5 * skew[1, 0]
         state[9] = max(fit.depth_m, 0.0) if fit.inside(self.clearance_m) else 0.0
@@ -212,6 +220,10 @@ class Insertion(SimTask):
             target[:] = fit.position[0], fit.position[1], -0.015
             speed = 0.6
         elif error < 0.7:
+            speed = 0.2
+        elif self._ranges.hidden_offset_m and depth > -1e-3 and aside < 6e-3:
+            # on the face, where it was led by what is said of the socket: a person slides it on until it drops in
+            target[2] = 1e-3
             speed = 0.2
         else:
             # as low as the alignment allows; if lower already it waits there, and lifts only off the face

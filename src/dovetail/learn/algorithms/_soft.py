@@ -240,25 +240,33 @@ class SoftActorCritic:
         loss = (alpha * log_prob - value).mean()
         if extra_loss is not None:
             loss = loss + extra_loss
+        metrics = self._follow(loss)
+        entropy = -log_prob.detach().mean()
+        self._step(self._log_alpha.exp() * (entropy - self._target_entropy), {"alpha": [self._log_alpha]})
+        facts = {"entropy": entropy.item(), "target_entropy": self._target_entropy, "alpha": alpha.item()}
+        return {**metrics, **facts}
+
+    def _follow(self, loss: Tensor) -> dict[str, float]:
+        """One step of the actor down a loss, and its running average after it."""
         self._step(loss, {"actor": self._actor_parameters})
         with torch.no_grad():
             torch._foreach_lerp_(
                 self._averaged_parameters, self._moving_parameters, 1.0 - self._soft.actor_average
             )
-        entropy = -log_prob.detach().mean()
-        self._step(self._log_alpha.exp() * (entropy - self._target_entropy), {"alpha": [self._log_alpha]})
-        facts = {"entropy": entropy.item(), "target_entropy": self._target_entropy, "alpha": alpha.item()}
-        return {"actor_loss": loss.item(), **facts}
+        return {"actor_loss": loss.item()}
 
     def _step(self, loss: Tensor, groups: Mapping[str, Sequence[Tensor]]) -> None:
         """Down one loss, each group of parameters clipped by itself and with an optimiser of its own."""
         # gradients of exactly these parameters: the actor's loss flows through the critic without touching it
-        gradients = torch.autograd.grad(loss, [p for group in groups.values() for p in group])
+        # and cloning, for one, says nothing of a flow's noise
+        wanted = [p for group in groups.values() for p in group]
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
         if not self._spread.alone:  # the mean of all processes' gradients, before any of it is clipped
             loss = loss.detach().clone()
-            gradients = tuple(gradient.clone() for gradient in gradients)
-            self._spread.add_up([*gradients, loss])
-            torch._foreach_div_([*gradients, loss], self._spread.size)
+            gradients = tuple(None if gradient is None else gradient.clone() for gradient in gradients)
+            together = [*(gradient for gradient in gradients if gradient is not None), loss]
+            self._spread.add_up(together)
+            torch._foreach_div_(together, self._spread.size)
         coming = iter(gradients)
         for name, parameters in groups.items():
             for parameter in parameters:

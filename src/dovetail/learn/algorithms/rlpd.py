@@ -24,6 +24,9 @@ class RLPDConfig(SeeingConfig):
     prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
     bc_weight: float = Field(default=0.0, ge=0.0)
     """Weight of cloning what people did in the actor's loss."""
+    climb_from: int = Field(default=0, ge=0)
+    """The update from which on the actor climbs its critic. Before, it only clones what people do, corrections included: a
+    critic that has seen little but successes would lead it astray."""
 
 
 class RLPD(SAC):
@@ -46,6 +49,12 @@ class RLPD(SAC):
     @property
     def _clone_weight(self) -> float:
         return self._config.bc_weight
+
+    def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, float]:
+        if self._num_updates >= self._config.climb_from:
+            return super()._update_actor(features, actions, human=human)
+        cloning = self._extra_loss(features, actions, human)
+        return {} if cloning is None else self._follow(cloning)
 
     def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
         """The mean over what people did, in all processes' batches; None where nobody did anything."""
