@@ -67,9 +67,18 @@ class Experience:
     is killed at any point is taken up there."""
 
     def __init__(
-        self, folder: RunFolder, *, labeler: Labeler, replay: Replay, cameras: tuple[str, ...], codec: ImageCodec
+        self,
+        folder: RunFolder,
+        *,
+        labeler: Labeler,
+        replay: Replay,
+        cameras: tuple[str, ...],
+        codec: ImageCodec,
+        replays_practice: bool = True,
     ) -> None:
         self._folder = folder
+        # on-policy learning may record its episodes, but what an older policy did is not for it to learn from
+        self._purposes = (Purpose.DEMO, Purpose.ONLINE) if replays_practice else (Purpose.DEMO,)
         self._labeler = labeler
         self._cameras = cameras  # that the replay keeps
         self.replay = replay
@@ -124,7 +133,7 @@ class Experience:
     def _known(self) -> Iterator[Known]:
         for episode_id in self.log.ids():
             info = self.log.manifest(episode_id)
-            if info.purpose is not Purpose.EVAL and info.outcome is not Outcome.ABORTED:
+            if info.purpose in self._purposes and info.outcome is not Outcome.ABORTED:
                 labels = self.labels.current(episode_id) or self.label(self.log.load(episode_id))
                 yield Known(info=info, labels=labels)
 

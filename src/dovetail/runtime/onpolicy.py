@@ -19,22 +19,16 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from dovetail.config.plugins import resolve
 from dovetail.config.schema import DEFAULT_SECTIONS, PluginSection, RunConfig
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.types import Array
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runtime._collector import ProcessCollector, build_collector, collector_orders
+from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.status import RunStatus
 
-__all__ = ["Lesson", "OnPolicy", "check_practice"]
-
-
-class _Write(Protocol):
-    def __call__(self, group: str, values: Mapping[str, float], *, step: int) -> None: ...
-
-
-def _nowhere(group: str, values: Mapping[str, float], *, step: int) -> None:
-    """Nobody draws curves."""
+__all__ = ["Lesson", "OnPolicy", "check_practice", "is_on_policy"]
 
 
 class RolloutSource(Protocol):
@@ -76,11 +70,13 @@ class OnPolicy:
         algorithm: OnPolicyAlgorithm,
         control_hz: float,
         should_stop: Callable[[], bool] = lambda: False,
+        folder: RunFolder | None = None,
     ) -> None:
         check_practice(config)
         self._control_hz = control_hz
         self._config, self._algorithm, self._should_stop = config, algorithm, should_stop
         self._practice = algorithm.practice
+        self._folder = folder  # of the run, where episodes are to be recorded
         self._source: RolloutSource | None = None
         self._num_episodes = [0] * self._practice.num_envs  # begun, by each world
         self.healthy = True  # until a loss is not finite: from then on its state is worth nothing
@@ -92,10 +88,10 @@ class OnPolicy:
         self,
         status: RunStatus,
         *,
-        write: _Write = _nowhere,
+        note: Callable[[Lesson], None] = lambda lesson: None,
         save: Callable[[OnPolicy], None] = lambda practice: None,
     ) -> Iterator[Lesson]:
-        """Step until the run's budget is spent or it is to end; the books are kept, and now and then all is saved."""
+        """Step until the run's budget is spent or it is to end; each is noted, then now and then all is saved."""
         run, saved_s = self._config.run, time.monotonic()
         self._count(status)
         status.begin("practising", run.env_steps, done=self.env_steps)
@@ -104,8 +100,7 @@ class OnPolicy:
             if lesson is None:
                 return
             self._count(status, lesson)
-            write("online", lesson.means(), step=self.env_steps)
-            write("learner", lesson.metrics, step=self.env_steps)
+            note(lesson)
             if time.monotonic() - saved_s > run.checkpoint_every_s:
                 save(self)
                 saved_s = time.monotonic()
@@ -144,7 +139,11 @@ class OnPolicy:
 
     def _start(self) -> RolloutSource:
         orders = collector_orders(
-            self._config, self._practice, num_rollouts=self.num_updates, num_episodes=self._num_episodes
+            self._config,
+            self._practice,
+            num_rollouts=self.num_updates,
+            num_episodes=self._num_episodes,
+            folder=self._folder,
         )
         source: RolloutSource
         if self._practice.asynchronous:
@@ -191,6 +190,11 @@ class OnPolicy:
         self.close()  # worlds that are under way belong to the state before
         self.num_updates, self.env_steps, self.num_ended = num_updates, env_steps, num_ended
         self._num_episodes = num_episodes
+
+
+def is_on_policy(config: RunConfig) -> bool:
+    """Whether its algorithm learns from rollouts; it is not built for that."""
+    return hasattr(resolve("algorithm", config.algorithm.type), "practice")
 
 
 def check_practice(config: RunConfig) -> None:

@@ -28,6 +28,8 @@ from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["PPO", "PPOConfig", "Rows", "ppo_loss"]
 
+_LR_FACTOR, _LR_RANGE = 1.2, 10.0
+
 
 class PPOConfig(Config):
     num_envs: int = Field(default=4, ge=1, le=1024)
@@ -38,6 +40,8 @@ class PPOConfig(Config):
     """Collect the next rollout in a process of its own while this one is learned from."""
     max_staleness: int = Field(default=1, ge=0)
     """Versions that an asynchronous collector's weights may be behind the learner's; then it waits for newer ones."""
+    record: bool = False
+    """Write each episode of practice to the run's log, to be looked at; it is not learned from again."""
     lr: float = Field(default=3e-4, gt=0.0)
     num_epochs: int = Field(default=10, ge=1)
     """How often each rollout is gone through."""
@@ -53,6 +57,8 @@ class PPOConfig(Config):
     """The most that a stale sample may weigh."""
     target_kl: float | None = Field(default=None, gt=0.0)
     """No further epoch once the policy is half as much again from where the update began; null: all of them."""
+    adapt_lr: bool = False
+    """Let the learning rate follow: less after an update that went beyond `target_kl`, more after one far below."""
     normalize: bool = True
     """Standardise observations by all that practice has seen so far; false: by the demonstrations, as they were fitted."""
 
@@ -105,6 +111,8 @@ class PPO(Descent):
         super().__init__(
             policy, torch.optim.Adam, seed=seed, max_grad_norm=config.max_grad_norm, lr=config.lr, eps=1e-5
         )
+        if config.adapt_lr and config.target_kl is None:
+            raise UsageError("algorithm.adapt_lr needs a distance to aim for: set algorithm.target_kl, e.g. 0.015")
         self._config = config
         low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_image}
         self._moments = {key: Moments(size) for key, size in low_dimensional.items()}
@@ -117,6 +125,7 @@ class PPO(Descent):
             num_steps=config.rollout_steps,
             asynchronous=config.asynchronous,
             max_staleness=config.max_staleness if config.asynchronous else 0,
+            record=config.record,
         )
 
     @property
@@ -147,6 +156,8 @@ class PPO(Descent):
             totals = {name: [facts[name] for facts in said] for name in said[0]}  # of the last epoch
             if config.target_kl is not None and _mean(totals["kl"]) > 1.5 * config.target_kl:
                 break
+        if config.adapt_lr:
+            self._adapt(_mean(totals["kl"]))
         if not first:  # from the next version on; the one that behaved saw as this update did
             self._fit_normalizer(batch)
         self._num_updates += 1
@@ -154,6 +165,7 @@ class PPO(Descent):
         return {
             **metrics,
             "epochs": float(num_epochs),
+            "lr": self._lr,
             "staleness": float(staleness.float().mean()),
             "staleness_max": float(staleness.max()),
         }
@@ -207,6 +219,23 @@ class PPO(Descent):
         assert norm is not None
         return {**{name: value.detach() for name, value in facts.items()}, "grad_norm": norm}
 
+    @property
+    def _lr(self) -> float:
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @_lr.setter
+    def _lr(self, lr: float) -> None:
+        self._optimizer.param_groups[0]["lr"] = lr
+
+    def _adapt(self, kl: float) -> None:
+        """As Schulman et al. did for the penalty: between two updates, by a fixed factor, and never far."""
+        target = self._config.target_kl
+        assert target is not None
+        if kl > 1.5 * target:
+            self._lr = max(self._lr / _LR_FACTOR, self._config.lr / _LR_RANGE)
+        elif kl < target / 1.5:
+            self._lr = min(self._lr * _LR_FACTOR, self._config.lr * _LR_RANGE)
+
     def _fit_normalizer(self, batch: Mapping[str, Tensor]) -> None:
         if not self._config.normalize:
             return
@@ -219,13 +248,14 @@ class PPO(Descent):
 
     def state_dict(self) -> Mapping[str, Array]:
         moments = {f"moments/{key}": moments.to_array() for key, moments in self._moments.items()}
-        return {**super().state_dict(), **moments}
+        return {**super().state_dict(), **moments, "lr": np.array(self._lr)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         super().load_state_dict(state)
         with refuse_misfits(self.name):
             for key, moments in self._moments.items():
                 moments.load_array(state[f"moments/{key}"])
+            self._lr = float(state["lr"])
 
 
 def _mean(values: list[Tensor]) -> float:
