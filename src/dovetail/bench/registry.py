@@ -37,6 +37,9 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "punctuality of the control loop, chunk modes under delay, weight swaps",
         ),
         "learn": Entry("dovetail.bench.learn:bench", "learning: speed of updates, robot time to success"),
+        "learn_ppo": Entry(
+            "dovetail.bench.learn_ppo:bench", "PPO on push_cube: time to 95 %, collecting meanwhile", part=True
+        ),
         "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
     }
 )

@@ -22,15 +22,20 @@ __all__ = ["PracticeBook", "note_lesson"]
 _EVENT = "practice"
 
 
-def note_lesson(folder: RunFolder, lesson: Lesson, *, env_steps: int, robot_minutes: float) -> None:
-    """A line for one rollout: how far practice has come with it, and the episodes that ended in it."""
+def note_lesson(
+    folder: RunFolder, lesson: Lesson, *, env_steps: int, robot_minutes: float, practice_s: float
+) -> None:
+    """A line for one rollout: how far practice has come with it, in what time, and the episodes that ended in it."""
+    took = {name: lesson.metrics[name] for name in ("collect_s", "update_s") if name in lesson.metrics}
     rewards = {name: mean for name, mean in lesson.means().items() if name.startswith("reward/")}
     folder.event(
         _EVENT,
         env_steps=env_steps,
         robot_minutes=robot_minutes,
+        practice_s=practice_s,
         success=[bool(one) for one in lesson.episodes.get("success", ())],
         length=[int(one) for one in lesson.episodes.get("length", ())],
+        **took,
         **rewards,
     )
 

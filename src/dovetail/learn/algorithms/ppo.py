@@ -43,6 +43,8 @@ class PPOConfig(Config):
     record: bool = False
     """Write each episode of practice to the run's log, to be looked at; it is not learned from again."""
     lr: float = Field(default=3e-4, gt=0.0)
+    value_lr: float | None = Field(default=None, gt=0.0)
+    """Of the critic, which has no reason to be as careful as the actor; null: the same."""
     num_epochs: int = Field(default=10, ge=1)
     """How often each rollout is gone through."""
     batch_size: int = Field(default=128, ge=2)
@@ -108,12 +110,15 @@ class PPO(Descent):
                 f"algorithm 'ppo' needs a policy of single actions, without history, that knows values; '{spec.name}' is "
                 "not one: use policy 'actor_critic' or 'flow_actor_critic'"
             )
-        super().__init__(
-            policy, torch.optim.Adam, seed=seed, max_grad_norm=config.max_grad_norm, lr=config.lr, eps=1e-5
-        )
+        super().__init__(policy, torch.optim.Adam, seed=seed, lr=config.lr, eps=1e-5)
         if config.adapt_lr and config.target_kl is None:
             raise UsageError("algorithm.adapt_lr needs a distance to aim for: set algorithm.target_kl, e.g. 0.015")
         self._config = config
+        # one group for each component: the critic's steps and the length of its gradient are its own
+        self._optimizer.param_groups.clear()
+        for name, module in policy.components.items():
+            lr = config.value_lr if name == "critic" and config.value_lr else config.lr
+            self._optimizer.add_param_group({"params": list(module.parameters()), "lr": lr})
         low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_image}
         self._moments = {key: Moments(size) for key, size in low_dimensional.items()}
 
@@ -147,12 +152,13 @@ class PPO(Descent):
         drawn = batch["action"].flatten(0, 1)
         rows, metrics = self._prepare(batch, seen, drawn)
         totals: dict[str, list[Tensor]] = {}
-        num_epochs = 0
+        num_epochs = num_passes = 0
         while num_epochs < config.num_epochs:
             num_epochs += 1
             order = torch.randperm(len(drawn), generator=self._generator)
             pieces = [order[i : i + config.batch_size] for i in range(0, len(order), config.batch_size)]
             said = [self._step(seen, drawn, rows, index) for index in pieces]
+            num_passes += len(said)
             totals = {name: [facts[name] for facts in said] for name in said[0]}  # of the last epoch
             if config.target_kl is not None and _mean(totals["kl"]) > 1.5 * config.target_kl:
                 break
@@ -165,6 +171,7 @@ class PPO(Descent):
         return {
             **metrics,
             "epochs": float(num_epochs),
+            "passes": float(num_passes),
             "lr": self._lr,
             "staleness": float(staleness.float().mean()),
             "staleness_max": float(staleness.max()),
@@ -215,17 +222,25 @@ class PPO(Descent):
         features = self._policy.features({key: values[index] for key, values in seen.items()})
         log_prob, entropy, value = self._policy.evaluate_actions(features, drawn[index])
         loss, facts = ppo_loss(self._config, rows.at(index), log_prob=log_prob, entropy=entropy, value=value)
-        norm = self._descend(loss)
-        assert norm is not None
-        return {**{name: value.detach() for name, value in facts.items()}, "grad_norm": norm}
+        self._optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        norms = {
+            f"grad_norm/{name}": torch.nn.utils.clip_grad_norm_(module.parameters(), self._config.max_grad_norm)
+            for name, module in self._policy.components.items()
+        }
+        self._optimizer.step()
+        return {**{name: value.detach() for name, value in facts.items()}, **norms}
 
     @property
     def _lr(self) -> float:
+        """The actor's."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     @_lr.setter
     def _lr(self, lr: float) -> None:
-        self._optimizer.param_groups[0]["lr"] = lr
+        for name, group in zip(self._policy.components, self._optimizer.param_groups, strict=True):
+            if name != "critic":
+                group["lr"] = lr
 
     def _adapt(self, kl: float) -> None:
         """As Schulman et al. did for the penalty: between two updates, by a fixed factor, and never far."""

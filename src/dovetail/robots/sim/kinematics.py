@@ -110,7 +110,10 @@ class Kinematics:
         return self._within_limits(joints + change)
 
     def _within_limits(self, joints: Vector) -> Vector:
-        return np.minimum(np.maximum(joints, self._lower), self._upper)  # np.clip takes four times as long
+        inside: Vector = np.minimum(
+            np.maximum(joints, self._lower), self._upper
+        )  # np.clip takes four times as long
+        return inside
 
     def _errors(self, joints: Vector, position: Vector, quat: Vector) -> tuple[Vector, Vector]:
         self._place(joints)

@@ -29,7 +29,9 @@ Vector = NDArray[np.float64]
 
 def _floats(values: ArrayLike) -> list[float]:
     # `tolist` takes a tenth of what iterating over an array does
-    return (values if isinstance(values, np.ndarray) else np.asarray(values, dtype=np.float64)).tolist()
+    array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=np.float64)
+    floats: list[float] = array.tolist()
+    return floats
 
 
 def _unit(w: float, x: float, y: float, z: float) -> Vector:
