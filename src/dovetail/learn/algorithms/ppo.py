@@ -45,6 +45,8 @@ class PPOConfig(Config):
     lr: float = Field(default=3e-4, gt=0.0)
     value_lr: float | None = Field(default=None, gt=0.0)
     """Of the critic, which has no reason to be as careful as the actor; null: the same."""
+    std_lr: float | None = Field(default=None, gt=0.0)
+    """Of a Gaussian's spread: at the actor's rate it takes a million steps to become exact; null: the same."""
     num_epochs: int = Field(default=10, ge=1)
     """How often each rollout is gone through."""
     batch_size: int = Field(default=128, ge=2)
@@ -114,11 +116,16 @@ class PPO(Descent):
         if config.adapt_lr and config.target_kl is None:
             raise UsageError("algorithm.adapt_lr needs a distance to aim for: set algorithm.target_kl, e.g. 0.015")
         self._config = config
-        # one group for each component: the critic's steps and the length of its gradient are its own
+        rates = {"mean": config.lr, "spread": config.std_lr or config.lr, "critic": config.value_lr or config.lr}
+        groups: dict[str, list[torch.nn.Parameter]] = {name: [] for name in rates}
+        for component, module in policy.components.items():
+            for name, parameter in module.named_parameters():
+                kind = "critic" if component == "critic" else "spread" if name == "log_std" else "mean"
+                groups[kind].append(parameter)
         self._optimizer.param_groups.clear()
-        for name, module in policy.components.items():
-            lr = config.value_lr if name == "critic" and config.value_lr else config.lr
-            self._optimizer.add_param_group({"params": list(module.parameters()), "lr": lr})
+        for kind, parameters in groups.items():
+            if parameters:
+                self._optimizer.add_param_group({"params": parameters, "lr": rates[kind]})
         low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_image}
         self._moments = {key: Moments(size) for key, size in low_dimensional.items()}
 
@@ -233,14 +240,12 @@ class PPO(Descent):
 
     @property
     def _lr(self) -> float:
-        """The actor's."""
+        """Of the actor's mean, which is the first group."""
         return float(self._optimizer.param_groups[0]["lr"])
 
     @_lr.setter
     def _lr(self, lr: float) -> None:
-        for name, group in zip(self._policy.components, self._optimizer.param_groups, strict=True):
-            if name != "critic":
-                group["lr"] = lr
+        self._optimizer.param_groups[0]["lr"] = lr
 
     def _adapt(self, kl: float) -> None:
         """As Schulman et al. did for the penalty: between two updates, by a fixed factor, and never far."""
