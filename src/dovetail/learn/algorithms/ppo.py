@@ -232,7 +232,7 @@ class PPO(Descent):
         self._optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         norms = {
-            f"grad_norm/{name}": torch.nn.utils.clip_grad_norm_(module.parameters(), self._config.max_grad_norm)
+            f"{name}_grad_norm": torch.nn.utils.clip_grad_norm_(module.parameters(), self._config.max_grad_norm)
             for name, module in self._policy.components.items()
         }
         self._optimizer.step()
