@@ -20,7 +20,7 @@ from dovetail.testing.fakes import FakeArm, FakeArmConfig
 def write_run(folder, lessons):
     lines = [{"event": "checkpoint", "time": 0.0}]
     for number, (at_s, success) in enumerate(lessons, start=1):
-        times = {"time": 100.0 + at_s, "practice_s": at_s, "collect_s": 2.0, "update_s": 1.0}
+        times = {"time": 100.0 + at_s, "collect_s": 2.0, "update_s": 1.0}
         lines.append({"event": "practice", "env_steps": 10 * number, "success": success, **times})
     (folder / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
@@ -32,7 +32,7 @@ def test_a_pace_is_read_from_a_runs_events(tmp_path):
     )
     pace = learn_ppo._pace(tmp_path)
     assert (pace.collect_s, pace.update_s, pace.rollout_s) == (2.0, 1.0, 3.0)
-    assert (pace.solved_s, pace.solved_steps) == (18.0, 40)
+    assert (pace.solved_s, pace.solved_steps) == (12.0, 40)  # four times 2 + 1
 
 
 def test_a_run_that_was_never_solved_says_so(tmp_path):

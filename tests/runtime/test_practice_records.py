@@ -64,7 +64,7 @@ def test_what_a_killed_run_did_again_counts_once(make_folder):
     for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
         episodes = {"success": np.array(success), "length": np.full(len(success), 9)}
         lesson = Lesson(metrics={}, episodes=episodes)
-        note_lesson(folder, lesson, env_steps=env_steps, robot_minutes=env_steps / 64, practice_s=1.0)
+        note_lesson(folder, lesson, env_steps=env_steps, robot_minutes=env_steps / 64)
     with (folder.path / "events.jsonl").open("a") as file:
         file.write('{"time": 1.0, "event": "practice", "env_st')  # and was killed again
     book = PracticeBook.read(folder)

@@ -24,6 +24,7 @@ from dovetail.core.disk import write_atomic
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runtime.build import build_station
 from dovetail.runtime.onpolicy import OnPolicy
+from dovetail.runtime.practice_book import practice_lines
 
 __all__ = ["bench"]
 
@@ -164,13 +165,14 @@ def _run(shards: Shards, name: str, settings: Sequence[str]) -> tuple[Pace, dict
 
 
 def _pace(run: Path) -> Pace:
-    lines = [json.loads(line) for line in (run / "events.jsonl").read_text("utf-8").splitlines()]
-    lessons = [line for line in lines if line["event"] == "practice"]
+    lessons = practice_lines(run)
     settled = lessons[2:] or lessons  # the first waits for the worlds to be built
     spans = [b["time"] - a["time"] for a, b in pairwise(lessons[1:])]
     recent: list[bool] = []
-    solved = None
+    solved, practice_s = None, 0.0
     for line in lessons:
+        if solved is None:
+            practice_s += line["collect_s"] + line["update_s"]
         recent = [*recent, *line["success"]][-_WINDOW:]
         if solved is None and len(recent) == _WINDOW and mean(recent) >= _SOLVED:
             solved = line
@@ -178,7 +180,7 @@ def _pace(run: Path) -> Pace:
         collect_s=median(line["collect_s"] for line in settled),
         update_s=median(line["update_s"] for line in settled),
         rollout_s=median(spans) if spans else float("nan"),
-        solved_s=None if solved is None else solved["practice_s"],
+        solved_s=None if solved is None else practice_s,
         solved_steps=None if solved is None else solved["env_steps"],
     )
 

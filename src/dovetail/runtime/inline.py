@@ -179,17 +179,11 @@ class InlineRun:
                 self._save(practice)
         self._look_up()
 
-    def _note_lesson(self, practice: OnPolicy, lesson: Lesson) -> None:
+    def _note_lesson(self, lesson: Lesson) -> None:
         status = self.status
         self._metrics.write("online", lesson.means(), step=status.env_steps)
         self._metrics.write("learner", lesson.metrics, step=status.env_steps)
-        note_lesson(
-            self._folder,
-            lesson,
-            env_steps=status.env_steps,
-            robot_minutes=status.robot_minutes,
-            practice_s=practice.wall_s,
-        )
+        note_lesson(self._folder, lesson, env_steps=status.env_steps, robot_minutes=status.robot_minutes)
 
     def _learn_online(self, learner: Learner) -> None:
         run, status = self._config.run, self.status

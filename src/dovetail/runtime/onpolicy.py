@@ -83,13 +83,12 @@ class OnPolicy:
         self.num_updates = 0  # rollouts learned from, and so the version of the weights
         self.env_steps = 0
         self.num_ended = 0  # episodes
-        self.wall_s = 0.0  # that all of it took
 
     def lessons(
         self,
         status: RunStatus,
         *,
-        note: Callable[[OnPolicy, Lesson], None] = lambda practice, lesson: None,
+        note: Callable[[Lesson], None] = lambda lesson: None,
         save: Callable[[OnPolicy], None] = lambda practice: None,
     ) -> Iterator[Lesson]:
         """Step until the run's budget is spent or it is to end; each is noted, then now and then all is saved."""
@@ -101,7 +100,7 @@ class OnPolicy:
             if lesson is None:
                 return
             self._count(status, lesson)
-            note(self, lesson)
+            note(lesson)
             if time.monotonic() - saved_s > run.checkpoint_every_s:
                 save(self)
                 saved_s = time.monotonic()
@@ -123,9 +122,7 @@ class OnPolicy:
         self.env_steps += rollout["reward"].size
         self._num_episodes = [int(n) for n in rollout["num_episodes"]]
         self._source.load(self._algorithm.policy_weights(), version=self.num_updates)
-        done_s = time.monotonic()
-        self.wall_s += done_s - began_s
-        waited = {"collect_s": collected_s - began_s, "update_s": done_s - collected_s}
+        waited = {"collect_s": collected_s - began_s, "update_s": time.monotonic() - collected_s}
         episodes = {n.removeprefix("episode/"): v for n, v in rollout.items() if n.startswith("episode/")}
         self.num_ended += len(episodes.get("success", ()))
         return Lesson(
@@ -178,7 +175,6 @@ class OnPolicy:
         return {
             "practice/counters": np.array([self.num_updates, self.env_steps, self.num_ended], np.int64),
             "practice/num_episodes": np.array(self._num_episodes, np.int64),
-            "practice/wall_s": np.array(self.wall_s),
             **{f"algorithm/{name}": value for name, value in self._algorithm.state_dict().items()},
         }
 
@@ -186,7 +182,6 @@ class OnPolicy:
         try:
             num_updates, env_steps, num_ended = (int(n) for n in state["practice/counters"])
             num_episodes = [int(n) for n in state["practice/num_episodes"]]
-            wall_s = float(state["practice/wall_s"])
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is not of on-policy learning: {error}") from error
         self._algorithm.load_state_dict(
@@ -194,7 +189,7 @@ class OnPolicy:
         )
         self.close()  # worlds that are under way belong to the state before
         self.num_updates, self.env_steps, self.num_ended = num_updates, env_steps, num_ended
-        self._num_episodes, self.wall_s = num_episodes, wall_s
+        self._num_episodes = num_episodes
 
 
 def is_on_policy(config: RunConfig) -> bool:

@@ -7,8 +7,8 @@ it that had come as far as it has, or further.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.runtime.figures import CurveEpisode
@@ -17,14 +17,12 @@ from dovetail.runtime.folder import RunFolder
 if TYPE_CHECKING:  # it brings torch, which whoever reads a report can do without
     from dovetail.runtime.onpolicy import Lesson
 
-__all__ = ["PracticeBook", "note_lesson"]
+__all__ = ["PracticeBook", "note_lesson", "practice_lines"]
 
 _EVENT = "practice"
 
 
-def note_lesson(
-    folder: RunFolder, lesson: Lesson, *, env_steps: int, robot_minutes: float, practice_s: float
-) -> None:
+def note_lesson(folder: RunFolder, lesson: Lesson, *, env_steps: int, robot_minutes: float) -> None:
     """A line for one rollout: how far practice has come with it, in what time, and the episodes that ended in it."""
     took = {name: lesson.metrics[name] for name in ("collect_s", "update_s") if name in lesson.metrics}
     rewards = {name: mean for name, mean in lesson.means().items() if name.startswith("reward/")}
@@ -32,7 +30,6 @@ def note_lesson(
         _EVENT,
         env_steps=env_steps,
         robot_minutes=robot_minutes,
-        practice_s=practice_s,
         success=[bool(one) for one in lesson.episodes.get("success", ())],
         length=[int(one) for one in lesson.episodes.get("length", ())],
         **took,
@@ -50,11 +47,7 @@ class PracticeBook:
 
     @staticmethod
     def read(folder: RunFolder) -> PracticeBook:
-        kept: list[dict[str, Any]] = []
-        for line in _lines(folder):
-            while kept and kept[-1]["env_steps"] >= line["env_steps"]:
-                kept.pop()
-            kept.append(line)
+        kept = practice_lines(folder.path)
         curve, minutes = [], 0.0
         for line in kept:
             # when in its rollout an episode ended was not written down: they are spread over it
@@ -65,11 +58,17 @@ class PracticeBook:
         return PracticeBook(env_steps=kept[-1]["env_steps"] if kept else 0, robot_minutes=minutes, curve=curve)
 
 
-def _lines(folder: RunFolder) -> Iterator[dict[str, Any]]:
+def practice_lines(run: Path) -> list[dict[str, Any]]:
+    """The lines that count, in order."""
     try:
-        text = (folder.path / "events.jsonl").read_text("utf-8")
+        text = (run / "events.jsonl").read_text("utf-8")
     except FileNotFoundError:
-        return
-    for line in text.splitlines():
-        if f'"event": "{_EVENT}"' in line and line.endswith("}"):  # the last line may be half written
-            yield json.loads(line)
+        return []
+    kept: list[dict[str, Any]] = []
+    for text_line in text.splitlines():
+        if f'"event": "{_EVENT}"' in text_line and text_line.endswith("}"):  # the last may be half written
+            line = json.loads(text_line)
+            while kept and kept[-1]["env_steps"] >= line["env_steps"]:
+                kept.pop()
+            kept.append(line)
+    return kept

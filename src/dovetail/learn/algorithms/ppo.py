@@ -24,6 +24,7 @@ from dovetail.learn.batches import side
 from dovetail.learn.rollouts import Moments, Practice, explained_variance, gae
 from dovetail.learn.state import refuse_misfits
 from dovetail.policies.actor_critic import ValuedPolicy
+from dovetail.policies.parts import trained
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["PPO", "PPOConfig", "Rows", "ppo_loss"]
@@ -118,14 +119,13 @@ class PPO(Descent):
         self._config = config
         rates = {"mean": config.lr, "spread": config.std_lr or config.lr, "critic": config.value_lr or config.lr}
         groups: dict[str, list[torch.nn.Parameter]] = {name: [] for name in rates}
-        for component, module in policy.components.items():
+        for component, module in trained(policy.components, algorithm=self.name).items():
             for name, parameter in module.named_parameters():
                 kind = "critic" if component == "critic" else "spread" if name == "log_std" else "mean"
                 groups[kind].append(parameter)
         self._optimizer.param_groups.clear()
-        for kind, parameters in groups.items():
-            if parameters:
-                self._optimizer.add_param_group({"params": parameters, "lr": rates[kind]})
+        for kind, parameters in groups.items():  # an empty one keeps its place
+            self._optimizer.add_param_group({"params": parameters, "lr": rates[kind]})
         low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_image}
         self._moments = {key: Moments(size) for key, size in low_dimensional.items()}
 
@@ -234,6 +234,7 @@ class PPO(Descent):
         norms = {
             f"{name}_grad_norm": torch.nn.utils.clip_grad_norm_(module.parameters(), self._config.max_grad_norm)
             for name, module in self._policy.components.items()
+            if any(parameter.grad is not None for parameter in module.parameters())
         }
         self._optimizer.step()
         return {**{name: value.detach() for name, value in facts.items()}, **norms}
