@@ -32,10 +32,11 @@ RECIPE = "push-cube-ppo"
 POLICY = "policy.type=dovetail.bench._slow_actor_critic:SlowActorCritic"
 NUM_ENVS = (4, 16)
 SEEDS = (0, 1, 2)
-_ACT_S = 0.01  # of one inference
+_ACT_S = 0.03  # of one inference, be it of one world or of all
 _SOLVED, _WINDOW = 0.95, 100
-_CALIBRATION_ROLLOUTS = 6
-_PACE_ROLLOUTS = 40
+_SHORT = ("run.demos=0", "run.eval_episodes=1", "run.stop_when_solved=null")
+_CALIBRATION_ROLLOUTS = 4
+_PACE_STEPS = 1024  # of a rollout, where only its pace is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,20 +57,24 @@ def bench(*, quick: bool) -> Iterator[Row]:
         waits = _waits(shards, num_envs)
         yield Row(name=f"{num_envs} worlds: added to an inference", value=1e3 * waits["act_s"], unit="ms")
         yield Row(name=f"{num_envs} worlds: added to a pass of an update", value=1e3 * waits["learn_s"], unit="ms")
-        yield from _paces(shards, num_envs, waits)
+        yield from _paces(shards, num_envs, waits, num_rollouts=8 if quick else 24)
         if not quick:
             yield from _to_solved(shards, num_envs, waits)
     if not quick:
         yield from _as_shipped(shards)
 
 
-def _paces(shards: Shards, num_envs: int, waits: dict[str, float]) -> Iterator[Row]:
-    """Seconds per rollout, over the same few dozen."""
+def _paces(shards: Shards, num_envs: int, waits: dict[str, float], *, num_rollouts: int) -> Iterator[Row]:
+    """Seconds per rollout."""
     found = {}
     for mode in ("sync", "async"):
-        settings = [*_settings(num_envs, mode, waits), "run.seed=0", "run.eval_episodes=1"]
-        settings.append(f"run.env_steps={_PACE_ROLLOUTS * _rollout_size(num_envs)}")
-        found[mode], _ = _run(shards, f"ppo-{num_envs}-{mode}-pace", [*settings, "run.stop_when_solved=null"])
+        settings = [
+            *_settings(num_envs, mode, waits),
+            *_SHORT,
+            f"algorithm.rollout_steps={_PACE_STEPS // num_envs}",
+        ]
+        settings += ["run.seed=0", f"run.env_steps={num_rollouts * _PACE_STEPS}"]
+        found[mode], _ = _run(shards, f"ppo-{num_envs}-{mode}-pace-{num_rollouts}", settings)
         yield Row(
             name=f"{num_envs} worlds, {mode}: a rollout and its update", value=found[mode].rollout_s, unit="s"
         )
@@ -199,7 +204,8 @@ def _waits(shards: Shards, num_envs: int) -> dict[str, float]:
 
 def _calibrate(num_envs: int) -> dict[str, float]:
     waits = {"act_s": _ACT_S, "learn_s": 0.0}
-    config = load([RECIPE], [*_settings(num_envs, "sync", waits), "run.seed=100"])
+    settings = [*_settings(num_envs, "sync", waits), f"algorithm.rollout_steps={_PACE_STEPS // num_envs}"]
+    config = load([RECIPE], [*settings, "run.seed=100"])
     station = build_station(config)
     try:
         policy = station.trainable()
