@@ -237,6 +237,42 @@ def test_a_large_step_ends_the_epochs(robot):
     assert algorithm.update(rollout(policy))["epochs"] < 10
 
 
+def test_the_learning_rate_follows_the_distance(robot):
+    settings = {"lr": 1e-3, "value_lr": 5e-3, "std_lr": 2e-3, "target_kl": 0.01, "adapt_lr": True}
+    algorithm, policy = make(robot, **settings)
+    for kl, lr in ((0.016, 1e-3 / 1.2), (0.012, 1e-3 / 1.2), (0.007, 1e-3 / 1.2), (0.006, 1e-3), (0.0, 1.2e-3)):
+        algorithm._adapt(kl)
+        assert algorithm._lr == pytest.approx(lr)
+    for _ in range(100):
+        algorithm._adapt(1.0)
+    assert algorithm._lr == pytest.approx(1e-4)  # a tenth of what was asked for, and no less
+    state = algorithm.state_dict()
+    resumed, _ = make(robot, **settings)
+    resumed.load_state_dict(state)
+    rates = [group["lr"] for group in resumed._optimizer.param_groups]
+    assert rates == pytest.approx([1e-4, 2e-3, 5e-3])  # of the mean, the spread and the critic
+    assert len(resumed._optimizer.param_groups[1]["params"]) == 1
+    assert resumed.update(rollout(policy))["lr"] == pytest.approx(resumed._lr)
+    with pytest.raises(UsageError, match=r"set algorithm\.target_kl"):
+        make(robot, adapt_lr=True)
+
+
+def test_actor_and_critic_are_clipped_apart(robot):
+    """Trap: a critic's large gradient used up the room that the actor's had. Returns of 1000 must not freeze the actor."""
+    steps = []
+    for scale in (1.0, 1000.0):
+        algorithm, policy = make(robot, num_epochs=1, batch_size=N * T, value_lr=1e-9, normalize=False)
+        batch = rollout(policy)
+        before = weights_of(algorithm)["actor/log_std"].copy()
+        ends = [(n, t) for n in range(N) for t in range(T)]
+        batch = rollout(policy, ends=ends, cuts=())
+        batch["reward"] = scale * (batch["reward"] - batch["reward"].mean())
+        metrics = algorithm.update(batch)
+        steps.append(weights_of(algorithm)["actor/log_std"] - before)
+    np.testing.assert_allclose(steps[0], steps[1], rtol=0.2)
+    assert metrics["critic_grad_norm"] > 100 * metrics["actor_grad_norm"]
+
+
 def test_observations_are_standardised_by_all_that_was_seen(robot):
     algorithm, policy = make(robot)
     batches = [rollout(policy, seed=seed, version=seed) for seed in range(2)]

@@ -154,3 +154,20 @@ def test_blind_replay_fails(arm):
     success, _, actions = run_expert(TASK, arm, 500, 0.3)
     assert success
     assert sum(run_actions(TASK, arm, seed, actions) for seed in range(2000, 2050)) <= 10
+
+
+def test_a_cube_shoved_the_wrong_way_is_worth_bringing_back():
+    """The dense reward is not cut off where it began: each step back counts, from the first one on."""
+    task, robot = reset(TASK, "panda", 0)
+    world = robot.world
+    mark, cube = (world.body_pose(name)[0][:2] for name in ("mark", "cube"))
+    away = (cube - mark) / np.linalg.norm(cube - mark)
+    start = float(np.linalg.norm(cube - mark))
+    shares = []
+    for metres in (0.0, 0.01, 0.03):
+        world.set_free_body("cube", (*(cube + metres * away), 0.02))
+        world.forward()
+        shares.append(task._shares(world)[1])
+    per_metre = 1.0 / (start - task.config.tolerance_m)
+    assert shares == pytest.approx([0.0, -0.01 * per_metre, -0.03 * per_metre], abs=1e-6)
+    assert task.completion(world) >= 0.0

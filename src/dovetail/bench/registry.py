@@ -43,6 +43,9 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "learn_minutes": Entry(
             "dovetail.bench.learn_minutes:bench", "robot time to 95 %, three seeds, beside SB3's SAC", part=True
         ),
+        "learn_ppo": Entry(
+            "dovetail.bench.learn_ppo:bench", "PPO on push_cube: time to 95 %, collecting meanwhile", part=True
+        ),
         "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
     }
 )

@@ -36,6 +36,7 @@ class Practice:
     num_steps: int
     asynchronous: bool = False
     max_staleness: int = 0  # versions that the weights may be behind, of those that a rollout is learned from with
+    record: bool = False  # whether its episodes are wanted in the run's log
 
 
 @runtime_checkable

@@ -24,14 +24,16 @@ from dataclasses import asdict
 from typing import Any
 
 from dovetail.config.schema import PluginSection, RunConfig
-from dovetail.core.errors import DovetailError, FailureError
+from dovetail.core.errors import DovetailError, FailureError, UsageError
 from dovetail.core.types import Array
 from dovetail.learn.rollouts import Practice
 from dovetail.policies.actor_critic import ValuedPolicy
 from dovetail.runtime._channel import Gone
 from dovetail.runtime._frames import Frames
+from dovetail.runtime._recording import Recording
 from dovetail.runtime._worlds import Collector
 from dovetail.runtime.cell import build_cell
+from dovetail.runtime.folder import RunFolder
 
 __all__ = ["ProcessCollector", "build_collector", "collector_orders"]
 
@@ -40,9 +42,16 @@ _END_S = 2.0
 
 
 def collector_orders(
-    config: RunConfig, practice: Practice, *, num_rollouts: int, num_episodes: list[int]
+    config: RunConfig,
+    practice: Practice,
+    *,
+    num_rollouts: int,
+    num_episodes: list[int],
+    folder: RunFolder | None = None,
 ) -> dict[str, Any]:
-    """All that a collector has to know, in plain values."""
+    """All that a collector has to know, in plain values; `folder` is the run's, where episodes are recorded."""
+    if practice.record and folder is None:
+        raise UsageError("algorithm.record needs a run's folder to record to: leave it out, or use `dovetail run`")
     sections = {"robot": config.robot, "safety": config.safety, "policy": config.policy}
     return {
         "task": config.task.to_plain() if config.task else None,
@@ -51,6 +60,15 @@ def collector_orders(
         "practice": asdict(practice),
         "num_rollouts": num_rollouts,
         "num_episodes": num_episodes,
+        "record": _record_orders(folder) if practice.record and folder else None,
+    }
+
+
+def _record_orders(folder: RunFolder) -> dict[str, Any]:
+    return {
+        "folder": str(folder.episodes.absolute()),
+        "config_hash": folder.config_hash,
+        "images": folder.config.images.model_dump(mode="json"),
     }
 
 
@@ -71,6 +89,9 @@ def build_collector(orders: Mapping[str, Any]) -> Collector:
         seed=orders["seed"],
         num_rollouts=orders["num_rollouts"],
         num_episodes=orders["num_episodes"],
+        recordings=[Recording.of(cell, orders["record"], seed=orders["seed"]) for cell in cells]
+        if orders["record"]
+        else (),
     )
 
 

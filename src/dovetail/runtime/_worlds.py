@@ -4,15 +4,27 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
 from dovetail.core.clock import NS_PER_S, SimulatedClock
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.streams import stream
-from dovetail.core.types import ActContext, Array, Observation, Outcome, Verdict, WeightSnapshot
+from dovetail.core.types import (
+    ActContext,
+    ActionChunk,
+    Array,
+    Observation,
+    Outcome,
+    Source,
+    Step,
+    Verdict,
+    WeightSnapshot,
+)
 from dovetail.learn.rollouts import Practice, RolloutBuffer
 from dovetail.policies.actor_critic import ValuedPolicy
+from dovetail.runtime._recording import Recording
 from dovetail.runtime.cell import Cell
 
 __all__ = ["Collector", "World"]
@@ -21,7 +33,16 @@ __all__ = ["Collector", "World"]
 class World:
     """One cell, reset whenever an episode ends. Its k-th episode begins alike whatever happened before it."""
 
-    def __init__(self, cell: Cell, *, number: int, num_worlds: int, seed: int, num_episodes: int = 0) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        *,
+        number: int,
+        num_worlds: int,
+        seed: int,
+        num_episodes: int = 0,
+        recording: Recording | None = None,
+    ) -> None:
         if not isinstance(cell.clock, SimulatedClock):
             raise UsageError(
                 f"robot '{cell.robot.spec.name}' is not simulated: on-policy rollouts come from simulators only"
@@ -32,6 +53,8 @@ class World:
         self.num_steps = 0  # of the present one
         self.rewards: dict[str, float] = defaultdict(float)  # the same
         self.at_limit = 0.0  # the same, of its actions' numbers: how many steps' worth lay at a limit
+        self._recording = recording
+        self._seen: Observation | None = None
 
     def reset(self) -> Observation:
         cell = self._cell
@@ -42,11 +65,18 @@ class World:
         self.num_steps = 0
         self.rewards.clear()
         self.at_limit = 0.0
-        return cell.robot.observe()
+        if self._recording is not None:
+            self._recording.begin(episode)
+        self._seen = cell.robot.observe()
+        return self._seen
 
-    def step(self, action: Array) -> tuple[Observation, Verdict]:
-        cell = self._cell
-        cell.robot.send(action)
+    def step(
+        self, action: Array, *, version: int = 0, extras: Mapping[str, Array] = MappingProxyType({})
+    ) -> tuple[Observation, Verdict]:
+        """`version` and `extras` are the policy's, for the record."""
+        cell, seen = self._cell, self._seen
+        probed = cell.probe() if self._recording is not None else {}
+        executed = cell.robot.send(action)
         cell.clock.sleep_until(cell.clock.now_ns() + self._period_ns)
         observation = cell.robot.observe()
         self.num_steps += 1
@@ -56,6 +86,23 @@ class World:
             raise FailureError(f"task '{cell.task.spec.name}' gave up an episode of world {self._number}")
         for name, reward in verdict.rewards.items():
             self.rewards[name] += reward
+        if self._recording is not None:
+            assert seen is not None, "reset() comes first"
+            step = Step(
+                observation=seen,
+                proposed=action,
+                executed=executed,
+                source=Source.POLICY,
+                policy_version=version,
+                chunk_id=self.num_steps - 1,
+                chunk_index=0,
+                verdict=verdict,
+                extras={**probed, **cell.robot.safety_extras(), **extras},
+            )
+            self._recording.add(step)
+            if verdict.outcome is not None:
+                self._recording.end(verdict.outcome, last=observation)
+        self._seen = observation
         return observation, verdict
 
     def close(self) -> None:
@@ -79,12 +126,20 @@ class Collector:
         seed: int,
         num_rollouts: int = 0,
         num_episodes: Sequence[int] = (),
+        recordings: Sequence[Recording] = (),
     ) -> None:
         self._policy, self._seed = policy, seed
         self.num_rollouts = num_rollouts  # collected
         begun = num_episodes or [0] * len(cells)
         self._worlds = [
-            World(cell, number=i, num_worlds=len(cells), seed=seed, num_episodes=int(begun[i]))
+            World(
+                cell,
+                number=i,
+                num_worlds=len(cells),
+                seed=seed,
+                num_episodes=int(begun[i]),
+                recording=recordings[i] if recordings else None,
+            )
             for i, cell in enumerate(cells)
         ]
         spec = policy.spec
@@ -113,7 +168,9 @@ class Collector:
             rewards = np.zeros(len(worlds), np.float32)
             terminated = np.zeros(len(worlds), np.bool_)
             for n, world in enumerate(worlds):
-                observation, verdict = world.step(chunk.actions[n, 0])
+                observation, verdict = world.step(
+                    chunk.actions[n, 0], version=chunk.policy_version, extras=_of_world(chunk, n)
+                )
                 rewards[n] = verdict.reward
                 terminated[n] = verdict.outcome in (Outcome.SUCCESS, Outcome.FAILURE)
                 if verdict.outcome is Outcome.TIMEOUT:
@@ -153,3 +210,7 @@ class Collector:
         ended = {f"episode/{name}": np.array(values, np.float32) for name, values in self._ended.items()}
         self._ended.clear()
         return {**ended, "num_episodes": np.array([world.num_episodes for world in self._worlds], np.int64)}
+
+
+def _of_world(chunk: ActionChunk, n: int) -> dict[str, Array]:
+    return {name: values[n] for name, values in chunk.extras.items()}

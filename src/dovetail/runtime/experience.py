@@ -77,8 +77,11 @@ class Experience:
         cameras: tuple[str, ...],
         codec: ImageCodec,
         encoder: CachesFeatures | None = None,
+        replays_practice: bool = True,
     ) -> None:
         self._folder = folder
+        # on-policy learning may record its episodes, but what an older policy did is not for it to learn from
+        self._purposes = (Purpose.DEMO, Purpose.ONLINE) if replays_practice else (Purpose.DEMO,)
         self._labeler = labeler
         self._cameras = cameras  # that the replay keeps
         self._encoder = encoder  # through which it sees them
@@ -150,7 +153,7 @@ class Experience:
     def _known(self) -> Iterator[Known]:
         for episode_id in self.log.ids():
             info = self.log.manifest(episode_id)
-            if info.purpose is not Purpose.EVAL and info.outcome is not Outcome.ABORTED:
+            if info.purpose in self._purposes and info.outcome is not Outcome.ABORTED:
                 labels = self.labels.current(episode_id) or self.label(self.log.load(episode_id))
                 yield Known(info=info, labels=labels)
 

@@ -31,9 +31,10 @@ from dovetail.runtime.coaching import Coaching
 from dovetail.runtime.evaluate import evaluation_episodes, order_episode
 from dovetail.runtime.experience import Experience, Known, image_codec
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.onpolicy import OnPolicy
+from dovetail.runtime.onpolicy import Lesson, OnPolicy, is_on_policy
 from dovetail.runtime.parts import keep_parts
 from dovetail.runtime.phases import Phases
+from dovetail.runtime.practice_book import note_lesson
 from dovetail.runtime.ranks import RankGroup
 from dovetail.runtime.schedule import Schedule
 from dovetail.runtime.status import RunStatus, Watcher, nobody
@@ -155,7 +156,11 @@ class InlineRun:
         algorithm = self._station.algorithm(self._policy)
         if isinstance(algorithm, OnPolicyAlgorithm):
             hz = self._station.robot.spec.control_hz
-            self._practise(OnPolicy(config, algorithm=algorithm, control_hz=hz, should_stop=self._should_stop))
+            self._practise(
+                OnPolicy(
+                    config, algorithm=algorithm, control_hz=hz, should_stop=self._should_stop, folder=self._folder
+                )
+            )
             return
         with self._ranks(algorithm) as lead:
             self._learn_off_policy(self._make_learner(lead, role="learner"))
@@ -191,12 +196,12 @@ class InlineRun:
                 self._save(learner)
 
     def _practise(self, practice: OnPolicy) -> None:
-        """On-policy: rollouts are learned from and forgotten; they reach neither log nor replay."""
+        """On-policy: rollouts are learned from and forgotten; they never reach the replay, and the log on request."""
         if self._has_checkpoint:
             practice.load_state_dict(self._load_checkpoint())
         self._weights.publish(practice.policy_weights())
         try:
-            for lesson in practice.lessons(self.status, write=self._metrics.write, save=self._save):
+            for lesson in practice.lessons(self.status, note=self._note_lesson, save=self._save):
                 self._weights.publish(practice.policy_weights())
                 spent = {"acting": lesson.metrics["collect_s"], "updating": lesson.metrics["update_s"]}
                 self._phases.add(spent)
@@ -211,6 +216,12 @@ class InlineRun:
             if practice.healthy:
                 self._save(practice)
         self._look_up()
+
+    def _note_lesson(self, lesson: Lesson) -> None:
+        status = self.status
+        self._metrics.write("online", lesson.means(), step=status.env_steps)
+        self._metrics.write("learner", lesson.metrics, step=status.env_steps)
+        note_lesson(self._folder, lesson, env_steps=status.env_steps, robot_minutes=status.robot_minutes)
 
     def _learn_online(self, learner: Learner) -> None:
         run, status = self._config.run, self.status
@@ -445,6 +456,7 @@ class InlineRun:
             cameras=tuple(key for key, spec in keys.items() if len(spec.shape) >= 3),
             codec=image_codec(self._config.images),
             encoder=self._policy if isinstance(self._policy, CachesFeatures) and self._policy.caches else None,
+            replays_practice=not is_on_policy(self._config),
         )
 
     def _make_learner(self, algorithm: Algorithm, *, role: str) -> Learner:

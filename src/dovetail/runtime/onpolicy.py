@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from dovetail.config.plugins import resolve
 from dovetail.config.schema import DEFAULT_SECTIONS, PluginSection, RunConfig
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.types import Array
@@ -26,17 +27,10 @@ from dovetail.learn.device import find_device
 from dovetail.learn.finite import BadUpdates, SkippedUpdate
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runtime._collector import ProcessCollector, build_collector, collector_orders
+from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.status import RunStatus
 
-__all__ = ["Lesson", "OnPolicy", "check_practice"]
-
-
-class _Write(Protocol):
-    def __call__(self, group: str, values: Mapping[str, float], *, step: int) -> None: ...
-
-
-def _nowhere(group: str, values: Mapping[str, float], *, step: int) -> None:
-    """Nobody draws curves."""
+__all__ = ["Lesson", "OnPolicy", "check_practice", "is_on_policy"]
 
 
 class RolloutSource(Protocol):
@@ -78,11 +72,13 @@ class OnPolicy:
         algorithm: OnPolicyAlgorithm,
         control_hz: float,
         should_stop: Callable[[], bool] = lambda: False,
+        folder: RunFolder | None = None,
     ) -> None:
         check_practice(config)
         self._control_hz = control_hz
         self._config, self._algorithm, self._should_stop = config, algorithm, should_stop
         self._practice = algorithm.practice
+        self._folder = folder  # of the run, where episodes are to be recorded
         self._source: RolloutSource | None = None
         self._num_episodes = [0] * self._practice.num_envs  # begun, by each world
         self._bad = BadUpdates(config.learner.max_bad_updates)
@@ -95,10 +91,10 @@ class OnPolicy:
         self,
         status: RunStatus,
         *,
-        write: _Write = _nowhere,
+        note: Callable[[Lesson], None] = lambda lesson: None,
         save: Callable[[OnPolicy], None] = lambda practice: None,
     ) -> Iterator[Lesson]:
-        """Step until the run's budget is spent or it is to end; the books are kept, and now and then all is saved."""
+        """Step until the run's budget is spent or it is to end; each is noted, then now and then all is saved."""
         run, saved_s = self._config.run, time.monotonic()
         self._count(status)
         status.begin("practising", run.env_steps, done=self.env_steps)
@@ -107,8 +103,7 @@ class OnPolicy:
             if lesson is None:
                 return
             self._count(status, lesson)
-            write("online", lesson.means(), step=self.env_steps)
-            write("learner", lesson.metrics, step=self.env_steps)
+            note(lesson)
             if time.monotonic() - saved_s > run.checkpoint_every_s:
                 save(self)
                 saved_s = time.monotonic()
@@ -116,9 +111,9 @@ class OnPolicy:
 
     def step(self) -> Lesson | None:
         """The next rollout and the update that it gives; None if the run is to end."""
+        began_s = time.monotonic()
         if self._source is None:
             self._source = self._start()
-        began_s = time.monotonic()
         rollout = self._source.collect()
         if rollout is None:
             return None
@@ -147,7 +142,11 @@ class OnPolicy:
 
     def _start(self) -> RolloutSource:
         orders = collector_orders(
-            self._config, self._practice, num_rollouts=self.num_updates, num_episodes=self._num_episodes
+            self._config,
+            self._practice,
+            num_rollouts=self.num_updates,
+            num_episodes=self._num_episodes,
+            folder=self._folder,
         )
         source: RolloutSource
         if self._practice.asynchronous:
@@ -163,8 +162,8 @@ class OnPolicy:
         status.robot_minutes = self.env_steps / self._control_hz / 60.0
         if lesson is not None:
             status.metrics |= lesson.metrics
-            status.recent_success.extend(lesson.episodes.get("success", ()))
-            status.recent_return.extend(lesson.returns)
+            status.recent_success.extend(map(float, lesson.episodes.get("success", ())))
+            status.recent_return.extend(map(float, lesson.returns))
             status.recent_human.extend(np.zeros(len(lesson.returns)))
 
     def _update(self, rollout: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
@@ -208,6 +207,11 @@ class OnPolicy:
         self.num_updates, self.env_steps, self.num_ended = num_updates, env_steps, num_ended
         self._num_episodes = num_episodes
         self._bad.count = sum(num_skipped)  # none, in a checkpoint of before they were counted
+
+
+def is_on_policy(config: RunConfig) -> bool:
+    """Whether its algorithm learns from rollouts; it is not built for that."""
+    return hasattr(resolve("algorithm", config.algorithm.type), "practice")
 
 
 def check_practice(config: RunConfig) -> None:

@@ -25,6 +25,7 @@ from dovetail.runtime.advice import open_advice
 from dovetail.runtime.figures import CurveEpisode, learning_curve
 from dovetail.runtime.film import Filmer
 from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.practice_book import PracticeBook
 from dovetail.runtime.schedule import scheduled_evaluations
 
 __all__ = ["CURVE", "REPORT", "VIDEO", "Report", "write_report"]
@@ -149,10 +150,14 @@ class _Books:
             if (found := folder.read_json(f"evaluations/{name}.json")) and found["episodes"]
         }
         self._progress = folder.read_json("progress.json")
+        self._practice = PracticeBook.read(folder)
 
     def report(self, **files: str | None) -> Report:
         config, online = self.folder.config, self.online
-        env_steps = sum(info.num_steps for info in online)
+        practice = (
+            self._practice
+        )  # of on-policy learning, whose episodes the log has only where that was asked for
+        env_steps = practice.env_steps or sum(info.num_steps for info in online)
         wall_s = (self._progress or {}).get("wall_s")
         return Report(
             task=online[0].task if online else config.task.type if config.task else config.robot.type,
@@ -161,11 +166,11 @@ class _Books:
             untrained=self.rate("untrained"),
             success_before=self.rate("cloning"),
             success_after=self.rate("after"),
-            robot_minutes=_minutes(online),
+            robot_minutes=practice.robot_minutes or _minutes(online),
             demo_minutes=_minutes(self.demos),
             wall_s=None if wall_s is None else float(wall_s),
             env_steps=env_steps,
-            episodes=len(online),
+            episodes=len(self.curve()),
             updates=self._num_updates(),
             interventions=sum(info.num_interventions for info in online),
             human_share=sum(info.num_human_steps for info in online) / max(env_steps, 1),
@@ -187,6 +192,8 @@ class _Books:
         return info.outcome is Outcome.SUCCESS if labels is None else labels.success
 
     def curve(self) -> list[CurveEpisode]:
+        if self._practice.env_steps:
+            return self._practice.curve
         done, minutes = [], 0.0
         for info in self.online:
             minutes += info.duration_s / 60.0
@@ -214,7 +221,7 @@ class _Books:
             "success_before: nothing was cloned, for run.demos or learner.bc_updates is 0": (
                 not (config.learner.bc_updates and wanted)
             ),
-            "online episodes: none yet": config.run.env_steps and not self.online,
+            "online episodes: none yet": config.run.env_steps and not self.curve(),
             "success_after: not evaluated yet": "after" not in self.evaluations,
             "wall_s: the run was killed, or is still going": self._progress is None,
         }

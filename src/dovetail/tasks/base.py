@@ -72,7 +72,7 @@ class SimTask(ABC):
         self._on_reset: Callable[[], None] = lambda: None
         self._true_since_ns: int | None = None
         self._done = False
-        self._last_completion = 0.0
+        self._last_potential = 0.0
 
     # ---- what a task says of itself
 
@@ -90,7 +90,11 @@ class SimTask(ABC):
 
     @abstractmethod
     def completion(self, world: World) -> float:
-        """How far along, 0 to 1; what a dense reward is the difference of."""
+        """How far along, 0 to 1."""
+
+    def potential(self, world: World) -> float:
+        """What a dense reward is the difference of: how far along, and below 0 how far from where it began."""
+        return self.completion(world)
 
     @abstractmethod
     def goal(self, world: World) -> Goal:
@@ -136,7 +140,7 @@ class SimTask(ABC):
         self.reset_rotation = quat_to_matrix(world.tcp_pose()[1])
         self._on_reset()
         self._true_since_ns, self._done = None, False
-        self._last_completion = self.completion(world)
+        self._last_potential = self.potential(world)
 
     def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict:
         world = self.world
@@ -149,8 +153,9 @@ class SimTask(ABC):
         completion = self.completion(world)
         rewards = {"success": float(self._done)}
         if self.config.reward == "dense":
-            rewards["progress"] = completion - self._last_completion
-        self._last_completion = completion
+            potential = self.potential(world)
+            rewards["progress"] = potential - self._last_potential
+            self._last_potential = potential
         outcome = None
         if self._done:
             outcome = Outcome.SUCCESS

@@ -32,6 +32,7 @@ __all__ = ["PushCube", "PushCubeConfig"]
 _HALF = 0.02  # m: half the cube's edge
 _TOUCH = _HALF + 0.011  # m: TCP to cube centre, pads on a face: they are 20 by 24 mm when closed
 _STANDOFF = _TOUCH + 0.014
+_BEHIND = _TOUCH + 0.007  # m: the same, however the cube is turned
 _CLEAR_Z = 0.062  # m: TCP height at which the pads pass over the cube
 # m: TCP height while pushing. The fingers, wider than their pads, stay above the cube; only rubber touches it
 _PUSH_Z = {"panda": 0.026, "x5": 0.021}
@@ -143,11 +144,20 @@ class PushCube(SimTask):
         return bool(cube[2] < -0.01 or (np.abs(cube[:2] - self._centre(world.arm)) > 0.19).any())
 
     def completion(self, world: World) -> float:
-        near = 1.0 - min(1.0, self._reach(world) / self._start_reach)
+        near, pushed = (max(0.0, share) for share in self._shares(world))
+        return max(pushed, 0.3 * near + 0.7 * pushed)
+
+    def potential(self, world: World) -> float:
+        # not cut off at 0: a cube that was shoved the wrong way is worth bringing back from the first millimetre on
+        near, pushed = self._shares(world)
+        return 0.3 * near + 0.7 * pushed
+
+    def _shares(self, world: World) -> tuple[float, float]:
+        """Of the way to the cube and of the cube's to the mark, what is done: 0 as it began, 1 when nothing is left."""
+        near = 1.0 - self._reach(world) / self._start_reach
         # from where the predicate holds, nothing is left to do
         left = max(0.0, self._distance(world) - self.config.tolerance_m)
-        pushed = 1.0 - min(1.0, left / (self._start_distance - self.config.tolerance_m))
-        return max(pushed, 0.3 * near + 0.7 * pushed)
+        return near, 1.0 - left / (self._start_distance - self.config.tolerance_m)
 
     def goal(self, world: World) -> Goal:
         tcp, quat = world.tcp_pose()
@@ -202,9 +212,9 @@ class PushCube(SimTask):
     # ---- what is where
 
     def _reach(self, world: World) -> float:
-        """How far the TCP is from where it would push."""
-        push = self._push(world)
-        behind = self._cube(world)[:2] - _TOUCH * push.inward + push.offset * push.along
+        """How far the TCP is from behind the cube, as the mark sees it; which face that is makes no jump in it."""
+        cube = self._cube(world)
+        behind = cube[:2] - _BEHIND * _unit(self._mark(world) - cube[:2])
         return float(np.linalg.norm(world.tcp_pose()[0] - (*behind, _PUSH_Z[world.arm.name])))
 
     def _push(self, world: World) -> _Push:

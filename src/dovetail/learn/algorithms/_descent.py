@@ -122,14 +122,18 @@ class Descent:
         norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
         require_finite(self.name, loss, norm)
-        if self._max_grad_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, norm, foreach=True)
+        self._clip(norm)
         self._optimizer.step()
         if self._averaged:
             newest: list[Tensor] = [*self._parameters]
             with torch.no_grad():
                 torch._foreach_lerp_(self._averaged_parameters, newest, 1.0 - self._average)
         return loss, norm
+
+    def _clip(self, norm: Tensor) -> None:
+        """Gradients, whose norm is known and finite."""
+        if self._max_grad_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._max_grad_norm, norm, foreach=True)
 
     def _mean_loss(
         self,

@@ -25,9 +25,12 @@ from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.rollouts import Moments, Practice, explained_variance, gae
 from dovetail.learn.state import refuse_misfits
 from dovetail.policies.actor_critic import ValuedPolicy
+from dovetail.policies.parts import trained
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["PPO", "PPOConfig", "Rows", "ppo_loss"]
+
+_LR_FACTOR, _LR_RANGE = 1.2, 10.0
 
 
 class PPOConfig(Config):
@@ -39,7 +42,13 @@ class PPOConfig(Config):
     """Collect the next rollout in a process of its own while this one is learned from."""
     max_staleness: int = Field(default=1, ge=0)
     """Versions that an asynchronous collector's weights may be behind the learner's; then it waits for newer ones."""
+    record: bool = False
+    """Write each episode of practice to the run's log, to be looked at; it is not learned from again."""
     lr: float = Field(default=3e-4, gt=0.0)
+    value_lr: float | None = Field(default=None, gt=0.0)
+    """Of the critic, which has no reason to be as careful as the actor; null: the same."""
+    std_lr: float | None = Field(default=None, gt=0.0)
+    """Of a Gaussian's spread: at the actor's rate it takes a million steps to become exact; null: the same."""
     num_epochs: int = Field(default=10, ge=1)
     """How often each rollout is gone through."""
     batch_size: int = Field(default=128, ge=2)
@@ -54,6 +63,8 @@ class PPOConfig(Config):
     """The most that a stale sample may weigh."""
     target_kl: float | None = Field(default=None, gt=0.0)
     """No further epoch once the policy is half as much again from where the update began; null: all of them."""
+    adapt_lr: bool = False
+    """Let the learning rate follow: less after an update that went beyond `target_kl`, more after one far below."""
     normalize: bool = True
     """Standardise observations by all that practice has seen so far; false: by the demonstrations, as they were fitted."""
 
@@ -103,10 +114,20 @@ class PPO(Descent):
                 f"algorithm 'ppo' needs a policy of single actions, without history, that knows values; '{spec.name}' is "
                 "not one: use policy 'actor_critic' or 'flow_actor_critic'"
             )
-        super().__init__(
-            policy, torch.optim.Adam, seed=seed, max_grad_norm=config.max_grad_norm, lr=config.lr, eps=1e-5
-        )
+        super().__init__(policy, torch.optim.Adam, seed=seed, lr=config.lr, eps=1e-5)
+        if config.adapt_lr and config.target_kl is None:
+            raise UsageError("algorithm.adapt_lr needs a distance to aim for: set algorithm.target_kl, e.g. 0.015")
         self._config = config
+        rates = {"mean": config.lr, "spread": config.std_lr or config.lr, "critic": config.value_lr or config.lr}
+        groups: dict[str, list[torch.nn.Parameter]] = {name: [] for name in rates}
+        for component, module in trained(policy.components, algorithm=self.name).items():
+            for name, parameter in module.named_parameters():
+                kind = "critic" if component == "critic" else "spread" if name == "log_std" else "mean"
+                groups[kind].append(parameter)
+        self._optimizer.param_groups.clear()
+        for kind, parameters in groups.items():  # an empty one keeps its place
+            self._optimizer.add_param_group({"params": parameters, "lr": rates[kind]})
+        self._norms: dict[str, Tensor] = {}  # of the gradients of the latest step, before they were clipped
         low_dimensional = {key: s.shape[0] for key, s in spec.observation.items() if not s.is_image}
         self._moments = {key: Moments(size) for key, size in low_dimensional.items()}
 
@@ -118,6 +139,7 @@ class PPO(Descent):
             num_steps=config.rollout_steps,
             asynchronous=config.asynchronous,
             max_staleness=config.max_staleness if config.asynchronous else 0,
+            record=config.record,
         )
 
     @property
@@ -150,21 +172,26 @@ class PPO(Descent):
         drawn = batch["action"].flatten(0, 1)
         rows, metrics = self._prepare(batch, seen, drawn)
         totals: dict[str, list[Tensor]] = {}
-        num_epochs = 0
+        num_epochs = num_passes = 0
         while num_epochs < config.num_epochs:
             num_epochs += 1
             order = torch.randperm(len(drawn), generator=self._generator, device=self._device)
             pieces = [order[i : i + config.batch_size] for i in range(0, len(order), config.batch_size)]
             said = [self._step(seen, drawn, rows, index) for index in pieces]
+            num_passes += len(said)
             totals = {name: [facts[name] for facts in said] for name in said[0]}  # of the last epoch
             if config.target_kl is not None and _mean(totals["kl"]) > 1.5 * config.target_kl:
                 break
+        if config.adapt_lr:
+            self._adapt(_mean(totals["kl"]))
         if not first:  # from the next version on; the one that behaved saw as this update did
             self._fit_normalizer(batch)
         metrics |= {name: _mean(values) for name, values in totals.items()}
         return {
             **metrics,
             "epochs": float(num_epochs),
+            "passes": float(num_passes),
+            "lr": self._lr,
             "staleness": float(staleness.float().mean()),
             "staleness_max": float(staleness.max()),
         }
@@ -221,9 +248,34 @@ class PPO(Descent):
             said.append({name: value.detach() for name, value in facts.items()})
             return loss, float(len(index))
 
-        done = self._descend({"index": index}, loss_of)
-        assert done is not None
-        return {**{name: torch.stack([f[name] for f in said]).mean() for name in said[0]}, "grad_norm": done[1]}
+        self._descend({"index": index}, loss_of)
+        return {**{name: torch.stack([f[name] for f in said]).mean() for name in said[0]}, **self._norms}
+
+    def _clip(self, norm: Tensor) -> None:
+        """Each component by itself: what a critic has to learn at first would leave the actor no steps."""
+        self._norms = {
+            f"{name}_grad_norm": torch.nn.utils.clip_grad_norm_(module.parameters(), self._config.max_grad_norm)
+            for name, module in self._policy.components.items()
+            if any(parameter.grad is not None for parameter in module.parameters())
+        }
+
+    @property
+    def _lr(self) -> float:
+        """Of the actor's mean, which is the first group."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    @_lr.setter
+    def _lr(self, lr: float) -> None:
+        self._optimizer.param_groups[0]["lr"] = lr
+
+    def _adapt(self, kl: float) -> None:
+        """As Schulman et al. did for the penalty: between two updates, by a fixed factor, and never far."""
+        target = self._config.target_kl
+        assert target is not None
+        if kl > 1.5 * target:
+            self._lr = max(self._lr / _LR_FACTOR, self._config.lr / _LR_RANGE)
+        elif kl < target / 1.5:
+            self._lr = min(self._lr * _LR_FACTOR, self._config.lr * _LR_RANGE)
 
     def _fit_normalizer(self, batch: Mapping[str, Tensor]) -> None:
         if not self._config.normalize:
@@ -237,13 +289,14 @@ class PPO(Descent):
 
     def state_dict(self) -> Mapping[str, Array]:
         moments = {f"moments/{key}": moments.to_array() for key, moments in self._moments.items()}
-        return {**super().state_dict(), **moments}
+        return {**super().state_dict(), **moments, "lr": np.array(self._lr)}
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         super().load_state_dict(state)
         with refuse_misfits(self.name):
             for key, moments in self._moments.items():
                 moments.load_array(state[f"moments/{key}"])
+            self._lr = float(state["lr"])
 
 
 def _mean(values: list[Tensor]) -> float:

@@ -27,19 +27,30 @@ __all__ = [
 Vector = NDArray[np.float64]
 
 
-def quat_normalise(quat: ArrayLike) -> Vector:
-    """Unit quaternion; a zero one is an error rather than a silent identity."""
-    out = np.asarray(quat, dtype=np.float64)
-    norm = math.sqrt(float(out @ out))
+def _floats(values: ArrayLike) -> list[float]:
+    # `tolist` takes a tenth of what iterating over an array does
+    array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=np.float64)
+    floats: list[float] = array.tolist()
+    return floats
+
+
+def _unit(w: float, x: float, y: float, z: float) -> Vector:
+    norm = math.sqrt(w * w + x * x + y * y + z * z)
     if not norm > 1e-12:
         raise ValueError(f"a quaternion of length {norm} is not a rotation: give (w, x, y, z)")
-    return out / norm
+    return np.array((w / norm, x / norm, y / norm, z / norm))
+
+
+def quat_normalise(quat: ArrayLike) -> Vector:
+    """Unit quaternion; a zero one is an error rather than a silent identity."""
+    w, x, y, z = _floats(quat)
+    return _unit(w, x, y, z)
 
 
 def quat_multiply(a: ArrayLike, b: ArrayLike) -> Vector:
     """The rotation b, then the rotation a (both seen from the same fixed frame)."""
-    aw, ax, ay, az = (float(v) for v in np.asarray(a))
-    bw, bx, by, bz = (float(v) for v in np.asarray(b))
+    aw, ax, ay, az = _floats(a)
+    bw, bx, by, bz = _floats(b)
     return np.array(
         (
             aw * bw - ax * bx - ay * by - az * bz,
@@ -52,13 +63,13 @@ def quat_multiply(a: ArrayLike, b: ArrayLike) -> Vector:
 
 def quat_conjugate(quat: ArrayLike) -> Vector:
     """The inverse of a unit quaternion."""
-    w, x, y, z = (float(v) for v in np.asarray(quat))
+    w, x, y, z = _floats(quat)
     return np.array((w, -x, -y, -z))
 
 
 def quat_from_rotvec(rotvec: ArrayLike) -> Vector:
     """From a rotation vector: its direction the axis, its length the angle in radians."""
-    x, y, z = (float(v) for v in np.asarray(rotvec))
+    x, y, z = _floats(rotvec)
     angle = math.sqrt(x * x + y * y + z * z)
     # sin(a/2)/a by its series near zero, where the quotient would be 0/0
     scale = 0.5 - angle * angle / 48.0 if angle < 1e-4 else math.sin(0.5 * angle) / angle
@@ -67,7 +78,7 @@ def quat_from_rotvec(rotvec: ArrayLike) -> Vector:
 
 def quat_to_rotvec(quat: ArrayLike) -> Vector:
     """The shortest rotation vector of a unit quaternion, its angle in [0, pi]."""
-    w, x, y, z = (float(v) for v in np.asarray(quat))
+    w, x, y, z = _floats(quat)
     if w < 0.0:  # q and -q are one rotation: take the short way round
         w, x, y, z = -w, -x, -y, -z
     sine = math.sqrt(x * x + y * y + z * z)
@@ -83,7 +94,7 @@ def quat_from_axis_angle(axis: ArrayLike, angle: float) -> Vector:
 
 def quat_to_matrix(quat: ArrayLike) -> Vector:
     """The 3x3 rotation matrix of a unit quaternion."""
-    w, x, y, z = (float(v) for v in np.asarray(quat))
+    w, x, y, z = _floats(quat)
     return np.array(
         (
             (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
@@ -95,28 +106,25 @@ def quat_to_matrix(quat: ArrayLike) -> Vector:
 
 def quat_from_matrix(matrix: ArrayLike) -> Vector:
     """The unit quaternion of a 3x3 rotation matrix, with w >= 0."""
-    m = np.asarray(matrix, dtype=np.float64).reshape(3, 3)
+    flat = matrix if isinstance(matrix, np.ndarray) else np.asarray(matrix, dtype=np.float64)
+    a, b, c, d, e, f, g, h, i = flat.reshape(9).tolist()
     # Shepperd's method: divide by the largest of the four, which is never small
-    candidates = np.array((m.trace(), m[0, 0], m[1, 1], m[2, 2]))
-    largest = int(candidates.argmax())
-    if largest == 0:
-        quat = np.array((1 + m.trace(), m[2, 1] - m[1, 2], m[0, 2] - m[2, 0], m[1, 0] - m[0, 1]))
+    trace = a + e + i
+    if trace >= max(a, e, i):
+        quat = _unit(1 + trace, h - f, c - g, d - b)
+    elif a >= e and a >= i:
+        quat = _unit(h - f, 1 + a - e - i, d + b, g + c)
+    elif e >= i:
+        quat = _unit(c - g, d + b, 1 + e - i - a, h + f)
     else:
-        i = largest - 1
-        j, k = (i + 1) % 3, (i + 2) % 3
-        quat = np.empty(4)
-        quat[0] = m[k, j] - m[j, k]
-        quat[1 + i] = 1 + m[i, i] - m[j, j] - m[k, k]
-        quat[1 + j] = m[j, i] + m[i, j]
-        quat[1 + k] = m[k, i] + m[i, k]
-    quat = quat_normalise(quat)
+        quat = _unit(d - b, g + c, h + f, 1 + i - a - e)
     return -quat if quat[0] < 0 else quat
 
 
 def rotate(quat: ArrayLike, vector: ArrayLike) -> Vector:
     """The vector turned by the unit quaternion."""
-    w, x, y, z = (float(v) for v in np.asarray(quat))
-    vx, vy, vz = (float(v) for v in np.asarray(vector))
+    w, x, y, z = _floats(quat)
+    vx, vy, vz = _floats(vector)
     tx, ty, tz = 2 * (y * vz - z * vy), 2 * (z * vx - x * vz), 2 * (x * vy - y * vx)
     return np.array((vx + w * tx + y * tz - z * ty, vy + w * ty + z * tx - x * tz, vz + w * tz + x * ty - y * tx))
 
@@ -124,5 +132,5 @@ def rotate(quat: ArrayLike, vector: ArrayLike) -> Vector:
 def clip_norm(vector: ArrayLike, limit: float) -> Vector:
     """The vector, shortened to `limit` if it is longer; its direction stays."""
     out = np.asarray(vector, dtype=np.float64)
-    norm = math.sqrt(float(out @ out))
+    norm = math.hypot(*out.tolist())
     return out * (limit / norm) if norm > limit else out

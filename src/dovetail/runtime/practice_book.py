@@ -1,0 +1,74 @@
+"""What practice came to, rollout by rollout, in the run's events: its episodes themselves are seldom kept.
+
+A run that was killed goes on from its checkpoint, and does again what came after it. So a line takes back all lines before
+it that had come as far as it has, or further.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dovetail.runtime.figures import CurveEpisode
+from dovetail.runtime.folder import RunFolder
+
+if TYPE_CHECKING:  # it brings torch, which whoever reads a report can do without
+    from dovetail.runtime.onpolicy import Lesson
+
+__all__ = ["PracticeBook", "note_lesson", "practice_lines"]
+
+_EVENT = "practice"
+
+
+def note_lesson(folder: RunFolder, lesson: Lesson, *, env_steps: int, robot_minutes: float) -> None:
+    """A line for one rollout: how far practice has come with it, in what time, and the episodes that ended in it."""
+    took = {name: lesson.metrics[name] for name in ("collect_s", "update_s") if name in lesson.metrics}
+    rewards = {name: mean for name, mean in lesson.means().items() if name.startswith("reward/")}
+    folder.event(
+        _EVENT,
+        env_steps=env_steps,
+        robot_minutes=robot_minutes,
+        success=[bool(one) for one in lesson.episodes.get("success", ())],
+        length=[int(one) for one in lesson.episodes.get("length", ())],
+        **took,
+        **rewards,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PracticeBook:
+    """All of it, read back. Nothing where nobody practised."""
+
+    env_steps: int
+    robot_minutes: float
+    curve: list[CurveEpisode]
+
+    @staticmethod
+    def read(folder: RunFolder) -> PracticeBook:
+        kept = practice_lines(folder.path)
+        curve, minutes = [], 0.0
+        for line in kept:
+            # when in its rollout an episode ended was not written down: they are spread over it
+            share = (line["robot_minutes"] - minutes) / max(len(line["success"]), 1)
+            for number, success in enumerate(line["success"], start=1):
+                curve.append(CurveEpisode(end_minutes=minutes + number * share, success=success, human_share=0.0))
+            minutes = line["robot_minutes"]
+        return PracticeBook(env_steps=kept[-1]["env_steps"] if kept else 0, robot_minutes=minutes, curve=curve)
+
+
+def practice_lines(run: Path) -> list[dict[str, Any]]:
+    """The lines that count, in order."""
+    try:
+        text = (run / "events.jsonl").read_text("utf-8")
+    except FileNotFoundError:
+        return []
+    kept: list[dict[str, Any]] = []
+    for text_line in text.splitlines():
+        if f'"event": "{_EVENT}"' in text_line and text_line.endswith("}"):  # the last may be half written
+            line = json.loads(text_line)
+            while kept and kept[-1]["env_steps"] >= line["env_steps"]:
+                kept.pop()
+            kept.append(line)
+    return kept

@@ -1,0 +1,24 @@
+"""The shipped PPO recipe on its task, from its start to the end of its budget. Minutes each: `make test-slow`."""
+
+import pytest
+
+from dovetail.config.load import load
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+from dovetail.runtime.report import write_report
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_recipe_lifts_the_policy_it_starts_from(tmp_path, seed):
+    folder = RunFolder.create(tmp_path / "run", load(["push-cube-ppo"], [f"run.seed={seed}"]))
+    InlineRun(folder).run()
+    report = write_report(folder)
+    before = report.success_before or report.untrained
+    assert before is not None
+    assert report.success_after is not None
+    assert report.success_after.episodes == 100
+    assert report.success_after.low > before.high
+    assert report.success_after.rate >= 0.95
+    assert report.env_steps > 0
+    assert report.episodes > 0

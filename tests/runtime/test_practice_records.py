@@ -1,0 +1,122 @@
+"""What is written down of practice: lines that the report is made of, and, on request, episodes in the log."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from test_onpolicy import PRACTICE, build_policy, practice_of
+
+from dovetail.config.load import load
+from dovetail.core.errors import UsageError
+from dovetail.core.types import Outcome, Purpose, View
+from dovetail.episodes.log import EpisodeLog
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+from dovetail.runtime.onpolicy import Lesson
+from dovetail.runtime.practice_book import PracticeBook, note_lesson
+from dovetail.runtime.report import write_report
+
+SHORT = ("task.max_steps=8", "task.tolerance=0.0001")  # nobody is that exact: all time out
+
+
+@pytest.fixture
+def make_folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    recipe = tmp_path / "practice.yaml"
+    recipe.write_text(PRACTICE)
+    return lambda *overrides: RunFolder.create(tmp_path / "run", load([recipe], overrides))
+
+
+def lines(folder):
+    events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
+    return [event for event in events if event["event"] == "practice"]
+
+
+def practised(folder):
+    log = EpisodeLog(folder.episodes)
+    return [log.load(i) for i in log.ids() if log.manifest(i).purpose is Purpose.ONLINE]
+
+
+# ---- the report
+
+
+def test_the_report_tells_of_practice(make_folder):
+    folder = make_folder(*SHORT)
+    run = InlineRun(folder)
+    control_hz = run._station.robot.spec.control_hz
+    run.run()
+    report = write_report(folder)
+    assert (report.env_steps, report.updates, report.episodes) == (256, 4, 32)
+    assert report.robot_minutes == pytest.approx(256 / control_hz / 60)
+    assert not any("online" in what for what in report.missing)
+    assert [line["env_steps"] for line in lines(folder)] == [64, 128, 192, 256]
+    assert lines(folder)[0]["length"] == [8] * 8
+    assert {"reward/success", "reward/nearer"} <= lines(folder)[0].keys()
+    assert practised(folder) == []
+
+
+def test_what_a_killed_run_did_again_counts_once(make_folder):
+    folder = make_folder()
+    assert PracticeBook.read(folder).curve == []
+    for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
+        episodes = {"success": np.array(success), "length": np.full(len(success), 9)}
+        lesson = Lesson(metrics={}, episodes=episodes)
+        note_lesson(folder, lesson, env_steps=env_steps, robot_minutes=env_steps / 64)
+    with (folder.path / "events.jsonl").open("a") as file:
+        file.write('{"time": 1.0, "event": "practice", "env_st')  # and was killed again
+    book = PracticeBook.read(folder)
+    assert (book.env_steps, book.robot_minutes) == (192, 3.0)
+    assert [(one.end_minutes, one.success) for one in book.curve] == [(1.0, False), (1.5, True), (2.0, True)]
+
+
+# ---- the log
+
+
+@pytest.mark.parametrize("mode", ["false", "true"])
+def test_a_recorded_episode_is_what_was_learned_from(make_folder, mode):
+    folder = make_folder(
+        *SHORT, "algorithm.record=true", f"algorithm.asynchronous={mode}", "run.untrained_episodes=0"
+    )
+    before = practice_of(folder.config).policy_weights()
+    InlineRun(folder).run()
+    episodes = practised(folder)
+    assert len(episodes) >= 32  # a collector of its own is at the next ones when it is told to end
+    assert mode == "true" or len(episodes) == 32
+    first = episodes[0]
+    assert (len(first), first.outcome, first.operator) == (8, Outcome.TIMEOUT, "none")
+    assert first.config_hash == folder.config_hash
+    assert first.column("policy_version").tolist() == [0] * 8
+    assert {int(v) for episode in episodes for v in episode.column("policy_version")} >= {0, 1, 2}
+    policy = build_policy(folder.config, before)
+    seen = {key: torch.from_numpy(first.column(f"observation/{key}")) for key in ("ee_pose", "goal")}
+    drawn = first.column("extra/drawn")
+    with torch.no_grad():
+        log_prob, _, value = policy.evaluate_actions(policy.features(seen), torch.from_numpy(drawn))
+    np.testing.assert_allclose(first.column("extra/log_prob"), log_prob.numpy(), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(first.column("extra/value"), value.numpy(), rtol=1e-4, atol=1e-4)
+    low, high = first.robot.action.bounds
+    within = np.clip(drawn, -1, 1) * (high - low) / 2 + (low + high) / 2
+    np.testing.assert_allclose(first.column("proposed"), within, rtol=1e-5, atol=1e-7)
+    assert first.column("executed").shape == within.shape
+    assert not first.column("extra/safety_held").any()
+    # the last observation is of this episode still
+    assert np.array_equal(first.last_observation.values["goal"], seen["goal"][-1].numpy())
+
+
+def test_what_was_recorded_is_never_replayed_nor_counted_twice(make_folder):
+    folder = make_folder(*SHORT, "algorithm.record=true")
+    InlineRun(folder).run()
+    again = InlineRun(RunFolder.open(folder.path))
+    assert len(practised(folder)) == 32
+    assert again._experience.replay.size(View(part="all")) == 0
+    again.close()
+    assert write_report(folder).episodes == 32
+
+
+def test_there_must_be_somewhere_to_record_to(make_folder):
+    practice = practice_of(make_folder("algorithm.record=true").config)
+    with pytest.raises(UsageError, match=r"algorithm\.record needs a run's folder"):
+        practice.step()
