@@ -115,16 +115,15 @@ class SAC(SoftActorCritic):
 
     def learn(self, rows: tuple[Tensor, ...]) -> Mapping[str, Tensor | float]:
         """An update given features and actions: kernel by kernel, or replayed."""
-        due = self._actor_is_due()
         if not self._seeing.graphs:
-            return self._learn(*rows, variant=due)
+            return self._learn(*rows)
         if self._graphs is None:
             if self._generator.device.type != "cuda" or rows[0].requires_grad:
                 raise UsageError(
                     "algorithm.graphs are CUDA's, of policies whose encoder does not learn: leave it out, or set the device"
                 )
             self._graphs = Graphs(self._generator)
-        return self._graphs(self._learn, *rows, variant=due)
+        return self._graphs(self._learn, *rows, variant=self._actor_is_due())
 
     @property
     def _replays(self) -> bool:
@@ -140,12 +139,12 @@ class SAC(SoftActorCritic):
         actions: Tensor,
         human: Tensor,
         *,
-        variant: bool,
+        variant: bool | None = None,
     ) -> dict[str, Tensor | float]:
-        """One step of the critic and, in the `variant` with it, one of the actor."""
+        """One step of the critic and, in the `variant` with it, one of the actor; None: where it is due."""
         metrics: dict[str, Tensor | float] = {}
         metrics |= self._update_critic(features, seen_actions, rewards, discounts, next_features)
-        if variant:
+        if self._actor_is_due() if variant is None else variant:
             metrics |= self._update_actor(features.detach(), actions, human=human)
         return metrics
 
