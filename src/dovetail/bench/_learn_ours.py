@@ -93,19 +93,21 @@ def make_rollout(num_envs: int, num_steps: int) -> dict[str, Tensor]:
 
 
 def make_rlpd(
-    *, hidden: Sequence[int], batch_size: int, critics: int, graphs: bool = False, num_features: int = FEATURES
+    *,
+    hidden: Sequence[int],
+    batch_size: int,
+    critics: int,
+    num_features: int = FEATURES,
+    device: torch.device | None = None,
+    **settings: bool | int,
 ) -> RLPD:
     """RLPD with an actor step in every update. With two critics and no prior data, it is SAC."""
     robot = _robot(num_features=num_features)
     policy = GaussianMLP(GaussianMLPConfig(hidden=tuple(hidden)), robot=robot, seed=0)
-    config = RLPDConfig(
-        batch_size=batch_size,
-        hidden=tuple(hidden),
-        num_critics=critics,
-        actor_every=1,
-        backup_entropy=True,
-        graphs=graphs,
-    )
+    if device is not None:
+        policy.to(device)
+    sizes = {"batch_size": batch_size, "hidden": tuple(hidden), "num_critics": critics}
+    config = RLPDConfig.model_validate({"actor_every": 1, "backup_entropy": True, **sizes, **settings})
     return RLPD(config, policy=policy, seed=0)
 
 

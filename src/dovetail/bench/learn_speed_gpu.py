@@ -17,9 +17,8 @@ from torch import Tensor
 from dovetail.bench._learn_ours import loop_critics, make_batch, make_rlpd
 from dovetail.bench.rows import Row, at_least
 from dovetail.learn.algorithms.rlpd import RLPD
-from dovetail.learn.graphs import told
 
-__all__ = ["bench", "to_device"]
+__all__ = ["bench"]
 
 _HIDDEN, _BATCH, _CRITICS = (256, 256), 256, 10
 _WHAT = f"GPU, RLPD, {_CRITICS} critics, state"
@@ -53,42 +52,19 @@ def _version() -> str:
 
 
 def _made(device: torch.device, name: str) -> RLPD:
-    algorithm = make_rlpd(hidden=_HIDDEN, batch_size=_BATCH, critics=_CRITICS, graphs=name == "CUDA graphs")
+    graphs = name == "CUDA graphs"
+    algorithm = make_rlpd(hidden=_HIDDEN, batch_size=_BATCH, critics=_CRITICS, device=device, graphs=graphs)
     if name == "a loop over critics":
         loop_critics(algorithm)
-    return to_device(algorithm, device)
-
-
-def to_device(algorithm: RLPD, device: torch.device) -> RLPD:
-    """All that an update touches, moved there before the first one."""
-    for module in (*algorithm._policy.components.values(), *algorithm._averaged.values()):
-        module.to(device)
-    algorithm._critic.to(device)
-    algorithm._target.to(device)
-    algorithm._log_alpha.data = algorithm._log_alpha.data.to(device)
-    algorithm._generator = torch.Generator(device).manual_seed(0)
-    for name, optimizer in algorithm._optimizers.items():
-        (group,) = optimizer.param_groups
-        algorithm._optimizers[name] = type(optimizer)(group["params"], lr=group["lr"])
     return algorithm
 
 
 def _updates(algorithm: RLPD, batch: dict[str, Tensor], num: int) -> float:
-    """Seconds that each takes, metrics read at every one as a learner does. Features are as observed: what the policy
-    would normalise is numpy's."""
-    rows = (
-        batch["observation/state"],
-        batch["action"],
-        batch["reward"],
-        batch["discount"],
-        batch["next/state"],
-        batch["action"],
-        batch["human"],
-    )
+    """Seconds that each takes, metrics read at every one as a learner does."""
     torch.cuda.synchronize()
     start_s = time.perf_counter()
     for _ in range(num):
-        told(algorithm.learn(rows))
+        algorithm.update(batch)
     torch.cuda.synchronize()
     return (time.perf_counter() - start_s) / num
 

@@ -71,8 +71,8 @@ class RLPD(SAC):
         if self._horizon > 1:
             began, actions = human[:, 0], actions.view(len(actions), self._horizon, -1)
         if self._config.graphs:  # by a mask: whether there are any is not to be asked
-            mask = human & began[:, None] if self._horizon > 1 else human
-            return weight * policy.imitation_loss(features, actions, mask, generator=self._generator)
+            people = human & began[:, None] if self._horizon > 1 else human
+            return weight * policy.imitation_loss(features, actions, people, generator=self._generator)
         if self._spread.alone:
             if not human.any():
                 return None
