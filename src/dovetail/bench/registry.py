@@ -37,6 +37,11 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "punctuality of the control loop, chunk modes under delay, weight swaps",
         ),
         "learn": Entry("dovetail.bench.learn:bench", "learning: speed of updates, robot time to success"),
+        "learn_speed": Entry(
+            "dovetail.bench.learn_speed:bench",
+            "updates a second, against Stable-Baselines3, TorchRL and the arithmetic alone",
+            part=True,
+        ),
         "learn_lift": Entry(
             "dovetail.bench.learn_lift:bench", "weak policies lifted by HG-DAgger, Hi-ORS and DSRL", part=True
         ),

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from dovetail.policies import _cpu
+
 __all__ = [
     "NUM_TIME_WAVES",
     "DenoisingMLP",
@@ -29,8 +31,25 @@ def mlp(sizes: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
     for num_in, num_out in itertools.pairwise(sizes[:-1]):
         layers += [nn.Linear(num_in, num_out), nn.LayerNorm(num_out), nn.Tanh()]
-    layers.append(nn.Linear(sizes[-2], sizes[-1]))
-    return nn.Sequential(*layers)
+    return _MLP(*layers, nn.Linear(sizes[-2], sizes[-1]))
+
+
+class _MLP(nn.Sequential):
+    """The layers of `mlp`, on a CPU with their gradients by hand."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self._views = _cpu.Views()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.ndim != 2 or not _cpu.is_served(inputs):
+            outputs: Tensor = super().forward(inputs)  # type: ignore[no-untyped-call]
+            return outputs
+        layers = [layer._parameters for layer in self._modules.values() if layer is not None]
+        parameters = [
+            some[name] for part in (layers[::3], layers[1::3]) for name in ("weight", "bias") for some in part
+        ]
+        return _cpu.mlp(inputs, parameters, views=self._views)  # type: ignore[arg-type]
 
 
 def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None, real: Tensor | None = None) -> Tensor:
@@ -64,12 +83,13 @@ def time_waves(t: Tensor) -> Tensor:
 class EnsembleMLP(nn.Module):
     """`num_members` independent MLPs with LayerNorm and tanh, [B, in] -> [num_members, B].
 
-    One batched matrix product per layer: ten critics cost far less than ten calls.
+    One batched matrix product per layer, or on a CPU one gradient by hand: ten critics cost far less than ten calls.
     """
 
     def __init__(self, sizes: Sequence[int], *, num_members: int) -> None:
         super().__init__()
         self.num_members = num_members
+        self._views = _cpu.Views()
         self.weights = nn.ParameterList()
         self.biases = nn.ParameterList()
         self.scales = nn.ParameterList()
@@ -82,14 +102,27 @@ class EnsembleMLP(nn.Module):
                 self.scales.append(nn.Parameter(torch.ones(num_members, 1, num_out)))
                 self.shifts.append(nn.Parameter(torch.zeros(num_members, 1, num_out)))
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        hidden = inputs.expand(self.num_members, *inputs.shape)  # [E, B, in]
-        for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+    def forward(self, inputs: Tensor, members: Tensor | None = None) -> Tensor:
+        """All of them, or the `members` of these numbers: who is not asked costs nothing."""
+        if _cpu.is_served(inputs):
+            asked = range(self.num_members) if members is None else members.tolist()
+            lists = (self.weights, self.biases, self.scales, self.shifts)
+            # not by their own iterator, which takes longer than a small product
+            parameters = [p for some in lists for p in some._parameters.values() if p is not None]
+            return _cpu.ensemble(inputs, parameters, members=asked, views=self._views)
+
+        def chosen(parameters: nn.ParameterList) -> list[Tensor]:
+            return [p if members is None else p[members] for p in parameters]
+
+        weights, biases = chosen(self.weights), chosen(self.biases)
+        hidden = inputs.expand(len(weights[0]), *inputs.shape)  # [E, B, in]
+        for weight, bias, scale, shift in zip(
+            weights[:-1], biases[:-1], chosen(self.scales), chosen(self.shifts), strict=True
+        ):
             hidden = torch.baddbmm(bias, hidden, weight)
-            if i < len(self.scales):
-                hidden = functional.layer_norm(hidden, hidden.shape[-1:])
-                hidden = torch.tanh(torch.addcmul(self.shifts[i], hidden, self.scales[i]))
-        return hidden.squeeze(-1)
+            hidden = functional.layer_norm(hidden, hidden.shape[-1:])
+            hidden = torch.tanh(torch.addcmul(shift, hidden, scale))
+        return torch.baddbmm(biases[-1], hidden, weights[-1]).squeeze(-1)
 
 
 class DenoisingMLP(nn.Module):

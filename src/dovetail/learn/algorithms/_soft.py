@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, SampleRequest, View, Window
+from dovetail.learn.adam import Adam, clip_
 from dovetail.learn.device import device_of
 from dovetail.learn.finite import require_finite
 from dovetail.learn.spread import Spread
@@ -132,9 +133,9 @@ class SoftActorCritic:
         self._moving_parameters: list[Tensor] = [p for m in moving.values() for p in m.parameters()]
         self._averaged_parameters: list[Tensor] = [p for m in self._averaged.values() for p in m.parameters()]
         self._optimizers = {
-            "critic": torch.optim.Adam(self._critic.parameters(), lr=config.lr, fused=True),
-            "actor": torch.optim.Adam(self._actor_parameters, lr=config.lr, fused=True),
-            "alpha": torch.optim.Adam([self._log_alpha], lr=config.lr, fused=True),
+            "critic": Adam(self._critic_parameters, lr=config.lr),
+            "actor": Adam(self._actor_parameters, lr=config.lr),
+            "alpha": Adam([self._log_alpha], lr=config.lr),
         }
         self._target_encoder: nn.ModuleDict | None = None
         self._fitted = {"critic": self._critic_parameters}  # what the critic's loss trains
@@ -143,7 +144,7 @@ class SoftActorCritic:
             self._modules["target_encoder"] = self._target_encoder
             self._fitted["encoder"] = list(encoder.parameters())
             self._target_parameters += list(self._target_encoder.parameters())
-            self._optimizers["encoder"] = torch.optim.Adam(encoder.parameters(), lr=config.lr, fused=True)
+            self._optimizers["encoder"] = Adam(self._fitted["encoder"], lr=config.lr)
         self._fitted_parameters = [p for parameters in self._fitted.values() for p in parameters]
         self._grad_norms: dict[str, Tensor] = {}  # of each one's latest step, before clipping
         self._generator = self._spread.generator(self._device, seed)
@@ -211,71 +212,100 @@ class SoftActorCritic:
     ) -> Tensor:
         config = self._soft
         with torch.no_grad():
-            next_q = self._target(torch.cat((next_features, next_actions), 1))  # [E, B]
+            subset = None
             if config.num_target_critics < config.num_critics:
-                subset = torch.randperm(config.num_critics, generator=self._generator, device=self._device)
-                next_q = next_q[subset[: config.num_target_critics]]
-            next_value = next_q.amin(0)
+                subset = self._some_critics()
+            next_value = self._target(torch.cat((next_features, next_actions), 1), subset).amin(0)
             if config.backup_entropy:
                 next_value = next_value - self._log_alpha.exp() * next_log_prob
             targets: Tensor = rewards + discounts * next_value
             return targets if config.target_range is None else targets.clamp(*config.target_range)
 
-    def _fit_critic(self, features: Tensor, actions: Tensor, targets: Tensor) -> dict[str, float]:
+    def _some_critics(self) -> Tensor:
+        config, generator = self._soft, self._generator
+        if generator.device.type == "cuda":  # without asking it, which randperm does
+            order = torch.rand(config.num_critics, generator=generator, device=generator.device).argsort()
+        else:
+            order = torch.randperm(config.num_critics, generator=generator, device=generator.device)
+        return order[: config.num_target_critics]
+
+    def _fit_critic(self, features: Tensor, actions: Tensor, targets: Tensor) -> dict[str, Tensor]:
         q = self._critic(torch.cat((features, actions), 1))  # [E, B]
         loss = (q - targets).square().mean(1).sum()
         self._step(loss, self._fitted)
         with torch.no_grad():
             torch._foreach_lerp_(self._target_parameters, self._fitted_parameters, self._soft.tau)
-        return {"critic_loss": loss.item() / self._soft.num_critics, "q": q.mean().item()}
+        return {"critic_loss": loss.detach() / self._soft.num_critics, "q": q.detach().mean()}
 
     # ---- the actor
+
+    def _judged(self, critic: nn.Module, features: Tensor, actions: Tensor) -> Tensor:
+        """What the actor climbs, [B]: gradients go through the critic to the actions, and none is computed for itself."""
+        critic.requires_grad_(False)
+        value = self._value(critic(torch.cat((features, actions), 1)))
+        critic.requires_grad_(True)
+        return value
 
     def _value(self, q: Tensor) -> Tensor:
         """What the actor climbs, [B], of what the critics say, [E, B]."""
         return q.mean(0) if self._soft.actor_q == "mean" else q.amin(0)
 
-    def _climb(self, value: Tensor, log_prob: Tensor, *, extra_loss: Tensor | None = None) -> dict[str, float]:
+    def _climb(
+        self, value: Tensor, log_prob: Tensor, *, extra_loss: Tensor | None = None
+    ) -> dict[str, Tensor | float]:
         alpha = self._log_alpha.exp().detach()
         loss = (alpha * log_prob - value).mean()
         if extra_loss is not None:
             loss = loss + extra_loss
         metrics = self._follow(loss)
         entropy = -log_prob.detach().mean()
-        self._step(self._log_alpha.exp() * (entropy - self._target_entropy), {"alpha": [self._log_alpha]})
-        facts = {"entropy": entropy.item(), "target_entropy": self._target_entropy, "alpha": alpha.item()}
-        return {**metrics, **facts}
+        slope = alpha * (entropy - self._target_entropy)  # of exp(log_alpha) * (entropy - target), by log_alpha
+        self._descend(slope, {"alpha": [self._log_alpha]}, [slope])
+        return {**metrics, "entropy": entropy, "target_entropy": self._target_entropy, "alpha": alpha}
 
-    def _follow(self, loss: Tensor) -> dict[str, float]:
+    def _follow(self, loss: Tensor) -> dict[str, Tensor]:
         """One step of the actor down a loss, and its running average after it."""
         self._step(loss, {"actor": self._actor_parameters})
         with torch.no_grad():
             torch._foreach_lerp_(
                 self._averaged_parameters, self._moving_parameters, 1.0 - self._soft.actor_average
             )
-        return {"actor_loss": loss.item()}
+        return {"actor_loss": loss.detach()}
 
     def _step(self, loss: Tensor, groups: Mapping[str, Sequence[Tensor]]) -> None:
         """Down one loss, each group of parameters clipped by itself and with an optimiser of its own."""
         # gradients of exactly these parameters: the actor's loss flows through the critic without touching it
         # and cloning, for one, says nothing of a flow's noise
         wanted = [p for group in groups.values() for p in group]
-        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        self._descend(loss, groups, torch.autograd.grad(loss, wanted, allow_unused=True))
+
+    def _descend(
+        self, loss: Tensor, groups: Mapping[str, Sequence[Tensor]], gradients: Sequence[Tensor | None]
+    ) -> None:
+        loss = loss.detach()
         if not self._spread.alone:  # the mean of all processes' gradients, before any of it is clipped
-            loss = loss.detach().clone()
+            loss = loss.clone()
             gradients = tuple(None if gradient is None else gradient.clone() for gradient in gradients)
             together = [*(gradient for gradient in gradients if gradient is not None), loss]
             self._spread.add_up(together)
             torch._foreach_div_(together, self._spread.size)
+        captured = self._device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+        bad: Tensor | None = None
         coming = iter(gradients)
+        mine: dict[str, list[Tensor | None]] = {}
         for name, parameters in groups.items():
-            for parameter in parameters:
-                parameter.grad = next(coming)
-            norm = torch.nn.utils.clip_grad_norm_(parameters, self._soft.max_grad_norm, foreach=True)
-            require_finite(name, loss, norm)
-            self._grad_norms[name] = norm
+            mine[name] = [next(coming) for _ in parameters]
+            for parameter, gradient in zip(parameters, mine[name], strict=True):
+                parameter.grad = gradient
+            self._grad_norms[name] = norm = clip_(
+                [gradient for gradient in mine[name] if gradient is not None], self._soft.max_grad_norm
+            )
+            if captured:  # a graph cannot stop: such a step does nothing
+                bad = (loss + norm).isfinite().logical_not().float()
+            else:
+                require_finite(name, loss, norm)
         for name in groups:
-            self._optimizers[name].step()
+            self._optimizers[name].descend(mine[name], bad=bad)
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._policy.weights({**self._policy.components, **self._averaged})

@@ -21,8 +21,10 @@ from torch import Tensor
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import View
+from dovetail.learn.adam import Adam
 from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig, prior_and_online
 from dovetail.learn.batches import side
+from dovetail.learn.graphs import told
 from dovetail.policies.chance import normal
 from dovetail.policies.networks import EnsembleMLP
 from dovetail.policies.steered import Steered
@@ -62,9 +64,7 @@ class DSRL(SoftActorCritic):
             ).to(self._device)
         self._modules["noise_critic"] = self._noise_critic
         self._noise_critic_parameters: list[Tensor] = list(self._noise_critic.parameters())
-        self._optimizers["noise_critic"] = torch.optim.Adam(
-            self._noise_critic.parameters(), lr=config.lr, fused=True
-        )
+        self._optimizers["noise_critic"] = Adam(self._noise_critic_parameters, lr=config.lr)
 
     def _rows(self) -> Mapping[View, int]:
         return prior_and_online(self._config.batch_size, self._config.prior_fraction)
@@ -72,13 +72,14 @@ class DSRL(SoftActorCritic):
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         with torch.no_grad():  # frozen, encoders and all
             features, next_features = self._features(batch, "observation"), self._features(batch, "next")
-        metrics = self._update_critic(
+        metrics: dict[str, Tensor | float] = {}
+        metrics |= self._update_critic(
             features, self._executed(batch), batch["reward"], batch["discount"], next_features
         )
         metrics |= self._distill(features)
         if self._actor_is_due():
             metrics |= self._update_actor(features)
-        return metrics
+        return told(metrics)
 
     def _features(self, batch: Mapping[str, Tensor], name: str) -> Tensor:
         seen = side(batch, name)
@@ -88,14 +89,14 @@ class DSRL(SoftActorCritic):
 
     def _update_critic(
         self, features: Tensor, chunks: Tensor, rewards: Tensor, discounts: Tensor, next_features: Tensor
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         with torch.no_grad():
             next_noise, next_log_prob = self._steered.steer(next_features, generator=self._generator)
             next_chunks = self._steered.chunks(next_features, next_noise).flatten(1)
         targets = self._targets(rewards, discounts, next_features, next_chunks, next_log_prob)
         return self._fit_critic(features, chunks, targets)
 
-    def _distill(self, features: Tensor) -> dict[str, float]:
+    def _distill(self, features: Tensor) -> dict[str, Tensor]:
         with torch.no_grad():
             noise, _ = self._steered.steer(features, generator=self._generator)
             # every other one as the flow was trained: the actor's choice narrows, and what it left must not be forgotten
@@ -105,11 +106,11 @@ class DSRL(SoftActorCritic):
         q = self._noise_critic(torch.cat((features, noise.flatten(1)), 1))  # [E, B]
         loss = (q - value).square().mean(1).sum()
         self._step(loss, {"noise_critic": self._noise_critic_parameters})
-        return {"noise_critic_loss": loss.item() / self._soft.num_critics}
+        return {"noise_critic_loss": loss.detach() / self._soft.num_critics}
 
-    def _update_actor(self, features: Tensor) -> dict[str, float]:
+    def _update_actor(self, features: Tensor) -> dict[str, Tensor | float]:
         for steering in (self._steered.steering, self._averaged["steering"]):
             steering.get_buffer("engaged").fill_(1.0)
         noise, log_prob = self._steered.steer(features, generator=self._generator)
-        value = self._value(self._noise_critic(torch.cat((features, noise.flatten(1)), 1)))
+        value = self._judged(self._noise_critic, features, noise.flatten(1))
         return self._climb(value, log_prob)

@@ -50,11 +50,17 @@ class RLPD(SAC):
     def _clone_weight(self) -> float:
         return self._config.bc_weight
 
-    def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, float]:
+    def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, Tensor | float]:
         if self._num_updates >= self._config.climb_from:
             return super()._update_actor(features, actions, human=human)
         cloning = self._extra_loss(features, actions, human)
-        return {} if cloning is None else self._follow(cloning)
+        return {} if cloning is None else {**self._follow(cloning)}
+
+    @property
+    def _replays(self) -> bool:
+        return (
+            self._config.graphs and self._num_updates + 1 >= self._config.climb_from
+        )  # what is replayed stays the same
 
     def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
         """The mean over what people did, in all processes' batches; None where nobody did anything."""
@@ -64,6 +70,9 @@ class RLPD(SAC):
         began = human
         if self._horizon > 1:
             began, actions = human[:, 0], actions.view(len(actions), self._horizon, -1)
+        if self._config.graphs:  # by a mask: whether there are any is not to be asked
+            people = human & began[:, None] if self._horizon > 1 else human
+            return weight * policy.imitation_loss(features, actions, people, generator=self._generator)
         if self._spread.alone:
             if not human.any():
                 return None

@@ -8,6 +8,7 @@ alpha holds the entropy where it should be
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
@@ -16,10 +17,13 @@ from pydantic import Field
 from torch import Tensor
 
 from dovetail.core.errors import UsageError
+from dovetail.learn.adam import Adam
 from dovetail.learn.algorithms._grasp import GraspCritic
 from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig
 from dovetail.learn.batches import side
 from dovetail.learn.device import device_of
+from dovetail.learn.finite import SkippedUpdate
+from dovetail.learn.graphs import Graphs, told
 from dovetail.learn.spread import Spread
 from dovetail.policies.encoders import random_shift
 from dovetail.policies.grasping import Grasping
@@ -32,6 +36,8 @@ class SeeingConfig(SoftConfig):
     random_shift: int | None = Field(default=None, ge=0)
     """Pixels by which the images of a batch are moved at random, each way (DrQ); 0: not at all. None: 4, where an encoder
     of images learns. Not with what a frozen encoder gave: that cannot be moved any more."""
+    graphs: bool = False
+    """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
     switch_penalty: float = Field(default=0.02, ge=0.0)
     """Of a discrete gripper (policy.gripper): what closing or opening it costs, lest it flutter."""
 
@@ -75,8 +81,10 @@ class SAC(SoftActorCritic):
         if isinstance(policy, Grasping) and policy.grasp is not None:
             self._grasp = GraspCritic(policy, policy.spec, penalty=config.switch_penalty)
             self._modules["grasp_target"] = self._grasp.target
-            self._optimizers["grasp"] = torch.optim.Adam(policy.grasp.parameters(), lr=config.lr, fused=True)
+            self._optimizers["grasp"] = Adam(list(policy.grasp.parameters()), lr=config.lr)
         self._shift = _shift(config, policy)
+        self._seeing = config
+        self._graphs: Graphs | None = None
 
     @staticmethod
     def _usual_entropy(policy: TrainablePolicy) -> float:
@@ -92,13 +100,51 @@ class SAC(SoftActorCritic):
         with torch.no_grad():
             next_features = self._policy.features(self._shifted(side(batch, "next")), encoder=self._target_encoder)
         actions, human = self._executed(batch), batch["human"]
-        seen_actions = actions if self._grasp is None else self._grasp.others(actions)
-        metrics = self._update_critic(features, seen_actions, batch["reward"], batch["discount"], next_features)
+        metrics: dict[str, Tensor | float] = {}
+        seen_actions = actions
         if self._grasp is not None:
+            seen_actions = self._grasp.others(actions)
             metrics |= self._update_grasp(self._grasp, features.detach(), actions, next_features, batch)
-        if self._actor_is_due():
-            if self._horizon > 1:  # up to the end, and to where a person handed back
-                human = (human & batch["action/mask"]).cumprod(1).bool()
+        if self._horizon > 1:  # up to the end, and to where a person handed back
+            human = (human & batch["action/mask"]).cumprod(1).bool()
+        rows = (features, seen_actions, batch["reward"], batch["discount"], next_features, actions, human)
+        facts = told({**self.learn(rows), **metrics})
+        if self._graphs is not None and not all(map(math.isfinite, facts.values())):
+            raise SkippedUpdate(f"of {', '.join(n for n, v in facts.items() if not math.isfinite(v))}, not finite")
+        return facts
+
+    def learn(self, rows: tuple[Tensor, ...]) -> Mapping[str, Tensor | float]:
+        """An update given features and actions: kernel by kernel, or replayed."""
+        if not self._seeing.graphs:
+            return self._learn(*rows)
+        if self._graphs is None:
+            if self._generator.device.type != "cuda" or rows[0].requires_grad:
+                raise UsageError(
+                    "algorithm.graphs are CUDA's, of policies whose encoder does not learn: leave it out, or set the device"
+                )
+            self._graphs = Graphs(self._generator)
+        return self._graphs(self._learn, *rows, variant=self._actor_is_due())
+
+    @property
+    def _replays(self) -> bool:
+        return self._seeing.graphs
+
+    def _learn(
+        self,
+        features: Tensor,
+        seen_actions: Tensor,
+        rewards: Tensor,
+        discounts: Tensor,
+        next_features: Tensor,
+        actions: Tensor,
+        human: Tensor,
+        *,
+        variant: bool | None = None,
+    ) -> dict[str, Tensor | float]:
+        """One step of the critic and, in the `variant` with it, one of the actor; None: where it is due."""
+        metrics: dict[str, Tensor | float] = {}
+        metrics |= self._update_critic(features, seen_actions, rewards, discounts, next_features)
+        if self._actor_is_due() if variant is None else variant:
             metrics |= self._update_actor(features.detach(), actions, human=human)
         return metrics
 
@@ -119,7 +165,7 @@ class SAC(SoftActorCritic):
 
     def _update_critic(
         self, features: Tensor, actions: Tensor, rewards: Tensor, discounts: Tensor, next_features: Tensor
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         with torch.no_grad():
             next_actions, next_log_prob = self._policy.sample(next_features, generator=self._generator)
         targets = self._targets(rewards, discounts, next_features, next_actions, next_log_prob)
@@ -132,7 +178,7 @@ class SAC(SoftActorCritic):
         actions: Tensor,
         next_features: Tensor,
         batch: Mapping[str, Tensor],
-    ) -> dict[str, float]:
+    ) -> dict[str, Tensor]:
         targets, same = grasp.targets(batch, actions, next_features, self._soft.target_range)
         loss = grasp.loss(features, targets, same)
         weight = self._clone_weight
@@ -142,11 +188,11 @@ class SAC(SoftActorCritic):
         self._step(loss, {"grasp": parameters})
         with torch.no_grad():
             torch._foreach_lerp_(list(grasp.target.parameters()), parameters, self._soft.tau)
-        return {"grasp_loss": loss.item()}
+        return {"grasp_loss": loss.detach()}
 
-    def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, float]:
+    def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, Tensor | float]:
         new_actions, log_prob = self._policy.sample(features, generator=self._generator)
-        value = self._value(self._critic(torch.cat((features, new_actions), 1)))
+        value = self._judged(self._critic, features, new_actions)
         return self._climb(value, log_prob, extra_loss=self._extra_loss(features, actions, human))
 
     def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:

@@ -1,0 +1,93 @@
+"""RLPD's updates a second on a GPU: kernel by kernel, compiled, as CUDA graphs, and with critics one by one.
+
+python -m dovetail.bench.learn_speed_gpu [--quick]     rows as JSON lines
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Generator, Iterator
+
+import torch
+from torch import Tensor
+
+from dovetail.bench._learn_ours import loop_critics, make_batch, make_rlpd
+from dovetail.bench.rows import Row, at_least
+from dovetail.learn.algorithms.rlpd import RLPD
+
+__all__ = ["bench"]
+
+_HIDDEN, _BATCH, _CRITICS = (256, 256), 256, 10
+_WHAT = f"GPU, RLPD, {_CRITICS} critics, state"
+
+
+def bench(*, quick: bool) -> Iterator[Row]:
+    if not torch.cuda.is_available():
+        return
+    device, num = torch.device("cuda"), 50 if quick else 500
+    batch = {name: values.to(device) for name, values in make_batch(_BATCH).items()}
+    ways: dict[str, RLPD] = {name: _made(device, name) for name in ("eager", "a loop over critics", "CUDA graphs")}
+    yield Row(name=f"{_WHAT}: {torch.cuda.get_device_name()}, torch", value=float(_version()), unit="version")
+    speeds: dict[str, float] = {}
+    for name, algorithm in ways.items():
+        speeds[name] = yield from _measured(name, algorithm, batch, num)
+    start_s = time.perf_counter()
+    compiled = _made(device, "torch.compile")
+    for module in (compiled._critic, compiled._target, *compiled._policy.components.values()):
+        module.compile()
+    _updates(compiled, batch, 3)
+    yield Row(name=f"{_WHAT}: compiling", value=time.perf_counter() - start_s, unit="s")
+    yield from _measured("torch.compile", compiled, batch, num)
+    times = speeds["eager"] / speeds["a loop over critics"]
+    yield at_least(f"{_WHAT}: times a loop over critics", times, "x", 3.0, baseline="a loop", ratio=times)
+    best = max(speeds.values())
+    yield at_least(f"{_WHAT}: the fastest", best, "updates/s", 1000.0)
+
+
+def _version() -> str:
+    return ".".join(torch.__version__.split("+")[0].split(".")[:2])
+
+
+def _made(device: torch.device, name: str) -> RLPD:
+    graphs = name == "CUDA graphs"
+    algorithm = make_rlpd(hidden=_HIDDEN, batch_size=_BATCH, critics=_CRITICS, device=device, graphs=graphs)
+    if name == "a loop over critics":
+        loop_critics(algorithm)
+    return algorithm
+
+
+def _updates(algorithm: RLPD, batch: dict[str, Tensor], num: int) -> float:
+    """Seconds that each takes, metrics read at every one as a learner does."""
+    torch.cuda.synchronize()
+    start_s = time.perf_counter()
+    for _ in range(num):
+        algorithm.update(batch)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start_s) / num
+
+
+def _measured(name: str, algorithm: RLPD, batch: dict[str, Tensor], num: int) -> Generator[Row, None, float]:
+    """Yields rows, returns updates a second."""
+    _updates(algorithm, batch, 10)
+    seconds = statistics.median(_updates(algorithm, batch, num // 5) for _ in range(5))
+    yield Row(name=f"{_WHAT}: {name}", value=1.0 / seconds, unit="updates/s")
+    busy = _kernel_seconds(lambda: _updates(algorithm, batch, 10)) / 10
+    yield Row(name=f"{_WHAT}: {name}, the GPU idle", value=100 * max(0.0, 1.0 - busy / seconds), unit="%")
+    return 1.0 / seconds
+
+
+def _kernel_seconds(run: Callable[[], object]) -> float:
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        run()
+    return float(1e-6 * sum(event.self_device_time_total for event in profiled.key_averages()))
+
+
+if __name__ == "__main__":
+    for row in bench(quick="--quick" in sys.argv):
+        sys.stdout.write(json.dumps(row.to_json()) + "\n")
+        sys.stdout.flush()

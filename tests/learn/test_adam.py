@@ -1,0 +1,33 @@
+"""Adam without ceremony, against torch's own."""
+
+import copy
+
+import torch
+
+from dovetail.learn.adam import Adam, clip_
+
+
+def test_the_same_steps_as_torchs_and_the_same_state():
+    torch.manual_seed(0)
+    ours = [torch.randn(3, 2, requires_grad=True), torch.randn(4, requires_grad=True)]
+    theirs = copy.deepcopy(ours)
+    one, other = Adam(ours, lr=1e-2), torch.optim.Adam(theirs, lr=1e-2, fused=True)
+    for _ in range(5):
+        gradients = [torch.randn_like(p) for p in ours]
+        for parameter, gradient in zip(theirs, gradients, strict=True):
+            parameter.grad = gradient.clone()
+        one.descend(gradients)
+        other.step()
+        one.load_state_dict(copy.deepcopy(one.state_dict()))  # goes on from a copy of its state
+    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    for mine, its in zip(one.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True):
+        assert mine.keys() == its.keys()
+        assert all(torch.equal(mine[slot], its[slot]) for slot in mine)
+
+
+def test_clipping_by_hand():
+    gradients = [torch.tensor([3.0]), torch.tensor([0.0, 4.0])]
+    assert clip_(gradients, 10.0) == 5.0
+    assert gradients[0] == 3.0  # shorter than that: as it was
+    assert clip_(gradients, 1.0) == 5.0
+    torch.testing.assert_close(gradients[1], torch.tensor([0.0, 0.8]))

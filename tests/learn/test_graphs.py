@@ -1,0 +1,52 @@
+"""CUDA graphs of updates, and metrics told at once."""
+
+import pytest
+import torch
+
+from dovetail.bench._learn_ours import make_batch, make_rlpd
+from dovetail.core.errors import UsageError
+from dovetail.learn.graphs import Graphs, told
+
+
+def rows_of(batch):
+    names = ("observation/state", "action", "reward", "discount", "next/state", "action", "human")
+    return tuple(batch[name] for name in names)
+
+
+def test_metrics_are_told_as_numbers_in_their_order():
+    metrics = told({"a": torch.tensor(1.5, requires_grad=True), "b": 2.0, "c": torch.tensor(3.0)})
+    assert metrics == {"a": 1.5, "b": 2.0, "c": 3.0}
+    assert list(metrics) == ["a", "b", "c"]
+    assert all(type(value) is float for value in metrics.values())
+
+
+def test_graphs_without_a_gpu_are_refused():
+    with pytest.raises(UsageError, match=r"algorithm\.graphs are CUDA's"):
+        make_rlpd(hidden=(8, 8), batch_size=4, critics=3, graphs=True).update(make_batch(4))
+    with pytest.raises(ValueError, match="generator"):
+        Graphs(torch.Generator())
+
+
+def test_cloning_by_a_mask_is_cloning_of_the_chosen_rows():
+    algorithm = make_rlpd(hidden=(8, 8), batch_size=8, critics=2)
+    features, actions, *_, human = rows_of(make_batch(8))
+    assert 0 < human.sum() < 8
+    masked = algorithm._policy.imitation_loss(features, actions, human)
+    chosen = algorithm._policy.imitation_loss(features[human], actions[human])
+    torch.testing.assert_close(masked, chosen)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_replayed_updates_are_those_of_the_kernels_one_by_one():
+    device = torch.device("cuda")
+    batch = {name: values.to(device) for name, values in make_batch(16).items()}
+    found = []
+    for graphs in (False, True):
+        algorithm = make_rlpd(
+            hidden=(16, 16), batch_size=16, critics=5, device=device, actor_every=2, bc_weight=1, graphs=graphs
+        )
+        found.append([dict(algorithm.update(batch)) for _ in range(20)])
+    assert "actor_loss" in found[0][9] and "actor_loss" not in found[0][8]
+    for plain, replayed in zip(*found, strict=True):
+        assert replayed == pytest.approx(plain, rel=1e-3, abs=1e-5)
+    assert found[1][-1] != found[1][-3]  # it goes on learning, and draws anew

@@ -1,0 +1,92 @@
+"""Networks with gradients by hand, against the same ones by autograd."""
+
+import copy
+
+import pytest
+import torch
+from torch.nn import functional
+
+from dovetail.policies.networks import EnsembleMLP, mlp
+
+
+def plain(ensemble, inputs, members=None):
+    """Member by member, by autograd."""
+    rows = []
+    for e in range(ensemble.num_members) if members is None else members:
+        hidden = inputs
+        for i, (weight, bias) in enumerate(zip(ensemble.weights, ensemble.biases, strict=True)):
+            hidden = hidden @ weight[e] + bias[e]
+            if i < len(ensemble.scales):
+                normed = functional.layer_norm(hidden, hidden.shape[-1:])
+                hidden = torch.tanh(normed * ensemble.scales[i][e] + ensemble.shifts[i][e])
+        rows.append(hidden.squeeze(-1))
+    return torch.stack(rows)
+
+
+@pytest.fixture
+def ensemble():
+    torch.manual_seed(0)
+    made = EnsembleMLP((5, 16, 12, 1), num_members=3)
+    with torch.no_grad():  # scales and shifts that a wrong gradient would show in
+        for p in (*made.scales, *made.shifts):
+            p.add_(torch.randn_like(p) * 0.3)
+    return made
+
+
+@pytest.mark.parametrize("members", [None, [2, 0]])
+def test_an_ensemble_and_all_its_gradients(ensemble, members):
+    inputs = torch.randn(7, 5, requires_grad=True)
+    wanted = torch.randn(7)
+    wrt = [inputs, *ensemble.parameters()]
+    asked = None if members is None else torch.tensor(members)
+    found = ensemble(inputs, asked)
+    expected = plain(ensemble, inputs, members)
+    torch.testing.assert_close(found, expected)
+    by_hand = torch.autograd.grad((found - wanted).square().sum(), wrt)
+    by_autograd = torch.autograd.grad((expected - wanted).square().sum(), wrt)
+    for one, other in zip(by_hand, by_autograd, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_gradients_pass_through_a_frozen_one(ensemble):
+    inputs = torch.randn(7, 5, requires_grad=True)
+    ensemble.requires_grad_(False)
+    (found,) = torch.autograd.grad(ensemble(inputs).mean(), inputs)
+    (expected,) = torch.autograd.grad(plain(ensemble, inputs).mean(), inputs)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_out", [1, 4])
+def test_an_mlp_and_all_its_gradients(num_out):
+    torch.manual_seed(0)
+    network = mlp((5, 16, 12, num_out))
+    inputs = torch.randn(7, 5, requires_grad=True)
+    wrt = [inputs, *network.parameters()]
+    found, expected = network(inputs), torch.nn.Sequential.forward(network, inputs)
+    torch.testing.assert_close(found, expected)
+    by_hand = torch.autograd.grad(found.square().sum(), wrt)
+    by_autograd = torch.autograd.grad(expected.square().sum(), wrt)
+    for one, other in zip(by_hand, by_autograd, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_a_copy_and_new_storage_are_seen(ensemble):
+    """Trap: views kept from before a copy, a load or a move would go on showing the old weights."""
+    inputs = torch.randn(7, 5)
+    before = ensemble(inputs).detach()
+    other = copy.deepcopy(ensemble)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.data = p * 2.0  # as a move to another device does: the parameter stays, its memory does not
+    torch.testing.assert_close(other(inputs), plain(other, inputs))
+    torch.testing.assert_close(ensemble(inputs), before)
+    ensemble.load_state_dict(other.state_dict())
+    torch.testing.assert_close(ensemble(inputs), other(inputs))
+
+
+def test_other_precisions_and_shapes_go_torchs_way():
+    network = mlp((3, 4, 2)).double()
+    assert network(torch.randn(5, 3, dtype=torch.float64)).dtype == torch.float64
+    assert mlp((3, 4, 2))(torch.randn(2, 5, 3)).shape == (2, 5, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert EnsembleMLP((3, 4, 1), num_members=2)(torch.randn(5, 3)).dtype == torch.bfloat16
