@@ -30,7 +30,7 @@ __all__ = ["bench"]
 
 RECIPE = "push-cube-ppo"
 POLICY = "policy.type=dovetail.bench._slow_actor_critic:SlowActorCritic"
-NUM_ENVS = (4, 16)
+NUM_ENVS = (16, 4)
 SEEDS = (0, 1, 2)
 _ACT_S = 0.03  # of one inference, be it of one world or of all
 _SOLVED, _WINDOW = 0.95, 100
