@@ -30,11 +30,18 @@ __all__ = ["bench"]
 
 RECIPE = "push-cube-ppo"
 POLICY = "policy.type=dovetail.bench._slow_actor_critic:SlowActorCritic"
-NUM_ENVS = (4, 16)
+NUM_ENVS = (16, 4)
 SEEDS = (0, 1, 2)
 _ACT_S = 0.03  # of one inference, be it of one world or of all
 _SOLVED, _WINDOW = 0.95, 100
-_SHORT = ("run.demos=0", "run.eval_episodes=1", "run.stop_when_solved=null")
+_PACED = (  # all updates alike, so that the bound is one
+    "algorithm.target_kl=null",
+    "algorithm.adapt_lr=false",
+    "algorithm.batch_size=128",
+    "run.demos=0",
+    "run.eval_episodes=1",
+    "run.stop_when_solved=null",
+)
 _CALIBRATION_ROLLOUTS = 4
 _PACE_STEPS = 1024  # of a rollout, where only its pace is asked for
 
@@ -68,11 +75,7 @@ def _paces(shards: Shards, num_envs: int, waits: dict[str, float], *, num_rollou
     """Seconds per rollout."""
     found = {}
     for mode in ("sync", "async"):
-        settings = [
-            *_settings(num_envs, mode, waits),
-            *_SHORT,
-            f"algorithm.rollout_steps={_PACE_STEPS // num_envs}",
-        ]
+        settings = [*_settings(num_envs, mode, waits), *_paced(num_envs)]
         settings += ["run.seed=0", f"run.env_steps={num_rollouts * _PACE_STEPS}"]
         found[mode], _ = _run(shards, f"ppo-{num_envs}-{mode}-pace-{num_rollouts}", settings)
         yield Row(
@@ -146,6 +149,10 @@ def _settings(num_envs: int, mode: str, waits: dict[str, float]) -> list[str]:
     ]
 
 
+def _paced(num_envs: int) -> list[str]:
+    return [*_PACED, f"algorithm.rollout_steps={_PACE_STEPS // num_envs}"]
+
+
 def _policy_settings() -> dict[str, str]:
     """What the recipe says of its policy: a section of another type starts from its defaults."""
     policy = load([RECIPE]).policy
@@ -204,8 +211,7 @@ def _waits(shards: Shards, num_envs: int) -> dict[str, float]:
 
 def _calibrate(num_envs: int) -> dict[str, float]:
     waits = {"act_s": _ACT_S, "learn_s": 0.0}
-    settings = [*_settings(num_envs, "sync", waits), f"algorithm.rollout_steps={_PACE_STEPS // num_envs}"]
-    config = load([RECIPE], [*settings, "run.seed=100"])
+    config = load([RECIPE], [*_settings(num_envs, "sync", waits), *_paced(num_envs), "run.seed=100"])
     station = build_station(config)
     try:
         policy = station.trainable()
