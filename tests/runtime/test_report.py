@@ -152,6 +152,8 @@ def test_figures_of_a_whole_run(run: Run) -> None:
         assert found.pop(name) == Rate(successes=successes, episodes=episodes).to_json()
     assert found == {
         "verdict": "peg_insertion: 53 % → 99 % in 0.1 robot minutes",
+        "phase_s": {},
+        "scheduled": [],
         "task": "peg_insertion",
         "seed": 0,
         "config_hash": run.folder.config_hash,

@@ -145,7 +145,7 @@ class MobileNetV2(Backbone):
         return MobileNetV2()
 
     def normalise(self, images: Tensor) -> Tensor:
-        mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (_MEAN, _STD))
+        mean, std = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in (_MEAN, _STD))
         return (images - mean) / std
 
 

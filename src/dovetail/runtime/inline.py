@@ -173,7 +173,11 @@ class InlineRun:
             yield algorithm
             return
         group = RankGroup(
-            folder.path, size=config.learner.ranks, robot=self._station.robot.spec, replay=folder.replay
+            folder.path,
+            size=config.learner.ranks,
+            robot=self._station.robot.spec,
+            replay=folder.replay,
+            replayed=self._experience.as_replayed(self._station.robot.spec),
         )
         try:
             yield group.lead(algorithm, config)
@@ -189,7 +193,9 @@ class InlineRun:
         try:
             num_updates = config.learner.warmup_updates if self._demos else 0
             status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
-            learner.warm_up(num_updates, on_update=self._updated)
+            if learner.num_warmup_updates < num_updates:
+                learner.warm_up(num_updates, on_update=self._updated)
+                self._save(learner)  # on demonstrations alone: not to be done again once there is more in replay
             self._learn_online(learner)
         finally:
             if learner.healthy:  # otherwise the last good checkpoint stays

@@ -66,9 +66,12 @@ def check_ranks(config: RunConfig, algorithm: Algorithm) -> None:
 
 
 class RankGroup:
-    """The other ranks, as rank 0 has them. `folder` is the run's, which they read their config from."""
+    """The other ranks, as rank 0 has them. `folder` is the run's, which they read their config from; `replayed` is what
+    the replay keeps of a robot, where that is not what it gives."""
 
-    def __init__(self, folder: Path, *, size: int, robot: RobotSpec, replay: Path) -> None:
+    def __init__(
+        self, folder: Path, *, size: int, robot: RobotSpec, replay: Path, replayed: RobotSpec | None = None
+    ) -> None:
         self.size = size
         self._meeting = tempfile.TemporaryDirectory(prefix="dovetail-ranks-")
         self._frames: list[Frames] = []
@@ -76,6 +79,7 @@ class RankGroup:
         orders: dict[str, Any] = {
             "folder": str(folder),
             "robot": robot.to_json(),
+            "replayed": (replayed or robot).to_json(),
             "replay": str(replay),
             "size": size,
             "meeting": str(Path(self._meeting.name) / "store"),
@@ -246,7 +250,12 @@ def _follow(frames: Frames) -> None:
     share = Spread(rank=rank, size=size)
     request = _shared(algorithm.wants, share)
     batches = Batches(
-        request=request, robot=robot, replay=replay, rng=stream(0, "none"), device=device, num_ahead=0
+        request=request,
+        robot=RobotSpec.from_json(orders["replayed"]),
+        replay=replay,
+        rng=stream(0, "none"),
+        device=device,
+        num_ahead=0,
     )
     frames.send({"ready": True}, {})
     _join(config, orders["meeting"], rank=rank, size=size)

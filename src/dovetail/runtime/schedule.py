@@ -53,7 +53,7 @@ class Schedule:
         """What tells the best checkpoint where nothing is evaluated: unassisted success in the latest episodes."""
         if self._every is not None or len(status.recent_success) < RECENT:
             return None
-        return status.unassisted_rate(RECENT)
+        return float(status.unassisted_rate(RECENT))
 
 
 def scheduled_evaluations(folder: RunFolder) -> list[tuple[float, int, Rate]]:
