@@ -5,13 +5,9 @@ import pytest
 import torch
 from each_algorithm import algorithms, batch_for
 
-from dovetail.config.load import load
 from dovetail.core.types import ActContext
 from dovetail.learn.learner import Learner
 from dovetail.learn.precision import compute_in_bf16
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.inline import InlineRun
-from toy_run import TOY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -73,32 +69,3 @@ def test_a_learner_prefetches_onto_it(robot, replay):
         algorithm=algorithm, replay=replay, robot=robot, rng=np.random.default_rng(0), device="cuda", num_ahead=2
     )
     assert np.isfinite(learner.step(env_steps=20)["critic_loss"])
-
-
-@pytest.mark.parametrize("overrides", [(), ("learner.precision=bf16",)])
-def test_a_whole_run(tmp_path, overrides):
-    path = tmp_path / "toy.yaml"
-    path.write_text(TOY)
-    run = InlineRun(RunFolder.create(tmp_path / "a", load([path], ["device=auto", *overrides])))
-    run.run()
-    assert run.status.rates["after"].episodes == 4
-    assert next(iter(run._policy.components.values()))[0].weight.is_cuda
-    InlineRun(RunFolder.open(tmp_path / "a")).run()
-
-
-PRACTICE = """
-task: {type: "dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
-robot: {type: "dovetail.testing.fakes:FakeArm"}
-policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [16, 16], value_hidden: [16, 16]}
-algorithm: {type: ppo, num_envs: 2, rollout_steps: 32, num_epochs: 2, batch_size: 32}
-run: {demos: 0, env_steps: 256, eval_episodes: 2, untrained_episodes: 0}
-device: cuda
-"""
-
-
-def test_a_whole_run_of_practice(tmp_path):
-    path = tmp_path / "practice.yaml"
-    path.write_text(PRACTICE)
-    run = InlineRun(RunFolder.create(tmp_path / "a", load([path])))
-    run.run()
-    assert run.status.updates == 4
