@@ -168,7 +168,6 @@ def _reconstructed(state, shape=(0,)):
         np.array(["text"]),
         np.array([1j]),
     ],
-    ids=str,
 )
 def test_arrays_are_no_larger_than_their_data(thing):
     with pytest.raises(StoreError, match=r"array|print|bytes"):

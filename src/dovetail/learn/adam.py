@@ -48,7 +48,8 @@ class Adam(torch.optim.Adam):
             lists = [[some[i] for i in here] for some in lists]
         parameters, averages, squares, steps = lists
         beta1, beta2 = group["betas"]
-        torch._foreach_add_(steps, self._one if bad is None else self._one - bad)
+        # one for each: given a single tensor, a GPU would be asked what it holds
+        torch._foreach_add_(steps, [self._one if bad is None else self._one - bad] * len(steps))
         torch._fused_adam_(
             parameters,
             given,

@@ -51,6 +51,7 @@ class NetworkPolicy(ABC):
         self._encoder = nn.ModuleDict()  # of what is seen, as far as that is learned
         self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
         self._normalizer = Normalizer({key: s.shape[0] for key, s in spec.observation.items() if not s.is_image})
+        self._limits: dict[torch.device, Tensor] = {}
         self._version = 0
         self._device = torch.device("cpu")
 
@@ -161,8 +162,14 @@ class NetworkPolicy(ABC):
         return to_numpy(self._frozen(torch.tensor(frames, device=self._device)))
 
     def normalize_actions(self, actions: Tensor) -> Tensor:
-        center, scale = (torch.from_numpy(limit).to(actions.device) for limit in (self._center, self._scale))
-        return ((actions - center) / scale).clamp(-1.0, 1.0)
+        device = actions.device
+        if device not in self._limits:  # copied to a GPU once
+            self._limits[device] = torch.stack((torch.from_numpy(self._center), torch.from_numpy(self._scale))).to(
+                device
+            )
+        center, scale = self._limits[device]
+        normalized: Tensor = ((actions - center) / scale).clamp(-1.0, 1.0)
+        return normalized
 
     def _chunk(self, normalized: Tensor) -> ActionChunk:
         """Normalised actions [B, H, A] in the robot's own units."""

@@ -58,9 +58,8 @@ class RLPD(SAC):
 
     @property
     def _replays(self) -> bool:
-        return (
-            self._config.graphs and self._num_updates + 1 >= self._config.climb_from
-        )  # what is replayed stays the same
+        # what is replayed stays the same
+        return self._config.graphs and self._num_updates + 1 >= self._config.climb_from
 
     def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
         """The mean over what people did, in all processes' batches; None where nobody did anything."""

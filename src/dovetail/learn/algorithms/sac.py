@@ -17,6 +17,7 @@ from pydantic import Field
 from torch import Tensor
 
 from dovetail.core.errors import UsageError
+from dovetail.core.types import Array
 from dovetail.learn.adam import Adam
 from dovetail.learn.algorithms._grasp import GraspCritic
 from dovetail.learn.algorithms._soft import SoftActorCritic, SoftConfig
@@ -96,6 +97,37 @@ class SAC(SoftActorCritic):
         super().spread(spread)
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        if not self._replays:
+            return told(self._learn(batch))
+        facts = self._replayed({name: batch[name] for name in batch.keys()})  # noqa: SIM118 - a TensorDict is no dict
+        if not all(map(math.isfinite, facts.values())):
+            raise SkippedUpdate(f"of {', '.join(n for n, v in facts.items() if not math.isfinite(v))}, not finite")
+        return facts
+
+    def _replayed(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        if self._graphs is None:
+            if (
+                self._generator.device.type != "cuda"
+                or self._target_encoder is not None
+                or self._grasp is not None
+            ):
+                raise UsageError(
+                    "algorithm.graphs are CUDA's, of policies without an encoder that learns or a discrete gripper: leave "
+                    "it out, or set the device"
+                )
+            self._graphs = Graphs(self._generator)
+        return self._graphs(self._learn, batch, variant=self._actor_is_due())
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        super().load_state_dict(state)
+        self._graphs = None  # what was captured may read statistics that are no more
+
+    @property
+    def _replays(self) -> bool:
+        return self._seeing.graphs
+
+    def _learn(self, batch: Mapping[str, Tensor], *, variant: bool | None = None) -> dict[str, Tensor | float]:
+        """One step of the critic and, in the `variant` with it, one of the actor; None: where it is due."""
         features = self._policy.features(self._shifted(side(batch, "observation")))
         with torch.no_grad():
             next_features = self._policy.features(self._shifted(side(batch, "next")), encoder=self._target_encoder)
@@ -105,46 +137,10 @@ class SAC(SoftActorCritic):
         if self._grasp is not None:
             seen_actions = self._grasp.others(actions)
             metrics |= self._update_grasp(self._grasp, features.detach(), actions, next_features, batch)
-        if self._horizon > 1:  # up to the end, and to where a person handed back
-            human = (human & batch["action/mask"]).cumprod(1).bool()
-        rows = (features, seen_actions, batch["reward"], batch["discount"], next_features, actions, human)
-        facts = told({**self.learn(rows), **metrics})
-        if self._graphs is not None and not all(map(math.isfinite, facts.values())):
-            raise SkippedUpdate(f"of {', '.join(n for n, v in facts.items() if not math.isfinite(v))}, not finite")
-        return facts
-
-    def learn(self, rows: tuple[Tensor, ...]) -> Mapping[str, Tensor | float]:
-        """An update given features and actions: kernel by kernel, or replayed."""
-        if not self._seeing.graphs:
-            return self._learn(*rows)
-        if self._graphs is None:
-            if self._generator.device.type != "cuda" or rows[0].requires_grad:
-                raise UsageError(
-                    "algorithm.graphs are CUDA's, of policies whose encoder does not learn: leave it out, or set the device"
-                )
-            self._graphs = Graphs(self._generator)
-        return self._graphs(self._learn, *rows, variant=self._actor_is_due())
-
-    @property
-    def _replays(self) -> bool:
-        return self._seeing.graphs
-
-    def _learn(
-        self,
-        features: Tensor,
-        seen_actions: Tensor,
-        rewards: Tensor,
-        discounts: Tensor,
-        next_features: Tensor,
-        actions: Tensor,
-        human: Tensor,
-        *,
-        variant: bool | None = None,
-    ) -> dict[str, Tensor | float]:
-        """One step of the critic and, in the `variant` with it, one of the actor; None: where it is due."""
-        metrics: dict[str, Tensor | float] = {}
-        metrics |= self._update_critic(features, seen_actions, rewards, discounts, next_features)
+        metrics |= self._update_critic(features, seen_actions, batch["reward"], batch["discount"], next_features)
         if self._actor_is_due() if variant is None else variant:
+            if self._horizon > 1:  # up to the end, and to where a person handed back
+                human = (human & batch["action/mask"]).cumprod(1).bool()
             metrics |= self._update_actor(features.detach(), actions, human=human)
         return metrics
 
