@@ -23,6 +23,8 @@ def test_metrics_are_told_as_numbers_in_their_order():
 def test_graphs_without_a_gpu_are_refused():
     with pytest.raises(UsageError, match=r"algorithm\.graphs are CUDA's"):
         make_rlpd(hidden=(8, 8), batch_size=4, critics=3, graphs=True).update(make_batch(4))
+    with pytest.raises(UsageError, match=r"algorithm\.compiled is for a GPU"):
+        make_rlpd(hidden=(8, 8), batch_size=4, critics=3, compiled=True)
     with pytest.raises(ValueError, match="generator"):
         Graphs(torch.Generator())
 

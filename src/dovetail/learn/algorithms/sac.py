@@ -39,6 +39,8 @@ class SeeingConfig(SoftConfig):
     of images learns. Not with what a frozen encoder gave: that cannot be moved any more."""
     graphs: bool = False
     """On a GPU: replay each update as one CUDA graph instead of launching its kernels one by one."""
+    compiled: bool = False
+    """On a GPU: have torch.compile make fewer kernels of the networks, which takes it some seconds at the start."""
     switch_penalty: float = Field(default=0.02, ge=0.0)
     """Of a discrete gripper (policy.gripper): what closing or opening it costs, lest it flutter."""
 
@@ -86,6 +88,11 @@ class SAC(SoftActorCritic):
         self._shift = _shift(config, policy)
         self._seeing = config
         self._graphs: Graphs | None = None
+        if config.compiled:
+            if self._device.type != "cuda":
+                raise UsageError("algorithm.compiled is for a GPU: leave it out, or set the device")
+            for module in (self._critic, self._target, *policy.components.values()):
+                module.compile()
 
     @staticmethod
     def _usual_entropy(policy: TrainablePolicy) -> float:
