@@ -174,3 +174,29 @@ def test_eval_with_other_settings(cli: Cli, finished: Path) -> None:
     refused = cli("eval", "done", "actor.type=rtc", "--episodes", "1")
     assert refused.code == 2
     assert "gives one action at a time" in refused.line
+
+
+def test_train_learns_from_demonstrations_alone(cli: Cli, toy: str) -> None:
+    result = cli("train", toy, "algorithm={type: imitation, batch_size: 16}", "--name", "cloned")
+    assert result.code == 0, result.err
+    folder = Path("runs/cloned")
+    found = json.loads((folder / "report.json").read_text("utf-8"))
+    assert found["env_steps"] == 0
+    assert found["success_after"]["episodes"] == 2
+    assert (folder / "checkpoints" / "last" / "manifest.json").exists()
+    assert cli("eval", "cloned", "--episodes", "1").code == 0
+
+
+def test_train_may_leave_the_robot_alone(cli: Cli, toy: str) -> None:
+    assert cli("collect", toy, "--name", "shown").code == 0
+    num_episodes = len(list(Path("runs/shown/episodes").glob("2*")))
+    result = cli("train", "--resume", "shown", "--no-eval")
+    assert result.code == 0, result.err
+    assert "dovetail eval" in result.out
+    assert len(list(Path("runs/shown/episodes").glob("2*"))) == num_episodes
+    assert list(Path("runs/shown/weights").glob("v*.json"))
+
+
+def test_practice_cannot_be_offline(cli: Cli, toy: str) -> None:
+    ppo = ("policy={type: actor_critic, hidden: [8]}", "algorithm=ppo", "operator=none")
+    assert "learns by practice alone: use `dovetail run`" in cli("train", toy, *ppo).line

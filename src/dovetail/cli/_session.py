@@ -26,7 +26,7 @@ from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.runtime.onpolicy import check_practice
 from dovetail.runtime.ranks import check_ranks
 
-__all__ = ["Request", "check_fits", "collect", "run", "shown"]
+__all__ = ["Request", "check_fits", "collect", "run", "shown", "train"]
 
 STOPPED = 130
 
@@ -47,6 +47,16 @@ class Request:
 
 def run(request: Request) -> int:
     return _work(request, lambda inline, _: inline.run(), _report.show, again="run")
+
+
+def train(request: Request, *, evaluate: bool) -> int:
+    finish = _report.show if evaluate else _say_trained
+    return _work(request, lambda inline, _: inline.train(evaluate=evaluate), finish, again="train")
+
+
+def _say_trained(folder: RunFolder) -> None:
+    say(f"trained weights in {folder.weights}")
+    say(f"see what they can do: dovetail eval {folder.path}")
 
 
 def collect(request: Request, *, num_demos: int | None) -> int:

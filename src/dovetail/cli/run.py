@@ -1,4 +1,4 @@
-"""`run`, `collect` and `eval`: what makes a robot move."""
+"""`run`, `collect`, `train` and `eval`: what makes a robot move."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 def register(app: typer.Typer) -> None:
     app.command(epilog="Example: dovetail run peg-insertion run.seed=3 --name first-try")(run)
     app.command(epilog="Example: dovetail collect pick-place --demos 50")(collect)
+    app.command(epilog="Example: dovetail train pick-place-rtc learner.warmup_updates=10000")(train)
     app.command("eval", epilog="Example: dovetail eval first-try --episodes 200")(evaluate)
 
 
@@ -96,6 +97,40 @@ def collect(
         quiet=quiet,
     )
     raise typer.Exit(_session.collect(request, num_demos=demos))
+
+
+def train(
+    arguments: Arguments = None,
+    evaluation: Annotated[
+        bool, typer.Option("--eval/--no-eval", help="Have the robot show what was learned, at the end.")
+    ] = True,
+    name: Name = None,
+    resume: Resume = False,
+    runs_dir: RunsDir = RUNS_DIR,
+    viewer: Viewer = False,
+    realtime: Realtime = False,
+    seed: Seed = None,
+    quiet: Quiet = False,
+) -> None:
+    """Learn offline, from demonstrations alone: `learner.warmup_updates` updates of the recipe's algorithm.
+
+    The demonstrations are those of a run (`--resume NAME`, after `dovetail collect` or `dovetail episodes import`); for a
+    new run the expert gives `run.demos` of them first.
+    """
+    with _loading():
+        from dovetail.cli import _session
+
+    request = _session.Request(
+        arguments=tuple(arguments or ()),
+        name=name,
+        resume=resume,
+        runs_dir=runs_dir,
+        seed=seed,
+        viewer=viewer,
+        realtime=realtime,
+        quiet=quiet,
+    )
+    raise typer.Exit(_session.train(request, evaluate=evaluation))
 
 
 def evaluate(

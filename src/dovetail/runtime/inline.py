@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.contracts import Actor, Algorithm
-from dovetail.core.errors import CheckpointError, FailureError
+from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, WeightSnapshot
@@ -87,6 +87,7 @@ class InlineRun:
         self._num_tried_demos = 0
         self._schedule = Schedule(folder)
         self._published = -1  # at so many updates
+        self._evaluates = True
         self._recover()
 
     def run(self) -> None:
@@ -96,6 +97,22 @@ class InlineRun:
             self.collect(run.demos)
             self._clone()
             self._learn()
+            self._evaluate("after", num_episodes=run.eval_episodes)
+        finally:
+            self.close()
+
+    def train(self, *, evaluate: bool = True) -> None:
+        """Offline, from demonstrations alone. Nothing moves but to demonstrate, where nobody has, and to evaluate."""
+        run, self._evaluates = self._config.run, evaluate
+        try:
+            if not self._demos:
+                self.collect(run.demos)
+            if not self._demos:
+                raise UsageError(
+                    "there are no demonstrations to learn from: collect or import some, or set run.demos"
+                )
+            self._clone()
+            self._learn(online=False)
             self._evaluate("after", num_episodes=run.eval_episodes)
         finally:
             self.close()
@@ -149,12 +166,16 @@ class InlineRun:
         if config.learner.start_from == "cloning" and not self._has_checkpoint:
             self._policy.load(self._newest())  # nothing newer is published before the first checkpoint
 
-    def _learn(self) -> None:
+    def _learn(self, *, online: bool = True) -> None:
         if self._known("after"):
             return
         config = self._config
         algorithm = self._station.algorithm(self._policy)
         if isinstance(algorithm, OnPolicyAlgorithm):
+            if not online:
+                raise UsageError(
+                    f"algorithm '{config.algorithm.type}' learns by practice alone: use `dovetail run`"
+                )
             hz = self._station.robot.spec.control_hz
             self._practise(
                 OnPolicy(
@@ -163,7 +184,7 @@ class InlineRun:
             )
             return
         with self._ranks(algorithm) as lead:
-            self._learn_off_policy(self._make_learner(lead, role="learner"))
+            self._learn_off_policy(self._make_learner(lead, role="learner"), online=online)
 
     @contextmanager
     def _ranks(self, algorithm: Algorithm) -> Iterator[Algorithm]:
@@ -184,7 +205,7 @@ class InlineRun:
         finally:
             group.close()
 
-    def _learn_off_policy(self, learner: Learner) -> None:
+    def _learn_off_policy(self, learner: Learner, *, online: bool) -> None:
         config, status = self._config, self.status
         if self._has_checkpoint:
             learner.load_state_dict(self._load_checkpoint())
@@ -196,7 +217,10 @@ class InlineRun:
             if learner.num_warmup_updates < num_updates:
                 learner.warm_up(num_updates, on_update=self._updated)
                 self._save(learner)  # on demonstrations alone: not to be done again once there is more in replay
-            self._learn_online(learner)
+            if online:
+                self._learn_online(learner)
+            else:
+                self._weights.publish(learner.policy_weights())
         finally:
             if learner.healthy:  # otherwise the last good checkpoint stays
                 self._save(learner)
@@ -322,7 +346,7 @@ class InlineRun:
             self._save_best(learner, success=rate.rate, by=f"evaluation {name}")
 
     def _evaluate(self, name: str, *, num_episodes: int) -> Rate | None:
-        if not num_episodes or self._known(name):
+        if not num_episodes or not self._evaluates or self._known(name):
             return None
         self.status.begin(f"evaluating: {name}", num_episodes)
         ids, num_successes = [], 0
