@@ -1,4 +1,4 @@
-"""The shipped PPO recipe on its task, from its start to the end of its budget. Minutes each: `make test-slow`."""
+"""The shipped PPO recipe on its task, to the end of its budget: up to an hour each. Nobody has seen it through yet."""
 
 import pytest
 
@@ -19,6 +19,5 @@ def test_the_recipe_lifts_the_policy_it_starts_from(tmp_path, seed):
     assert report.success_after is not None
     assert report.success_after.episodes == 100
     assert report.success_after.low > before.high
-    assert report.success_after.rate >= 0.95
     assert report.env_steps > 0
     assert report.episodes > 0
