@@ -150,7 +150,7 @@ def _peer_rows(
 ) -> Iterator[Row]:
     case = CASES[0]
     changes = TINY if quick else (f"run.env_steps={round(case.aim_s * HZ)}", "run.eval_episodes=100")
-    config = load([case.recipe], [*changes, f"run.seed={seed}"])
+    config = load([case.recipe], [*case.changes, *changes, f"run.seed={seed}"])
     label = f"SB3 SAC, {reward}" + (", demonstrations in its replay" if with_demos else "")
     file = (
         shards.folder
