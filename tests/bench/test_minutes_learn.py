@@ -11,7 +11,7 @@ from dovetail.bench import learn_minutes
 from dovetail.bench.shards import Shards
 from dovetail.core.stats import Rate
 
-RECIPES = [case.recipe for case in learn_minutes.CASES]
+RECIPES = sorted({case.recipe for case in learn_minutes.CASES})
 
 
 @pytest.mark.slow

@@ -34,13 +34,27 @@ class Case(NamedTuple):
         return self.name or self.recipe
 
 
+# the demo's recipe is settled, for twice the time; these are the charger's settings, which need half of it
+QUICK = (
+    "operator.share=1.0",
+    "operator.fade_minutes=8.0",
+    "operator.patience_steps=5",
+    "algorithm.gamma=0.99",
+    "algorithm.bc_weight=50.0",
+    "algorithm.actor_every=1",
+    "algorithm.actor_after=0",
+    "algorithm.climb_from=3000",
+    "learner.utd=2",
+)
 CASES = (
-    Case("peg-insertion", 300),
+    Case("peg-insertion", 300, QUICK, "peg-insertion-quick"),
     Case("charger", 300),
-    Case("push-cube", 300),
+    Case("push-cube", 300, ("run.demos=20",)),  # the recipe has 40
     Case("cap-tightening", 300),
     Case("pick-place", 600),
     Case("peg-insertion-offset", 1500),
+    Case("peg-insertion", 600, aimed=False),  # as `make demo` runs it
+    Case("peg-insertion-sac", 600, aimed=False),
     Case("peg-insertion-sac-flow", 600, aimed=False),
 )
 EVERY_S = 30  # at most twenty evaluations in a run
@@ -136,7 +150,7 @@ def _peer_rows(
 ) -> Iterator[Row]:
     case = CASES[0]
     changes = TINY if quick else (f"run.env_steps={round(case.aim_s * HZ)}", "run.eval_episodes=100")
-    config = load([case.recipe], [*changes, f"run.seed={seed}"])
+    config = load([case.recipe], [*case.changes, *changes, f"run.seed={seed}"])
     label = f"SB3 SAC, {reward}" + (", demonstrations in its replay" if with_demos else "")
     file = (
         shards.folder
