@@ -160,7 +160,10 @@ def test_bad_override(base: str, override: str, message: str) -> None:
     [
         ("\nlearner:\n  udt: 3\n", "later.yaml:3: unknown key 'learner.udt'. Did you mean 'utd'?"),
         ("plicy: x\n", "later.yaml:1: unknown key 'plicy'. Did you mean 'policy'?"),
-        ("zzz: 1\n", "later.yaml:1: unknown key 'zzz'. Valid: actor, algorithm, device, images, labels, learner, "),
+        (
+            "zzz: 1\n",
+            "later.yaml:1: unknown key 'zzz'. Valid: actor, algorithm, device, images, labels, learner, ",
+        ),
         (
             "task:\n  clearence_mm: 1\n",
             "later.yaml:2: unknown key 'task.clearence_mm'. Did you mean 'clearance_mm'?",

@@ -30,6 +30,7 @@ WINDOWS = [  # gamma is a power of two, so that sums are exact in any precision
     Window(),
     Window(gamma=0.5, num_steps=3, horizon=2, history={"state": 3, "wrist": 2}),
     Window(gamma=0.5, num_steps=2, horizon=5, history={"wrist": 4}),
+    Window(gamma=0.5, num_steps=4, until_taken_over=True),
 ]
 
 
@@ -221,12 +222,14 @@ class Model:
         rewards, discounts = [0.0] * end, [1.0] * end
         if record.labels is not None:
             rewards, discounts = record.labels.rewards.tolist(), record.labels.discounts.tolist()
+        human = episode.column("source") == Source.HUMAN
         reward, weight, after = 0.0, 1.0, min(tick + window.num_steps, end)
+        if window.until_taken_over:
+            after = next((k for k in range(tick + 1, after) if human[k] and not human[k - 1]), after)
         for k in range(tick, after):
             reward += weight * rewards[k]
             weight *= window.gamma * discounts[k]
         ahead = [min(tick + k, end - 1) for k in range(window.horizon)]
-        human = episode.column("source") == Source.HUMAN
         found = {
             "reward": np.float32(reward),
             "discount": np.float32(weight),

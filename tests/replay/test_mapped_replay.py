@@ -55,6 +55,21 @@ def test_next_never_crosses_a_border_and_terminal_steps_are_reached(open_replay:
     np.testing.assert_array_equal(sampled["action"][:, 0], 1000 * state[:, 0] + state[:, 1])
 
 
+def test_what_a_rescue_earned_is_not_the_policys(open_replay: Open) -> None:
+    """Of six steps a person takes 3 and 4, and hands back: returns of three steps, from 0 to 5 on, each worth 1."""
+    replay = open_replay()
+    episode = make_episode(1, 6, human=[3, 4])
+    replay.add(episode, label(episode, reward=1.0, terminal=False))
+    for until_taken_over, ends in ((False, [3, 4, 5, 6, 6, 6]), (True, [3, 3, 3, 6, 6, 6])):
+        sampled = draw(replay, num_steps=3, gamma=0.5, until_taken_over=until_taken_over)
+        tick, after = (sampled[f"{side}/state"][:, 1].astype(int) for side in ("observation", "next"))
+        span = after - tick
+        np.testing.assert_array_equal(after, np.array(ends)[tick])
+        np.testing.assert_array_equal(sampled["discount"], 0.5**span)
+        last = np.where(after == 6, 0.5 ** (span - 1), 0.0)  # which is worth 1 more
+        np.testing.assert_array_equal(sampled["reward"], 2.0 - 0.5 ** (span - 1) + last)
+
+
 def test_views(open_replay: Open) -> None:
     replay = open_replay()
     x5 = dataclasses.replace(ROBOT, name="x5")

@@ -30,7 +30,13 @@ ROBOT = RobotSpec(
 )
 SMALL = {
     "gaussian_mlp": {"hidden": [8]},
-    "flow": {"hidden": 8, "num_layers": 1, "horizon": 2, "encoder": {"features": 4}, "inputs": ["joint_pos", "front"]},
+    "flow": {
+        "hidden": 8,
+        "num_layers": 1,
+        "horizon": 2,
+        "encoder": {"features": 4},
+        "inputs": ["joint_pos", "front"],
+    },
     "flow_actor": {"hidden": 8, "num_layers": 1},
     "steered": {"hidden": 8, "num_layers": 1, "horizon": 2, "steering_hidden": [8]},
     "actor_critic": {"hidden": [8], "value_hidden": [8]},

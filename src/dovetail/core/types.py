@@ -360,13 +360,15 @@ class View:
 class Window:
     """What is gathered around a drawn step, never across its episode's border.
 
-    `num_steps` rewards are added up before the rest is bootstrapped. A `horizon` beyond 1 asks for the actions
+    `num_steps` rewards are added up before the rest is bootstrapped; fewer `until_taken_over`, where a person took over
+    from the policy: what a rescue earned is not the policy's. A `horizon` beyond 1 asks for the actions
     from the step on, [H, A], padded and masked past the end. `history` counts control ticks per observation key,
     the present one included, left-padded and masked.
     """
 
     gamma: float = 1.0
     num_steps: int = 1
+    until_taken_over: bool = False
     horizon: int = 1
     history: Mapping[str, int] = field(default_factory=dict)
 

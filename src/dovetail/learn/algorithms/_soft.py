@@ -51,6 +51,9 @@ class SoftConfig(Config):
     num_steps: int = Field(default=1, ge=1)
     """Rewards added up before the critic's own estimate takes over: more carry a sparse reward back faster. A whole
     chunk at least."""
+    credit_rescues: bool = True
+    """Whether what a person earned after taking over counts for the policy's last steps before it, up to `num_steps`; if
+    not, the critic says what would have come of them."""
     gamma: float = Field(default=0.97, gt=0.0, lt=1.0)
     tau: float = Field(default=0.005, gt=0.0, le=1.0)
     lr: float = Field(default=3e-4, gt=0.0)
@@ -176,6 +179,8 @@ class SoftActorCritic:
             window=Window(
                 gamma=self._soft.gamma,
                 num_steps=max(self._soft.num_steps, self._horizon),
+                # a chunk is judged as a whole, whoever was at it
+                until_taken_over=not self._soft.credit_rescues and self._horizon == 1,
                 horizon=self._horizon,
                 history=spec.history,
             ),
