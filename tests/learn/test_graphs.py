@@ -6,6 +6,7 @@ import torch
 from dovetail.bench._learn_ours import make_batch, make_rlpd
 from dovetail.core.errors import UsageError
 from dovetail.learn.graphs import Graphs, told
+from dovetail.learn.spread import Spread
 
 
 def rows_of(batch):
@@ -22,11 +23,18 @@ def test_metrics_are_told_as_numbers_in_their_order():
 
 def test_graphs_without_a_gpu_are_refused():
     with pytest.raises(UsageError, match=r"algorithm\.graphs are CUDA's"):
-        make_rlpd(hidden=(8, 8), batch_size=4, critics=3, graphs=True).update(make_batch(4))
+        make_rlpd(hidden=(8, 8), batch_size=4, critics=3, graphs=True)
     with pytest.raises(UsageError, match=r"algorithm\.compiled is for a GPU"):
         make_rlpd(hidden=(8, 8), batch_size=4, critics=3, compiled=True)
     with pytest.raises(ValueError, match="generator"):
         Graphs(torch.Generator())
+
+
+def test_graphs_of_several_processes_are_refused():
+    algorithm = make_rlpd(hidden=(8, 8), batch_size=4, critics=3)
+    algorithm._seeing = algorithm._seeing.model_copy(update={"graphs": True})  # as there would be on a GPU
+    with pytest.raises(UsageError, match=r"algorithm\.graphs are of one process"):
+        algorithm.spread(Spread(rank=0, size=2))
 
 
 def test_cloning_by_a_mask_is_cloning_of_the_chosen_rows():

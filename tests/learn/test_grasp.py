@@ -164,6 +164,27 @@ def test_only_rlpd_clones_the_gripper_too(grasps):
     assert cloning > plain
 
 
+def test_a_frozen_one_stays_and_the_arm_learns(grasps):
+    policy = make_policy(components={"grasp": {"frozen": True}})
+    policy.assemble(lambda *_: pytest.fail("there is nothing to read"))
+    algorithm = make(policy, RLPD, bc_weight=1.0, actor_every=1)
+    before = algorithm.policy_weights()
+    metrics = algorithm.update(grasps)
+    assert "actor_loss" in metrics and "grasp_loss" not in metrics
+    after = algorithm.policy_weights()
+    assert all(np.array_equal(before["grasp"][key], after["grasp"][key]) for key in before["grasp"])
+    assert not any("grasp" in key for key in algorithm.state_dict() if not key.startswith("policy/"))
+
+
+def test_what_is_masked_is_not_cloned(grasps):
+    policy, mask = make_policy(), torch.tensor([True, False, True, True])
+    features = policy.features({key: grasps[f"observation/{key}"] for key in ("joint_pos", "gripper")})
+    actions = policy.normalize_actions(grasps["action"])
+    expected = policy.imitation_loss(features[mask], actions[mask])
+    actions[1] = torch.nan  # what Hi-ORS has where nobody knows where the arm came
+    torch.testing.assert_close(policy.imitation_loss(features, actions, mask), expected)
+
+
 def test_without_a_gripper_to_choose_it_is_refused():
     blind = dataclasses.replace(ROBOT, observation={"joint_pos": ROBOT.observation["joint_pos"]})
     with pytest.raises(UsageError, match="needs observation 'gripper' with its 'command'"):

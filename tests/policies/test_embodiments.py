@@ -98,6 +98,22 @@ def test_history_goes_by_the_arms_own_names(kind):
     check_policy(lambda: make(kind, history={"joint_pos": 3, "force": 2}))
 
 
+@pytest.mark.parametrize("robot", [TALL, SHORT], ids=lambda robot: robot.name)
+@pytest.mark.parametrize("kind", ["gaussian_mlp", "flow"])
+def test_beside_images_it_is_still_known_whose_row_it_is(kind, robot):
+    """A Gaussian embeds the state beside images, and an arm that is embedded cannot be read from the features."""
+    seeing = {**robot.observation, "wrist": ArraySpec(shape=(32, 32, 3), dtype="uint8")}
+    policy = make(kind, dataclasses.replace(robot, observation=seeing), inputs=["joint_pos", "force", "wrist"])
+    seen = {
+        key: np.zeros((4, *spec.shape), np.uint8 if spec.is_image else np.float32)
+        for key, spec in policy.spec.observation.items()
+    }
+    features = policy.features(tensors(seen))
+    assert features.shape == (4, policy.num_features)
+    assert policy.canonical._inner.axes.rows(features).tolist() == [policy.arm.index] * 4
+    assert np.isfinite(policy.act(seen, STILL).actions).all()
+
+
 def test_panda_and_x5_act_through_one_set_of_weights():
     robots = {arm: SimRobot(SimRobotConfig(arm=arm, action="joint")).spec for arm in ("panda", "x5")}
     assert [robot.action.shape for robot in robots.values()] == [(8,), (7,)]  # seven and six joints, and a gripper

@@ -8,11 +8,11 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn import functional
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.canon import EMBODIMENT
 from dovetail.policies.chance import integers, uniform
 from dovetail.policies.encoders import EncoderConfig
 from dovetail.policies.grasping import NUM_CHOICES, STAY, gripper_axis, margin_loss
@@ -63,9 +63,7 @@ class GaussianMLP(NetworkPolicy):
         self._grasp: nn.Module | None = None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            num_state = sum(
-                s.shape[0] * spec.history.get(key, 1) for key, s in spec.observation.items() if not s.is_image
-            )
+            num_state = sum(spec.observation[key].shape[0] * spec.history.get(key, 1) for key in self._state)
             self._actor = mlp((self.num_features, *config.hidden, 2 * config.horizon * self._num_actions))
             self._open_eyes()
             if discrete:
@@ -122,23 +120,35 @@ class GaussianMLP(NetworkPolicy):
         return self._axis
 
     @property
+    def _state(self) -> tuple[str, ...]:
+        """What is seen besides images."""
+        return tuple(key for key in self._spec.observation if key not in (*self._images, EMBODIMENT))
+
+    @property
     def _embeds_state(self) -> bool:
-        return 0 < len(self._images) < len(self._spec.observation)
+        return bool(self._images and self._state)
 
     @property
     def num_features(self) -> int:
         if not self._embeds_state:
             return super().num_features
         num_images = sum(self._spec.history.get(key, 1) for key in self._images)
-        return self._config.state_features + num_images * self._config.encoder.features
+        whose = self._spec.observation.get(EMBODIMENT)
+        return (
+            (whose.shape[0] if whose else 0)
+            + self._config.state_features
+            + num_images * self._config.encoder.features
+        )
 
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
         if not self._embeds_state:
             return super().features(observations, encoder=encoder)
         encoder = encoder or self._encoder
         pieces = self._pieces(observations, encoder)
-        state = torch.cat([values for key, values in pieces.items() if key not in self._images], dim=1)
-        return torch.cat((encoder["state"](state), *(pieces[key] for key in self._images)), dim=1)
+        # of several arms, whose row it is comes first, as it is: who shares this policy looks for it there
+        whose = [pieces[EMBODIMENT]] if EMBODIMENT in pieces else []
+        state = torch.cat([pieces[key] for key in self._state], dim=1)
+        return torch.cat((*whose, encoder["state"](state), *(pieces[key] for key in self._images)), dim=1)
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         real = self._real(features)
@@ -157,8 +167,9 @@ class GaussianMLP(NetworkPolicy):
         mean, _ = self._distribution(features)
         if self._grasp is not None:
             keep = [axis for axis in range(actions.shape[-1]) if axis != self._axis]
-            motion = functional.mse_loss(torch.tanh(mean), actions[:, keep])
-            return motion + margin_loss(self._grasp(features), actions[:, self._axis] > 0.0)
+            there = None if mask is None else mask.reshape(len(mean))
+            motion = masked_mse(torch.tanh(mean), actions[:, keep], there)
+            return motion + margin_loss(self._grasp(features), actions[:, self._axis] > 0.0, there)
         cloned = torch.tanh(mean).view(self._shape(mean))
         there = None if mask is None else mask.reshape(cloned.shape[:2])
         return masked_mse(cloned, actions.reshape_as(cloned), there, self._real(features))

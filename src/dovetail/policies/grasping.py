@@ -42,8 +42,10 @@ def gripper_axis(spec: PolicySpec) -> int:
     return spec.action.names.index("gripper")
 
 
-def margin_loss(worth: Tensor, opened: Tensor) -> Tensor:
-    """Until what a person did, to open or to close, is better than the rest by a margin (DQfD)."""
+def margin_loss(worth: Tensor, opened: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Until what a person did, to open or to close, is better than the rest by a margin (DQfD): the mean over rows, or
+    over those where the mask [B] is true."""
     did = torch.where(opened, OPEN, CLOSE)[:, None]
     margin = torch.full_like(worth, MARGIN).scatter(1, did, 0.0)
-    return ((worth + margin).amax(1) - worth.gather(1, did).squeeze(1)).mean()
+    missed = (worth + margin).amax(1) - worth.gather(1, did).squeeze(1)
+    return missed.mean() if mask is None else torch.where(mask, missed, 0.0).sum() / mask.sum().clamp(min=1)

@@ -69,6 +69,7 @@ class SAC(SoftActorCritic):
         # a policy whose actions have no density says so here, before anything moves
         policy.sample(torch.zeros(1, policy.num_features, device=device_of(policy)), generator=torch.Generator())
         grasps = isinstance(policy, Grasping) and policy.grasp is not None
+        learns_grasp = grasps and any(p.requires_grad for p in policy.components["grasp"].parameters())
         others = ("encoder", *(("grasp",) if grasps else ()))
         super().__init__(
             config,
@@ -77,17 +78,23 @@ class SAC(SoftActorCritic):
             target_entropy=self._usual_entropy(policy),
             seed=seed,
             encoder=policy.encoder if len(policy.encoder) else None,
-            beside={"grasp": policy.components["grasp"]} if grasps else None,
+            beside={"grasp": policy.components["grasp"]} if learns_grasp else None,
             num_actions=num_free(policy),
         )
         self._grasp: GraspCritic | None = None
         if isinstance(policy, Grasping) and policy.grasp is not None:
             self._grasp = GraspCritic(policy, policy.spec, penalty=config.switch_penalty)
-            self._modules["grasp_target"] = self._grasp.target
-            self._optimizers["grasp"] = Adam(list(policy.grasp.parameters()), lr=config.lr)
+            if learns_grasp:
+                self._modules["grasp_target"] = self._grasp.target
+                self._optimizers["grasp"] = Adam(list(policy.grasp.parameters()), lr=config.lr)
         self._shift = _shift(config, policy)
         self._seeing = config
         self._graphs: Graphs | None = None
+        if config.graphs and (self._device.type != "cuda" or self._target_encoder is not None or grasps):
+            raise UsageError(
+                "algorithm.graphs are CUDA's, of policies without an encoder that learns or a discrete gripper: leave "
+                "it out, or set the device"
+            )
         if config.compiled:
             if self._device.type != "cuda":
                 raise UsageError("algorithm.compiled is for a GPU: leave it out, or set the device")
@@ -101,6 +108,8 @@ class SAC(SoftActorCritic):
     def spread(self, spread: Spread) -> None:
         if self._grasp is not None and not spread.alone:
             raise UsageError("policy.gripper=discrete learns in one process: set learner.ranks=1")
+        if self._seeing.graphs and spread.size > 1:
+            raise UsageError("algorithm.graphs are of one process: leave it out, or set learner.ranks=1")
         super().spread(spread)
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
@@ -113,15 +122,6 @@ class SAC(SoftActorCritic):
 
     def _replayed(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         if self._graphs is None:
-            if (
-                self._generator.device.type != "cuda"
-                or self._target_encoder is not None
-                or self._grasp is not None
-            ):
-                raise UsageError(
-                    "algorithm.graphs are CUDA's, of policies without an encoder that learns or a discrete gripper: leave "
-                    "it out, or set the device"
-                )
             self._graphs = Graphs(self._generator)
         return self._graphs(self._learn, batch, variant=self._actor_is_due())
 
@@ -143,7 +143,8 @@ class SAC(SoftActorCritic):
         seen_actions = actions
         if self._grasp is not None:
             seen_actions = self._grasp.others(actions)
-            metrics |= self._update_grasp(self._grasp, features.detach(), actions, next_features, batch)
+            if "grasp" in self._optimizers:  # it is not frozen
+                metrics |= self._update_grasp(self._grasp, features.detach(), actions, next_features, batch)
         metrics |= self._update_critic(features, seen_actions, batch["reward"], batch["discount"], next_features)
         if self._actor_is_due() if variant is None else variant:
             if self._horizon > 1:  # up to the end, and to where a person handed back

@@ -54,10 +54,10 @@ class SACFlow(RLPD):
         of_start = 0.5 * math.log(2.0 * math.pi * math.e)
         return policy.spec.action.shape[0] * (of_start - policy.num_flow_steps)
 
-    def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+    def _learn(self, batch: Mapping[str, Tensor], *, variant: bool | None = None) -> dict[str, Tensor | float]:
         """The norms tell whether gradients stay tame on their way through the steps: the actor's own, before clipping."""
-        metrics = dict(super().update(batch))
-        metrics["critic_grad_norm"] = self._grad_norms["critic"].item()
+        metrics = super()._learn(batch, variant=variant)
+        metrics["critic_grad_norm"] = self._grad_norms["critic"]
         if "actor_loss" in metrics:
-            metrics["actor_grad_norm"] = self._grad_norms["actor"].item()
+            metrics["actor_grad_norm"] = self._grad_norms["actor"]
         return metrics
