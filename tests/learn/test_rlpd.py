@@ -10,6 +10,7 @@ from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import View
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.batches import batch_arrays
+from dovetail.learn.spread import Spread
 from dovetail.policies.flow import Flow, FlowConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 
@@ -135,6 +136,18 @@ def test_until_it_climbs_the_actor_only_clones(policy, batch):
     idle = make(policy, actor_every=1, bc_weight=5.0, climb_from=3)
     before = [p.detach().clone() for p in policy._actor.parameters()]
     assert "actor_loss" not in idle.update(batch)
+    assert all(torch.equal(a, b) for a, b in zip(before, policy._actor.parameters(), strict=True))
+
+
+def test_where_nobody_did_anything_several_processes_stay_where_they_are_too(policy, batch, monkeypatch):
+    """A step down nothing is one all the same: Adam goes on with what it remembers."""
+    monkeypatch.setattr(Spread, "add_up", lambda self, tensors: torch._foreach_mul_(tensors, 2.0))  # two alike
+    algorithm = make(policy, actor_every=1, bc_weight=5.0, climb_from=3)
+    algorithm.spread(Spread(rank=0, size=2))
+    assert "actor_loss" in algorithm.update(batch)
+    before = [p.detach().clone() for p in policy._actor.parameters()]
+    batch["human"][:] = False
+    assert "actor_loss" not in algorithm.update(batch)
     assert all(torch.equal(a, b) for a, b in zip(before, policy._actor.parameters(), strict=True))
 
 

@@ -60,6 +60,13 @@ def test_pieces_count_by_what_is_in_them(robot):
     assert metrics["imitation_loss"] == pytest.approx((4 * 10.0 + 3 * 2.0) / 7)
 
 
+def test_no_piece_is_without_rows():
+    """The mean over none is NaN; a rollout's last batch may be a single row."""
+    pieces = Spread(num_pieces=3).pieces({"index": torch.arange(2)})
+    assert [piece["index"].tolist() for piece in pieces] == [[0], [1]]
+    assert len(Spread(num_pieces=3).pieces({"index": torch.arange(1)})) == 1
+
+
 def test_a_piece_with_nothing_in_it(robot):
     algorithm = algorithms(robot)["hi_ors"]
     set_up(algorithm, name="hi_ors", accumulate=4)

@@ -37,8 +37,9 @@ class Spread:
         return self.num_pieces == 1 and self.size == 1
 
     def pieces(self, batch: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
-        count = self.num_pieces
-        if count == 1:
+        # none without rows: what is left at the end of a rollout may be fewer than there are pieces
+        count = min(self.num_pieces, len(next(iter(batch.values()))))
+        if count <= 1:
             return [batch]
         return [{name: batch[name][i::count] for name in batch.keys()} for i in range(count)]  # noqa: SIM118
 

@@ -53,7 +53,7 @@ class SoftConfig(Config):
     chunk at least."""
     credit_rescues: bool = True
     """Whether what a person earned after taking over counts for the policy's last steps before it, up to `num_steps`; if
-    not, the critic says what would have come of them."""
+    not, the critic says what would have come of them. Chunks are judged as a whole, whoever was at them."""
     gamma: float = Field(default=0.97, gt=0.0, lt=1.0)
     tau: float = Field(default=0.005, gt=0.0, le=1.0)
     lr: float = Field(default=3e-4, gt=0.0)

@@ -81,6 +81,8 @@ class RLPD(SAC):
         count = mask.sum(dtype=torch.float32)
         total = count.clone()
         self._spread.add_up([total])
+        if not total:
+            return None
         # by a mask, so that all draw as much; counted so that the mean of the processes' gradients is that of one
         loss = policy.imitation_loss(features, actions, mask, generator=self._generator)
-        return weight * loss * count * self._spread.size / total.clamp(min=1.0)
+        return weight * loss * count * self._spread.size / total
