@@ -197,6 +197,18 @@ def test_train_may_leave_the_robot_alone(cli: Cli, toy: str) -> None:
     assert list(Path("runs/shown/weights").glob("v*.json"))
 
 
+def test_what_was_trained_goes_on_by_practice(cli: Cli, toy: str) -> None:
+    """What `train` came to is not what practice came to: the run is not at its end."""
+    assert cli("train", toy, "--name", "goes-on").code == 0
+    trained = json.loads(Path("runs/goes-on/report.json").read_text("utf-8"))
+    result = cli("run", "--resume", "goes-on")
+    assert result.code == 0, result.err
+    found = json.loads(Path("runs/goes-on/report.json").read_text("utf-8"))
+    assert trained["env_steps"] == 0 < found["env_steps"]
+    assert found["success_after"]["episodes"] == 2
+    assert json.loads(Path("runs/goes-on/evaluations/trained.json").read_text("utf-8"))["offline"]
+
+
 def test_practice_cannot_be_offline(cli: Cli, toy: str) -> None:
-    ppo = ("policy={type: actor_critic, hidden: [8]}", "algorithm=ppo", "operator=none")
+    ppo = ("policy={type: actor_critic, hidden: [8]}", "algorithm={type: ppo, normalize: false}", "operator=none")
     assert "learns by practice alone: use `dovetail run`" in cli("train", toy, *ppo).line

@@ -87,12 +87,13 @@ class InlineRun:
         self._num_tried_demos = 0
         self._schedule = Schedule(folder)
         self._published = -1  # at so many updates
-        self._evaluates = True
+        self._evaluates, self._offline = True, False
         self._recover()
 
     def run(self) -> None:
         run = self._config.run
         try:
+            self._go_on_from_training()
             self._evaluate("untrained", num_episodes=run.untrained_episodes)
             self.collect(run.demos)
             self._clone()
@@ -103,8 +104,12 @@ class InlineRun:
 
     def train(self, *, evaluate: bool = True) -> None:
         """Offline, from demonstrations alone. Nothing moves but to demonstrate, where nobody has, and to evaluate."""
-        run, self._evaluates = self._config.run, evaluate
+        run, self._evaluates, self._offline = self._config.run, evaluate, True
         try:
+            if is_on_policy(self._config):
+                raise UsageError(
+                    f"algorithm '{self._config.algorithm.type}' learns by practice alone: use `dovetail run`"
+                )
             if not self._demos:
                 self.collect(run.demos)
             if not self._demos:
@@ -124,6 +129,13 @@ class InlineRun:
         self._write_progress()
 
     # ---- the phases
+
+    def _go_on_from_training(self) -> None:
+        """What `train` came to is where practice begins, and not what came of it."""
+        name = "evaluations/after.json"
+        if (self._folder.read_json(name) or {}).get("offline"):
+            (self._folder.path / name).rename(self._folder.path / "evaluations/trained.json")
+            self.status.rates.pop("after")
 
     def collect(self, num_demos: int) -> None:
         """Have the expert demonstrate until `num_demos` demonstrations succeeded."""
@@ -172,10 +184,6 @@ class InlineRun:
         config = self._config
         algorithm = self._station.algorithm(self._policy)
         if isinstance(algorithm, OnPolicyAlgorithm):
-            if not online:
-                raise UsageError(
-                    f"algorithm '{config.algorithm.type}' learns by practice alone: use `dovetail run`"
-                )
             hz = self._station.robot.spec.control_hz
             self._practise(
                 OnPolicy(
@@ -370,6 +378,8 @@ class InlineRun:
         shown = ids[: self._config.run.showcase_episodes]
         when = {"env_steps": self.status.env_steps, "robot_minutes": self.status.robot_minutes}
         facts = {"successes": rate.successes, "shown": shown, **when, **rate.to_json()}
+        if self._offline:
+            facts["offline"] = True
         self._folder.write_json(f"evaluations/{name}.json", facts)
         self._folder.event("evaluated", name=name, **when, **rate.to_json())
         curve = {name: rate.rate}

@@ -225,6 +225,12 @@ def check_practice(config: RunConfig) -> None:
         raise UsageError(
             f"learner.ranks is for algorithms that learn from replay, and {config.algorithm.type} does not"
         )
+    learner, normalizes = config.learner, getattr(config.algorithm.config, "normalize", False)
+    if config.run.demos and learner.bc_updates and learner.start_from == "cloning" and normalizes:
+        raise UsageError(
+            "algorithm.normalize shows a cloned policy another world than it was cloned in: set it to false, or "
+            "learner.start_from=scratch"
+        )
     if config.operator.type != "none":
         raise UsageError(
             f"nobody can take over in {config.algorithm.type}'s many worlds at once: set operator: none, not "
