@@ -139,6 +139,13 @@ def test_until_it_climbs_the_actor_only_clones(policy, batch):
     assert all(torch.equal(a, b) for a, b in zip(before, policy._actor.parameters(), strict=True))
 
 
+def test_rescues_are_credited_or_not(policy, robot):
+    assert not make(policy, num_steps=3).wants.window.until_taken_over
+    assert make(policy, num_steps=3, credit_rescues=False).wants.window.until_taken_over
+    chunks = GaussianMLP(GaussianMLPConfig(horizon=4), robot=robot)  # judged as a whole, whoever was at them
+    assert not make(chunks, credit_rescues=False).wants.window.until_taken_over
+
+
 def test_where_nobody_did_anything_several_processes_stay_where_they_are_too(policy, batch, monkeypatch):
     """A step down nothing is one all the same: Adam goes on with what it remembers."""
     monkeypatch.setattr(Spread, "add_up", lambda self, tensors: torch._foreach_mul_(tensors, 2.0))  # two alike

@@ -18,6 +18,7 @@ from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.setup import set_up
 from dovetail.learn.spread import Spread
 from dovetail.policies.chance import SharedGenerator, normal, uniform
+from dovetail.policies.encoders import random_shift
 
 
 def close(a, b):
@@ -108,6 +109,14 @@ def test_chance_is_that_of_the_whole_batch():
         for rank, part in enumerate(parts):
             mine = draw(half, generator=part, device=cpu, rows=rows)
             assert torch.equal(mine, one.transpose(0, rows)[rank::2].transpose(0, rows))
+
+
+def test_images_move_as_they_would_in_the_whole_batch():
+    frames = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (8, 9, 9, 3), dtype=np.uint8))
+    whole = random_shift(frames, pad=3, generator=torch.Generator().manual_seed(3))
+    for rank in (0, 1):
+        shared = SharedGenerator.of(device=torch.device("cpu"), rank=rank, size=2).manual_seed(3)
+        assert torch.equal(random_shift(frames[rank::2], pad=3, generator=shared), whole[rank::2])
 
 
 @pytest.fixture(scope="module")
