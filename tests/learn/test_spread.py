@@ -12,6 +12,7 @@ from spread_process import learn
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import SampleRequest, View
+from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
 from dovetail.learn.algorithms.hi_ors import HiORS, HiORSConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
@@ -87,6 +88,9 @@ def test_what_cannot_be_divided_is_refused(policy):
         set_up(algorithm, name="imitation", size=2)
     with pytest.raises(UsageError, match="takes its batch in one piece"):
         set_up(RLPD(RLPDConfig(batch_size=8), policy=policy), name="rlpd", accumulate=2)
+    averaging = HGDAgger(HGDAggerConfig(batch_size=8, average=0.9), policy=policy)
+    with pytest.raises(UsageError, match=r"set algorithm\.average=0"):  # before demonstrations, not after them
+        set_up(averaging, name="hg_dagger", size=2, shard=True)
     with pytest.raises(UsageError, match="knows neither"):
         set_up(object(), name="mine", accumulate=2)
 

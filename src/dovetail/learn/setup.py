@@ -54,6 +54,8 @@ def set_up(
             f"learner.shard needs learner.ranks of 2 or more, and one of the algorithms imitation, hg_dagger and hi_ors; "
             f"here are {size} and '{name}'"
         )
+    if shard:
+        algorithm.check_shard()  # type: ignore[attr-defined]
     if precision == "bf16":
         compute_in_bf16(algorithm.networks.values())
     if accumulate > 1 or size > 1:

@@ -84,11 +84,14 @@ class Descent:
         self._spread = spread
         self._generator = spread.generator(self._device, self._seed)
 
+    def check_shard(self) -> None:
+        """Refuse what cannot be sharded, long before it is."""
+        if self._averaged:
+            raise UsageError("a running average of a policy that is spread is not kept: set algorithm.average=0")
+
     def shard(self) -> None:
         """Keep only a part of each network, its gradients and the optimiser's numbers in each process (FSDP): for policies
         that do not fit into one. After `spread`, before the first update."""
-        if self._averaged:
-            raise UsageError("a running average of a policy that is spread is not kept: set algorithm.average=0")
         mesh = init_device_mesh(self._device.type, (self._spread.size,))
         for network in self.networks.values():
             for part in called(network):
