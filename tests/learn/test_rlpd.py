@@ -11,6 +11,7 @@ from dovetail.core.types import View
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.spread import Spread
+from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig
 from dovetail.policies.flow import Flow, FlowConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 
@@ -241,3 +242,16 @@ def test_a_policy_with_history_learns_from_what_it_saw_and_not_from_padding(robo
     assert losses[0] == losses[1]
     batch["observation/joint_pos"][:, 2:] = 1.0
     assert make(remembering, actor_every=1).update(batch)["critic_loss"] != losses[0]
+
+
+def test_a_policy_of_ppo_is_refused(robot):
+    policy = ActorCritic(ActorCriticConfig(), robot=robot)
+    with pytest.raises(
+        UsageError, match="'actor_critic' has a value of its own and is for ppo: choose gaussian_mlp"
+    ):
+        RLPD(RLPDConfig(), policy=policy)
+
+
+def test_to_clone_first_is_to_clone():
+    with pytest.raises(ValueError, match="set bc_weight too"):
+        RLPDConfig(climb_from=100)

@@ -33,6 +33,7 @@ from dovetail.learn.state import (
     policy_state,
     refuse_misfits,
 )
+from dovetail.policies.actor_critic import ValuedPolicy
 from dovetail.policies.networks import EnsembleMLP, held_chunks
 from dovetail.policies.parts import trained
 from dovetail.policies.trainable import TrainablePolicy
@@ -110,6 +111,11 @@ class SoftActorCritic:
         beside: Mapping[str, nn.Module] | None = None,
         num_actions: int | None = None,
     ) -> None:
+        if isinstance(policy, ValuedPolicy):
+            raise UsageError(
+                f"policy '{policy.spec.name}' has a value of its own and is for ppo: choose gaussian_mlp or flow_actor for "
+                f"algorithm '{self.name}'"
+            )
         self._soft, self._policy = config, policy
         # what is frozen has no optimiser, and no average that could drift
         actor = trained(actor, algorithm=self.name)

@@ -6,10 +6,10 @@ Prior data are demonstrations and human interventions; an intervened step is in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from dovetail.core.types import View
@@ -27,6 +27,12 @@ class RLPDConfig(SeeingConfig):
     climb_from: int = Field(default=0, ge=0)
     """The update from which on the actor climbs its critic. Before, it only clones what people do, corrections included: a
     critic that has seen little but successes would lead it astray."""
+
+    @model_validator(mode="after")
+    def _something_to_clone_with(self) -> Self:
+        if self.climb_from and not self.bc_weight:
+            raise ValueError("climb_from is how long the actor only clones: set bc_weight too")
+        return self
 
 
 class RLPD(SAC):
