@@ -53,7 +53,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "actor_critic": "dovetail.policies.actor_critic:ActorCritic",
         "flow_actor_critic": "dovetail.policies.flow_actor_critic:FlowActorCritic",
     },
-    "labeler": {"outcome": "dovetail.labels.outcome:OutcomeLabeler"},
+    "labeler": {
+        "outcome": "dovetail.labels.outcome:OutcomeLabeler",
+        "vlm": "dovetail.labels.vlm:VLMLabeler",
+    },
     "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},
     "algorithm": {
         "imitation": "dovetail.learn.algorithms.imitation:Imitation",

@@ -12,7 +12,8 @@
         │   └── StaleObservation
         ├── StoreError        episodes, labels, replay or weights on disk
         ├── CheckpointError   a checkpoint that is not one
-        └── PolicyError       a policy that cannot answer: its server is gone, slow, or talks nonsense
+        ├── PolicyError       a policy that cannot answer: its server is gone, slow, or talks nonsense
+        └── LabelError        a labeler that cannot answer, for the same reasons: the episode waits
 
 A message is one line: what is wrong, what was got, what is valid or what to do.
 """
@@ -27,6 +28,7 @@ __all__ = [
     "ConfigError",
     "DovetailError",
     "FailureError",
+    "LabelError",
     "PluginError",
     "PolicyError",
     "RobotError",
@@ -91,6 +93,10 @@ class CheckpointError(FailureError):
 
 
 class PolicyError(FailureError):
+    pass
+
+
+class LabelError(FailureError):
     pass
 
 

@@ -1,0 +1,122 @@
+"""A stand-in for a server of the chat API: it sees the pictures, knows the truth where a test tells it, and has moods."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+
+@dataclass
+class Seen:
+    """One question, as the server understood it."""
+
+    token: str
+    text: str
+    pictures: list[np.ndarray]
+    headers: dict[str, str]
+    model: str
+
+
+@dataclass
+class ChatServer:
+    answer: Callable[[Seen], dict[str, Any] | str]
+    moods: list[str] = field(default_factory=list)  # one per question, then it is well
+    seen: list[Seen] = field(default_factory=list)
+    most_at_once: int = 0
+    url: str = ""
+    num_questions: int = 0
+    _now: int = 0
+    _lock: Any = field(default_factory=threading.Lock)
+
+    @contextmanager
+    def running(self) -> Iterator[ChatServer]:
+        server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{server.server_port}/v1"
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        try:
+            yield self
+        finally:
+            server.shutdown()
+            server.server_close()
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        chat = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self._send(200, json.dumps({"data": [{"id": "tiny"}]}).encode())
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with chat._lock:
+                    chat.num_questions += 1
+                    chat._now += 1
+                    chat.most_at_once = max(chat.most_at_once, chat._now)
+                    mood = chat.moods.pop(0) if chat.moods else "well"
+                try:
+                    self._answer(body, mood)
+                finally:
+                    with chat._lock:
+                        chat._now -= 1
+
+            def _answer(self, body: dict[str, Any], mood: str) -> None:
+                if mood.isdigit():
+                    self._send(int(mood), b"{}", **({"Retry-After": "0.01"} if mood == "429" else {}))
+                    return
+                if mood == "elsewhere":
+                    self._send(302, b"", Location="http://127.0.0.1:9/v1/chat/completions")
+                    return
+                if mood == "slow":
+                    time.sleep(0.5)
+                seen = _understood(body, dict(self.headers))
+                chat.seen.append(seen)
+                said = chat.answer(seen)
+                text = said if isinstance(said, str) else json.dumps(said)
+                text = {"nonsense": "As a robot, I", "silence": ""}.get(mood, text)
+                data = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
+                if mood == "strange":
+                    data = b'{"choices": []}'
+                if mood == "truncated":
+                    data = data[: len(data) // 2]
+                if mood == "cut":
+                    self.send_response(200)
+                    self.send_header("Content-Length", str(len(data)))
+                    self.end_headers()
+                    self.wfile.write(data[:5])
+                    self.close_connection = True
+                    return
+                self._send(200, data)
+
+            def _send(self, status: int, data: bytes, **headers: str) -> None:
+                self.send_response(status)
+                for name, value in {"Content-Length": str(len(data)), **headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_: Any) -> None: ...
+
+        return Handler
+
+
+def _understood(body: dict[str, Any], headers: dict[str, str]) -> Seen:
+    content = body["messages"][-1]["content"]
+    text = "\n".join(part["text"] for part in content if part["type"] == "text")
+    urls = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
+    pictures = [np.array(Image.open(io.BytesIO(base64.b64decode(url.split(",", 1)[1])))) for url in urls]
+    token = re.findall(r'"id": "([0-9a-f]{16})"', text)[-1]
+    return Seen(token=token, text=text, pictures=pictures, headers=headers, model=body["model"])
