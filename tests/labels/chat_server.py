@@ -67,11 +67,11 @@ class ChatServer:
                     chat._now += 1
                     chat.most_at_once = max(chat.most_at_once, chat._now)
                     mood = chat.moods.pop(0) if chat.moods else "well"
-                try:
-                    self._answer(body, mood)
-                finally:
-                    with chat._lock:
-                        chat._now -= 1
+                if mood == "slow":
+                    time.sleep(0.5)
+                with chat._lock:
+                    chat._now -= 1  # before it answers: whoever is answered may ask again at once
+                self._answer(body, mood)
 
             def _answer(self, body: dict[str, Any], mood: str) -> None:
                 if mood.isdigit():
@@ -80,8 +80,6 @@ class ChatServer:
                 if mood == "elsewhere":
                     self._send(302, b"", Location="http://127.0.0.1:9/v1/chat/completions")
                     return
-                if mood == "slow":
-                    time.sleep(0.5)
                 seen = _understood(body, dict(self.headers))
                 chat.seen.append(seen)
                 said = chat.answer(seen)
