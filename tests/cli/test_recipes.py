@@ -35,7 +35,8 @@ def weights(tmp_path):
 
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes()])
 def test_it_runs(cli, tmp_path, weights, recipe):
-    more = (weights,) if recipe == "peg-insertion-images" else ()
+    needs = {"peg-insertion-images": (weights,), "push-cube-ppo": ("learner.start_from=scratch",)}
+    more = needs.get(recipe, ())
     result = cli("run", recipe, *TINY, *more, "--runs-dir", str(tmp_path), "--name", "a", "--quiet")
     assert result.code == 0, result.err
     report = json.loads((tmp_path / "a" / "report.json").read_text())
