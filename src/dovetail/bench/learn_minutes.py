@@ -41,6 +41,7 @@ QUICK = (
     "operator.patience_steps=5",
     "algorithm.gamma=0.99",
     "algorithm.bc_weight=50.0",
+    "algorithm.credit_rescues=true",
     "algorithm.actor_every=1",
     "algorithm.actor_after=0",
     "algorithm.climb_from=3000",
@@ -53,7 +54,7 @@ CASES = (
     Case("cap-tightening", 300),
     Case("pick-place", 600),
     Case("peg-insertion-offset", 1500),
-    Case("peg-insertion", 600, aimed=False),  # as `make demo` runs it
+    Case("peg-insertion", 300),  # as `make demo` runs it
     Case("peg-insertion-sac", 600, aimed=False),
     Case("peg-insertion-sac-flow", 600, aimed=False),
 )
