@@ -283,11 +283,10 @@ def grow(small, large):
                 assert key
 
 
-@pytest.mark.parametrize("kind", INNER)
-@pytest.mark.parametrize("how", ["still", "seeded", "guided"])
+@pytest.mark.parametrize(
+    ("kind", "how"), [("flow", "guided"), *((k, how) for k in INNER for how in ("still", "seeded"))]
+)
 def test_an_arms_actions_do_not_change_when_a_larger_one_joins(kind, how):
-    if how == "guided" and kind != "flow":
-        pytest.skip("only a flow over chunks is guided")
     small, large = make(kind), make(kind, arms=ARMS | GIANT, seed=1)
     grow(small, large)
     columns = {"q": np.random.default_rng(0).normal(2.0, 3.0, size=(50, 2))}

@@ -39,6 +39,7 @@ __all__ = [
     "StoreError",
     "UsageError",
     "did_you_mean",
+    "one_line",
 ]
 
 
@@ -98,6 +99,14 @@ class PolicyError(FailureError):
 
 class LabelError(FailureError):
     pass
+
+
+def one_line(error: BaseException) -> str:
+    """As it is told from one process to another: our own by what they say, others by their kind too."""
+    kind, message = type(error).__name__, " ".join(str(error).split())
+    if isinstance(error, DovetailError) and message:
+        return message
+    return f"{kind}: {message}" if message else kind
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

@@ -6,9 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode, Outcome
 
-__all__ = ["at_the_end", "changes", "discounts"]
+__all__ = ["at_the_end", "changes", "check_labelable", "discounts"]
+
+
+def check_labelable(episode: Episode) -> None:
+    if Outcome.ABORTED in (episode.outcome, episode.judgement):
+        raise UsageError(f"episode {episode.id} was aborted: it never trains, so it gets no labels")
+    if len(episode) == 0:
+        raise UsageError(f"episode {episode.id} has no steps to label")
 
 
 def at_the_end(num_steps: int, reward: float) -> Array:
@@ -25,9 +33,10 @@ def changes(num_steps: int, rows: Sequence[int], progress: Sequence[float]) -> A
     return np.diff(at_each).astype(np.float32)
 
 
-def discounts(episode: Episode, *, success: bool) -> Array:
-    """0 after a true end. A timeout only stopped the recording, unless it was a success all the same."""
+def discounts(episode: Episode, outcome: Outcome) -> Array:
+    """0 after a true end, by who decides how it ended. A timeout that is called a failure is still one: it only stopped the
+    recording, and what could have followed keeps its value."""
     values = np.ones(len(episode), np.float32)
-    if success or episode.outcome is not Outcome.TIMEOUT:
+    if outcome is Outcome.SUCCESS or Outcome.TIMEOUT not in (outcome, episode.outcome):
         values[-1] = 0.0
     return values

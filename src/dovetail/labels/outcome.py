@@ -11,6 +11,7 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode, Labels, Outcome
+from dovetail.labels._rewards import at_the_end, check_labelable, discounts
 
 __all__ = ["OutcomeConfig", "OutcomeLabeler"]
 
@@ -43,20 +44,13 @@ class OutcomeLabeler:
         self._version = f"1-{settings}"  # other settings, other labels
 
     def label(self, episode: Episode) -> Labels:
+        check_labelable(episode)
         outcome = self._outcome(episode)
-        num_steps = len(episode)
-        if num_steps == 0:
-            raise UsageError(f"episode {episode.id} has no steps to label")
-        rewards = self._dense(episode) if self._config.dense else self._sparse(num_steps, outcome)
-        discounts = np.ones(num_steps, np.float32)
-        # a timeout that a person calls a failure is still a timeout: what could have followed keeps its value
-        timeout = Outcome.TIMEOUT in (outcome, episode.outcome)
-        if outcome is Outcome.SUCCESS or not timeout:
-            discounts[-1] = 0.0
+        rewards = self._dense(episode) if self._config.dense else self._sparse(len(episode), outcome)
         return Labels(
             episode_id=episode.id,
             rewards=rewards - np.float32(self._config.step_penalty),
-            discounts=discounts,
+            discounts=discounts(episode, outcome),
             success=outcome is Outcome.SUCCESS,
             confidence=1.0,
             labeler="outcome",
@@ -64,20 +58,15 @@ class OutcomeLabeler:
         )
 
     def _outcome(self, episode: Episode) -> Outcome:
-        """Who decides how it ended. An abort, or an operator's wish to discard, is not up for overruling."""
-        if Outcome.ABORTED in (episode.outcome, episode.judgement):
-            raise UsageError(f"episode {episode.id} was aborted: it never trains, so it gets no labels")
+        """Who decides how it ended."""
         if self._config.operator_wins and episode.judgement is not None:
             return episode.judgement
         return episode.outcome
 
     def _sparse(self, num_steps: int, outcome: Outcome) -> Array:
-        rewards = np.zeros(num_steps, np.float32)
-        if outcome is Outcome.SUCCESS:
-            rewards[-1] = self._config.success_reward
-        elif outcome is Outcome.FAILURE:
-            rewards[-1] = self._config.failure_reward
-        return rewards
+        config = self._config
+        earned = {Outcome.SUCCESS: config.success_reward, Outcome.FAILURE: config.failure_reward}
+        return at_the_end(num_steps, earned.get(outcome, 0.0))
 
     def _dense(self, episode: Episode) -> Array:
         names = sorted(name for name in episode.segments[0].columns if name.startswith("reward/"))

@@ -20,7 +20,7 @@ from dovetail.core.errors import LabelError, UsageError, did_you_mean
 from dovetail.core.types import Array, Episode, Labels, Outcome
 from dovetail.labels._answers import Answer, read_answer
 from dovetail.labels._chat import Chat, ServerConfig
-from dovetail.labels._rewards import at_the_end, changes, discounts
+from dovetail.labels._rewards import at_the_end, changes, check_labelable, discounts
 
 __all__ = ["VLMConfig", "VLMLabeler"]
 
@@ -64,8 +64,7 @@ class VLMLabeler:
         self._chat = Chat(self._config)
 
     def label(self, episode: Episode) -> Labels:
-        if Outcome.ABORTED in (episode.outcome, episode.judgement):
-            raise UsageError(f"episode {episode.id} was aborted: it never trains, so it gets no labels")
+        check_labelable(episode)
         rows = _moments(len(episode) + 1, self._config.num_frames)
         answer = self._answer(episode, rows)
         if self._config.reward == "progress":
@@ -75,7 +74,7 @@ class VLMLabeler:
         return Labels(
             episode_id=episode.id,
             rewards=rewards,
-            discounts=discounts(episode, success=answer.success),
+            discounts=discounts(episode, Outcome.SUCCESS if answer.success else Outcome.FAILURE),
             success=answer.success,
             confidence=answer.confidence,
             labeler="vlm",

@@ -12,6 +12,7 @@ import zipfile
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -231,7 +232,7 @@ def _plain_tensors(source: Path) -> Mapping[str, Tensor]:
         raise UsageError(f"cannot read {source}: {error.strerror}") from error
     except (RuntimeError, zipfile.BadZipFile, EOFError, ValueError) as error:
         raise UsageError(f"{source} is no file of weights: {' '.join(str(error).split())[:200]}") from error
-    except Exception as error:  # pickle.UnpicklingError: something else than tensors in it
+    except UnpicklingError as error:  # something else than tensors in it
         raise UsageError(f"{source} holds more than weights, and is not opened") from error
     if not isinstance(weights, Mapping) or not all(isinstance(v, Tensor) for v in weights.values()):
         raise UsageError(f"{source} should hold named tensors and nothing else")

@@ -125,8 +125,10 @@ class Files:
     ) -> dict[str, int]:
         """Fill the batch; returns the oldest row, and the oldest frame of each camera, that were looked at."""
         steps, alive, after = self._ahead(rows, max(window.horizon, window.num_steps), head_row)
-        earned = self._earned(steps, alive, window)
-        ends = np.stack(after, axis=1)[np.arange(len(rows)), earned.sum(axis=1) - 1]
+        earned, ends = alive[:, : window.num_steps], after[min(window.num_steps, len(after)) - 1]
+        if window.until_taken_over and window.num_steps > 1:
+            earned = earned & self._before_a_person(steps[:, : window.num_steps])
+            ends = np.stack(after, axis=1)[np.arange(len(rows)), earned.sum(axis=1) - 1]
         depth = max(window.history.values(), default=1)
         past = {"observation": self._behind(rows, depth), "next": self._behind(ends, depth)}
         jobs: list[tuple[str, Array, Array]] = []
@@ -172,16 +174,13 @@ class Files:
             ends.append(after)
         return np.stack(steps, axis=1), np.stack(alive, axis=1), ends
 
-    def _earned(self, steps: Array, alive: Array, window: Window) -> Array:
-        """Which steps [B, num_steps] a return is of: the first, and those after it that exist and count."""
-        alive = alive[:, : window.num_steps]
-        if not window.until_taken_over or window.num_steps == 1:
-            return alive
-        human = self._column("human", steps[:, : window.num_steps]).astype(bool)
+    def _before_a_person(self, steps: Array) -> Array:
+        """Which of the steps [B, K] come before somebody takes over from the policy; the first always does."""
+        human = self._column("human", steps).astype(bool)
         taken_over = human[:, 1:] & ~human[:, :-1]
-        mine = np.logical_and.accumulate(~taken_over, axis=1)
-        earned: Array = alive & np.concatenate((np.ones_like(mine[:, :1]), mine), axis=1)
-        return earned
+        before: Array = np.ones(steps.shape, bool)
+        before[:, 1:] = np.logical_and.accumulate(~taken_over, axis=1)
+        return before
 
     def _behind(self, rows: Array, num_ticks: int) -> tuple[Array, Array]:
         """Rows of the ticks up to each [B, h], oldest first, and which of them exist; the first is repeated."""

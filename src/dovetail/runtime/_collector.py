@@ -18,18 +18,17 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from dovetail.config.schema import PluginSection, RunConfig
-from dovetail.core.errors import DovetailError, FailureError, UsageError
+from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array
 from dovetail.learn.rollouts import Practice
 from dovetail.policies.actor_critic import ValuedPolicy
 from dovetail.runtime._channel import Gone
-from dovetail.runtime._frames import Frames
+from dovetail.runtime._frames import Frames, run_child
 from dovetail.runtime._recording import Recording
 from dovetail.runtime._worlds import Collector
 from dovetail.runtime.cell import build_cell
@@ -204,24 +203,5 @@ def _serve(frames: Frames) -> None:
         frames.send({}, collector.collect(before_tick=take_weights))
 
 
-def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):  # the learner decides; who has lost it ends
-        signal.signal(number, signal.SIG_IGN)
-    frames = Frames.of(int(sys.argv[1]))
-    try:
-        _serve(frames)
-    except Gone:
-        return 0  # nobody is left to work for
-    except Exception as error:  # a process border: whoever waits is told, and the collector is gone
-        if os.environ.get("DOVETAIL_DEBUG"):
-            traceback.print_exc()
-        message = " ".join(str(error).split())
-        said = message if isinstance(error, DovetailError) and message else f"{type(error).__name__}: {message}"
-        with contextlib.suppress(Gone):
-            frames.send({"error": said}, {})
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    os._exit(main())  # to tear torch down piece by piece takes a second
+    os._exit(run_child(_serve))  # to tear torch down piece by piece takes a second

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
 import socket
 import struct
-from collections.abc import Mapping
+import sys
+import traceback
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import safetensors.numpy
 
+from dovetail.core.errors import one_line
 from dovetail.core.types import Array
 from dovetail.runtime._bell import wait_for
 from dovetail.runtime._channel import Gone
 
-__all__ = ["Frames"]
+__all__ = ["Frames", "run_child"]
 
 _LENGTHS = struct.Struct("!IQ")
 
@@ -83,3 +89,21 @@ class Frames:
                 raise Gone
             done += got
         return taken
+
+
+def run_child(work: Callable[[Frames], None]) -> int:
+    """All of a process that works at the other end of the descriptor it was given; returns its exit status."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # whoever started it decides; who has lost them ends
+        signal.signal(number, signal.SIG_IGN)
+    frames = Frames.of(int(sys.argv[1]))
+    try:
+        work(frames)
+    except Gone:
+        return 0  # nobody is left to work for
+    except Exception as error:  # a process border: whoever waits is told, and this one is gone
+        if os.environ.get("DOVETAIL_DEBUG"):
+            traceback.print_exc()
+        with contextlib.suppress(Gone):
+            frames.send({"error": one_line(error)}, {})
+        return 1
+    return 0

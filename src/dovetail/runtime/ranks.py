@@ -20,7 +20,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -33,7 +32,7 @@ import torch.distributed as dist
 from dovetail.config.load import load_saved
 from dovetail.config.schema import RunConfig
 from dovetail.core.contracts import Algorithm
-from dovetail.core.errors import DovetailError, FailureError, UsageError
+from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, SampleRequest
@@ -43,7 +42,7 @@ from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.setup import set_up
 from dovetail.learn.spread import Spread
 from dovetail.runtime._channel import Gone
-from dovetail.runtime._frames import Frames
+from dovetail.runtime._frames import Frames, run_child
 from dovetail.runtime.build import build_trainable
 from dovetail.runtime.folder import RunFolder
 
@@ -277,24 +276,5 @@ def _follow(frames: Frames) -> None:
                 algorithm.update(batch)
 
 
-def main() -> int:
-    for number in (signal.SIGINT, signal.SIGTERM):  # rank 0 decides; who has lost it ends
-        signal.signal(number, signal.SIG_IGN)
-    frames = Frames.of(int(sys.argv[1]))
-    try:
-        _follow(frames)
-    except Gone:
-        return 0  # nobody is left to follow
-    except Exception as error:  # a process border: rank 0 is told, and this one is gone
-        if os.environ.get("DOVETAIL_DEBUG"):
-            traceback.print_exc()
-        message = " ".join(str(error).split())
-        said = message if isinstance(error, DovetailError) and message else f"{type(error).__name__}: {message}"
-        with contextlib.suppress(Gone):
-            frames.send({"error": said}, {})
-        return 1
-    return 0
-
-
 if __name__ == "__main__":
-    os._exit(main())  # to tear torch down piece by piece takes a second
+    os._exit(run_child(_follow))  # to tear torch down piece by piece takes a second

@@ -20,7 +20,7 @@ import traceback
 from typing import Any
 
 from dovetail.actor.board import Board, BoardLayout
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import one_line
 from dovetail.runtime._channel import Channel, Gone
 
 __all__ = ["Role", "main"]
@@ -71,7 +71,7 @@ def main() -> int:
         if os.environ.get("DOVETAIL_DEBUG"):
             traceback.print_exc()
         with contextlib.suppress(Gone):
-            channel.send({"error": _in_one_line(error)})
+            channel.send({"error": one_line(error)})
         return 1
     return 0
 
@@ -87,13 +87,6 @@ def _outlive_nobody(channel: Channel, *, by_s: float) -> None:
         os._exit(1)
 
     threading.Thread(target=watch, name="supervisor", daemon=True).start()
-
-
-def _in_one_line(error: Exception) -> str:
-    kind, message = type(error).__name__, " ".join(str(error).split())
-    if isinstance(error, DovetailError) and message:
-        return message
-    return f"{kind}: {message}" if message else kind
 
 
 if __name__ == "__main__":
