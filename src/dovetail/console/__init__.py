@@ -1,0 +1,1 @@
+"""The web page: watch, take over, label."""
