@@ -61,12 +61,14 @@ class JournalNote:
 def read_journal(path: Path | str) -> list[JournalNote]:
     """All notes so far; none if the arm was never told anything."""
     try:
-        lines = Path(path).read_text().splitlines()
+        text = Path(path).read_text()
     except FileNotFoundError:
         return []
     return [
         JournalNote(time_ns=time_ns, pid=pid, what=what, action=tuple(action))
-        for time_ns, pid, what, action in map(json.loads, lines)
+        for time_ns, pid, what, action in map(
+            json.loads, text[: text.rfind("\n") + 1].splitlines()
+        )  # more may be on its way
     ]
 
 
