@@ -29,6 +29,7 @@ from dovetail.bench._learn_ours import (
     with_images,
 )
 from dovetail.bench.rows import Row, at_least
+from dovetail.learn.memory import keep_freed_memory
 from dovetail.policies.encoders import EncoderConfig, ImageEncoder
 
 __all__ = ["Sizes", "bench"]
@@ -51,6 +52,7 @@ def bench(*, quick: bool, sizes: Sizes | None = None) -> Iterator[Row]:
     sizes = sizes or Sizes(rounds=6 if quick else 30)
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as our commands do; peers have it too
     try:
         yield from _state(sizes, "SAC", critics=2)
         yield from _state(sizes, "RLPD", critics=10)

@@ -19,6 +19,7 @@ from dovetail.config.schema import RunConfig
 from dovetail.core.errors import DovetailError, RobotFault, RunFolderError, UsageError
 from dovetail.core.streams import stream
 from dovetail.learn.batches import batch_arrays
+from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runtime.build import Station, build_station
 from dovetail.runtime.folder import RunFolder
@@ -85,6 +86,7 @@ def _work(
     overrides: tuple[str, ...] = (),
 ) -> int:
     torch.set_flush_denormal(True)  # of the whole process, so it is for a command to say, not for the library
+    keep_freed_memory()
     with StopFlag() as stop:
         folder = _open_folder(request, overrides)
         try:

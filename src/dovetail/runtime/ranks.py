@@ -39,6 +39,7 @@ from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.batches import Batches
 from dovetail.learn.device import find_device
 from dovetail.learn.finite import SkippedUpdate
+from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.setup import set_up
 from dovetail.learn.spread import Spread
 from dovetail.runtime._channel import Gone
@@ -235,6 +236,7 @@ def _follow(frames: Frames) -> None:
     orders, _ = frames.receive()
     torch.set_num_threads(1)
     torch.set_flush_denormal(orders["flush_denormal"])
+    keep_freed_memory()
     rank, size = orders["rank"], orders["size"]
     config, robot = load_saved(Path(orders["folder"])), RobotSpec.from_json(orders["robot"])
     device = _device(config, rank)
