@@ -1,0 +1,100 @@
+"""`dovetail console`: find the run, make the door, listen, say where."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import secrets
+import socket
+import stat
+import sys
+import tempfile
+import webbrowser
+from collections.abc import Iterator
+from html import escape
+from pathlib import Path
+
+# NiceGUI keeps what pages store beside the process that serves them; we store nothing, and it shall find no folder
+os.environ.setdefault("NICEGUI_STORAGE_PATH", os.path.join(tempfile.gettempdir(), "dovetail-nicegui-unused"))
+
+from dovetail.cli._runs import find_run
+from dovetail.cli._stop import StopFlag
+from dovetail.cli._terminal import say
+from dovetail.console.app import make_app
+from dovetail.console.server import listen, serve
+from dovetail.core.errors import UsageError
+from dovetail.runtime.console import ConsoleLock, open_handles
+
+__all__ = ["console"]
+
+_SHORTEST_TOKEN = 16
+
+
+def console(
+    run: str, *, host: str, port: int, token_file: Path | None, open_browser: bool, runs_dir: Path
+) -> None:
+    path = find_run(run, runs_dir)
+    token = secrets.token_urlsafe(32) if token_file is None else _read_token(token_file)
+    lock = ConsoleLock(path)
+    lock.take()
+    bound = listen(host, port)
+    is_local = _is_local(host)
+    shown_host = f"[{host}]" if ":" in host else host
+    address = f"http://{shown_host}:{bound.getsockname()[1]}/"
+    app = make_app(
+        open_handles(path),
+        token=token,
+        port=bound.getsockname()[1],
+        is_local=is_local,
+        names=() if is_local else (socket.gethostname(), socket.getfqdn()),
+    )
+    if not is_local:
+        say(
+            f"warning: {host} is reachable from other machines, unencrypted: whoever has the token can move the arm"
+        )
+
+    def ready() -> None:
+        lock.say_where(address)
+        say(f"console at {address}?token={token}")
+        if open_browser and _has_screen():
+            pages.enter_context(_opened(f"{address}?token={token}"))
+
+    with contextlib.ExitStack() as pages, StopFlag() as stop:
+        serve(app, bound, ready=ready, should_stop=stop)
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _read_token(path: Path) -> str:
+    try:
+        if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+            raise UsageError(f"token file {path} can be read by others: chmod 600 {path}")
+        token = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read token file {path}: {error}") from error
+    if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+        raise UsageError(f"token file {path} holds no token: one line of {_SHORTEST_TOKEN} letters or more")
+    return token
+
+
+def _has_screen() -> bool:
+    return sys.stdout.isatty() and (
+        sys.platform == "darwin" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & {*os.environ})
+    )
+
+
+@contextlib.contextmanager
+def _opened(address: str) -> Iterator[None]:
+    """By a page that only we can read: everybody on the machine sees a browser's arguments."""
+    with tempfile.TemporaryDirectory(prefix="dovetail-console-") as folder:
+        page = Path(folder) / "open.html"
+        page.write_text(f'<meta http-equiv="refresh" content="0;url={escape(address)}">', "utf-8")
+        with contextlib.suppress(webbrowser.Error):
+            webbrowser.open(page.as_uri())
+        yield

@@ -1,0 +1,108 @@
+"""What every page has: navigation, who is in control, the emergency stop, the theme, and help for its keys."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI, Request
+from nicegui import ui
+
+if TYPE_CHECKING:
+    from dovetail.console.handles import Handles
+
+__all__ = ["EVERYWHERE", "Page", "frame", "person"]
+
+EVERYWHERE = {"Esc": "EMERGENCY STOP", "?": "this help", "t": "dark or light"}
+_STATIC = f"/static/{version('dovetail')}"
+_NAME_LENGTH = 40
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """One page: its place in the navigation, and `register(app, handles)`, which adds its routes.
+
+    `keys` are shown in the help overlay; Alt and its number in the navigation goes to it from anywhere.
+    """
+
+    path: str
+    title: str
+    icon: str  # of the Material icons in NiceGUI's wheel
+    register: Callable[[FastAPI, Handles], None]
+    keys: Mapping[str, str] = field(default_factory=dict)
+
+
+def person(request: Request) -> str:
+    """Who sits at that browser, by the name that they gave themselves in the header; shown to people, trusted by nobody."""
+    name = request.cookies.get("dovetail_name", "")
+    kept = "".join(letter for letter in name if letter.isprintable() and letter not in "<>&\"'\\;")
+    return kept.strip()[:_NAME_LENGTH] or "somebody"
+
+
+@contextmanager
+def frame(page: Page, run_name: str, *, scripts: Sequence[str] = ()) -> Iterator[None]:
+    """The page around what the caller builds inside. `scripts`: our own modules in `static/` that it needs.
+
+    with frame(PAGE, handles.run.name, scripts=("label.js",)):
+        ui.label("...")
+    """
+    from dovetail.console.app import PAGES  # all pages are known once the application is made
+
+    ui.page_title(f"{page.title} · {run_name}")
+    ui.add_head_html(f'<link rel="stylesheet" href="{_STATIC}/console.css">')
+    ui.colors(primary="#2f7f79", secondary="#64748b", accent="#7c6bb0", positive="#2e9e6b", negative="#d1493f")
+    ui.query(".nicegui-content").classes("dt-content")
+    with ui.element("header").classes("dt-header"):
+        with ui.element("a").classes("dt-brand").props('href="/"'):
+            ui.html(_MARK, sanitize=False)
+            ui.label(run_name).classes("dt-run").tooltip("the run")
+        with ui.element("nav").classes("dt-nav"):
+            for number, other in enumerate(PAGES, start=1):
+                link = ui.element("a").props(f'href="{other.path}" accesskey="{number}"').classes("dt-link")
+                link.classes("dt-here" if other is page else "")
+                with link:
+                    ui.icon(other.icon)
+                    ui.label(other.title)
+        ui.element("div").classes("dt-grow")
+        ui.html('<span id="dt-control" class="dt-pill" data-control="none">…</span>', sanitize=False)
+        ui.html(_TOOLS, sanitize=False)
+        ui.html(_STOP, sanitize=False)
+    with ui.element("main").classes("dt-main"):
+        yield
+    ui.html(_help(page), sanitize=False)
+    for script in ("console.js", *scripts):
+        ui.add_body_html(f'<script type="module" src="{_STATIC}/{script}"></script>')
+
+
+_MARK = (
+    '<svg viewBox="0 0 32 32" width="26" height="26" aria-label="Dovetail"><path d="M3 5h26v9l-5 3v10H8V17l-5-3z" '
+    'fill="none" stroke="currentColor" stroke-width="2.4" stroke-linejoin="round"/>'
+    '<path d="M11 5l3 9h4l3-9" fill="none" stroke="currentColor" stroke-width="2.4" stroke-linejoin="round"/></svg>'
+)
+_TOOLS = (
+    '<span class="dt-tools"><input id="dt-name" class="dt-name" maxlength="40" placeholder="your name" '
+    'aria-label="your name" autocomplete="off"><button id="dt-theme" class="dt-tool" title="dark or light (t)">◐</button>'
+    '<button id="dt-help-open" class="dt-tool" title="keys (?)">?</button></span>'
+)
+_STOP = (
+    '<button id="dt-emergency" class="dt-emergency" title="stop the arm (Esc)"><b>STOP</b><kbd>Esc</kbd></button>'
+)
+
+
+def _help(page: Page) -> str:
+    rows = "".join(
+        f"<tr><td><kbd>{_escaped(key)}</kbd></td><td>{_escaped(what)}</td></tr>"
+        for keys in (page.keys, EVERYWHERE)
+        for key, what in keys.items()
+    )
+    return (
+        f'<div id="dt-help" class="dt-help" hidden><div class="dt-sheet"><h2>Keys on “{_escaped(page.title)}”</h2>'
+        f"<table>{rows}</table><p>Press <kbd>?</kbd> again, or click, to close.</p></div></div>"
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

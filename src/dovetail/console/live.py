@@ -1,0 +1,21 @@
+"""Live."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from nicegui import ui
+
+from dovetail.console.handles import Handles
+from dovetail.console.layout import Page, frame
+
+__all__ = ["PAGE"]
+
+
+def register(app: FastAPI, handles: Handles) -> None:
+    @ui.page("/")
+    def show() -> None:
+        with frame(PAGE, handles.run.name):
+            ui.label("Live")
+
+
+PAGE = Page(path="/", title="Live", icon="videocam", register=register)

@@ -1,0 +1,100 @@
+// On every page: who is in control, the emergency stop, the theme, the person's name, the help overlay.
+const $ = (id) => document.getElementById(id);
+const WORDS = { policy: "policy", human: "person", held: "held", paused: "paused", waiting: "waiting", fault: "fault", none: "not running" };
+
+export function typing(event) {
+  const at = event.target;
+  return at instanceof HTMLElement && (at.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(at.tagName)) && !/^(checkbox|radio|range|button)$/.test(at.type || "");
+}
+
+export function banner(text, seconds = 4) {
+  document.querySelectorAll(".dt-banner").forEach((old) => old.remove());
+  const shown = Object.assign(document.createElement("div"), { className: "dt-banner", textContent: text });
+  shown.setAttribute("role", "alert");
+  document.body.append(shown);
+  setTimeout(() => shown.remove(), 1000 * seconds);
+}
+
+export async function tell(event) {
+  try {
+    const reply = await fetch("/api/event", { method: "POST", keepalive: true, headers: { "content-type": "application/json" }, body: JSON.stringify({ event }) });
+    if (!reply.ok) banner((await reply.json().catch(() => ({}))).detail || `the console refused: ${reply.status}`);
+    return reply.ok;
+  } catch {
+    banner(event === "emergency" ? "NOT SENT: the console cannot be reached. Use the switch on the arm." : "the console cannot be reached");
+    return false;
+  }
+}
+
+async function emergency() {
+  if (await tell("emergency")) banner("emergency stop sent");
+}
+
+// a socket that comes back by itself
+export function follow(path, take, { binary = false, open = () => {}, close = () => {} } = {}) {
+  let socket, pause = 250, ended = false;
+  const connect = () => {
+    socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${path}`);
+    if (binary) socket.binaryType = "arraybuffer";
+    socket.onopen = () => { pause = 250; open(socket); };
+    socket.onmessage = (message) => take(message.data, socket);
+    socket.onclose = () => { close(); if (!ended) setTimeout(connect, pause = Math.min(4000, 2 * pause)); };
+  };
+  connect();
+  addEventListener("pagehide", () => { ended = true; socket.close(); });
+}
+
+function showState(state) {
+  const pill = $("dt-control"), control = state ? state.control : "none";
+  pill.dataset.control = control;
+  pill.textContent = control === "human" && state.driver ? state.driver : WORDS[control] || control;
+  pill.title = state ? state.reason || state.prompt || "" : "the run is not running";
+  dispatchEvent(new CustomEvent("dovetail:state", { detail: state }));
+}
+
+function theme(dark) {
+  window.Quasar?.Dark.set(dark);
+  document.body.classList.toggle("body--dark", dark);
+  document.body.classList.toggle("body--light", !dark);
+}
+
+function name() {
+  const field = $("dt-name");
+  const keep = () => {
+    localStorage.setItem("dovetail:name", field.value.trim());
+    document.cookie = `dovetail_name=${encodeURIComponent(field.value.trim()).slice(0, 200)}; path=/; SameSite=Strict`;
+  };
+  field.value = localStorage.getItem("dovetail:name") || "";
+  field.addEventListener("change", keep);
+  field.addEventListener("keydown", (event) => { if (event.key === "Enter") field.blur(); });
+  keep();
+}
+
+function help() { $("dt-help").hidden = !$("dt-help").hidden; }
+
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape") { emergency(); return; }
+  if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "?") help();
+  else if (event.key === "t") { toggle(); }
+}, true);
+
+function toggle() {
+  const dark = !document.body.classList.contains("body--dark");
+  localStorage.setItem("dovetail:dark", dark ? "1" : "0");
+  theme(dark);
+}
+
+function start() {
+  if (!$("dt-emergency") || !window.Quasar) { setTimeout(start, 20); return; } // Vue has not built the page yet
+  const kept = localStorage.getItem("dovetail:dark");
+  if (kept !== null) theme(kept === "1");
+  name();
+  $("dt-emergency").addEventListener("click", emergency);
+  $("dt-theme").addEventListener("click", toggle);
+  $("dt-help-open").addEventListener("click", help);
+  $("dt-help").addEventListener("click", help);
+  follow("/ws/state", (data) => showState(JSON.parse(data).state), { close: () => showState(null) });
+  document.body.dataset.ready = "1";
+}
+start();

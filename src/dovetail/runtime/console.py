@@ -1,0 +1,157 @@
+"""A run folder as the console sees it: read along, whether the run is on or over. No torch: this must start fast."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from dovetail.console.handles import Handles, LiveState, Version
+from dovetail.core.errors import RunFolderError
+from dovetail.core.types import Array, Event
+from dovetail.weights.store import DiskWeightStore
+
+__all__ = ["ConsoleLock", "RunView", "WeightsView", "open_handles"]
+
+
+def open_handles(path: Path) -> Handles:
+    """Everything a console needs of a run."""
+    run = RunView(path)
+    return Handles(run=run, robot=NoRobot(), driver=NoDriver(), weights=WeightsView(path / "weights"))
+
+
+class RunView:
+    """See `Run`. Files are read where they have grown, never whole again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = path.absolute().name
+        self._events: list[Mapping[str, Any]] = []
+        self._read_to = 0
+
+    @property
+    def facts(self) -> Mapping[str, str]:
+        config = yaml.safe_load((self.path / "config.yaml").read_text("utf-8"))
+        kinds = ("task", "robot", "policy", "algorithm", "operator", "actor")
+        return {kind: str(config[kind]["type"]) for kind in kinds if config.get(kind)}
+
+    def events(self, start: int) -> tuple[Sequence[Mapping[str, Any]], int]:
+        self._read_on()
+        return self._events[start:], len(self._events)
+
+    def curves(self) -> Mapping[str, Sequence[tuple[float, float]]]:
+        return {}
+
+    def _read_on(self) -> None:
+        try:
+            with (self.path / "events.jsonl").open("rb") as file:
+                file.seek(self._read_to)
+                new = file.read()
+        except FileNotFoundError:
+            return
+        whole = new.rpartition(b"\n")[0]  # the last line may be half written
+        if not whole:
+            return
+        self._read_to += len(whole) + 1
+        for line in whole.split(b"\n"):
+            try:
+                event = json.loads(line)
+            except ValueError:
+                continue  # a line that a killed process left half
+            if isinstance(event, dict) and "event" in event:
+                self._events.append(event)
+
+
+class WeightsView:
+    """See `Weights`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._store = DiskWeightStore(folder)
+
+    def versions(self) -> Sequence[Version]:
+        found = []
+        for number in self._store.versions():
+            path = self._folder / f"v{number:08d}.json"
+            try:
+                published_s = path.stat().st_mtime
+                hashes = self._store.hashes(number)
+                parts = [self._folder / "components" / f"{digest}.safetensors" for digest in hashes.values()]
+                num_bytes = sum(part.stat().st_size for part in parts)
+            except OSError:
+                continue  # pruned meanwhile
+            found.append(Version(number=number, published_s=published_s, num_bytes=num_bytes))
+        return found
+
+    def pinned(self) -> int | None:
+        try:
+            return int(json.loads((self._folder / "pin.json").read_bytes())["version"])
+        except FileNotFoundError:
+            return None
+
+    def pin(self, version: int | None) -> None:
+        self._store.pin(version)
+
+
+class NoRobot:
+    """Nothing runs."""
+
+    def state(self) -> LiveState | None:
+        return None
+
+    def cameras(self) -> Sequence[str]:
+        return ()
+
+    def frame(self, camera: str, newer_than: int) -> tuple[int, Array] | None:
+        return None
+
+
+class NoDriver:
+    """Nobody to hear it."""
+
+    def drive(self, *, name: str, sequence: int, motion: Sequence[float], gripper: float, held: bool) -> None:
+        pass
+
+    def lost(self) -> None:
+        pass
+
+    def event(self, event: Event) -> None:
+        pass
+
+    def emergency_stop(self, who: str) -> None:
+        pass
+
+
+class ConsoleLock:
+    """One console per run; whoever comes second is told where the first is. The kernel drops it with the process."""
+
+    def __init__(self, run: Path) -> None:
+        self._path = run / ".console.lock"
+        self._file: IO[str] | None = None
+
+    def take(self) -> None:
+        try:
+            file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        except OSError as error:
+            raise RunFolderError(f"cannot write to run folder {self._path.parent}: {error.strerror}") from error
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            where = file.read().strip() or "another address"
+            file.close()
+            raise RunFolderError(f"a console of this run is open already, at {where}: use that one") from error
+        file.truncate()
+        self._file = file
+
+    def say_where(self, address: str) -> None:
+        """Without the token: whoever has it knows it, and nobody else should find it here."""
+        assert self._file is not None
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(address + "\n")
+        self._file.flush()

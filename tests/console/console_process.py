@@ -1,0 +1,70 @@
+"""`dovetail console RUN` in a process of its own, as a person starts it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+__all__ = ["Opened", "end_console", "start_console"]
+
+_READY = re.compile(r"console at (http://\S+/)\?token=(\S+)\n")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A console that listens."""
+
+    address: str  # http://127.0.0.1:PORT/
+    token: str
+    process: subprocess.Popen[str]
+
+    @property
+    def port(self) -> int:
+        return int(self.address.rsplit(":", 1)[1].strip("/"))
+
+    @property
+    def entrance(self) -> str:
+        return f"{self.address}?token={self.token}"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """For tools that are not browsers."""
+        return {"Authorization": f"Bearer {self.token}"}
+
+    def enter(self, page: Page, path: str = "/") -> Page:
+        """With the token, and then to a page; waits until its scripts are up."""
+        page.goto(self.entrance)
+        if path != "/":
+            page.goto(self.address.rstrip("/") + path)
+        page.wait_for_selector("body[data-ready]")
+        return page
+
+
+def start_console(run: Path, *arguments: str) -> Opened:
+    command = [sys.executable, "-m", "dovetail.cli", "console", str(run), "--no-open", *arguments]
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert process.stdout is not None
+    for line in process.stdout:
+        if ready := _READY.fullmatch(line):
+            return Opened(address=ready[1], token=ready[2], process=process)
+    raise AssertionError(f"the console ended with {process.wait()} before it was ready")
+
+
+def end_console(opened: Opened) -> int:
+    if opened.process.poll() is None:
+        opened.process.send_signal(signal.SIGINT)
+    try:
+        return opened.process.wait(15)
+    finally:
+        opened.process.kill()
+        assert opened.process.stdout is not None
+        opened.process.stdout.close()

@@ -1,0 +1,140 @@
+"""Nobody gets anywhere without the token: by HTTP, by our websockets, by NiceGUI's own."""
+
+import asyncio
+import json
+import subprocess
+import sys
+
+import httpx
+import pytest
+import websockets
+from console_process import end_console, start_console
+
+from made_runs import made_run
+
+SOCKET_IO = "/_nicegui_ws/socket.io/?EIO=4&transport=polling"
+PATHS = ("/", "/takeover", "/learning", "/api/state", "/nowhere", "/static/../app.py", SOCKET_IO)
+SOCKETS = ("/ws/state", "/_nicegui_ws/socket.io/?EIO=4&transport=websocket", "/ws/nowhere")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return made_run(tmp_path_factory.mktemp("runs") / "one").path
+
+
+@pytest.fixture(scope="module")
+def console(run):
+    opened = start_console(run)
+    yield opened
+    assert end_console(opened) == 0
+
+
+def get(console, path, **headers):
+    return httpx.get(console.address.rstrip("/") + path, headers=headers)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(
+    "headers",
+    [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic x"}, {"Cookie": "dovetail_{port}=wrong"}],
+    ids=["nothing", "wrong", "basic", "cookie"],
+)
+def test_without_the_token_there_is_nothing_to_see(console, path, headers):
+    given = {name: value.format(port=console.port) for name, value in headers.items()}
+    answer = get(console, path, **given)
+    assert answer.status_code == 401
+    assert "token" in answer.text and console.token not in answer.text
+
+
+def test_a_wrong_token_in_the_address_is_refused(console):
+    answer = get(console, f"/?token={console.token[:-1]}")
+    assert answer.status_code == 401 and "set-cookie" not in answer.headers
+
+
+def test_the_token_leaves_the_address_for_a_cookie_that_scripts_cannot_read(console):
+    answer = get(console, f"/learning?a=1&token={console.token}")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/learning?a=1"
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie and "SameSite=Strict" in cookie and console.token not in cookie
+    assert get(console, "/api/state", Cookie=cookie.partition(";")[0]).status_code == 200
+
+
+def test_the_redirect_stays_here(console):
+    answer = httpx.get(f"{console.address}/evil.example/?token={console.token}")
+    assert answer.headers["location"] == "/evil.example/"
+
+
+def test_behind_a_link_on_another_page_our_own_page_asks_for_the_cookie(console):
+    answer = get(console, f"/?token={console.token}", **{"Sec-Fetch-Site": "cross-site"})
+    assert answer.status_code == 200 and "url=/" in answer.text and console.token not in answer.text
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "evil.example"},
+        {"Host": "127.0.0.1.evil.example"},
+        {"Host": "192.168.0.7"},
+        {"Host": ""},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1"},
+    ],
+)
+def test_another_page_or_another_name_gets_nothing_even_with_the_token(console, headers):
+    assert get(console, "/api/state", **console.headers, **headers).status_code == 403
+
+
+def test_a_forwarded_port_and_localhost_are_ours(console):
+    for host in ("localhost:9", "127.0.0.1", "[::1]:80"):
+        assert get(console, "/api/state", **console.headers, Host=host).status_code == 200
+
+
+def dial(console, path, **headers):
+    """What a websocket there says first, or the HTTP status of its refusal."""
+
+    async def go():
+        uri = console.address.replace("http", "ws").rstrip("/") + path
+        try:
+            async with websockets.connect(uri, additional_headers=headers) as socket:
+                return await asyncio.wait_for(socket.recv(), 5)
+        except websockets.InvalidStatus as refusal:
+            return refusal.response.status_code
+
+    return asyncio.run(go())
+
+
+@pytest.mark.parametrize("path", SOCKETS)
+def test_websockets_need_the_token_and_our_own_page(console, path):
+    assert dial(console, path) == 403
+    assert dial(console, path, Authorization="Bearer wrong") == 403
+    assert (
+        dial(console, f"{path}{'&' if '?' in path else '?'}token={console.token}") == 403
+    )  # only pages exchange it
+    assert dial(console, path, **console.headers, Origin="http://evil.example") == 403
+
+
+def test_with_the_token_they_talk(console):
+    assert json.loads(dial(console, "/ws/state", **console.headers)) == {"state": None}
+    assert dial(console, SOCKETS[1], **console.headers)[0] == "0"
+
+
+def test_a_body_that_is_too_long_is_refused(console):
+    address = f"{console.address}api/event"
+    assert httpx.post(address, headers=console.headers, content=b"x" * (1 << 20) + b"x").status_code == 413
+
+
+def test_a_second_console_says_where_the_first_is(console, run):
+    command = [sys.executable, "-m", "dovetail.cli", "console", str(run), "--no-open"]
+    second = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert second.returncode == 2
+    assert console.address in second.stderr and console.token not in second.stderr
+
+
+def test_a_browser_gets_in_by_the_printed_address_and_not_otherwise(console, page):
+    page.goto(console.address)
+    assert "needs its token" in page.inner_text("h1")
+    console.enter(page)
+    assert page.url == console.address
+    assert page.inner_text("#dt-control") == "not running"
