@@ -1,4 +1,5 @@
-"""The label store against a plain list, over random sequences of adds by several labelers, stores and processes."""
+"""The label store against a plain list, over random sequences of adds and retractions by several labelers, stores
+and processes."""
 
 from __future__ import annotations
 
@@ -27,29 +28,51 @@ said = st.builds(
     st.sampled_from([-1, 0, 10]),
     st.booleans(),
 )
-# which of two stores adds it, and whether that one first forgets all it knows, as after a restart
-adds = st.lists(st.tuples(said, st.integers(0, 1), st.booleans()), max_size=25)
+# whether it is taken back, which of two stores says so, and whether that one first forgets all, as after a restart
+adds = st.lists(
+    st.tuples(said, st.sampled_from([False, False, True]), st.integers(0, 1), st.booleans()), max_size=25
+)
 
 
 class Model:
     def __init__(self) -> None:
         self.lines: list[Labels] = []
+        self.retracted: set[int] = set()  # numbers of lines
 
-    def add(self, new: Labels) -> None:
+    def _last_of(self, new: Labels) -> int | None:
         def speaker(each: Labels) -> tuple[object, ...]:
             return each.episode_id, each.labeler, each.version, each.priority
 
-        same = [each for each in self.lines if speaker(each) == speaker(new)]
-        if not same or same[-1].success != new.success:
+        same = [
+            number
+            for number, each in enumerate(self.lines)
+            if number not in self.retracted and speaker(each) == speaker(new)
+        ]
+        return same[-1] if same else None
+
+    def add(self, new: Labels) -> None:
+        last = self._last_of(new)
+        if last is None or self.lines[last].success != new.success:
             self.lines.append(new)
 
-    def history(self, episode_id: str) -> list[Labels]:
-        return [each for each in self.lines if each.episode_id == episode_id]
+    def retract(self, old: Labels) -> bool:
+        last = self._last_of(old)
+        if last is None or self.lines[last].success != old.success:
+            return False
+        self.retracted.add(last)
+        return True
+
+    def history(self, episode_id: str) -> list[tuple[Labels, bool]]:
+        return [
+            (each, number in self.retracted)
+            for number, each in enumerate(self.lines)
+            if each.episode_id == episode_id
+        ]
 
     def current(self, episode_id: str) -> Labels | None:
         best = None
-        for each in self.history(episode_id):
-            if best is None or each.priority >= best.priority:
+        for each, retracted in self.history(episode_id):
+            if not retracted and each.priority >= 0 and (best is None or each.priority >= best.priority):
                 best = each
         return best
 
@@ -64,14 +87,26 @@ def test_any_sequence_of_adds(tmp_path_factory: pytest.TempPathFactory, sequence
 
     stores = [LabelStore(folder, now_unix_ns=jumping) for _ in range(2)]
     model = Model()
-    for new, which, restarted in sequence:
+    follower, cursor = LabelStore(folder), None
+    for new, taken_back, which, restarted in sequence:
         if restarted:
             stores[which] = LabelStore(folder, now_unix_ns=jumping)
-        stores[which].add(new)
-        model.add(new)
+        num_bytes = size(folder)
+        if taken_back:
+            assert stores[which].retract(new) == model.retract(new)
+        else:
+            stores[which].add(new)
+            model.add(new)
         check(stores[1 - which], model)
+        changed, cursor = follower.changed(cursor)
+        assert changed == ([new.episode_id] if size(folder) > num_bytes else [])
     check(LabelStore(folder), model)
     assert verify_labels(folder) == []
+
+
+def size(folder: Path) -> int:
+    path = folder / "labels.jsonl"
+    return path.stat().st_size if path.exists() else 0
 
 
 def check(store: LabelStore, model: Model) -> None:
@@ -79,8 +114,9 @@ def check(store: LabelStore, model: Model) -> None:
     for episode_id in EPISODES:
         history, expected = store.history(episode_id), model.history(episode_id)
         assert len(history) == len(expected)
-        for record, each in zip(history, expected, strict=True):
+        for record, (each, retracted) in zip(history, expected, strict=True):
             assert_same(record.labels, each)
+            assert record.retracted == retracted
         current = model.current(episode_id)
         if current is None:
             assert store.current(episode_id) is None

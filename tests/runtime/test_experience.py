@@ -26,6 +26,7 @@ from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import verify_spool
+from dovetail.labels.human import human_labels
 from dovetail.labels.outcome import OutcomeLabeler
 from dovetail.labels.store import LabelStore
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
@@ -226,6 +227,25 @@ def test_a_label_that_changes_back_brings_the_episode_back(folder):
         experience = make(folder)
         experience.recover()
         assert experience.replay.ids() == held
+
+
+def test_what_a_person_discards_never_trains_and_undo_brings_it_back(folder):
+    experience = make(folder)
+    live_through(experience, episode_of("e1", 1, 3), episode_of("e2", 2, 3))
+    experience.close()
+    said = human_labels("e1", num_steps=3, outcome=Outcome.SUCCESS, judgement=Outcome.ABORTED, by="anna")
+    LabelStore(folder.labels).add(said)
+    for _ in range(2):
+        again = make(folder)
+        again.recover()
+        assert again.replay.ids() == ["e2"]
+        assert set(draw(again)["observation/state"][:, 0]) == {2.0}
+        again.close()
+        shutil.rmtree(folder.replay)  # nor does a rebuild bring it back
+    LabelStore(folder.labels).retract(said)
+    again = make(folder)
+    again.recover()
+    assert again.replay.ids() == ["e1", "e2"]
 
 
 def test_what_a_rebuild_leaves_out_is_older_than_what_it_takes_in(folder):

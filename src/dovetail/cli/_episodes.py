@@ -105,6 +105,8 @@ class _Line:
 def _verdict(label: Labels | None) -> tuple[str, str]:
     if label is None:
         return "-", "bright_black"
+    if label.discard:
+        return "discard", "bright_black"
     sure = "" if label.confidence >= 1 else f" {100 * label.confidence:.0f} %"
     return ("✓" if label.success else "✗") + sure, "green" if label.success else "red"
 
@@ -205,8 +207,12 @@ def _print_history(history: Sequence[LabelRecord]) -> None:
     if not history:
         console.print(Text.assemble((f"{'labels':<13}", "bright_black"), "none yet"), soft_wrap=True)
         return
-    priority = max(record.labels.priority for record in history)
-    counts = max(place for place, record in enumerate(history) if record.labels.priority == priority)
+    candidates = [
+        (record.labels.priority, place)
+        for place, record in enumerate(history)
+        if record.labels.priority >= 0 and not record.retracted
+    ]
+    counts = max(candidates)[1] if candidates else None
     console.print()
     names = ("label", "by", "version", "priority", "said", "return", "")
     table = _table(names, right=("priority", "return"))
@@ -219,7 +225,7 @@ def _print_history(history: Sequence[LabelRecord]) -> None:
             str(said.priority),
             _moment(record.added_unix_ns),
             f"{said.rewards.sum():.3g}",
-            "◀ counts" if place == counts else "",
+            "◀ counts" if place == counts else "taken back" if record.retracted else "",
         )
     console.print(table)
 

@@ -56,6 +56,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "labeler": {
         "outcome": "dovetail.labels.outcome:OutcomeLabeler",
         "vlm": "dovetail.labels.vlm:VLMLabeler",
+        "human": "dovetail.labels.human:HumanLabeler",
     },
     "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},
     "algorithm": {

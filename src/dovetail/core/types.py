@@ -321,7 +321,8 @@ class Labels:
     """Rewards for an episode. A discount is 0 after a true end and 1 elsewhere, timeouts included.
 
     Of all that was said about an episode, the newest of the highest `priority` counts: a person's word stays,
-    whatever a machine says after it.
+    whatever a machine says after it. Below 0 it is an opinion: kept, to compare and to show, and never counted.
+    An episode whose labels say `discard` never trains, whatever its rewards.
     """
 
     episode_id: str
@@ -332,6 +333,7 @@ class Labels:
     labeler: str
     version: str
     priority: int = 0
+    discard: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,9 +19,11 @@ from dovetail.core.types import Array, Labels
 __all__ = [
     "FILE",
     "MARK",
+    "Head",
     "LabelRecord",
     "decode",
     "encode",
+    "encode_retraction",
     "head",
     "is_intact",
     "read_mark",
@@ -44,6 +46,21 @@ class LabelRecord:
 
     labels: Labels
     added_unix_ns: int
+    retracted: bool = False  # taken back later: it is as if it had not been said
+
+
+class Head(NamedTuple):
+    """What a line says of itself without its rewards."""
+
+    episode_id: str
+    labeler: str
+    version: str
+    priority: int
+    retracts: bool  # it takes back what the same labeler said last, and says nothing itself
+
+    @property
+    def speaker(self) -> tuple[str, str, int]:
+        return self.labeler, self.version, self.priority
 
 
 def encode(labels: Labels, *, added_unix_ns: int) -> bytes:
@@ -64,6 +81,21 @@ def encode(labels: Labels, *, added_unix_ns: int) -> bytes:
             "num_steps": len(labels.rewards),
             "rewards": _pack(labels.rewards),
             "discounts": _pack(labels.discounts),
+            **({"discard": True} if labels.discard else {}),  # nearly none are: lines stay as they were
+            "added_unix_ns": added_unix_ns,
+        }
+    )
+
+
+def encode_retraction(labels: Labels, *, added_unix_ns: int) -> bytes:
+    """A line that takes back the last one of the same labeler, version and priority."""
+    return dump_json(
+        {
+            "episode_id": labels.episode_id,
+            "labeler": labels.labeler,
+            "version": labels.version,
+            "priority": int(labels.priority),
+            "retracts": True,
             "added_unix_ns": added_unix_ns,
         }
     )
@@ -75,10 +107,16 @@ def is_intact(line: bytes) -> bool:
     return end is not None and sha256(line[:-_END_BYTES] + b"}") == end[1].decode()
 
 
-def head(line: bytes) -> tuple[str, int]:
-    """Whose labels an intact line holds, and their priority."""
+def head(line: bytes) -> Head:
+    """Of an intact line."""
     data = json.loads(line)
-    return data["episode_id"], data.get("priority", 0)  # there were lines before there were priorities
+    return Head(
+        episode_id=data["episode_id"],
+        labeler=data["labeler"],
+        version=data["version"],
+        priority=data.get("priority", 0),  # there were lines before there were priorities
+        retracts=data.get("retracts", False),
+    )
 
 
 def decode(line: bytes) -> LabelRecord:
@@ -92,6 +130,7 @@ def decode(line: bytes) -> LabelRecord:
         labeler=data["labeler"],
         version=data["version"],
         priority=data.get("priority", 0),
+        discard=data.get("discard", False),
     )
     return LabelRecord(labels=labels, added_unix_ns=data["added_unix_ns"])
 

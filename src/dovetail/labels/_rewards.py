@@ -9,7 +9,7 @@ import numpy as np
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode, Outcome
 
-__all__ = ["at_the_end", "changes", "check_labelable", "discounts"]
+__all__ = ["at_the_end", "changes", "check_labelable", "discounts", "discounts_of"]
 
 
 def check_labelable(episode: Episode) -> None:
@@ -34,9 +34,14 @@ def changes(num_steps: int, rows: Sequence[int], progress: Sequence[float]) -> A
 
 
 def discounts(episode: Episode, outcome: Outcome) -> Array:
-    """0 after a true end, by who decides how it ended. A timeout that is called a failure is still one: it only stopped the
-    recording, and what could have followed keeps its value."""
-    values = np.ones(len(episode), np.float32)
-    if outcome is Outcome.SUCCESS or Outcome.TIMEOUT not in (outcome, episode.outcome):
+    """0 after a true end, by who decides how it ended: see `discounts_of`."""
+    return discounts_of(len(episode), recorded=episode.outcome, decided=outcome)
+
+
+def discounts_of(num_steps: int, *, recorded: Outcome, decided: Outcome) -> Array:
+    """0 after a true end. A timeout that is called a failure is still one: it only stopped the recording, and what could
+    have followed keeps its value."""
+    values = np.ones(num_steps, np.float32)
+    if decided is Outcome.SUCCESS or Outcome.TIMEOUT not in (decided, recorded):
         values[-1] = 0.0
     return values

@@ -87,7 +87,10 @@ def _problem(body: bytes, *, ended: bool) -> tuple[str, str] | None:
         return None
     whole = salvage(body)
     if whole:
-        return "does not end where its labels do", f"the labels of {', '.join(head(line)[0] for line in whole)}"
+        return (
+            "does not end where its labels do",
+            f"the labels of {', '.join(head(line).episode_id for line in whole)}",
+        )
     return ("is not what was written there", "nothing of it, but all other lines") if ended else None
 
 

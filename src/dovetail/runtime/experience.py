@@ -60,8 +60,9 @@ class Known:
 
     @property
     def trains(self) -> bool:
-        """Demonstrations that failed show nothing, and stay in the log."""
-        return self.info.purpose is Purpose.ONLINE or self.labels.success
+        """Demonstrations that failed show nothing, and what a person discarded is not to be learned from: both stay in
+        the log."""
+        return not self.labels.discard and (self.info.purpose is Purpose.ONLINE or self.labels.success)
 
 
 class Experience:

@@ -1,0 +1,165 @@
+"""Episodes that wait for a person, one file each: several processes put them in and take them out.
+
+    labels/queue/
+      <episode id>.json     why it waits, since when, and who said what about it
+
+What is in the queue has not been decided: an episode leaves it when its labels are in the label store, and not before.
+So a crash at any point loses nothing: at worst an episode is shown that has labels already, or put in again.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.core.disk import MissingError, dump_json, fsync_folder, load_json, read_file, write_file, writer
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.types import Labels
+
+__all__ = ["LabelQueue", "Opinion", "Reason", "Waiting"]
+
+_ENDING = ".json"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")  # ids also come from the network: never a path
+
+
+class Reason(enum.StrEnum):
+    """Why an episode waits for a person."""
+
+    UNCERTAIN = "uncertain"  # nobody was sure enough
+    DISAGREEMENT = "disagreement"  # two said different things
+    NEW = "new"  # a person is asked in any case
+    AWAY = "away"  # a labeler does not answer; it is asked again, unless a person is quicker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opinion:
+    """What one labeler said of an episode, without its rewards."""
+
+    labeler: str
+    version: str
+    success: bool
+    confidence: float
+
+    @staticmethod
+    def of(labels: Labels) -> Opinion:
+        return Opinion(
+            labeler=labels.labeler,
+            version=labels.version,
+            success=bool(labels.success),
+            confidence=float(labels.confidence),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """An episode in the queue. `note` says more in one line: which server is away, say."""
+
+    episode_id: str
+    reasons: tuple[Reason, ...]
+    opinions: tuple[Opinion, ...] = ()
+    note: str = ""
+    since_unix_ns: int = 0  # when it was first put in, by the clock of whoever did
+
+
+class LabelQueue:
+    """Put in twice, an episode waits once, for the newest reasons, since it was first put in."""
+
+    def __init__(self, folder: Path | str, *, now_unix_ns: Callable[[], int] = time.time_ns) -> None:
+        self._folder = Path(folder)
+        self._now_unix_ns = now_unix_ns
+
+    def put(
+        self, episode_id: str, reasons: Iterable[Reason], *, opinions: Sequence[Opinion] = (), note: str = ""
+    ) -> Waiting:
+        """Durably."""
+        path = self._path(episode_id)
+        with writer(self._folder) as temporary:
+            before = self.get(episode_id)
+            item = Waiting(
+                episode_id=episode_id,
+                reasons=tuple(dict.fromkeys(Reason(reason) for reason in reasons)),
+                opinions=tuple(opinions),
+                note=note,
+                since_unix_ns=before.since_unix_ns if before else self._now_unix_ns(),
+            )
+            if item != before:
+                staged = temporary / path.name
+                write_file(staged, dump_json(_to_json(item)))
+                os.replace(staged, path)
+                fsync_folder(self._folder)
+            return item
+
+    def waiting(self) -> list[Waiting]:
+        """All that wait, the longest first."""
+        items = (self.get(episode_id) for episode_id in self.ids())
+        return sorted(
+            (item for item in items if item is not None), key=lambda item: (item.since_unix_ns, item.episode_id)
+        )
+
+    def ids(self) -> list[str]:
+        """Of the episodes that wait, sorted: which ones, without opening them."""
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StoreError(f"cannot read {self._folder}: {error.strerror}") from error
+        found = (name.removesuffix(_ENDING) for name in names if name.endswith(_ENDING))
+        return sorted(name for name in found if _ID.fullmatch(name))
+
+    def get(self, episode_id: str) -> Waiting | None:
+        """One of them; None if it does not wait. Of a damaged one only the name is left, and that is enough."""
+        path = self._path(episode_id)
+        try:
+            return _from_json(load_json(read_file(path), name=str(path)))
+        except MissingError:
+            return None
+        except (StoreError, KeyError, TypeError, ValueError):
+            return Waiting(episode_id=episode_id, reasons=(Reason.NEW,), note="what was noted here is damaged")
+
+    def done(self, episode_id: str) -> bool:
+        """It waits no longer: its labels are in the store. Says whether it did."""
+        path = self._path(episode_id)
+        if not path.exists():
+            return False
+        with writer(self._folder):
+            try:
+                path.unlink()
+            except FileNotFoundError:  # somebody was quicker
+                return False
+            fsync_folder(self._folder)
+            return True
+
+    def _path(self, episode_id: str) -> Path:
+        if not _ID.fullmatch(episode_id):
+            raise UsageError(f"{episode_id[:80]!r} is not an episode id")
+        return self._folder / f"{episode_id}{_ENDING}"
+
+
+def _to_json(item: Waiting) -> dict[str, Any]:
+    return {
+        "episode_id": item.episode_id,
+        "reasons": [reason.value for reason in item.reasons],
+        "opinions": [
+            {name: getattr(one, name) for name in ("labeler", "version", "success", "confidence")}
+            for one in item.opinions
+        ],
+        "note": item.note,
+        "since_unix_ns": item.since_unix_ns,
+    }
+
+
+def _from_json(data: dict[str, Any]) -> Waiting:
+    return Waiting(
+        episode_id=data["episode_id"],
+        reasons=tuple(Reason(reason) for reason in data["reasons"]),
+        opinions=tuple(Opinion(**one) for one in data["opinions"]),
+        note=data["note"],
+        since_unix_ns=data["since_unix_ns"],
+    )
