@@ -35,7 +35,10 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only th
 def register(app: typer.Typer) -> None:
     app.command(epilog="Example: dovetail run peg-insertion run.seed=3 --name first-try")(run)
     app.command(epilog="Example: dovetail collect pick-place --demos 50")(collect)
-    app.command(epilog="Example: dovetail train pick-place-rtc learner.warmup_updates=10000")(train)
+    app.command(
+        epilog="Examples: dovetail train pick-place-rtc learner.warmup_updates=10000 | "
+        "dovetail train reward-classifier first-try precision=0.99"
+    )(train)
     app.command("eval", epilog="Example: dovetail eval first-try --episodes 200")(evaluate)
 
 
@@ -104,6 +107,10 @@ def train(
     evaluation: Annotated[
         bool, typer.Option("--eval/--no-eval", help="Have the robot show what was learned, at the end.")
     ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Of reward-classifier: the folder to make. Default: classifiers/TASK."),
+    ] = None,
     name: Name = None,
     resume: Resume = False,
     runs_dir: RunsDir = RUNS_DIR,
@@ -116,7 +123,22 @@ def train(
 
     The demonstrations are those of a run (`--resume NAME`, after `dovetail collect` or `dovetail episodes import`); for a
     new run the expert gives `run.demos` of them first.
+
+    `dovetail train reward-classifier RUN [RUN...] [KEY=VALUE]...` trains a success classifier instead, for the labeler
+    `classifier`, on the episodes of runs that were recorded with cameras and judged: by people, or by the task. Settings
+    such as cameras=[wrist], precision=0.99 or encoder.type=resnet are in docs/rewards.md.
     """
+    if arguments and arguments[0].replace("_", "-") == "reward-classifier":
+        with _loading():
+            from dovetail.cli import _reward_classifier
+
+        raise typer.Exit(
+            _reward_classifier.train_reward_classifier(
+                arguments[1:], name=name, out=out, runs_dir=runs_dir, seed=seed, quiet=quiet
+            )
+        )
+    if out is not None:
+        raise typer.BadParameter("goes with reward-classifier only: a run is named by --name", param_hint="--out")
     with _loading():
         from dovetail.cli import _session
 

@@ -57,6 +57,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "outcome": "dovetail.labels.outcome:OutcomeLabeler",
         "vlm": "dovetail.labels.vlm:VLMLabeler",
         "human": "dovetail.labels.human:HumanLabeler",
+        "classifier": "dovetail.labels.learned.classifier:ClassifierLabeler",
     },
     "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},
     "algorithm": {
