@@ -53,9 +53,9 @@ def classifier_curves(trained: Trained, *, title: str) -> bytes:
         spread.set_yscale("log")
         _axes(spread, "probability of frames held out", "", "frames", square=False)
         spread.text(
-            0.04, 0.95, f"no success: {int((~truth).sum())}", color=_BAD, transform=spread.transAxes, va="top"
+            0.3, 0.95, f"no success: {int((~truth).sum())}", color=_BAD, transform=spread.transAxes, va="top"
         )
-        spread.text(0.04, 0.88, f"success: {int(truth.sum())}", color=_GOOD, transform=spread.transAxes, va="top")
+        spread.text(0.3, 0.88, f"success: {int(truth.sum())}", color=_GOOD, transform=spread.transAxes, va="top")
         file = io.BytesIO()
         canvas.print_png(file)
     return file.getvalue()
@@ -77,11 +77,8 @@ def contact_sheet(trained: Trained, *, columns: int = 8, side_px: int = 128) -> 
     worst = mistakes(trained, most=_SHEET)
     cameras = list(trained.net.cameras)
     num_wrong = sum(_is_wrong(one, trained) for one in worst)
-    heads = [
-        f"{num_wrong} told wrong, the worst first; then the nearest calls"
-        if num_wrong
-        else "none told wrong: the nearest calls"
-    ]
+    told = f"{num_wrong} told wrong, the worst first; then" if num_wrong else "none told wrong;"
+    heads = [f"{told} the nearest calls"]
     heads.append(f"threshold {trained.threshold:.2f}; cameras: {', '.join(cameras)}; * held out")
     gap, caption, top = 8, 32, 52
     cell_height = len(cameras) * side_px + caption + gap

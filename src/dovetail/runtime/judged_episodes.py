@@ -75,11 +75,12 @@ def judged_episodes(
     if not found:
         raise UsageError("nobody has judged any episode of these runs: label some, or collect demonstrations")
     robot = found[-1].info.robot
-    wanted = {name for specs in _shown(robot, config).values() for name in specs}
+    specs = shown(robot, cameras=config.cameras, proprio=config.proprio)
+    wanted = [*specs["cameras"], *specs["proprio"]]
     episodes = []
     for number, truth in enumerate(found):
         there = truth.info.robot.observation
-        for key in sorted(wanted):
+        for key in wanted:
             if key not in there or there[key].shape != robot.observation[key].shape:
                 seen = there[key].describe() if key in there else "nothing"
                 raise UsageError(
@@ -90,7 +91,7 @@ def judged_episodes(
         episodes.append(
             judged(
                 episode,
-                keys=sorted(wanted),
+                keys=wanted,
                 success=truth.success,
                 rewards=truth.rewards,
                 by_person=truth.by_person,
@@ -101,7 +102,3 @@ def judged_episodes(
         )
         on_read(number + 1)
     return episodes, robot
-
-
-def _shown(robot: RobotSpec, config: TrainingConfig) -> dict[str, dict[str, object]]:
-    return {**shown(robot, cameras=config.cameras, proprio=config.proprio)}  # type: ignore[dict-item]

@@ -80,7 +80,7 @@ def choose_threshold(probabilities: Array, truth: Array, *, precision: float) ->
         found_precision, found_recall = precision_recall(said, yes)
         enough = found_precision >= precision
         rank = (float(enough), found_recall if enough else found_precision, found_precision)
-        if best is None or rank > best[0]:
+        if best is None or rank >= best[0]:  # of equals the strictest
             best = (rank, float(edge), found_precision)
     if best is None:  # it never says yes
         return 0.5, 0.0
