@@ -9,6 +9,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Labels, Outcome
 from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.human import human_labels
 from dovetail.labels.learned.training import TrainingConfig
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.judged_episodes import judged_episodes, truths
@@ -18,27 +19,36 @@ CONFIG = TrainingConfig(cameras=("front",))
 BY_CLASSIFIER = ("labels=[{type: classifier, folder: somewhere}]",)
 
 
-def said(folder, episode, labeler, *, success, priority=0):
+def said(folder, episode, labeler, *, success):
+    LabelStore(folder.labels).add(labels_of(episode, labeler, success=success))
+
+
+def labels_of(episode, labeler, *, success):
+    if labeler == "human":
+        return human_labels(
+            episode.id,
+            num_steps=len(episode),
+            outcome=episode.outcome,
+            judgement=Outcome.SUCCESS if success else Outcome.FAILURE,
+            by="somebody",
+        )
     rewards = np.zeros(len(episode), np.float32)
     rewards[-1] = success
-    LabelStore(folder.labels).add(
-        Labels(
-            episode_id=episode.id,
-            rewards=rewards,
-            discounts=np.ones(len(episode), np.float32),
-            success=success,
-            confidence=1.0,
-            labeler=labeler,
-            version="1",
-            priority=priority,
-        )
+    return Labels(
+        episode_id=episode.id,
+        rewards=rewards,
+        discounts=np.ones(len(episode), np.float32),
+        success=success,
+        confidence=1.0,
+        labeler=labeler,
+        version="1",
     )
 
 
 def test_a_person_is_believed_before_the_task(tmp_path):
     episodes = [lamp_episode(number, success=True) for number in range(2)]
     folder = lamp_run(tmp_path / "run", episodes)
-    said(folder, episodes[0], "human", success=False, priority=100)
+    said(folder, episodes[0], "human", success=False)
     for episode in episodes:
         said(folder, episode, "outcome", success=True)  # later, and no matter
     assert [(truth.success, truth.by_person) for truth in truths(folder)] == [(False, True), (True, False)]
@@ -48,8 +58,19 @@ def test_the_newest_word_of_a_person_counts(tmp_path):
     episode = lamp_episode(0, success=True)
     folder = lamp_run(tmp_path / "run", [episode])
     for success in (True, False):
-        said(folder, episode, "human", success=success, priority=100)
+        said(folder, episode, "human", success=success)
     assert [truth.success for truth in truths(folder)] == [False]
+
+
+def test_what_was_taken_back_or_thrown_away_does_not_count(tmp_path):
+    kept, thrown = lamp_episode(0, success=True), lamp_episode(1, success=True)
+    folder = lamp_run(tmp_path / "run", [kept, thrown])
+    said(folder, kept, "human", success=False)
+    LabelStore(folder.labels).retract(labels_of(kept, "human", success=False))
+    LabelStore(folder.labels).add(
+        human_labels(thrown.id, num_steps=8, outcome=thrown.outcome, judgement=Outcome.ABORTED, by="somebody")
+    )
+    assert [(truth.info.id, truth.success) for truth in truths(folder)] == [(kept.id, True)]
 
 
 def test_without_labels_it_is_how_it_ended(tmp_path):
@@ -73,7 +94,7 @@ def test_a_classifier_never_learns_from_its_own_word(tmp_path):
     said(folder, episodes[0], "classifier", success=True)
     said(folder, episodes[1], "vlm", success=True)
     assert truths(folder) == []
-    said(folder, episodes[2], "human", success=False, priority=100)
+    said(folder, episodes[2], "human", success=False)
     assert [(truth.info.id, truth.success) for truth in truths(folder)] == [(episodes[2].id, False)]
 
 

@@ -14,6 +14,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Outcome
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
+from dovetail.labels.human import HUMAN
 from dovetail.labels.learned.frames import JudgedEpisode, judged, shown
 from dovetail.labels.learned.training import TrainingConfig
 from dovetail.labels.store import LabelStore
@@ -21,7 +22,7 @@ from dovetail.runtime.folder import RunFolder
 
 __all__ = ["Truth", "judged_episodes", "truth_of", "truths"]
 
-_TRUE = {"human", "outcome"}  # labelers that are no models
+_TRUE = {HUMAN, "outcome"}  # labelers that are no models
 _MODELS = {"classifier", "vlm"}  # who may also end episodes
 
 
@@ -47,15 +48,21 @@ def truth_of(folder: RunFolder, info: EpisodeInfo, labels: LabelStore) -> Truth 
     """None: nobody knows, or it says nothing of the task."""
     if info.outcome is Outcome.ABORTED or not info.num_steps:
         return None
-    said = [record.labels for record in labels.history(info.id) if record.labels.labeler in _TRUE]
-    said.sort(key=lambda one: (one.labeler == "human", one.priority))  # stable: the newest of the best is last
+    said = [
+        record.labels
+        for record in labels.history(info.id)
+        if record.labels.labeler in _TRUE and not record.retracted
+    ]
+    said.sort(key=lambda one: (one.labeler == HUMAN, one.priority))  # stable: the newest of the best is last
     if said:
         best = said[-1]
+        if best.discard:
+            return None
         return Truth(
             run=folder.path,
             info=info,
             success=best.success,
-            by_person=best.labeler == "human",
+            by_person=best.labeler == HUMAN,
             rewards=best.rewards,
         )
     if info.judgement in (Outcome.SUCCESS, Outcome.FAILURE):
