@@ -1,0 +1,1 @@
+"""Labelers that compute with torch: the only ones that may."""
