@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.actor._seqlock import Seqlock
+from dovetail.core.seqlock import Seqlock
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.prompts import PROMPT_BYTES, encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
