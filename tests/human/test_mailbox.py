@@ -67,7 +67,12 @@ def test_a_reader_trusts_no_writer():
     box = Mailbox(2)
     reader = MailboxReader(box)
     now = time.monotonic_ns()
-    for sequence, axes, held, good in ((1, 0.5, 1, True), (2, np.nan, 1, False), (3, 1.5, 1, False), (4, 0, 7, False)):
+    for sequence, axes, held, good in (
+        (1, 0.5, 1, True),
+        (2, np.nan, 1, False),
+        (3, 1.5, 1, False),
+        (4, 0, 7, False),
+    ):
         box.drive.write({"numbers": (9, sequence, now, S, held), "axes": axes})
         hand = reader.hand()
         assert (hand.sequence, hand.good) == (sequence, good)

@@ -88,7 +88,7 @@ class Mailbox:
         self.word = {name: array[i : i + 1] for i, name in enumerate(_WORDS)}
         self.ring = data[ring:drive].view(np.int64).reshape(NUM_SLOTS, 8)  # number, event, session, time, checksum
         head = data[drive : drive + 64].view(np.int64)
-        fields = {
+        fields: dict[str, Array] = {
             "numbers": head[2:7],  # session, sequence, time_ns, expires_ns, held
             "axes": data[drive + 64 : drive + 64 + 4 * num_axes].view(np.float32),
         }
