@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import io
 import json
 import re
@@ -83,6 +84,8 @@ class ChatServer:
                 seen = _understood(body, dict(self.headers))
                 chat.seen.append(seen)
                 said = chat.answer(seen)
+                if mood == "wrong length" and isinstance(said, dict):
+                    said = {**said, "progress": said["progress"][:-1]}
                 text = said if isinstance(said, str) else json.dumps(said)
                 text = {"nonsense": "As a robot, I", "silence": ""}.get(mood, text)
                 data = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
@@ -90,6 +93,11 @@ class ChatServer:
                     data = b'{"choices": []}'
                 if mood == "truncated":
                     data = data[: len(data) // 2]
+                if mood == "huge":
+                    data = b" " * (5 << 20) + data
+                if mood == "drip":
+                    self._drip(data)
+                    return
                 if mood == "cut":
                     self.send_response(200)
                     self.send_header("Content-Length", str(len(data)))
@@ -106,6 +114,15 @@ class ChatServer:
                 self.end_headers()
                 self.wfile.write(data)
 
+            def _drip(self, data: bytes) -> None:
+                """A byte now and then: each comes in time, and all of them never."""
+                self.send_response(200)
+                self.end_headers()
+                with contextlib.suppress(OSError):  # until nobody listens any more
+                    for byte in data:
+                        self.wfile.write(bytes([byte]))
+                        time.sleep(0.02)
+
             def log_message(self, *_: Any) -> None: ...
 
         return Handler
@@ -118,3 +135,9 @@ def _understood(body: dict[str, Any], headers: dict[str, str]) -> Seen:
     pictures = [np.array(Image.open(io.BytesIO(base64.b64decode(url.split(",", 1)[1])))) for url in urls]
     token = re.findall(r'"id": "([0-9a-f]{16})"', text)[-1]
     return Seen(token=token, text=text, pictures=pictures, headers=headers, model=body["model"])
+
+
+def bright(seen: Seen) -> dict[str, Any]:
+    """The last frame is bright where the task was done; progress is how bright each is."""
+    light = [float(picture.mean()) / 255 for picture in seen.pictures]
+    return {"id": seen.token, "success": light[-1] > 0.5, "confidence": 0.9, "progress": light}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,23 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_server import ChatServer, Seen
+from chat_server import ChatServer, Seen, bright
+from filmed import filmed
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.core.errors import LabelError, UsageError
-from dovetail.core.specs import ArraySpec
-from dovetail.core.types import Episode, Observation, Outcome, Segment
+from dovetail.core.types import Outcome
 from dovetail.labels._answers import read_answer
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
 
 FAST = {"backoff_s": 0.001, "timeout_s": 5.0}
-
-
-def bright(seen: Seen) -> dict[str, Any]:
-    """The last frame is bright where the task was done; progress is how bright each is."""
-    light = [float(picture.mean()) / 255 for picture in seen.pictures]
-    return {"id": seen.token, "success": light[-1] > 0.5, "confidence": 0.9, "progress": light}
 
 
 @pytest.fixture
@@ -39,21 +32,6 @@ def server() -> Iterator[ChatServer]:
 
 def labeler(server: ChatServer, *, folder: Path | None = None, **config: Any) -> VLMLabeler:
     return VLMLabeler(VLMConfig(url=server.url, **{**FAST, **config}), folder=folder)
-
-
-def filmed(
-    make_episode: Any, outcome: Outcome = Outcome.TIMEOUT, *, end: float = 1.0, prompt: str = ""
-) -> Episode:
-    """Ten steps that grow bright evenly, from black to `end`."""
-    plain = make_episode(outcome, num_steps=10)
-    levels = np.linspace(0, 255 * end, 11).astype(np.uint8)
-    pictures = np.broadcast_to(levels[:, None, None, None], (11, 8, 8, 3)).copy()
-    columns = {**plain.segments[0].columns, "observation/front": pictures[:-1]}
-    last = Observation(time_ns=0, values={"state": np.zeros(1, np.float32), "front": pictures[-1]})
-    segment = Segment(episode_id="e1", first=0, final=True, columns=columns, last_observation=last)
-    observation = {**plain.robot.observation, "front": ArraySpec(shape=(8, 8, 3), dtype="uint8")}
-    robot = dataclasses.replace(plain.robot, observation=observation)
-    return dataclasses.replace(plain, robot=robot, segments=(segment,), prompt=prompt)
 
 
 def test_success_is_paid_at_the_end_and_is_an_end(server: ChatServer, make_episode: Any) -> None:
@@ -243,4 +221,10 @@ def test_anything_at_all_is_an_answer_or_a_label_error(text: str) -> None:
 
 def test_deep_nonsense_is_nonsense() -> None:
     with pytest.raises(LabelError):
-        read_answer('{"a":' * 100_000, token="t", num_progress=0)
+        read_answer('{"t":' * 1_000_000, token="t", num_progress=0)
+
+
+def test_who_thinks_aloud_for_long_is_still_heard() -> None:
+    thoughts = '{"id": "t", "success": true} hm, {' * 1_000_000
+    answer = read_answer(thoughts + '{"id": "t", "success": false}', token="t", num_progress=0)
+    assert not answer.success

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from dovetail.cli._session import Request
 
 __all__ = ["register"]
 
@@ -29,13 +33,25 @@ Resume = Annotated[
 Viewer = Annotated[bool, typer.Option("--viewer", help="Open the simulator's own window.")]
 Realtime = Annotated[bool, typer.Option("--realtime", help="Pace the simulation by the wall clock.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Short for run.seed=N.", show_default=False)]
+Console = Annotated[
+    bool, typer.Option("--console/--no-console", help="Open the web page to watch, take over and label beside it.")
+]
+ConsolePort = Annotated[
+    int | None,
+    typer.Option(
+        "--console-port", min=1, max=65535, help="Its port. Default: the console's own.", show_default=False
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
 def register(app: typer.Typer) -> None:
     app.command(epilog="Example: dovetail run peg-insertion run.seed=3 --name first-try")(run)
     app.command(epilog="Example: dovetail collect pick-place --demos 50")(collect)
-    app.command(epilog="Example: dovetail train pick-place-rtc learner.warmup_updates=10000")(train)
+    app.command(
+        epilog="Examples: dovetail train pick-place-rtc learner.warmup_updates=10000 | "
+        "dovetail train reward-classifier first-try precision=0.99"
+    )(train)
     app.command("eval", epilog="Example: dovetail eval first-try --episodes 200")(evaluate)
 
 
@@ -47,25 +63,17 @@ def run(
     viewer: Viewer = False,
     realtime: Realtime = False,
     seed: Seed = None,
+    console: Console = False,
+    console_port: ConsolePort = None,
     quiet: Quiet = False,
 ) -> None:
     """Learn a task online: demonstrations, then practice with help, then an evaluation and a report.
 
     Ctrl-C ends a run so that `dovetail run --resume NAME` goes on with it.
     """
-    with _loading():
-        from dovetail.cli import _session
+    request = _request(locals())
+    from dovetail.cli import _session
 
-    request = _session.Request(
-        arguments=tuple(arguments or ()),
-        name=name,
-        resume=resume,
-        runs_dir=runs_dir,
-        seed=seed,
-        viewer=viewer,
-        realtime=realtime,
-        quiet=quiet,
-    )
     raise typer.Exit(_session.run(request))
 
 
@@ -80,22 +88,14 @@ def collect(
     viewer: Viewer = False,
     realtime: Realtime = False,
     seed: Seed = None,
+    console: Console = False,
+    console_port: ConsolePort = None,
     quiet: Quiet = False,
 ) -> None:
     """Record demonstrations into a run folder; `dovetail run --resume NAME` learns from them later."""
-    with _loading():
-        from dovetail.cli import _session
+    request = _request(locals())
+    from dovetail.cli import _session
 
-    request = _session.Request(
-        arguments=tuple(arguments or ()),
-        name=name,
-        resume=resume,
-        runs_dir=runs_dir,
-        seed=seed,
-        viewer=viewer,
-        realtime=realtime,
-        quiet=quiet,
-    )
     raise typer.Exit(_session.collect(request, num_demos=demos))
 
 
@@ -104,6 +104,10 @@ def train(
     evaluation: Annotated[
         bool, typer.Option("--eval/--no-eval", help="Have the robot show what was learned, at the end.")
     ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Of reward-classifier: the folder to make. Default: classifiers/TASK."),
+    ] = None,
     name: Name = None,
     resume: Resume = False,
     runs_dir: RunsDir = RUNS_DIR,
@@ -116,20 +120,25 @@ def train(
 
     The demonstrations are those of a run (`--resume NAME`, after `dovetail collect` or `dovetail episodes import`); for a
     new run the expert gives `run.demos` of them first.
-    """
-    with _loading():
-        from dovetail.cli import _session
 
-    request = _session.Request(
-        arguments=tuple(arguments or ()),
-        name=name,
-        resume=resume,
-        runs_dir=runs_dir,
-        seed=seed,
-        viewer=viewer,
-        realtime=realtime,
-        quiet=quiet,
-    )
+    `dovetail train reward-classifier RUN [RUN...] [KEY=VALUE]...` trains a success classifier instead, for the labeler
+    `classifier`, on the episodes of runs that were recorded with cameras and judged: by people, or by the task. Settings
+    such as cameras=[wrist], precision=0.99 or encoder.type=resnet are in docs/rewards.md.
+    """
+    if arguments and arguments[0].replace("_", "-") == "reward-classifier":
+        with _loading():
+            from dovetail.cli import _reward_classifier
+
+        raise typer.Exit(
+            _reward_classifier.train_reward_classifier(
+                arguments[1:], name=name, out=out, runs_dir=runs_dir, seed=seed, quiet=quiet
+            )
+        )
+    if out is not None:
+        raise typer.BadParameter("goes with reward-classifier only: a run is named by --name", param_hint="--out")
+    request = _request(locals())
+    from dovetail.cli import _session
+
     raise typer.Exit(_session.train(request, evaluate=evaluation))
 
 
@@ -182,6 +191,15 @@ def evaluate(
             quiet=quiet,
         )
     )
+
+
+def _request(options: Mapping[str, Any]) -> Request:
+    """What a command was asked for, of all its options by name; what is not of every run is its own affair."""
+    with _loading():
+        from dovetail.cli._session import Request
+
+    known = {field.name: options[field.name] for field in fields(Request) if field.name in options}
+    return Request(**{**known, "arguments": tuple(options["arguments"] or ())})
 
 
 @contextmanager

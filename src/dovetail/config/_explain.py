@@ -40,15 +40,15 @@ _EXPECTED = {
 _FIRST = ("extra_forbidden", "plugin", "plugin_type")  # a misspelt key may also show up as a missing one
 
 
-def explain(problem: ValidationError, tree: Node) -> UsageError:
-    """The most telling of the errors, with a count of how many other keys are wrong too."""
+def explain(problem: ValidationError, tree: Node, *, root: type[Config] = RunConfig) -> UsageError:
+    """The most telling of the errors, with a count of how many other keys are wrong too. `root` reads the whole tree."""
     errors = problem.errors(include_url=False)
     ranked = sorted(errors, key=lambda error: error["type"] not in _FIRST)
     first = ranked[0]
     paths = {_path(error, tree) for error in errors}
     more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
     same = [error for error in ranked if _path(error, tree) == _path(first, tree)]
-    where, what = _line(first, same, tree)
+    where, what = _line(first, same, tree, root)
     kind = PluginError if first["type"] in ("plugin", "plugin_type") else ConfigError
     return kind(f"{where}: {what}{more}")
 
@@ -59,13 +59,13 @@ def _path(error: ErrorDetails, tree: Node) -> Path:
     return (*path, error["loc"][-1]) if error["type"] == "missing" else path
 
 
-def _line(error: ErrorDetails, same: Sequence[ErrorDetails], tree: Node) -> tuple[str, str]:
+def _line(error: ErrorDetails, same: Sequence[ErrorDetails], tree: Node, root: type[Config]) -> tuple[str, str]:
     path = _path(error, tree)
     node, _ = tree.descend(path)
     key, kind = dotted(path), error["type"]
     where = node.where
     if kind == "extra_forbidden":
-        return where, f"unknown key '{key}'.{_suggest(path, tree)}"
+        return where, f"unknown key '{key}'.{_suggest(path, tree, root)}"
     if kind == "missing":
         return where, f"the key '{key}' is missing{_example(path)}"
     if kind == "task":  # there is none: the place is the null, or else the robot that needs one
@@ -91,15 +91,15 @@ def _line(error: ErrorDetails, same: Sequence[ErrorDetails], tree: Node) -> tupl
     return where, f"'{key}' {message[0].lower()}{message[1:]}, got {got}"
 
 
-def _suggest(path: Path, tree: Node) -> str:
+def _suggest(path: Path, tree: Node, root: type[Config]) -> str:
     name = str(path[-1])
-    model = _model_at(path[:-1], tree)
+    model = _model_at(path[:-1], tree, root)
     if model is None:
         return ""
     if len(path) == 1:  # `seed=3` instead of `run.seed=3`
         elsewhere = [
             f"{section}.{name}"
-            for section, field in RunConfig.model_fields.items()
+            for section, field in root.model_fields.items()
             for nested in _models(field.annotation)
             if name in nested.model_fields
         ]
@@ -120,9 +120,9 @@ def _is_section(path: Path) -> bool:
     return bool(path) and path[0] in SECTION_KINDS and len(path) == (2 if path[0] == "labels" else 1)
 
 
-def _model_at(path: Path, tree: Node) -> type[Config] | None:
+def _model_at(path: Path, tree: Node, root: type[Config]) -> type[Config] | None:
     """The model that reads the mapping at a path, for naming what it would have accepted."""
-    models: list[type[Config]] = [RunConfig]
+    models: list[type[Config]] = [root]
     for depth, part in enumerate(path, start=1):
         if _is_section(path[:depth]):
             node, _ = tree.descend((*path[:depth], "type"))

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pydantic import ValidationError
 
 from dovetail.config import _yaml
 from dovetail.config._explain import explain
 from dovetail.config._tree import Node, from_plain, merge, put
+from dovetail.config.model import Config
 from dovetail.config.schema import DEFAULT_SECTIONS, SECTION_KINDS, RunConfig
 from dovetail.core.disk import write_atomic
 from dovetail.core.errors import ConfigError, RunFolderError, did_you_mean
@@ -33,11 +34,13 @@ __all__ = [
     "dump_yaml",
     "load",
     "load_saved",
+    "load_settings",
     "recipes",
     "save",
 ]
 
 SAVED_NAME = "config.yaml"
+Settings = TypeVar("Settings", bound=Config)
 _HASH_LINE = re.compile(r"^# hash: ([0-9a-f]{12})$", re.MULTILINE)
 
 
@@ -61,6 +64,17 @@ def load(sources: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunCon
             value = _expand_section(path[0], value)
         tree = put(tree, path, value)
     return _validate(tree)
+
+
+def load_settings(model: type[Settings], overrides: Sequence[str]) -> Settings:
+    """Settings that are no run's, from `key.sub=value` alone; as strict, and problems in one line too."""
+    tree = from_plain({}, "")
+    for path, value in sorted(map(_parse_override, overrides), key=lambda override: override[0][-1] != "type"):
+        tree = put(tree, path, value)
+    try:
+        return model.model_validate_json(json.dumps(tree.plain()), strict=True)
+    except ValidationError as problem:
+        raise explain(problem, tree, root=model) from problem
 
 
 def config_hash(config: RunConfig) -> str:

@@ -35,6 +35,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "operator": {
         "none": "dovetail.human.none:NoOperator",
         "scripted": "dovetail.human.scripted:ScriptedOperator",
+        "browser": "dovetail.human.browser:BrowserOperator",
     },
     "safety": {"filter": "dovetail.robots.safety:SafeRobot"},
     "actor": {
@@ -57,6 +58,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "outcome": "dovetail.labels.outcome:OutcomeLabeler",
         "vlm": "dovetail.labels.vlm:VLMLabeler",
         "human": "dovetail.labels.human:HumanLabeler",
+        "classifier": "dovetail.labels.learned.classifier:ClassifierLabeler",
     },
     "replay": {"mapped": "dovetail.replay.mapped:MappedReplay"},
     "algorithm": {

@@ -12,6 +12,7 @@ from dovetail.core.errors import LabelError
 
 __all__ = ["Answer", "read_answer"]
 
+_LONGEST = 20_000  # characters, from the end: who thinks aloud for longer still answers last
 _WORDS = {"true": True, "yes": True, "success": True, "false": False, "no": False, "failure": False}
 
 
@@ -26,7 +27,8 @@ class Answer:
 def read_answer(text: str, *, token: str, num_progress: int) -> Answer:
     """The last JSON object in the text that carries the question's token: a model may think aloud, repeat the question,
     or wrap its answer; what stood in the question cannot know the token."""
-    found = [thing for thing in _objects(text) if thing.get("id") == token]
+    text = text[-_LONGEST:]
+    found = [thing for thing in _objects(text) if thing.get("id") == token] if token in text else []
     if not found:
         raise LabelError("the model's answer holds no JSON object with the question's id")
     answer = found[-1]

@@ -52,14 +52,20 @@ class Chat:
         self._model = config.model
 
     @property
+    def num_tries(self) -> int:
+        """How often to ask for an answer that makes sense."""
+        return self._config.tries
+
+    @property
     def model(self) -> str:
         """Its name; asks the server where the config leaves it open."""
         if self._model is None:
-            listed = self._call("models", None)
             try:
-                self._model = str(listed["data"][0]["id"])
+                self._model = self._without_key(str(self._call("models", None)["data"][0]["id"]))
             except (KeyError, IndexError, TypeError):
                 raise LabelError(f"{self._config.url} lists no models: name one in `model`") from None
+            except LabelError as error:
+                raise LabelError(f"{error}; where it cannot list its models, name one in `model`") from None
         return self._model
 
     def ask(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -76,7 +82,7 @@ class Chat:
             raise LabelError(f"{self._config.url} answered, but not as the chat API does") from None
         if not isinstance(text, str):
             raise LabelError(f"{self._config.url} answered without any text")
-        return text
+        return self._without_key(text)
 
     def _call(self, what: str, body: Mapping[str, Any] | None) -> Any:
         config, wait_s, last = self._config, self._config.backoff_s, _Again("")
@@ -94,7 +100,7 @@ class Chat:
         raise LabelError(f"{config.url} was asked {times} and gave no answer: {last}")
 
     def _once(self, what: str, body: Mapping[str, Any] | None) -> Any:
-        config = self._config
+        config, started_s = self._config, time.monotonic()
         request = urllib.request.Request(
             f"{config.url.rstrip('/')}/{what}",
             data=None if body is None else json.dumps(body).encode(),
@@ -102,7 +108,7 @@ class Chat:
         )
         try:
             with _opener.open(request, timeout=config.timeout_s) as response:
-                data = response.read(_MOST_BYTES + 1)
+                data = _read(response, until_s=started_s + config.timeout_s)
         except urllib.error.HTTPError as error:
             status, after = error.code, error.headers.get("Retry-After", "")
             error.close()
@@ -120,13 +126,20 @@ class Chat:
             raise _Again("an answer that is not JSON, or not all of it") from None
 
     def _authorization(self) -> dict[str, str]:
-        name = self._config.key_env
+        name, key = self._config.key_env, self._key()
         if name is None:
             return {}
-        key = os.environ.get(name, "")
-        if not key or not key.isprintable():
+        if not key or not key.isascii() or not key.isprintable():
             raise LabelError(f"the environment variable {name} holds no key for {self._config.url}: set it")
         return {"Authorization": f"Bearer {key}"}
+
+    def _key(self) -> str:
+        return os.environ.get(self._config.key_env or "", "")
+
+    def _without_key(self, text: str) -> str:
+        """A server that says the key back must not bring it into a log."""
+        key = self._key()
+        return text.replace(key, "***") if key else text
 
 
 class _Again(Exception):
@@ -145,6 +158,16 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
 
 _opener = urllib.request.build_opener(_NoRedirect)
+
+
+def _read(response: http.client.HTTPResponse, *, until_s: float) -> bytes:
+    """All of an answer, or a little more than there may be of one; who trickles it out is as good as silent."""
+    data = b""
+    while len(data) <= _MOST_BYTES and (piece := response.read1(1 << 16)):
+        data += piece
+        if time.monotonic() > until_s:
+            raise TimeoutError("timed out")
+    return data
 
 
 def _seconds(header: str) -> float:

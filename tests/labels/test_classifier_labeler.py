@@ -1,0 +1,340 @@
+"""A success classifier from training to labels: what it learns, what it says, and what it refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.specs import ArraySpec
+from dovetail.core.types import Observation, Outcome
+from dovetail.labels.learned.classifier import ClassifierConfig, ClassifierLabeler
+from dovetail.labels.learned.folder import load_classifier, save_classifier
+from dovetail.labels.learned.frames import NO, UNSURE, YES, hold_out, judged, shown
+from dovetail.labels.learned.network import SuccessNet
+from dovetail.labels.learned.report import mistakes, scores
+from dovetail.labels.learned.training import TrainingConfig, balanced_loss, train
+from dovetail.policies.backbones import ResNet, save_backbone
+from dovetail.policies.encoders import EncoderConfig
+from lamp_runs import ROBOT, lamp_episode, lamp_episodes
+
+QUICK = {
+    "updates": 40,
+    "check_every": 10,
+    "batch_size": 32,
+    "shift": 1,
+    "cameras": ("front",),
+    "encoder": EncoderConfig(features=32),
+}
+
+
+def seen(episodes, keys=("front",)):
+    return [judged(one, keys=keys, success=one.outcome is Outcome.SUCCESS, unsure_frames=0) for one in episodes]
+
+
+@pytest.fixture(scope="module")
+def trained():
+    torch.set_num_threads(1)
+    return train(seen(lamp_episodes(24)), TrainingConfig(**QUICK), robot=ROBOT)
+
+
+@pytest.fixture
+def folder(trained, tmp_path):
+    save_classifier(tmp_path / "lamp", trained, facts={"task": "lamp"})
+    return tmp_path / "lamp"
+
+
+@pytest.fixture
+def labeler(folder):
+    return ClassifierLabeler(ClassifierConfig(folder=str(folder)))
+
+
+# ---- what it learns
+
+
+def test_it_learns_to_tell_success_on_episodes_it_never_saw(labeler):
+    fresh = lamp_episodes(10, first=1000)
+    assert [labeler.label(one).success for one in fresh] == [one.outcome is Outcome.SUCCESS for one in fresh]
+
+
+def test_all_of_it_learns():
+    """Trap: the head was wrapped in no_grad, and stayed what chance had made it."""
+    torch.manual_seed(0)
+    net = SuccessNet(EncoderConfig(features=8), **shown(ROBOT, cameras=["front"], proprio=["meter"]))
+    frames = net.look(seen(lamp_episodes(2), ("front", "meter"))[0].frames)
+    balanced_loss(net, frames, frames).backward()
+    for name, parameter in net.named_parameters():
+        assert parameter.grad is not None, name
+        assert parameter.grad.abs().sum() > 0, name
+
+
+def test_use_normalises_as_training_did(tmp_path):
+    """Trap: normalised in training, not in use. A meter that reads a thousand and three for success shows it."""
+    config = TrainingConfig(**{**QUICK, "proprio": ("meter",), "jitter": 0.0})
+    dark = [dataclasses.replace(one, segments=(_without_lamp(one.segments[0]),)) for one in lamp_episodes(24)]
+    trained = train(seen(dark, ("front", "meter")), config, robot=ROBOT)
+    save_classifier(tmp_path / "meter", trained, facts={})
+    labeler = ClassifierLabeler(ClassifierConfig(folder=str(tmp_path / "meter")))
+    for one, p in zip(dark, trained.probabilities, strict=True):
+        assert labeler.probabilities(one) == pytest.approx(p, abs=1e-6)
+    held = [dark[place] for place in trained.held_out]
+    assert [labeler.label(one).success for one in held] == [one.outcome is Outcome.SUCCESS for one in held]
+
+
+def _without_lamp(segment):
+    """Only the meter tells."""
+    dark = np.full_like(segment.columns["observation/front"], 60)
+    last = segment.last_observation
+    values = {**last.values, "front": dark[0]}
+    return dataclasses.replace(
+        segment,
+        columns={**segment.columns, "observation/front": dark},
+        last_observation=dataclasses.replace(last, values=values),
+    )
+
+
+def test_training_is_the_same_for_the_same_seed(trained):
+    again = train(seen(lamp_episodes(24)), TrainingConfig(**QUICK), robot=ROBOT)
+    assert again.threshold == trained.threshold
+    assert all((a == b).all() for a, b in zip(again.probabilities, trained.probabilities, strict=True))
+
+
+def test_a_frozen_encoder_stays_as_it_is_and_travels_along(tmp_path):
+    file = tmp_path / "eyes.safetensors"
+    torch.manual_seed(3)
+    save_backbone(ResNet(width=8), file, arch="resnet10")
+    frozen = EncoderConfig(type="frozen", arch="resnet10", file=str(file), stride=8, features=32)
+    trained = train(seen(lamp_episodes(24)), TrainingConfig(**{**QUICK, "encoder": frozen}), robot=ROBOT)
+    save_classifier(tmp_path / "lamp", trained, facts={})
+    before = file.read_bytes()
+    file.unlink()
+    labeler = ClassifierLabeler(ClassifierConfig(folder=str(tmp_path / "lamp")))
+    assert (tmp_path / "lamp" / "encoder.safetensors").read_bytes() == before
+    assert labeler.probabilities(lamp_episodes(1)[0]) == pytest.approx(trained.probabilities[0], abs=1e-6)
+    assert not any("eyes" in name for name in trained.net.state_dict())
+
+
+# ---- what it is trained on
+
+
+def test_the_last_frames_of_a_success_show_it_and_those_before_are_left_out():
+    one = judged(lamp_episode(0, success=True), keys=["front"], success=True, positive_frames=2, unsure_frames=1)
+    assert one.truth.tolist() == [NO] * 6 + [UNSURE] + [YES] * 2
+    failed = judged(lamp_episode(0, success=False), keys=["front"], success=False)
+    assert failed.truth.tolist() == [NO] * 9
+
+
+def test_what_was_recorded_after_success_shows_it_too():
+    rewards = np.zeros(8, np.float32)
+    rewards[3] = 1.0  # earned by step 3: from the observation after it on
+    one = judged(lamp_episode(0, success=True), keys=["front"], success=True, rewards=rewards, unsure_frames=1)
+    assert one.truth.tolist() == [NO] * 3 + [UNSURE] + [YES] * 5
+
+
+def test_long_episodes_are_thinned_but_for_what_shows_success():
+    one = judged(
+        lamp_episode(0, success=True, num_steps=50), keys=["front"], success=True, unsure_frames=0, most_frames=10
+    )
+    assert one.truth.tolist() == [NO] * 8 + [YES] * 2
+    assert one.rows[[0, -3, -1]].tolist() == [0, 48, 50]
+    assert len(one.frames["front"]) == 10
+
+
+def test_it_is_split_by_episode_and_never_by_frame(trained):
+    """Trap: frames of one episode on both sides make any accuracy look good."""
+    learned, held = hold_out(trained.episodes, share=0.25)
+    assert not set(learned) & set(held)
+    assert sorted(learned + held) == list(range(24))
+    assert list(trained.held_out) == held
+    assert {trained.episodes[place].success for place in held} == {True, False}
+    # an episode is on the same side whenever it is met again
+    assert hold_out(trained.episodes, share=0.25) == (learned, held)
+
+
+def test_one_of_each_kind_is_held_out_where_there_are_two():
+    few = seen(lamp_episodes(4))
+    learned, held = hold_out(few, share=0.01)
+    assert sorted(few[place].success for place in held) == [False, True]
+    assert sorted(few[place].success for place in learned) == [False, True]
+
+
+def test_one_success_is_not_enough():
+    with pytest.raises(UsageError, match="at least two episodes that succeeded"):
+        train(seen(lamp_episodes(2)), TrainingConfig(**QUICK), robot=ROBOT)
+
+
+def test_scores_and_mistakes(trained):
+    by_episode = scores(trained)[0]
+    assert (by_episode.what, by_episode.held_out, by_episode.num, by_episode.errors) == ("episodes", True, 6, 0)
+    assert (by_episode.precision, by_episode.recall, by_episode.auc) == (1.0, 1.0, 1.0)
+    worst = mistakes(trained, most=5)
+    assert [one.off_by for one in worst] == sorted((one.off_by for one in worst), reverse=True)
+    # a classifier that is wrong about one frame shows that one first
+    p = [array.copy() for array in trained.probabilities]
+    p[1][4] = 0.999
+    spoilt = dataclasses.replace(trained, probabilities=p)
+    first = mistakes(spoilt, most=5)[0]
+    assert (first.episode, first.frame, first.truth) == (1, 4, False)
+
+
+# ---- what it says
+
+
+def test_success_is_paid_at_the_end_and_is_an_end(labeler):
+    done = labeler.label(lamp_episode(500, success=True, outcome=Outcome.TIMEOUT))
+    assert done.success
+    assert done.rewards.tolist() == [0.0] * 7 + [1.0]
+    assert done.discounts.tolist() == [1.0] * 7 + [0.0]
+    assert done.labeler == "classifier"
+    failed = labeler.label(lamp_episode(501, success=False, outcome=Outcome.TIMEOUT))
+    assert not failed.success
+    assert not failed.rewards.any()
+    assert failed.discounts.all()  # a timeout only stopped the recording
+
+
+def test_it_does_not_believe_the_task(labeler):
+    """The classifier decides, whatever the episode says of its end."""
+    assert not labeler.label(lamp_episode(502, success=False, outcome=Outcome.SUCCESS)).success
+    assert labeler.label(lamp_episode(503, success=True, outcome=Outcome.FAILURE)).success
+
+
+def test_so_many_frames_in_a_row_must_show_it(folder):
+    episode = lamp_episode(504, success=True)  # in the last two
+    for consecutive, success in ((1, True), (2, True), (3, False)):
+        config = ClassifierConfig(folder=str(folder), consecutive=consecutive)
+        assert ClassifierLabeler(config).label(episode).success is success
+
+
+def test_progress_pays_what_each_step_added(folder):
+    """Trap: absolute progress, summed, pays for dawdling."""
+    labeler = ClassifierLabeler(ClassifierConfig(folder=str(folder), reward="progress"))
+    episode = lamp_episode(505, success=True)
+    p = labeler.probabilities(episode)
+    labels = labeler.label(episode)
+    assert labels.rewards == pytest.approx(np.diff(p), abs=1e-6)
+    assert labels.rewards.sum() == pytest.approx(p[-1] - p[0], abs=1e-5)
+
+
+def test_confidence_is_what_it_gives_its_own_answer(labeler):
+    for episode in (lamp_episode(506, success=True), lamp_episode(507, success=False)):
+        p = labeler.probabilities(episode)[-2:].mean()
+        labels = labeler.label(episode)
+        assert labels.confidence == pytest.approx(p if labels.success else 1 - p)
+        assert labels.confidence > 0.5
+
+
+def test_one_observation_is_judged_as_in_its_episode(labeler):
+    episode = lamp_episode(508, success=True)
+    p = labeler.probabilities(episode)
+    assert labeler.judge(episode.last_observation) == pytest.approx(p[-1], abs=1e-5)
+    assert labeler.judge(episode.last_observation) >= labeler.threshold
+    first = {key: episode.column(f"observation/{key}")[0] for key in ROBOT.observation}
+    assert labeler.judge(Observation(time_ns=0, values=first)) < labeler.threshold
+
+
+def test_the_version_names_network_and_rule(folder):
+    versions = {
+        ClassifierLabeler(ClassifierConfig(folder=str(folder), **rule)).version
+        for rule in ({}, {"threshold": 0.7}, {"consecutive": 3}, {"reward": "progress"})
+    }
+    assert len(versions) == 4
+    assert all(version.startswith(load_classifier(folder).version) for version in versions)
+
+
+def test_aborted_episodes_get_no_labels(labeler):
+    with pytest.raises(UsageError, match="aborted"):
+        labeler.label(lamp_episode(509, success=True, outcome=Outcome.ABORTED))
+
+
+# ---- what it refuses
+
+
+def test_a_camera_of_another_size_is_refused_in_one_line(labeler):
+    small = ArraySpec(shape=(8, 8, 3), dtype="uint8")
+    robot = dataclasses.replace(ROBOT, observation={**ROBOT.observation, "front": small})
+    with pytest.raises(
+        UsageError, match=r"trained on camera 'front' of uint8\[16, 16, 3\].* gives uint8\[8, 8, 3\]"
+    ):
+        labeler.check(robot)
+    blind = dataclasses.replace(ROBOT, observation={"meter": ROBOT.observation["meter"]})
+    with pytest.raises(UsageError, match="looks at camera 'front', which robot 'lamplighter' does not have"):
+        labeler.check(blind)
+
+
+def test_what_no_robot_shows_is_refused_in_one_line():
+    with pytest.raises(UsageError, match=r"no camera 'frint'. Did you mean 'front'\?"):
+        shown(ROBOT, cameras=["frint"], proprio=[])
+    with pytest.raises(UsageError, match=r"no low-dimensional observation 'metre'. Did you mean 'meter'\?"):
+        shown(ROBOT, cameras=[], proprio=["metre"])
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "classifier.json"])
+def test_any_changed_byte_is_refused(folder, name):
+    data = bytearray((folder / name).read_bytes())
+    data[len(data) // 2] ^= 1
+    (folder / name).write_bytes(data)
+    with pytest.raises(StoreError, match="damaged"):
+        load_classifier(folder)
+
+
+def test_a_missing_file_is_named(folder):
+    (folder / "weights.safetensors").unlink()
+    with pytest.raises(StoreError, match=r"weights\.safetensors is missing"):
+        load_classifier(folder)
+
+
+def test_no_classifier_says_how_to_make_one(tmp_path):
+    labeler = ClassifierLabeler(ClassifierConfig(folder=str(tmp_path / "none")))  # a constructor does no I/O
+    with pytest.raises(UsageError, match="dovetail train reward-classifier"):
+        labeler.check(ROBOT)
+
+
+def test_a_pickle_is_never_opened(folder, tmp_path):
+    mark = tmp_path / "ran"
+
+    class Evil:
+        def __reduce__(self):
+            return (Path.touch, (mark,))
+
+    (folder / "weights.safetensors").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(StoreError):
+        load_classifier(folder)
+    assert not mark.exists()
+
+
+def test_a_folder_is_never_written_over(folder, trained):
+    with pytest.raises(UsageError, match="is there already"):
+        save_classifier(folder, trained, facts={})
+
+
+# ---- a run's own copy
+
+
+def test_a_run_keeps_the_one_it_uses(folder, tmp_path):
+    config = ClassifierConfig(folder=str(folder))
+    episode = lamp_episode(510, success=True)
+    before = ClassifierLabeler(config, folder=tmp_path / "run").label(episode)
+    folder.rename(tmp_path / "gone")
+    after = ClassifierLabeler(config, folder=tmp_path / "run").label(episode)
+    assert (after.version, after.confidence) == (before.version, before.confidence)
+
+
+def test_another_one_is_taken_up_whole_or_not_at_all(folder, tmp_path, trained):
+    config = ClassifierConfig(folder=str(folder))
+    labeler = ClassifierLabeler(config, folder=tmp_path / "run")
+    old = labeler.version
+    save_classifier(tmp_path / "run" / "newer", dataclasses.replace(trained, threshold=0.9), facts={})
+    save_classifier(tmp_path / "run" / "broken", dataclasses.replace(trained, threshold=0.8), facts={})
+    (tmp_path / "run" / "broken" / "weights.safetensors").write_bytes(b"")
+    with pytest.raises(StoreError):
+        labeler.adopt("broken")
+    assert labeler.version == old
+    labeler.adopt("newer")
+    assert labeler.threshold == 0.9
+    assert labeler.version != old
+    assert ClassifierLabeler(config, folder=tmp_path / "run").version == labeler.version  # after a restart too
