@@ -22,7 +22,7 @@ SETTINGS = (
     "learner.bc_updates=5",
     "learner.warmup_updates=5",
     "learner.utd=0.1",
-    "task.time_limit_s=120",
+    "task.time_limit_s=60",
     "task.tolerance_m=0.02",
     "task.push_m=[0.07, 0.08]",
 )
@@ -38,7 +38,18 @@ def until(holds: Callable[[], Any], *, what: str, timeout_s: float = 60.0) -> An
 
 
 def start_run(runs: Path, *settings: str, name: str = "arm") -> subprocess.Popen[str]:
-    arguments = ["run", "push-cube", *SETTINGS, *settings, "--realtime", "--quiet", "--runs-dir", str(runs), "--name", name]
+    arguments = [
+        "run",
+        "push-cube",
+        *SETTINGS,
+        *settings,
+        "--realtime",
+        "--quiet",
+        "--runs-dir",
+        str(runs),
+        "--name",
+        name,
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail.cli", *arguments],
         stdout=subprocess.PIPE,

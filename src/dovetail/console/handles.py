@@ -55,6 +55,10 @@ class Robot(Protocol):
         """The newest picture, uint8 [H, W, 3], and its number; None if there is none newer. Called by one thread."""
         ...
 
+    def close(self) -> None:
+        """At the end, by that thread too."""
+        ...
+
 
 class Driver(Protocol):
     """Where driving goes. Nothing here waits: the arm's own loop decides what it heeds."""
