@@ -273,6 +273,7 @@ class InlineRun:
         run, status = self._config.run, self.status
         actor = self._actor(Purpose.ONLINE)
         status.begin("learning online", run.env_steps, done=status.env_steps)
+        self._watch(status)
         saved_s = time.monotonic()
         self._catch_up(learner)
         self._update(learner, actor)
@@ -365,6 +366,7 @@ class InlineRun:
         if not num_episodes or not self._evaluates or self._known(name):
             return None
         self.status.begin(f"evaluating: {name}", num_episodes)
+        self._watch(self.status)
         ids, num_successes = [], 0
         snapshot = None if name == "untrained" else self._newest()
         for episode in evaluation_episodes(

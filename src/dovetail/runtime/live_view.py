@@ -46,6 +46,7 @@ class LiveState:
 
     control: str  # policy, human, holding, paused, fault, or idle between episodes
     reason: str  # why it holds, is paused or stopped; empty otherwise
+    may_drive: bool  # nobody helps in an evaluation
     driver: int  # the session that drives; 0: none
     episode: dict[str, Any]  # id, purpose, number; empty before the first
     step: int
@@ -158,6 +159,7 @@ class LiveView:
         return LiveState(
             control=control,
             reason=reason,
+            may_drive=facts.get("episode", {}).get("purpose") != "eval",
             driver=box.driver,
             episode=facts.pop("episode", {}),
             step=step,
