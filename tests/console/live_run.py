@@ -22,7 +22,7 @@ SETTINGS = (
     "learner.bc_updates=5",
     "learner.warmup_updates=5",
     "learner.utd=0.1",
-    "task.time_limit_s=60",
+    "task.time_limit_s=40",
     "task.tolerance_m=0.02",
     "task.push_m=[0.07, 0.08]",
 )
@@ -43,7 +43,6 @@ def start_run(runs: Path, *settings: str, name: str = "arm") -> subprocess.Popen
         "push-cube",
         *SETTINGS,
         *settings,
-        "--realtime",
         "--quiet",
         "--runs-dir",
         str(runs),

@@ -41,7 +41,7 @@ def events(console):
 def take_over(console, page):
     console.enter(page, "/takeover")
     page.wait_for_selector("body[data-drives]")
-    page.wait_for_function("window.dovetail.state?.axes?.length > 0")
+    page.wait_for_function("window.dovetail.state?.may_drive")
     page.keyboard.down("Space")
 
 
@@ -134,7 +134,7 @@ def test_a_page_that_loses_the_focus_leaves_the_arm_holding(arm, page):
 def test_sticks_on_the_screen_drive_too(arm, page):
     arm.enter(page, "/takeover")
     page.wait_for_selector("body[data-drives]")
-    page.wait_for_function("window.dovetail.state?.axes?.length > 0")
+    page.wait_for_function("window.dovetail.state?.may_drive")
     box = page.locator("#dt-stick-left").bounding_box()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()

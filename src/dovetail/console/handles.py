@@ -18,6 +18,7 @@ class LiveState:
     control: str  # policy, human, holding, paused, fault, or idle between episodes
     reason: str = ""  # why it holds, is paused or stopped
     driver: int = 0  # the session that drives; 0: none
+    may_drive: bool = True  # nobody drives in an evaluation
     episode: Mapping[str, Any] = field(default_factory=dict)  # id, purpose, number
     step: int = 0
     prompt: str = ""

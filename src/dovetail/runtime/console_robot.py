@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from dovetail.console.handles import LiveState
@@ -32,7 +33,8 @@ class LiveRobot:
                 self._view = LiveView.attach(self._folder)
             else:
                 self._view.refresh()
-            self._view.writer.beat()
+            with contextlib.suppress(UsageError):  # somebody else drives this one: we look on
+                self._view.writer.beat()
         except NotLive:
             self._view = None
 
@@ -42,9 +44,8 @@ class LiveRobot:
         view = self._view
         if view is None or not view.alive:
             return None
-        state = view.state()
-        hint = None if state.hint is None else asdict(state.hint)
-        return LiveState(**{**asdict(state), "hint": hint})
+        state = asdict(view.state())
+        return LiveState(**{field.name: state[field.name] for field in fields(LiveState)})
 
     @property
     def axes(self) -> Sequence[str]:
@@ -66,7 +67,9 @@ class LiveRobot:
         return None if picture is None else (number, picture)
 
     def close(self) -> None:
-        self._view = None
+        view, self._view = self._view, None
+        if view is not None:
+            view.writer.close()
         if self._filming is not None:
             self._filming.close()
             self._filming = None
@@ -81,7 +84,8 @@ class LiveRobot:
         view = self._view
         if view is not None:
             still = (0.0,) * len(self.axes)
-            view.writer.drive(session=session, sequence=sequence, held=True, axes=still, expires_s=_AT_ONCE_S)
+            with contextlib.suppress(UsageError):  # then it was not us who drove
+                view.writer.drive(session=session, sequence=sequence, held=True, axes=still, expires_s=_AT_ONCE_S)
 
     def post(self, event: Event, *, session: int) -> None:
         self._running().writer.post(event, session=session)
