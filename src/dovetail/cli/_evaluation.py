@@ -61,6 +61,8 @@ def evaluate(
     label = source.label(snapshot) if snapshot else "the remote policy"
     console.print(rate_line(label, rate), soft_wrap=True)
     facts = {"weights": label, "seed": config.run.seed, "settings": list(overrides), **rate.to_json()}
+    if snapshot is not None and source.checkpoint is None:
+        facts["version"] = snapshot.version
     try:
         source.folder.event("eval", **facts)
     except OSError as error:  # somebody else's run may be looked at too

@@ -24,7 +24,7 @@ def make_app(
     handles: Handles, *, token: str, port: int, is_local: bool = True, names: tuple[str, ...] = ()
 ) -> Guard:
     """All pages behind the guard. `port` is where it will listen; `names` are the machine's, where others may reach it."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=wire.lifespan(handles))
     app.mount(f"/static/{version('dovetail')}", StaticFiles(directory=Path(__file__).parent / "static"))
     wire.register(app, handles)
     for page in PAGES:

@@ -71,7 +71,15 @@ class Guard:
         if not _is_small(headers):
             await _refuse(scope, send, 413, f"a request may have {MAX_BODY} bytes\n")
             return
-        await self.app(scope, _limited(receive) if scope["type"] == "http" else receive, _with_safe_headers(send))
+        if scope["type"] == "websocket":
+            await self.app(scope, receive, send)
+            return
+        body = _Body(receive)
+        try:
+            await self.app(scope, body, _with_safe_headers(send))
+        except RuntimeError:
+            if not body.is_over:  # NiceGUI's middleware fails where a browser has left before its answer was ready
+                raise
 
     def _is_ours(self, headers: Headers) -> bool:
         host, origin = headers.get("host", ""), headers.get("origin")
@@ -156,17 +164,21 @@ def _is_small(headers: Headers) -> bool:
     return declared.isdecimal() and len(declared) < 12 and int(declared) <= MAX_BODY
 
 
-def _limited(receive: Receive) -> Receive:
-    """A body of undeclared length that grows too long ends as if its sender had gone."""
-    num_bytes = 0
+class _Body:
+    """Of a request. One of undeclared length that grows too long ends as if its sender had gone."""
 
-    async def limited() -> Message:
-        nonlocal num_bytes
-        message = await receive()
-        num_bytes += len(message.get("body", b""))
-        return message if num_bytes <= MAX_BODY else {"type": "http.disconnect"}
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._num_bytes = 0
+        self.is_over = False
 
-    return limited
+    async def __call__(self) -> Message:
+        message = await self._receive()
+        self._num_bytes += len(message.get("body", b""))
+        if self._num_bytes > MAX_BODY:
+            message = {"type": "http.disconnect"}
+        self.is_over = self.is_over or message["type"] == "http.disconnect"
+        return message
 
 
 def _with_safe_headers(send: Send) -> Send:

@@ -13,50 +13,61 @@ __all__ = ["Driver", "Handles", "LiveState", "Robot", "Run", "Version", "Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveState:
-    """The running robot at one moment."""
+    """The running robot at one moment: plain values, ready for JSON."""
 
-    control: str  # who moves it: policy, human, held, paused, waiting, fault
-    reason: str = ""  # why it is held, or what the fault is
-    prompt: str = ""
-    purpose: str = ""  # of the episode: demo, online, eval
-    episode: str = ""
+    control: str  # policy, human, holding, paused, fault, or idle between episodes
+    reason: str = ""  # why it holds, is paused or stopped
+    driver: int = 0  # the session that drives; 0: none
+    episode: Mapping[str, Any] = field(default_factory=dict)  # id, purpose, number
     step: int = 0
+    prompt: str = ""
+    values: Mapping[str, Sequence[float]] = field(default_factory=dict)  # what the robot feels, by name
+    executed: Sequence[float] = ()
+    health: Mapping[str, float] = field(
+        default_factory=dict
+    )  # ticks, overruns, late_ms, worst_late_ms, thinking_ms
     policy_version: int = 0
-    driver: str = ""  # who drives, by name
-    hint: str = ""  # when to intervene, and how long
-    health: Mapping[str, float] = field(default_factory=dict)  # of the control loop
-    state: Mapping[str, Sequence[float]] = field(default_factory=dict)  # what the robot feels, by name
-    takes_over: bool = True  # whether a person at the console may
+    weights_age_s: float | None = None  # since the newest weights were published
+    mode: str = ""  # how it acts: sequential, rtc...
+    hint: Mapping[str, Any] | None = None  # when to take over: text, and for how many seconds
+    facts: Mapping[str, Any] = field(default_factory=dict)  # of the run: its phase, figures
 
 
 class Robot(Protocol):
     """The robot of a run that may be running now, in another process."""
 
+    def refresh(self) -> None:
+        """Called now and then: look whether the run has started, ended, or acts anew; say that a console is there."""
+        ...
+
     def state(self) -> LiveState | None:
         """Now; None while nothing runs."""
+        ...
+
+    @property
+    def axes(self) -> Sequence[str]:
+        """Names of what a person can move, in the order in which `Driver.drive` wants them."""
         ...
 
     def cameras(self) -> Sequence[str]: ...
 
     def frame(self, camera: str, newer_than: int) -> tuple[int, Array] | None:
-        """Number and picture uint8 [H, W, 3] of the newest frame, a copy; None if there is none newer."""
+        """The newest picture, uint8 [H, W, 3], and its number; None if there is none newer. Called by one thread."""
         ...
 
 
 class Driver(Protocol):
     """Where driving goes. Nothing here waits: the arm's own loop decides what it heeds."""
 
-    def drive(self, *, name: str, sequence: int, motion: Sequence[float], gripper: float, held: bool) -> None:
-        """`motion`: x, y, z and turns about them, each -1 to 1 of the fastest allowed. `held`: the dead-man key."""
+    def drive(self, *, session: int, sequence: int, held: bool, axes: Sequence[float]) -> None:
+        """Each axis -1 to 1 of the fastest allowed. Not `held`: given back. Raises UsageError for nonsense."""
         ...
 
-    def lost(self) -> None:
+    def lose(self, *, session: int, sequence: int) -> None:
         """The page, the network or the focus has gone away while driving: the arm holds."""
         ...
 
-    def event(self, event: Event) -> None: ...
-
-    def emergency_stop(self, who: str) -> None: ...
+    def post(self, event: Event, *, session: int) -> None: ...
 
 
 class Run(Protocol):
@@ -75,7 +86,7 @@ class Run(Protocol):
         ...
 
     def curves(self) -> Mapping[str, Sequence[tuple[float, float]]]:
-        """Learner's curves by name: (env steps, value)."""
+        """The learner's curves by name: (env steps, value). May take a moment."""
         ...
 
 
@@ -87,7 +98,9 @@ class Version:
 
 
 class Weights(Protocol):
-    def versions(self) -> Sequence[Version]: ...
+    def versions(self) -> Sequence[Version]:
+        """Those that can be loaded, oldest first."""
+        ...
 
     def pinned(self) -> int | None: ...
 

@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from typing import TYPE_CHECKING
+from urllib.parse import unquote
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI
 from nicegui import ui
+from starlette.requests import HTTPConnection
 
 if TYPE_CHECKING:
     from dovetail.console.handles import Handles
@@ -35,9 +37,9 @@ class Page:
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
-def person(request: Request) -> str:
+def person(request: HTTPConnection) -> str:
     """Who sits at that browser, by the name that they gave themselves in the header; shown to people, trusted by nobody."""
-    name = request.cookies.get("dovetail_name", "")
+    name = unquote(request.cookies.get("dovetail_name", ""))
     kept = "".join(letter for letter in name if letter.isprintable() and letter not in "<>&\"'\\;")
     return kept.strip()[:_NAME_LENGTH] or "somebody"
 

@@ -1,4 +1,4 @@
-"""Live."""
+"""Live: what the robot sees, who is in control, how learning goes, and the buttons to say something about it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from nicegui import ui
 
 from dovetail.console.handles import Handles
 from dovetail.console.layout import Page, frame
+from dovetail.console.parts import CAMERAS, CONTROL, buttons, chart
 
 __all__ = ["PAGE"]
 
@@ -14,8 +15,30 @@ __all__ = ["PAGE"]
 def register(app: FastAPI, handles: Handles) -> None:
     @ui.page("/")
     def show() -> None:
-        with frame(PAGE, handles.run.name):
-            ui.label("Live")
+        with frame(PAGE, handles.run.name, scripts=("live.js",)):
+            with ui.element("div").classes("dt-live"):
+                ui.html(CAMERAS, sanitize=False).classes("dt-card dt-flush")
+                with ui.element("div").classes("dt-column"):
+                    said = buttons("start", "pause", "acknowledge", "stop")
+                    ui.html(CONTROL + said, sanitize=False).classes("dt-card")
+                    _card("Control loop", "dt-health", "dt-stats")
+                    _card("Coach", "dt-coach", "dt-coach").classes("dt-grow")
+            curves = (
+                chart("Success, last 20 episodes", "success", share=True),
+                chart("Return", "return"),
+                chart("Share of steps by a person", "human_share", share=True),
+            )
+            ui.html("".join(curves), sanitize=False).classes("dt-three")
 
 
-PAGE = Page(path="/", title="Live", icon="videocam", register=register)
+def _card(title: str, name: str, kind: str) -> ui.html:
+    return ui.html(f'<h3>{title}</h3><div id="{name}" class="{kind}"></div>', sanitize=False).classes("dt-card")
+
+
+PAGE = Page(
+    path="/",
+    title="Live",
+    icon="videocam",
+    register=register,
+    keys={"c": "start, or go on", "p": "pause", "k": "acknowledge a fault"},
+)

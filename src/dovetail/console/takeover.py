@@ -1,4 +1,4 @@
-"""Take over."""
+"""Take over: drive the arm while a dead-man key is held, by keyboard, gamepad or on-screen sticks; judge the episode."""
 
 from __future__ import annotations
 
@@ -7,15 +7,74 @@ from nicegui import ui
 
 from dovetail.console.handles import Handles
 from dovetail.console.layout import Page, frame
+from dovetail.console.parts import CAMERAS, CONTROL, buttons
 
 __all__ = ["PAGE"]
 
+_HINT = '<div id="dt-hint" class="dt-hint" hidden></div>'
+
+_KEYS = (("WASD", "slide"), ("EQ", "up, down"), ("←→", "turn"), ("↑↓", "tip"), (",.", "roll"), ("G", "gripper"))
+
+
+def _stick(name: str, *, right: str, up: str, what: str) -> str:
+    """`right` and `up` name the axes; a minus after one turns it round."""
+    stick = f'<div class="dt-stick" id="dt-stick-{name}" data-right="{right}" data-up="{up}"><i></i></div>'
+    return f'<div class="dt-stickbox">{stick}<span>{what}</span></div>'
+
+
+_DRIVE = f"""
+<div class="dt-drive" id="dt-drive">
+{_stick("left", right="dy-", up="dx", what="slide")}
+<div class="dt-middle">
+<button id="dt-hold" class="dt-hold"><b>Hold to drive</b><kbd>Space</kbd></button>
+<div id="dt-source" class="dt-quiet">keys, sticks or a gamepad</div>
+</div>
+{_stick("right", right="drz-", up="dz", what="lift, turn")}
+</div>
+<div class="dt-under">
+<label>speed <input id="dt-speed" type="range" min="10" max="100" value="100" step="5"></label>
+<button id="dt-gripper" class="dt-button">gripper <kbd>g</kbd></button>
+</div>"""
+
+_MAP = "".join(
+    f"<span>{''.join(f'<kbd>{key}</kbd>' for key in keys)} {what}</span>"
+    for keys, what in (*_KEYS, (("Shift",), "slowly"), (("gamepad",), "hold a bumper"))
+)
+
 
 def register(app: FastAPI, handles: Handles) -> None:
+    judging = buttons("success", "failure", "discard", "reset", "start", "pause", "acknowledge")
+
     @ui.page("/takeover")
     def show() -> None:
-        with frame(PAGE, handles.run.name):
-            ui.label("Take over")
+        with (
+            frame(PAGE, handles.run.name, scripts=("takeover.js",)),
+            ui.element("div").classes("dt-live dt-takeover"),
+        ):
+            ui.html(CAMERAS + _HINT, sanitize=False).classes("dt-card dt-flush dt-hinted")
+            with ui.element("div").classes("dt-column"):
+                ui.html(CONTROL, sanitize=False).classes("dt-card dt-tight")
+                ui.html(_DRIVE, sanitize=False).classes("dt-card")
+                ui.html(f"<h3>This episode</h3>{judging}", sanitize=False).classes("dt-card")
+            ui.html(f'<div class="dt-map">{_MAP}</div>', sanitize=False).classes("dt-card dt-across dt-tight")
 
 
-PAGE = Page(path="/takeover", title="Take over", icon="sports_esports", register=register)
+PAGE = Page(
+    path="/takeover",
+    title="Take over",
+    icon="sports_esports",
+    register=register,
+    keys={
+        "Space, held": "you drive; let go, and the policy goes on",
+        "W A S D": "slide: away, left, towards, right",
+        "E Q": "up, down",
+        "← →": "turn",
+        "↑ ↓": "tip",
+        ", .": "roll",
+        "G": "gripper: open or close",
+        "Shift, held": "slowly",
+        "y n": "success, failure",
+        "x r": "discard, reset",
+        "c p k": "start, pause, acknowledge",
+    },
+)

@@ -1,69 +1,151 @@
-"""What our scripts talk to besides NiceGUI: the robot's state, its pictures, and what a person says to it."""
+"""What our scripts talk to besides NiceGUI: the robot's state and pictures, what a person says, and how it is driven."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import AsyncIterator
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
 
 from dovetail.config.model import Config
+from dovetail.console.cameras import Cameras
+from dovetail.console.curves import Story
 from dovetail.console.handles import Handles
 from dovetail.console.layout import person
+from dovetail.console.wheel import Refused, Wheel
+from dovetail.core.errors import DovetailError
 from dovetail.core.types import Event
 
-__all__ = ["register"]
+__all__ = ["lifespan", "register"]
 
 _STATE_S = 0.1
+_REFRESH_S = 0.5
 
 
 class Said(Config):
-    event: Event | Literal["emergency"]
+    event: Event
+
+
+def lifespan(handles: Handles) -> Any:
+    """While the application runs, it keeps looking whether the run does."""
+
+    async def look() -> None:
+        while True:
+            handles.robot.refresh()
+            await asyncio.sleep(_REFRESH_S)
+
+    @contextlib.asynccontextmanager
+    async def while_running(app: FastAPI) -> AsyncIterator[None]:
+        handles.robot.refresh()
+        task = asyncio.create_task(look())
+        yield
+        task.cancel()
+
+    return while_running
 
 
 def register(app: FastAPI, handles: Handles) -> None:
-    @app.get("/api/state")
+    wheel, story, cameras = Wheel(handles.driver), Story(handles.run), Cameras(handles.robot)
+
     def state() -> dict[str, Any]:
-        return _state(handles)
+        found = handles.robot.state()
+        if found is None:
+            return {"state": None}
+        return {
+            "state": {**asdict(found), "driver": wheel.name_of(found.driver), "axes": list(handles.robot.axes)}
+        }
+
+    @app.get("/api/state")
+    async def get_state() -> dict[str, Any]:
+        return state()
+
+    @app.get("/api/story")
+    async def get_story() -> dict[str, Any]:
+        story.read()
+        keys = ("name", "weights", "env_steps", "rate", "low", "high", "episodes", "time")
+        return {
+            "curves": story.curves(),
+            "num_episodes": story.num_episodes,
+            "advice": story.advice(),
+            "evaluations": [{key: one[key] for key in keys if key in one} for one in story.evaluations[-200:]],
+        }
+
+    @app.get("/api/cameras")
+    async def get_cameras() -> dict[str, Any]:
+        return {"cameras": await cameras.names()}
 
     @app.post("/api/event")
-    def event(said: Said, request: Request) -> dict[str, bool]:
+    async def post_event(said: Said, request: Request) -> dict[str, bool]:
         if handles.robot.state() is None:
             raise HTTPException(409, "the run is not running: nobody hears this")
-        if said.event == "emergency":
-            handles.driver.emergency_stop(person(request))
-        else:
-            handles.driver.event(Event(said.event))
+        try:
+            handles.driver.post(said.event, session=1)
+        except DovetailError as error:
+            raise HTTPException(409, str(error)) from error
         return {"sent": True}
 
     @app.websocket("/ws/state")
     async def states(socket: WebSocket) -> None:
         """The state, ten times a second, when it has changed."""
         await socket.accept()
-        leaving = asyncio.create_task(_until_closed(socket))
         last: dict[str, Any] | None = None
-        try:
-            while not leaving.done():
-                now = _state(handles)
+        async with _while_open(socket) as closed:
+            while not closed.done():
+                now = state()
                 if now != last:
                     await socket.send_json(now)
                     last = now
-                await asyncio.wait([leaving], timeout=_STATE_S)
-        except (WebSocketDisconnect, RuntimeError):
-            pass  # gone while we sent
+                await asyncio.wait([closed], timeout=_STATE_S)
+
+    @app.websocket("/ws/frames")
+    async def frames(socket: WebSocket, camera: str = "") -> None:
+        """JPEGs. The next one is sent once the page has said that it has shown the last: a slow one skips."""
+        await socket.accept()
+        if camera not in await cameras.names():
+            await socket.close(4404, "there is no such camera")
+            return
+        number = -1
+        with cameras.watch(camera), contextlib.suppress(WebSocketDisconnect, RuntimeError):
+            while True:
+                number, data = await cameras.newer(camera, number)
+                await socket.send_bytes(data)
+                await socket.receive_text()
+
+    @app.websocket("/ws/drive")
+    async def drive(socket: WebSocket) -> None:
+        """See `wheel`. However it ends, whoever was driving then is lost, and the arm holds."""
+        await socket.accept()
+        seat = wheel.sit(person(socket))
+        try:
+            while True:
+                other = seat.take(await socket.receive_text())
+                if other is not None:
+                    await socket.send_json({"n": seat.last, "refused": f"{other} is driving"})
+                else:
+                    await socket.send_json({"n": seat.last})
+        except Refused as refusal:
+            await socket.close(1008, str(refusal)[:120])
+        except (WebSocketDisconnect, RuntimeError, KeyError):
+            pass  # gone, or not text
         finally:
-            leaving.cancel()
+            wheel.leave(seat)
 
 
-def _state(handles: Handles) -> dict[str, Any]:
-    state = handles.robot.state()
-    return {"state": None if state is None else asdict(state)}
+@contextlib.asynccontextmanager
+async def _while_open(socket: WebSocket) -> AsyncIterator[asyncio.Task[None]]:
+    """A task that ends when the other side has gone."""
 
-
-async def _until_closed(socket: WebSocket) -> None:
-    try:
+    async def until_closed() -> None:
         while (await socket.receive())["type"] != "websocket.disconnect":
             pass  # nothing is asked here
-    except RuntimeError:
-        pass
+
+    task = asyncio.create_task(until_closed())
+    try:
+        yield task
+    except (WebSocketDisconnect, RuntimeError):
+        pass  # gone while we sent
+    finally:
+        task.cancel()

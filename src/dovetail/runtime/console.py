@@ -11,18 +11,20 @@ from typing import IO, Any
 
 import yaml
 
-from dovetail.console.handles import Handles, LiveState, Version
+from dovetail.console.handles import Handles, Version
 from dovetail.core.errors import RunFolderError
-from dovetail.core.types import Array, Event
+from dovetail.runtime.console_robot import LiveRobot
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["ConsoleLock", "RunView", "WeightsView", "open_handles"]
 
+_MOST_POINTS = 400  # of a learner's curve
+
 
 def open_handles(path: Path) -> Handles:
     """Everything a console needs of a run."""
-    run = RunView(path)
-    return Handles(run=run, robot=NoRobot(), driver=NoDriver(), weights=WeightsView(path / "weights"))
+    robot = LiveRobot(path)
+    return Handles(run=RunView(path), robot=robot, driver=robot, weights=WeightsView(path / "weights"))
 
 
 class RunView:
@@ -33,6 +35,7 @@ class RunView:
         self.name = path.absolute().name
         self._events: list[Mapping[str, Any]] = []
         self._read_to = 0
+        self._logs: Any = None
 
     @property
     def facts(self) -> Mapping[str, str]:
@@ -45,7 +48,19 @@ class RunView:
         return self._events[start:], len(self._events)
 
     def curves(self) -> Mapping[str, Sequence[tuple[float, float]]]:
-        return {}
+        """The newest file's, which a resumed run begins anew; the points that TensorBoard itself would draw."""
+        if not (self.path / "logs").is_dir():
+            return {}
+        if self._logs is None:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+            self._logs = EventAccumulator(str(self.path / "logs"), size_guidance={"scalars": _MOST_POINTS})
+        self._logs.Reload()
+        tags = [tag for tag in self._logs.Tags()["scalars"] if tag.startswith("learner/")]
+        return {
+            tag.removeprefix("learner/"): [(point.step, point.value) for point in self._logs.Scalars(tag)]
+            for tag in tags
+        }
 
     def _read_on(self) -> None:
         try:
@@ -96,35 +111,6 @@ class WeightsView:
 
     def pin(self, version: int | None) -> None:
         self._store.pin(version)
-
-
-class NoRobot:
-    """Nothing runs."""
-
-    def state(self) -> LiveState | None:
-        return None
-
-    def cameras(self) -> Sequence[str]:
-        return ()
-
-    def frame(self, camera: str, newer_than: int) -> tuple[int, Array] | None:
-        return None
-
-
-class NoDriver:
-    """Nobody to hear it."""
-
-    def drive(self, *, name: str, sequence: int, motion: Sequence[float], gripper: float, held: bool) -> None:
-        pass
-
-    def lost(self) -> None:
-        pass
-
-    def event(self, event: Event) -> None:
-        pass
-
-    def emergency_stop(self, who: str) -> None:
-        pass
 
 
 class ConsoleLock:

@@ -381,7 +381,8 @@ class InlineRun:
         if self._offline:
             facts["offline"] = True
         self._folder.write_json(f"evaluations/{name}.json", facts)
-        self._folder.event("evaluated", name=name, **when, **rate.to_json())
+        version = None if snapshot is None else snapshot.version
+        self._folder.event("evaluated", name=name, version=version, **when, **rate.to_json())
         curve = {name: rate.rate}
         if name not in _MAIN:  # points of one curve
             curve = {"scheduled": rate.rate, "scheduled_low": rate.low, "scheduled_high": rate.high}
@@ -537,7 +538,9 @@ class InlineRun:
             "human_share": episode.num_human_steps / len(episode),
             "length": float(len(episode)),
         }
-        self._folder.event("episode", id=episode.id, outcome=episode.outcome, env_steps=status.env_steps, **facts)
+        version = int(episode.column("policy_version")[-1])
+        about = {"id": episode.id, "outcome": episode.outcome, "policy_version": version}
+        self._folder.event("episode", **about, env_steps=status.env_steps, **facts)
         components = [name for name in episode.segments[0].columns if name.startswith("reward/")]
         facts |= {name: float(episode.column(name).sum()) for name in components}  # what the task itself gave
         self._write_times()

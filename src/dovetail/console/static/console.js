@@ -1,6 +1,7 @@
 // On every page: who is in control, the emergency stop, the theme, the person's name, the help overlay.
 const $ = (id) => document.getElementById(id);
-const WORDS = { policy: "policy", human: "person", held: "held", paused: "paused", waiting: "waiting", fault: "fault", none: "not running" };
+const WORDS = { policy: "policy", human: "person", holding: "holding", paused: "paused", fault: "stopped", idle: "between episodes", none: "not running" };
+window.dovetail = { state: null };
 
 export function typing(event) {
   const at = event.target;
@@ -49,6 +50,7 @@ function showState(state) {
   pill.dataset.control = control;
   pill.textContent = control === "human" && state.driver ? state.driver : WORDS[control] || control;
   pill.title = state ? state.reason || state.prompt || "" : "the run is not running";
+  window.dovetail.state = state;
   dispatchEvent(new CustomEvent("dovetail:state", { detail: state }));
 }
 

@@ -1,0 +1,86 @@
+"""What a run's events come to: curves over practice, evaluations, the coach's advice. Read on, never anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.console.handles import Run
+
+__all__ = ["WINDOW", "Story"]
+
+WINDOW = 20  # episodes that a smoothed curve looks back at
+_MOST_POINTS = 400  # that a browser is sent of a curve
+_CURVES = ("success", "return", "human_share")
+
+
+class Story:
+    """Everything that pages tell of a run, up to date at each `read`."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._place = 0
+        self._env_steps: list[float] = []
+        self._values: dict[str, list[float]] = {name: [] for name in _CURVES}
+        self._advice: dict[str, Mapping[str, Any]] = {}
+        self.evaluations: list[Mapping[str, Any]] = []
+        self.checkpoints: list[Mapping[str, Any]] = []
+        self.by_version: dict[int, list[float]] = {}  # success of the episodes that it acted in, alone
+
+    @property
+    def num_episodes(self) -> int:
+        return len(self._env_steps)
+
+    def read(self) -> None:
+        events, self._place = self._run.events(self._place)
+        for event in events:
+            self._take(event)
+
+    def _take(self, event: Mapping[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "episode":
+            self._env_steps.append(float(event.get("env_steps", 0)))
+            for name in _CURVES:
+                self._values[name].append(float(event.get(name, 0.0)))
+            if "policy_version" in event and not event.get("human_share"):
+                self.by_version.setdefault(int(event["policy_version"]), []).append(float(event["success"]))
+        elif kind == "practice":  # PPO's: a line a rollout, with the episodes that ended in it
+            while self._env_steps and self._env_steps[-1] >= event["env_steps"]:  # done again, after a kill
+                for values in (self._env_steps, *self._values.values()):
+                    values.pop()
+            for success in event.get("success", ()):
+                self._env_steps.append(float(event["env_steps"]))
+                for name, value in zip(_CURVES, (float(success), float(success), 0.0), strict=True):
+                    self._values[name].append(value)
+        elif kind in ("evaluated", "eval"):
+            self.evaluations.append(event)
+        elif kind in ("checkpoint", "best checkpoint"):
+            self.checkpoints.append(event)
+        elif kind == "coach":
+            self._advice[str(event.get("name"))] = event
+        elif kind == "coach: over":
+            self._advice.pop(str(event.get("name")), None)
+
+    def curves(self) -> dict[str, list[tuple[float, float]]]:
+        """(env steps, mean of the last episodes) by name."""
+        return {name: thinned(self._smooth(name)) for name in _CURVES}
+
+    def advice(self) -> list[dict[str, str]]:
+        """The coach's, that has not been over since; the worst first."""
+        told = [
+            {key: str(one.get(key, "")) for key in ("severity", "message", "try")} for one in self._advice.values()
+        ]
+        return sorted(told, key=lambda one: one["severity"] != "warning")
+
+    def _smooth(self, name: str) -> list[tuple[float, float]]:
+        points, total, values = [], 0.0, self._values[name]
+        for place, value in enumerate(values):
+            total += value - (values[place - WINDOW] if place >= WINDOW else 0.0)
+            points.append((self._env_steps[place], total / min(place + 1, WINDOW)))
+        return points
+
+
+def thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Few enough to draw; the last one always."""
+    every = -(-len(points) // _MOST_POINTS) or 1
+    return points[::-1][::every][::-1]

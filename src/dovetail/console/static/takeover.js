@@ -1,0 +1,196 @@
+// Driving. Messages go out at once when something changes and 40 times a second while the dead-man key is held; the newest
+// one counts, and none is queued. Whenever this page loses the person (focus, tab, network), it says so, and the arm holds.
+import { banner, typing } from "./console.js";
+import { start } from "./robot.js";
+
+const $ = (id) => document.getElementById(id);
+const PERIOD_MS = 25, FINE = 0.25, DEAD_ZONE = 0.12, LATE_MS = 400;
+const KEYS = {
+  KeyW: ["dx", 1], KeyS: ["dx", -1], KeyA: ["dy", 1], KeyD: ["dy", -1], KeyE: ["dz", 1], KeyQ: ["dz", -1],
+  ArrowLeft: ["drz", 1], ArrowRight: ["drz", -1], ArrowUp: ["dry", 1], ArrowDown: ["dry", -1], Comma: ["drx", -1], Period: ["drx", 1],
+};
+const PAD_EVENTS = { 3: "success", 1: "failure", 2: "discard" };
+
+const down = new Set(), sticks = {};
+let socket = null, n = 0, acked = 0, held = false, source = "", grip = 0, fine = false, mustRelease = false, state = null, since = 0, lastSent = 0, padHeld = false, padButtons = {};
+
+// ---- the line to the arm
+function connect() {
+  socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/ws/drive`);
+  n = acked = 0;
+  socket.onmessage = (message) => {
+    const said = JSON.parse(message.data);
+    acked = said.n;
+    if (said.refused && held) { banner(said.refused); release(true); }
+  };
+  socket.onclose = (event) => {
+    if (held) banner("the line to the arm was lost: it holds");
+    if (event.code === 1008) banner(`refused: ${event.reason}`);
+    stop();
+    setTimeout(connect, 500);
+  };
+}
+
+function send(message) {
+  if (socket?.readyState !== WebSocket.OPEN) return false;
+  socket.send(JSON.stringify({ n: ++n, ...message }));
+  lastSent = performance.now();
+  return true;
+}
+
+// ---- what the person wants, as axes of -1 to 1 in the robot's own order
+function wanted() {
+  const speed = (+$("dt-speed").value / 100) * (fine ? FINE : 1), by = {};
+  for (const code of down) if (KEYS[code]) by[KEYS[code][0]] = (by[KEYS[code][0]] || 0) + KEYS[code][1];
+  for (const part of [...Object.values(sticks), pad()]) for (const [axis, value] of Object.entries(part)) by[axis] = (by[axis] || 0) + value;
+  return (state?.axes || []).map((axis) => axis.includes("gripper") ? grip : speed * Math.max(-1, Math.min(1, by[axis] || 0)));
+}
+
+function pad() {
+  const found = [...(navigator.getGamepads?.() || [])].find((one) => one?.connected);
+  if (!found) return {};
+  const axis = (i) => { const v = found.axes[i] || 0; return Math.abs(v) < DEAD_ZONE ? 0 : (v - Math.sign(v) * DEAD_ZONE) / (1 - DEAD_ZONE); };
+  return { dx: -axis(1), dy: -axis(0), dz: -axis(3), drz: -axis(2) };
+}
+
+function lookAtPad() {
+  const found = [...(navigator.getGamepads?.() || [])].find((one) => one?.connected);
+  const pressed = (i) => Boolean(found?.buttons[i]?.pressed);
+  const now = [4, 5, 6, 7].some(pressed);
+  if (now !== padHeld) { padHeld = now; now ? take("gamepad") : give("gamepad"); }
+  for (const [i, event] of Object.entries(PAD_EVENTS)) if (edge(i, pressed(i))) document.querySelector(`[data-event="${event}"]`)?.click();
+  if (edge("grip", pressed(0))) toggleGripper();
+  if (found) requestAnimationFrame(lookAtPad);
+}
+
+function edge(name, now) {
+  const before = padButtons[name];
+  padButtons[name] = now;
+  return now && !before;
+}
+
+// ---- the dead-man switch
+function take(by) {
+  if (held || mustRelease || !state) return;
+  if (!(state.axes || []).some((axis) => axis === "dx")) { banner("this robot is not driven in Cartesian space: it cannot be driven from here"); return; }
+  held = true; source = by; grip = 0; since = performance.now(); lastSent = 0;
+  tick();
+  show();
+}
+
+function give(by) {
+  if (by === source) release(false);
+  if (!down.has("Space")) mustRelease = false;
+}
+
+function release(wait) {
+  if (!held) return;
+  send({ held: false, axes: wanted() });
+  mustRelease = wait;
+  stop();
+}
+
+function lose(why) {
+  const drove = held;
+  down.clear(); fine = false;
+  for (const id of Object.keys(sticks)) centre($(id));
+  if (!drove) return;
+  send({ held: true, lost: true, axes: [] });
+  banner(`${why}: the arm holds`);
+  stop();
+}
+
+function stop() { held = false; source = ""; show(); }
+
+function tick() {
+  if (!held) return;
+  if (socket.bufferedAmount === 0 && n - acked < 20) send({ held: true, axes: wanted() });
+  else if (performance.now() - lastSent > LATE_MS) { lose("the line to the arm is too slow"); socket.close(); }
+}
+
+setInterval(() => { tick(); if (held) clock(); }, PERIOD_MS);
+
+// ---- what is shown
+function show() {
+  $("dt-drive").classList.toggle("dt-driving", held);
+  $("dt-hold").classList.toggle("dt-held", held);
+  $("dt-hold").querySelector("b").textContent = held ? "You drive" : "Hold to drive";
+  if (!held) $("dt-source").textContent = "keys, sticks or a gamepad";
+}
+
+function clock() {
+  const s = (performance.now() - since) / 1000, enough = state?.hint?.seconds || 3;
+  $("dt-source").textContent = s < enough ? `${s.toFixed(1)} s by ${source}` : `${s.toFixed(0)} s: let go and see`;
+}
+
+function hint(now) {
+  const box = $("dt-hint"), told = now?.hint;
+  box.hidden = !told || held;
+  if (told) box.textContent = `${told.text[0].toUpperCase()}${told.text.slice(1)} (about ${told.seconds} s)`;
+}
+
+function toggleGripper() {
+  const command = state?.values?.gripper?.[1] ?? 1;
+  const open = grip ? grip > 0 : command > 0.5;
+  grip = open ? -1 : 1;
+  if (!held) banner("hold the dead-man key to move the gripper", 2);
+  tick();
+}
+
+// ---- sticks
+function centre(stick) {
+  delete sticks[stick.id];
+  stick.firstElementChild.style.transform = "";
+}
+
+function follow(stick) {
+  const [right, up] = [stick.dataset.right, stick.dataset.up];
+  const move = (event) => {
+    const box = stick.getBoundingClientRect(), r = box.width / 2;
+    let x = (event.clientX - box.left - r) / (0.7 * r), y = -(event.clientY - box.top - r) / (0.7 * r);
+    const length = Math.max(1, Math.hypot(x, y));
+    x /= length; y /= length;
+    stick.firstElementChild.style.transform = `translate(${x * 0.7 * r}px, ${-y * 0.7 * r}px)`;
+    sticks[stick.id] = { [right.replace("-", "")]: right.endsWith("-") ? -x : x, [up]: y };
+    tick();
+  };
+  stick.addEventListener("pointerdown", (event) => { stick.setPointerCapture(event.pointerId); take("stick"); move(event); });
+  stick.addEventListener("pointermove", (event) => { if (stick.hasPointerCapture(event.pointerId)) move(event); });
+  stick.addEventListener("pointerup", () => { centre(stick); if (!Object.keys(sticks).length) give("stick"); });
+  stick.addEventListener("pointercancel", () => lose("the touch was interrupted"));
+}
+
+function ready() {
+  connect();
+  document.querySelectorAll(".dt-stick").forEach(follow);
+  const hold = $("dt-hold");
+  hold.addEventListener("pointerdown", (event) => { hold.setPointerCapture(event.pointerId); take("button"); });
+  hold.addEventListener("pointerup", () => give("button"));
+  hold.addEventListener("pointercancel", () => lose("the touch was interrupted"));
+  $("dt-gripper").addEventListener("click", toggleGripper);
+  addEventListener("keydown", (event) => {
+    if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.code === "Space" || KEYS[event.code]) event.preventDefault();
+    if (event.repeat) return;
+    fine = event.shiftKey;
+    if (event.code === "Space") { down.add("Space"); take("keys"); } else if (event.code === "KeyG") toggleGripper();
+    else if (KEYS[event.code]) { down.add(event.code); tick(); }
+  });
+  addEventListener("keyup", (event) => {
+    fine = event.shiftKey;
+    down.delete(event.code);
+    if (event.code === "Space") { event.preventDefault(); mustRelease = false; give("keys"); } else if (KEYS[event.code]) tick();
+  });
+  addEventListener("blur", () => lose("this page lost the focus"));
+  document.addEventListener("visibilitychange", () => { if (document.hidden) lose("this page is hidden"); });
+  addEventListener("pagehide", () => { lose("this page was closed"); socket?.close(); });
+  addEventListener("gamepadconnected", (event) => { banner(`gamepad: ${event.gamepad.id.slice(0, 40)}`, 2); requestAnimationFrame(lookAtPad); });
+  addEventListener("gamepaddisconnected", () => { if (source === "gamepad") lose("the gamepad has gone"); padHeld = false; });
+  document.body.dataset.drives = "1";
+}
+
+start({
+  keys: { y: "success", n: "failure", x: "discard", r: "reset" },
+  state: (now) => { if (held && !now) lose("the run has ended"); state = now; hint(now); },
+  start: () => { state = window.dovetail.state; ready(); },
+});
