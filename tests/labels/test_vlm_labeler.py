@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_server import ChatServer, Seen, bright
 from filmed import filmed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chat_server import ChatServer, Seen, bright
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Outcome
 from dovetail.labels._answers import read_answer
