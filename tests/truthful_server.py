@@ -23,7 +23,9 @@ from dovetail.labels._question import _jpeg
 __all__ = ["truthful_server"]
 
 
-def truthful_server(run: Path, *, camera: str = "front", mistakes: float = 0.1, max_side_px: int = 256) -> ChatServer:
+def truthful_server(
+    run: Path, *, camera: str = "front", mistakes: float = 0.1, max_side_px: int = 256
+) -> ChatServer:
     """`with truthful_server(runs / "a").running() as server:`; the run may begin, and go on, while it answers."""
     return ChatServer(_Judge(run / "episodes", camera, mistakes, max_side_px))
 
@@ -47,7 +49,12 @@ class _Judge:
         # by the question: the same one is answered alike, however often it is asked
         wrong = int(seen.token, 16) / 16**16 < self._mistakes
         self.num_wrong += wrong
-        return {"id": seen.token, "success": self._truth[look] != wrong, "confidence": 0.9, "reason": "as I see it"}
+        return {
+            "id": seen.token,
+            "success": self._truth[look] != wrong,
+            "confidence": 0.9,
+            "reason": "as I see it",
+        }
 
     def _read_new(self) -> None:
         log = EpisodeLog(self._episodes)
