@@ -93,7 +93,11 @@ HANDS = st.builds(
 )
 
 
-@given(st.lists(st.tuples(st.one_of(st.none(), HANDS), st.sampled_from((None, Event.PAUSE, Event.START))), max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.one_of(st.none(), HANDS), st.sampled_from((None, Event.PAUSE, Event.START))), max_size=30
+    )
+)
 def test_the_policy_acts_only_when_told_to(story):
     """From a person's hands back to the policy lead only letting go, by that person, or a start."""
     handover = Handover(ARM.spec)
