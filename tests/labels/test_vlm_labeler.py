@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from chat_server import ChatServer, Seen, bright
 from filmed import filmed
 from hypothesis import given
 from hypothesis import strategies as st
 
+from chat_server import ChatServer, Seen, bright
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Outcome
 from dovetail.labels._answers import read_answer
@@ -68,6 +68,9 @@ def test_an_unknown_camera_is_refused(server: ChatServer, make_episode: Any) -> 
         labeler(server, cameras=("fornt",)).label(filmed(make_episode))
     with pytest.raises(UsageError, match="no camera for the labeler"):
         labeler(server).label(make_episode(Outcome.SUCCESS))
+    with pytest.raises(UsageError, match=r"no camera for the labeler to look through: set robot\.images"):
+        labeler(server).check(make_episode(Outcome.SUCCESS).robot)
+    labeler(server).check(filmed(make_episode).robot)
     with pytest.raises(UsageError, match="aborted"):
         labeler(server).label(filmed(make_episode, Outcome.ABORTED))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,16 +54,18 @@ _FILTERS: dict[str, Any] = {
 }
 
 
-def filtered(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that choose episodes; it receives them together, as `filters`."""
+def filtered(command: Callable[..., None], *, without: Sequence[str] = ()) -> Callable[..., None]:
+    """Give a command the options that choose episodes, but for those whose names it needs itself; it receives them
+    together, as `filters`."""
+    options = {name: kind for name, kind in _FILTERS.items() if name not in without}
 
     def choosing(**values: Any) -> None:
-        chosen = {name: values.pop(name) for name in _FILTERS}
+        chosen = {name: values.pop(name) for name in options}
         command(**values, filters=chosen)
 
     own = inspect.signature(command, eval_str=True).parameters.values()
     parameters = [parameter for parameter in own if parameter.name != "filters"]
-    for name, kind in _FILTERS.items():
+    for name, kind in options.items():
         parameters.append(inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind))
     choosing.__name__, choosing.__doc__ = command.__name__, command.__doc__
     choosing.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dovetail import __version__
-from dovetail.cli import bench, console, encoder, episodes, inspect, run, serve
+from dovetail.cli import bench, console, encoder, episodes, inspect, label, run, serve
 from dovetail.core.errors import DovetailError
 
 __all__ = ["app", "entry", "main"]
@@ -29,6 +29,7 @@ app = typer.Typer(
 )
 run.register(app)
 episodes.register(app)
+label.register(app)
 inspect.register(app)
 console.register(app)
 serve.register(app)

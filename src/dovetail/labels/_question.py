@@ -13,9 +13,10 @@ import numpy as np
 from PIL import Image
 
 from dovetail.core.errors import UsageError, did_you_mean
+from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode
 
-__all__ = ["SYSTEM", "form", "moments", "question"]
+__all__ = ["SYSTEM", "find_cameras", "form", "moments", "question"]
 
 SYSTEM = (
     "You judge recordings of a robot arm. You are shown some frames of one attempt, in order, and the task. The task is "
@@ -67,16 +68,22 @@ def _quoted(text: str) -> str:
     return _UNUSUAL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text))
 
 
-def _pictures(episode: Episode, cameras: Sequence[str]) -> Mapping[str, Array]:
-    there = [key for key, spec in episode.robot.observation.items() if spec.is_image]
-    for key in cameras:
+def find_cameras(robot: RobotSpec, wanted: Sequence[str]) -> Sequence[str]:
+    """Those that are wanted, or else all of the robot's; UsageError where it lacks them."""
+    there = [key for key, spec in robot.observation.items() if spec.is_image]
+    for key in wanted:
         if key not in there:
-            raise UsageError(f"robot '{episode.robot.name}' has no camera '{key}'.{did_you_mean(key, there)}")
+            raise UsageError(f"robot '{robot.name}' has no camera '{key}'.{did_you_mean(key, there)}")
     if not there:
-        raise UsageError(f"robot '{episode.robot.name}' has no camera for the labeler to look through")
+        raise UsageError(f"robot '{robot.name}' has no camera for the labeler to look through: set robot.images")
+    return wanted or there
+
+
+def _pictures(episode: Episode, cameras: Sequence[str]) -> Mapping[str, Array]:
     last = episode.last_observation.values
     return {
-        key: np.concatenate((episode.column(f"observation/{key}"), last[key][None])) for key in cameras or there
+        key: np.concatenate((episode.column(f"observation/{key}"), last[key][None]))
+        for key in find_cameras(episode.robot, cameras)
     }
 
 

@@ -40,8 +40,11 @@ class OutcomeLabeler:
 
     def __init__(self, config: OutcomeConfig | None = None) -> None:
         self._config = config or OutcomeConfig()
-        settings = hashlib.sha256(self._config.model_dump_json().encode()).hexdigest()[:8]
-        self._version = f"1-{settings}"  # other settings, other labels
+
+    @property
+    def version(self) -> str:
+        """Other settings, other labels."""
+        return f"1-{hashlib.sha256(self._config.model_dump_json().encode()).hexdigest()[:8]}"
 
     def label(self, episode: Episode) -> Labels:
         check_labelable(episode)
@@ -54,7 +57,7 @@ class OutcomeLabeler:
             success=outcome is Outcome.SUCCESS,
             confidence=1.0,
             labeler="outcome",
-            version=self._version,
+            version=self.version,
         )
 
     def _outcome(self, episode: Episode) -> Outcome:

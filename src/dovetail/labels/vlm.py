@@ -14,10 +14,11 @@ from pydantic import Field
 
 from dovetail.core.disk import dump_json, load_json, read_file, write_atomic
 from dovetail.core.errors import LabelError, StoreError
+from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Labels, Outcome
 from dovetail.labels._answers import Answer, read_answer
 from dovetail.labels._chat import Chat, ServerConfig
-from dovetail.labels._question import SYSTEM, form, moments, question
+from dovetail.labels._question import SYSTEM, find_cameras, form, moments, question
 from dovetail.labels._rewards import at_the_end, changes, check_labelable, discounts
 
 __all__ = ["VLMConfig", "VLMLabeler"]
@@ -75,6 +76,10 @@ class VLMLabeler:
         config = self._config
         seen = (config.reward, config.num_frames, config.cameras, config.max_side_px)
         return f"2-{_digest(self._asked.model, seen)[:8]}"
+
+    def check(self, robot: RobotSpec) -> None:
+        """Refuse, before anything moves, a robot without the cameras that it looks through."""
+        find_cameras(robot, self._config.cameras)
 
     def label(self, episode: Episode) -> Labels:
         check_labelable(episode)
