@@ -56,7 +56,7 @@ CASES = (
     Case("peg-insertion-offset", 1500),
     Case("peg-insertion", 300),  # as `make demo` runs it
     Case("peg-insertion-sac", 600, aimed=False),
-    Case("peg-insertion-sac-flow", 600, aimed=False),
+    Case("peg-insertion-sac-flow", 200, aimed=False),
 )
 EVERY_S = 30  # at most twenty evaluations in a run
 TINY = (
