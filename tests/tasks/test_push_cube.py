@@ -139,7 +139,7 @@ def test_random_actions_do_nothing_wild(arm):
 
 def test_state_has_a_name_for_each_number():
     task, robot = make(TASK, "panda")
-    assert len(task.state_names) == len(task.read_state(robot.world)) == 18
+    assert len(task.state_names) == len(task.read_state(robot.world)) == 16
 
 
 def test_the_state_says_where_a_push_begins_and_where_the_tcp_is_beside_it():

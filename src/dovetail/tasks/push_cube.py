@@ -17,12 +17,9 @@ from dovetail.robots.sim.rotations import quat_from_matrix, quat_to_matrix, quat
 from dovetail.robots.sim.world import World
 from dovetail.tasks._cubes import (
     about_z,
-    cube_heading,
     place_tcp,
-    pointing_down,
     still_to_come,
     table_camera,
-    tcp_heading,
 )
 from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
 
@@ -75,7 +72,6 @@ class PushCube(SimTask):
         *(f"cube_from_tcp_{axis}" for axis in "xyz"),
         *(f"mark_from_cube_{axis}" for axis in "xy"),
         *(f"cube_velocity_{axis}" for axis in "xy"),
-        *("cube_heading_sin4", "cube_heading_cos4"),
         *(f"way_{axis}" for axis in "xy"),  # from the cube to the mark, of length 1
         *(f"start_from_tcp_{axis}" for axis in "xy"),  # where a push along it begins
         *("behind", "aside"),  # where the TCP is, beside that line
@@ -185,12 +181,11 @@ class PushCube(SimTask):
         step = low * (right * push + (1.0 - right) * back) + (1.0 - low) * there
         rise = (_CLEAR_Z - height) * _share(lost, 0.014, 0.026)
         position = np.append(tcp[:2] + step, height + rise) - still_to_come(world)
-        return Goal(position=position, quat=pointing_down(0.0), gripper=0.0)
+        return Goal(position=position, quat=quat_from_matrix(self.reset_rotation), gripper=0.0)
 
     def read_state(self, world: World) -> NDArray[np.float32]:
         tcp, quat = world.tcp_pose()
         cube = self._cube(world)
-        angle = 4.0 * (cube_heading(world.body_pose("cube")[1]) - tcp_heading(quat))
         flat, way = np.append(self._mark(world) - cube[:2], 0.0), self._way(world, tcp)
         ahead = np.append(way.ahead, 0.0)
         turn = quat_to_rotvec(quat_from_matrix(self.reset_rotation.T @ quat_to_matrix(quat)))
@@ -199,7 +194,6 @@ class PushCube(SimTask):
                 self.in_reset_frame(cube - tcp),
                 self.in_reset_frame(flat)[:2],
                 self.in_reset_frame(np.append(self._velocity(world), 0.0))[:2],
-                (math.sin(angle), math.cos(angle)),
                 self.in_reset_frame(ahead)[:2],
                 self.in_reset_frame(cube - tcp - _STANDOFF * ahead)[:2],
                 (way.behind, way.aside),
