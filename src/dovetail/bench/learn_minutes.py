@@ -50,7 +50,7 @@ QUICK = (
 CASES = (
     Case("peg-insertion", 300, QUICK, "peg-insertion-quick"),
     Case("charger", 300),
-    Case("push-cube", 300, ("run.demos=20",)),  # the recipe has 40
+    Case("push-cube", 300),
     Case("cap-tightening", 300),
     Case("pick-place", 600),
     Case("peg-insertion-offset", 1500),
