@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.actor.control import EMERGENCY
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.clock import RealClock, SimulatedClock
@@ -69,7 +70,8 @@ class Cell:
         return operator
 
     def desk(self, box: Mailbox, section: PluginSection) -> Desk:
-        """A place for a person; where time is simulated, it keeps pace with them."""
+        """A place for a person, whose emergency stop the filter knows; where time is simulated, it keeps pace."""
+        self.robot.refuse_while(lambda: EMERGENCY if box.emergency else None)
         pace_s = 1.0 / self.robot.spec.control_hz if isinstance(self.clock, SimulatedClock) else None
         return Desk(box, self.robot.spec, pace_s=pace_s, speed=getattr(section.config, "speed", 1.0))
 
