@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from dovetail.core.specs import PolicySpec, RobotSpec, match
 from dovetail.core.types import Purpose
 from dovetail.episodes.spool import Spool
 from dovetail.human.browser import Desk
+from dovetail.labels.panel import Panel
 from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
 from dovetail.policies.trainable import TrainablePolicy
@@ -29,10 +32,11 @@ from dovetail.runtime.attended import AttendedActor, DeskWatch
 from dovetail.runtime.cell import Cell, build_cell
 from dovetail.runtime.experience import Replay
 from dovetail.runtime.host import RobotHost
+from dovetail.runtime.judging import check_judge, judged
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.parts import build_policy
 
-__all__ = ["Station", "build_station", "build_trainable"]
+__all__ = ["Station", "build_panel", "build_station", "build_trainable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Station:
     link: LiveLink | None = None  # to whoever watches
     _desk: Desk | None = None
     _boards: list[Board] = field(default_factory=list)
+    _panels: list[Panel] = field(default_factory=list)
     _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
 
     @property
@@ -92,9 +97,15 @@ class Station:
         )
         return algorithm
 
-    def labeler(self) -> Labeler:
-        labeler: Labeler = self.config.labels[0].build()
-        return labeler
+    def panel(self, folder: Path | None = None) -> Panel:
+        """Who gives rewards, one for all, checked against the robot. A labeler that keeps something does so in its own
+        place under `folder`."""
+        if not self._panels:
+            panel = build_panel(self.config, folder)
+            panel.check(self.robot.spec)
+            check_judge(self.config, panel)
+            self._panels.append(panel)
+        return self._panels[0]
 
     def replay(self, folder: Path, *, keys: tuple[str, ...]) -> Replay:
         replay: Replay = self.config.replay.build(folder=folder, keys=keys)
@@ -114,6 +125,8 @@ class Station:
         operator = self.cell.operator(
             purpose, self.config.operator, demo_noise=self.config.run.demo_noise, desk=self._desk
         )
+        if purpose is Purpose.ONLINE:
+            operator = judged(operator, self.config, self.panel(), beside=self.real_time)
         return self._attended(self.actor(operator=operator, policy=policy, spool=spool))
 
     def actor(self, *, operator: Operator, policy: Policy | None, spool: Spool | None = None) -> Actor:
@@ -179,6 +192,17 @@ class Station:
         self.cell.close()
         if self.link is not None:
             self.link.close()
+
+
+def build_panel(config: RunConfig, folder: Path | None = None) -> Panel:
+    """The labelers of a config. `folder`: see Station."""
+    labelers: list[Labeler] = []
+    for section in config.labels:
+        keeps = "folder" in inspect.signature(resolve("labeler", section.type)).parameters
+        name = re.sub(r"\W", "_", section.type)
+        handles = {"folder": folder / name} if keeps and folder is not None else {}
+        labelers.append(section.build(**handles))
+    return Panel(labelers, min_confidence=config.labeling.min_confidence, cross_check=config.labeling.cross_check)
 
 
 def build_station(
