@@ -59,6 +59,11 @@ class ClassifierLabeler:
         return self._classifier
 
     @property
+    def name(self) -> str:
+        """Of the folder that the one in use lies in."""
+        return self._kept().name
+
+    @property
     def threshold(self) -> float:
         """From which probability on `judge` means success."""
         return self._config.threshold or self.classifier.threshold
