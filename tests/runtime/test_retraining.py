@@ -135,7 +135,7 @@ def test_what_is_not_better_is_not_kept(run):
     folder, labeler = run
     for number in range(6):
         practise(folder, labeler, lamp_episode(300 + number, success=False), person=number % 2 == 0)
-    result = retrain(folder, labeler.name)
+    result = retrain(folder, labeler.path)
     (before, after), (held_before, held_after) = result["errors_about_people"], result["errors_held_out"]
     assert before == 3
     assert ("name" in result) == (after < before and held_after <= held_before)

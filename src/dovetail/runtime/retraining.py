@@ -3,7 +3,7 @@
 `Retraining.look()` is called between episodes and never waits. Once people have judged enough more episodes, and the
 classifier did not always agree, a process of its own trains it anew, gently; the new one is taken up if it does better.
 
-    python -m dovetail.runtime.retraining RUN NAME       that process: says what came of it in one line of JSON
+    python -m dovetail.runtime.retraining RUN FOLDER     that process: says what came of it in one line of JSON
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Retraining:
 
     def _start(self) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.runtime.retraining", str(self._folder.path), self._labeler.name],
+            [sys.executable, "-m", "dovetail.runtime.retraining", str(self._folder.path), str(self._labeler.path)],
             stdin=subprocess.PIPE,  # closed when this process ends, however it does: then that one ends too
             stdout=subprocess.PIPE,
             text=True,
@@ -106,15 +106,15 @@ class Retraining:
 # ---- the process that trains
 
 
-def retrain(folder: RunFolder, name: str) -> dict[str, Any]:
-    """A newer one beside the old, if it does better; what came of it, for an event."""
+def retrain(folder: RunFolder, path: Path) -> dict[str, Any]:
+    """A newer one beside the old in `path`, if it does better; what came of it, for an event."""
     # imported here: a run loads what it needs to look, and this process the rest
     from dovetail.labels.learned.folder import load_classifier, save_classifier
     from dovetail.labels.learned.training import ends_in_success, train
     from dovetail.runtime.judged_episodes import judged_episodes, truths
     from dovetail.runtime.reward_classifier import facts_of, noted_truths
 
-    old = load_classifier(folder.path / "classifiers" / name)
+    old = load_classifier(path)
     rule = _config(folder)
     own = truths(folder)
     mine = {truth.info.id for truth in own}
@@ -145,9 +145,9 @@ def retrain(folder: RunFolder, name: str) -> dict[str, Any]:
     before, after = result["errors_about_people"]
     held_before, held_after = result["errors_held_out"]
     if after < before and held_after <= held_before:
-        newer = _next_name(folder.path / "classifiers")
-        save_classifier(folder.path / "classifiers" / newer, trained, facts=facts_of(trained, found))
-        result["name"] = newer
+        newer = _unused(path.parent)
+        save_classifier(newer, trained, facts=facts_of(trained, found))
+        result["name"] = newer.name
     return result
 
 
@@ -155,11 +155,11 @@ def _config(folder: RunFolder) -> ClassifierConfig:
     return next(one.config for one in folder.config.labels if isinstance(one.config, ClassifierConfig))
 
 
-def _next_name(folder: Path) -> str:
+def _unused(folder: Path) -> Path:
     number = 1
-    while (folder / f"retrained-{number}").exists():
+    while (path := folder / f"retrained-{number}").exists():
         number += 1
-    return f"retrained-{number}"
+    return path
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -169,9 +169,9 @@ def main(arguments: Sequence[str]) -> int:
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     threading.Thread(target=_outlive_nobody, daemon=True).start()
-    path, name = arguments
+    run, path = map(Path, arguments)
     try:
-        result = retrain(RunFolder.open(Path(path)), name)
+        result = retrain(RunFolder.open(run), path)
     except Exception as error:  # a process border: the run is told, and goes on with what it has
         result = {"error": one_line(error)}
     with contextlib.suppress(BrokenPipeError):

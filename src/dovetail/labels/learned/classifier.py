@@ -59,9 +59,13 @@ class ClassifierLabeler:
         return self._classifier
 
     @property
-    def name(self) -> str:
-        """Of the folder that the one in use lies in."""
-        return self._kept().name
+    def path(self) -> Path:
+        """The folder that the one in use lies in."""
+        return self._kept()
+
+    @property
+    def retrain_after(self) -> int | None:
+        return self._config.retrain_after
 
     @property
     def threshold(self) -> float:

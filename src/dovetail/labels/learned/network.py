@@ -51,7 +51,7 @@ class SuccessNet(nn.Module):
         """Frames [N, ...] as `forward` wants them: seen through the frozen encoder, where there is one."""
         # torch warns of arrays that may only be read, such as a camera's: those are copied
         keys = (*self.cameras, *self.proprio)
-        tensors = {key: torch.from_numpy(np.require(frames[key], requirements="CW")) for key in keys}
+        tensors = {key: torch.from_numpy(np.require(frames[key], requirements=["C", "W"])) for key in keys}
         if self._eyes is not None:
             tensors |= {key: self._eyes(tensors[key]) for key in self.cameras}
         return tensors
