@@ -104,13 +104,20 @@ class Station:
         if policy is not None:
             policy.warmup()
         operator = self.cell.operator(purpose, self.config.operator, demo_noise=self.config.run.demo_noise)
-        return self.actor(operator=operator, policy=policy, spool=spool)
+        return self.actor(operator=operator, policy=policy, spool=spool, purpose=purpose)
 
-    def actor(self, *, operator: Operator, policy: Policy | None, spool: Spool | None = None) -> Actor:
+    def actor(
+        self,
+        *,
+        operator: Operator,
+        policy: Policy | None,
+        spool: Spool | None = None,
+        purpose: Purpose = Purpose.EVAL,
+    ) -> Actor:
         """One in this process."""
         actor: Actor = self.config.actor.build(
             robot=self.robot,
-            task=self.task,
+            task=self.cell.task_for(purpose),
             operator=operator,
             policy=policy,
             clock=self.clock,
@@ -152,7 +159,12 @@ def build_station(
 ) -> Station:
     """Make robot and task, and let them check each other."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
-    cell = build_cell(task=config.task, robot=config.robot, safety=config.safety)
+    cell = build_cell(
+        task=config.task,
+        robot=config.robot,
+        safety=config.safety,
+        hides_success=config.labeling.hide_success,
+    )
     return Station(config=config, cell=cell, should_stop=should_stop, parts=parts)
 
 

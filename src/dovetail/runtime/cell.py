@@ -14,6 +14,7 @@ from dovetail.core.types import Array, Purpose
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
 from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.runtime.unjudged import Unjudged
 
 __all__ = ["Cell", "build_cell"]
 
@@ -24,6 +25,11 @@ class Cell:
     robot: SafeRobot
     clock: Clock
     _raw: Robot
+    hides_success: bool = False  # from practice
+
+    def task_for(self, purpose: Purpose) -> Task:
+        """As that purpose may know it: practice may be kept from knowing when it is done."""
+        return Unjudged(self.task) if self.hides_success and purpose is Purpose.ONLINE else self.task
 
     @property
     def probe(self) -> Callable[[], Mapping[str, Array]]:
@@ -37,7 +43,7 @@ class Cell:
             return Demonstrator(task=self.task, noise=demo_noise)
         if purpose is Purpose.EVAL:
             return NoOperator()
-        operator: Operator = section.build(task=self.task)
+        operator: Operator = section.build(task=self.task_for(purpose))
         return operator
 
     def close(self) -> None:
@@ -47,7 +53,9 @@ class Cell:
             close()
 
 
-def build_cell(*, task: PluginSection | None, robot: PluginSection, safety: PluginSection) -> Cell:
+def build_cell(
+    *, task: PluginSection | None, robot: PluginSection, safety: PluginSection, hides_success: bool = False
+) -> Cell:
     """Make robot and task, and let them check each other."""
     job: Any = task.build() if task else None
     raw: Any = robot.build(task=job)
@@ -62,4 +70,4 @@ def build_cell(*, task: PluginSection | None, robot: PluginSection, safety: Plug
     assert isinstance(safety.config, SafetyConfig)
     safe = SafeRobot(raw, safety.config, clock)
     match(safe.spec, task=job.spec)
-    return Cell(task=job, robot=safe, clock=clock, _raw=raw)
+    return Cell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)
