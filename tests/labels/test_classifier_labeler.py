@@ -326,6 +326,14 @@ def test_a_run_keeps_the_one_it_uses(folder, tmp_path):
     assert (after.version, after.confidence) == (before.version, before.confidence)
 
 
+def test_labelling_with_another_one_does_not_change_what_the_run_uses(folder, tmp_path, trained):
+    own = ClassifierLabeler(ClassifierConfig(folder=str(folder)), folder=tmp_path / "run").version
+    save_classifier(tmp_path / "other", dataclasses.replace(trained, threshold=0.9), facts={})
+    other = ClassifierLabeler(ClassifierConfig(folder=str(tmp_path / "other")), folder=tmp_path / "run")
+    assert other.threshold == 0.9
+    assert ClassifierLabeler(ClassifierConfig(folder=str(folder)), folder=tmp_path / "run").version == own
+
+
 def test_another_one_is_taken_up_whole_or_not_at_all(folder, tmp_path, trained):
     config = ClassifierConfig(folder=str(folder))
     labeler = ClassifierLabeler(config, folder=tmp_path / "run")
