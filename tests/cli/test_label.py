@@ -20,6 +20,7 @@ from dovetail.labels.human import human_labels
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.folder import RunFolder
 from made_runs import label, made_episode, made_run
+from tiny_vlm import make_tiny_vlm
 
 TRUTH = (True, False, True, True, False, False)
 
@@ -95,7 +96,7 @@ def test_again_asks_again(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     by_vlm(cli, server)
     server.answer = lambda seen: {**bright(seen), "success": True}
     result = by_vlm(cli, server, "--again")
-    assert "labelled 6 episodes (3 otherwise than before)" in result.out
+    assert "labelled 6 episodes (3 otherwise than what counted)" in result.out
     assert said(run) == [True] * 6
     assert server.num_questions == 12
 
@@ -212,6 +213,15 @@ def test_agreement_of_those_who_always_say_the_same(cli: Cli, run: RunFolder) ->
     out = cli("label", "r", "--agreement").out
     assert " ".join(out.splitlines()[1].split()) == "vlm human 1 1 0 0 0 100 % - 100 % 100 %"
     assert "agreeing shows nothing" in out
+
+
+def test_a_model_folder_without_sense_labels_nothing(cli: Cli, run: RunFolder, tmp_path: Path) -> None:
+    folder = make_tiny_vlm(tmp_path / "tiny")
+    settings = (f"model_folder={folder}", "max_tokens=16", "num_frames=2", "device=cpu")
+    result = cli("label", "r", "--labeler", "vlm", *settings, "--limit", "2")
+    assert result.code == 1
+    assert result.out.count("the model's answer holds no JSON object with the question's id") == 2
+    assert LabelStore(run.labels).ids() == []
 
 
 def test_what_was_aborted_is_left_out(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

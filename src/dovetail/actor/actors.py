@@ -21,8 +21,9 @@ from dovetail.actor.telemetry import Telemetry
 from dovetail.config.model import Config
 from dovetail.core.clock import SimulatedClock, boot_id
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Policy, Recorder, Task
+from dovetail.core.errors import RobotFault
 from dovetail.core.specs import PolicySpec, RobotSpec
-from dovetail.core.types import Array, Episode, EpisodeOrder, EpisodeStart, WeightSnapshot
+from dovetail.core.types import Array, Episode, EpisodeOrder, EpisodeStart, Outcome, WeightSnapshot
 
 __all__ = [
     "ActorConfig",
@@ -145,7 +146,8 @@ def make_start(order: EpisodeOrder, *, task: Task, robot: RobotSpec, operator: s
 class SequentialActor:
     """See the Actor contract. It thinks when its chunk is used up, and the arm holds meanwhile.
 
-    `recorder` takes an episode down while it happens; for `probe` and `should_stop` see `ControlLoop`.
+    `recorder` takes an episode down while it happens; for `probe`, `should_stop` and `watch` see `ControlLoop`. A `board`
+    that others may look at is given; otherwise there is one of its own.
     """
 
     Config: ClassVar[type[ActorConfig]] = ActorConfig
@@ -163,14 +165,17 @@ class SequentialActor:
         recorder: Recorder | None = None,
         probe: Callable[[], Mapping[str, Array]] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        board: Board | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._robot, self._task, self._operator, self._policy = robot, task, operator, policy
         self._telemetry = Telemetry()
         self._stopped = False
+        self._fault: str | None = None
         probe = probe or dict
         spec = policy.spec if policy else None
         extras = {**probe(), **robot.safety_extras()}
-        self._board = Board(board_layout(config, robot=robot.spec, policy=spec, extras=extras))
+        self._board = board or Board(board_layout(config, robot=robot.spec, policy=spec, extras=extras))
         self._scribe = Scribe(self._board, recorder, keep=True)
         self._flush_steps = max(1, round(config.flush_s * robot.spec.control_hz))
         self._mind: LocalMind | ThreadMind | None = None
@@ -190,21 +195,34 @@ class SequentialActor:
             telemetry=self._telemetry,
             probe=probe,
             should_stop=should_stop,
+            watch=watch,
         )
 
     @property
     def stopped(self) -> bool:
         return self._stopped
 
+    @property
+    def fault(self) -> str | None:
+        return self._fault
+
+    def acknowledge(self) -> None:
+        self._fault = None
+        self._robot.acknowledge()
+
     def run(self, order: EpisodeOrder) -> Episode | None:
-        self._stopped = False
+        self._stopped, self._fault = False, None
         if self._policy:
             self._policy.reset()
         start = make_start(order, task=self._task, robot=self._robot.spec, operator=self._operator.name)
-        ended = self._loop.run(
-            order, on_begin=lambda first: self._scribe.begin(start, first=first), on_step=self._flush_if_due
-        )
-        self._stopped = ended.stopped
+        try:
+            ended = self._loop.run(
+                order, on_begin=lambda first: self._scribe.begin(start, first=first), on_step=self._flush_if_due
+            )
+        except RobotFault:  # before its first step
+            self._scribe.end(outcome=Outcome.ABORTED, judgement=None, num_steps=0)
+            raise
+        self._stopped, self._fault = ended.stopped, ended.fault
         return self._scribe.end(outcome=ended.outcome, judgement=ended.judgement, num_steps=ended.num_steps)
 
     def load(self, snapshot: WeightSnapshot) -> None:

@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.actor._seqlock import Seqlock
 from dovetail.core.errors import SpecMismatch
-from dovetail.core.prompts import PROMPT_BYTES, encode_prompt
+from dovetail.core.prompts import PROMPT_BYTES, decode_prompt, encode_prompt
+from dovetail.core.seqlock import Seqlock
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import Array, Observation, Source, Verdict
 
@@ -33,7 +33,14 @@ __all__ = ["Board", "BoardLayout"]
 MAX_REWARDS, MAX_METRICS = 16, 48
 _NAMES_BYTES = 8192
 _ALIGNMENT = 64
-_COUNTERS = ("seen", "stepped", "heartbeat_ns", "ticked_ns", "stop", "num_names")
+_HEALTH = (
+    "ticks",
+    "overruns",
+    "late_ns",
+    "worst_late_ns",
+    "thinking_ns",
+)  # of the control loop, for whoever watches
+_COUNTERS = ("seen", "stepped", "first", "heartbeat_ns", "ticked_ns", "stop", "num_names", *_HEALTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,8 +186,30 @@ class Board:
         """When control ticked last, by the machine's monotonic clock."""
         return int(self._counters["ticked_ns"][0])
 
-    def ticked(self, now_ns: int) -> None:
-        self._counters["ticked_ns"][0] = now_ns
+    def ticked(self, now_ns: int, *, late_ns: int = 0, overrun: bool = False, thinking_ns: int = 0) -> None:
+        """A tick is over, so late; `thinking_ns` is what the last answer took."""
+        counters = self._counters
+        counters["ticked_ns"][0] = now_ns
+        counters["ticks"][0] += 1
+        counters["overruns"][0] += overrun
+        counters["late_ns"][0] = late_ns
+        if late_ns > counters["worst_late_ns"][0]:
+            counters["worst_late_ns"][0] = late_ns
+        counters["thinking_ns"][0] = thinking_ns
+
+    @property
+    def health(self) -> dict[str, int]:
+        """Ticks and overruns so far, how late the last one was, and the latest of this episode."""
+        return {name: int(self._counters[name][0]) for name in _HEALTH}
+
+    @property
+    def first(self) -> int:
+        """Where the episode that is running, or was last, begins."""
+        return int(self._counters["first"][0])
+
+    @property
+    def prompt(self) -> str:
+        return decode_prompt(self._arrays["prompt"])
 
     @property
     def stopping(self) -> bool:
@@ -196,6 +225,8 @@ class Board:
         """A new episode: the next row is its first. Clocks may start anew."""
         self._captured_ns.clear()
         self._arrays["prompt"][:] = encode_prompt(prompt)
+        self._counters["worst_late_ns"][0] = 0
+        self._counters["first"][0] = self.num_seen
         return self.num_seen
 
     def frame_buffer(self, key: str) -> Array:
@@ -297,6 +328,26 @@ class Board:
         columns |= {f"extra/{name}": column[at] for name, column in self._extras.items()}
         columns |= {f"observation/{key}": self._gather(key, rows) for key in self._values}
         return columns
+
+    def look(self, row: int) -> tuple[Source, int, Array]:
+        """Of a complete step: who decided, the policy's version, and what was executed."""
+        at, columns = row % self._num_rows, self._row
+        return (
+            Source(int(columns["source"][at])),
+            int(columns["policy_version"][at]),
+            columns["executed"][at].copy(),
+        )
+
+    def extras(self, row: int) -> dict[str, Array]:
+        """What was recorded beside an observation, copied."""
+        return {name: column[row % self._num_rows].copy() for name, column in self._extras.items()}
+
+    def recent(self, name: str, rows: Array) -> Array | None:
+        """`proposed`, or an observation, of some rows; None if there is no such thing."""
+        if name in self._row:
+            found: Array = self._row[name][rows % self._num_rows]
+            return found
+        return self._gather(name, rows) if name in self._values else None
 
     def copy(self, row: int) -> Observation:
         """An observation of its own."""

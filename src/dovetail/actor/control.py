@@ -22,7 +22,7 @@ from dovetail.core.errors import RobotFault
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, EpisodeOrder, Event, HumanInput, Observation, Outcome, Source
 
-__all__ = ["ControlLoop", "Ended", "Watch"]
+__all__ = ["EMERGENCY", "ControlLoop", "Ended", "Watch"]
 
 ENDING_EVENTS = {
     Event.SUCCESS: Outcome.SUCCESS,
@@ -31,6 +31,7 @@ ENDING_EVENTS = {
     Event.RESET: Outcome.ABORTED,
     Event.STOP: Outcome.ABORTED,
 }
+EMERGENCY = "the emergency stop was pressed"
 JUDGING_EVENTS = (Event.SUCCESS, Event.FAILURE)
 _EASE_TICKS = 4
 _LATE_SEND = 4  # a command later than this part of its tick makes time count from there
@@ -129,8 +130,7 @@ class ControlLoop:
         self._deadline_ns = self._clock.now_ns()
         waiting = self._wait_for_start
         while outcome is None:
-            self._raise_alarm()
-            person = self._operator.poll(self._last)
+            person = self._poll()
             if person.event is Event.ACKNOWLEDGE:
                 self._robot.acknowledge()
                 self._tick()
@@ -272,7 +272,9 @@ class ControlLoop:
         self._clock.sleep_until(end_ns)
         if not overrun:
             late_ns = self._clock.now_ns() - end_ns
-        self._board.ticked(time.monotonic_ns())
+        self._board.ticked(
+            time.monotonic_ns(), late_ns=late_ns, overrun=overrun, thinking_ns=self._telemetry.thinking_ns
+        )
         self._telemetry.tick(late_ns=late_ns, overrun=overrun, missed=late_ns > self._period_ns)
 
     def _tick_home(self) -> None:
@@ -280,6 +282,13 @@ class ControlLoop:
         if self._should_stop():
             raise _AskedToStop
         self._tick()
+
+    def _poll(self) -> HumanInput:
+        self._raise_alarm()
+        person = self._operator.poll(self._last)
+        if person.event is Event.EMERGENCY:
+            raise RobotFault(f"robot '{self._robot.spec.name}' was stopped: {EMERGENCY}")
+        return person
 
     def _raise_alarm(self) -> None:
         if (why := self._watch.alarm()) is not None:
@@ -296,12 +305,11 @@ class ControlLoop:
         return person
 
     def _hold_until_told(self) -> HumanInput:
-        """Hold, unrecorded, until the person starts it or ends it."""
+        """Hold, unrecorded, until the person starts it, takes over, or ends it."""
         self._deadline_ns = self._clock.now_ns()
         self._num_idle = _EASE_TICKS
         while not self._should_stop():
-            self._raise_alarm()
-            person = self._operator.poll(self._last)
+            person = self._poll()
             if person.event is Event.ACKNOWLEDGE:
                 self._robot.acknowledge()
                 self._last = self._robot.observe()
@@ -317,6 +325,9 @@ class ControlLoop:
         judgement = None
         if outcome is not Outcome.ABORTED:
             event = self._operator.poll(self._last).event
+            if event is Event.EMERGENCY:
+                self._robot.trip(EMERGENCY)
+                outcome, fault = Outcome.ABORTED, EMERGENCY
             judgement = ENDING_EVENTS[event] if event in JUDGING_EVENTS else None
             self._stopped = event is Event.STOP
             if self._spoilt or event is Event.DISCARD:
@@ -327,5 +338,5 @@ class ControlLoop:
 
 
 def _goes_on(person: HumanInput) -> bool:
-    """Whether a person who was waited for has said that it starts, or that it ends here."""
-    return person.event is Event.START or person.event in ENDING_EVENTS
+    """Whether a person who was waited for takes over, or has said that it starts, or that it ends here."""
+    return person.action is not None or person.event is Event.START or person.event in ENDING_EVENTS

@@ -42,6 +42,7 @@ class Telemetry:
     def __init__(self) -> None:
         self._lateness, self._latency, self._delay, self._jump = _Samples(), _Samples(), _Samples(), _Samples()
         self._counts: Counter[str] = Counter()
+        self.thinking_ns = 0  # of the last answer
 
     def tick(self, *, late_ns: int, overrun: bool, missed: bool) -> None:
         """`overrun`: its work took longer than its period; `missed`: it was later than a whole period."""
@@ -53,6 +54,7 @@ class Telemetry:
     def answer(self, *, latency_ns: int, delay: int, jump: float | None) -> None:
         """`jump`: how far the new plan is from the old one where it takes over, as a share of the action's range."""
         self._counts["chunks"] += 1
+        self.thinking_ns = latency_ns
         self._latency.add(latency_ns / 1e6)
         self._delay.add(delay)
         if jump is not None:

@@ -135,7 +135,7 @@ class _Job:
             )
 
     def _tell(self, done: Relabelled, *, num_known: int, left: int) -> None:
-        changed = f" ({done.num_changed} otherwise than before)" if done.num_changed else ""
+        changed = f" ({done.num_changed} otherwise than what counted)" if done.num_changed else ""
         self._say(f"{self._name} labelled {done.num_labelled} episodes{changed}; {self._aside(num_known)}")
         for episode_id, error in list(done.failures.items())[:_MOST_SHOWN]:
             self._say(f"not labelled: {episode_id}: {error}")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from dovetail.cli import _report
+from dovetail.cli._console_process import ConsoleProcess
 from dovetail.cli._live import view_for
 from dovetail.cli._runs import check_name, find_run, new_name, split_arguments
 from dovetail.cli._stop import StopFlag
@@ -22,8 +25,10 @@ from dovetail.learn.batches import batch_arrays
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runtime.build import Station, build_station
+from dovetail.runtime.cell import demonstrates
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.runtime.live import LiveLink
 from dovetail.runtime.onpolicy import check_practice
 from dovetail.runtime.ranks import check_ranks
 
@@ -44,6 +49,8 @@ class Request:
     viewer: bool
     realtime: bool
     quiet: bool
+    console: bool = False
+    console_port: int | None = None
 
 
 def run(request: Request) -> int:
@@ -92,8 +99,12 @@ def _work(
         try:
             folder.lock()
             folder.config = shown(folder.config, viewer=request.viewer, realtime=request.realtime)
-            with view_for(console, quiet=request.quiet) as watch:
-                work(InlineRun(folder, watch=watch, should_stop=stop), folder.config)
+            with view_for(console, quiet=request.quiet) as watch, _console_for(folder, request):
+                live = partial(LiveLink, folder.path, waits=request.console, announce=say)
+                work(
+                    InlineRun(folder, watch=watch, should_stop=stop, live=lambda robot: live(robot=robot)),
+                    folder.config,
+                )
         except Interrupted:
             say(f"stopped; continue with: dovetail {again} --resume {_called(folder, request)}")
             return STOPPED
@@ -103,6 +114,10 @@ def _work(
             raise
     finish(folder)
     return 0
+
+
+def _console_for(folder: RunFolder, request: Request) -> AbstractContextManager[object]:
+    return ConsoleProcess(folder.path, port=request.console_port) if request.console else nullcontext()
 
 
 def _called(folder: RunFolder, request: Request) -> str:
@@ -160,7 +175,7 @@ def check_fits(config: RunConfig) -> None:
         station.operator()
         station.check_actor(policy.spec)
         station.labeler()
-        if config.run.demos:
+        if config.run.demos and not demonstrates(config.operator):
             station.task.expert()  # who is to give them
         algorithm = station.algorithm(policy)
         if isinstance(algorithm, OnPolicyAlgorithm):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from dovetail.cli._session import Request
 
 __all__ = ["register"]
 
@@ -29,6 +33,15 @@ Resume = Annotated[
 Viewer = Annotated[bool, typer.Option("--viewer", help="Open the simulator's own window.")]
 Realtime = Annotated[bool, typer.Option("--realtime", help="Pace the simulation by the wall clock.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Short for run.seed=N.", show_default=False)]
+Console = Annotated[
+    bool, typer.Option("--console/--no-console", help="Open the web page to watch, take over and label beside it.")
+]
+ConsolePort = Annotated[
+    int | None,
+    typer.Option(
+        "--console-port", min=1, max=65535, help="Its port. Default: the console's own.", show_default=False
+    ),
+]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
 
 
@@ -50,25 +63,17 @@ def run(
     viewer: Viewer = False,
     realtime: Realtime = False,
     seed: Seed = None,
+    console: Console = False,
+    console_port: ConsolePort = None,
     quiet: Quiet = False,
 ) -> None:
     """Learn a task online: demonstrations, then practice with help, then an evaluation and a report.
 
     Ctrl-C ends a run so that `dovetail run --resume NAME` goes on with it.
     """
-    with _loading():
-        from dovetail.cli import _session
+    request = _request(locals())
+    from dovetail.cli import _session
 
-    request = _session.Request(
-        arguments=tuple(arguments or ()),
-        name=name,
-        resume=resume,
-        runs_dir=runs_dir,
-        seed=seed,
-        viewer=viewer,
-        realtime=realtime,
-        quiet=quiet,
-    )
     raise typer.Exit(_session.run(request))
 
 
@@ -83,22 +88,14 @@ def collect(
     viewer: Viewer = False,
     realtime: Realtime = False,
     seed: Seed = None,
+    console: Console = False,
+    console_port: ConsolePort = None,
     quiet: Quiet = False,
 ) -> None:
     """Record demonstrations into a run folder; `dovetail run --resume NAME` learns from them later."""
-    with _loading():
-        from dovetail.cli import _session
+    request = _request(locals())
+    from dovetail.cli import _session
 
-    request = _session.Request(
-        arguments=tuple(arguments or ()),
-        name=name,
-        resume=resume,
-        runs_dir=runs_dir,
-        seed=seed,
-        viewer=viewer,
-        realtime=realtime,
-        quiet=quiet,
-    )
     raise typer.Exit(_session.collect(request, num_demos=demos))
 
 
@@ -139,19 +136,9 @@ def train(
         )
     if out is not None:
         raise typer.BadParameter("goes with reward-classifier only: a run is named by --name", param_hint="--out")
-    with _loading():
-        from dovetail.cli import _session
+    request = _request(locals())
+    from dovetail.cli import _session
 
-    request = _session.Request(
-        arguments=tuple(arguments or ()),
-        name=name,
-        resume=resume,
-        runs_dir=runs_dir,
-        seed=seed,
-        viewer=viewer,
-        realtime=realtime,
-        quiet=quiet,
-    )
     raise typer.Exit(_session.train(request, evaluate=evaluation))
 
 
@@ -204,6 +191,15 @@ def evaluate(
             quiet=quiet,
         )
     )
+
+
+def _request(options: Mapping[str, Any]) -> Request:
+    """What a command was asked for, of all its options by name; what is not of every run is its own affair."""
+    with _loading():
+        from dovetail.cli._session import Request
+
+    known = {field.name: options[field.name] for field in fields(Request) if field.name in options}
+    return Request(**{**known, "arguments": tuple(options["arguments"] or ())})
 
 
 @contextmanager

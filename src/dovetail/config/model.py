@@ -6,11 +6,12 @@ config first and its handles by keyword:
     kind        handles given by the runtime
     task        -
     robot       task
-    operator    task
+    operator    task, robot (a RobotSpec)
     policy      robot (a RobotSpec), seed
     labeler     -
     replay      folder, keys (the observations worth keeping)
-    actor       robot, task, operator, policy, clock, recorder, probe, should_stop
+    actor       robot, task, operator, policy, clock, recorder, probe, should_stop;
+                where somebody may look on, board and watch
     algorithm   policy, seed
 
 Constructors do no I/O. `type` names the plugin and is removed before the rest is validated.

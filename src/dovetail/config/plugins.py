@@ -35,6 +35,7 @@ BUILTIN: dict[str, dict[str, str]] = {
     "operator": {
         "none": "dovetail.human.none:NoOperator",
         "scripted": "dovetail.human.scripted:ScriptedOperator",
+        "browser": "dovetail.human.browser:BrowserOperator",
     },
     "safety": {"filter": "dovetail.robots.safety:SafeRobot"},
     "actor": {

@@ -128,6 +128,13 @@ class Actor(Protocol):
     def stopped(self) -> bool:
         """Whether the last episode ended because the run is to end."""
 
+    @property
+    def fault(self) -> str | None:
+        """What the last episode was cut short by, and nothing moves for; None: all is well."""
+
+    def acknowledge(self) -> None:
+        """A person has seen the fault: the robot may move again."""
+
     def run(self, order: EpisodeOrder) -> Episode | None:
         """One episode from reset to verdict; None if it ended before its first step."""
 

@@ -73,6 +73,7 @@ class Event(enum.StrEnum):
     DISCARD = "discard"
     STOP = "stop"
     ACKNOWLEDGE = "acknowledge"
+    EMERGENCY = "emergency"  # stop, and latch a fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

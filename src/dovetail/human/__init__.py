@@ -1,1 +1,1 @@
-"""Who may take over: nobody, or a scripted person; later the browser, a keyboard, a leader arm."""
+"""Who may take over: nobody, a scripted person, or one at the browser, a keyboard, a gamepad, a SpaceMouse, a pedal."""

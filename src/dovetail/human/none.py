@@ -8,6 +8,7 @@ import numpy as np
 
 from dovetail.config.model import Config
 from dovetail.core.contracts import Task
+from dovetail.core.specs import RobotSpec
 from dovetail.core.types import HumanInput, Observation
 
 __all__ = ["NoOperator", "NoOperatorConfig"]
@@ -23,7 +24,9 @@ class NoOperator:
     Config: ClassVar[type[NoOperatorConfig]] = NoOperatorConfig
     name = "none"
 
-    def __init__(self, config: NoOperatorConfig | None = None, *, task: Task | None = None) -> None:
+    def __init__(
+        self, config: NoOperatorConfig | None = None, *, task: Task | None = None, robot: RobotSpec | None = None
+    ) -> None:
         pass
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:

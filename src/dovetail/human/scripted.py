@@ -10,6 +10,7 @@ from pydantic import Field
 
 from dovetail.config.model import Config
 from dovetail.core.contracts import Task
+from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
 
 __all__ = ["Demonstrator", "ScriptedConfig", "ScriptedOperator"]
@@ -35,7 +36,7 @@ class ScriptedOperator:
     Config: ClassVar[type[ScriptedConfig]] = ScriptedConfig
     name = "scripted"
 
-    def __init__(self, config: ScriptedConfig, *, task: Task) -> None:
+    def __init__(self, config: ScriptedConfig, *, task: Task, robot: RobotSpec | None = None) -> None:
         self._config = config
         self._expert = task.expert()
         self._rng = np.random.default_rng(0)

@@ -24,8 +24,12 @@ from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.errors import DovetailError, RobotFault
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import EpisodeOrder, Purpose
+from dovetail.human.browser import Desk
+from dovetail.human.mailbox import Mailbox
 from dovetail.runtime._bell import Ear, Ringer, wait_for
 from dovetail.runtime._channel import Channel
+from dovetail.runtime._shared import mapped
+from dovetail.runtime.attended import DeskWatch
 from dovetail.runtime.cell import Cell, build_cell
 from dovetail.runtime.roles import Role
 
@@ -82,11 +86,13 @@ def run(role: Role) -> None:
             {name: Ear(role.descriptors[name]) for name in ("inference", "recorder")},
             heartbeat_s=orders["actor"]["heartbeat_s"] if isinstance(cell.clock, RealClock) else None,
         )
+        desk = _desk(role, cell)
         loops = _Loops(
             role,
             cell,
             telemetry=telemetry,
-            watch=watch,
+            watch=DeskWatch(desk.box, watch) if desk else watch,
+            desk=desk,
             should_stop=lambda: bool(asked_to_end) or board.stopping,
         )
         if isinstance(cell.clock, RealClock):  # simulated time runs as fast as it can: it must leave others some
@@ -115,10 +121,11 @@ class _Loops:
         cell: Cell,
         *,
         telemetry: Telemetry,
-        watch: ProcessWatch,
+        watch: Watch,
+        desk: Desk | None,
         should_stop: Callable[[], bool],
     ) -> None:
-        self._role, self._cell = role, cell
+        self._role, self._cell, self._desk = role, cell, desk
         self._telemetry, self._watch, self._should_stop = telemetry, watch, should_stop
         self._actor = _section("actor", role.orders["actor"])
         self._operator = _section("operator", role.orders["operator"])
@@ -150,7 +157,9 @@ class _Loops:
             self._mode,
             robot=cell.robot,
             task=cell.task_for(purpose),
-            operator=cell.operator(purpose, self._operator, demo_noise=self._role.orders["demo_noise"]),
+            operator=cell.operator(
+                purpose, self._operator, demo_noise=self._role.orders["demo_noise"], desk=self._desk
+            ),
             policy=self._policy if acts else None,
             mind=self._mind if acts else None,
             board=self._role.board,
@@ -161,6 +170,16 @@ class _Loops:
             watch=self._watch,
             delays=self._delays,
         )
+
+
+def _desk(role: Role, cell: Cell) -> Desk | None:
+    """A person's place, where the run has one."""
+    if (descriptor := role.descriptors.get("mailbox")) is None:
+        return None
+    num_axes = cell.robot.spec.action.shape[0]
+    box = Mailbox(num_axes, mapped(descriptor, Mailbox.num_bytes(num_axes)))
+    os.close(descriptor)  # the mapping stays
+    return cell.desk(box, _section("operator", role.orders["operator"]))
 
 
 def _run_one(loops: _Loops, order: dict[str, Any], telemetry: Telemetry) -> dict[str, Any]:

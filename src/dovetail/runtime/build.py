@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
+from dovetail.actor.actors import ActorConfig, board_layout
+from dovetail.actor.board import Board
 from dovetail.actor.modes import Mode
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
@@ -18,13 +20,16 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import PolicySpec, RobotSpec, match
 from dovetail.core.types import Purpose
 from dovetail.episodes.spool import Spool
+from dovetail.human.browser import Desk
 from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.robots.safety import SafeRobot
+from dovetail.runtime.attended import AttendedActor, DeskWatch
 from dovetail.runtime.cell import Cell, build_cell
 from dovetail.runtime.experience import Replay
 from dovetail.runtime.host import RobotHost
+from dovetail.runtime.live import LiveLink
 from dovetail.runtime.parts import build_policy
 
 __all__ = ["Station", "build_station", "build_trainable"]
@@ -38,6 +43,9 @@ class Station:
     cell: Cell
     should_stop: Callable[[], bool]
     parts: Path | None = None  # where its run keeps what its policy's components started from
+    link: LiveLink | None = None  # to whoever watches
+    _desk: Desk | None = None
+    _boards: list[Board] = field(default_factory=list)
     _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
 
     @property
@@ -99,12 +107,14 @@ class Station:
         there where `actor.swap` says so. The untrained policy acts until the actor is given weights.
         """
         if getattr(self.config.actor.config, "layout", "one_process") == "processes":
-            return self._host(spool, weights)
+            return self._attended(self._host(spool, weights))
         policy = None if purpose is Purpose.DEMO else self.policy()
         if policy is not None:
             policy.warmup()
-        operator = self.cell.operator(purpose, self.config.operator, demo_noise=self.config.run.demo_noise)
-        return self.actor(operator=operator, policy=policy, spool=spool, purpose=purpose)
+        operator = self.cell.operator(
+            purpose, self.config.operator, demo_noise=self.config.run.demo_noise, desk=self._desk
+        )
+        return self._attended(self.actor(operator=operator, policy=policy, spool=spool, purpose=purpose))
 
     def actor(
         self,
@@ -115,6 +125,9 @@ class Station:
         purpose: Purpose = Purpose.EVAL,
     ) -> Actor:
         """One in this process."""
+        shared: dict[str, Any] = {}
+        if self.link is not None:
+            shared = {"board": self._board(), "watch": DeskWatch(self.link.mailbox)}
         actor: Actor = self.config.actor.build(
             robot=self.robot,
             task=self.cell.task_for(purpose),
@@ -124,8 +137,26 @@ class Station:
             recorder=spool,
             probe=self.cell.probe,
             should_stop=self.should_stop,
+            **shared,
         )
         return actor
+
+    def _attended(self, actor: Actor) -> Actor:
+        if self.link is None:
+            return actor
+        return AttendedActor(actor, self.link, should_stop=self.should_stop)
+
+    def _board(self) -> Board:
+        """The one that all actors of this process write on, so that whoever watches finds it."""
+        assert self.link is not None
+        assert isinstance(self.config.actor.config, ActorConfig)
+        if not self._boards:
+            extras = {**self.cell.probe(), **self.robot.safety_extras()}
+            layout = board_layout(
+                self.config.actor.config, robot=self.robot.spec, policy=self.policy().spec, extras=extras
+            )
+            self._boards.append(Board(layout, self.link.share_board(layout)))
+        return self._boards[0]
 
     def check_actor(self, policy: PolicySpec) -> None:
         """Refuse, before anything moves, a policy that the configured actor cannot use."""
@@ -145,6 +176,7 @@ class Station:
                 weights=weights,
                 parts=self.parts,
                 should_stop=self.should_stop,
+                link=self.link,
             )
         return self._hosts[folder]
 
@@ -152,12 +184,18 @@ class Station:
         for host in self._hosts.values():
             host.close()
         self.cell.close()
+        if self.link is not None:
+            self.link.close()
 
 
 def build_station(
-    config: RunConfig, *, parts: Path | None = None, should_stop: Callable[[], bool] = lambda: False
+    config: RunConfig,
+    *,
+    parts: Path | None = None,
+    should_stop: Callable[[], bool] = lambda: False,
+    live: Callable[[RobotSpec], LiveLink] | None = None,
 ) -> Station:
-    """Make robot and task, and let them check each other."""
+    """Make robot and task, and let them check each other. `live` makes the link to whoever watches."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
     cell = build_cell(
         task=config.task,
@@ -165,7 +203,18 @@ def build_station(
         safety=config.safety,
         hides_success=config.labeling.hide_success,
     )
-    return Station(config=config, cell=cell, should_stop=should_stop, parts=parts)
+    if live is None:
+        return Station(config=config, cell=cell, should_stop=should_stop, parts=parts)
+    link = live(cell.robot.spec)
+    link.open()
+    return Station(
+        config=config,
+        cell=cell,
+        should_stop=lambda: should_stop() or link.stop_asked,
+        parts=parts,
+        link=link,
+        _desk=cell.desk(link.mailbox, config.operator),
+    )
 
 
 def build_trainable(

@@ -6,17 +6,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
-from dovetail.core.specs import match
+from dovetail.core.specs import RobotSpec, match
 from dovetail.core.types import Array, Purpose
+from dovetail.human.browser import Desk, WithMailbox
+from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.runtime.unjudged import Unjudged
 
-__all__ = ["Cell", "build_cell"]
+__all__ = ["Cell", "build_cell", "demonstrates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +40,54 @@ class Cell:
         probe: Callable[[], Mapping[str, Array]] = getattr(self._raw, "probe", dict)
         return probe
 
-    def operator(self, purpose: Purpose, section: PluginSection, *, demo_noise: float) -> Operator:
-        """Who may take over: the expert shows, nobody helps in an evaluation, and practice is as configured."""
-        if purpose is Purpose.DEMO:
-            return Demonstrator(task=self.task, noise=demo_noise)
-        if purpose is Purpose.EVAL:
-            return NoOperator()
-        operator: Operator = section.build(task=self.task_for(purpose))
-        return operator
+    def operator(
+        self, purpose: Purpose, section: PluginSection, *, demo_noise: float, desk: Desk | None = None
+    ) -> Operator:
+        """Who may take over: the expert shows, or whose hands are configured; nobody helps in an evaluation, and
+        practice is as configured. Who sits at the `desk` comes before all of them."""
+        hands = demonstrates(section)
+        operator: Operator
+        if purpose is Purpose.DEMO and not hands:
+            operator = Demonstrator(task=self.task, noise=demo_noise)
+        elif purpose is Purpose.EVAL:
+            operator = NoOperator()
+        else:
+            operator = _build_operator(section, task=self.task_for(purpose), robot=self.robot.spec)
+        if desk is None:
+            return operator
+        return WithMailbox(
+            operator,
+            desk,
+            may_drive=purpose is not Purpose.EVAL,
+            demonstrates=purpose is Purpose.DEMO and hands,
+        )
+
+    def desk(self, box: Mailbox, section: PluginSection) -> Desk:
+        """A place for a person; where time is simulated, it keeps pace with them."""
+        pace_s = 1.0 / self.robot.spec.control_hz if isinstance(self.clock, SimulatedClock) else None
+        return Desk(box, self.robot.spec, pace_s=pace_s, speed=getattr(section.config, "speed", 1.0))
 
     def close(self) -> None:
         self.robot.stop()
         close = getattr(self._raw, "close", None)
         if close:
             close()
+
+
+def demonstrates(section: PluginSection) -> bool:
+    """Whether an operator is a person's hands, who can show a task, and not a script or nobody."""
+    return bool(getattr(resolve("operator", section.type), "demonstrates", False))
+
+
+def _build_operator(section: PluginSection, *, task: Task, robot: RobotSpec) -> Operator:
+    """One that wraps another names that one in its config, as `operator`."""
+    handles: dict[str, Any] = {"task": task, "robot": robot}
+    wrapped = getattr(section.config, "operator", None)
+    if wrapped is not None:
+        inner = PluginSection.parse("operator", wrapped)
+        handles["inner"] = _build_operator(inner, task=task, robot=robot)
+    operator: Operator = section.build(**handles)
+    return operator
 
 
 def build_cell(

@@ -11,6 +11,7 @@ from dovetail.core.streams import stream
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.ids import new_episode_id
 from dovetail.episodes.spool import Spool
+from dovetail.runtime.attended import AttendedActor
 from dovetail.runtime.build import Station
 
 __all__ = ["evaluation_episodes", "order_episode"]
@@ -48,14 +49,19 @@ def evaluation_episodes(
     actor = station.actor_for(Purpose.EVAL, spool=spool, weights=weights)
     if snapshot is not None:
         actor.load(snapshot)
-    for index in range(num_episodes):
+    index = 0
+    while index < num_episodes:
         order = order_episode(station, purpose=Purpose.EVAL, index=index, config_hash=config_hash)
         episode = actor.run(order)
+        cut_short = episode is None or episode.outcome is Outcome.ABORTED
+        if cut_short and not actor.stopped and isinstance(actor, AttendedActor) and actor.was_acknowledged:
+            continue  # somebody has seen to the robot: the same one again
         if episode is None:  # asked to stop before its first step
             return
-        if episode.outcome is Outcome.ABORTED and not actor.stopped:  # it says nothing of the policy
+        if cut_short and not actor.stopped:  # it says nothing of the policy
             raise FailureError(
                 f"evaluation episode {index + 1} of {num_episodes} was cut short by a fault or a bad reading: see to the "
                 "robot, then evaluate again"
             )
         yield episode
+        index += 1

@@ -11,7 +11,6 @@ then holds and stops the arm, inference and recorder end.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import tempfile
 import threading
@@ -34,7 +33,9 @@ from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightS
 from dovetail.episodes.spool import Spool
 from dovetail.runtime._bell import bell
 from dovetail.runtime._process import STOP_S, RoleProcess
+from dovetail.runtime._shared import mapped, nameless_memory
 from dovetail.runtime.cell import Cell
+from dovetail.runtime.live import LiveLink
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["RobotHost"]
@@ -57,6 +58,7 @@ class RobotHost:
         weights: Path | None = None,
         parts: Path | None = None,
         should_stop: Callable[[], bool] = lambda: False,
+        link: LiveLink | None = None,
     ) -> None:
         assert isinstance(config.actor.config, ActorConfig)
         mode: Mode = getattr(resolve("actor", config.actor.type), "mode")  # noqa: B009
@@ -67,7 +69,7 @@ class RobotHost:
         self._forget_episodes = spool is None  # nobody else would
         self._weights = weights.absolute() if weights else None  # where the run publishes them
         self._parts = parts.absolute() if parts else None  # where it keeps what its policy started from
-        self._should_stop = should_stop
+        self._should_stop, self._link = should_stop, link
         self._processes: dict[str, RoleProcess] = {}
         self._board: Board | None = None
         self._heart: threading.Thread | None = None
@@ -115,8 +117,10 @@ class RobotHost:
     def _begin(self, order: EpisodeOrder) -> int:
         """Tell everybody that an episode begins; returns its first row on the board."""
         assert self._board is not None
+        section = self._config.operator
+        desk = self._cell.desk(self._link.mailbox, section) if self._link else None  # it only tells who is there
         operator = self._cell.operator(
-            order.purpose, self._config.operator, demo_noise=self._config.run.demo_noise
+            order.purpose, section, demo_noise=self._config.run.demo_noise, desk=desk
         ).name
         start = make_start(order, task=self._cell.task, robot=self._cell.robot.spec, operator=operator)
         first = self._board.num_seen
@@ -258,14 +262,18 @@ class RobotHost:
             policy=self._policy,
             extras={**cell.probe(), **cell.robot.safety_extras()},
         )
-        memory = _nameless_memory(layout.num_bytes)
-        self._board = Board(layout, memoryview(mmap.mmap(memory, layout.num_bytes)))
+        memory = nameless_memory(layout.num_bytes)
+        self._board = Board(layout, mapped(memory, layout.num_bytes))
+        given_control: dict[str, int] = {}
+        if self._link is not None:
+            self._link.show_board(memory, layout)
+            given_control["mailbox"] = os.dup(self._link.mailbox_descriptor)
         self._beat()
         ask_ear, ask_bell = bell()
         answer_ear, answer_bell = bell()
         alive_ear, alive_bell = bell()
         given = {
-            "control": {"ask": ask_bell, "inference": answer_ear, "recorder": alive_ear},
+            "control": {"ask": ask_bell, "inference": answer_ear, "recorder": alive_ear, **given_control},
             "inference": {"ask": ask_ear, "answer": answer_bell},
             "recorder": {"alive": alive_bell},
         }
@@ -357,17 +365,6 @@ class RobotHost:
             self._silence()
             self._heart.join()
         self._board = self._heart = None
-
-
-def _nameless_memory(num_bytes: int) -> int:
-    """A descriptor of zeros that several processes can map, and that no file system shows."""
-    if hasattr(os, "memfd_create"):
-        descriptor = os.memfd_create("dovetail-board")
-    else:
-        with tempfile.TemporaryFile(prefix="dovetail-board-") as file:
-            descriptor = os.dup(file.fileno())
-    os.ftruncate(descriptor, num_bytes)
-    return descriptor
 
 
 def _error(kind: str, message: str) -> DovetailError:

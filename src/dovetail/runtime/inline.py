@@ -16,6 +16,7 @@ import numpy as np
 
 from dovetail.core.contracts import Actor, Algorithm
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
+from dovetail.core.specs import RobotSpec
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, WeightSnapshot
@@ -31,6 +32,8 @@ from dovetail.runtime.coaching import Coaching
 from dovetail.runtime.evaluate import evaluation_episodes, order_episode
 from dovetail.runtime.experience import Experience, Known, image_codec
 from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.live import LiveLink
+from dovetail.runtime.live_status import tell_also
 from dovetail.runtime.onpolicy import Lesson, OnPolicy, is_on_policy
 from dovetail.runtime.parts import keep_parts
 from dovetail.runtime.phases import Phases
@@ -53,13 +56,18 @@ class InlineRun:
     """`run()` takes a recipe from nothing to a trained policy; `collect()` only records demonstrations."""
 
     def __init__(
-        self, folder: RunFolder, *, watch: Watcher = nobody, should_stop: Callable[[], bool] = lambda: False
+        self,
+        folder: RunFolder,
+        *,
+        watch: Watcher = nobody,
+        should_stop: Callable[[], bool] = lambda: False,
+        live: Callable[[RobotSpec], LiveLink] | None = None,
     ) -> None:
         self._folder = folder
         self._config = folder.config
-        self._watch = watch
-        self._should_stop = should_stop
-        self._station = build_station(folder.config, parts=folder.parts, should_stop=should_stop)
+        self._station = build_station(folder.config, parts=folder.parts, should_stop=should_stop, live=live)
+        self._should_stop = self._station.should_stop
+        self._watch = watch if self._station.link is None else tell_also(watch, self._station.link, folder)
         self._policy = self._station.trainable()  # the learner's; actors load what is published
         keep_parts(self._policy, folder.parts)
         self._experience = self._make_experience()
@@ -265,6 +273,7 @@ class InlineRun:
         run, status = self._config.run, self.status
         actor = self._actor(Purpose.ONLINE)
         status.begin("learning online", run.env_steps, done=status.env_steps)
+        self._watch(status)
         saved_s = time.monotonic()
         self._catch_up(learner)
         self._update(learner, actor)
@@ -357,6 +366,7 @@ class InlineRun:
         if not num_episodes or not self._evaluates or self._known(name):
             return None
         self.status.begin(f"evaluating: {name}", num_episodes)
+        self._watch(self.status)
         ids, num_successes = [], 0
         snapshot = None if name == "untrained" else self._newest()
         for episode in evaluation_episodes(

@@ -25,7 +25,7 @@ class Relabelled:
     """What came of it. What failed is asked for again the next time."""
 
     num_labelled: int = 0
-    num_changed: int = 0  # of those, how many say something else than what counted before
+    num_changed: int = 0  # of those, how many say something else than what counted until then
     failures: dict[str, DovetailError] = field(default_factory=dict)  # by episode
     gave_up: bool = False  # too many failures in a row
 

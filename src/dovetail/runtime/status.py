@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections import deque
 from collections.abc import Mapping
@@ -37,6 +38,7 @@ class RunStatus:
     recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
     recent_return: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
     recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    success_steps: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # how long those took
     rates: dict[str, Rate] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     telemetry: Mapping[str, float] = field(default_factory=dict)  # of the control loop
@@ -55,6 +57,8 @@ class RunStatus:
         self.recent_success.append(float(labels.success))
         self.recent_return.append(float(labels.rewards.sum()))
         self.recent_human.append(info.num_human_steps / info.num_steps)
+        if labels.success:
+            self.success_steps.append(info.num_steps)
 
     @property
     def evaluating(self) -> bool:
@@ -70,6 +74,11 @@ class RunStatus:
         """Share of the last `window` episodes that succeeded with nobody's help; 0 until there are so many."""
         pairs = list(zip(self.recent_success, self.recent_human, strict=True))[-window:]
         return sum(s for s, human in pairs if not human) / window
+
+    @property
+    def usual_steps(self) -> float | None:
+        """How long an episode that succeeds takes, lately; None until there are a few."""
+        return statistics.median(self.success_steps) if len(self.success_steps) >= 5 else None
 
     @property
     def seconds_left(self) -> float | None:

@@ -106,7 +106,7 @@ class FakeOperator:
     Config: ClassVar[type[FakeOperatorConfig]] = FakeOperatorConfig
     name = "fake"
 
-    def __init__(self, config: FakeOperatorConfig, *, task: Task) -> None:
+    def __init__(self, config: FakeOperatorConfig, *, task: Task, robot: RobotSpec | None = None) -> None:
         self._config = config
         self._expert = task.expert()
         self._rng = np.random.default_rng(0)

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dovetail.actor._seqlock import Seqlock
+from dovetail.core.seqlock import Seqlock
 
 SIZE = 4096
 WRITER = """
     import mmap, os, signal, sys, time
     import numpy as np
-    from dovetail.actor._seqlock import Seqlock
+    from dovetail.core.seqlock import Seqlock
 
     descriptor, size, manner = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     memory = mmap.mmap(descriptor, 0)

@@ -1,0 +1,95 @@
+"""From a person's axes, each in [-1, 1], to an action of the robot at hand. What comes out is within its limits.
+
+Up is up: moves are meant in the robot's base frame, and turned into the frame of the action, which is the one of the pose
+that the episode began with. A gripper's axis opens above a half, closes below minus a half, and otherwise keeps it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dovetail.core.achieved import gripper_axes
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Array, Observation
+
+__all__ = ["Axes"]
+
+_JOINT_VELOCITY = 0.8  # rad/s: a person looks at the arm, not at its joints
+_GRIP = 0.5
+
+
+class Axes:
+    """`look` at every observation, so that the frame and the gripper are known; `action` of a hand's axes."""
+
+    def __init__(self, robot: RobotSpec, *, speed: float = 1.0) -> None:
+        self._robot = robot
+        low, high = robot.action.bounds
+        self._low, self._high = low, high
+        bounded = np.isfinite(high - low)
+        self._middle = np.where(bounded, (low + high) / 2, 0.0)
+        self._reach = speed * np.where(bounded, (high - low) / 2, 1.0)
+        self._grip = gripper_axes(robot.action, robot.action_kind)
+        self._is_joint = robot.action_kind == "joint_target" and "joint_pos" in robot.observation
+        self._step = speed * _JOINT_VELOCITY / robot.control_hz
+        names = robot.action.names
+        turns = robot.action_kind == "ee_delta" and "ee_pose" in robot.observation
+        starts = [axis for axis, name in enumerate(names[:-2]) if turns and name in ("dx", "drx")]
+        self._triples = [axis for axis in starts if robot.observation["ee_pose"].shape == (7,)]
+        gripper = robot.observation.get("gripper")
+        self._grip_at = gripper.names.index("command") if gripper and "command" in gripper.names else 0
+        self.begin()
+
+    def begin(self) -> None:
+        """A new episode: its first observation tells the frame."""
+        self._unframe: Array | None = None  # base to action
+        self._gripper: Array | None = None
+
+    def look(self, observation: Observation) -> None:
+        if self._unframe is None and self._triples:
+            self._unframe = _matrix(observation.values["ee_pose"][3:7]).T
+
+    def release(self) -> None:
+        """Somebody else may move the gripper from now on."""
+        self._gripper = None
+
+    def action(self, axes: Array, observation: Observation) -> Array:
+        """float32 [A]."""
+        moves = np.asarray(axes, np.float64)
+        if self._is_joint:
+            joints = observation.values["joint_pos"].reshape(-1)
+            wanted = moves * self._step
+            wanted[~self._grip if len(joints) < len(wanted) else slice(None)] += joints
+        else:
+            moves = moves.copy()
+            for first in self._triples:
+                assert self._unframe is not None, "look() comes first"
+                turned = self._unframe @ moves[first : first + 3]
+                moves[first : first + 3] = turned / max(1.0, float(np.abs(turned).max()))
+            wanted = self._middle + moves * self._reach
+        if self._grip.any():
+            wanted[self._grip] = self._grip_command(np.asarray(axes)[self._grip], observation)
+        clipped: Array = np.clip(wanted, self._low, self._high).astype(np.float32)
+        return clipped
+
+    def _grip_command(self, axes: Array, observation: Observation) -> Array:
+        low, high = self._low[self._grip], self._high[self._grip]
+        if self._gripper is None:
+            seen = observation.values.get("gripper")
+            if seen is None:
+                self._gripper = high.copy()
+            else:
+                self._gripper = np.clip(np.full(low.shape, seen.reshape(-1)[self._grip_at]), low, high)
+        self._gripper = np.where(axes > _GRIP, high, np.where(axes < -_GRIP, low, self._gripper))
+        return self._gripper
+
+
+def _matrix(quat: Array) -> Array:
+    """Of a unit quaternion (w, x, y, z)."""
+    w, x, y, z = np.asarray(quat, np.float64) / max(float(np.linalg.norm(quat)), 1e-9)
+    return np.array(
+        [
+            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
+            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
+            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
+        ]
+    )

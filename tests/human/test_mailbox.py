@@ -1,0 +1,230 @@
+"""The mailbox: the newest word counts while it is fresh, events arrive once and in order, nonsense never does."""
+
+import mmap
+import os
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from dovetail.core.errors import UsageError
+from dovetail.core.types import Event
+from dovetail.human.mailbox import NUM_SLOTS, Control, Mailbox, MailboxReader, MailboxWriter
+
+S = 1_000_000_000
+ANY_NUMBER = st.one_of(st.floats(width=32), st.floats(-2, 2, width=32))
+
+
+def a_pair(num_axes=7):
+    box = Mailbox(num_axes)
+    return MailboxWriter(box), MailboxReader(box)
+
+
+def test_the_newest_message_counts_until_it_expires():
+    writer, reader = a_pair(2)
+    assert reader.hand() is None
+    writer.drive(session=5, sequence=1, held=True, axes=[0.5, -1.0], time_ns=10 * S)
+    writer.drive(session=5, sequence=2, held=True, axes=[0.25, 1.0], time_ns=11 * S, expires_s=0.5)
+    hand = reader.hand()
+    assert (hand.session, hand.sequence, hand.held, hand.axes.tolist()) == (5, 2, True, [0.25, 1.0])
+    assert hand.is_fresh(11 * S + S // 2)
+    assert not hand.is_fresh(11 * S + S // 2 + 1)
+    assert not hand.is_fresh(9 * S)  # of no clock of ours
+    assert reader.hand() == hand  # nothing new
+
+
+@given(st.lists(ANY_NUMBER, max_size=9), st.integers(-(2**64), 2**64), st.integers(-(2**64), 2**64))
+def test_only_sense_is_written(axes, session, sequence):
+    writer, reader = a_pair(7)
+    makes_sense = (
+        len(axes) == 7 and all(abs(a) <= 1 for a in axes) and 0 < session < 2**63 and 0 < sequence < 2**63
+    )
+    if makes_sense:
+        writer.drive(session=session, sequence=sequence, held=True, axes=axes)
+        assert reader.hand().axes.tolist() == axes
+    else:
+        with pytest.raises(UsageError):
+            writer.drive(session=session, sequence=sequence, held=True, axes=axes)
+        assert reader.hand() is None
+
+
+@pytest.mark.parametrize("axes", [["a"] * 7, None, [[0.0]] * 7, [1e400] * 7, [float("nan")] * 7, object()])
+def test_what_is_no_numbers_is_refused(axes):
+    writer, reader = a_pair(7)
+    with pytest.raises(UsageError):
+        writer.drive(session=1, sequence=1, held=True, axes=axes)
+    assert reader.hand() is None
+
+
+def test_a_reader_trusts_no_writer():
+    """NaN, axes beyond 1, a held that is no bool, an old number: whoever wrote them past the writer's own checks."""
+    box = Mailbox(2)
+    reader = MailboxReader(box)
+    now = time.monotonic_ns()
+    for sequence, axes, held, good in (
+        (1, 0.5, 1, True),
+        (2, np.nan, 1, False),
+        (3, 1.5, 1, False),
+        (4, 0, 7, False),
+    ):
+        box.drive.write({"numbers": (9, sequence, now, S, held), "axes": axes})
+        hand = reader.hand()
+        assert (hand.sequence, hand.good) == (sequence, good)
+        assert hand.is_fresh(now) is good
+    box.drive.write({"numbers": (9, 3, now, S, 1), "axes": 0.0})
+    assert reader.hand().sequence == 4  # the old one is passed over
+    box.drive.write({"numbers": (8, 1, now, 10**15, 1), "axes": 0.0})
+    assert reader.hand().session == 8  # another sender counts for itself
+    assert not reader.hand().is_fresh(now + 3 * S)  # nothing is good for ever
+
+
+def test_old_numbers_are_refused_by_session():
+    writer, _ = a_pair(1)
+    writer.drive(session=1, sequence=5, held=True, axes=[0])
+    for old in (5, 4, 0):
+        with pytest.raises(UsageError):
+            writer.drive(session=1, sequence=old, held=True, axes=[0])
+    writer.drive(session=2, sequence=1, held=True, axes=[0])
+    with pytest.raises(UsageError, match="expires"):
+        writer.drive(session=1, sequence=6, held=True, axes=[0], expires_s=60.0)
+
+
+def test_an_emergency_counts_until_a_later_acknowledgement_even_when_the_ring_is_full():
+    writer, reader = a_pair()
+    for _ in range(NUM_SLOTS):
+        writer.post(Event.SUCCESS)
+    with pytest.raises(UsageError, match="not in an episode"):
+        writer.post(Event.SUCCESS)
+    writer.post(Event.EMERGENCY)
+    assert writer.box.emergency
+    writer.post(Event.EMERGENCY)
+    while reader.next_event():
+        pass
+    assert writer.box.emergency  # whoever has looked
+    writer.post(Event.ACKNOWLEDGE)
+    assert not writer.box.emergency
+    writer.post(Event.EMERGENCY)
+    assert writer.box.emergency
+
+
+class Events(RuleBasedStateMachine):
+    """Each event once, in order, whoever reads on where the last reader died, and however often they look."""
+
+    def __init__(self):
+        super().__init__()
+        self.box = Mailbox(3)
+        self.writer, self.reader = MailboxWriter(self.box), MailboxReader(self.box)
+        self.posted, self.taken = [], []
+
+    @rule(event=st.sampled_from(Event), session=st.integers(1, 2**62))
+    def post(self, event, session):
+        if len(self.posted) - len(self.taken) < NUM_SLOTS:
+            self.writer.post(event, session=session)
+            self.posted.append((event, session))
+
+    @rule(num=st.integers(1, 100))
+    def take(self, num):
+        for _ in range(num):
+            if (found := self.reader.next_event()) is not None:
+                assert found.number == len(self.taken) + 1
+                self.taken.append((found.event, found.session))
+
+    @rule()
+    def the_reader_is_restarted(self):
+        self.reader = MailboxReader(self.box)
+
+    @rule()
+    def the_writer_is_restarted(self):
+        self.writer = MailboxWriter(self.box)
+
+    @invariant()
+    def nothing_is_lost_or_doubled(self):
+        assert self.taken == self.posted[: len(self.taken)]
+
+    def teardown(self):
+        self.take(100)
+        assert self.taken == self.posted
+
+
+Events.TestCase.settings = settings(max_examples=40, stateful_step_count=60, deadline=None)
+test_events_arrive_once = Events.TestCase
+
+
+WRITER = """
+    import mmap, sys
+    from dovetail.core.types import Event
+    from dovetail.human.mailbox import Mailbox, MailboxWriter
+    num_axes = 64
+    box = Mailbox(num_axes, memoryview(mmap.mmap(int(sys.argv[1]), Mailbox.num_bytes(num_axes))))
+    writer, sequence, events = MailboxWriter(box), 0, 0
+    print("ready", flush=True)
+    while True:
+        sequence += 1
+        writer.drive(session=3, sequence=sequence, held=True, axes=[(sequence % 1000) / 1000] * num_axes)
+        if box.num_posted - int(box.word["taken"][0]) < 32:
+            events += 1
+            writer.post(list(Event)[events % len(Event)], session=events)
+"""
+
+
+def test_nothing_is_torn_between_two_processes():
+    """All axes of a message say its number; all events come once, in order: also when the writer is killed."""
+    num_axes = 64
+    size = Mailbox.num_bytes(num_axes)
+    descriptor = os.memfd_create("test")
+    os.ftruncate(descriptor, size)
+    box = Mailbox(num_axes, memoryview(mmap.mmap(descriptor, size)))
+    reader = MailboxReader(box)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WRITER), str(descriptor)],
+        pass_fds=[descriptor],
+        stdout=subprocess.PIPE,
+    )
+    try:
+        process.stdout.readline()
+        last = num_new = num_events = 0
+        until_s = time.monotonic() + 60.0
+        while num_new < 300 or num_events < 300:
+            assert time.monotonic() < until_s
+            hand = reader.hand()
+            if hand is not None and hand.sequence != last:
+                assert hand.sequence > last
+                assert hand.good
+                np.testing.assert_array_equal(hand.axes, np.float32(hand.sequence % 1000 / 1000))
+                last, num_new = hand.sequence, num_new + 1
+            if (event := reader.next_event()) is not None:
+                num_events += 1
+                assert (event.number, event.session) == (num_events, num_events)
+                assert event.event is list(Event)[num_events % len(Event)]
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        os.close(descriptor)
+    reader.hand()  # what a dead writer left is whole, or it is not taken
+    hand = reader.hand()
+    np.testing.assert_array_equal(hand.axes, np.float32(hand.sequence % 1000 / 1000))
+    assert not hand.is_fresh(time.monotonic_ns() + S)
+
+
+def test_memory_of_another_kind_is_refused():
+    memory = memoryview(bytearray(b"x" * Mailbox.num_bytes(7)))
+    with pytest.raises(UsageError, match="another version"):
+        Mailbox(7, memory)
+
+
+def test_the_reader_tells_who_is_in_control():
+    writer, reader = a_pair()
+    reader.tell(Control.HUMAN, driver=12, heard=40)
+    box = writer.box
+    assert (box.control, box.driver, box.heard) == (Control.HUMAN, 12, 40)
+    since = box.since_ns
+    reader.tell(Control.HUMAN, driver=12, heard=41)
+    assert box.since_ns == since
+    assert box.reader_ns >= since > 0
