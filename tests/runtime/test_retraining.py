@@ -12,18 +12,23 @@ import time
 import pytest
 import torch
 
+from dovetail.config.load import load
 from dovetail.core.types import Outcome
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
 from dovetail.labels.learned.classifier import ClassifierConfig, ClassifierLabeler
 from dovetail.labels.learned.folder import save_classifier
 from dovetail.labels.learned.training import TrainingConfig, train
+from dovetail.labels.outcome import OutcomeLabeler
 from dovetail.labels.store import LabelStore
 from dovetail.policies.encoders import EncoderConfig
+from dovetail.runtime import inline
+from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.judged_episodes import judged_episodes, truths
-from dovetail.runtime.retraining import Retraining, retrain
+from dovetail.runtime.retraining import Retraining, retrain, retraining_of
 from dovetail.runtime.reward_classifier import facts_of
 from lamp_runs import ROBOT, lamp_episode, lamp_episodes, lamp_run
+from toy_run import TOY
 
 CONFIG = TrainingConfig(
     cameras=("front",),
@@ -213,3 +218,30 @@ def test_it_ends_with_its_run(run):
     retraining.close()
     assert process.returncode is not None
     assert not list(folder.events("classifier retrained"))
+
+
+def test_only_who_asks_for_it_is_retrained(run):
+    folder, labeler = run
+    assert labeler.retrain_after is None
+    assert retraining_of(folder, [OutcomeLabeler(), labeler]) is None
+    asks = ClassifierLabeler(folder.config.labels[0].config)
+    assert isinstance(retraining_of(folder, [OutcomeLabeler(), asks]), Retraining)
+
+
+def test_a_run_looks_between_episodes_and_closes_it(tmp_path, monkeypatch):
+    class Spy:
+        looks, closed = 0, False
+
+        def look(self):
+            self.looks += 1
+
+        def close(self):
+            self.closed = True
+
+    spy = Spy()
+    monkeypatch.setattr(inline, "retraining_of", lambda folder, labelers: spy)
+    (tmp_path / "toy.yaml").write_text(TOY)
+    done = inline.InlineRun(RunFolder.create(tmp_path / "run", load([tmp_path / "toy.yaml"])))
+    done.run()
+    assert spy.looks == done.status.episodes > 0
+    assert spy.closed

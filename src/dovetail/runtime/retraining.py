@@ -18,13 +18,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dovetail.core.contracts import Labeler
 from dovetail.core.errors import DovetailError, one_line
 from dovetail.labels.human import HUMAN
 from dovetail.labels.learned.classifier import ClassifierConfig, ClassifierLabeler
 from dovetail.labels.store import Cursor, LabelStore
 from dovetail.runtime.folder import RunFolder
 
-__all__ = ["Retraining", "main", "retrain"]
+__all__ = ["Retraining", "main", "retrain", "retraining_of"]
 
 _EVENT = "classifier retrained"
 
@@ -101,6 +102,14 @@ class Retraining:
             except DovetailError as error:
                 name, result["error"] = None, one_line(error)
         self._folder.event(_EVENT, taken_up=name is not None, version=self._labeler.version, **result)
+
+
+def retraining_of(folder: RunFolder, labelers: Sequence[Labeler]) -> Retraining | None:
+    """For the first of a run's labelers that asks for it; most runs have none."""
+    for labeler in labelers:
+        if isinstance(labeler, ClassifierLabeler) and labeler.retrain_after is not None:
+            return Retraining(folder, labeler, after=labeler.retrain_after)
+    return None
 
 
 # ---- the process that trains
