@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -21,6 +22,7 @@ from dovetail.config.load import load
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import DovetailError, RobotFault, RunFolderError, UsageError
 from dovetail.core.streams import stream
+from dovetail.labels.queue import LabelQueue
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.rollouts import OnPolicyAlgorithm
@@ -113,7 +115,15 @@ def _work(
                 shutil.rmtree(folder.path)  # ours, made a moment ago: a refusal leaves nothing behind
             raise
     finish(folder)
+    _say_waiting(folder, called=_called(folder, request))
     return 0
+
+
+def _say_waiting(folder: RunFolder, *, called: str) -> None:
+    why = Counter(str(reason) for item in LabelQueue(folder.label_queue).waiting() for reason in item.reasons[:1])
+    if why:
+        parts = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
+        say(f"{why.total()} episodes still wait for labels ({parts}): dovetail console {called}")
 
 
 def _console_for(folder: RunFolder, request: Request) -> AbstractContextManager[object]:
