@@ -9,6 +9,14 @@ from pathlib import Path
 import pytest
 from console_process import Opened, end_console, start_console
 from playwright.sync_api import Browser, Page, sync_playwright
+from recorded_runs import record_run
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """`recorded(folder)` copies a run of eight real episodes, e00 to e07, of 12 steps each, and says where it is."""
+    made = record_run(tmp_path_factory.mktemp("recorded") / "run", num_episodes=8).path
+    return lambda folder: Path(shutil.copytree(made, folder / "run"))
 
 
 @pytest.fixture
@@ -25,7 +33,7 @@ def open_console() -> Iterator[Callable[..., Opened]]:
         end_console(opened)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while Playwright runs, its event loop is this thread's: no test could have its own
 def browser() -> Iterator[Browser]:
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:

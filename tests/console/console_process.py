@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +25,7 @@ class Opened:
     address: str  # http://127.0.0.1:PORT/
     token: str
     process: subprocess.Popen[str]
+    run: Path
 
     @property
     def port(self) -> int:
@@ -47,15 +49,15 @@ class Opened:
         return page
 
 
-def start_console(run: Path, *arguments: str) -> Opened:
+def start_console(run: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Opened:
     command = [sys.executable, "-m", "dovetail.cli", "console", str(run), "--no-open", *arguments]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     )
     assert process.stdout is not None
     for line in process.stdout:
         if ready := _READY.fullmatch(line):
-            return Opened(address=ready[1], token=ready[2], process=process)
+            return Opened(address=ready[1], token=ready[2], process=process, run=run)
     raise AssertionError(f"the console ended with {process.wait()} before it was ready")
 
 
