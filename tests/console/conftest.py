@@ -33,8 +33,9 @@ def open_console() -> Iterator[Callable[..., Opened]]:
         end_console(opened)
 
 
-@pytest.fixture(scope="module")  # while Playwright runs, its event loop is this thread's: no test could have its own
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """One a module: while Playwright runs, its event loop is this thread's, and other tests want their own."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.fail("no Chromium here: apt-get install chromium (scripts/setup does)", pytrace=False)
