@@ -11,6 +11,7 @@ from labelled_runs import LabelledRun, shown, wait_shown, wait_until
 from PIL import Image
 from recorded_runs import CAMERAS
 
+from dovetail.core.types import Labels
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.queue import Reason
 
@@ -67,6 +68,21 @@ def test_success_failure_and_discard_by_keyboard_reach_the_label_store(console, 
     np.testing.assert_array_equal(success.rewards, np.eye(12, dtype=np.float32)[-1])
     np.testing.assert_array_equal(failure.rewards, np.zeros(12, np.float32))
     assert (success.discounts[-1], failure.discounts[-1]) == (0.0, 1.0)  # it ran out of time: no true end
+
+
+def test_what_labelers_said_is_shown_with_confidence_and_reasons_as_plain_text(console, run, page):
+    """A model writes its reasons, and whoever writes to a model may have written them."""
+    why = "<img src=x onerror=alert(1)> the cube is off the mark"
+    said = {"labeler": "vlm", "version": "1", "success": False, "confidence": 0.42, "why": why, "priority": -1}
+    rewards = {"rewards": np.zeros(12, np.float32), "discounts": np.ones(12, np.float32)}
+    run.store.add(Labels(episode_id="e04", **said, **rewards))
+    run.ask("e04")
+    console.enter(page, "/label")
+    wait_shown(page, "e04")
+    told = page.inner_text(".dv-said")
+    assert "failure" in told and "42 % sure" in told and why in told
+    assert "counts" not in told  # an opinion
+    assert page.locator(".dv-said img").count() == 0
 
 
 def test_undo_takes_the_last_word_back_and_brings_the_episode_back(console, run, page):

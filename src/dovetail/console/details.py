@@ -119,5 +119,5 @@ def _said(one: Said) -> Mapping[str, Any]:
         "unix_s": one.unix_ns / 1e9,
         "counts": one.counts,
         "retracted": one.retracted,
-        "why": one.why,
+        "why": label.why,
     }

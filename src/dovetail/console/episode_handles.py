@@ -82,13 +82,12 @@ class Waits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What was said of an episode, by whom and when; `why`, where a labeler told."""
+    """What was said of an episode, and when."""
 
     labels: Labels
     unix_ns: int
     counts: bool
     retracted: bool = False
-    why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

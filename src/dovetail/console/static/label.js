@@ -340,7 +340,7 @@ class LabelPage {
   key(event) {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.target instanceof HTMLElement && event.target.matches("input:not(.dv-scrub), textarea, select")) return;
-    const pressed = performance.now();
+    const pressed = event.timeStamp; // when the key went down, however long it took to get here
     const far = event.shiftKey ? 10 : 1;
     const moves = { ArrowLeft: () => this.player.step(-far), ArrowRight: () => this.player.step(far),
       Home: () => this.player.step(-1e9), End: () => this.player.step(1e9) };
