@@ -19,6 +19,7 @@ from chat_server import ChatServer, Seen, bright
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Outcome
 from dovetail.labels._answers import read_answer
+from dovetail.labels.store import LabelStore
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
 
 FAST = {"backoff_s": 0.001, "timeout_s": 5.0}
@@ -47,11 +48,36 @@ def test_success_is_paid_at_the_end_and_is_an_end(server: ChatServer, make_episo
     assert failed.discounts.all()  # a timeout only stopped the recording
 
 
+def test_its_reasons_are_kept_as_one_line_that_can_be_stored(
+    server: ChatServer, make_episode: Any, tmp_path: Path
+) -> None:
+    server.answer = lambda seen: {**bright(seen), "reason": "the cube\n is on \ud800 the mark " + "x" * 1000}
+    labels = labeler(server).label(filmed(make_episode))
+    assert labels.why.startswith("the cube is on ? the mark xxx")
+    assert len(labels.why) <= 500
+    LabelStore(tmp_path).add(labels)
+    said = LabelStore(tmp_path).current(labels.episode_id)
+    assert said is not None
+    assert said.why == labels.why
+
+
 def test_progress_pays_for_what_was_added(server: ChatServer, make_episode: Any) -> None:
     """Trap: absolute progress, summed, pays for dawdling."""
     labels = labeler(server, reward="progress", num_frames=3).label(filmed(make_episode))
     assert labels.rewards == pytest.approx(np.full(10, 0.1), abs=0.01)
     assert labels.rewards.sum() == pytest.approx(1.0, abs=0.01)
+
+
+def test_stages_are_told_by_the_progress(server: ChatServer, make_episode: Any) -> None:
+    episode, stages = filmed(make_episode), [{"at_least": 0.5, "reward": 0.3}, {"at_least": 0.0, "reward": 9.0}]
+    plain = labeler(server, num_frames=6, reward="progress").label(episode).rewards
+    completion = np.cumsum([0.0, *plain])
+    first = int(np.flatnonzero(completion >= 0.5)[0])
+    staged = labeler(server, num_frames=6, stages=stages).label(episode)
+    expected = np.zeros(len(episode))
+    expected[-1] += staged.success
+    expected[first - 1] += 0.3  # what was so from the beginning is not paid
+    assert staged.rewards == pytest.approx(expected)
 
 
 def test_what_it_is_shown(server: ChatServer, make_episode: Any) -> None:
