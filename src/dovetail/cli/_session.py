@@ -196,7 +196,7 @@ def check_fits(config: RunConfig) -> None:
         policy = station.trainable()
         station.operator()
         station.check_actor(policy.spec)
-        station.labeler()
+        station.panel()
         if config.run.demos and not demonstrates(config.operator):
             station.task.expert()  # who is to give them
         algorithm = station.algorithm(policy)

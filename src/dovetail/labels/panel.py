@@ -1,9 +1,9 @@
 """Labelers that decide together: asked in order, the first who is sure enough decides, and otherwise a person is asked.
 
-    hearing = panel.ask(episode)                  # those that are quick; never waits
-    while not hearing.over:
-        hearing = panel.go_on(episode, hearing)   # the others, where nobody minds; raises LabelError while one is away
-    hearing.decided, hearing.reasons              # labels or none, and why a person is asked, if one is
+hearing = panel.ask(episode)                  # those that are quick; never waits
+while not hearing.over:
+    hearing = panel.go_on(episode, hearing)   # the others, where nobody minds; raises LabelError while one is away
+hearing.decided, hearing.reasons              # labels or none, and why a person is asked, if one is
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ class Hearing:
     said: tuple[Labels, ...] = ()  # in the order they were asked
     over: bool = False
     decided: Labels | None = None
-    reasons: tuple[Reason, ...] = ()  # why a person is asked; where one is asked in any case, beside what was decided
+    reasons: tuple[
+        Reason, ...
+    ] = ()  # why a person is asked; where one is asked in any case, beside what was decided
 
     @property
     def opinions(self) -> tuple[Labels, ...]:
@@ -44,7 +46,9 @@ class Panel:
     """A labeler that has a `max_concurrent` is slow, and may be asked about so many episodes at once; one that
     `asks_person` stands for a person, and comes last. One that has a `check(robot)` may refuse a robot."""
 
-    def __init__(self, labelers: Sequence[Labeler], *, min_confidence: float = 0.8, cross_check: bool = False) -> None:
+    def __init__(
+        self, labelers: Sequence[Labeler], *, min_confidence: float = 0.8, cross_check: bool = False
+    ) -> None:
         self._asks_person = bool(labelers) and _is_person(labelers[-1])
         self._labelers = labelers[:-1] if self._asks_person else labelers
         self._min_confidence = min_confidence

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from dovetail.core.specs import PolicySpec, RobotSpec, match
 from dovetail.core.types import Purpose
 from dovetail.episodes.spool import Spool
 from dovetail.human.browser import Desk
+from dovetail.labels.panel import Panel
 from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
 from dovetail.policies.trainable import TrainablePolicy
@@ -32,7 +35,7 @@ from dovetail.runtime.host import RobotHost
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.parts import build_policy
 
-__all__ = ["Station", "build_station", "build_trainable"]
+__all__ = ["Station", "build_panel", "build_station", "build_trainable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,9 +95,12 @@ class Station:
         )
         return algorithm
 
-    def labeler(self) -> Labeler:
-        labeler: Labeler = self.config.labels[0].build()
-        return labeler
+    def panel(self, folder: Path | None = None) -> Panel:
+        """Who gives rewards, checked against the robot. A labeler that keeps something does so in its own place under
+        `folder`."""
+        panel = build_panel(self.config, folder)
+        panel.check(self.robot.spec)
+        return panel
 
     def replay(self, folder: Path, *, keys: tuple[str, ...]) -> Replay:
         replay: Replay = self.config.replay.build(folder=folder, keys=keys)
@@ -179,6 +185,17 @@ class Station:
         self.cell.close()
         if self.link is not None:
             self.link.close()
+
+
+def build_panel(config: RunConfig, folder: Path | None = None) -> Panel:
+    """The labelers of a config. `folder`: see Station."""
+    labelers: list[Labeler] = []
+    for section in config.labels:
+        keeps = "folder" in inspect.signature(resolve("labeler", section.type)).parameters
+        name = re.sub(r"\W", "_", section.type)
+        handles = {"folder": folder / name} if keeps and folder is not None else {}
+        labelers.append(section.build(**handles))
+    return Panel(labelers, min_confidence=config.labeling.min_confidence, cross_check=config.labeling.cross_check)
 
 
 def build_station(
