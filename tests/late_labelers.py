@@ -25,3 +25,13 @@ class Late(OutcomeLabeler):
         if away and Path(away).exists():
             raise LabelError("nobody answers")
         return super().label(episode)
+
+
+class Seer(OutcomeLabeler):
+    """Sees success in every single observation, and believes it after five."""
+
+    threshold = 0.5
+    consecutive = 5
+
+    def judge(self, observation):
+        return float(observation.values["goal"].size > 0)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.config.load import load
+from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome, Purpose, View
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
@@ -215,3 +216,30 @@ def test_killed_while_labels_are_out(make, tmp_path):
     assert [len(said_of(folder, info)) for info in unlabelled] == [1] * len(unlabelled)
     assert all(len(said_of(folder, info)) <= 1 for info in practised(folder))
     assert not set(LabelQueue(folder.label_queue).ids()) & {info.id for info in unlabelled}
+
+
+def test_a_labeler_ends_an_episode(make):
+    folder = make("labels=[{type: 'late_labelers:Seer'}]", "labeling.terminate_on_success={}", "operator=none")
+    InlineRun(folder).run()
+    online = practised(folder, Purpose.ONLINE)
+    assert {(info.num_steps, info.outcome, info.judgement) for info in online} == {
+        (4, Outcome.SUCCESS, Outcome.SUCCESS)  # five observations
+    }
+    assert {info.operator for info in online} == {"none+seer"}
+    assert all(said_of(folder, info)[0].success for info in online)
+    others = practised(
+        folder, Purpose.EVAL, Purpose.DEMO
+    )  # of which the task is the judge, whatever a labeler sees
+    assert {info.operator for info in others} == {"none", "scripted"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["labels=[outcome]"], "put `classifier` into `labels`"),
+        (["labels=[{type: 'late_labelers:Seer'}]", "actor.layout=processes"], "set actor.layout=one_process"),
+    ],
+)
+def test_who_cannot_judge_while_it_happens(make, overrides, problem):
+    with pytest.raises(UsageError, match=problem):
+        InlineRun(make("labeling.terminate_on_success={}", *overrides))

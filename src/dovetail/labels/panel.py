@@ -62,6 +62,11 @@ class Panel:
         limits = [labeler.max_concurrent for labeler in self._slow()]
         return min(limits) if limits else None
 
+    @property
+    def judge(self) -> Labeler | None:
+        """The first who can judge a single observation, quickly: `judge(observation)`, the probability that it is done."""
+        return next((labeler for labeler in self._labelers if hasattr(labeler, "judge")), None)
+
     def check(self, robot: RobotSpec) -> None:
         """Refuse, before anything moves, a robot that does not have what a labeler looks at."""
         for labeler in self._labelers:

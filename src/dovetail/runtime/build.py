@@ -32,6 +32,7 @@ from dovetail.runtime.attended import AttendedActor, DeskWatch
 from dovetail.runtime.cell import Cell, build_cell
 from dovetail.runtime.experience import Replay
 from dovetail.runtime.host import RobotHost
+from dovetail.runtime.judging import check_judge, judged
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.parts import build_policy
 
@@ -49,6 +50,7 @@ class Station:
     link: LiveLink | None = None  # to whoever watches
     _desk: Desk | None = None
     _boards: list[Board] = field(default_factory=list)
+    _panels: list[Panel] = field(default_factory=list)
     _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
 
     @property
@@ -96,11 +98,14 @@ class Station:
         return algorithm
 
     def panel(self, folder: Path | None = None) -> Panel:
-        """Who gives rewards, checked against the robot. A labeler that keeps something does so in its own place under
-        `folder`."""
-        panel = build_panel(self.config, folder)
-        panel.check(self.robot.spec)
-        return panel
+        """Who gives rewards, one for all, checked against the robot. A labeler that keeps something does so in its own
+        place under `folder`."""
+        if not self._panels:
+            panel = build_panel(self.config, folder)
+            panel.check(self.robot.spec)
+            check_judge(self.config, panel)
+            self._panels.append(panel)
+        return self._panels[0]
 
     def replay(self, folder: Path, *, keys: tuple[str, ...]) -> Replay:
         replay: Replay = self.config.replay.build(folder=folder, keys=keys)
@@ -120,6 +125,8 @@ class Station:
         operator = self.cell.operator(
             purpose, self.config.operator, demo_noise=self.config.run.demo_noise, desk=self._desk
         )
+        if purpose is Purpose.ONLINE:
+            operator = judged(operator, self.config, self.panel(), beside=self.real_time)
         return self._attended(self.actor(operator=operator, policy=policy, spool=spool))
 
     def actor(self, *, operator: Operator, policy: Policy | None, spool: Spool | None = None) -> Actor:
