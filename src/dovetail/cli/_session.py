@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -196,7 +196,7 @@ def check_fits(config: RunConfig) -> None:
         policy = station.trainable()
         station.operator()
         station.check_actor(policy.spec)
-        station.panel()
+        panel = station.panel()
         if config.run.demos and not demonstrates(config.operator):
             station.task.expert()  # who is to give them
         algorithm = station.algorithm(policy)
@@ -206,6 +206,8 @@ def check_fits(config: RunConfig) -> None:
         batch_arrays(algorithm.wants, station.robot.spec)  # what the robot cannot give is refused
         if any(spec.is_image for spec in station.robot.spec.observation.values()):
             _take_a_picture(station)
+        if panel.looks_at_metrics:
+            panel.check_metrics(_metrics(station))
     finally:
         station.close()
 
@@ -217,3 +219,9 @@ def _take_a_picture(station: Station) -> None:
         station.robot.observe()
     except RobotFault as fault:  # the filter's fault says less than what caused it
         raise fault.__cause__ if isinstance(fault.__cause__, DovetailError) else fault from None
+
+
+def _metrics(station: Station) -> Collection[str]:
+    """What the task measures, told from a first look."""
+    station.task.reset(station.robot, rng=stream(station.config.run.seed, "check"))
+    return station.task.judge(station.robot, station.robot.observe(), num_steps=1).metrics.keys()

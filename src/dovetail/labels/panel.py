@@ -9,7 +9,7 @@ hearing.decided, hearing.reasons              # labels or none, and why a person
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,9 @@ class Hearing:
 
 class Panel:
     """A labeler that has a `max_concurrent` is slow, and may be asked about so many episodes at once; one that
-    `asks_person` stands for a person, and comes last. One that has a `check(robot)` may refuse a robot."""
+    `asks_person` stands for a person, and comes last. One that has a `check(robot)` may refuse
+    a robot, one that `looks_at_metrics` a task, by
+    `check_metrics(names)`."""
 
     def __init__(
         self, labelers: Sequence[Labeler], *, min_confidence: float = 0.8, cross_check: bool = False
@@ -73,6 +75,17 @@ class Panel:
             check = getattr(labeler, "check", None)
             if check is not None:
                 check(robot)
+
+    @property
+    def looks_at_metrics(self) -> bool:
+        """Whether it matters what the task measures."""
+        return any(getattr(labeler, "looks_at_metrics", False) for labeler in self._labelers)
+
+    def check_metrics(self, names: Collection[str]) -> None:
+        """Refuse, before anything is recorded, a task that does not measure what a labeler looks at."""
+        labelers: list[Any] = [one for one in self._labelers if getattr(one, "looks_at_metrics", False)]
+        for labeler in labelers:
+            labeler.check_metrics(names)
 
     def ask(self, episode: Episode) -> Hearing:
         """Those that are quick, up to the first slow one."""

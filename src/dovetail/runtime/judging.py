@@ -34,14 +34,13 @@ def judged(operator: Operator, config: RunConfig, panel: Panel, *, beside: bool)
     if rule is None:
         return operator
     judge: Any = panel.judge
-    probability = float(rule.probability or getattr(judge, "threshold", _PROBABILITY))
-    consecutive = int(rule.consecutive or getattr(judge, "consecutive", _CONSECUTIVE))
+    probability, consecutive = rule.probability, rule.consecutive
     return Judged(
         operator,
         lambda observation: judge.judge(observation),  # the one in use: it may be trained anew meanwhile
         name=type(judge).__name__.removesuffix("Labeler").lower(),
-        probability=probability,
-        consecutive=consecutive,
+        probability=getattr(judge, "threshold", _PROBABILITY) if probability is None else probability,
+        consecutive=getattr(judge, "consecutive", _CONSECUTIVE) if consecutive is None else consecutive,
         every_steps=rule.every_steps,
         beside=beside,
     )
