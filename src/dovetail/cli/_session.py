@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.streams import stream
 from dovetail.human.keyboard import HELP, TerminalKeys
 from dovetail.human.mailbox import Mailbox
+from dovetail.labels.queue import LabelQueue
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.rollouts import OnPolicyAlgorithm
@@ -114,6 +116,7 @@ def _work(
                 shutil.rmtree(folder.path)  # ours, made a moment ago: a refusal leaves nothing behind
             raise
     finish(folder)
+    _say_waiting(folder, called=_called(folder, request))
     return 0
 
 
@@ -140,6 +143,13 @@ def _desk_for(folder: RunFolder, request: Request) -> Iterator[Callable[[RobotSp
         if request.console:
             stack.enter_context(ConsoleProcess(folder.path, port=request.console_port))
         yield make
+
+
+def _say_waiting(folder: RunFolder, *, called: str) -> None:
+    why = Counter(str(reason) for item in LabelQueue(folder.label_queue).waiting() for reason in item.reasons[:1])
+    if why:
+        parts = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
+        say(f"{why.total()} episodes still wait for labels ({parts}): dovetail console {called}")
 
 
 def _called(folder: RunFolder, request: Request) -> str:

@@ -46,4 +46,6 @@ def catch_up(
         status.metrics |= learner.step(env_steps=int(steps[number]), on_update=on_update)
         if number != behind[-1]:
             publish()
+    if len(behind) > 1:
+        experience.fill()  # with what was labelled, or recorded, since then
     status.begin(*phase, done=status.env_steps)

@@ -151,6 +151,10 @@ class Experience:
         self.replay.reset()
         self._add_missing([one for one in known if one.trains], lambda done, total: None)
 
+    def fill(self) -> None:
+        """Into replay, whatever else there is to learn from."""
+        self._add_missing([one for one in self._known() if one.trains], lambda done, total: None)
+
     def relabel(self, known: Known) -> None:
         """Have replay hold an episode, or not, as the newest of its labels want it."""
         episode_id = known.info.id

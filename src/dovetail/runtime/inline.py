@@ -7,20 +7,18 @@ first at what the folder already holds, so that a run that was interrupted goes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import numpy as np
 
 from dovetail.core.contracts import Actor, Algorithm
-from dovetail.core.errors import CheckpointError, FailureError, UsageError
+from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
-from dovetail.core.types import Array, Episode, Outcome, Purpose, WeightSnapshot
+from dovetail.core.types import Episode, Outcome, Purpose
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
-from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.learn.device import find_device
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
@@ -30,11 +28,13 @@ from dovetail.runtime.build import build_station
 from dovetail.runtime.catching_up import catch_up
 from dovetail.runtime.coaching import Coaching
 from dovetail.runtime.curves import Curves
+from dovetail.runtime.demonstrating import demonstrate
 from dovetail.runtime.evaluate import order_episode
 from dovetail.runtime.evaluations import Evaluations
 from dovetail.runtime.experience import Experience, image_codec
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.intake import Intake
+from dovetail.runtime.keeping import Keeping
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.live_status import tell_also
 from dovetail.runtime.onpolicy import OnPolicy, is_on_policy
@@ -43,11 +43,8 @@ from dovetail.runtime.phases import Phases
 from dovetail.runtime.ranks import RankGroup
 from dovetail.runtime.schedule import Schedule
 from dovetail.runtime.status import RunStatus, Watcher, nobody
-from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["InlineRun", "Interrupted"]
-
-_LOOK_S = 0.2  # between two looks for labels, where there is nothing else to do
 
 
 class Interrupted(Exception):  # not an error: a person asked for it
@@ -73,7 +70,6 @@ class InlineRun:
         self._policy = self._station.trainable()  # the learner's; actors load what is published
         keep_parts(self._policy, folder.parts)
         self._experience = self._make_experience()
-        self._weights = DiskWeightStore(folder.weights)
         self._metrics = MetricsLog(
             folder.logs,
             wandb=folder.config.run.wandb,
@@ -104,7 +100,14 @@ class InlineRun:
         )
         self._curves = Curves(folder, metrics=self._metrics, status=self.status, phases=self._phases)
         self._schedule = Schedule(folder)
-        self._published = -1  # at so many updates
+        self._keeping = Keeping(
+            folder,
+            status=self.status,
+            phases=self._phases,
+            schedule=self._schedule,
+            coaching=self._coaching,
+            write_progress=self._write_progress,
+        )
         self._before = self._intake.recover(on_added=self._rebuilding)
         self._evaluations = Evaluations(
             folder,
@@ -159,41 +162,16 @@ class InlineRun:
 
     def collect(self, num_demos: int) -> None:
         """Have the expert demonstrate until `num_demos` demonstrations succeeded."""
-        intake, status = self._intake, self.status
-        if len(intake.demos) >= num_demos:  # none wanted, or all there: a task without an expert will do
-            return
-        phase = "recording demonstrations"
-        status.begin(phase, num_demos, done=len(intake.demos))
-        actor = self._actor(Purpose.DEMO)
-        while len(intake.demos) < num_demos:
-            self._watch(status)
-            if intake.num_hopeful_demos >= num_demos:  # all that can be done is to wait for what is said of them
-                self._wait_for_labels("waiting for labels of the demonstrations", num_demos)
-                status.begin(phase, num_demos, done=len(intake.demos))
-                continue
-            if intake.num_tried_demos >= 3 * num_demos + 10:
-                raise FailureError(
-                    f"only {len(intake.demos)} of {intake.num_tried_demos} demonstrations of task "
-                    f"'{self._station.task.spec.name}' succeeded: give it more time (task.time_limit_s), or lower "
-                    "run.demo_noise"
-                )
-            episode = self._run_episode(actor, Purpose.DEMO, intake.num_tried_demos)
-            if episode:
-                intake.take(episode)
-            intake.news()
-            status.done = len(intake.demos)
-        self._watch(status)
-
-    def _wait_for_labels(self, phase: str, num_demos: int) -> None:
-        intake, status = self._intake, self.status
-        status.begin(phase, num_demos, done=len(intake.demos))
-        hopeful = intake.num_hopeful_demos
-        while len(intake.demos) < num_demos and intake.num_hopeful_demos >= hopeful:
-            self._look_up()
-            if not intake.news():
-                time.sleep(_LOOK_S)
-            status.done = len(intake.demos)
-            self._watch(status)
+        demonstrate(
+            self._intake,
+            num_demos,
+            status=self.status,
+            task=self._station.task.spec.name,
+            actor=lambda: self._actor(Purpose.DEMO),
+            run=lambda actor, index: self._run_episode(actor, Purpose.DEMO, index),
+            watch=self._watch,
+            look_up=self._look_up,
+        )
 
     def _clone(self) -> None:
         """Behaviour cloning on the demonstrations: what the report calls before, and what learning starts from."""
@@ -211,10 +189,10 @@ class InlineRun:
             self._make_learner(algorithm, role="cloning").warm_up(
                 config.learner.bc_updates, on_update=self._updated
             )
-            self._weights.publish(policy.weights())
+            self._keeping.weights.publish(policy.weights())
             self._evaluate("cloning", num_episodes=config.run.eval_episodes)
-        if config.learner.start_from == "cloning" and not self._has_checkpoint:
-            self._policy.load(self._newest())  # nothing newer is published before the first checkpoint
+        if config.learner.start_from == "cloning" and not self._keeping.has_checkpoint:
+            self._policy.load(self._keeping.newest())  # nothing newer is published before the first checkpoint
 
     def _learn(self, *, online: bool = True) -> None:
         if self._evaluations.known("after"):
@@ -253,32 +231,34 @@ class InlineRun:
 
     def _learn_off_policy(self, learner: Learner, *, online: bool) -> None:
         config, status = self._config, self.status
-        if self._has_checkpoint:
-            learner.load_state_dict(self._load_checkpoint())
+        if self._keeping.has_checkpoint:
+            learner.load_state_dict(self._keeping.load())
         else:
-            self._save(learner)
+            self._keeping.save(learner)
         try:
             num_updates = config.learner.warmup_updates if self._intake.demos else 0
             status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
             if learner.num_warmup_updates < num_updates:
                 learner.warm_up(num_updates, on_update=self._updated)
-                self._save(learner)  # on demonstrations alone: not to be done again once there is more in replay
+                self._keeping.save(
+                    learner
+                )  # on demonstrations alone: not to be done again once there is more in replay
             if online:
                 self._learn_online(learner)
             else:
-                self._weights.publish(learner.policy_weights())
+                self._keeping.weights.publish(learner.policy_weights())
         finally:
             if learner.healthy:  # otherwise the last good checkpoint stays
-                self._save(learner)
+                self._keeping.save(learner)
 
     def _practise(self, practice: OnPolicy) -> None:
         """On-policy: rollouts are learned from and forgotten; they never reach the replay, and the log on request."""
-        if self._has_checkpoint:
-            practice.load_state_dict(self._load_checkpoint())
-        self._weights.publish(practice.policy_weights())
+        if self._keeping.has_checkpoint:
+            practice.load_state_dict(self._keeping.load())
+        self._keeping.weights.publish(practice.policy_weights())
         try:
-            for lesson in practice.lessons(self.status, note=self._curves.lesson, save=self._save):
-                self._weights.publish(practice.policy_weights())
+            for lesson in practice.lessons(self.status, note=self._curves.lesson, save=self._keeping.save):
+                self._keeping.weights.publish(practice.policy_weights())
                 spent = {"acting": lesson.metrics["collect_s"], "updating": lesson.metrics["update_s"]}
                 self._phases.add(spent)
                 self._curves.times()
@@ -290,7 +270,7 @@ class InlineRun:
         finally:
             practice.close()
             if practice.healthy:
-                self._save(practice)
+                self._keeping.save(practice)
         self._look_up()
 
     def _learn_online(self, learner: Learner) -> None:
@@ -306,7 +286,7 @@ class InlineRun:
             experience=self._experience,
             status=status,
             on_update=self._updated,
-            publish=lambda: self._publish_when_due(learner),
+            publish=lambda: self._keeping.publish_when_due(learner),
         )
         self._before.clear()
         self._update(learner, actor)
@@ -324,28 +304,12 @@ class InlineRun:
             self._coaching.look(learner, self._experience.replay)
             self._evaluate_when_due(learner, actor)
             if time.monotonic() - saved_s > run.checkpoint_every_s:
-                self._save(learner)
+                self._keeping.save(learner)
                 saved_s = time.monotonic()
-        self._wait_for_the_last_labels(learner, actor)
-        if self._published != learner.num_updates:
-            self._publish(learner)
-
-    def _wait_for_the_last_labels(self, learner: Learner, actor: Actor) -> None:
-        """What is under way is learned from too, if it comes in time; what waits for a person or a server is not waited
-        for."""
-        intake, status = self._intake, self.status
-        num_under_way = intake.num_under_way
-        if num_under_way:
-            status.begin("waiting for the last labels", num_under_way)
-        if intake.wait(look_up=lambda: self._count_down(num_under_way)):
+        if self._intake.finish(watch=self._watch, look_up=self._look_up):
             self._update(learner, actor)
-        if status.waiting:
-            self._folder.event("labels wait", **status.waiting)
-
-    def _count_down(self, num_under_way: int) -> None:
-        self.status.done = num_under_way - self._intake.num_under_way
-        self._watch(self.status)
-        self._look_up()
+        if not self._keeping.is_published(learner):
+            self._keeping.publish(learner)
 
     def _update(self, learner: Learner, actor: Actor) -> None:
         """The updates that the last episode has earned, then their weights to the robot."""
@@ -357,43 +321,28 @@ class InlineRun:
         status.updates = learner.num_updates
         status.done = status.env_steps
         with self._phases.phase("publishing"):
-            self._publish_when_due(learner)
-            self._hand_over(actor)
+            self._keeping.publish_when_due(learner)
+            self._keeping.hand_over(actor)
         self._watch(status)
-
-    def _publish_when_due(self, learner: Learner) -> None:
-        every, published = self._config.learner.publish_every, self._published
-        if published < 0 or every is None or learner.num_updates // every > published // every:
-            self._publish(learner)
-
-    def _publish(self, learner: Learner) -> None:
-        self._weights.publish(learner.policy_weights())
-        self._published = learner.num_updates
-
-    def _hand_over(self, actor: Actor) -> None:
-        snapshot = self._weights.latest()  # the pinned version, where somebody has pinned one
-        assert snapshot is not None
-        self._coaching.published(max(self._weights.versions()), snapshot)
-        actor.load(snapshot)
 
     def _evaluate_when_due(self, learner: Learner | OnPolicy, actor: Actor | None = None) -> None:
         status = self.status
         name = self._schedule.due(status.env_steps)
         if name is None:
             return
-        if isinstance(learner, Learner) and actor is not None and self._published != learner.num_updates:
-            self._publish(learner)  # what is evaluated is what the robot has
-            self._hand_over(actor)
+        if isinstance(learner, Learner) and actor is not None and not self._keeping.is_published(learner):
+            self._keeping.publish(learner)  # what is evaluated is what the robot has
+            self._keeping.hand_over(actor)
         phase = (status.phase, status.total)
         with self._phases.phase("evaluating"):
             rate = self._evaluate(name, num_episodes=self._schedule.num_episodes)
         status.begin(*phase, done=status.env_steps)
         if rate is not None and self._schedule.is_best(rate.rate):
-            self._save_best(learner, success=rate.rate, by=f"evaluation {name}")
+            self._keeping.save_best(learner, success=rate.rate, by=f"evaluation {name}")
 
     def _evaluate(self, name: str, *, num_episodes: int) -> Rate | None:
         rate = self._evaluations.make(
-            name, lambda: None if name == "untrained" else self._newest(), num_episodes=num_episodes
+            name, lambda: None if name == "untrained" else self._keeping.newest(), num_episodes=num_episodes
         )
         if rate is not None and rate.episodes < num_episodes:  # asked to stop between two of them
             raise Interrupted
@@ -434,25 +383,6 @@ class InlineRun:
         self._watch(self.status)
 
     # ---- small things
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self._folder.checkpoints / "last"
-
-    @property
-    def _has_checkpoint(self) -> bool:
-        return (self._checkpoint / "manifest.json").exists()
-
-    def _newest(self) -> WeightSnapshot:
-        """What was learned last, whatever is pinned."""
-        return self._weights.load(max(self._weights.versions()))
-
-    def _load_checkpoint(self) -> Mapping[str, Array]:
-        state, facts = load_checkpoint(self._checkpoint)
-        if facts.get("config_hash") != self._folder.config_hash:
-            raise CheckpointError(f"checkpoint {self._checkpoint} belongs to another config than its run folder")
-        self._published = int(facts.get("published", -1))
-        return state
 
     def _fit_normalizer(self, policy: TrainablePolicy) -> None:
         demos = self._intake.demos
@@ -505,25 +435,3 @@ class InlineRun:
         wall_s = self._wall_before_s + time.monotonic() - self._started_s
         books = {"wall_s": wall_s, "updates": self.status.updates, "phases": dict(self._phases.seconds)}
         self._folder.write_json("progress.json", books)
-
-    def _save(self, learner: Learner | OnPolicy) -> None:
-        with self._phases.phase("saving"):
-            save_checkpoint(self._checkpoint, learner.state_dict(), facts=self._facts())
-        success = self._schedule.practice_success(self.status)
-        if success is not None and self._schedule.is_best(success):
-            self._save_best(learner, success=success, by="recent practice")
-        self._write_progress()  # so that a kill costs no more of the books than of the learner
-        self._folder.event("checkpoint", env_steps=self.status.env_steps, updates=learner.num_updates)
-
-    def _save_best(self, learner: Learner | OnPolicy, *, success: float, by: str) -> None:
-        best: dict[str, float | str] = {"success": success, "by": by}
-        save_checkpoint(self._schedule.best, learner.state_dict(), facts={**self._facts(), **best})
-        self._folder.event("best checkpoint", env_steps=self.status.env_steps, **best)
-
-    def _facts(self) -> dict[str, int | float | str]:
-        """What is noted with a checkpoint."""
-        return {
-            "env_steps": self.status.env_steps,
-            "config_hash": self._folder.config_hash,
-            "published": self._published,
-        }

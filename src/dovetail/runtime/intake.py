@@ -13,7 +13,7 @@ from dovetail.runtime.coaching import Coaching
 from dovetail.runtime.experience import Experience, Known
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.phases import Phases
-from dovetail.runtime.status import RunStatus
+from dovetail.runtime.status import RunStatus, Watcher
 
 __all__ = ["Intake"]
 
@@ -78,23 +78,32 @@ class Intake:
             self._tell_waiting()
         return len(changed)
 
-    def wait(self, *, look_up: Callable[[], None]) -> int:
-        """For what is under way, as long as the config says; returns as `news`."""
-        limit_s = self._folder.config.labeling.finish_s
-        self._experience.desk.wait(limit_s, look_up=look_up)
-        return self.news()
+    def finish(self, *, watch: Watcher, look_up: Callable[[], None]) -> int:
+        """At the end of practice, wait for what is under way, as long as the config says; what waits for a person, or for
+        a labeler that is away, is not waited for, but told. Returns as `news`."""
+        desk, status = self._experience.desk, self._status
+        num_under_way = desk.num_under_way
+
+        def look() -> None:
+            status.done = num_under_way - desk.num_under_way
+            watch(status)
+            look_up()
+
+        if num_under_way:
+            status.begin("waiting for the last labels", num_under_way)
+        desk.wait(self._folder.config.labeling.finish_s, look_up=look)
+        num_changed = self.news()
+        if status.waiting:
+            self._folder.event("labels wait", **status.waiting)
+        return num_changed
 
     def keep_up(self, *, look_up: Callable[[], None]) -> None:
         """Where time is simulated, it waits for labelers as it does for the learner: until no more episodes are under way
         than may be at once."""
-        limit = self._folder.config.labeling.max_under_way
-        if self.num_under_way > limit:
+        desk, limit = self._experience.desk, self._folder.config.labeling.max_under_way
+        if desk.num_under_way > limit:
             with self._phases.phase("labelling"):
-                self._experience.desk.wait(math.inf, look_up=look_up, down_to=limit)
-
-    @property
-    def num_under_way(self) -> int:
-        return self._experience.desk.num_under_way
+                desk.wait(math.inf, look_up=look_up, down_to=limit)
 
     # ---- the books
 
