@@ -219,6 +219,9 @@ class LabelingConfig(Config):
     """But never longer than this."""
     finish_s: float = Field(default=600.0, ge=0)
     """How long the end of a run waits for labels that are under way."""
+    hide_success: bool = False
+    """Keep the success of the task itself from practice: it ends no episode, and nobody is told. Labels are all there is, as
+    on a real robot. Evaluations still go by the task."""
     terminate_on_success: TerminateOnSuccess | None = None
     """Whether a success that a labeler sees ends the episode; null: only the task, its time limit and people end it."""
 

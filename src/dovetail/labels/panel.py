@@ -59,6 +59,11 @@ class Panel:
             raise UsageError("a person is asked last: put `human` at the end of `labels`")
 
     @property
+    def labelers(self) -> Sequence[Labeler]:
+        """Those that are asked, in their order; a person is none of them."""
+        return self._labelers
+
+    @property
     def max_concurrent(self) -> int | None:
         """How many episodes its slow labelers may be asked about at once; None: all are quick."""
         limits = [labeler.max_concurrent for labeler in self._slow()]

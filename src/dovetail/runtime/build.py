@@ -127,16 +127,23 @@ class Station:
         )
         if purpose is Purpose.ONLINE:
             operator = judged(operator, self.config, self.panel(), beside=self.real_time)
-        return self._attended(self.actor(operator=operator, policy=policy, spool=spool))
+        return self._attended(self.actor(operator=operator, policy=policy, spool=spool, purpose=purpose))
 
-    def actor(self, *, operator: Operator, policy: Policy | None, spool: Spool | None = None) -> Actor:
+    def actor(
+        self,
+        *,
+        operator: Operator,
+        policy: Policy | None,
+        spool: Spool | None = None,
+        purpose: Purpose = Purpose.EVAL,
+    ) -> Actor:
         """One in this process."""
         shared: dict[str, Any] = {}
-        if self.link is not None:
+        if self.link is not None and isinstance(self.config.actor.config, ActorConfig):  # others act unseen
             shared = {"board": self._board(), "watch": DeskWatch(self.link.mailbox)}
         actor: Actor = self.config.actor.build(
             robot=self.robot,
-            task=self.task,
+            task=self.cell.task_for(purpose),
             operator=operator,
             policy=policy,
             clock=self.clock,
@@ -214,7 +221,12 @@ def build_station(
 ) -> Station:
     """Make robot and task, and let them check each other. `live` makes the link to whoever watches."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
-    cell = build_cell(task=config.task, robot=config.robot, safety=config.safety)
+    cell = build_cell(
+        task=config.task,
+        robot=config.robot,
+        safety=config.safety,
+        hides_success=config.labeling.hide_success,
+    )
     if live is None:
         return Station(config=config, cell=cell, should_stop=should_stop, parts=parts)
     link = live(cell.robot.spec)

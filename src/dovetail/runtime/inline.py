@@ -41,6 +41,7 @@ from dovetail.runtime.onpolicy import OnPolicy, is_on_policy
 from dovetail.runtime.parts import keep_parts
 from dovetail.runtime.phases import Phases
 from dovetail.runtime.ranks import RankGroup
+from dovetail.runtime.retraining import retraining_of
 from dovetail.runtime.schedule import Schedule
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 
@@ -69,6 +70,8 @@ class InlineRun:
         self._watch = watch if self._station.link is None else tell_also(watch, self._station.link, folder)
         self._policy = self._station.trainable()  # the learner's; actors load what is published
         keep_parts(self._policy, folder.parts)
+        self._panel = self._station.panel(folder.labels)
+        self._retraining = retraining_of(folder, self._panel.labelers)
         self._experience = self._make_experience()
         self._metrics = MetricsLog(
             folder.logs,
@@ -154,6 +157,8 @@ class InlineRun:
 
     def close(self) -> None:
         self._station.close()
+        if self._retraining is not None:
+            self._retraining.close()
         self._experience.close()
         self._metrics.close()
         self._write_progress()
@@ -299,6 +304,8 @@ class InlineRun:
             if not self._station.real_time:
                 self._intake.keep_up(look_up=self._look_up)
             self._intake.news()
+            if self._retraining is not None:
+                self._retraining.look()
             self._update(learner, actor)
             self._curves.episode(episode, labels)
             self._coaching.look(learner, self._experience.replay)
@@ -393,7 +400,7 @@ class InlineRun:
         folder, keys = self._folder, self._policy.spec.observation
         return Experience(
             folder,
-            panel=self._station.panel(folder.labels),
+            panel=self._panel,
             replay=self._station.replay(folder.replay, keys=tuple(keys)),
             cameras=tuple(key for key, spec in keys.items() if len(spec.shape) >= 3),
             codec=image_codec(self._config.images),

@@ -7,6 +7,7 @@ from typing import Any
 from dovetail.config.schema import RunConfig
 from dovetail.core.contracts import Operator
 from dovetail.core.errors import UsageError
+from dovetail.core.types import Observation
 from dovetail.human.judged import Judged
 from dovetail.labels.panel import Panel
 
@@ -34,12 +35,18 @@ def judged(operator: Operator, config: RunConfig, panel: Panel, *, beside: bool)
     if rule is None:
         return operator
     judge: Any = panel.judge
-    probability, consecutive = rule.probability, rule.consecutive
+    wanted, consecutive = rule.probability, rule.consecutive
+
+    def says(observation: Observation) -> float:
+        """1 or 0, by what the one in use is calibrated to: it may be trained anew meanwhile."""
+        probability = getattr(judge, "threshold", _PROBABILITY) if wanted is None else wanted
+        return float(judge.judge(observation) >= probability)
+
     return Judged(
         operator,
-        lambda observation: judge.judge(observation),  # the one in use: it may be trained anew meanwhile
+        says,
         name=type(judge).__name__.removesuffix("Labeler").lower(),
-        probability=getattr(judge, "threshold", _PROBABILITY) if probability is None else probability,
+        probability=1.0,
         consecutive=getattr(judge, "consecutive", _CONSECUTIVE) if consecutive is None else consecutive,
         every_steps=rule.every_steps,
         beside=beside,

@@ -61,6 +61,15 @@ class ClassifierLabeler:
         return self._classifier
 
     @property
+    def path(self) -> Path:
+        """The folder that the one in use lies in."""
+        return self._kept()
+
+    @property
+    def retrain_after(self) -> int | None:
+        return self._config.retrain_after
+
+    @property
     def threshold(self) -> float:
         """From which probability on `judge` means success."""
         return self._config.threshold or self.classifier.threshold
@@ -123,17 +132,19 @@ class ClassifierLabeler:
         changes; the change itself is one assignment."""
         assert self._folder is not None, "only a run has classifiers of its own"
         newer = load_classifier(self._folder / name)
-        write_atomic(self._folder / CURRENT, dump_json({"name": name}, indent=2))
+        self._note(name)
         self._classifier = newer
 
     def _kept(self) -> Path:
-        """The run's own copy; taken from the configured folder when there is none yet."""
+        """The run's own copy; taken from the configured folder when there is none yet. Where the run uses another one, as
+        when somebody labels with this one to compare, it stays where it is."""
         source = Path(self._config.folder).expanduser()
         if self._folder is None:
             return source
         try:
             path = self._folder / CURRENT
-            return self._folder / str(load_json(read_file(path), name=str(path), indent=2)["name"])
+            current = load_json(read_file(path), name=str(path), indent=2)
+            return self._folder / current["name"] if current["source"] == self._config.folder else source
         except MissingError:
             pass
         name = load_classifier(source).version  # refused here if it is none
@@ -143,5 +154,10 @@ class ClassifierLabeler:
             shutil.rmtree(staged, ignore_errors=True)
             shutil.copytree(source, staged)
             staged.rename(self._folder / name)
-        write_atomic(self._folder / CURRENT, dump_json({"name": name}, indent=2))
+        self._note(name)
         return self._folder / name
+
+    def _note(self, name: str) -> None:
+        assert self._folder is not None
+        noted = {"name": name, "source": self._config.folder}
+        write_atomic(self._folder / CURRENT, dump_json(noted, indent=2))
