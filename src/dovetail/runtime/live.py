@@ -63,6 +63,7 @@ class LiveLink:
         self._path = folder.absolute() / LIVE_JSON
         self._robot = robot
         self._waits, self._announce = waits, announce
+        self._mailbox: Mailbox | None = None
         self._board: dict[str, Any] | None = None
         self._descriptors: dict[str, int] = {}
         self._facts: dict[str, Any] = {}
@@ -74,7 +75,7 @@ class LiveLink:
         num_bytes = Mailbox.num_bytes(num_axes)
         self._descriptors["mailbox"] = nameless_memory(num_bytes, name="dovetail-mailbox")
         self._descriptors["bulletin"] = nameless_memory(Bulletin.NUM_BYTES, name="dovetail-bulletin")
-        self.mailbox = Mailbox(num_axes, mapped(self._descriptors["mailbox"], num_bytes))
+        self._mailbox = Mailbox(num_axes, mapped(self._descriptors["mailbox"], num_bytes))
         self._bulletin = Bulletin(mapped(self._descriptors["bulletin"], Bulletin.NUM_BYTES))
         self._show()
         self._thread = threading.Thread(target=self._write, name="live", daemon=True)
@@ -89,6 +90,15 @@ class LiveLink:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+
+    @property
+    def is_open(self) -> bool:
+        return self._mailbox is not None
+
+    @property
+    def mailbox(self) -> Mailbox:
+        assert self._mailbox is not None, "open() comes first"
+        return self._mailbox
 
     @property
     def mailbox_descriptor(self) -> int:
