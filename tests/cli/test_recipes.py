@@ -5,7 +5,13 @@ import json
 import pytest
 
 from dovetail.config.load import recipes
+from dovetail.core.specs import ArraySpec
+from dovetail.labels.learned.calibration import Calibration
+from dovetail.labels.learned.folder import save_classifier
+from dovetail.labels.learned.network import SuccessNet
+from dovetail.labels.learned.training import Trained, TrainingConfig
 from dovetail.policies.backbones import MobileNetV2, save_backbone
+from dovetail.policies.encoders import EncoderConfig
 
 TINY = (
     "run.demos=1",
@@ -33,9 +39,32 @@ def weights(tmp_path):
     return f"policy.encoder.file={file}"
 
 
+@pytest.fixture
+def classifier(tmp_path):
+    """One from chance, that takes anything for success."""
+    encoder = EncoderConfig(features=8)
+    seen = {"wrist": ArraySpec(shape=(96, 96, 3), dtype="uint8")}
+    trained = Trained(
+        net=SuccessNet(encoder, cameras=seen, proprio={}),
+        config=TrainingConfig(cameras=("wrist",), encoder=encoder),
+        calibration=Calibration(),
+        threshold=0.5,
+        num_updates=0,
+        episodes=(),
+        held_out=(),
+        probabilities=(),
+    )
+    save_classifier(tmp_path / "anything", trained, facts={})
+    return (f"labels.0.folder={tmp_path / 'anything'}", "labels.0.threshold=0.000001")
+
+
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes()])
-def test_it_runs(cli, tmp_path, weights, recipe):
-    needs = {"peg-insertion-images": (weights,), "push-cube-ppo": ("learner.start_from=scratch",)}
+def test_it_runs(cli, tmp_path, weights, classifier, recipe):
+    needs = {
+        "peg-insertion-images": (weights,),
+        "peg-insertion-classifier": classifier,
+        "push-cube-ppo": ("learner.start_from=scratch",),
+    }
     more = needs.get(recipe, ())
     result = cli("run", recipe, *TINY, *more, "--runs-dir", str(tmp_path), "--name", "a", "--quiet")
     assert result.code == 0, result.err

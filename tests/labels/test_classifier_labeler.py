@@ -152,8 +152,9 @@ def test_it_is_split_by_episode_and_never_by_frame(trained):
     assert sorted(learned + held) == list(range(24))
     assert list(trained.held_out) == held
     assert {trained.episodes[place].success for place in held} == {True, False}
-    # an episode is on the same side whenever it is met again
-    assert hold_out(trained.episodes, share=0.25) == (learned, held)
+    # an episode is on the same side whenever it is met again, among whatever others
+    more = [*seen(lamp_episodes(24, first=5000)), *trained.episodes]
+    assert [place - 24 for place in hold_out(more, share=0.25)[1] if place >= 24] == held
 
 
 def test_one_of_each_kind_is_held_out_where_there_are_two():
@@ -170,7 +171,8 @@ def test_one_success_is_not_enough():
 
 def test_scores_and_mistakes(trained):
     by_episode = scores(trained)[0]
-    assert (by_episode.what, by_episode.held_out, by_episode.num, by_episode.errors) == ("episodes", True, 6, 0)
+    assert (by_episode.what, by_episode.held_out, by_episode.errors) == ("episodes", True, 0)
+    assert by_episode.num == len(trained.held_out)
     assert (by_episode.precision, by_episode.recall, by_episode.auc) == (1.0, 1.0, 1.0)
     worst = mistakes(trained, most=5)
     assert [one.off_by for one in worst] == sorted((one.off_by for one in worst), reverse=True)
@@ -322,6 +324,14 @@ def test_a_run_keeps_the_one_it_uses(folder, tmp_path):
     folder.rename(tmp_path / "gone")
     after = ClassifierLabeler(config, folder=tmp_path / "run").label(episode)
     assert (after.version, after.confidence) == (before.version, before.confidence)
+
+
+def test_labelling_with_another_one_does_not_change_what_the_run_uses(folder, tmp_path, trained):
+    own = ClassifierLabeler(ClassifierConfig(folder=str(folder)), folder=tmp_path / "run").version
+    save_classifier(tmp_path / "other", dataclasses.replace(trained, threshold=0.9), facts={})
+    other = ClassifierLabeler(ClassifierConfig(folder=str(tmp_path / "other")), folder=tmp_path / "run")
+    assert other.threshold == 0.9
+    assert ClassifierLabeler(ClassifierConfig(folder=str(folder)), folder=tmp_path / "run").version == own
 
 
 def test_another_one_is_taken_up_whole_or_not_at_all(folder, tmp_path, trained):

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import ChatServer, Seen, bright
 from filmed import filmed
 
+from chat_server import ChatServer, Seen, bright
 from dovetail.core.errors import LabelError
 from dovetail.core.types import Episode
 from dovetail.labels.store import LabelStore

@@ -68,6 +68,18 @@ def test_progress_pays_for_what_was_added(server: ChatServer, make_episode: Any)
     assert labels.rewards.sum() == pytest.approx(1.0, abs=0.01)
 
 
+def test_stages_are_told_by_the_progress(server: ChatServer, make_episode: Any) -> None:
+    episode, stages = filmed(make_episode), [{"at_least": 0.5, "reward": 0.3}, {"at_least": 0.0, "reward": 9.0}]
+    plain = labeler(server, num_frames=6, reward="progress").label(episode).rewards
+    completion = np.cumsum([0.0, *plain])
+    first = int(np.flatnonzero(completion >= 0.5)[0])
+    staged = labeler(server, num_frames=6, stages=stages).label(episode)
+    expected = np.zeros(len(episode))
+    expected[-1] += staged.success
+    expected[first - 1] += 0.3  # what was so from the beginning is not paid
+    assert staged.rewards == pytest.approx(expected)
+
+
 def test_what_it_is_shown(server: ChatServer, make_episode: Any) -> None:
     labeler(server, num_frames=3, max_side_px=16).label(filmed(make_episode, prompt="push the cube"))
     (seen,) = server.seen

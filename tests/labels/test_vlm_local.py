@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 from filmed import filmed, picture_part
-from tiny_vlm import make_tiny_vlm
 
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.labels.learned.local_vlm import LocalVLM
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
+from tiny_vlm import make_tiny_vlm
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +71,7 @@ def test_it_sees_and_reads_what_it_is_given(folder: Path) -> None:
 
     text = {"type": "text", "text": "look: "}
     assert say(text, black) == say(text, black) != say(text, white)
+    assert "judge" not in say(text, black)  # only what it adds, not the question with it
     assert say(text, black, white) != say(text, white, black)
     assert say({"type": "text", "text": "see: "}, black) != say(text, black)
 

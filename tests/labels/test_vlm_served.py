@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 from filmed import filmed, picture_part
-from tiny_vlm import make_tiny_vlm
 
 from dovetail.core.errors import LabelError
 from dovetail.labels._chat import Chat, ServerConfig
 from dovetail.labels.learned.local_vlm import LocalVLM
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
+from tiny_vlm import make_tiny_vlm
 
 
 class Served:

@@ -28,6 +28,7 @@ from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import verify_spool
 from dovetail.labels.human import human_labels
 from dovetail.labels.outcome import OutcomeLabeler
+from dovetail.labels.panel import Panel
 from dovetail.labels.store import LabelStore
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
 from dovetail.runtime.experience import Experience
@@ -104,7 +105,7 @@ def episode_of(name, number, num_steps, *, purpose=Purpose.ONLINE, outcome=Outco
 def make(folder, *, keys=("state",), codec="auto", encoder=None, **settings):
     return Experience(
         folder,
-        labeler=OutcomeLabeler(),
+        panel=Panel([OutcomeLabeler()]),
         replay=MappedReplay(MappedReplayConfig(**settings), folder=folder.replay, keys=keys),
         cameras=tuple(key for key in keys if key == "wrist"),
         codec=ImageCodec(name=codec),
@@ -115,7 +116,7 @@ def make(folder, *, keys=("state",), codec="auto", encoder=None, **settings):
 def live_through(experience, *episodes):
     for episode in episodes:
         experience.keep(episode)
-        experience.learn_from(episode, experience.label(episode))
+        experience.learn_from(episode, experience.desk.label(episode))
 
 
 def draw(experience, size=400, **names):

@@ -91,6 +91,10 @@ def test_a_classifier_never_learns_from_its_own_word(tmp_path):
     """Neither from its labels, nor from an end that it may have brought about."""
     episodes = [lamp_episode(number, success=True) for number in range(3)]
     folder = lamp_run(tmp_path / "run", episodes, overrides=BY_CLASSIFIER)
+    ended = dataclasses.replace(
+        lamp_episode(3, success=True), operator="scripted+classifier", judgement=Outcome.SUCCESS
+    )
+    EpisodeLog(folder.episodes).commit(ended)
     said(folder, episodes[0], "classifier", success=True)
     said(folder, episodes[1], "vlm", success=True)
     assert truths(folder) == []

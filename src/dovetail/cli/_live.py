@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -108,6 +109,8 @@ def _figures(status: RunStatus) -> Table:
         ("robot minutes", f"{status.robot_minutes:.1f}"),
         ("interventions", f"{status.interventions}"),
     ]
+    if status.waiting:
+        cells.append(("wait for labels", f"{sum(status.waiting.values())}"))
     if "q" in status.metrics:
         cells.append(("mean q", f"{status.metrics['q']:.2f}"))
     texts = [Text.assemble((f"{label} ", "bright_black"), (value, "bold")) for label, value in cells]
@@ -117,7 +120,7 @@ def _figures(status: RunStatus) -> Table:
 
 
 def _curve(status: RunStatus, *, width: int) -> Text:
-    history = list(status.recent_success)
+    history = [value for value in status.recent_success if not math.isnan(value)]
     line = sparkline(history, width=width, low=0.0, high=1.0)
     return Text.assemble(("success over time  ", "bright_black"), (line, "green"))
 
@@ -191,6 +194,8 @@ def _line(status: RunStatus) -> str:
             f"{status.updates} updates",
             f"{status.robot_minutes:.1f} robot min",
         ]
+    if status.waiting:
+        parts.append(f"{sum(status.waiting.values())} wait for labels")
     return ", ".join(parts)
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.streams import stream
 from dovetail.human.keyboard import HELP, TerminalKeys
 from dovetail.human.mailbox import Mailbox
+from dovetail.labels.queue import LabelQueue
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.rollouts import OnPolicyAlgorithm
@@ -114,6 +116,7 @@ def _work(
                 shutil.rmtree(folder.path)  # ours, made a moment ago: a refusal leaves nothing behind
             raise
     finish(folder)
+    _say_waiting(folder, called=_called(folder, request))
     return 0
 
 
@@ -140,6 +143,13 @@ def _desk_for(folder: RunFolder, request: Request) -> Iterator[Callable[[RobotSp
         if request.console:
             stack.enter_context(ConsoleProcess(folder.path, port=request.console_port))
         yield make
+
+
+def _say_waiting(folder: RunFolder, *, called: str) -> None:
+    why = Counter(str(reason) for item in LabelQueue(folder.label_queue).waiting() for reason in item.reasons[:1])
+    if why:
+        parts = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
+        say(f"{why.total()} episodes still wait for labels ({parts}): dovetail console {called}")
 
 
 def _called(folder: RunFolder, request: Request) -> str:
@@ -196,7 +206,7 @@ def check_fits(config: RunConfig) -> None:
         policy = station.trainable()
         station.operator()
         station.check_actor(policy.spec)
-        station.labeler()
+        panel = station.panel()
         if config.run.demos and not demonstrates(config.operator):
             station.task.expert()  # who is to give them
         algorithm = station.algorithm(policy)
@@ -206,6 +216,8 @@ def check_fits(config: RunConfig) -> None:
         batch_arrays(algorithm.wants, station.robot.spec)  # what the robot cannot give is refused
         if any(spec.is_image for spec in station.robot.spec.observation.values()):
             _take_a_picture(station)
+        if panel.looks_at_metrics:
+            panel.check_metrics(_metrics(station))
     finally:
         station.close()
 
@@ -217,3 +229,9 @@ def _take_a_picture(station: Station) -> None:
         station.robot.observe()
     except RobotFault as fault:  # the filter's fault says less than what caused it
         raise fault.__cause__ if isinstance(fault.__cause__, DovetailError) else fault from None
+
+
+def _metrics(station: Station) -> Collection[str]:
+    """What the task measures, told from a first look."""
+    station.task.reset(station.robot, rng=stream(station.config.run.seed, "check"))
+    return station.task.judge(station.robot, station.robot.observe(), num_steps=1).metrics.keys()

@@ -19,12 +19,14 @@ __all__ = [
     "KIND_MARK",
     "SECTION_KINDS",
     "ImagesConfig",
+    "LabelingConfig",
     "LearnerConfig",
     "OfKind",
     "PluginSection",
     "RunConfig",
     "RunSettings",
     "StopWhenSolved",
+    "TerminateOnSuccess",
 ]
 
 SECTION_KINDS: dict[str, str] = {
@@ -191,6 +193,39 @@ class LearnerConfig(Config):
     """Batches sampled ahead by a thread; null: 2 of large ones, none of small ones. Changes no result."""
 
 
+class TerminateOnSuccess(Config):
+    """End an episode of practice when a labeler that can judge single observations says that the task is done."""
+
+    every_steps: int = Field(default=1, ge=1)
+    """Control steps between two observations that it is asked about."""
+    probability: float | None = Field(default=None, gt=0, le=1)
+    """From which one on it means done; null: what the labeler was calibrated to."""
+    consecutive: int | None = Field(default=None, ge=1)
+    """Answers in a row that must; null: what the labeler was calibrated to, or 3."""
+
+
+class LabelingConfig(Config):
+    """How the labelers in `labels` decide together, and what happens while they cannot."""
+
+    min_confidence: float = Field(default=0.8, ge=0, le=1)
+    """Who is at least so sure decides; where nobody is, a person is asked."""
+    cross_check: bool = False
+    """Ask all of them: the first who is sure decides, unless one of the others says otherwise. Then a person is asked."""
+    max_under_way: int = Field(default=4, ge=1, le=64)
+    """Episodes that slow labelers are asked about at once, beside the robot."""
+    retry_s: float = Field(default=5.0, gt=0)
+    """Seconds until a labeler that gave no answer is asked again; twice as long each time it gives none."""
+    max_retry_s: float = Field(default=300.0, gt=0)
+    """But never longer than this."""
+    finish_s: float = Field(default=600.0, ge=0)
+    """How long the end of a run waits for labels that are under way."""
+    hide_success: bool = False
+    """Keep the success of the task itself from practice: it ends no episode, and nobody is told. Labels are all there is, as
+    on a real robot. Evaluations still go by the task."""
+    terminate_on_success: TerminateOnSuccess | None = None
+    """Whether a success that a labeler sees ends the episode; null: only the task, its time limit and people end it."""
+
+
 class ImagesConfig(Config):
     """How the log keeps recorded images."""
 
@@ -218,9 +253,10 @@ class RunConfig(Config):
     policy: Annotated[PluginSection, OfKind("policy")]
     """Observation in, action out."""
     labels: list[Annotated[PluginSection, OfKind("labeler")]] = Field(
-        default=DEFAULT_SECTIONS["labels"], min_length=1, max_length=1
+        default=DEFAULT_SECTIONS["labels"], min_length=1
     )
-    """Who gives rewards. A list, though of one for now."""
+    """Who gives rewards: asked in order, the first who is sure decides."""
+    labeling: LabelingConfig = LabelingConfig()
     replay: Annotated[PluginSection, OfKind("replay")] = Field(default=DEFAULT_SECTIONS["replay"])
     """Where batches come from."""
     algorithm: Annotated[PluginSection, OfKind("algorithm")]

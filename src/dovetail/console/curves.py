@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,6 +23,7 @@ class Story:
         self._run = run
         self._place = 0
         self._env_steps: list[float] = []
+        self._places: dict[str, int] = {}  # of episodes in the curves
         self._values: dict[str, list[float]] = {name: [] for name in _CURVES}
         self._advice: dict[str, Mapping[str, Any]] = {}
         self.evaluations: list[Mapping[str, Any]] = []
@@ -39,11 +42,16 @@ class Story:
     def _take(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         if kind == "episode":
+            self._places[str(event.get("id"))] = len(self._env_steps)
             self._env_steps.append(float(event.get("env_steps", 0)))
             for name in _CURVES:
-                self._values[name].append(float(event.get(name, 0.0)))
-            if "policy_version" in event and not event.get("human_share"):
+                self._values[name].append(float(event.get(name, math.nan)))
+            if "policy_version" in event and "success" in event and not event.get("human_share"):
                 self.by_version.setdefault(int(event["policy_version"]), []).append(float(event["success"]))
+        elif kind == "labelled" and event["id"] in self._places:  # later than it ended
+            for name in ("success", "return"):
+                known = event.get(name) is not None and not event.get("discard")
+                self._values[name][self._places[event["id"]]] = float(event[name]) if known else math.nan
         elif kind == "practice":  # PPO's: a line a rollout, with the episodes that ended in it
             while self._env_steps and self._env_steps[-1] >= event["env_steps"]:  # done again, after a kill
                 for values in (self._env_steps, *self._values.values()):
@@ -73,10 +81,13 @@ class Story:
         return sorted(told, key=lambda one: one["severity"] != "warning")
 
     def _smooth(self, name: str) -> list[tuple[float, float]]:
-        points, total, values = [], 0.0, self._values[name]
-        for place, value in enumerate(values):
-            total += value - (values[place - WINDOW] if place >= WINDOW else 0.0)
-            points.append((self._env_steps[place], total / min(place + 1, WINDOW)))
+        """Over the last episodes of which it is known: the labels of some are still to come."""
+        points: list[tuple[float, float]] = []
+        recent: deque[float] = deque(maxlen=WINDOW)
+        for env_steps, value in zip(self._env_steps, self._values[name], strict=True):
+            if not math.isnan(value):
+                recent.append(value)
+                points.append((env_steps, sum(recent) / len(recent)))
         return points
 
 

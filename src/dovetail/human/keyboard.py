@@ -11,7 +11,6 @@ import contextlib
 import os
 import re
 import select
-import sys
 import termios
 import threading
 import time
@@ -115,11 +114,9 @@ class Keys:
 class TerminalKeys:
     """`with TerminalKeys(find_mailbox, robot=...)`: reads the terminal and writes the mailbox, once there is one."""
 
-    def __init__(
-        self, mailbox: Callable[[], tuple[Mailbox, RobotSpec] | None], *, descriptor: int | None = None
-    ) -> None:
+    def __init__(self, mailbox: Callable[[], tuple[Mailbox, RobotSpec] | None], *, descriptor: int = 0) -> None:
         self._mailbox = mailbox
-        self._descriptor = sys.stdin.fileno() if descriptor is None else descriptor
+        self._descriptor = descriptor
         self._ended = threading.Event()
         if not os.isatty(self._descriptor):
             raise UsageError(

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from dovetail.core.errors import UsageError
+from dovetail.config.model import Config
+from dovetail.core.errors import UsageError, did_you_mean
 from dovetail.core.types import Array, Episode, Outcome
 
-__all__ = ["at_the_end", "changes", "check_labelable", "discounts", "discounts_of"]
+__all__ = [
+    "Stage",
+    "at_each",
+    "at_the_end",
+    "changes",
+    "check_labelable",
+    "check_stages",
+    "discounts",
+    "discounts_of",
+    "stages",
+]
 
 
 def check_labelable(episode: Episode) -> None:
@@ -29,8 +40,48 @@ def at_the_end(num_steps: int, reward: float) -> Array:
 def changes(num_steps: int, rows: Sequence[int], progress: Sequence[float]) -> Array:
     """What each step added to a progress that is known at some of the T + 1 observations. Never the progress itself:
     summed up, that would pay for dawdling."""
-    at_each = np.interp(np.arange(num_steps + 1), rows, progress)
-    return np.diff(at_each).astype(np.float32)
+    return np.diff(at_each(num_steps, rows, progress)).astype(np.float32)
+
+
+def at_each(num_steps: int, rows: Sequence[int], progress: Sequence[float]) -> Array:
+    """Progress at all of the T + 1 observations, from what is known of some."""
+    known: Array = np.interp(np.arange(num_steps + 1), rows, progress)
+    return known
+
+
+class Stage(Config):
+    """Something on the way that is worth a reward when it is first reached, whatever comes after."""
+
+    at_least: float
+    """Where the measure has to be."""
+    reward: float
+    metric: str = "completion"
+    """What is measured: one of the task's metrics, such as `grasped` or `num_in_box`. A labeler that looks at pictures
+    knows its own `completion` only: how far, from 0 to 1, it thinks that the task has come."""
+
+
+def check_stages(wanted: Sequence[Stage], names: Collection[str], *, who: str) -> None:
+    """Refuse stages that are told by what nobody measures."""
+    for stage in wanted:
+        if stage.metric not in names:
+            raise UsageError(
+                f"{who} has a stage of metric '{stage.metric}', which nobody measures here."
+                f"{did_you_mean(stage.metric, names)}"
+            )
+
+
+def stages(num_steps: int, wanted: Sequence[Stage], measured: Mapping[str, Array]) -> Array:
+    """Each stage's reward at the step that first reached it. A measure has T values, after each step, or T + 1, the first
+    of them before any: what was so from the beginning is not earned."""
+    check_stages(wanted, measured, who="the reward")
+    rewards = np.zeros(num_steps, np.float32)
+    for stage in wanted:
+        values = np.asarray(measured[stage.metric])
+        reached = np.flatnonzero(values >= stage.at_least)
+        step = int(reached[0]) - (len(values) - num_steps) if len(reached) else -1
+        if step >= 0:
+            rewards[step] += np.float32(stage.reward)
+    return rewards
 
 
 def discounts(episode: Episode, outcome: Outcome) -> Array:

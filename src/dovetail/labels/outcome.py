@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +12,7 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode, Labels, Outcome
-from dovetail.labels._rewards import at_the_end, check_labelable, discounts
+from dovetail.labels._rewards import Stage, at_the_end, check_labelable, check_stages, discounts, stages
 
 __all__ = ["OutcomeConfig", "OutcomeLabeler"]
 
@@ -25,6 +26,8 @@ class OutcomeConfig(Config):
     """Taken off at every step, so that sooner is better."""
     dense: bool = False
     """Use the sum of the task's own reward components instead of the two rewards above."""
+    stages: tuple[Stage, ...] = ()
+    """What the task's metrics must reach on the way, and what that earns beside the rewards above."""
     operator_wins: bool = True
     """The operator's judgement, where there is one, overrules the task's verdict."""
 
@@ -50,6 +53,8 @@ class OutcomeLabeler:
         check_labelable(episode)
         outcome = self._outcome(episode)
         rewards = self._dense(episode) if self._config.dense else self._sparse(len(episode), outcome)
+        if self._config.stages:
+            rewards = rewards + stages(len(episode), self._config.stages, _metrics(episode))
         return Labels(
             episode_id=episode.id,
             rewards=rewards - np.float32(self._config.step_penalty),
@@ -59,6 +64,14 @@ class OutcomeLabeler:
             labeler="outcome",
             version=self.version,
         )
+
+    @property
+    def looks_at_metrics(self) -> bool:
+        return bool(self._config.stages)
+
+    def check_metrics(self, names: Collection[str]) -> None:
+        """Refuse, before anything is recorded, stages that the task does not measure."""
+        check_stages(self._config.stages, names, who="labeler 'outcome'")
 
     def _outcome(self, episode: Episode) -> Outcome:
         """Who decides how it ended."""
@@ -77,3 +90,8 @@ class OutcomeLabeler:
             raise UsageError(f"episode {episode.id} of task '{episode.task}' has no reward components for `dense`")
         total: Array = np.stack([episode.column(name) for name in names]).sum(axis=0).astype(np.float32)
         return total
+
+
+def _metrics(episode: Episode) -> dict[str, Array]:
+    columns = episode.segments[0].columns
+    return {name.removeprefix("metric/"): episode.column(name) for name in columns if name.startswith("metric/")}

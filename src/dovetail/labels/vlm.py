@@ -19,7 +19,16 @@ from dovetail.core.types import Episode, Labels, Outcome
 from dovetail.labels._answers import Answer, read_answer
 from dovetail.labels._chat import Chat, ServerConfig
 from dovetail.labels._question import SYSTEM, find_cameras, form, moments, question
-from dovetail.labels._rewards import at_the_end, changes, check_labelable, discounts
+from dovetail.labels._rewards import (
+    Stage,
+    at_each,
+    at_the_end,
+    changes,
+    check_labelable,
+    check_stages,
+    discounts,
+    stages,
+)
 
 __all__ = ["VLMConfig", "VLMLabeler"]
 
@@ -37,6 +46,8 @@ class VLMConfig(ServerConfig):
     """Larger pictures are made smaller."""
     reward: Literal["success", "progress"] = "success"
     """What steps earn: success at the end, or what each added to the progress."""
+    stages: tuple[Stage, ...] = ()
+    """What the progress must reach on the way, and what that earns beside the reward above."""
 
 
 class _Model(Protocol):
@@ -74,12 +85,19 @@ class VLMLabeler:
         """Another model, or another view of the episode, may say something else. Asks the server for its model's name,
         where the config leaves it open."""
         config = self._config
-        seen = (config.reward, config.num_frames, config.cameras, config.max_side_px)
+        seen: tuple[Any, ...] = (config.reward, config.num_frames, config.cameras, config.max_side_px)
+        seen += tuple(stage.model_dump_json() for stage in config.stages)
         return f"2-{_digest(self._asked.model, seen)[:8]}"
 
     def check(self, robot: RobotSpec) -> None:
         """Refuse, before anything moves, a robot without the cameras that it looks through."""
         find_cameras(robot, self._config.cameras)
+        check_stages(self._config.stages, ("completion",), who="labeler 'vlm'")
+
+    @property
+    def _asks(self) -> str:
+        """Stages are told by the progress too."""
+        return "progress" if self._config.stages else self._config.reward
 
     def label(self, episode: Episode) -> Labels:
         check_labelable(episode)
@@ -89,6 +107,9 @@ class VLMLabeler:
             rewards = changes(len(episode), rows, answer.progress)
         else:
             rewards = at_the_end(len(episode), float(answer.success))
+        if self._config.stages:
+            completion = at_each(len(episode), rows, answer.progress)
+            rewards = rewards + stages(len(episode), self._config.stages, {"completion": completion})
         return Labels(
             episode_id=episode.id,
             rewards=rewards,
@@ -103,8 +124,8 @@ class VLMLabeler:
     def _answer(self, episode: Episode, rows: list[int]) -> Answer:
         config = self._config
         asked = question(episode, rows, cameras=config.cameras, max_side_px=config.max_side_px)
-        num_progress = len(rows) if config.reward == "progress" else 0
-        token = _digest(self._asked.model, config.reward, asked)[:16]
+        num_progress = len(rows) if self._asks == "progress" else 0
+        token = _digest(self._asked.model, self._asks, asked)[:16]
         kept = self._kept(token)
         if kept is not None:
             return read_answer(kept, token=token, num_progress=num_progress)

@@ -39,6 +39,44 @@ def no_reward(facts: Facts) -> Finding | None:
     )
 
 
+_WAITS_FOR = {
+    "away": "a labeler that does not answer",
+    "under way": "a labeler that is slower than the robot",
+    "uncertain": "a person, since no labeler is sure",
+    "disagreement": "a person, since labelers disagree",
+    "new": "a person, who is asked about every one",
+}
+
+
+def labels_waiting(facts: Facts) -> Finding | None:
+    """What has no labels is not learned from; what it waits for can be anything but learning."""
+    num = sum(facts.waiting.values())
+    if num < FEW and not (num >= 3 and not facts.episodes):
+        return None
+    most = max(facts.waiting, key=lambda why: facts.waiting[why])
+    if num < 0.2 * facts.num_episodes and most != "away":  # a few that stay behind are no harm
+        return None
+    parts = [f"{count} for {_WAITS_FOR.get(why, why)}" for why, count in facts.waiting.items() if count]
+    nothing = not facts.episodes
+    by_people = (
+        Tip("label some: dovetail console RUN"),
+        Tip("let labelers decide that are less sure", "labeling.min_confidence"),
+    )
+    by_machines = (
+        Tip("see to the labeler's server"),
+        Tip("ask about more episodes at once", "labeling.max_under_way"),
+        Tip("label some yourself: dovetail console RUN"),
+    )
+    return Finding(
+        severity=Severity.WARNING if nothing else Severity.HINT,
+        message=(
+            f"{num} episodes wait for labels: {', '.join(parts)}"
+            + ("; none has any, so nothing is learned from practice" if nothing else "")
+        ),
+        tips=by_machines if most in ("away", "under way") else by_people,
+    )
+
+
 def rewards_disagree(facts: Facts) -> Finding | None:
     judged = [episode for episode in facts.lately(MANY) if episode.solved is not None]
     missed = sum(bool(episode.solved) and not episode.success for episode in judged)
@@ -342,6 +380,7 @@ CHECKS: Mapping[str, Callable[[Facts], Finding | None]] = {
     check.__name__: check
     for check in (
         no_reward,
+        labels_waiting,
         rewards_disagree,
         q_above_returns,
         entropy_collapsed,

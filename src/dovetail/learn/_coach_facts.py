@@ -47,6 +47,7 @@ class Facts:
     owed: int = 0  # earned by online steps, and not done yet
     act_s: float | None = None  # lately, on a robot that real time passes for
     learn_s: float | None = None
+    waiting: Mapping[str, int] = field(default_factory=dict)  # episodes without labels, by why
     pinned: int | None = None  # version of the weights that somebody holds everybody to
 
     def lately(self, num: int) -> Sequence[EpisodeFacts]:

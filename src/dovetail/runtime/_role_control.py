@@ -76,6 +76,7 @@ def run(role: Role) -> None:
         task=_section("task", orders["task"]) if orders["task"] else None,
         robot=_section("robot", orders["robot"]),
         safety=_section("safety", orders["safety"]),
+        hides_success=orders["hides_success"],
     )
     try:
         telemetry = Telemetry()
@@ -155,7 +156,7 @@ class _Loops:
             self._actor.config,
             self._mode,
             robot=cell.robot,
-            task=cell.task,
+            task=cell.task_for(purpose),
             operator=cell.operator(
                 purpose, self._operator, demo_noise=self._role.orders["demo_noise"], desk=self._desk
             ),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +23,7 @@ from dovetail.core.specs import PolicySpec, RobotSpec, match
 from dovetail.core.types import Purpose
 from dovetail.episodes.spool import Spool
 from dovetail.human.browser import Desk
+from dovetail.labels.panel import Panel
 from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
 from dovetail.policies.trainable import TrainablePolicy
@@ -29,10 +32,11 @@ from dovetail.runtime.attended import AttendedActor, DeskWatch
 from dovetail.runtime.cell import Cell, build_cell
 from dovetail.runtime.experience import Replay
 from dovetail.runtime.host import RobotHost
+from dovetail.runtime.judging import check_judge, judged
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.parts import build_policy
 
-__all__ = ["Station", "build_station", "build_trainable"]
+__all__ = ["Station", "build_panel", "build_station", "build_trainable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,7 @@ class Station:
     link: LiveLink | None = None  # to whoever watches
     _desk: Desk | None = None
     _boards: list[Board] = field(default_factory=list)
+    _panels: list[Panel] = field(default_factory=list)
     _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
 
     @property
@@ -92,9 +97,15 @@ class Station:
         )
         return algorithm
 
-    def labeler(self) -> Labeler:
-        labeler: Labeler = self.config.labels[0].build()
-        return labeler
+    def panel(self, folder: Path | None = None) -> Panel:
+        """Who gives rewards, one for all, checked against the robot. A labeler that keeps something does so in its own
+        place under `folder`."""
+        if not self._panels:
+            panel = build_panel(self.config, folder)
+            panel.check(self.robot.spec)
+            check_judge(self.config, panel)
+            self._panels.append(panel)
+        return self._panels[0]
 
     def replay(self, folder: Path, *, keys: tuple[str, ...]) -> Replay:
         replay: Replay = self.config.replay.build(folder=folder, keys=keys)
@@ -114,16 +125,25 @@ class Station:
         operator = self.cell.operator(
             purpose, self.config.operator, demo_noise=self.config.run.demo_noise, desk=self._desk
         )
-        return self._attended(self.actor(operator=operator, policy=policy, spool=spool))
+        if purpose is Purpose.ONLINE:
+            operator = judged(operator, self.config, self.panel(), beside=self.real_time)
+        return self._attended(self.actor(operator=operator, policy=policy, spool=spool, purpose=purpose))
 
-    def actor(self, *, operator: Operator, policy: Policy | None, spool: Spool | None = None) -> Actor:
+    def actor(
+        self,
+        *,
+        operator: Operator,
+        policy: Policy | None,
+        spool: Spool | None = None,
+        purpose: Purpose = Purpose.EVAL,
+    ) -> Actor:
         """One in this process."""
         shared: dict[str, Any] = {}
-        if self.link is not None:
+        if self.link is not None and isinstance(self.config.actor.config, ActorConfig):  # others act unseen
             shared = {"board": self._board(), "watch": DeskWatch(self.link.mailbox)}
         actor: Actor = self.config.actor.build(
             robot=self.robot,
-            task=self.task,
+            task=self.cell.task_for(purpose),
             operator=operator,
             policy=policy,
             clock=self.clock,
@@ -181,6 +201,17 @@ class Station:
             self.link.close()
 
 
+def build_panel(config: RunConfig, folder: Path | None = None) -> Panel:
+    """The labelers of a config. `folder`: see Station."""
+    labelers: list[Labeler] = []
+    for section in config.labels:
+        keeps = "folder" in inspect.signature(resolve("labeler", section.type)).parameters
+        name = re.sub(r"\W", "_", section.type)
+        handles = {"folder": folder / name} if keeps and folder is not None else {}
+        labelers.append(section.build(**handles))
+    return Panel(labelers, min_confidence=config.labeling.min_confidence, cross_check=config.labeling.cross_check)
+
+
 def build_station(
     config: RunConfig,
     *,
@@ -190,7 +221,12 @@ def build_station(
 ) -> Station:
     """Make robot and task, and let them check each other. `live` makes the link to whoever watches."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
-    cell = build_cell(task=config.task, robot=config.robot, safety=config.safety)
+    cell = build_cell(
+        task=config.task,
+        robot=config.robot,
+        safety=config.safety,
+        hides_success=config.labeling.hide_success,
+    )
     if live is None:
         return Station(config=config, cell=cell, should_stop=should_stop, parts=parts)
     link = live(cell.robot.spec)

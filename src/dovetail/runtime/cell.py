@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.actor.control import EMERGENCY
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.clock import RealClock, SimulatedClock
@@ -18,6 +19,7 @@ from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
 from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.runtime.unjudged import Unjudged
 
 __all__ = ["Cell", "build_cell", "demonstrates"]
 
@@ -28,6 +30,11 @@ class Cell:
     robot: SafeRobot
     clock: Clock
     _raw: Robot
+    hides_success: bool = False  # from practice
+
+    def task_for(self, purpose: Purpose) -> Task:
+        """As that purpose may know it: practice may be kept from knowing when it is done."""
+        return Unjudged(self.task) if self.hides_success and purpose is Purpose.ONLINE else self.task
 
     @property
     def probe(self) -> Callable[[], Mapping[str, Array]]:
@@ -47,7 +54,7 @@ class Cell:
         elif purpose is Purpose.EVAL:
             operator = NoOperator()
         else:
-            operator = self._build_operator(section)
+            operator = self._build_operator(section, self.task_for(purpose))
         if desk is None:
             return operator
         return WithMailbox(
@@ -57,19 +64,20 @@ class Cell:
             demonstrates=purpose is Purpose.DEMO and hands,
         )
 
-    def _build_operator(self, section: PluginSection) -> Operator:
+    def _build_operator(self, section: PluginSection, task: Task) -> Operator:
         """One that wraps another names that one in its config, as `operator`."""
-        handles: dict[str, Any] = {"task": self.task, "robot": self.robot.spec}
+        handles: dict[str, Any] = {"task": task, "robot": self.robot.spec}
         wrapped = getattr(section.config, "operator", None)
         if wrapped is not None:
-            handles["inner"] = self._build_operator(PluginSection.parse("operator", wrapped))
+            handles["inner"] = self._build_operator(PluginSection.parse("operator", wrapped), task)
         operator: Operator = section.build(**handles)
         if isinstance(operator, DeviceOperator) and isinstance(self.clock, SimulatedClock):
             operator.keep_pace(1.0 / self.robot.spec.control_hz)
         return operator
 
     def desk(self, box: Mailbox, section: PluginSection) -> Desk:
-        """A place for a person; where time is simulated, it keeps pace with them."""
+        """A place for a person, whose emergency stop the filter knows; where time is simulated, it keeps pace."""
+        self.robot.refuse_while(lambda: EMERGENCY if box.emergency else None)
         pace_s = 1.0 / self.robot.spec.control_hz if isinstance(self.clock, SimulatedClock) else None
         return Desk(box, self.robot.spec, pace_s=pace_s, speed=getattr(section.config, "speed", 1.0))
 
@@ -85,7 +93,9 @@ def demonstrates(section: PluginSection) -> bool:
     return bool(getattr(resolve("operator", section.type), "demonstrates", False))
 
 
-def build_cell(*, task: PluginSection | None, robot: PluginSection, safety: PluginSection) -> Cell:
+def build_cell(
+    *, task: PluginSection | None, robot: PluginSection, safety: PluginSection, hides_success: bool = False
+) -> Cell:
     """Make robot and task, and let them check each other."""
     job: Any = task.build() if task else None
     raw: Any = robot.build(task=job)
@@ -100,4 +110,4 @@ def build_cell(*, task: PluginSection | None, robot: PluginSection, safety: Plug
     assert isinstance(safety.config, SafetyConfig)
     safe = SafeRobot(raw, safety.config, clock)
     match(safe.spec, task=job.spec)
-    return Cell(task=job, robot=safe, clock=clock, _raw=raw)
+    return Cell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)

@@ -6,6 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,7 @@ class Coaching:
         gamma = self._settings.get("algorithm.gamma")
         self._gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self._coach = Coach(open_advice(folder))
-        self._episodes: deque[EpisodeFacts] = deque(maxlen=_KEPT)
+        self._episodes: deque[tuple[str, EpisodeFacts]] = deque(maxlen=_KEPT)  # by id, where they have one
         self._early: list[float] = []  # human shares
         self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of all that is learned from
         self._normalizer: Mapping[str, Array] = {}
@@ -82,24 +83,45 @@ class Coaching:
     # ---- what happened
 
     def count(self, known: Known, episode: Episode | None = None) -> None:
-        """A demonstration or an online episode; of one that an earlier process ran, only what the books say."""
-        value = self._weigh(known.labels) if known.trains else None
-        if known.info.purpose is not Purpose.ONLINE:
-            return
+        """A demonstration or an online episode that has labels; of one that an earlier process ran, or that was labelled
+        later, only what the books say."""
         labels, info = known.labels, known.info
-        human = info.num_human_steps / info.num_steps
+        if labels is None or labels.discard:
+            return
+        value = self._weigh(labels) if known.trains else None
+        if info.purpose is not Purpose.ONLINE:
+            return
         self._keep(
             EpisodeFacts(
                 success=labels.success,
                 rewarded=_rewarded(labels),
                 solved=(info.judgement or info.outcome) is Outcome.SUCCESS,
                 value=value,
-                human_share=human,
+                human_share=info.num_human_steps / info.num_steps,
                 saturated=_saturated(episode) if episode else None,
                 outside=_outside(episode, self._normalizer) if episode else {},
                 versions_behind=self._behind(episode) if episode else None,
-            )
+            ),
+            episode_id=info.id,
         )
+
+    def correct(self, known: Known) -> None:
+        """What is said now of an episode that may have been counted before; it is not too long ago, or not at all."""
+        labels, episode_id = known.labels, known.info.id
+        for place, (counted, facts) in enumerate(self._episodes):
+            if counted != episode_id:
+                continue
+            if labels is None or labels.discard:
+                del self._episodes[place]
+                return
+            value = self._weigh(labels) if known.trains else None
+            again = replace(facts, success=labels.success, rewarded=_rewarded(labels), value=value)
+            self._episodes[place] = (episode_id, again)
+            return
+        self.count(known)
+
+    def acted(self) -> None:
+        """An online episode has ended."""
         self._act_s.append(self._turn())
 
     def published(self, newest: int, served: WeightSnapshot) -> None:
@@ -118,10 +140,11 @@ class Coaching:
                 **self._common(),
                 sources=batch_sources(learner.wants, replay),
                 updates=learner.num_online_updates,
-                owed=learner.owed(status.env_steps),
+                owed=learner.owed(status.trained_steps),
                 act_s=sum(self._act_s) if self._real_time else None,
                 learn_s=sum(self._learn_s) if self._real_time else None,
                 pinned=self._pinned,
+                waiting=dict(status.waiting),
             )
         )
 
@@ -142,7 +165,7 @@ class Coaching:
             "settings": self._settings,
             "num_episodes": status.episodes,
             "env_steps": status.env_steps,
-            "episodes": tuple(self._episodes),
+            "episodes": tuple(facts for _, facts in self._episodes),
             "early_human": sum(self._early) / _EARLY if len(self._early) == _EARLY else None,
             "metrics": dict(status.metrics),
             "num_actions": self._num_actions,
@@ -165,8 +188,8 @@ class Coaching:
 
     # ---- small things
 
-    def _keep(self, facts: EpisodeFacts) -> None:
-        self._episodes.append(facts)
+    def _keep(self, facts: EpisodeFacts, *, episode_id: str = "") -> None:
+        self._episodes.append((episode_id, facts))
         if len(self._early) < _EARLY:
             self._early.append(facts.human_share)
 

@@ -7,17 +7,20 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from dovetail.config.schema import ImagesConfig
-from dovetail.core.contracts import Labeler, ReplayReader, ReplayWriter
+from dovetail.core.contracts import ReplayReader, ReplayWriter
 from dovetail.core.errors import StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Labels, Outcome, Purpose
 from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.episodes.spool import Spool
+from dovetail.labels.panel import Panel
+from dovetail.labels.queue import LabelQueue
 from dovetail.labels.store import LabelStore
 from dovetail.policies.trainable import CachesFeatures
 from dovetail.runtime._features import encode_episode, encoded_robot
 from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.labelling import LabelDesk
 
 __all__ = ["Experience", "Known", "Replay", "image_codec"]
 
@@ -53,16 +56,19 @@ class Replay(ReplayReader, ReplayWriter, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """An episode that counts: it was not aborted, was no evaluation, and has labels."""
+    """An episode that counts: it was not aborted, and was no evaluation. Its labels may still be to come."""
 
     info: EpisodeInfo
-    labels: Labels
+    labels: Labels | None
 
     @property
     def trains(self) -> bool:
         """Demonstrations that failed show nothing, and what a person discarded is not to be learned from: both stay in
         the log."""
-        return not self.labels.discard and (self.info.purpose is Purpose.ONLINE or self.labels.success)
+        labels = self.labels
+        if labels is None or labels.discard:
+            return False
+        return self.info.purpose is Purpose.ONLINE or labels.success
 
 
 class Experience:
@@ -73,7 +79,7 @@ class Experience:
         self,
         folder: RunFolder,
         *,
-        labeler: Labeler,
+        panel: Panel,
         replay: Replay,
         cameras: tuple[str, ...],
         codec: ImageCodec,
@@ -83,23 +89,24 @@ class Experience:
         self._folder = folder
         # on-policy learning may record its episodes, but what an older policy did is not for it to learn from
         self._purposes = (Purpose.DEMO, Purpose.ONLINE) if replays_practice else (Purpose.DEMO,)
-        self._labeler = labeler
         self._cameras = cameras  # that the replay keeps
         self._encoder = encoder  # through which it sees them
         self.replay = replay
         self.spool = Spool(folder.spool)
         self.log = EpisodeLog(folder.episodes, images=codec)
         self.labels = LabelStore(folder.labels)
+        self.desk = LabelDesk(
+            panel=panel,
+            store=self.labels,
+            queue=LabelQueue(folder.label_queue),
+            load=lambda episode_id: EpisodeLog(folder.episodes).load(episode_id),  # one for each thread
+            settings=folder.config.labeling,
+        )
 
     def keep(self, episode: Episode) -> None:
         """From the spool to the log; the spool lets go of it once the log has it."""
         self.log.commit(episode)
         self.spool.acknowledge(episode.id)
-
-    def label(self, episode: Episode) -> Labels:
-        labels = self._labeler.label(episode)
-        self.labels.add(labels)
-        return labels
 
     def learn_from(self, episode: Episode, labels: Labels) -> None:
         """Into replay, with the images that a rebuild would find: those that the log gives back."""
@@ -134,6 +141,7 @@ class Experience:
                 self._folder.event("damaged in the spool", id=episode_id, kept=aside.name)
             else:
                 self.spool.acknowledge(episode_id)
+        self.desk.news()  # what is said from here on is
         known = list(self._known())
         self._bring_up_to_date([one for one in known if one.trains], on_added)
         return known
@@ -143,11 +151,32 @@ class Experience:
         self.replay.reset()
         self._add_missing([one for one in known if one.trains], lambda done, total: None)
 
+    def fill(self) -> None:
+        """Into replay, whatever else there is to learn from."""
+        self._add_missing([one for one in self._known() if one.trains], lambda done, total: None)
+
+    def relabel(self, known: Known) -> None:
+        """Have replay hold an episode, or not, as the newest of its labels want it."""
+        episode_id = known.info.id
+        if not known.trains:
+            if self.replay.knows(episode_id):
+                self.replay.drop(episode_id)
+        elif self.replay.was_dropped(episode_id):
+            self._folder.event("replay is made anew", reason="an episode that was dropped counts again")
+            self.rewind(list(self._known()))
+        elif self.replay.knows(episode_id):
+            assert known.labels is not None
+            self.replay.relabel(known.labels)
+        else:
+            self.add_known(known)
+
     def add_known(self, known: Known) -> None:
         """Into replay, from the log."""
+        assert known.labels is not None
         self._add(self.log.load(known.info.id, images=bool(self._cameras)), known.labels)
 
     def close(self) -> None:
+        self.desk.close()
         self.spool.close()
         self.replay.close()
 
@@ -155,8 +184,7 @@ class Experience:
         for episode_id in self.log.ids():
             info = self.log.manifest(episode_id)
             if info.purpose in self._purposes and info.outcome is not Outcome.ABORTED:
-                labels = self.labels.current(episode_id) or self.label(self.log.load(episode_id))
-                yield Known(info=info, labels=labels)
+                yield Known(info=info, labels=self.labels.current(episode_id) or self.desk.take_up(episode_id))
 
     def _bring_up_to_date(self, known: list[Known], on_added: Callable[[int, int], None]) -> None:
         """Replay holds what the log and the labels say: nothing that was deleted, the newest labels, all that fits."""
@@ -173,7 +201,8 @@ class Experience:
             self.replay.drop(episode_id)
         self._add_missing(known, on_added)
         for one in known:
-            self.replay.relabel(one.labels)
+            if one.labels is not None:
+                self.replay.relabel(one.labels)
 
     def _add_missing(self, known: list[Known], on_added: Callable[[int, int], None]) -> None:
         missing = [one for one in known if not self.replay.knows(one.info.id)]

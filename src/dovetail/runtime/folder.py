@@ -73,6 +73,10 @@ class RunFolder:
         return self.path / "labels"
 
     @property
+    def label_queue(self) -> Path:
+        return self.labels / "queue"
+
+    @property
     def spool(self) -> Path:
         return self.path / "spool"
 

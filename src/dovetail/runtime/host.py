@@ -318,6 +318,7 @@ class RobotHost:
                 **{kind: getattr(config, kind).to_plain() for kind in ("robot", "safety", "operator", "actor")},
                 "policy": self._policy.to_json(),
                 "demo_noise": config.run.demo_noise,
+                "hides_success": config.labeling.hide_success,
             }
         if name == "inference":
             return {

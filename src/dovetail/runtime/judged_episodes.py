@@ -65,10 +65,12 @@ def truth_of(folder: RunFolder, info: EpisodeInfo, labels: LabelStore) -> Truth 
             by_person=best.labeler == HUMAN,
             rewards=best.rewards,
         )
-    if info.judgement in (Outcome.SUCCESS, Outcome.FAILURE):
+    if info.judgement in (Outcome.SUCCESS, Outcome.FAILURE) and "+" not in info.operator:
         return Truth(run=folder.path, info=info, success=info.judgement is Outcome.SUCCESS, by_person=False)
     if any(section.type in _MODELS for section in folder.config.labels):
-        return None  # what ended the episode may have been the very model that is to learn
+        return (
+            None  # what ended the episode, as `scripted+classifier`, may have been the very model that is to learn
+        )
     return Truth(run=folder.path, info=info, success=info.outcome is Outcome.SUCCESS, by_person=False)
 
 

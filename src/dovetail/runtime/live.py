@@ -34,6 +34,7 @@ VERSION = 1
 _WRITE_S = 0.1
 _ATTENDED_NS = 3 * NS_PER_S  # a console says that it is there at least once a second
 _LOOK_S = 0.02
+_MOST_OF_ALL = ("run", "phase", "episode", "fault")
 
 
 def process_started(pid: int) -> int | None:
@@ -143,7 +144,10 @@ class LiveLink:
         while not self._ended.wait(_WRITE_S):
             facts = self._facts
             if facts is not written:
-                self._bulletin.write(facts)
+                try:
+                    self._bulletin.write(facts)
+                except ValueError:  # too much of it: what a person must know goes first
+                    self._bulletin.write({name: facts[name] for name in _MOST_OF_ALL if name in facts})
                 written = facts
 
     # ---- what is heard

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from dovetail.runtime.folder import RunFolder
@@ -44,14 +46,20 @@ def _facts(status: RunStatus) -> dict[str, Any]:
         "updates": status.updates,
         "interventions": status.interventions,
         "robot_minutes": status.robot_minutes,
-        "success": list(status.recent_success)[-_CURVE:],
-        "return": [round(value, 4) for value in list(status.recent_return)[-_CURVE:]],
+        "success": _known(status.recent_success),
+        "return": [round(value, 4) for value in _known(status.recent_return)],
+        "waiting": dict(status.waiting),
         "human_share": [round(value, 3) for value in list(status.recent_human)[-_CURVE:]],
         "usual_steps": status.usual_steps,
         "rates": {name: rate.to_json() for name, rate in list(status.rates.items())[-10:]},
         "telemetry": {name: round(value, 3) for name, value in status.telemetry.items()},
         "advice": [advice.to_json() for advice in status.advice[:_MOST_ADVICE]],
     }
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    """Without those of which the labels are still to come."""
+    return [value for value in values if not math.isnan(value)][-_CURVE:]
 
 
 def _newest_weights(folder: RunFolder) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dovetail.core.errors import StoreError
+from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.learned.folder import save_classifier
 from dovetail.labels.learned.report import Score, scores
 from dovetail.labels.learned.training import Trained, TrainingConfig, train
@@ -14,7 +17,7 @@ from dovetail.runtime.classifier_figures import classifier_curves, contact_sheet
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.judged_episodes import Truth, judged_episodes, truths
 
-__all__ = ["Made", "facts_of", "train_classifier"]
+__all__ = ["Made", "facts_of", "noted_truths", "train_classifier"]
 
 Progress = Callable[[str, int, int], None]
 """What is being done, how much of it is, and of how much."""
@@ -75,3 +78,16 @@ def facts_of(trained: Trained, found: Sequence[Truth]) -> dict[str, Any]:
             for place, truth in enumerate(found)
         ],
     }
+
+
+def noted_truths(facts: Mapping[str, Any]) -> list[Truth]:
+    """What `facts_of` noted, of episodes that are still where they were."""
+    found = []
+    logs: dict[Path, EpisodeLog] = {}
+    for one in facts.get("episodes", ()):
+        run = Path(one["run"])
+        log = logs.setdefault(run, EpisodeLog(run / "episodes"))
+        with contextlib.suppress(StoreError):
+            info = log.manifest(one["id"])
+            found.append(Truth(run=run, info=info, success=one["success"], by_person=one["by_person"]))
+    return found

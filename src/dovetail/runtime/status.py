@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections import deque
@@ -34,7 +35,12 @@ class RunStatus:
     episodes: int = 0
     updates: int = 0
     interventions: int = 0
+    trained_steps: int = (
+        0  # of these, in episodes that are learned from: the labels of the others are still to come
+    )
+    waiting: Mapping[str, int] = field(default_factory=dict)  # for labels, by why
     robot_minutes: float = 0.0
+    recent_ids: deque[str] = field(default_factory=lambda: deque(maxlen=LONGEST))
     recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
     recent_return: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
     recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
@@ -48,17 +54,24 @@ class RunStatus:
         self.phase, self.total, self.done, self.phase_started_at = phase, total, done, done
         self.phase_started_s = time.monotonic()
 
-    def count(self, info: EpisodeInfo, labels: Labels) -> None:
-        """Take an online episode into the books."""
+    def count(self, info: EpisodeInfo, labels: Labels | None) -> None:
+        """Take an online episode into the books. What nobody knows of it yet is NaN there."""
         self.episodes += 1
         self.env_steps += info.num_steps
         self.interventions += info.num_interventions
         self.robot_minutes = self.env_steps / info.robot.control_hz / 60.0
-        self.recent_success.append(float(labels.success))
-        self.recent_return.append(float(labels.rewards.sum()))
+        self.recent_ids.append(info.id)
+        self.recent_success.append(_success(labels))
+        self.recent_return.append(_return(labels))
         self.recent_human.append(info.num_human_steps / info.num_steps)
-        if labels.success:
+        if labels is not None and labels.success:
             self.success_steps.append(info.num_steps)
+
+    def correct(self, episode_id: str, labels: Labels | None) -> None:
+        """What is said now of an episode that is in the books, where it is not too long ago."""
+        if episode_id in self.recent_ids:
+            place = self.recent_ids.index(episode_id)
+            self.recent_success[place], self.recent_return[place] = _success(labels), _return(labels)
 
     @property
     def evaluating(self) -> bool:
@@ -66,14 +79,15 @@ class RunStatus:
         return self.phase.startswith("evaluating")
 
     def recent(self, values: deque[float]) -> float | None:
-        """Mean over the last few episodes; None before the first."""
-        latest = list(values)[-RECENT:]
+        """Mean over the last few episodes that it is known of; None before the first."""
+        latest = [value for value in list(values)[-RECENT:] if not math.isnan(value)]
         return sum(latest) / len(latest) if latest else None
 
     def unassisted_rate(self, window: int) -> float:
-        """Share of the last `window` episodes that succeeded with nobody's help; 0 until there are so many."""
+        """Share of the last `window` episodes that succeeded with nobody's help; 0 until there are so many. One whose
+        labels are still to come did not, so far."""
         pairs = list(zip(self.recent_success, self.recent_human, strict=True))[-window:]
-        return sum(s for s, human in pairs if not human) / window
+        return sum(s for s, human in pairs if not human and not math.isnan(s)) / window
 
     @property
     def usual_steps(self) -> float | None:
@@ -88,6 +102,14 @@ class RunStatus:
         if not done or elapsed_s < 0.5:  # too early to tell
             return None
         return elapsed_s * (self.total - self.done) / done
+
+
+def _success(labels: Labels | None) -> float:
+    return math.nan if labels is None or labels.discard else float(labels.success)
+
+
+def _return(labels: Labels | None) -> float:
+    return math.nan if labels is None or labels.discard else float(labels.rewards.sum())
 
 
 class Watcher(Protocol):

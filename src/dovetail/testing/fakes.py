@@ -214,6 +214,10 @@ class FakeTask:
     def prompt(self) -> str:
         return "go to the goal"
 
+    @property
+    def max_steps(self) -> int:
+        return self._config.max_steps
+
     def bind(self, robot: FakeArm | FakeBimanual) -> None:
         """Called by a fake that is built with this task, so that it may be handed in wrapped later."""
         self._robot = robot

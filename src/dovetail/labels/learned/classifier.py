@@ -11,10 +11,10 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
-from dovetail.core.disk import MissingError, dump_json, load_json, read_file, write_atomic
+from dovetail.core.disk import MissingError, dump_json, load_json, read_file, sha256, write_atomic
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, Labels, Observation, Outcome
-from dovetail.labels._rewards import at_the_end, changes, check_labelable, discounts
+from dovetail.labels._rewards import Stage, at_the_end, changes, check_labelable, check_stages, discounts, stages
 from dovetail.labels.learned.folder import Classifier, load_classifier
 from dovetail.labels.learned.frames import observed
 from dovetail.labels.learned.training import ends_in_success
@@ -33,6 +33,8 @@ class ClassifierConfig(Config):
     """Frames in a row that must; none: as trained."""
     reward: Literal["success", "progress"] = "success"
     """What steps earn: success at the end, or what each added to its probability."""
+    stages: tuple[Stage, ...] = ()
+    """What the probability must reach on the way, and what that earns beside the reward above."""
     retrain_after: int | None = Field(default=None, ge=1)
     """Train it anew, beside the run, once people have judged so many more episodes and did not always agree; none: never."""
 
@@ -59,6 +61,15 @@ class ClassifierLabeler:
         return self._classifier
 
     @property
+    def path(self) -> Path:
+        """The folder that the one in use lies in."""
+        return self._kept()
+
+    @property
+    def retrain_after(self) -> int | None:
+        return self._config.retrain_after
+
+    @property
     def threshold(self) -> float:
         """From which probability on `judge` means success."""
         return self._config.threshold or self.classifier.threshold
@@ -72,11 +83,15 @@ class ClassifierLabeler:
     def version(self) -> str:
         """Which network, and which rule: other settings, other labels."""
         rule = f"{self.threshold:.4f}-{self.consecutive}-{self._config.reward}"
+        if self._config.stages:
+            said = "".join(stage.model_dump_json() for stage in self._config.stages)
+            rule += f"-{sha256(said.encode())[:8]}"
         return f"{self.classifier.version}-{rule}"
 
     def check(self, robot: RobotSpec) -> None:
         """Refuse, before anything moves, a robot whose cameras are not those it was trained on."""
         self.classifier.check(robot)
+        check_stages(self._config.stages, ("completion",), who="labeler 'classifier'")
 
     def judge(self, observation: Observation) -> float:
         """How likely this one observation shows success."""
@@ -99,6 +114,7 @@ class ClassifierLabeler:
         rewards = at_the_end(len(episode), float(success))
         if self._config.reward == "progress":
             rewards = changes(len(episode), range(len(p)), p.tolist())
+        rewards = rewards + stages(len(episode), self._config.stages, {"completion": p})
         return Labels(
             episode_id=episode.id,
             rewards=rewards,
@@ -116,17 +132,19 @@ class ClassifierLabeler:
         changes; the change itself is one assignment."""
         assert self._folder is not None, "only a run has classifiers of its own"
         newer = load_classifier(self._folder / name)
-        write_atomic(self._folder / CURRENT, dump_json({"name": name}, indent=2))
+        self._note(name)
         self._classifier = newer
 
     def _kept(self) -> Path:
-        """The run's own copy; taken from the configured folder when there is none yet."""
+        """The run's own copy; taken from the configured folder when there is none yet. Where the run uses another one, as
+        when somebody labels with this one to compare, it stays where it is."""
         source = Path(self._config.folder).expanduser()
         if self._folder is None:
             return source
         try:
             path = self._folder / CURRENT
-            return self._folder / str(load_json(read_file(path), name=str(path), indent=2)["name"])
+            current = load_json(read_file(path), name=str(path), indent=2)
+            return self._folder / current["name"] if current["source"] == self._config.folder else source
         except MissingError:
             pass
         name = load_classifier(source).version  # refused here if it is none
@@ -136,5 +154,10 @@ class ClassifierLabeler:
             shutil.rmtree(staged, ignore_errors=True)
             shutil.copytree(source, staged)
             staged.rename(self._folder / name)
-        write_atomic(self._folder / CURRENT, dump_json({"name": name}, indent=2))
+        self._note(name)
         return self._folder / name
+
+    def _note(self, name: str) -> None:
+        assert self._folder is not None
+        noted = {"name": name, "source": self._config.folder}
+        write_atomic(self._folder / CURRENT, dump_json(noted, indent=2))

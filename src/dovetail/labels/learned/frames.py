@@ -90,15 +90,21 @@ def judged(
 def hold_out(episodes: Sequence[JudgedEpisode], *, share: float) -> tuple[list[int], list[int]]:
     """Places of those to train on, and of those held out: whole episodes, never frames of one on both sides.
 
-    By their ids, so that an episode is on the same side whenever it is met again; of successes and others the same share,
-    and of each at least one where there are two.
+    By their ids, so that an episode is on the same side whenever it is met again, whatever came since. Of successes and
+    of others there is at least one on each side where there are two.
     """
     train: list[int] = []
     held: list[int] = []
     for success in (True, False):
         places = [place for place, one in enumerate(episodes) if one.success is success]
-        places.sort(key=lambda place: hashlib.sha256(episodes[place].id.encode()).digest())
-        num_held = min(max(1, round(share * len(places))), len(places) - 1) if places else 0
+        places.sort(key=lambda place: _draw(episodes[place].id))
+        num_held = sum(_draw(episodes[place].id) < share for place in places)
+        num_held = min(max(1, num_held), len(places) - 1) if places else 0
         held += places[:num_held]
         train += places[num_held:]
     return sorted(train), sorted(held)
+
+
+def _draw(episode_id: str) -> float:
+    """From 0 to 1, always the same for an id."""
+    return int.from_bytes(hashlib.sha256(episode_id.encode()).digest()[:8], "big") / 2**64

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,7 +49,9 @@ class SuccessNet(nn.Module):
 
     def look(self, frames: Mapping[str, Array]) -> dict[str, Tensor]:
         """Frames [N, ...] as `forward` wants them: seen through the frozen encoder, where there is one."""
-        tensors = {key: torch.from_numpy(frames[key]) for key in (*self.cameras, *self.proprio)}
+        # torch warns of arrays that may only be read, such as a camera's: those are copied
+        keys = (*self.cameras, *self.proprio)
+        tensors = {key: torch.from_numpy(np.require(frames[key], requirements=["C", "W"])) for key in keys}
         if self._eyes is not None:
             tensors |= {key: self._eyes(tensors[key]) for key in self.cameras}
         return tensors

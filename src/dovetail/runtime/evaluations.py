@@ -1,0 +1,95 @@
+"""The evaluations of a run: made once each, kept in its folder, and known from there after a restart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from dovetail.core.stats import Rate
+from dovetail.core.types import Episode, Outcome, WeightSnapshot
+from dovetail.episodes.spool import Spool
+from dovetail.learn.metrics import MetricsLog
+from dovetail.runtime.build import Station
+from dovetail.runtime.evaluate import evaluation_episodes
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.status import RunStatus, Watcher
+
+__all__ = ["MAIN", "Evaluations"]
+
+MAIN = ("untrained", "cloning", "after")  # that every run has
+
+
+class Evaluations:
+    """`make` one by its name. What an earlier process has made stands in `status` from the beginning."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        station: Station,
+        spool: Spool,
+        metrics: MetricsLog,
+        status: RunStatus,
+        watch: Watcher,
+        commit: Callable[[Episode], None],
+    ) -> None:
+        self._folder, self._station, self._spool = folder, station, spool
+        self._metrics, self._status, self._watch, self._commit = metrics, status, watch, commit
+        self.enabled, self.offline = True, False
+        for name in MAIN:
+            rate = self.known(name)
+            if rate:
+                status.rates[name] = rate
+
+    def known(self, name: str) -> Rate | None:
+        found = self._folder.read_json(f"evaluations/{name}.json")
+        return Rate(successes=found["successes"], episodes=found["episodes"]) if found else None
+
+    def go_on_from_training(self) -> None:
+        """What `train` came to is where practice begins, and not what came of it."""
+        name = "evaluations/after.json"
+        if (self._folder.read_json(name) or {}).get("offline"):
+            (self._folder.path / name).rename(self._folder.path / "evaluations/trained.json")
+            self._status.rates.pop("after")
+
+    def make(self, name: str, snapshot: Callable[[], WeightSnapshot | None], *, num_episodes: int) -> Rate | None:
+        """Unless it is known already. Fewer episodes than wanted: somebody asked to stop, and nothing is noted."""
+        if not num_episodes or not self.enabled or self.known(name):
+            return None
+        status = self._status
+        status.begin(f"evaluating: {name}", num_episodes)
+        self._watch(status)
+        weights = snapshot()
+        ids, num_successes = [], 0
+        for episode in evaluation_episodes(
+            self._station,
+            weights,
+            num_episodes=num_episodes,
+            config_hash=self._folder.config_hash,
+            spool=self._spool,
+            weights=self._folder.weights,
+        ):
+            self._commit(episode)
+            ids.append(episode.id)
+            num_successes += episode.outcome is Outcome.SUCCESS
+            status.done = len(ids)
+            self._watch(status)
+        rate = Rate(successes=num_successes, episodes=len(ids))
+        if len(ids) == num_episodes:
+            version = None if weights is None else weights.version
+            self._note(name, rate, version=version, shown=ids[: self._folder.config.run.showcase_episodes])
+        return rate
+
+    def _note(self, name: str, rate: Rate, *, version: int | None, shown: list[str]) -> None:
+        status = self._status
+        when = {"env_steps": status.env_steps, "robot_minutes": status.robot_minutes}
+        facts = {"successes": rate.successes, "shown": shown, **when, **rate.to_json()}
+        if self.offline:
+            facts["offline"] = True
+        self._folder.write_json(f"evaluations/{name}.json", facts)
+        self._folder.event("evaluated", name=name, version=version, **when, **rate.to_json())
+        curve = {name: rate.rate}
+        if name not in MAIN:  # points of one curve
+            curve = {"scheduled": rate.rate, "scheduled_low": rate.low, "scheduled_high": rate.high}
+        self._metrics.write("evaluation", curve, step=status.env_steps)
+        status.rates[name] = rate
+        self._watch(status)

@@ -1,0 +1,115 @@
+"""A judge beside the operator: it ends an episode when it is sure, and no tick waits for it."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from dovetail.core.types import Event, HumanInput, Observation
+from dovetail.human.judged import Judged
+from dovetail.human.none import NoOperator
+
+
+def seen(value: float) -> Observation:
+    return Observation(time_ns=0, values={"state": np.array([value], np.float32)})
+
+
+def said(observation: Observation) -> float:
+    return float(observation.values["state"][0])
+
+
+def judged(judge=said, inner=None, **settings) -> Judged:
+    wanted = {"name": "classifier", "probability": 0.8, "consecutive": 3} | settings
+    operator = Judged(inner or NoOperator(), judge, **wanted)
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    return operator
+
+
+def events(operator: Judged, *values: float) -> list[Event | None]:
+    return [operator.poll(seen(value)).event for value in values]
+
+
+def test_some_in_a_row_and_not_before() -> None:
+    operator = judged()
+    assert events(operator, 0.9, 0.9, 0.79, 0.9, 0.8) == [None] * 5  # one that is not sure starts it anew
+    assert events(operator, 0.85) == [Event.SUCCESS]
+    assert events(operator, 0.0) == [Event.SUCCESS]  # polled once more, to judge: it has said so
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    assert events(operator, 0.9, 0.9) == [None, None]
+    assert operator.name == "none+classifier"
+
+
+def test_not_at_every_step() -> None:
+    asked = []
+
+    def judge(observation: Observation) -> float:
+        asked.append(said(observation))
+        return 1.0
+
+    operator = judged(judge, every_steps=3, consecutive=2)
+    assert events(operator, 0, 1, 2, 3, 4) == [None, None, None, Event.SUCCESS, Event.SUCCESS]
+    assert asked == [0, 3]
+
+
+def test_a_person_comes_first() -> None:
+    class Person(NoOperator):
+        says: HumanInput = HumanInput()
+
+        def poll(self, observation: Observation) -> HumanInput:
+            return self.says
+
+    person = Person()
+    operator = judged(inner=person, consecutive=2)
+    drive = person.says = HumanInput(action=np.ones(2, np.float32))
+    assert operator.poll(seen(1.0)) is drive
+    person.says = HumanInput(event=Event.DISCARD)
+    assert events(operator, 1.0) == [Event.DISCARD]
+    person.says = HumanInput()
+    assert events(operator, 0.0) == [Event.SUCCESS]
+
+
+def test_beside_the_loop() -> None:
+    """It thinks as long as it likes; what is shown meanwhile is passed over, and frames may be written over."""
+    go, began, asked = threading.Semaphore(0), threading.Semaphore(0), []
+
+    def judge(observation: Observation) -> float:
+        began.release()
+        assert go.acquire(timeout=30)
+        asked.append(said(observation))
+        return 1.0
+
+    operator = judged(judge, beside=True, consecutive=1)
+    frame = seen(1.0)
+    assert operator.poll(frame).event is None
+    assert began.acquire(timeout=30)
+    frame.values["state"][0] = 7.0
+    assert events(operator, 2.0, 3.0) == [None, None]  # at once, though nothing was answered
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    go.release()
+    while operator._judge._said is None:  # type: ignore[union-attr]
+        pass
+    assert asked == [1.0]
+    assert events(operator, 4.0) == [None]  # what it said was of the episode before
+    assert operator.poll(seen(5.0)).event is None
+    assert began.acquire(timeout=30)
+    go.release()
+    while operator._judge._said is None:  # type: ignore[union-attr]
+        pass
+    assert events(operator, 6.0) == [Event.SUCCESS]
+    assert asked[1:] == [5.0]
+
+
+def test_a_judge_that_breaks_is_heard_of() -> None:
+    def broken(observation: Observation) -> float:
+        raise KeyError("wrist")
+
+    operator = judged(broken, beside=True)
+    operator.poll(seen(0.0))
+    while operator._judge._said is None:  # type: ignore[union-attr]
+        pass
+    with pytest.raises(KeyError, match="wrist"):
+        operator.poll(seen(0.0))
+    with pytest.raises(KeyError, match="wrist"):
+        judged(broken).poll(seen(0.0))

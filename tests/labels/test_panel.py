@@ -1,0 +1,136 @@
+"""Who decides, worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from some_labels import labels
+
+from dovetail.core.errors import LabelError, UsageError
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Episode, Labels, Outcome
+from dovetail.labels.human import HumanLabeler
+from dovetail.labels.outcome import OutcomeLabeler
+from dovetail.labels.panel import Panel
+from dovetail.labels.queue import Reason
+
+YES, NO = True, False
+
+
+class Says:
+    """One answer, always the same."""
+
+    def __init__(self, name: str, success: bool, confidence: float) -> None:
+        self._labels = labels(labeler=name, success=success, confidence=confidence)
+        self.num_asked = 0
+
+    def label(self, episode: Episode) -> Labels:
+        self.num_asked += 1
+        return self._labels
+
+
+class SaysLate(Says):
+    max_concurrent = 2
+
+    def __init__(self, name: str, success: bool, confidence: float, *, away: int = 0) -> None:
+        super().__init__(name, success, confidence)
+        self._away = away
+
+    def label(self, episode: Episode) -> Labels:
+        if self._away:
+            self._away -= 1
+            raise LabelError("nobody at home")
+        return super().label(episode)
+
+
+@pytest.fixture
+def episode(make_episode: Callable[..., Episode]) -> Episode:
+    return make_episode(Outcome.SUCCESS)
+
+
+@pytest.mark.parametrize(
+    ("cross_check", "answers", "person", "decided_by", "reasons", "num_asked"),
+    [
+        # the first who is sure decides, and the rest are not bothered
+        (False, [(YES, 0.9), (NO, 1.0)], False, 0, [], [1, 0]),
+        (False, [(YES, 0.8), (NO, 1.0)], True, 0, [], [1, 0]),  # 0.8 is enough
+        (False, [(YES, 0.79), (NO, 0.9)], False, 1, [], [1, 1]),
+        (False, [(NO, 0.5), (NO, 0.6)], False, None, ["uncertain"], [1, 1]),
+        (False, [(NO, 0.5), (YES, 0.6)], True, None, ["uncertain"], [1, 1]),
+        (False, [], True, None, ["new"], []),
+        # all are asked, and must agree
+        (True, [(YES, 0.9), (YES, 0.9)], False, 0, [], [1, 1]),
+        (True, [(YES, 0.5), (YES, 0.9)], False, 1, [], [1, 1]),
+        (True, [(YES, 0.9), (NO, 0.9)], False, None, ["disagreement"], [1, 1]),
+        (True, [(YES, 0.9), (NO, 0.3)], False, None, ["disagreement"], [1, 1]),
+        (True, [(YES, 0.3), (NO, 0.3)], True, None, ["disagreement"], [1, 1]),
+        (True, [(YES, 0.3), (YES, 0.3)], True, None, ["uncertain"], [1, 1]),
+        # asked in any case: what was decided counts until a person has said something
+        (True, [(YES, 0.9)], True, 0, ["new"], [1]),
+    ],
+)
+def test_who_decides(
+    episode: Episode,
+    cross_check: bool,
+    answers: list[tuple[bool, float]],
+    person: bool,
+    decided_by: int | None,
+    reasons: list[str],
+    num_asked: list[int],
+) -> None:
+    asked = [Says(f"labeler {number}", *answer) for number, answer in enumerate(answers)]
+    panel = Panel([*asked, *([HumanLabeler()] if person else [])], cross_check=cross_check)
+    hearing = panel.ask(episode)
+    assert hearing.over
+    assert (hearing.decided and hearing.decided.labeler) == (
+        None if decided_by is None else f"labeler {decided_by}"
+    )
+    assert hearing.reasons == tuple(Reason(reason) for reason in reasons)
+    assert [one.num_asked for one in asked] == num_asked
+    assert len(hearing.said) == sum(num_asked)
+    assert len(hearing.opinions) == sum(num_asked) - (decided_by is not None)
+    assert {one.priority for one in hearing.opinions} <= {-1}
+    if hearing.decided is not None:
+        assert hearing.decided.priority == 0
+
+
+def test_the_quick_ones_do_not_wait_for_the_slow_ones(episode: Episode) -> None:
+    quick, slow, after = Says("quick", YES, 0.5), SaysLate("slow", NO, 0.6, away=2), Says("after", NO, 0.9)
+    panel = Panel([quick, slow, after])
+    assert panel.max_concurrent == 2
+    hearing = panel.ask(episode)
+    assert not hearing.over
+    assert (quick.num_asked, slow.num_asked, after.num_asked) == (1, 0, 0)
+    for _ in range(2):
+        with pytest.raises(LabelError, match="nobody at home"):
+            panel.go_on(episode, hearing)
+    hearing = panel.go_on(episode, hearing)
+    assert hearing.over
+    assert hearing.decided is not None
+    assert hearing.decided.labeler == "after"
+    assert [one.labeler for one in hearing.opinions] == ["quick", "slow"]
+    assert (quick.num_asked, slow.num_asked, after.num_asked) == (1, 1, 1)  # nobody twice
+
+
+def test_a_slow_one_that_need_not_be_asked_is_not_waited_for(episode: Episode) -> None:
+    slow = SaysLate("slow", NO, 1.0)
+    assert Panel([OutcomeLabeler(), slow]).ask(episode).over
+    assert slow.num_asked == 0
+    assert Panel([OutcomeLabeler()]).max_concurrent is None
+
+
+def test_a_person_comes_last() -> None:
+    with pytest.raises(UsageError, match="put `human` at the end"):
+        Panel([HumanLabeler(), OutcomeLabeler()])
+
+
+def test_what_a_labeler_needs_is_asked_for_before_anything_moves(episode: Episode) -> None:
+    """Trap: a labeler required a key that nobody recorded, swallowed the error and dropped every episode."""
+
+    class NeedsACamera(Says):
+        def check(self, robot: RobotSpec) -> None:
+            raise UsageError(f"robot '{robot.name}' has no camera 'wrist'")
+
+    with pytest.raises(UsageError, match="robot 'panda' has no camera 'wrist'"):
+        Panel([OutcomeLabeler(), NeedsACamera("camera", YES, 1.0)]).check(episode.robot)
