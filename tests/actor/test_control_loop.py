@@ -8,13 +8,27 @@ from acting import Cell, ChunkPolicy, Person, order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dovetail.actor.actors import NaiveActor, RtcActor, SequentialActor, SoftActor
+from dovetail.actor.actors import (
+    ActorConfig,
+    NaiveActor,
+    RtcActor,
+    SequentialActor,
+    SoftActor,
+    board_layout,
+    make_loop,
+)
+from dovetail.actor.board import Board
 from dovetail.actor.control import Watch
-from dovetail.actor.modes import Naive, Rtc
+from dovetail.actor.modes import Naive, Rtc, Sequential
+from dovetail.actor.telemetry import Telemetry
+from dovetail.core.clock import RealClock
 from dovetail.core.errors import RobotFault
 from dovetail.core.types import ActionChunk, Event, HumanInput, Observation, Outcome, Purpose, Source
+from dovetail.human.none import NoOperator
+from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.testing.fake_brains import FakeOperator, FakeOperatorConfig
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
+from dovetail.testing.live import LiveArm, LiveArmConfig
 
 ACTORS = [SequentialActor, NaiveActor, RtcActor, SoftActor]
 TICK_NS = 100_000_000
@@ -519,3 +533,66 @@ def test_who_only_ever_acknowledges_does_not_keep_it_from_ending():
     )
     ended = loop.run(order())
     assert (ended.outcome, ended.stopped, ended.num_steps) == (Outcome.ABORTED, True, 0)
+
+
+class Counting(Watch):
+    """Says yes to nothing until it has been asked so often."""
+
+    def __init__(self, patience):
+        self.num_asked, self._patience = 0, patience
+
+    def alarm(self):
+        self.num_asked += 1
+        return "somebody pressed the button" if self.num_asked > self._patience else None
+
+
+def test_an_alarm_need_not_wait_for_a_slow_robots_next_tick():
+    """At 4 ticks a second on a real clock it is asked for many times a tick, and ends the tick it is raised in."""
+    cell = Cell(control_hz=4.0, max_steps=50)
+    clock = RealClock()
+    watch = Counting(8)
+    board = Board(
+        board_layout(ActorConfig(), robot=cell.robot.spec, policy=None, extras=cell.robot.safety_extras())
+    )
+    arm = LiveArm(LiveArmConfig(control_hz=4.0), task=cell.task)
+    loop = make_loop(
+        ActorConfig(),
+        Sequential(),
+        robot=SafeRobot(arm, SafetyConfig(), clock),
+        task=cell.task,
+        operator=NoOperator(),
+        policy=None,
+        mind=None,
+        board=board,
+        clock=clock,
+        telemetry=Telemetry(),
+        probe=dict,
+        should_stop=lambda: False,
+        watch=watch,
+    )
+    with pytest.raises(RobotFault, match="pressed the button"):
+        loop.run(order())
+    assert board.num_stepped == 0  # within the first tick
+
+
+def test_an_operators_emergency_stop_is_a_fault_also_while_it_holds():
+    for inputs in (
+        {3: HumanInput(event=Event.EMERGENCY)},
+        {2: HumanInput(event=Event.PAUSE), 6: HumanInput(event=Event.EMERGENCY)},
+    ):
+        cell = Cell()
+        loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), operator=Person(inputs))
+        ended = loop.run(order())
+        assert "emergency stop" in ended.fault
+        assert ended.outcome is Outcome.ABORTED
+        with pytest.raises(RobotFault, match="Acknowledge"):
+            cell.robot.hold()
+
+
+def test_who_takes_over_ends_a_pause():
+    cell = Cell(max_steps=6)
+    taken = {number: HumanInput(action=np.zeros(7, np.float32)) for number in range(8, 20)}
+    person = Person({2: HumanInput(event=Event.PAUSE), **taken})
+    loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), operator=person)
+    loop.run(order())
+    assert [board.look(row)[0] for row in range(6)] == [Source.POLICY] * 2 + [Source.HUMAN] * 4

@@ -226,10 +226,11 @@ def test_a_model_folder_without_sense_labels_nothing(cli: Cli, run: RunFolder, t
 
 def test_what_was_aborted_is_left_out(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    run = made_run(Path("runs/r"), shot(0, done=True), shot(1, done=False, outcome=Outcome.ABORTED))
+    judged = dataclasses.replace(shot(2, done=True), judgement=Outcome.ABORTED)
+    run = made_run(Path("runs/r"), shot(0, done=True), shot(1, done=False, outcome=Outcome.ABORTED), judged)
     result = cli("label", "r", "--labeler", "outcome")
     assert result.code == 0
-    assert "labelled 1 episodes; 0 had its label already, 1 were aborted and never train" in result.out
+    assert "labelled 1 episodes; 0 had its label already, 2 were aborted and never train" in result.out
     assert LabelStore(run.labels).ids() == ["e0"]
 
 

@@ -10,6 +10,8 @@ import pytest
 from console_process import Opened, end_console, start_console
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from made_runs import made_run
+
 
 @pytest.fixture
 def open_console() -> Iterator[Callable[..., Opened]]:
@@ -23,6 +25,14 @@ def open_console() -> Iterator[Callable[..., Opened]]:
     yield start
     for opened in made:
         end_console(opened)
+
+
+@pytest.fixture(scope="session")
+def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
+    """Of a run that is over, for tests that leave it as it is. It ends as it should when asked to."""
+    opened = start_console(made_run(tmp_path_factory.mktemp("runs") / "one").path)
+    yield opened
+    assert end_console(opened) == 0
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ class Opened:
     address: str  # http://127.0.0.1:PORT/
     token: str
     process: subprocess.Popen[str]
+    run: Path
 
     @property
     def port(self) -> int:
@@ -55,7 +56,7 @@ def start_console(run: Path, *arguments: str) -> Opened:
     assert process.stdout is not None
     for line in process.stdout:
         if ready := _READY.fullmatch(line):
-            return Opened(address=ready[1], token=ready[2], process=process)
+            return Opened(address=ready[1], token=ready[2], process=process, run=run)
     raise AssertionError(f"the console ended with {process.wait()} before it was ready")
 
 

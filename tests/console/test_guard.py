@@ -8,25 +8,10 @@ import sys
 import httpx
 import pytest
 import websockets
-from console_process import end_console, start_console
-
-from made_runs import made_run
 
 SOCKET_IO = "/_nicegui_ws/socket.io/?EIO=4&transport=polling"
 PATHS = ("/", "/takeover", "/learning", "/api/state", "/nowhere", "/static/../app.py", SOCKET_IO)
 SOCKETS = ("/ws/state", "/_nicegui_ws/socket.io/?EIO=4&transport=websocket", "/ws/nowhere")
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    return made_run(tmp_path_factory.mktemp("runs") / "one").path
-
-
-@pytest.fixture(scope="module")
-def console(run):
-    opened = start_console(run)
-    yield opened
-    assert end_console(opened) == 0
 
 
 def get(console, path, **headers):
@@ -125,8 +110,8 @@ def test_a_body_that_is_too_long_is_refused(console):
     assert httpx.post(address, headers=console.headers, content=b"x" * (1 << 20) + b"x").status_code == 413
 
 
-def test_a_second_console_says_where_the_first_is(console, run):
-    command = [sys.executable, "-m", "dovetail.cli", "console", str(run), "--no-open"]
+def test_a_second_console_says_where_the_first_is(console):
+    command = [sys.executable, "-m", "dovetail.cli", "console", str(console.run), "--no-open"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert second.returncode == 2
     assert console.address in second.stderr and console.token not in second.stderr

@@ -141,6 +141,7 @@ class Events(RuleBasedStateMachine):
 
     @rule()
     def the_writer_is_restarted(self):
+        self.writer.close()
         self.writer = MailboxWriter(self.box)
 
     @invariant()
@@ -228,3 +229,24 @@ def test_the_reader_tells_who_is_in_control():
     reader.tell(Control.HUMAN, driver=12, heard=41)
     assert box.since_ns == since
     assert box.reader_ns >= since > 0
+
+
+def test_there_is_one_writer_but_anybody_may_stop_the_arm():
+    first, _ = a_pair(1)
+    first.drive(session=1, sequence=1, held=True, axes=[0])
+    second = MailboxWriter(first.box)
+    for attempt in (
+        second.beat,
+        lambda: second.post(Event.START),
+        lambda: second.drive(session=2, sequence=1, held=True, axes=[0]),
+    ):
+        with pytest.raises(UsageError, match="another console"):
+            attempt()
+    second.post(Event.EMERGENCY)
+    assert first.box.emergency
+    first.post(Event.ACKNOWLEDGE)
+    assert not first.box.emergency
+    first.close()
+    second.beat()
+    with pytest.raises(UsageError):
+        first.beat()

@@ -71,6 +71,7 @@ def test_it_sees_and_reads_what_it_is_given(folder: Path) -> None:
 
     text = {"type": "text", "text": "look: "}
     assert say(text, black) == say(text, black) != say(text, white)
+    assert "judge" not in say(text, black)  # only what it adds, not the question with it
     assert say(text, black, white) != say(text, white, black)
     assert say({"type": "text", "text": "see: "}, black) != say(text, black)
 

@@ -16,6 +16,7 @@ from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.runtime.cell import Cell
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.runtime.live import LiveLink
 from dovetail.weights.store import DiskWeightStore
 from toy_run import TOY
 
@@ -233,3 +234,17 @@ def test_a_learner_that_broke_leaves_the_last_good_checkpoint(make, tmp_path, mo
     assert state["algorithm/num_updates"] < 60
     monkeypatch.setattr(RLPD, "update", update)
     make("a", resume=True).run()
+
+
+def test_a_run_that_nobody_watches_is_the_same_with_a_link(make, tmp_path):
+    """The link, its board and the person's place before every operator change nothing while nobody is there."""
+    make("alone").run()
+    said = []
+    make("linked", live=lambda robot: LiveLink(tmp_path / "linked", robot=robot, announce=said.append)).run()
+    assert same(weights_of(tmp_path / "alone"), weights_of(tmp_path / "linked"))
+    for purpose in Purpose:
+        ours, theirs = (actions_of(tmp_path / name, purpose) for name in ("alone", "linked"))
+        assert len(ours) == len(theirs) > 0
+        assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    assert said == []
+    assert not (tmp_path / "linked" / "live.json").exists()

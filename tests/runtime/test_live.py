@@ -16,13 +16,17 @@ import numpy as np
 import pytest
 
 from dovetail.config.load import load
+from dovetail.core.errors import UsageError
 from dovetail.core.types import Event, Outcome, Purpose, Source
+from dovetail.episodes.log import EpisodeLog
 from dovetail.runtime.build import build_station
 from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
 from dovetail.runtime.live import LIVE_JSON, LiveLink
 from dovetail.runtime.live_view import LiveView, NotLive
 from dovetail.testing.live import read_journal
 from live_host import eventually, order
+from toy_run import TOY
 
 CONFIG = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 100000, tolerance: 1.0e-9}
@@ -130,6 +134,14 @@ def driver(processes):
         process.stdout.close()
 
 
+def posts(writer, event) -> bool:
+    try:
+        writer.post(event)
+    except UsageError:
+        return False
+    return True
+
+
 def test_who_drives_is_killed_and_the_arm_holds(run, driver):
     run.go()
     began_ns = time.monotonic_ns()
@@ -144,7 +156,7 @@ def test_who_drives_is_killed_and_the_arm_holds(run, driver):
     held_ns = time.monotonic_ns()
     eventually(lambda: run.holds_for(25, held_ns))
     assert run.num_moves(held_ns) == 0  # half a second, in which the policy would have moved
-    run.view.writer.post(Event.START)
+    eventually(lambda: posts(run.view.writer, Event.START))  # once the dead one's place is free
     eventually(lambda: run.num_moves(held_ns) > 10)
     assert not run.is_driven(held_ns)  # that is the policy
     run.stop.set()
@@ -230,4 +242,48 @@ def test_what_a_killed_run_left_is_told(tmp_path, processes, name, value):
             with pytest.raises(NotLive):
                 LiveView.attach(run.folder.path)
     finally:
+        run.close()
+
+
+def test_a_person_shows_the_task_from_another_process(tmp_path):
+    """A demonstration by hand in simulated time: it waits for the person, keeps pace with them, and is theirs."""
+    path = tmp_path / "toy.yaml"
+    path.write_text(TOY)
+    config = load([path], ("operator={type: browser}", "robot.control_hz=50.0", "task.max_steps=400"))
+    folder = RunFolder.create(tmp_path / "run", config)
+    inline = InlineRun(folder, live=lambda robot: LiveLink(folder.path, robot=robot, waits=True))
+    collecting = threading.Thread(target=inline.collect, args=(1,))
+    collecting.start()
+    view = LiveView.attach(folder.path)
+    try:
+        eventually(lambda: view.refresh() or view.state().control == "paused")
+        assert view.state().step <= 1  # time stands still until somebody takes over
+        sequence = 0
+        while collecting.is_alive():
+            sequence += 1
+            assert sequence < 3000
+            seen = view.state().values
+            way = np.clip((np.array(seen["goal"]) - seen["ee_pose"][:3]) / 0.02, -1.0, 1.0)
+            view.writer.drive(session=5, sequence=sequence, held=True, axes=[*way, 0, 0, 0, 0])
+            time.sleep(0.01)
+    finally:
+        view.writer.post(Event.STOP)
+        collecting.join(20.0)
+        inline.close()
+        view.close()
+    log = EpisodeLog(folder.episodes)
+    (episode,) = [log.load(episode_id) for episode_id in log.ids()]
+    assert (episode.purpose, episode.outcome, episode.operator) == (Purpose.DEMO, Outcome.SUCCESS, "browser")
+    assert (episode.column("source") == Source.HUMAN).all()
+
+
+def test_what_is_too_much_for_the_bulletin_leaves_the_most_important(tmp_path):
+    run = Attended(tmp_path, "one_process")
+    view = LiveView.attach(run.folder.path)
+    try:
+        run.station.link.tell(phase="learning online", advice=["x" * 40_000])
+        eventually(lambda: view.state().facts.get("phase") == "learning online")
+        assert "advice" not in view.state().facts
+    finally:
+        view.close()
         run.close()

@@ -139,7 +139,45 @@ def test_random_actions_do_nothing_wild(arm):
 
 def test_state_has_a_name_for_each_number():
     task, robot = make(TASK, "panda")
-    assert len(task.state_names) == len(task.read_state(robot.world)) == 12
+    assert len(task.state_names) == len(task.read_state(robot.world)) == 16
+
+
+def test_the_state_says_where_a_push_begins_and_where_the_tcp_is_beside_it():
+    task, robot = reset(TASK, "panda", 0)
+    world = robot.world
+    mark, tcp = world.body_pose("mark")[0], world.tcp_pose()[0]
+    world.set_free_body("cube", (mark[0] - 0.08, mark[1], 0.02))  # to be pushed along x, 50 mm behind its centre
+    world.forward()
+    state = dict(zip(task.state_names, task.read_state(world), strict=True))
+    way = task.reset_rotation @ (state["way_x"], state["way_y"], 0.0)
+    np.testing.assert_allclose(way, (1.0, 0.0, 0.0), atol=1e-5)
+    start = task.reset_rotation @ (state["start_from_tcp_x"], state["start_from_tcp_y"], 0.0)
+    np.testing.assert_allclose(start[:2], (mark[0] - 0.13 - tcp[0], mark[1] - tcp[1]), atol=1e-3)
+    np.testing.assert_allclose(state["behind"], mark[0] - 0.08 - tcp[0], atol=1e-6)
+    np.testing.assert_allclose(state["aside"], tcp[1] - mark[1], atol=1e-6)
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_the_expert_makes_no_choice_that_jumps(arm):
+    """What a hair's breadth decides, who learns from it sees go either way."""
+    rng = np.random.default_rng(0)
+    for seed in range(20):
+        task, robot = reset(TASK, arm, seed)
+        expert, world = task.expert(), robot.world
+        expert.reset(rng)
+
+        def choose(observation, step, task=task, world=world, expert=expert):
+            cube, quat = world.body_pose("cube")
+            here = task.goal(world).position
+            for nudge in rng.normal(0.0, 2e-4, (4, 2)):
+                world.set_free_body("cube", (*(cube[:2] + nudge), cube[2]), quat)
+                world.forward()
+                assert np.linalg.norm(task.goal(world).position - here) < 0.02
+            world.set_free_body("cube", cube, quat)
+            world.forward()
+            return expert.act(observation)
+
+        play(task, robot, choose)
 
 
 @pytest.mark.slow

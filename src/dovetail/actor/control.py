@@ -16,7 +16,7 @@ from dovetail.actor.board import Board
 from dovetail.actor.homing import Home, go_home
 from dovetail.actor.planner import Due, Planner
 from dovetail.actor.telemetry import Telemetry
-from dovetail.core.clock import NS_PER_S
+from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.contracts import Clock, GuardedRobot, Operator, Task
 from dovetail.core.errors import RobotFault
 from dovetail.core.streams import stream
@@ -34,6 +34,7 @@ ENDING_EVENTS = {
 EMERGENCY = "the emergency stop was pressed"
 JUDGING_EVENTS = (Event.SUCCESS, Event.FAILURE)
 _EASE_TICKS = 4
+_NAP_NS = 20_000_000
 _LATE_SEND = 4  # a command later than this part of its tick makes time count from there
 
 
@@ -95,6 +96,7 @@ class ControlLoop:
         self._settle_ticks = round(settle_s * robot.spec.control_hz)
         self._wait_for_start, self._home = wait_for_start, home
         self._last = Observation(time_ns=0, values={})
+        self._naps = isinstance(clock, RealClock)
         robot.use_buffers(board.frame_buffer)
 
     def run(
@@ -269,13 +271,20 @@ class ControlLoop:
         if overrun or self._sent_ns - self._deadline_ns > self._period_ns // _LATE_SEND:
             end_ns = max(self._sent_ns + self._period_ns, now_ns)
         self._deadline_ns = end_ns
-        self._clock.sleep_until(end_ns)
+        self._sleep_until(end_ns)
         if not overrun:
             late_ns = self._clock.now_ns() - end_ns
         self._board.ticked(
             time.monotonic_ns(), late_ns=late_ns, overrun=overrun, thinking_ns=self._telemetry.thinking_ns
         )
         self._telemetry.tick(late_ns=late_ns, overrun=overrun, missed=late_ns > self._period_ns)
+
+    def _sleep_until(self, end_ns: int) -> None:
+        """In naps where time is real, so that an alarm need not wait for the next tick of a slow robot."""
+        while self._naps and end_ns - self._clock.now_ns() > 2 * _NAP_NS:
+            self._clock.sleep_until(self._clock.now_ns() + _NAP_NS)
+            self._raise_alarm()
+        self._clock.sleep_until(end_ns)
 
     def _tick_home(self) -> None:
         self._raise_alarm()

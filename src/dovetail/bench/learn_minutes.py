@@ -50,13 +50,13 @@ QUICK = (
 CASES = (
     Case("peg-insertion", 300, QUICK, "peg-insertion-quick"),
     Case("charger", 300),
-    Case("push-cube", 300, ("run.demos=20",)),  # the recipe has 40
+    Case("push-cube", 300),
     Case("cap-tightening", 300),
     Case("pick-place", 600),
     Case("peg-insertion-offset", 1500),
     Case("peg-insertion", 300),  # as `make demo` runs it
     Case("peg-insertion-sac", 600, aimed=False),
-    Case("peg-insertion-sac-flow", 600, aimed=False),
+    Case("peg-insertion-sac-flow", 200, aimed=False),
 )
 EVERY_S = 30  # at most twenty evaluations in a run
 TINY = (

@@ -36,6 +36,7 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
             "dovetail.bench.realtime:bench",
             "punctuality of the control loop, chunk modes under delay, weight swaps",
         ),
+        "takeover": Entry("dovetail.bench.takeover:bench", "from a person's word to the arm, in both layouts"),
         "learn": Entry("dovetail.bench.learn:bench", "learning: speed of updates, robot time to success"),
         "learn_speed": Entry(
             "dovetail.bench.learn_speed:bench",

@@ -24,7 +24,7 @@ from dovetail.config.schema import PluginSection
 from dovetail.core.contracts import Labeler
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome
-from dovetail.episodes.log import EpisodeLog
+from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.labels.agreement import agreements, verdicts
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.folder import RunFolder
@@ -88,9 +88,7 @@ class _Job:
         section = _section(folder, request)
         self._labeler = _build(section, request, folder=folder.labels / section.type)
         self._name: str = getattr(self._labeler, "name", section.type)
-        self._chosen = [
-            one.info.id for one in found if one.info.outcome is not Outcome.ABORTED and one.info.num_steps
-        ]
+        self._chosen = [one.info.id for one in found if not _is_aborted(one.info)]
         self._num_aborted = len(found) - len(self._chosen)
 
     def run(self, log: EpisodeLog, facts: dict[str, Any]) -> int:
@@ -108,12 +106,9 @@ class _Job:
         facts |= {"num_labelled": done.num_labelled, "num_changed": done.num_changed, "num_left": left}
         facts |= {"failures": {episode_id: str(error) for episode_id, error in done.failures.items()}}
         self._tell(done, num_known=num_known, left=left)
-        if (
-            todo
-            and len(done.failures) == len(todo)
-            and all(isinstance(e, UsageError) for e in done.failures.values())
-        ):
-            raise next(iter(done.failures.values()))  # no episode of them all could be: wrong use
+        problems = list(done.failures.values())
+        if len(problems) == len(todo) and problems and all(isinstance(one, UsageError) for one in problems):
+            raise problems[0]  # no episode of them all could be labelled: wrong use
         return 130 if stop() else 1 if done.failures or left else 0
 
     def _has_label(self, episode_id: str, version: str) -> bool:
@@ -153,6 +148,11 @@ class _Job:
     def _say(self, text: str) -> None:
         if not self._request.as_json:
             say(text)
+
+
+def _is_aborted(info: EpisodeInfo) -> bool:
+    """Such an episode gets no labels."""
+    return Outcome.ABORTED in (info.outcome, info.judgement) or not info.num_steps
 
 
 def _section(folder: RunFolder, request: Request) -> PluginSection:

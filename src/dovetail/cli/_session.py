@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -21,7 +20,10 @@ from dovetail.cli._terminal import console, say
 from dovetail.config.load import load
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import DovetailError, RobotFault, RunFolderError, UsageError
+from dovetail.core.specs import RobotSpec
 from dovetail.core.streams import stream
+from dovetail.human.keyboard import HELP, TerminalKeys
+from dovetail.human.mailbox import Mailbox
 from dovetail.labels.queue import LabelQueue
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.memory import keep_freed_memory
@@ -101,12 +103,11 @@ def _work(
         try:
             folder.lock()
             folder.config = shown(folder.config, viewer=request.viewer, realtime=request.realtime)
-            with view_for(console, quiet=request.quiet) as watch, _console_for(folder, request):
-                live = partial(LiveLink, folder.path, waits=request.console, announce=say)
-                work(
-                    InlineRun(folder, watch=watch, should_stop=stop, live=lambda robot: live(robot=robot)),
-                    folder.config,
-                )
+            with (
+                _desk_for(folder, request) as link,
+                view_for(console, quiet=request.quiet) as watch,
+            ):
+                work(InlineRun(folder, watch=watch, should_stop=stop, live=link), folder.config)
         except Interrupted:
             say(f"stopped; continue with: dovetail {again} --resume {_called(folder, request)}")
             return STOPPED
@@ -126,8 +127,29 @@ def _say_waiting(folder: RunFolder, *, called: str) -> None:
         say(f"{why.total()} episodes still wait for labels ({parts}): dovetail console {called}")
 
 
-def _console_for(folder: RunFolder, request: Request) -> AbstractContextManager[object]:
-    return ConsoleProcess(folder.path, port=request.console_port) if request.console else nullcontext()
+@contextmanager
+def _desk_for(folder: RunFolder, request: Request) -> Iterator[Callable[[RobotSpec], LiveLink]]:
+    """Makes the run's link to whoever watches, and has the console or the terminal's keys where they are asked for."""
+    keyboard = folder.config.operator.type == "keyboard"
+    if keyboard and request.console:
+        raise UsageError("operator 'keyboard' and --console drive through one mailbox: leave one of them out")
+    made: list[tuple[LiveLink, RobotSpec]] = []
+
+    def make(robot: RobotSpec) -> LiveLink:
+        link = LiveLink(folder.path, robot=robot, waits=request.console or keyboard, announce=say)
+        made.append((link, robot))
+        return link
+
+    def mailbox() -> tuple[Mailbox, RobotSpec] | None:
+        return (made[0][0].mailbox, made[0][1]) if made and made[0][0].is_open else None
+
+    with ExitStack() as stack:
+        if keyboard:
+            stack.enter_context(TerminalKeys(mailbox))
+            say(HELP)
+        if request.console:
+            stack.enter_context(ConsoleProcess(folder.path, port=request.console_port))
+        yield make
 
 
 def _called(folder: RunFolder, request: Request) -> str:

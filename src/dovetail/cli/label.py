@@ -37,7 +37,7 @@ def label(
     ] = False,
     again: Annotated[bool, typer.Option("--again", help="Also what this labeler has labelled already.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be labelled, and ask nobody.")
+        bool, typer.Option("--dry-run", help="Say what would be labelled, and label nothing.")
     ] = False,
     agreement: Annotated[bool, typer.Option("--agreement", help="Label nothing, only compare.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for other programs.")] = False,

@@ -36,6 +36,10 @@ BUILTIN: dict[str, dict[str, str]] = {
         "none": "dovetail.human.none:NoOperator",
         "scripted": "dovetail.human.scripted:ScriptedOperator",
         "browser": "dovetail.human.browser:BrowserOperator",
+        "keyboard": "dovetail.human.keyboard:KeyboardOperator",
+        "gamepad": "dovetail.human.gamepad:GamepadOperator",
+        "spacemouse": "dovetail.human.spacemouse:SpaceMouseOperator",
+        "pedal": "dovetail.human.pedal:PedalOperator",
     },
     "safety": {"filter": "dovetail.robots.safety:SafeRobot"},
     "actor": {

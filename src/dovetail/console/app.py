@@ -5,7 +5,6 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
-from fastapi import FastAPI
 from fastapi.staticfiles import StaticFiles
 from nicegui import app as nicegui_app
 from nicegui import ui
@@ -24,9 +23,8 @@ def make_app(
     handles: Handles, *, token: str, port: int, is_local: bool = True, names: tuple[str, ...] = ()
 ) -> Guard:
     """All pages behind the guard. `port` is where it will listen; `names` are the machine's, where others may reach it."""
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=wire.lifespan(handles))
+    app = wire.make(handles)
     app.mount(f"/static/{version('dovetail')}", StaticFiles(directory=Path(__file__).parent / "static"))
-    wire.register(app, handles)
     for page in PAGES:
         page.register(app, handles)
     nicegui_app.config.endpoint_documentation = "none"

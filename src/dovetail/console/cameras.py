@@ -61,6 +61,12 @@ class Cameras:
         """In that thread too: to know them, a run's config may have to be read."""
         return list(await asyncio.get_running_loop().run_in_executor(self._thread, self._robot.cameras))
 
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._robot.close)
+        self._thread.shutdown()
+
     async def _take(self) -> None:
         loop = asyncio.get_running_loop()
         while watched := [camera for camera, number in self._watched.items() if number > 0]:

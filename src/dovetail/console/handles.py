@@ -18,6 +18,7 @@ class LiveState:
     control: str  # policy, human, holding, paused, fault, or idle between episodes
     reason: str = ""  # why it holds, is paused or stopped
     driver: int = 0  # the session that drives; 0: none
+    may_drive: bool = True  # nobody drives in an evaluation
     episode: Mapping[str, Any] = field(default_factory=dict)  # id, purpose, number
     step: int = 0
     prompt: str = ""
@@ -53,6 +54,10 @@ class Robot(Protocol):
 
     def frame(self, camera: str, newer_than: int) -> tuple[int, Array] | None:
         """The newest picture, uint8 [H, W, 3], and its number; None if there is none newer. Called by one thread."""
+        ...
+
+    def close(self) -> None:
+        """At the end, by that thread too."""
         ...
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Callable
 
@@ -33,6 +34,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(app: Guard, bound: socket.socket, *, ready: Callable[[], None], should_stop: Callable[[], bool]) -> None:
     """Until `should_stop`; calls `ready` once requests are answered."""
+    logging.getLogger("nicegui").setLevel(logging.ERROR)  # an address that is not there is no news
     config = uvicorn.Config(
         app,
         log_level="warning",

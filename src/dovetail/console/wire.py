@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -19,7 +19,7 @@ from dovetail.console.wheel import Refused, Wheel
 from dovetail.core.errors import DovetailError
 from dovetail.core.types import Event
 
-__all__ = ["lifespan", "register"]
+__all__ = ["make"]
 
 _STATE_S = 0.1
 _REFRESH_S = 0.5
@@ -29,8 +29,9 @@ class Said(Config):
     event: Event
 
 
-def lifespan(handles: Handles) -> Any:
-    """While the application runs, it keeps looking whether the run does."""
+def make(handles: Handles) -> FastAPI:
+    """The application, with nothing but this in it. While it runs, it keeps looking whether the run does."""
+    wheel, story, cameras = Wheel(handles.driver), Story(handles.run), Cameras(handles.robot)
 
     async def look() -> None:
         while True:
@@ -43,12 +44,9 @@ def lifespan(handles: Handles) -> Any:
         task = asyncio.create_task(look())
         yield
         task.cancel()
+        await cameras.close()
 
-    return while_running
-
-
-def register(app: FastAPI, handles: Handles) -> None:
-    wheel, story, cameras = Wheel(handles.driver), Story(handles.run), Cameras(handles.robot)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=while_running)
 
     def state() -> dict[str, Any]:
         found = handles.robot.state()
@@ -107,12 +105,14 @@ def register(app: FastAPI, handles: Handles) -> None:
         if camera not in await cameras.names():
             await socket.close(4404, "there is no such camera")
             return
-        number = -1
-        with cameras.watch(camera), contextlib.suppress(WebSocketDisconnect, RuntimeError):
-            while True:
-                number, data = await cameras.newer(camera, number)
-                await socket.send_bytes(data)
-                await socket.receive_text()
+        shown = asyncio.Event()
+        shown.set()
+        async with _while_open(socket, shown.set) as closed:
+            sending = asyncio.create_task(_send_frames(socket, cameras, camera, shown))
+            try:
+                await asyncio.wait([closed, sending], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                sending.cancel()
 
     @app.websocket("/ws/drive")
     async def drive(socket: WebSocket) -> None:
@@ -133,14 +133,29 @@ def register(app: FastAPI, handles: Handles) -> None:
         finally:
             wheel.leave(seat)
 
+    return app
+
+
+async def _send_frames(socket: WebSocket, cameras: Cameras, camera: str, shown: asyncio.Event) -> None:
+    number = -1
+    with cameras.watch(camera), contextlib.suppress(WebSocketDisconnect, RuntimeError):
+        while True:
+            await shown.wait()
+            number, data = await cameras.newer(camera, number)
+            shown.clear()
+            await socket.send_bytes(data)
+
 
 @contextlib.asynccontextmanager
-async def _while_open(socket: WebSocket) -> AsyncIterator[asyncio.Task[None]]:
+async def _while_open(
+    socket: WebSocket, on_message: Callable[[], None] = lambda: None
+) -> AsyncIterator[asyncio.Task[None]]:
     """A task that ends when the other side has gone."""
 
     async def until_closed() -> None:
-        while (await socket.receive())["type"] != "websocket.disconnect":
-            pass  # nothing is asked here
+        with contextlib.suppress(RuntimeError):
+            while (await socket.receive())["type"] != "websocket.disconnect":
+                on_message()
 
     task = asyncio.create_task(until_closed())
     try:

@@ -63,7 +63,7 @@ class WithMailbox:
     @property
     def name(self) -> str:
         """The operator's own; with the browser's, once somebody has been there."""
-        if not self._desk.box.writer_ns or not self._may_drive or self._inner.name == "browser":
+        if not self._desk.box.writer_ns or not self._may_drive or self._has_hands:
             return self._inner.name
         return "browser" if self._inner.name == "none" else f"{self._inner.name}+browser"
 

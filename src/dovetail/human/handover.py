@@ -33,6 +33,9 @@ class Handover:
         self._always_paced = False
         self.control = Control.POLICY
 
+    def keep_pace(self, pace_s: float) -> None:
+        self._pace_ns = round(pace_s * NS_PER_S)
+
     @property
     def driver(self) -> int:
         return self._last.session if self._last is not None and self.control is Control.HUMAN else 0

@@ -14,6 +14,7 @@ stop counts until a later acknowledgement, however often anybody looks. Both end
 from __future__ import annotations
 
 import enum
+import secrets
 import time
 import zlib
 from collections.abc import Sequence
@@ -31,12 +32,13 @@ __all__ = ["EXPIRY_S", "Control", "Hand", "Mailbox", "MailboxReader", "MailboxWr
 EXPIRY_S = 0.25
 MAX_EXPIRY_S = 2.0
 NUM_SLOTS = 64
+CLAIM_NS = 3 * NS_PER_S // 2  # a writer that is silent for longer has left
 _MAGIC = 0x6D61696C0001  # and the layout's version
 _EVENTS = tuple(Event)
 _MUST_BE_HEARD = (Event.EMERGENCY, Event.ACKNOWLEDGE, Event.STOP)
 _AHEAD_NS = NS_PER_S  # a stamp further in the future is of no clock of ours
 # int64 words, and who writes them
-_WRITER = ("posted", "said", "writer_ns", *(f"newest/{event}" for event in _EVENTS))
+_WRITER = ("posted", "said", "writer", "writer_ns", *(f"newest/{event}" for event in _EVENTS))
 _READER = ("taken", "reader_ns", "control", "since_ns", "driver", "heard")
 _WORDS = ("magic", "num_axes", *_WRITER, *_READER)
 
@@ -155,10 +157,23 @@ class MailboxWriter:
     def __init__(self, box: Mailbox) -> None:
         self.box = box
         self._last: dict[int, int] = {}  # sequence numbers, by session
+        self._id = secrets.randbits(62) + 1
 
     def beat(self) -> None:
-        """Say that somebody is there."""
-        self.box.word["writer_ns"][0] = time.monotonic_ns()
+        """Say that somebody is there, at least once a second. There is one writer: another one is refused meanwhile."""
+        word, now_ns = self.box.word, time.monotonic_ns()
+        if (
+            int(word["writer"][0]) != self._id
+            and self.box.writer_ns > 0
+            and now_ns - self.box.writer_ns < CLAIM_NS
+        ):
+            raise UsageError("another console is at this run: use that one, or close it")
+        word["writer"][0], word["writer_ns"][0] = self._id, now_ns
+
+    def close(self) -> None:
+        """Leave the place to another writer."""
+        if int(self.box.word["writer"][0]) == self._id:
+            self.box.word["writer_ns"][0] = 1  # long ago, but not never
 
     def drive(
         self,
@@ -178,8 +193,8 @@ class MailboxWriter:
             raise UsageError(f"message {sequence} is old: the last one was {last}")
         if not 0 < expires_s <= MAX_EXPIRY_S:
             raise UsageError(f"a message expires within {MAX_EXPIRY_S:g} s, not {expires_s!r}")
-        self._last[session] = sequence
         self.beat()
+        self._last[session] = sequence
         stamp = time.monotonic_ns() if time_ns is None else time_ns
         numbers = (session, sequence, stamp, round(expires_s * NS_PER_S), bool(held))
         self.box.drive.write({"numbers": numbers, "axes": values})
@@ -187,6 +202,13 @@ class MailboxWriter:
     def post(self, event: Event, *, session: int = 1) -> int:
         """Returns how many things were said so far. Refused while the ring is full; what must be heard never is."""
         box, word = self.box, self.box.word
+        try:
+            self.beat()
+        except UsageError:
+            if event is Event.EMERGENCY:  # anybody may stop it
+                word[f"newest/{event}"][0] = box.num_said + 1
+                return box.num_said
+            raise
         full = box.num_posted - int(word["taken"][0]) >= NUM_SLOTS
         if full and event not in _MUST_BE_HEARD:
             raise UsageError("the robot takes no events at the moment: it is not in an episode")
@@ -198,7 +220,6 @@ class MailboxWriter:
             row = (number, _EVENTS.index(event), session, time.monotonic_ns())
             box.ring[number % NUM_SLOTS, :5] = (*row, _checksum(row))
             word["posted"][0] = number
-        self.beat()
         return said
 
 

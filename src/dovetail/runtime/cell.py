@@ -10,9 +10,10 @@ from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
-from dovetail.core.specs import RobotSpec, match
+from dovetail.core.specs import match
 from dovetail.core.types import Array, Purpose
 from dovetail.human.browser import Desk, WithMailbox
+from dovetail.human.device import DeviceOperator
 from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
@@ -52,7 +53,7 @@ class Cell:
         elif purpose is Purpose.EVAL:
             operator = NoOperator()
         else:
-            operator = _build_operator(section, task=self.task_for(purpose), robot=self.robot.spec)
+            operator = self._build_operator(section, task=self.task_for(purpose))
         if desk is None:
             return operator
         return WithMailbox(
@@ -61,6 +62,17 @@ class Cell:
             may_drive=purpose is not Purpose.EVAL,
             demonstrates=purpose is Purpose.DEMO and hands,
         )
+
+    def _build_operator(self, section: PluginSection, *, task: Task) -> Operator:
+        """One that wraps another names that one in its config, as `operator`."""
+        handles: dict[str, Any] = {"task": task, "robot": self.robot.spec}
+        wrapped = getattr(section.config, "operator", None)
+        if wrapped is not None:
+            handles["inner"] = self._build_operator(PluginSection.parse("operator", wrapped), task=task)
+        operator: Operator = section.build(**handles)
+        if isinstance(operator, DeviceOperator) and isinstance(self.clock, SimulatedClock):
+            operator.keep_pace(1.0 / self.robot.spec.control_hz)
+        return operator
 
     def desk(self, box: Mailbox, section: PluginSection) -> Desk:
         """A place for a person; where time is simulated, it keeps pace with them."""
@@ -77,17 +89,6 @@ class Cell:
 def demonstrates(section: PluginSection) -> bool:
     """Whether an operator is a person's hands, who can show a task, and not a script or nobody."""
     return bool(getattr(resolve("operator", section.type), "demonstrates", False))
-
-
-def _build_operator(section: PluginSection, *, task: Task, robot: RobotSpec) -> Operator:
-    """One that wraps another names that one in its config, as `operator`."""
-    handles: dict[str, Any] = {"task": task, "robot": robot}
-    wrapped = getattr(section.config, "operator", None)
-    if wrapped is not None:
-        inner = PluginSection.parse("operator", wrapped)
-        handles["inner"] = _build_operator(inner, task=task, robot=robot)
-    operator: Operator = section.build(**handles)
-    return operator
 
 
 def build_cell(

@@ -34,6 +34,7 @@ VERSION = 1
 _WRITE_S = 0.1
 _ATTENDED_NS = 3 * NS_PER_S  # a console says that it is there at least once a second
 _LOOK_S = 0.02
+_MOST_OF_ALL = ("run", "phase", "episode", "fault")
 
 
 def process_started(pid: int) -> int | None:
@@ -63,6 +64,7 @@ class LiveLink:
         self._path = folder.absolute() / LIVE_JSON
         self._robot = robot
         self._waits, self._announce = waits, announce
+        self._mailbox: Mailbox | None = None
         self._board: dict[str, Any] | None = None
         self._descriptors: dict[str, int] = {}
         self._facts: dict[str, Any] = {}
@@ -74,7 +76,7 @@ class LiveLink:
         num_bytes = Mailbox.num_bytes(num_axes)
         self._descriptors["mailbox"] = nameless_memory(num_bytes, name="dovetail-mailbox")
         self._descriptors["bulletin"] = nameless_memory(Bulletin.NUM_BYTES, name="dovetail-bulletin")
-        self.mailbox = Mailbox(num_axes, mapped(self._descriptors["mailbox"], num_bytes))
+        self._mailbox = Mailbox(num_axes, mapped(self._descriptors["mailbox"], num_bytes))
         self._bulletin = Bulletin(mapped(self._descriptors["bulletin"], Bulletin.NUM_BYTES))
         self._show()
         self._thread = threading.Thread(target=self._write, name="live", daemon=True)
@@ -89,6 +91,15 @@ class LiveLink:
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
+
+    @property
+    def is_open(self) -> bool:
+        return self._mailbox is not None
+
+    @property
+    def mailbox(self) -> Mailbox:
+        assert self._mailbox is not None, "open() comes first"
+        return self._mailbox
 
     @property
     def mailbox_descriptor(self) -> int:
@@ -133,7 +144,10 @@ class LiveLink:
         while not self._ended.wait(_WRITE_S):
             facts = self._facts
             if facts is not written:
-                self._bulletin.write(facts)
+                try:
+                    self._bulletin.write(facts)
+                except ValueError:  # too much of it: what a person must know goes first
+                    self._bulletin.write({name: facts[name] for name in _MOST_OF_ALL if name in facts})
                 written = facts
 
     # ---- what is heard

@@ -110,6 +110,11 @@ class LiveView:
     # ---- pictures
 
     @property
+    def num_seen(self) -> int:
+        """How often the robot has looked: pictures may be new when this has changed."""
+        return self._board.num_seen if self._board else 0
+
+    @property
     def cameras(self) -> tuple[str, ...]:
         """Those that the robot has; or one that films the simulation from what is recorded of it."""
         cameras = tuple(key for key, spec in self.robot.observation.items() if spec.is_image)
@@ -127,9 +132,9 @@ class LiveView:
                 if not board.is_overwritten(row):
                     return frame
             return None
-        row = board.num_stepped - 1
-        trace = board.extras(row) if row >= 0 else {}
-        return self._film.picture(camera, trace)
+        # before an episode's first step, its first row: a person who is to begin wants to see what is there
+        row = board.num_stepped - 1 if board.num_stepped > board.first else board.num_seen - 1
+        return self._film.picture(camera, board.extras(row))
 
     # ---- the rest
 

@@ -17,13 +17,9 @@ from dovetail.robots.sim.rotations import quat_from_matrix, quat_to_matrix, quat
 from dovetail.robots.sim.world import World
 from dovetail.tasks._cubes import (
     about_z,
-    cube_heading,
-    nearest_quarter,
     place_tcp,
-    pointing_down,
     still_to_come,
     table_camera,
-    tcp_heading,
 )
 from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
 
@@ -31,9 +27,10 @@ __all__ = ["PushCube", "PushCubeConfig"]
 
 _HALF = 0.02  # m: half the cube's edge
 _TOUCH = _HALF + 0.011  # m: TCP to cube centre, pads on a face: they are 20 by 24 mm when closed
-_STANDOFF = _TOUCH + 0.014
+_NEAR = _TOUCH - 0.009  # m: nearer than this, the pads are not behind the cube any more
+_STANDOFF = 0.050  # m: where the pads come down, clear of the cube however it is turned
 _BEHIND = _TOUCH + 0.007  # m: the same, however the cube is turned
-_CLEAR_Z = 0.062  # m: TCP height at which the pads pass over the cube
+_CLEAR_Z = 0.070  # m: TCP height at which the pads pass over the cube
 # m: TCP height while pushing. The fingers, wider than their pads, stay above the cube; only rubber touches it
 _PUSH_Z = {"panda": 0.026, "x5": 0.021}
 
@@ -55,17 +52,17 @@ class PushCubeConfig(SimTaskConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class _Push:
-    """Which face to push, and where: horizontal unit vectors, and the way along the face."""
+class _Way:
+    """The line on which the cube is to be pushed, and where the TCP is beside it."""
 
-    inward: Vector  # [2] the face's normal, into the cube
-    along: Vector  # [2] the face's tangent
-    offset: float  # m along the face, from its middle, where the pads should press
-    heading: float  # rad: of that normal
+    ahead: Vector  # [2] from the cube to the mark: a unit vector, shorter only where they are one
+    distance: float  # m, left to push
+    behind: float  # m, of the TCP, from the cube's centre against the way
+    aside: float  # m, of the TCP, to the left of it
 
 
 class PushCube(SimTask):
-    """The fingers press flat on a face, where the line from the mark through the cube's centre leaves it."""
+    """The fingers push where the line from the mark through the cube's centre leaves it, on whichever face or edge."""
 
     Config: ClassVar = PushCubeConfig
     name: ClassVar[str] = "push_cube"
@@ -75,7 +72,9 @@ class PushCube(SimTask):
         *(f"cube_from_tcp_{axis}" for axis in "xyz"),
         *(f"mark_from_cube_{axis}" for axis in "xy"),
         *(f"cube_velocity_{axis}" for axis in "xy"),
-        *("cube_heading_sin4", "cube_heading_cos4"),
+        *(f"way_{axis}" for axis in "xy"),  # from the cube to the mark, of length 1
+        *(f"start_from_tcp_{axis}" for axis in "xy"),  # where a push along it begins
+        *("behind", "aside"),  # where the TCP is, beside that line
         *(f"tcp_turn_{axis}" for axis in "xyz"),
     )
 
@@ -160,48 +159,44 @@ class PushCube(SimTask):
         return near, 1.0 - left / (self._start_distance - self.config.tolerance_m)
 
     def goal(self, world: World) -> Goal:
-        tcp, quat = world.tcp_pose()
-        push = self._push(world)
-        heading = nearest_quarter(push.heading, 0.5 * tcp_heading(quat))
-        aligned = abs(tcp_heading(quat) - heading) < 0.2
-        position = self._way(world, tcp, push, aligned=aligned) - still_to_come(world)
-        return Goal(position=position, quat=pointing_down(heading), gripper=0.0)
-
-    def _way(self, world: World, tcp: Vector, push: _Push, *, aligned: bool) -> Vector:
-        """Where to: behind the cube high, down, up to its face, then along with it to the mark."""
-        cube = self._cube(world)
-        remaining, away = self._mark(world) - cube[:2], tcp[:2] - cube[:2]
-        height = _PUSH_Z[world.arm.name]
-        if float(np.linalg.norm(remaining)) < 0.6 * self.config.tolerance_m:
-            return tcp  # there: stop, and wait for the verdict
-        behind, aside = float(away @ push.inward), float(away @ push.along) - push.offset
-        gap = -_TOUCH - behind
-        low, touching = tcp[2] < height + 0.012, gap < 0.004
-        if low and aligned and gap > -0.008 and abs(aside) < (0.016 if touching else 0.009):
-            # close the gap, then carry the cube along by what it has to go, creeping back onto the line
-            step = remaining if touching else (gap + 0.004) * push.inward
-            return np.append(tcp[:2] + step - 0.2 * aside * push.along, height)
-        ready = cube[:2] - _STANDOFF * push.inward + push.offset * push.along
-        lost = float(np.linalg.norm(tcp[:2] - ready))
-        if tcp[2] < _CLEAR_Z - 0.006 and lost > 0.012:
-            # low in a wrong place: back off from the cube and rise before crossing over it
-            step = 0.012 * _unit(away) if float(np.linalg.norm(away)) < 0.06 else np.zeros(2)
-            return np.append(tcp[:2] + step, _CLEAR_Z + 0.01)
-        settled = lost < 0.010 and aligned
-        return np.append(ready, height if settled else max(_CLEAR_Z, height + lost))
+        """Behind the cube high, down, then along with it to the mark: one motion without a jump in it, from where things are
+        now. A choice, say of the face to press on, is one that who learns from demonstrations sees go either way.
+        """
+        tcp, _ = world.tcp_pose()
+        height, way = _PUSH_Z[world.arm.name], self._way(world, tcp)
+        low = _share(tcp[2], height + 0.020, height + 0.008)
+        # high up, the pads need room to come down in; low, they may touch
+        lost = math.hypot(way.aside, max(0.0, low * _NEAR + (1.0 - low) * _STANDOFF - way.behind))
+        across = np.array((-way.ahead[1], way.ahead[0]))
+        there = (way.behind - _STANDOFF) * way.ahead - way.aside * across
+        # close the gap, carry the cube along by what it has to go, and creep back onto the line
+        push = (max(0.0, way.behind - _TOUCH) + way.distance - 0.005) * way.ahead - 0.4 * way.aside * across
+        push *= _share(
+            way.distance, 0.3 * self.config.tolerance_m, 0.5 * self.config.tolerance_m
+        )  # there, it stops
+        # low in a wrong place: back off from the cube and rise before crossing over it
+        away = tcp[:2] - self._cube(world)[:2]
+        back = 0.012 * _share(float(np.linalg.norm(away)), 0.07, 0.05) * _unit(away)
+        right = _share(lost, 0.028, 0.018)
+        step = low * (right * push + (1.0 - right) * back) + (1.0 - low) * there
+        rise = (_CLEAR_Z - height) * _share(lost, 0.014, 0.026)
+        position = np.append(tcp[:2] + step, height + rise) - still_to_come(world)
+        return Goal(position=position, quat=quat_from_matrix(self.reset_rotation), gripper=0.0)
 
     def read_state(self, world: World) -> NDArray[np.float32]:
         tcp, quat = world.tcp_pose()
         cube = self._cube(world)
-        angle = 4.0 * (cube_heading(world.body_pose("cube")[1]) - tcp_heading(quat))
-        flat = np.append(self._mark(world) - cube[:2], 0.0)
+        flat, way = np.append(self._mark(world) - cube[:2], 0.0), self._way(world, tcp)
+        ahead = np.append(way.ahead, 0.0)
         turn = quat_to_rotvec(quat_from_matrix(self.reset_rotation.T @ quat_to_matrix(quat)))
         return np.concatenate(
             (
                 self.in_reset_frame(cube - tcp),
                 self.in_reset_frame(flat)[:2],
                 self.in_reset_frame(np.append(self._velocity(world), 0.0))[:2],
-                (math.sin(angle), math.cos(angle)),
+                self.in_reset_frame(ahead)[:2],
+                self.in_reset_frame(cube - tcp - _STANDOFF * ahead)[:2],
+                (way.behind, way.aside),
                 turn,
             )
         ).astype(np.float32)
@@ -217,24 +212,12 @@ class PushCube(SimTask):
         behind = cube[:2] - _BEHIND * _unit(self._mark(world) - cube[:2])
         return float(np.linalg.norm(world.tcp_pose()[0] - (*behind, _PUSH_Z[world.arm.name])))
 
-    def _push(self, world: World) -> _Push:
-        """The face that looks away from the mark most, with a bonus for the one the pads are at already."""
-        tcp, cube = world.tcp_pose()[0], self._cube(world)
-        wanted = _unit(self._mark(world) - cube[:2])
-        # low down, changing faces costs a detour over the cube; high up, next to nothing
-        here = (0.35 if tcp[2] < _CLEAR_Z - 0.006 else 0.05) * _unit(cube[:2] - tcp[:2])
-        first = cube_heading(world.body_pose("cube")[1])
-        best, heading = None, 0.0
-        for quarter in range(4):
-            angle = first + 0.5 * math.pi * quarter
-            normal = np.array((math.cos(angle), math.sin(angle)))
-            score = float(normal @ (wanted + here))
-            if best is None or score > best:
-                best, heading = score, angle
-        inward = np.array((math.cos(heading), math.sin(heading)))
-        along = np.array((-inward[1], inward[0]))
-        slope = float(wanted @ along) / max(float(wanted @ inward), 0.3)
-        return _Push(inward, along, float(np.clip(-slope, -0.7, 0.7)) * _HALF, heading)
+    def _way(self, world: World, tcp: Vector) -> _Way:
+        cube = self._cube(world)[:2]
+        remaining, away = self._mark(world) - cube, tcp[:2] - cube
+        distance = float(np.linalg.norm(remaining))
+        ahead = remaining / max(distance, 0.005)
+        return _Way(ahead, distance, -float(away @ ahead), float(away[1] * ahead[0] - away[0] * ahead[1]))
 
     def _centre(self, arm: Arm) -> Vector:
         # the short arm works a little further out than its centre, away from its own base
@@ -253,6 +236,11 @@ class PushCube(SimTask):
 
     def _distance(self, world: World) -> float:
         return float(np.linalg.norm(self._mark(world) - self._cube(world)[:2]))
+
+
+def _share(value: float, none: float, all_: float) -> float:
+    """0 at `none`, 1 at `all_`, in between and not beyond."""
+    return min(max((value - none) / (all_ - none), 0.0), 1.0)
 
 
 def _unit(vector: Vector) -> Vector:

@@ -9,9 +9,9 @@ Each check raises AssertionError with a message that says which promise of the c
 """
 
 from dovetail.testing.algorithms import check_algorithm
-from dovetail.testing.operators import check_operator
+from dovetail.testing.operators import check_dead_man, check_operator
 from dovetail.testing.policies import check_policy
 from dovetail.testing.robots import check_robot
 from dovetail.testing.tasks import check_task
 
-__all__ = ["check_algorithm", "check_operator", "check_policy", "check_robot", "check_task"]
+__all__ = ["check_algorithm", "check_dead_man", "check_operator", "check_policy", "check_robot", "check_task"]

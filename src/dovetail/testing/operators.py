@@ -11,7 +11,7 @@ from dovetail.core.contracts import Operator, Robot
 from dovetail.core.types import Array, Event, HumanInput
 from dovetail.testing._rig import Rig, copied, expect, expect_array, expect_same
 
-__all__ = ["check_operator"]
+__all__ = ["check_dead_man", "check_operator"]
 
 
 def check_operator(
@@ -30,6 +30,48 @@ def check_operator(
     if reproducible:
         same = len(rolls[0]) == len(rolls[1]) and all(_equal(a, b) for a, b in zip(*rolls, strict=True))
         expect(same, "the operator acts differently for the same rng: draw from the one given to reset()")
+
+
+def check_dead_man(
+    make_operator: Callable[[Any], Operator],
+    make_task: Callable[[], Any],
+    make_robot: Callable[[Any], Robot],
+    *,
+    hold: Callable[[], None],
+    let_go: Callable[[], None],
+    lose: Callable[[], None],
+) -> None:
+    """Of a person's device: who holds it drives, who lets go gives back, and what is lost makes the arm hold.
+
+    `hold` pushes the device away from rest, `let_go` releases it, and `lose` is a pulled plug, or a page that is closed.
+    """
+    task = make_task()
+    rig = Rig(make_robot(task))
+    operator = make_operator(task)
+    task.reset(rig.safe, rng=np.random.default_rng(0))
+    rig.safe.reset()
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    observation = rig.safe.observe()
+
+    def poll() -> HumanInput:
+        polled = operator.poll(observation)
+        _check_input(polled, rig)
+        return polled
+
+    let_go()
+    expect(poll() == HumanInput(), "it acts, or says something, though nobody holds it")
+    hold()
+    for _ in range(3):
+        expect(poll().action is not None, "it is held, but gives no action")
+    let_go()
+    expect(poll() == HumanInput(), "it was let go, but does not give the arm back")
+    hold()
+    expect(poll().action is not None, "it is held again, but gives no action")
+    lose()
+    for _ in range(3):
+        polled = poll()
+        expect(polled.action is None, "it is lost, and still drives")
+        expect(polled.event is Event.PAUSE, "it was lost while held: the arm has to hold (event pause), not go on")
 
 
 def _roll(

@@ -73,6 +73,7 @@ function edge(name, now) {
 function take(by) {
   if (held || mustRelease || !state) return;
   if (!(state.axes || []).some((axis) => axis === "dx")) { banner("this robot is not driven in Cartesian space: it cannot be driven from here"); return; }
+  if (!state.may_drive) { banner("this is an evaluation: nobody helps"); return; }
   held = true; source = by; grip = 0; since = performance.now(); lastSent = 0;
   tick();
   show();
@@ -126,7 +127,7 @@ function clock() {
 function hint(now) {
   const box = $("dt-hint"), told = now?.hint;
   box.hidden = !told || held;
-  if (told) box.textContent = `${told.text[0].toUpperCase()}${told.text.slice(1)} (about ${told.seconds} s)`;
+  if (now && !now.may_drive && now.control !== "idle") { box.hidden = false; box.textContent = "An evaluation: nobody helps"; } else if (told) box.textContent = `${told.text[0].toUpperCase()}${told.text.slice(1)} (about ${told.seconds} s)`;
 }
 
 function toggleGripper() {

@@ -1,0 +1,91 @@
+"""A gamepad at the robot's machine: hold the left shoulder button to drive. Through evdev.
+
+left stick      forward, back, left, right       right stick    up, down, turn
+south / east    close / open the gripper         north / west   success / failure
+start / select  start / pause                    mode           emergency stop
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from dovetail.config.model import Config
+from dovetail.core.contracts import Task
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Event
+from dovetail.human._evdev import InputDevice
+from dovetail.human.device import Device, DeviceOperator, Reading
+
+__all__ = ["GamepadConfig", "GamepadDevice", "GamepadOperator"]
+
+ABS_X, ABS_Y, ABS_RX, ABS_RY = 0, 1, 3, 4
+BTN_SOUTH, BTN_EAST, BTN_NORTH, BTN_WEST, BTN_TL, BTN_TR = 304, 305, 307, 308, 310, 311
+BTN_SELECT, BTN_START, BTN_MODE = 314, 315, 316
+EVENTS = {
+    BTN_NORTH: Event.SUCCESS,
+    BTN_WEST: Event.FAILURE,
+    BTN_START: Event.START,
+    BTN_SELECT: Event.PAUSE,
+    BTN_MODE: Event.EMERGENCY,
+    BTN_TR: Event.ACKNOWLEDGE,
+}
+
+
+class GamepadConfig(Config):
+    path: str | None = None
+    """The device, such as /dev/input/by-id/...-event-joystick; none: the first gamepad there is."""
+    dead_zone: float = Field(default=0.12, ge=0.0, lt=1.0)
+    """A stick that is moved less stands still."""
+    speed: float = Field(default=1.0, gt=0.0, le=1.0)
+    """Share of the robot's own limits that a full push moves it with."""
+
+
+class GamepadDevice:
+    def __init__(self, config: GamepadConfig) -> None:
+        self._config = config
+        self._device = InputDevice(config.path, wanted=BTN_TL, operator="gamepad")
+        self._waiting: list[Event] = []
+
+    def open(self) -> None:
+        self._device.open()
+
+    def read(self) -> Reading | None:
+        came = self._device.update()
+        if came is None:
+            return None
+        self._waiting += [EVENTS[key] for key in came if key in EVENTS]
+        if Event.EMERGENCY in self._waiting:
+            self._waiting = [Event.EMERGENCY]  # before anything else
+        pressed, stick = self._device.pressed, self._stick
+        grip = (BTN_EAST in pressed) - (BTN_SOUTH in pressed)
+        axes = (-stick(ABS_Y), -stick(ABS_X), -stick(ABS_RY), 0.0, 0.0, -stick(ABS_RX), grip)
+        return Reading(
+            held=BTN_TL in pressed,
+            axes=np.array(axes, np.float32),
+            event=self._waiting.pop(0) if self._waiting else None,
+        )
+
+    def close(self) -> None:
+        self._device.close()
+
+    def _stick(self, code: int) -> float:
+        value, zone = self._device.axes.get(code, 0.0), self._config.dead_zone
+        return 0.0 if abs(value) <= zone else float(np.sign(value)) * (abs(value) - zone) / (1.0 - zone)
+
+
+class GamepadOperator(DeviceOperator):
+    Config: ClassVar[type[GamepadConfig]] = GamepadConfig
+    name = "gamepad"
+
+    def __init__(
+        self,
+        config: GamepadConfig,
+        *,
+        robot: RobotSpec,
+        task: Task | None = None,
+        device: Device | None = None,
+    ) -> None:
+        super().__init__(device or GamepadDevice(config), robot=robot, speed=config.speed)

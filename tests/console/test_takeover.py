@@ -1,0 +1,184 @@
+"""As a person does it: real Chromium, a real run, a simulated arm. Watch it, take it over, let it go, stop it."""
+
+import json
+
+import httpx
+import pytest
+from console_process import end_console, start_console
+from live_run import end_run, start_run, until
+from pusher import Pusher
+
+from dovetail.core.types import Outcome, Purpose, Source
+from dovetail.episodes.log import EpisodeLog
+
+
+@pytest.fixture(scope="module")
+def arm(tmp_path_factory):
+    """A console of a run that waits for its person's demonstration."""
+    runs = tmp_path_factory.mktemp("runs")
+    process = start_run(runs)
+    try:
+        console = start_console(runs / "arm")
+        yield console
+        end_console(console)
+    finally:
+        end_run(process)
+
+
+def state(console):
+    return httpx.get(f"{console.address}api/state", headers=console.headers).json()["state"]
+
+
+def is_at(console, *controls):
+    return lambda: (now := state(console)) and now["control"] in controls and now
+
+
+def events(console):
+    lines = (console.run / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines if line.endswith("}")]
+
+
+def take_over(console, page):
+    console.enter(page, "/takeover")
+    page.wait_for_selector("body[data-drives]")
+    page.wait_for_function("window.dovetail.state?.may_drive")
+    page.keyboard.down("Space")
+
+
+def test_frames_arrive_and_it_says_that_it_waits(arm, page, tmp_path):
+    until(is_at(arm, "paused"), what="the demonstration to wait for its person")
+    arm.enter(page)
+    page.wait_for_function("document.querySelector('canvas')?.dataset.frames >= 1")
+    assert page.inner_text("#dt-who b") == "Paused"
+    assert page.inner_text("#dt-prompt") == "push the cube onto the round mark"
+    picture = page.evaluate(
+        "[...document.querySelector('canvas').getContext('2d').getImageData(0, 0, 99, 99).data]"
+    )
+    assert len(set(picture)) > 10, "the picture is blank"
+    page.screenshot(path=tmp_path / "live.png")
+
+
+def test_the_cube_is_pushed_onto_the_mark_by_keys(arm, page, tmp_path):
+    take_over(arm, page)
+    until(is_at(arm, "human"), what="the person to drive")
+    pusher, log = Pusher(page), EpisodeLog(arm.run / "episodes")
+    until(lambda: pusher.step() or log.ids(), what="the cube to lie on the mark", timeout_s=90)
+    pusher.rest()
+    page.screenshot(path=tmp_path / "takeover.png")
+    page.keyboard.up("Space")
+    episode = log.load(log.ids()[0])
+    assert episode.outcome is Outcome.SUCCESS and episode.purpose is Purpose.DEMO
+    assert (episode.column("source") == Source.HUMAN).all() and len(episode) > 10
+
+
+def test_pictures_come_ten_times_a_second_while_it_practises(arm, page):
+    until(lambda: (now := state(arm)) and now["episode"].get("purpose") == "online", what="practice to begin")
+    arm.enter(page)
+    page.wait_for_function("+document.querySelector('canvas')?.dataset.frames >= 20")
+    assert page.get_attribute("#dt-who", "data-control") in ("policy", "idle")
+
+
+def test_who_lets_go_gives_back_and_a_second_driver_waits(arm, browser, page):
+    take_over(arm, page)
+    page.fill("#dt-name", "Ada")
+    page.locator("#dt-name").dispatch_event("change")
+    page.keyboard.up("Space")
+    page.reload()
+    take_over(arm, page)
+    until(lambda: (now := state(arm)) and now["driver"] == "Ada", what="Ada to drive")
+    context = browser.new_context()
+    try:
+        other = context.new_page()
+        take_over(arm, other)
+        other.wait_for_selector("text=Ada is driving")
+        assert state(arm)["driver"] == "Ada"
+        other.keyboard.up("Space")
+    finally:
+        context.close()
+    page.keyboard.up("Space")
+    until(is_at(arm, "policy", "idle"), what="the policy to go on")
+
+
+def test_a_tab_that_is_closed_while_driving_leaves_the_arm_holding(arm, browser):
+    context = browser.new_context()
+    page = context.new_page()
+    take_over(arm, page)
+    page.keyboard.down("w")
+    until(is_at(arm, "human"), what="the person to drive")
+    page.close()
+    context.close()
+    held = until(is_at(arm, "holding"), what="the arm to hold")
+    assert "lost" in held["reason"]
+    still = state(arm)["values"]["ee_pose"][:3]
+    until(
+        lambda: state(arm)["health"]["ticks"] > held["health"]["ticks"] + 5 or state(arm)["step"],
+        what="some ticks",
+    )
+    assert state(arm)["control"] == "holding"
+    assert max(abs(a - b) for a, b in zip(still, state(arm)["values"]["ee_pose"][:3], strict=True)) < 0.01
+    httpx.post(f"{arm.address}api/event", headers=arm.headers, json={"event": "start"})
+    until(is_at(arm, "policy", "idle"), what="the policy to go on once somebody said start")
+
+
+def test_a_page_that_loses_the_focus_leaves_the_arm_holding(arm, page):
+    take_over(arm, page)
+    until(is_at(arm, "human"), what="the person to drive")
+    page.evaluate("window.dispatchEvent(new Event('blur'))")
+    until(is_at(arm, "holding"), what="the arm to hold")
+    page.keyboard.up("Space")
+    assert state(arm)["control"] == "holding"  # letting go of the key is no longer heard: the arm was lost before
+    page.keyboard.press("c")
+    until(is_at(arm, "policy", "idle"), what="the policy to go on")
+
+
+def test_sticks_on_the_screen_drive_too(arm, page):
+    arm.enter(page, "/takeover")
+    page.wait_for_selector("body[data-drives]")
+    page.wait_for_function("window.dovetail.state?.may_drive")
+    box = page.locator("#dt-stick-left").bounding_box()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
+    now = until(is_at(arm, "human"), what="the person to drive")
+    before = now["values"]["ee_pose"][0]
+    until(lambda: state(arm)["values"]["ee_pose"][0] > before + 0.01, what="the arm to go away from its base")
+    page.mouse.up()
+    until(is_at(arm, "policy", "idle"), what="the policy to go on")
+
+
+def test_the_emergency_key_stops_the_arm_until_it_is_acknowledged(arm, page, tmp_path):
+    until(is_at(arm, "policy"), what="the policy to act")
+    arm.enter(page, "/learning")  # it works on every page
+    page.keyboard.press("Escape")
+    stopped = until(is_at(arm, "fault"), what="the arm to stop")
+    assert "emergency" in stopped["reason"].lower()
+    page.goto(arm.address)
+    page.wait_for_selector('#dt-who[data-control="fault"]')
+    page.screenshot(path=tmp_path / "stopped.png")
+    page.keyboard.press("c")
+    assert state(arm)["control"] == "fault"  # start alone does not do
+    page.click('[data-event="acknowledge"]')
+    until(is_at(arm, "policy", "idle"), what="the arm to go on")
+
+
+def test_an_episode_is_judged_by_key(arm, page):
+    take_over(arm, page)
+    until(is_at(arm, "human"), what="the person to drive")
+    ids = {state(arm)["episode"]["id"]}
+    page.keyboard.press("y")
+    judged = until(lambda: [e for e in events(arm) if e.get("id") in ids], what="the episode to end")
+    page.keyboard.up("Space")
+    assert judged[0]["outcome"] == "success" and judged[0]["human_share"] > 0
+
+
+def test_a_version_is_pinned_and_let_go(arm, page, tmp_path):
+    arm.enter(page, "/learning")
+    page.wait_for_selector(".dt-version")
+    number = page.get_attribute(".dt-version >> nth=-1", "data-version")
+    page.click(".dt-version >> nth=-1 >> button")
+    page.wait_for_selector(f".dt-chosen[data-version='{number}']")
+    assert json.loads((arm.run / "weights" / "pin.json").read_text())["version"] == int(number)
+    page.screenshot(path=tmp_path / "learning.png")
+    page.click(".dt-chosen >> button")
+    page.wait_for_selector(".dt-chosen", state="detached")
+    assert not (arm.run / "weights" / "pin.json").exists()

@@ -1,0 +1,345 @@
+"""Every person's device: the same contract, the same dead-man logic, and its library only when it is used."""
+
+import os
+import pty
+import sys
+import time
+
+import numpy as np
+import pytest
+from fake_devices import FakeEvdev, FakeInput, FakeSpaceMouse
+
+from dovetail.core.errors import UsageError
+from dovetail.core.types import Event, HumanInput
+from dovetail.human import gamepad
+from dovetail.human.browser import BrowserConfig, BrowserOperator, Desk, WithMailbox
+from dovetail.human.gamepad import GamepadConfig, GamepadOperator
+from dovetail.human.keyboard import KeyboardConfig, KeyboardOperator, Keys, TerminalKeys
+from dovetail.human.mailbox import Mailbox, MailboxReader, MailboxWriter
+from dovetail.human.none import NoOperator
+from dovetail.human.pedal import PedalConfig, PedalOperator
+from dovetail.human.spacemouse import SpaceMouseConfig, SpaceMouseOperator
+from dovetail.testing.fakes import (
+    FakeArm,
+    FakeArmConfig,
+    FakeBimanual,
+    FakeBimanualConfig,
+    FakeTask,
+    FakeTaskConfig,
+)
+from dovetail.testing.operators import check_dead_man, check_operator
+
+SPEC = FakeArm(FakeArmConfig()).spec
+PAD_KEYS = (*gamepad.EVENTS, gamepad.BTN_TL, gamepad.BTN_SOUTH, gamepad.BTN_EAST)
+PAD_AXES = (gamepad.ABS_X, gamepad.ABS_Y, gamepad.ABS_RX, gamepad.ABS_RY)
+KEY_B = 48
+
+
+def task():
+    return FakeTask(FakeTaskConfig(max_steps=1000, tolerance=1e-9))
+
+
+def robot(task):
+    return FakeArm(FakeArmConfig(), task=task)
+
+
+class Hands:
+    """One kind of device, and a person at it."""
+
+    def make(self, task):
+        raise NotImplementedError
+
+    def close(self):
+        pass
+
+
+class Pad(Hands):
+    def __init__(self, monkeypatch):
+        self.input = FakeInput(PAD_KEYS, PAD_AXES)
+        monkeypatch.setitem(
+            sys.modules, "evdev", FakeEvdev(FakeInput([1, 2], path="/dev/input/event0"), self.input)
+        )
+
+    def make(self, task):
+        return GamepadOperator(GamepadConfig(), robot=SPEC)
+
+    def hold(self):
+        self.input.press(gamepad.BTN_TL)
+        self.input.push(gamepad.ABS_Y, -32768)
+
+    def let_go(self):
+        self.input.release(gamepad.BTN_TL)
+
+    def lose(self):
+        self.input.plugged = False
+
+
+class Mouse(Hands):
+    def __init__(self, monkeypatch):
+        self.library = FakeSpaceMouse()
+        monkeypatch.setitem(sys.modules, "pyspacemouse", self.library)
+        self.made = []
+
+    def make(self, task):
+        self.made.append(SpaceMouseOperator(SpaceMouseConfig(linger_s=0.0), robot=SPEC))
+        return self.made[-1]
+
+    def _seen(self):
+        until_s, reads = time.monotonic() + 10.0, self.library.num_reads
+        while self.made and self.library.num_reads < reads + 3:  # its own thread has seen it
+            assert time.monotonic() < until_s
+            time.sleep(0.001)
+            if not self.library.plugged and self.made[-1]._device._newest is None:
+                return
+
+    def hold(self):
+        self.library.move(y=1.0)
+        self._seen()
+
+    def let_go(self):
+        self.library.rest()
+        self._seen()
+
+    def lose(self):
+        self.library.plugged = False
+        self._seen()
+
+    def close(self):
+        for one in self.made:
+            one.close()
+
+
+class Foot(Hands):
+    def __init__(self, monkeypatch):
+        self.input = FakeInput([KEY_B])
+        monkeypatch.setitem(sys.modules, "evdev", FakeEvdev(self.input))
+
+    def make(self, task):
+        return PedalOperator(PedalConfig(), robot=SPEC, inner=NoOperator())
+
+    def hold(self):
+        self.input.press(KEY_B)
+
+    def let_go(self):
+        self.input.release(KEY_B)
+
+    def lose(self):
+        self.input.plugged = False
+
+
+class Page(Hands):
+    """The browser, and the terminal's keys, which go the same way."""
+
+    inner = staticmethod(lambda: BrowserOperator(BrowserConfig()))
+
+    def __init__(self, monkeypatch):
+        self.box = Mailbox(7)
+        self.writer, self.sequence = MailboxWriter(self.box), 0
+
+    def make(self, task):
+        return WithMailbox(self.inner(), Desk(self.box, SPEC))
+
+    def _drive(self, held, **settings):
+        self.sequence += 1
+        self.writer.drive(session=1, sequence=self.sequence, held=held, axes=[0, 0, 1, 0, 0, 0, 0], **settings)
+
+    def hold(self):
+        self._drive(True, expires_s=2.0)
+
+    def let_go(self):
+        self._drive(False)
+
+    def lose(self):
+        self._drive(True, time_ns=time.monotonic_ns() - 10**9)  # the last word of a second ago
+
+
+class Typist(Page):
+    inner = staticmethod(lambda: KeyboardOperator(KeyboardConfig(), robot=SPEC))
+
+
+@pytest.fixture(
+    params=[Pad, Mouse, Foot, Page, Typist], ids=["gamepad", "spacemouse", "pedal", "browser", "keyboard"]
+)
+def hands(request, monkeypatch):
+    made = request.param(monkeypatch)
+    yield made
+    made.close()
+
+
+def test_each_keeps_the_contract(hands):
+    check_operator(hands.make, task, robot, reproducible=False, num_ticks=20)
+
+
+def test_each_is_a_dead_man_switch(hands):
+    check_dead_man(hands.make, task, robot, hold=hands.hold, let_go=hands.let_go, lose=hands.lose)
+
+
+def test_the_conformance_suite_catches_one_that_goes_on_without_its_person():
+    class Careless(Page):
+        def make(self, task):
+            operator = super().make(task)
+            poll = operator.poll
+            operator.poll = lambda seen: HumanInput() if poll(seen).event is Event.PAUSE else poll(seen)
+            return operator
+
+    page = Careless(None)
+    with pytest.raises(AssertionError, match="has to hold"):
+        check_dead_man(page.make, task, robot, hold=page.hold, let_go=page.let_go, lose=page.lose)
+
+
+# ---- one by one
+
+
+def opened(operator):
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    return operator
+
+
+def test_the_gamepad_moves_says_and_stops(monkeypatch):
+    pad = Pad(monkeypatch)
+    operator, seen = opened(pad.make(None)), robot(None).observe()
+    pad.input.press(gamepad.BTN_TL)
+    pad.input.push(gamepad.ABS_RY, -32768)
+    arm = FakeArm(FakeArmConfig())
+    action = operator.poll(seen).action
+    np.testing.assert_allclose(arm.frame @ action[:3], (0, 0, 0.02), atol=1e-6)  # up
+    pad.input.push(gamepad.ABS_RY, 2000)  # within the dead zone
+    assert not operator.poll(seen).action[:6].any()
+    pad.input.press(gamepad.BTN_SOUTH)
+    assert operator.poll(seen).action[6] == 0.0
+    pad.input.press(gamepad.BTN_NORTH, gamepad.BTN_WEST)
+    assert [operator.poll(seen).event for _ in range(3)] == [Event.SUCCESS, Event.FAILURE, None]
+    pad.input.press(gamepad.BTN_START, gamepad.BTN_MODE)
+    assert operator.poll(seen).event is Event.EMERGENCY
+
+
+def test_what_the_kernel_dropped_is_asked_for(monkeypatch):
+    pad = Pad(monkeypatch)
+    operator, seen = opened(pad.make(None)), robot(None).observe()
+    pad.input.press(gamepad.BTN_TL)
+    assert operator.poll(seen).action is not None
+    pad.input.down.clear()  # let go, and the kernel could not tell
+    pad.input._tell(0, 3, 0)
+    assert operator.poll(seen) == HumanInput()
+
+
+def test_a_pedal_lets_another_operator_act(monkeypatch):
+    foot = Foot(monkeypatch)
+
+    class Pushy(NoOperator):
+        def poll(self, observation):
+            return HumanInput(action=np.full(7, 0.01, np.float32))
+
+    operator = opened(PedalOperator(PedalConfig(), robot=SPEC, inner=Pushy()))
+    seen = robot(None).observe()
+    assert operator.poll(seen) == HumanInput()
+    foot.input.press(KEY_B)
+    assert operator.poll(seen).action[0] == np.float32(0.01)
+    foot.input.release(KEY_B)
+    assert operator.poll(seen) == HumanInput()
+
+
+@pytest.mark.parametrize(
+    ("make", "module"),
+    [
+        (lambda: GamepadOperator(GamepadConfig(), robot=SPEC), "evdev"),
+        (lambda: SpaceMouseOperator(SpaceMouseConfig(), robot=SPEC), "pyspacemouse"),
+        (lambda: PedalOperator(PedalConfig(), robot=SPEC, inner=NoOperator()), "evdev"),
+    ],
+)
+def test_a_missing_library_is_named(make, module, monkeypatch):
+    monkeypatch.setitem(sys.modules, module, None)
+    operator = make()  # building touches nothing
+    with pytest.raises(UsageError, match=f"pip install {module}") as refused:
+        opened(operator)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_missing_device_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "evdev", FakeEvdev(FakeInput([1])))
+    with pytest.raises(UsageError, match="plug it in"):
+        opened(GamepadOperator(GamepadConfig(), robot=SPEC))
+    with pytest.raises(UsageError, match="No such file"):
+        opened(GamepadOperator(GamepadConfig(path="/dev/input/none"), robot=SPEC))
+    with pytest.raises(UsageError, match="no key 'KEY_NONE'"):
+        opened(PedalOperator(PedalConfig(key="KEY_NONE"), robot=SPEC, inner=NoOperator()))
+    mouse = FakeSpaceMouse()
+    mouse.present = False
+    monkeypatch.setitem(sys.modules, "pyspacemouse", mouse)
+    with pytest.raises(UsageError, match="no SpaceMouse"):
+        opened(SpaceMouseOperator(SpaceMouseConfig(), robot=SPEC))
+
+
+def test_joints_are_not_for_hands():
+    with pytest.raises(UsageError, match="ee_delta"):
+        GamepadOperator(GamepadConfig(), robot=FakeBimanual(FakeBimanualConfig()).spec)
+
+
+# ---- the terminal
+
+
+def test_a_key_moves_while_it_repeats_and_enter_gives_back():
+    keys = Keys()
+    assert not keys.held
+    assert keys.press("w", 10.0) is None
+    assert keys.held
+    assert keys.axes(10.5)[0] == 1.0  # until a terminal would repeat it
+    assert keys.axes(10.6)[0] == 0.0
+    for tick in range(10):
+        keys.press("W", 10.5 + 0.03 * tick)
+    assert keys.axes(10.9)[0] == 1.0
+    assert keys.axes(11.0)[0] == 0.0
+    assert keys.held  # standing still is not giving back
+    assert keys.axes(11.0)[6] == 0.0
+    keys.press(" ", 11.0)
+    assert keys.axes(11.0)[6] == -1.0
+    assert keys.press("y", 11.0) is Event.SUCCESS
+    assert keys.press("\x1b", 11.0) is Event.EMERGENCY
+    keys.press("\n", 12.0)
+    assert not keys.held
+
+
+def eventually(what):
+    until_s = time.monotonic() + 10.0
+    while not (found := what()):
+        assert time.monotonic() < until_s
+        time.sleep(0.005)
+    return found
+
+
+def test_a_terminal_writes_the_mailbox_and_one_that_is_gone_writes_nothing():
+    ours, theirs = pty.openpty()
+    box = Mailbox(7)
+    reader = MailboxReader(box)
+    try:
+        with TerminalKeys(lambda: (box, SPEC), descriptor=theirs):
+            os.write(ours, b"r")
+            hand = eventually(lambda: (h := reader.hand()) and h.held and h)
+            assert hand.axes[2] == 1.0
+            os.write(ours, b"\x1b[A")  # an arrow is no Esc
+            os.write(ours, b"p")
+            assert eventually(reader.next_event).event is Event.PAUSE
+            os.write(ours, b"\n")
+            eventually(lambda: not reader.hand().held)
+            os.write(ours, b"\x1b")
+            eventually(lambda: box.emergency)
+            os.write(ours, b"c")
+            eventually(lambda: not box.emergency)
+            os.write(ours, b"w")
+            eventually(lambda: reader.hand().held)
+            os.close(ours)
+            ours = None
+            hand = eventually(lambda: (h := reader.hand()) and not h.is_fresh(time.monotonic_ns()) and h)
+            assert hand.held  # it never said that it let go: the arm holds
+    finally:
+        for descriptor in (ours, theirs):
+            if descriptor is not None:
+                os.close(descriptor)
+
+
+def test_without_a_terminal_there_are_no_keys():
+    reading, writing = os.pipe()
+    with pytest.raises(UsageError, match="needs a terminal"):
+        TerminalKeys(lambda: None, descriptor=reading)
+    os.close(reading)
+    os.close(writing)
