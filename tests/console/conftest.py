@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 from console_process import Opened, end_console, start_console
 from playwright.sync_api import Browser, Page, sync_playwright
+from recorded_runs import record_run
 
 from made_runs import made_run
+
+
+@pytest.fixture(scope="session")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """`recorded(folder)` copies a run of eight real episodes, e00 to e07, of 12 steps each, and says where it is."""
+    made = record_run(tmp_path_factory.mktemp("recorded") / "run", num_episodes=8).path
+    return lambda folder: Path(shutil.copytree(made, folder / "run"))
 
 
 @pytest.fixture
@@ -35,8 +43,9 @@ def console(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
     assert end_console(opened) == 0
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
+    """One a module: while Playwright runs, its event loop is this thread's, and other tests want their own."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     if chromium is None:
         pytest.fail("no Chromium here: apt-get install chromium (scripts/setup does)", pytrace=False)

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,10 +49,10 @@ class Opened:
         return page
 
 
-def start_console(run: Path, *arguments: str) -> Opened:
+def start_console(run: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Opened:
     command = [sys.executable, "-m", "dovetail.cli", "console", str(run), "--no-open", *arguments]
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
     )
     assert process.stdout is not None
     for line in process.stdout:

@@ -4,6 +4,7 @@ import os
 import pty
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.types import Event, HumanInput
 from dovetail.human import gamepad
 from dovetail.human.browser import BrowserConfig, BrowserOperator, Desk, WithMailbox
+from dovetail.human.device import onto_robot
 from dovetail.human.gamepad import GamepadConfig, GamepadOperator
 from dovetail.human.keyboard import KeyboardConfig, KeyboardOperator, Keys, TerminalKeys
 from dovetail.human.mailbox import Mailbox, MailboxReader, MailboxWriter
@@ -273,6 +275,14 @@ def test_a_missing_device_is_told(monkeypatch):
 def test_joints_are_not_for_hands():
     with pytest.raises(UsageError, match="ee_delta"):
         GamepadOperator(GamepadConfig(), robot=FakeBimanual(FakeBimanualConfig()).spec)
+
+
+def test_axes_count_whatever_they_are_called(monkeypatch):
+    """Three of moving, three of turning, then grippers; an arm that does not turn, too."""
+    plain = replace(SPEC, action=replace(SPEC.action, names=()))
+    assert onto_robot(plain, name="any") == {axis: axis for axis in range(7)}
+    flat = replace(SPEC.action, shape=(4,), names=("x", "y", "z", "gripper"), low=(-1,) * 4, high=(1,) * 4)
+    assert onto_robot(replace(SPEC, action=flat), name="any") == {0: 0, 1: 1, 2: 2, 3: 6}
 
 
 # ---- the terminal

@@ -19,6 +19,7 @@ from chat_server import ChatServer, Seen, bright
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Outcome
 from dovetail.labels._answers import read_answer
+from dovetail.labels.store import LabelStore
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
 
 FAST = {"backoff_s": 0.001, "timeout_s": 5.0}
@@ -45,6 +46,19 @@ def test_success_is_paid_at_the_end_and_is_an_end(server: ChatServer, make_episo
     assert not failed.success
     assert not failed.rewards.any()
     assert failed.discounts.all()  # a timeout only stopped the recording
+
+
+def test_its_reasons_are_kept_as_one_line_that_can_be_stored(
+    server: ChatServer, make_episode: Any, tmp_path: Path
+) -> None:
+    server.answer = lambda seen: {**bright(seen), "reason": "the cube\n is on \ud800 the mark " + "x" * 1000}
+    labels = labeler(server).label(filmed(make_episode))
+    assert labels.why.startswith("the cube is on ? the mark xxx")
+    assert len(labels.why) <= 500
+    LabelStore(tmp_path).add(labels)
+    said = LabelStore(tmp_path).current(labels.episode_id)
+    assert said is not None
+    assert said.why == labels.why
 
 
 def test_progress_pays_for_what_was_added(server: ChatServer, make_episode: Any) -> None:

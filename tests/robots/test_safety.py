@@ -521,3 +521,23 @@ def test_fast_enough_for_every_tick() -> None:
             safe.send(action)
         best = min(best, (time.perf_counter() - start) / 100)
     assert best < 200e-6, f"{best * 1e6:.0f} us"  # 50 us is the aim; a busy machine may be slower
+
+
+def test_no_command_passes_while_there_is_an_alarm() -> None:
+    probe = Probe()
+    robot, _ = wrap(probe)
+    pressed: list[str] = []
+    robot.refuse_while(lambda: pressed[0] if pressed else None)
+    robot.send(np.zeros(7, np.float32))
+    pressed.append("somebody pressed the button")
+    for command in (lambda: robot.send(np.zeros(7, np.float32)), robot.hold, robot.ease):
+        with pytest.raises(RobotFault, match="pressed the button"):
+            command()
+    assert (len(probe.sent), probe.num_stops) == (1, 1)
+    pressed.clear()
+    with pytest.raises(RobotFault, match="Acknowledge"):
+        robot.hold()  # latched
+    robot.acknowledge()
+    robot.observe()
+    robot.hold()
+    assert len(probe.sent) == 2

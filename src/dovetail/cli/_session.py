@@ -120,13 +120,6 @@ def _work(
     return 0
 
 
-def _say_waiting(folder: RunFolder, *, called: str) -> None:
-    why = Counter(str(reason) for item in LabelQueue(folder.label_queue).waiting() for reason in item.reasons[:1])
-    if why:
-        parts = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
-        say(f"{why.total()} episodes still wait for labels ({parts}): dovetail console {called}")
-
-
 @contextmanager
 def _desk_for(folder: RunFolder, request: Request) -> Iterator[Callable[[RobotSpec], LiveLink]]:
     """Makes the run's link to whoever watches, and has the console or the terminal's keys where they are asked for."""
@@ -150,6 +143,13 @@ def _desk_for(folder: RunFolder, request: Request) -> Iterator[Callable[[RobotSp
         if request.console:
             stack.enter_context(ConsoleProcess(folder.path, port=request.console_port))
         yield make
+
+
+def _say_waiting(folder: RunFolder, *, called: str) -> None:
+    why = Counter(str(reason) for item in LabelQueue(folder.label_queue).waiting() for reason in item.reasons[:1])
+    if why:
+        parts = ", ".join(f"{count} {reason}" for reason, count in why.most_common())
+        say(f"{why.total()} episodes still wait for labels ({parts}): dovetail console {called}")
 
 
 def _called(folder: RunFolder, request: Request) -> str:

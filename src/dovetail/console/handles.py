@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from dovetail.console.episode_handles import Desk, Downloads, Episodes
 from dovetail.core.types import Array, Event
 
 __all__ = ["Driver", "Handles", "LiveState", "Robot", "Run", "Version", "Weights"]
@@ -120,3 +121,6 @@ class Handles:
     robot: Robot
     driver: Driver
     weights: Weights
+    episodes: Episodes
+    desk: Desk
+    downloads: Downloads

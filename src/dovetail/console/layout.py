@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 if TYPE_CHECKING:
     from dovetail.console.handles import Handles
 
-__all__ = ["EVERYWHERE", "Page", "frame", "person"]
+__all__ = ["EVERYWHERE", "Page", "frame", "person", "style"]
 
 EVERYWHERE = {"Esc": "EMERGENCY STOP", "?": "this help", "t": "dark or light"}
 _STATIC = f"/static/{version('dovetail')}"
@@ -77,6 +77,11 @@ def frame(page: Page, run_name: str, *, scripts: Sequence[str] = ()) -> Iterator
     ui.html(_help(page), sanitize=False)
     for script in ("console.js", *scripts):
         ui.add_body_html(f'<script type="module" src="{_STATIC}/{script}"></script>')
+
+
+def style(name: str) -> None:
+    """One more of our own style sheets, on this page."""
+    ui.add_head_html(f'<link rel="stylesheet" href="{_STATIC}/{name}">')
 
 
 _MARK = (

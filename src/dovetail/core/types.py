@@ -335,6 +335,7 @@ class Labels:
     version: str
     priority: int = 0
     discard: bool = False
+    why: str = ""  # in a sentence, where a labeler gives its reasons: for people, and nothing is decided by it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

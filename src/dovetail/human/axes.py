@@ -12,7 +12,7 @@ from dovetail.core.achieved import gripper_axes
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 
-__all__ = ["Axes"]
+__all__ = ["Axes", "cartesian_axes"]
 
 _JOINT_VELOCITY = 0.8  # rad/s: a person looks at the arm, not at its joints
 _GRIP = 0.5
@@ -31,10 +31,9 @@ class Axes:
         self._grip = gripper_axes(robot.action, robot.action_kind)
         self._is_joint = robot.action_kind == "joint_target" and "joint_pos" in robot.observation
         self._step = speed * _JOINT_VELOCITY / robot.control_hz
-        names = robot.action.names
-        turns = robot.action_kind == "ee_delta" and "ee_pose" in robot.observation
-        starts = [axis for axis, name in enumerate(names[:-2]) if turns and name in ("dx", "drx")]
-        self._triples = [axis for axis in starts if robot.observation["ee_pose"].shape == (7,)]
+        pose = robot.observation.get("ee_pose")
+        known = pose is not None and pose.shape == (7,)
+        self._triples = [axes[0] for axes in cartesian_axes(robot)] if known else []
         gripper = robot.observation.get("gripper")
         self._grip_at = gripper.names.index("command") if gripper and "command" in gripper.names else 0
         self.begin()
@@ -81,6 +80,14 @@ class Axes:
                 self._gripper = np.clip(np.full(low.shape, seen.reshape(-1)[self._grip_at]), low, high)
         self._gripper = np.where(axes > _GRIP, high, np.where(axes < -_GRIP, low, self._gripper))
         return self._gripper
+
+
+def cartesian_axes(robot: RobotSpec) -> list[list[int]]:
+    """Of one arm that takes deltas: its axes of moving, and of turning if it has them. None of any other robot."""
+    arm = np.flatnonzero(~gripper_axes(robot.action, robot.action_kind)).tolist()
+    if robot.action_kind != "ee_delta" or len(arm) not in (3, 6) or arm != list(range(len(arm))):
+        return []
+    return [arm[:3], arm[3:]][: len(arm) // 3]
 
 
 def _matrix(quat: Array) -> Array:

@@ -13,10 +13,12 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
+from dovetail.core.achieved import gripper_axes
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
+from dovetail.human.axes import cartesian_axes
 from dovetail.human.handover import Handover
 from dovetail.human.mailbox import EXPIRY_S, Hand
 
@@ -102,14 +104,14 @@ class DeviceOperator:
 
 def onto_robot(robot: RobotSpec, *, name: str) -> dict[int, int]:
     """Which axis of the robot's action is which of ours. Joints are not driven by hand."""
-    names = robot.action.names
-    places = {at: AXES.index(axis) for at, axis in enumerate(names) if axis in AXES}
-    if robot.action_kind != "ee_delta" or len(places) < len(names) or not names:
+    arm = [axis for axes in cartesian_axes(robot) for axis in axes]
+    if not arm:
         raise UsageError(
             f"operator '{name}' drives arms in Cartesian space, but robot '{robot.name}' takes {robot.action_kind} "
-            f"actions ({', '.join(names[:3])}...): set robot.action=ee_delta, or another operator"
+            f"actions: set robot.action=ee_delta, or another operator"
         )
-    return places
+    grippers = np.flatnonzero(gripper_axes(robot.action, robot.action_kind)).tolist()
+    return {axis: at for at, axis in enumerate(arm)} | dict.fromkeys(grippers, AXES.index("gripper"))
 
 
 def load_library(module: str, *, package: str, operator: str) -> Any:

@@ -37,8 +37,13 @@ def read_answer(text: str, *, token: str, num_progress: int) -> Answer:
         success=_truth(answer.get("success")),
         confidence=_share(answer.get("confidence", 0.5), what="confidence"),
         progress=progress,
-        reason=str(answer.get("reason", ""))[:500],
+        reason=_line(str(answer.get("reason", ""))),
     )
+
+
+def _line(text: str) -> str:
+    """One line that can be stored and shown: JSON may hold half a character."""
+    return " ".join(text[:500].encode("utf-8", "replace").decode().split())
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:

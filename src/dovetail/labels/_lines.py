@@ -82,6 +82,7 @@ def encode(labels: Labels, *, added_unix_ns: int) -> bytes:
             "rewards": _pack(labels.rewards),
             "discounts": _pack(labels.discounts),
             **({"discard": True} if labels.discard else {}),  # nearly none are: lines stay as they were
+            **({"why": labels.why} if labels.why else {}),
             "added_unix_ns": added_unix_ns,
         }
     )
@@ -131,6 +132,7 @@ def decode(line: bytes) -> LabelRecord:
         version=data["version"],
         priority=data.get("priority", 0),
         discard=data.get("discard", False),
+        why=data.get("why", ""),
     )
     return LabelRecord(labels=labels, added_unix_ns=data["added_unix_ns"])
 

@@ -118,6 +118,7 @@ class VLMLabeler:
             confidence=answer.confidence,
             labeler="vlm",
             version=self.version,
+            why=answer.reason,
         )
 
     def _answer(self, episode: Episode, rows: list[int]) -> Answer:

@@ -81,6 +81,7 @@ class SafeRobot:
         self._untouched = np.zeros(self._spec.action.shape, np.bool_)
         self._untouched.setflags(write=False)
         self._fault: str | None = None
+        self._alarm: Callable[[], str | None] = lambda: None
         self._problem: str | None = None  # of the last observation
         self._frozen = False  # a camera's newest frame is too old to act on
         self._move: Vector | None = None  # how far the last command was from standing still
@@ -124,6 +125,11 @@ class SafeRobot:
     def trip(self, why: str) -> None:
         if self._fault is None:
             self._trip(why)
+
+    def refuse_while(self, alarm: Callable[[], str | None]) -> None:
+        """No command passes while `alarm()` gives a reason, such as an emergency stop: a fault is latched instead. So it
+        holds of every motion, a task's own on the way to its reset as well."""
+        self._alarm = alarm
 
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
         use = getattr(self.__robot, "use_buffers", None)
@@ -202,6 +208,8 @@ class SafeRobot:
         if self._fault is not None:
             self._note(Reason.FAULT)
             raise RobotFault(f"robot '{name}' stands still after a fault: {self._fault}. Acknowledge it first")
+        if (why := self._alarm()) is not None:
+            raise self._trip(why)
         if self._time_ns is None:
             self._note(Reason.BAD_OBSERVATION if self._problem else Reason.NO_OBSERVATION)
             self.__robot.stop()

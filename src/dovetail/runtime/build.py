@@ -139,7 +139,7 @@ class Station:
     ) -> Actor:
         """One in this process."""
         shared: dict[str, Any] = {}
-        if self.link is not None:
+        if self.link is not None and isinstance(self.config.actor.config, ActorConfig):  # others act unseen
             shared = {"board": self._board(), "watch": DeskWatch(self.link.mailbox)}
         actor: Actor = self.config.actor.build(
             robot=self.robot,

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dovetail.actor.control import EMERGENCY
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.clock import RealClock, SimulatedClock
@@ -53,7 +54,7 @@ class Cell:
         elif purpose is Purpose.EVAL:
             operator = NoOperator()
         else:
-            operator = self._build_operator(section, task=self.task_for(purpose))
+            operator = self._build_operator(section, self.task_for(purpose))
         if desk is None:
             return operator
         return WithMailbox(
@@ -63,19 +64,20 @@ class Cell:
             demonstrates=purpose is Purpose.DEMO and hands,
         )
 
-    def _build_operator(self, section: PluginSection, *, task: Task) -> Operator:
+    def _build_operator(self, section: PluginSection, task: Task) -> Operator:
         """One that wraps another names that one in its config, as `operator`."""
         handles: dict[str, Any] = {"task": task, "robot": self.robot.spec}
         wrapped = getattr(section.config, "operator", None)
         if wrapped is not None:
-            handles["inner"] = self._build_operator(PluginSection.parse("operator", wrapped), task=task)
+            handles["inner"] = self._build_operator(PluginSection.parse("operator", wrapped), task)
         operator: Operator = section.build(**handles)
         if isinstance(operator, DeviceOperator) and isinstance(self.clock, SimulatedClock):
             operator.keep_pace(1.0 / self.robot.spec.control_hz)
         return operator
 
     def desk(self, box: Mailbox, section: PluginSection) -> Desk:
-        """A place for a person; where time is simulated, it keeps pace with them."""
+        """A place for a person, whose emergency stop the filter knows; where time is simulated, it keeps pace."""
+        self.robot.refuse_while(lambda: EMERGENCY if box.emergency else None)
         pace_s = 1.0 / self.robot.spec.control_hz if isinstance(self.clock, SimulatedClock) else None
         return Desk(box, self.robot.spec, pace_s=pace_s, speed=getattr(section.config, "speed", 1.0))
 

@@ -13,6 +13,7 @@ import yaml
 
 from dovetail.console.handles import Handles, Version
 from dovetail.core.errors import RunFolderError
+from dovetail.runtime.console_episodes import RunDesk, RunDownloads, RunEpisodes
 from dovetail.runtime.console_robot import LiveRobot
 from dovetail.weights.store import DiskWeightStore
 
@@ -23,8 +24,16 @@ _MOST_POINTS = 400  # of a learner's curve
 
 def open_handles(path: Path) -> Handles:
     """Everything a console needs of a run."""
-    robot = LiveRobot(path)
-    return Handles(run=RunView(path), robot=robot, driver=robot, weights=WeightsView(path / "weights"))
+    robot, episodes = LiveRobot(path), RunEpisodes(path)
+    return Handles(
+        run=RunView(path),
+        robot=robot,
+        driver=robot,
+        weights=WeightsView(path / "weights"),
+        episodes=episodes,
+        desk=RunDesk(path),
+        downloads=RunDownloads(path, episodes),
+    )
 
 
 class RunView:

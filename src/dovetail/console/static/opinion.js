@@ -1,0 +1,16 @@
+// What a labeler or a person said of an episode, as a line of a list.
+
+const make = (tag, cls, text) => Object.assign(document.createElement(tag), { className: cls ?? "", textContent: text ?? "" });
+const clock = (unix_s) => new Date(unix_s * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
+
+export function opinion(said) {
+  const line = make("li", said.retracted ? "dv-retracted" : said.counts ? "dv-counts" : "");
+  const head = make("div");
+  head.append(make("b", `dv-${said.word}`, said.word), make("span", "", `${said.labeler}${said.labeler === "human" ? ` · ${said.version}` : ""}`),
+    make("i", "", said.retracted ? "taken back" : said.counts ? "counts" : ""));
+  const bar = make("div", "dv-bar");
+  bar.append(Object.assign(make("div"), { style: `width:${Math.round(100 * said.confidence)}%` }));
+  line.append(head, bar, make("small", "", `${Math.round(100 * said.confidence)} % sure · return ${said.return} · ${clock(said.unix_s)}`));
+  if (said.why) line.append(make("p", "", said.why));
+  return line;
+}
