@@ -61,6 +61,7 @@ def browser() -> Iterator[Browser]:
 def page(browser: Browser) -> Iterator[Page]:
     """A tab at 1280x800. A script error in it fails the test, and so does a request to anywhere else."""
     context = browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="dark")
+    context.set_default_timeout(60_000)  # a busy machine is slow, and not wrong
     page = context.new_page()
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))

@@ -41,7 +41,7 @@ class LabelledRun:
             self.queue.done(episode_id)
 
 
-def wait_until(condition: Callable[[], bool], *, timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], *, timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "that never came"

@@ -50,7 +50,7 @@ class Reels:
     """The reels asked for last, kept in nameless temporary files: whatever ends this process, they are gone."""
 
     def __init__(
-        self, frames: Callable[[str, str], Iterator[Array]], *, budget_bytes: int = 1 << 30, num_threads: int = 2
+        self, frames: Callable[[str, str], Iterator[Array]], *, budget_bytes: int = 1 << 30, num_threads: int = 8
     ) -> None:
         self._frames = frames
         self._budget = budget_bytes

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from dovetail.config.schema import PluginSection
 from dovetail.core.errors import DovetailError
 from dovetail.core.types import Array
-from dovetail.runtime.folder import RunFolder
 
 if TYPE_CHECKING:
     from dovetail.robots.sim.film import Film
@@ -31,9 +33,9 @@ class LiveFilm:
     def cameras(self) -> tuple[str, ...]:
         if not self._asked:
             self._asked = True
-            config = RunFolder.open(self._folder).config
-            if config.robot.type == "sim":
-                self._camera = config.run.showcase_camera
+            config = self._config()
+            if config["robot"]["type"] == "sim":
+                self._camera = config["run"]["showcase_camera"]
         return (self._camera,) if self._camera else ()
 
     def picture(self, camera: str, trace: Mapping[str, Array]) -> Array | None:
@@ -53,9 +55,15 @@ class LiveFilm:
         from dovetail.robots.sim.film import Film
         from dovetail.robots.sim.robot import SimRobot
 
-        config = RunFolder.open(self._folder).config
-        robot = config.robot.build(task=config.task.build() if config.task else None)
+        config = self._config()
+        task = PluginSection.parse("task", config["task"]).build() if config.get("task") else None
+        robot = PluginSection.parse("robot", config["robot"]).build(task=task)
         if not isinstance(robot, SimRobot):
-            raise DovetailError(f"robot '{config.robot.type}' is no simulation")
+            raise DovetailError(f"robot '{config['robot']['type']}' is no simulation")
         width, height = _SIZE
         return Film(robot.world, camera=camera, width=width, height=height)
+
+    def _config(self) -> dict[str, Any]:
+        """As it was resolved, of which only these parts are read: the whole would bring torch with its policy."""
+        config: dict[str, Any] = yaml.safe_load((self._folder / "config.yaml").read_text("utf-8"))
+        return config

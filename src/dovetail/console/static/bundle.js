@@ -1,6 +1,7 @@
 // One episode in the browser: its details, and its frames, fetched by the block and decoded where they are looked at.
 
 const BLOCK = 32; // frames in one answer, as the server has it
+const KEPT_BLOCKS = 96; // of one camera: an hour's episode is fetched where it is looked at
 const KEPT_BITMAPS = 160; // decoded frames of one camera
 const AHEAD = 24; // decoded before they are asked for
 
@@ -63,7 +64,7 @@ export class Bundle {
   }
 
   async _fetchRest() {
-    const numBlocks = Math.ceil(this.numFrames / BLOCK);
+    const numBlocks = Math.min(KEPT_BLOCKS, Math.ceil(this.numFrames / BLOCK));
     for (let block = 0; block < numBlocks && !this.stopped; block++) {
       await Promise.all(this.cameras.map((camera) => this._block(camera, block).catch(() => {})));
     }
@@ -74,6 +75,7 @@ export class Bundle {
       const coming = this._fetchBlock(camera, number);
       coming.catch(() => camera.blocks.delete(number)); // it may be asked for again
       camera.blocks.set(number, coming);
+      if (camera.blocks.size > KEPT_BLOCKS) camera.blocks.delete(camera.blocks.keys().next().value);
     }
     return camera.blocks.get(number);
   }

@@ -1,5 +1,5 @@
 // Small line charts as SVG: they take their colours from the page, so dark and light need nothing.
-const NS = "http://www.w3.org/2000/svg", LEFT = 42, RIGHT = 12, TOP = 8, BOTTOM = 20;
+const NS = "http://www.w3.org/2000/svg", LEFT = 42, RIGHT = 18, TOP = 8, BOTTOM = 20;
 
 function make(kind, attributes, parent) {
   const element = document.createElementNS(NS, kind);
@@ -29,7 +29,7 @@ export function chart(box, lines, options = {}) {
   const X = (x) => LEFT + (W - LEFT - RIGHT) * (x - x0) / (x1 - x0), Y = (y) => H - BOTTOM - (H - TOP - BOTTOM) * (y - y0) / (y1 - y0);
   const say = (y) => options.share ? `${Math.round(100 * y)} %` : short(y);
   const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img" });
-  for (const t of options.share ? [0, 0.5, 1] : nice(y0, y1, H < 120 ? 2 : 3)) {
+  for (const t of options.share ? [0, 0.5, 1] : nice(y0, y1, 3)) {
     make("line", { x1: LEFT, x2: W - RIGHT, y1: Y(t), y2: Y(t), class: "dt-grid" }, svg);
     make("text", { x: LEFT - 6, y: Y(t) + 3.5, class: "dt-tick", "text-anchor": "end" }, svg).textContent = say(t);
   }

@@ -1,6 +1,7 @@
 // The page "Episodes": look through all that was recorded, play it, take it home.
 
 import { Bundle, ask } from "./bundle.js";
+import { clock, make } from "./dom.js";
 import { opinion } from "./opinion.js";
 import { Player } from "./player.js";
 
@@ -14,8 +15,6 @@ const CHOICES = {
 const COLUMNS = [["", ""], ["", ""], ["no.", "number"], ["episode", "time"], ["task", "task"], ["purpose", ""], ["outcome", "outcome"], ["label", ""],
   ["steps", "steps"], ["by hand", "human"], ["weights", "version"], ["", ""]];
 
-const make = (tag, cls, text) => Object.assign(document.createElement(tag), { className: cls ?? "", textContent: text ?? "" });
-const clock = (unix_s) => new Date(unix_s * 1000).toLocaleString([], { dateStyle: "medium", timeStyle: "medium" });
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)} MB`;
 
 class EpisodesPage {

@@ -5,34 +5,47 @@ const MOST = 8;
 
 async function get(path) { return (await fetch(path)).json(); }
 
-async function draw() {
-  try {
-    const [told, learner] = await Promise.all([get("/api/story"), get("/api/learner")]);
-    const evaluated = told.evaluations.filter((one) => one.env_steps !== undefined).map((one) => [one.env_steps, one.rate, one.low, one.high]);
-    for (const box of document.querySelectorAll("[data-curve]")) {
-      const lines = [{ points: told.curves[box.dataset.curve] || [] }];
-      if (box.dataset.curve === "success") lines.push({ kind: "dots", points: evaluated });
-      chart(box, lines, { share: box.dataset.kind === "share" });
+// the learner's curves may take a moment to be read: nothing else waits for them
+function often(draw, pause) {
+  const again = async () => {
+    try { await draw(); } catch { /* the console is gone for the moment */ }
+    setTimeout(again, pause);
+  };
+  again();
+}
+
+async function story() {
+  const told = await get("/api/story");
+  const evaluated = told.evaluations.filter((one) => one.env_steps !== undefined).map((one) => [one.env_steps, one.rate, one.low, one.high]);
+  for (const box of document.querySelectorAll("[data-curve]")) {
+    const lines = [{ points: told.curves[box.dataset.curve] || [] }];
+    if (box.dataset.curve === "success") lines.push({ kind: "dots", points: evaluated });
+    chart(box, lines, { share: box.dataset.kind === "share" });
+  }
+}
+
+async function learner() {
+  const curves = await get("/api/learner"), box = document.getElementById("dt-learner");
+  const names = Object.keys(curves).filter((name) => moves(curves[name])).sort((a, b) => rank(a) - rank(b)).slice(0, MOST);
+  if (!names.length) { box.textContent = "no updates yet"; return; }
+  if (!box.children.length) box.textContent = "";
+  for (const name of names) {
+    let cell = box.querySelector(`[data-name="${CSS.escape(name)}"]`);
+    if (!cell) {
+      cell = document.createElement("div");
+      cell.dataset.name = name;
+      cell.append(Object.assign(document.createElement("h4"), { textContent: name.replaceAll("_", " ") }), document.createElement("div"));
+      box.append(cell);
     }
-    const names = Object.keys(learner).filter((name) => moves(learner[name])).sort((a, b) => rank(a) - rank(b)).slice(0, MOST);
-    const box = document.getElementById("dt-learner");
-    if (!names.length) box.textContent = "no updates yet";
-    for (const name of names) {
-      let cell = box.querySelector(`[data-name="${CSS.escape(name)}"]`);
-      if (!cell) {
-        if (!box.children.length) box.textContent = "";
-        cell = document.createElement("div");
-        cell.dataset.name = name;
-        cell.append(Object.assign(document.createElement("h4"), { textContent: name.replaceAll("_", " ") }), document.createElement("div"));
-        box.append(cell);
-      }
-      chart(cell.lastElementChild, [{ points: learner[name] }]);
-    }
-  } catch { /* the console is gone for the moment */ }
-  setTimeout(draw, 3000);
+    chart(cell.lastElementChild, [{ points: curves[name] }]);
+  }
 }
 
 const moves = (points) => points.some((point) => point[1] !== points[0][1]);
 const rank = (name) => (FIRST.indexOf(name) + 1 || 99);
 
-(function start() { document.getElementById("dt-learner") ? draw() : setTimeout(start, 20); })();
+(function start() {
+  if (!document.getElementById("dt-learner")) { setTimeout(start, 20); return; }
+  often(story, 2000);
+  often(learner, 4000);
+})();

@@ -1,7 +1,6 @@
 // What a labeler or a person said of an episode, as a line of a list.
 
-const make = (tag, cls, text) => Object.assign(document.createElement(tag), { className: cls ?? "", textContent: text ?? "" });
-const clock = (unix_s) => new Date(unix_s * 1000).toLocaleString([], { dateStyle: "short", timeStyle: "medium" });
+import { clock, make } from "./dom.js";
 
 export function opinion(said) {
   const line = make("li", said.retracted ? "dv-retracted" : said.counts ? "dv-counts" : "");

@@ -52,7 +52,7 @@ function show(state) {
   const control = state ? state.control : "none", who = $("dt-who");
   who.dataset.control = control;
   who.querySelector("b").textContent = control === "human" && state.driver ? state.driver : NAMES[control] || control;
-  const detail = !state ? "start it with dovetail run --resume" : state.reason || (control === "policy" ? (state.policy_version ? `version ${state.policy_version}` : "untrained") : control === "human" && !state.driver ? "somebody helps" : "");
+  const detail = !state ? "start it with dovetail run --resume" : state.reason || (control === "policy" ? (state.policy_version ? `version ${state.policy_version}` : "untrained") : control !== "human" ? "" : state.driver ? "is driving" : "somebody helps");
   who.querySelector("span").textContent = detail;
   $("dt-prompt").textContent = state?.prompt || "";
   const episode = state?.episode || {}, parts = [];

@@ -1,0 +1,145 @@
+// What the page "Label" looks like: the queue, the episode's head, what was said, ranges, keys, short messages.
+
+import { clock, make } from "./dom.js";
+import { opinion } from "./opinion.js";
+import { Player } from "./player.js";
+
+const KEYS = [
+  ["S", "success"], ["F", "failure"], ["D", "discard: never trains"], ["R", "range: begin, end, reward"], ["U", "undo"],
+  ["N", "next; this one later"], ["← →", "one frame (⇧ ten)"], ["Home End", "first, last frame"], ["space", "play"],
+  ["A", "play each as it opens"],
+];
+
+export class LabelView {
+  constructor(root, onReward) {
+    this.root = root;
+    this.build(onReward);
+  }
+
+  build(onReward) {
+    this.root.className = "dv-label";
+    this.root.innerHTML =
+      '<aside class="dv-queue"><h2>Queue <b class="dv-count"></b></h2><ol class="dv-items"></ol></aside>' +
+      '<section class="dv-stage"><header class="dv-head"></header><div class="dv-empty" hidden></div><div class="dv-screen"></div></section>' +
+      '<aside class="dv-side"><h2>What was said</h2><ul class="dv-said"></ul><h2>Ranges</h2><ul class="dv-marks"></ul>' +
+      '<form class="dv-ask" hidden><label></label><input inputmode="decimal" autocomplete="off" aria-label="reward of the range"></form>' +
+      '<h2>Keys</h2><dl class="dv-keys"></dl></aside><div class="dv-flash" aria-live="polite"></div><div class="dv-toasts"></div>';
+    const get = (name) => this.root.querySelector(name);
+    [this.count, this.items, this.head, this.empty] = [".dv-count", ".dv-items", ".dv-head", ".dv-empty"].map(get);
+    [this.said, this.markList, this.askForm, this.flashBox, this.toasts] =
+      [".dv-said", ".dv-marks", ".dv-ask", ".dv-flash", ".dv-toasts"].map(get);
+    for (const [key, what] of KEYS) {
+      const term = make("dt");
+      term.append(...key.split(" ").map((one) => make("kbd", "", one)));
+      get(".dv-keys").append(term, make("dd", "", what));
+    }
+    this.player = new Player(get(".dv-screen"));
+    this.askForm.addEventListener("submit", (event) => {
+      event.preventDefault();
+      onReward(this.askForm.querySelector("input").value);
+    });
+  }
+
+  // `gone` have been said and wait to be saved; `skipped` are for later; `now` is on screen.
+  drawQueue({ total, items }, { gone, skipped, now }) {
+    const left = items.filter((item) => !gone.has(item.id));
+    this.count.textContent = String(total - (items.length - left.length));
+    const there = new Map([...this.items.children].map((line) => [line.dataset.id, line]));
+    const lines = left.map((item) => {
+      const line = there.get(item.id) ?? this.queueLine(item);
+      line.classList.toggle("dv-now", item.id === now);
+      line.classList.toggle("dv-theirs", item.whose === "theirs");
+      line.classList.toggle("dv-later", skipped.has(item.id));
+      return line;
+    });
+    this.items.replaceChildren(...lines);
+  }
+
+  queueLine(item) {
+    const line = make("li");
+    line.dataset.id = item.id;
+    const picture = make("img");
+    picture.loading = "lazy";
+    picture.alt = "";
+    picture.src = `/api/episodes/${item.id}/thumbnail`;
+    picture.addEventListener("error", () => picture.classList.add("dv-none"));
+    const text = make("div");
+    const chips = make("span", "dv-chips");
+    chips.append(...item.reasons.map((reason) => make("span", `dv-chip dv-${reason}`, reason)));
+    text.append(chips, make("small", "", item.detail || clock(item.since_unix_s)));
+    line.append(picture, text);
+    line.title = item.id;
+    return line;
+  }
+
+  drawEpisode(one) {
+    this.empty.hidden = true;
+    this.player.root.hidden = false;
+    this.drawHead(one);
+    const lines = one.bundle.details.said.toReversed().map((said) => opinion(said));
+    this.said.replaceChildren(...(lines.length ? lines : [make("li", "dv-quiet", "nobody has said anything yet")]));
+  }
+
+  drawNothing(title, text) {
+    this.player.clear();
+    this.player.root.hidden = true;
+    this.head.replaceChildren();
+    this.said.replaceChildren();
+    this.empty.hidden = false;
+    this.empty.replaceChildren(make("strong", "", title), make("p", "", text));
+  }
+
+  drawHead(one) {
+    const { details } = one.bundle;
+    const title = make("div", "dv-title");
+    title.append(make("strong", "", details.prompt || details.task), ...one.reasons.map((reason) => make("span", `dv-chip dv-${reason}`, reason)));
+    const facts = [`no. ${details.number}`, details.purpose, `ended: ${details.outcome}`, `${details.num_steps} steps`,
+      `weights ${details.policy_version}`, `operator ${details.operator}`, clock(details.started_unix_s)];
+    const line = make("div", "dv-facts");
+    line.append(...facts.map((fact) => make("span", "", fact)));
+    if (one.detail) line.append(make("span", "dv-why", one.detail));
+    this.head.replaceChildren(title, line);
+  }
+
+  drawMarks({ list, open, asking }) {
+    const all = asking ? [...list, asking] : list;
+    this.player.plots.setMarks(all, open);
+    const lines = all.map((mark) => {
+      const line = make("li", mark.reward < 0 ? "dv-minus" : "dv-plus");
+      line.append(make("span", "", `steps ${mark.first}–${mark.last}`), make("b", "", mark.reward === null ? "?" : String(mark.reward)));
+      return line;
+    });
+    if (open !== null) lines.push(make("li", "dv-quiet", `from step ${open} … R ends it`));
+    this.markList.replaceChildren(...(lines.length ? lines : [make("li", "dv-quiet", "none marked")]));
+    this.drawQuestion(asking);
+  }
+
+  // The reward of a range is typed here; any other key is a key again once it is.
+  drawQuestion(asking) {
+    const input = this.askForm.querySelector("input");
+    const opens = asking && this.askForm.hidden;
+    this.askForm.hidden = !asking;
+    if (!asking) return input.blur();
+    const count = asking.last - asking.first + 1;
+    const shared = count > 1 ? `, shared out among ${count} steps` : "";
+    this.askForm.querySelector("label").textContent = `Reward of steps ${asking.first}–${asking.last}${shared}. Enter; nothing: none.`;
+    if (opens) {
+      input.value = "";
+      input.focus();
+    }
+  }
+
+  flash(verdict) {
+    this.flashBox.className = `dv-flash dv-${verdict}`;
+    this.flashBox.textContent = verdict;
+    this.flashBox.getAnimations().forEach((animation) => animation.cancel());
+    this.flashBox.animate([{ opacity: 0.95 }, { opacity: 0 }], { duration: 600, easing: "ease-in" });
+  }
+
+  toast(text, kind) {
+    const box = make("div", `dv-toast dv-${kind ?? "plain"}`, text);
+    this.toasts.append(box);
+    while (this.toasts.children.length > 4) this.toasts.firstChild.remove();
+    setTimeout(() => box.remove(), kind === "bad" ? 6000 : 2500);
+  }
+}
