@@ -201,6 +201,17 @@ def test_a_person_comes_before_the_operator_inside_which_may_still_judge():
     assert operator.name == "inner+browser"
 
 
+def test_a_device_takes_over_from_a_pause_of_the_console_and_a_script_does_not():
+    for hands, events in ((True, [Event.PAUSE, None]), (False, [Event.PAUSE, Event.PAUSE])):
+        inner = Inner(HumanInput(), HumanInput(action=ZEROS))
+        inner.demonstrates = hands
+        operator, writer = a_desk(inner)
+        writer.post(Event.PAUSE)
+        polled = [operator.poll(SEEN) for _ in range(2)]
+        assert [one.event for one in polled] == events
+        assert (polled[1].action is not None) == hands
+
+
 def test_events_arrive_once_and_those_of_no_episode_are_dropped():
     operator, writer = a_desk()
     for event in (Event.SUCCESS, Event.DISCARD, Event.PAUSE):

@@ -58,6 +58,12 @@ PRIOR = {"algorithm.prior_fraction": 0.5}
 
 # check, facts that it speaks of, and facts just on the other side of its threshold
 CASES = [
+    ("labels_waiting", facts(waiting={"away": 3}, num_episodes=3), facts(waiting={"away": 2}, num_episodes=3)),
+    (
+        "labels_waiting",
+        facts(episodes(30), waiting={"uncertain": 8, "new": 2}, num_episodes=50),
+        facts(episodes(30), waiting={"uncertain": 8, "new": 2}, num_episodes=51),
+    ),
     ("no_reward", facts(episodes(10, rewarded=False)), facts(episodes(9, rewarded=False))),
     (
         "no_reward",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.cli._session import check_fits
 from dovetail.config.load import load
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome, Purpose, View
@@ -243,3 +244,10 @@ def test_a_labeler_ends_an_episode(make):
 def test_who_cannot_judge_while_it_happens(make, overrides, problem):
     with pytest.raises(UsageError, match=problem):
         InlineRun(make("labeling.terminate_on_success={}", *overrides))
+
+
+def test_what_nobody_measures_is_refused_before_there_is_a_run(make):
+    """Trap: a labeler required a key that nobody recorded, swallowed the error and dropped every episode."""
+    stage = "{metric: grasped, at_least: 1, reward: 1}"
+    with pytest.raises(UsageError, match="labeler 'outcome' has a stage of metric 'grasped'"):
+        check_fits(make(f"labels=[{{type: outcome, stages: [{stage}]}}]").config)

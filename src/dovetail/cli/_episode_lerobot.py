@@ -45,6 +45,7 @@ def export(
             for found in selection
             if (found.info.purpose is not Purpose.EVAL or wanted.purpose is Purpose.EVAL)
             and (found.info.outcome is not Outcome.ABORTED or wanted.outcome is Outcome.ABORTED)
+            and not (found.label is not None and found.label.discard)
         ]
         ids = ids[-wanted.limit :] if wanted.limit else ids  # the newest of those that are exported at all
         if selection.problems:

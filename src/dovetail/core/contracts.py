@@ -221,7 +221,13 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Labeler(Protocol):
-    """Episode in, rewards out."""
+    """Episode in, rewards out. Raises LabelError while it cannot answer: then the episode waits.
+
+    It may have more: `check(robot)` refuses, before anything moves, a robot that lacks what it looks at;
+    `judge(observation)` is the probability that a single observation shows success; a `max_concurrent` says that it is
+    slow, and about how many episodes it may be asked at once, on other threads. One that takes a `folder` is given a place
+    in the run.
+    """
 
     def label(self, episode: Episode) -> Labels: ...
 

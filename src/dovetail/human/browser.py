@@ -90,9 +90,10 @@ class WithMailbox:
         if decided is None:
             return inner
         if decided.action is None:  # paused here, but whoever sits at the other device may take over
-            if inner.action is None:
+            if inner.action is None and inner.event in (None, Event.PAUSE):
                 return decided
-            desk.handover.resume(hand)
+            if inner.action is not None or inner.event is Event.START:
+                desk.handover.resume(hand)
             return inner
         return HumanInput(action=decided.action, event=inner.event)  # it may still see that the task is done
 

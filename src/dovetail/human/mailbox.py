@@ -88,6 +88,7 @@ class Mailbox:
         self.num_axes = num_axes
         array = data[words:ring].view(np.int64)
         self.word = {name: array[i : i + 1] for i, name in enumerate(_WORDS)}
+        self._newest = {event: self.word[f"newest/{event}"] for event in _EVENTS}
         self.ring = data[ring:drive].view(np.int64).reshape(NUM_SLOTS, 8)  # number, event, session, time, checksum
         head = data[drive : drive + 64].view(np.int64)
         fields: dict[str, Array] = {
@@ -106,12 +107,13 @@ class Mailbox:
 
     def newest(self, event: Event) -> int:
         """When the newest of a kind was said, counted over all that was said; 0: never."""
-        return int(self.word[f"newest/{event}"][0])
+        return int(self._newest[event][0])
 
     @property
     def emergency(self) -> bool:
         """Whether an emergency stop was asked for, and not acknowledged since."""
-        return self.newest(Event.EMERGENCY) > self.newest(Event.ACKNOWLEDGE)
+        newest = self._newest  # asked at every command
+        return bool(newest[Event.EMERGENCY][0] > newest[Event.ACKNOWLEDGE][0])
 
     @property
     def num_said(self) -> int:

@@ -90,4 +90,4 @@ class HumanLabeler:
         self._config = config or HumanConfig()
 
     def label(self, episode: Episode) -> Labels:
-        raise LabelError(f"episode {episode.id} waits for a person: label it in `dovetail console`")
+        raise LabelError(f"episode {episode.id} waits for a person: label it in `dovetail console RUN`")

@@ -93,6 +93,17 @@ def test_labels_come_back(tmp_path: Path) -> None:
     assert replace(again, rewards=labels.rewards, discounts=labels.discounts) == labels
 
 
+def test_what_a_person_discarded_stays_home_unless_named(tmp_path: Path) -> None:
+    log = MemoryLog([0, 1])
+    labels = replace(make_labels(log.episode(log.ids()[1]), success=False), discard=True)
+    report = export(log, tmp_path / "out", labels={labels.episode_id: labels}.get)
+    assert report.left_out == {labels.episode_id: "a person discarded it"}
+    export(log, tmp_path / "out", labels={labels.episode_id: labels}.get, ids=[labels.episode_id])
+    again = open_dataset(tmp_path / "out").labels(1)
+    assert again is not None
+    assert again.discard
+
+
 def test_robots_of_one_kind_share_a_dataset_and_keep_their_names(tmp_path: Path) -> None:
     export(MemoryLog([0]), tmp_path / "out")
     other = replace(ROBOT, name="panda-2")

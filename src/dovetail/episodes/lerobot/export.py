@@ -64,13 +64,13 @@ def export(
 ) -> ExportReport:
     """Write episodes into a dataset at `out`, or add those that it does not have yet.
 
-    Without `ids` all but evaluations and aborted ones. `labels` say success and rewards where there are any, else
-    the recorded outcome does. Without a `codec`, that of the dataset, or AV1. `on_episode` hears an id, how many are
-    encoded and of how many. An export that is killed loses the part it was at, at most one file of each kind; the
-    next one goes on from there.
+    Without `ids` all but evaluations, aborted ones, and those that a person discarded. `labels` say success and rewards
+    where there are any, else the recorded outcome does. Without a `codec`, that of the dataset, or AV1. `on_episode` hears
+    an id, how many are encoded and of how many. An export that is killed loses the part it was at, at most one file of
+    each kind; the next one goes on from there.
     """
     out = Path(out)
-    chosen, left_out = _choose(log, ids)
+    chosen, left_out = _choose(log, ids, labels or (lambda episode_id: None))
     if not chosen and not (out / INFO).exists():
         raise UsageError(f"nothing to export: {_why_nothing(left_out)}")
     if out.is_file():
@@ -108,7 +108,9 @@ def export(
     )
 
 
-def _choose(log: EpisodeSource, ids: Iterable[str] | None) -> tuple[list[EpisodeInfo], dict[str, str]]:
+def _choose(
+    log: EpisodeSource, ids: Iterable[str] | None, labels: Callable[[str], Labels | None]
+) -> tuple[list[EpisodeInfo], dict[str, str]]:
     chosen: list[EpisodeInfo] = []
     left_out: dict[str, str] = {}
     for episode_id in log.ids() if ids is None else dict.fromkeys(ids):
@@ -119,6 +121,8 @@ def _choose(log: EpisodeSource, ids: Iterable[str] | None) -> tuple[list[Episode
             left_out[info.id] = "it is an evaluation"
         elif ids is None and info.outcome is Outcome.ABORTED:
             left_out[info.id] = "it was aborted"
+        elif ids is None and (said := labels(info.id)) is not None and said.discard:
+            left_out[info.id] = "a person discarded it"
         else:
             chosen.append(info)
     return chosen, left_out
