@@ -188,8 +188,8 @@ def test_there_is_no_best_before_anything_tells(make, tmp_path):
 def test_weights_are_published_as_often_as_asked(make, tmp_path):
     run = make("a", "learner.publish_every=50")
     published = []
-    publish = run._publish
-    run._publish = lambda learner: (published.append(learner.num_updates), publish(learner))
+    publish = run._keeping.publish
+    run._keeping.publish = lambda learner: (published.append(learner.num_updates), publish(learner))
     run.run()
     assert published[0] == 20  # what practice starts with
     assert [n // 50 for n in published[1:-1]] == sorted({n // 50 for n in published[1:-1]})

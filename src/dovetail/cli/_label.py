@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,14 +25,15 @@ from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.labels.agreement import agreements, verdicts
+from dovetail.labels.panel import OPINION
 from dovetail.labels.store import LabelStore
+from dovetail.runtime.build import build_labeler
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.relabel import Relabelled, has_label, relabel
 
 __all__ = ["Request", "label"]
 
 _MOST_SHOWN = 5
-_OPINION = -1  # a priority that never counts, see Labels
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,9 +84,9 @@ class _Job:
     def __init__(self, folder: RunFolder, request: Request, store: LabelStore, found: Sequence[Found]) -> None:
         self._request = request
         self._store = store
-        self._priority = _OPINION if request.opinion else 0
+        self._priority = OPINION if request.opinion else 0
         section = _section(folder, request)
-        self._labeler = _build(section, request, folder=folder.labels / section.type)
+        self._labeler = _build(section, request, folder)
         self._name: str = getattr(self._labeler, "name", section.type)
         self._chosen = [one.info.id for one in found if not _is_aborted(one.info)]
         self._num_aborted = len(found) - len(self._chosen)
@@ -167,15 +167,14 @@ def _section(folder: RunFolder, request: Request) -> PluginSection:
     return config.labels[place]
 
 
-def _build(section: PluginSection, request: Request, *, folder: Path) -> Labeler:
-    """`folder`: what it keeps in the run, such as answers that were given before; not where one is named, or where it is
-    to be asked anew."""
-    plugin = resolve("labeler", section.type)
-    if getattr(plugin, "asks_person", False):
+def _build(section: PluginSection, request: Request, folder: RunFolder) -> Labeler:
+    """With what it keeps in the run, such as answers that were given before; not where a folder is named."""
+    if getattr(resolve("labeler", section.type), "asks_person", False):
         raise UsageError("a person labels in the browser: `dovetail console RUN`")
     named = any(setting.startswith("folder=") for setting in request.settings)
-    keeps = "folder" in inspect.signature(plugin).parameters and not named and not request.again
-    labeler: Labeler = section.build(**({"folder": folder} if keeps else {}))
+    labeler = build_labeler(section, None if named else folder.labels)
+    if request.again and hasattr(labeler, "ask_anew"):
+        labeler.ask_anew()
     if not hasattr(labeler, "version"):
         raise UsageError(f"labeler '{section.type}' has no `version` to tell its labels by")
     return labeler

@@ -74,6 +74,7 @@ class VLMLabeler:
         self._config = config or VLMConfig()
         self._folder = folder
         self._asked = _model(self._config)
+        self._anew = False
 
     @property
     def max_concurrent(self) -> int:
@@ -98,6 +99,10 @@ class VLMLabeler:
     def _asks(self) -> str:
         """Stages are told by the progress too."""
         return "progress" if self._config.stages else self._config.reward
+
+    def ask_anew(self) -> None:
+        """From now on ask also what was asked before; the newer answer is kept."""
+        self._anew = True
 
     def label(self, episode: Episode) -> Labels:
         check_labelable(episode)
@@ -144,7 +149,7 @@ class VLMLabeler:
 
     def _kept(self, token: str) -> str | None:
         """What was said to the same question; a file that is not what was written is as none."""
-        if self._folder is None:
+        if self._folder is None or self._anew:
             return None
         path = self._folder / f"{token}.json"
         try:

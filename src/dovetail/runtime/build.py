@@ -15,7 +15,7 @@ from dovetail.actor.actors import ActorConfig, board_layout
 from dovetail.actor.board import Board
 from dovetail.actor.modes import Mode
 from dovetail.config.plugins import resolve
-from dovetail.config.schema import RunConfig
+from dovetail.config.schema import PluginSection, RunConfig
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.contracts import Actor, Algorithm, Clock, Labeler, Operator, Policy, Task
 from dovetail.core.errors import UsageError
@@ -36,7 +36,7 @@ from dovetail.runtime.judging import check_judge, judged
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.parts import build_policy
 
-__all__ = ["Station", "build_panel", "build_station", "build_trainable"]
+__all__ = ["Station", "build_labeler", "build_panel", "build_station", "build_trainable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,13 +203,16 @@ class Station:
 
 def build_panel(config: RunConfig, folder: Path | None = None) -> Panel:
     """The labelers of a config. `folder`: see Station."""
-    labelers: list[Labeler] = []
-    for section in config.labels:
-        keeps = "folder" in inspect.signature(resolve("labeler", section.type)).parameters
-        name = re.sub(r"\W", "_", section.type)
-        handles = {"folder": folder / name} if keeps and folder is not None else {}
-        labelers.append(section.build(**handles))
+    labelers = [build_labeler(section, folder) for section in config.labels]
     return Panel(labelers, min_confidence=config.labeling.min_confidence, cross_check=config.labeling.cross_check)
+
+
+def build_labeler(section: PluginSection, folder: Path | None = None) -> Labeler:
+    """One of them; `folder` is for those who keep something."""
+    keeps = "folder" in inspect.signature(resolve("labeler", section.type)).parameters
+    name = re.sub(r"\W", "_", section.type)
+    labeler: Labeler = section.build(**({"folder": folder / name} if keeps and folder is not None else {}))
+    return labeler
 
 
 def build_station(

@@ -37,9 +37,11 @@ export class Plots {
   }
 
   setMarks(marks, open) {
-    this.marks = marks;
+    const same = marks.length === 0 && this.marks.length === 0; // nearly always: curves are drawn once an episode
+    this.marks = [...marks];
     this.open = open;
-    this.redraw();
+    if (same) this._paint();
+    else this.redraw();
   }
 
   moveTo(index) {
@@ -74,6 +76,7 @@ export class Plots {
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.height}px`;
     if (!this.details) return;
+    this.headColour = css(this.root, "--dv-head", "#ffffff");
     const pen = this.still.getContext("2d");
     pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.clearRect(0, 0, this.width, this.height);
@@ -117,7 +120,7 @@ export class Plots {
       pen.fillStyle = "#d9b84033";
       pen.fillRect(left, 0, Math.min(right, this.width - RIGHT) - left, this.height);
     }
-    pen.fillStyle = css(this.root, "--dv-head", "#ffffff");
+    pen.fillStyle = this.headColour;
     pen.fillRect(x - 0.75, 0, 1.5, this.height);
     for (const row of this.rows) this._dots(pen, row, x);
   }
