@@ -5,6 +5,7 @@ As a command, `python live_host.py FOLDER [key=value ...]`, it is a supervisor t
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -161,6 +162,7 @@ def processes(tmp_path, monkeypatch):
     threads, files = set(threading.enumerate()), _open_files()
     marked = Processes(mark)
     yield marked
+    gc.collect()  # a mapping holds its descriptor until it is collected
     assert marked.alive() == {}
     assert list(temporary.iterdir()) == []
     assert [name for name in os.listdir("/dev/shm") if "dovetail" in name] == []
