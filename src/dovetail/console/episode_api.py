@@ -80,6 +80,7 @@ class EpisodeApi:
     def close(self) -> None:
         self._reels.close()
         self._jobs.close()
+        self._episodes.close()
 
     def router(self) -> APIRouter:
         api = APIRouter(prefix="/api")

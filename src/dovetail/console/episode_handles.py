@@ -69,6 +69,8 @@ class Episodes(Protocol):
 
     def last_frame(self, episode_id: str, camera: str) -> Array: ...
 
+    def close(self) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waits:
