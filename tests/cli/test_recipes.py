@@ -63,7 +63,6 @@ def test_it_runs(cli, tmp_path, weights, classifier, recipe):
     needs = {
         "peg-insertion-images": (weights,),
         "peg-insertion-classifier": classifier,
-        "push-cube-ppo": ("learner.start_from=scratch",),
     }
     more = needs.get(recipe, ())
     result = cli("run", recipe, *TINY, *more, "--runs-dir", str(tmp_path), "--name", "a", "--quiet")

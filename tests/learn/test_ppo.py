@@ -301,6 +301,31 @@ def test_it_leaves_the_rollout_alone_and_hands_out_copies(robot):
     assert not same(weights, weights_of(algorithm))
 
 
+def test_a_cloned_actor_waits_until_its_critic_knows_it(robot):
+    def told(resumed_after):
+        algorithm, policy = make(robot, actor_after=1, normalize=False, target_kl=0.01, adapt_lr=True)
+        found, before = [], weights_of(algorithm)
+        for number in range(2):
+            algorithm.update(rollout(policy, seed=number, version=number))
+            after = weights_of(algorithm)
+            found.append({name for name in after if not np.array_equal(after[name], before[name])})
+            before = after
+            if number == resumed_after:  # between two: nothing of the actor's optimiser is there to be kept
+                state = algorithm.state_dict()
+                assert float(state["lr"]) == PPOConfig().lr  # nothing moved, which says nothing of the rate
+                algorithm, policy = make(
+                    robot, actor_after=1, normalize=False, target_kl=0.01, adapt_lr=True, seed=9
+                )
+                algorithm.load_state_dict(state)
+        return found, before
+
+    (first, second), at_once = told(resumed_after=None)
+    assert {name.split("/")[0] for name in first} == {"critic"}
+    assert {name.split("/")[0] for name in second} == {"actor", "critic"}
+    assert any("log_std" in name for name in second)
+    assert same(at_once, told(resumed_after=0)[1])
+
+
 def test_it_goes_on_from_a_checkpoint_bit_for_bit(robot):
     """Trap: checkpoints without optimiser, random generator or counters."""
     algorithm, policy = make(robot)

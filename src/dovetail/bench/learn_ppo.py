@@ -35,6 +35,7 @@ SEEDS = (0, 1, 2)
 _ACT_S = 0.03  # of one inference, be it of one world or of all
 _SOLVED, _WINDOW = 0.95, 100
 _PACED = (  # all updates alike, so that the bound is one
+    "algorithm.actor_after=0",
     "algorithm.target_kl=null",
     "algorithm.adapt_lr=false",
     "algorithm.batch_size=128",

@@ -156,7 +156,9 @@ class Coaching:
         for success, at_limit, worth in zip(*ended, lesson.returns, strict=True):
             rewarded = bool(success) or varied or worth > 0.0
             self._keep(EpisodeFacts(success=bool(success), rewarded=rewarded, saturated=float(at_limit)))
-        means = {name: sum(m[name] for m in self._lessons) / len(self._lessons) for name in lesson.metrics}
+        # an actor that still waits, or an update that was skipped, says less than others do
+        told = {name: [m[name] for m in self._lessons if name in m] for name in lesson.metrics}
+        means = {name: sum(values) / len(values) for name, values in told.items()}
         self._tell(Facts(**(self._common() | {"metrics": means}), updates=self._status.updates))
 
     def _common(self) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class PPOConfig(Config):
     """Of the critic, which has no reason to be as careful as the actor; null: the same."""
     std_lr: float | None = Field(default=None, gt=0.0)
     """Of a Gaussian's spread: at the actor's rate it takes a million steps to become exact; null: the same."""
+    actor_after: int = Field(default=0, ge=0)
+    """Rollouts before the actor moves at all: a cloned actor waits until its critic knows it."""
     num_epochs: int = Field(default=10, ge=1)
     """How often each rollout is gone through."""
     batch_size: int = Field(default=128, ge=2)
@@ -165,6 +167,7 @@ class PPO(Descent):
             raise FailureError(
                 f"a rollout is {int(staleness.max())} versions old, and {self.practice.max_staleness} are allowed"
             )
+        waits = self._num_updates < config.actor_after
         first = self._num_updates == 0
         if first:  # the first actions hardly depend on what is seen, so it may as well be seen rightly
             self._fit_normalizer(batch)
@@ -182,7 +185,7 @@ class PPO(Descent):
             totals = {name: [facts[name] for facts in said] for name in said[0]}  # of the last epoch
             if config.target_kl is not None and _mean(totals["kl"]) > 1.5 * config.target_kl:
                 break
-        if config.adapt_lr:
+        if config.adapt_lr and not waits:
             self._adapt(_mean(totals["kl"]))
         if not first:  # from the next version on; the one that behaved saw as this update did
             self._fit_normalizer(batch)
@@ -245,6 +248,10 @@ class PPO(Descent):
             features = self._policy.features({key: values[index] for key, values in seen.items()})
             log_prob, entropy, value = self._policy.evaluate_actions(features, drawn[index])
             loss, facts = ppo_loss(self._config, rows.at(index), log_prob=log_prob, entropy=entropy, value=value)
+            if self._num_updates < self._config.actor_after:
+                loss = (
+                    self._config.value_coef * facts["value_loss"]
+                )  # the actor has no part in it, and so no gradient
             said.append({name: value.detach() for name, value in facts.items()})
             return loss, float(len(index))
 
