@@ -186,9 +186,7 @@ def test_with_a_policy_at_its_limits(run):
 @pytest.mark.parametrize("actor_after", [0, 2])
 def test_on_policy_learning_is_coached_too(run, actor_after):
     """Of a rollout that the actor did not learn from, less is known."""
-    folder = run(
-        "algorithm.lr=0.05", f"algorithm.actor_after={actor_after}", "run.env_steps=300", config=PRACTICE
-    )
+    folder = run("algorithm.lr=0.05", f"algorithm.actor_after={actor_after}", "run.env_steps=300", config=PRACTICE)
     found = told(folder)
     assert found["no_reward"]["severity"] == "warning"
     assert "algorithm.num_epochs, now 2" in found["policy_jumps"]["try"]
