@@ -74,7 +74,24 @@ def test_a_page_without_focus_is_lost_too(wheel, heard):
     seat = wheel.sit("Ada")
     seat.take(move(1))
     seat.take(move(2, lost=True))
-    assert heard.said[-1] == (seat.session, 3, "lost")
+    assert heard.said[-1] == (seat.session, 2, "lost")
+
+
+def test_who_comes_back_to_the_page_drives_on(wheel, heard):
+    """The line is the same, and so is the session: no number of it is used up."""
+    seat = wheel.sit("Ada")
+    for message in (move(1), move(2, lost=True), move(3), move(4, held=False)):
+        seat.take(message)
+    assert [said[1] for said in heard.said] == [1, 2, 3, 4]
+
+
+def test_who_is_refused_loses_nothing(wheel, heard):
+    """The policy goes on: nobody drove."""
+    seat = wheel.sit("Ada")
+    with pytest.raises(Refused):
+        seat.take(move(1, axes=(0.0,)))
+    wheel.leave(seat)
+    assert heard.said == []
 
 
 def test_who_never_drove_is_not_lost(wheel, heard):

@@ -241,6 +241,24 @@ def test_a_pedal_lets_another_operator_act(monkeypatch):
     assert operator.poll(seen) == HumanInput()
 
 
+@pytest.mark.parametrize("make", [Pad, Foot], ids=["gamepad", "pedal"])
+def test_the_console_has_the_arm_though_a_device_was_lost(make, monkeypatch):
+    hands, page = make(monkeypatch), Page(monkeypatch)
+    operator, seen = opened(WithMailbox(hands.make(None), Desk(page.box, SPEC))), robot(None).observe()
+    hands.hold()
+    assert operator.poll(seen).action is not None
+    hands.lose()
+    assert operator.poll(seen) == HumanInput(event=Event.PAUSE)
+    page.hold()
+    taken = operator.poll(seen)
+    assert taken.action is not None and taken.event is None  # with a pause beside it, the loop would hold
+    page.let_go()
+    assert operator.poll(seen) == HumanInput(event=Event.PAUSE)  # never the policy by itself
+    page.writer.post(Event.START)
+    assert operator.poll(seen).event is Event.START
+    assert operator.poll(seen) == HumanInput()
+
+
 @pytest.mark.parametrize(
     ("make", "module"),
     [
@@ -345,6 +363,23 @@ def test_a_terminal_writes_the_mailbox_and_one_that_is_gone_writes_nothing():
         for descriptor in (ours, theirs):
             if descriptor is not None:
                 os.close(descriptor)
+
+
+def test_an_emergency_stop_at_the_terminal_is_heard_though_a_console_has_the_mailbox():
+    ours, theirs = pty.openpty()
+    box = Mailbox(7)
+    console = MailboxWriter(box)
+    console.beat()
+    try:
+        with TerminalKeys(lambda: console.beat() or (box, SPEC), descriptor=theirs):
+            os.write(ours, b"p\x1b")
+            eventually(lambda: console.beat() or box.emergency)
+            assert box.num_posted == 0  # the rest is the console's to say
+            console.post(Event.ACKNOWLEDGE)
+            assert not box.emergency
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_without_a_terminal_there_are_no_keys():

@@ -67,7 +67,27 @@ def test_a_person_comes_first() -> None:
     person.says = HumanInput(event=Event.DISCARD)
     assert events(operator, 1.0) == [Event.DISCARD]
     person.says = HumanInput()
-    assert events(operator, 0.0) == [Event.SUCCESS]
+    assert events(operator, 0.0) == [None]
+
+
+@pytest.mark.parametrize("said", [Event.FAILURE, Event.DISCARD, Event.SUCCESS])
+def test_what_a_person_ended_is_not_judged_again(said: Event) -> None:
+    """The loop polls once more after the end: a judge that is sure by then, or was while they paused, is not asked."""
+
+    class Person(NoOperator):
+        says: HumanInput = HumanInput(event=Event.PAUSE)
+
+        def poll(self, observation: Observation) -> HumanInput:
+            return self.says
+
+    for num_seen in (2, 5):
+        person = Person()
+        operator = judged(inner=person)
+        assert events(operator, *[1.0] * num_seen) == [Event.PAUSE] * num_seen
+        person.says = HumanInput(event=said)
+        assert events(operator, 1.0) == [said]
+        person.says = HumanInput()
+        assert events(operator, 1.0) == [None]
 
 
 def test_beside_the_loop() -> None:

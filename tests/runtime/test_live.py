@@ -189,6 +189,38 @@ def test_an_emergency_stop_is_latched_until_it_is_acknowledged(run):
     eventually(lambda: run.view.state().control == "fault")
 
 
+def test_anybody_stops_it_and_one_acknowledgement_is_enough(run):
+    """A second console only looks on, but for the emergency stop; whoever has the mailbox acknowledges it, once."""
+    run.go()
+    run.view.writer.beat()
+    other = LiveView.attach(run.folder.path)
+    with pytest.raises(UsageError, match="another console"):
+        other.writer.post(Event.ACKNOWLEDGE)
+    other.writer.post(Event.EMERGENCY)
+    other.close()
+    eventually(lambda: any("waits for an acknowledgement" in line for line in run.said))
+    eventually(lambda: posts(run.view.writer, Event.ACKNOWLEDGE))
+    eventually(lambda: "acknowledged: going on" in run.said)
+
+
+def test_a_board_that_looks_like_the_old_one_is_taken_up(tmp_path, processes):
+    """Processes that were started anew share a new one, of the same layout and under the same descriptor."""
+    run = Attended(tmp_path, "processes")
+    try:
+        run.go()
+        os.kill(run.actor._inner.processes["control"], signal.SIGKILL)
+        eventually(lambda: any("waits for an acknowledgement" in line for line in run.said), within_s=20.0)
+        run.view.writer.post(Event.ACKNOWLEDGE)
+        went_on_ns = time.monotonic_ns()
+        eventually(lambda: run.num_moves(went_on_ns) > 5, within_s=60.0)
+        run.view.refresh()
+        seen = run.view.num_seen
+        eventually(lambda: run.view.num_seen > seen)
+        assert run.view.state().control == "policy"
+    finally:
+        run.close()
+
+
 def test_what_is_seen_is_what_the_robot_sees(run):
     run.go()
     eventually(lambda: run.view.state().episode)

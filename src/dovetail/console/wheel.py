@@ -49,7 +49,7 @@ class Wheel:
 
     def leave(self, seat: Seat) -> None:
         self._seats.pop(seat.session, None)
-        self._let_go(seat, lost=True)
+        self._let_go(seat, sequence=seat.last + 1, lost=True)
 
     def name_of(self, session: int) -> str:
         seat = self._seats.get(session)
@@ -62,20 +62,20 @@ class Wheel:
         if other is not None and other is not seat and now_s - self._heard_s < _SILENT_S:
             return other.name if move.held else None
         if move.held and not move.lost:
-            self._holder, self._heard_s = seat, now_s
             self._driver.drive(session=seat.session, sequence=move.n, held=True, axes=move.axes)
+            self._holder, self._heard_s = seat, now_s  # not before: who is refused has nothing to lose
         elif self._holder is seat:
-            self._let_go(seat, lost=move.lost, axes=move.axes)
+            self._let_go(seat, sequence=move.n, lost=move.lost, axes=move.axes)
         return None
 
-    def _let_go(self, seat: Seat, *, lost: bool, axes: tuple[float, ...] = ()) -> None:
+    def _let_go(self, seat: Seat, *, sequence: int, lost: bool, axes: tuple[float, ...] = ()) -> None:
         if self._holder is not seat:
             return
         self._holder = None
         if lost:
-            self._driver.lose(session=seat.session, sequence=seat.last + 1)
+            self._driver.lose(session=seat.session, sequence=sequence)
         else:
-            self._driver.drive(session=seat.session, sequence=seat.last, held=False, axes=axes)
+            self._driver.drive(session=seat.session, sequence=sequence, held=False, axes=axes)
 
 
 class Seat:

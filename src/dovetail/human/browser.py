@@ -82,6 +82,10 @@ class WithMailbox:
         hand = desk.reader.hand()
         decided = desk.handover.decide(hand, self._next_event(), observation, may_drive=self._may_drive)
         desk.reader.tell(desk.handover.control, driver=desk.handover.driver, heard=hand.sequence if hand else 0)
+        if decided is not None and decided.event is Event.START:
+            resume = getattr(self._inner, "resume", None)  # a device that was lost holds the arm, too
+            if resume is not None:
+                resume()
         if decided is not None and decided.event not in (None, Event.PAUSE):
             return decided
         if decided is not None and decided.action is None and not self._has_hands:
@@ -95,7 +99,8 @@ class WithMailbox:
             if inner.action is not None or inner.event is Event.START:
                 desk.handover.resume(hand)
             return inner
-        return HumanInput(action=decided.action, event=inner.event)  # it may still see that the task is done
+        # it may still see that the task is done; a device that was lost must not hold who drives from here
+        return HumanInput(action=decided.action, event=None if inner.event is Event.PAUSE else inner.event)
 
     def _next_event(self) -> Event | None:
         while (posted := self._desk.reader.next_event()) is not None:

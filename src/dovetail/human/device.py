@@ -71,6 +71,10 @@ class DeviceOperator:
             self._is_open = True
         self._handover.begin()
 
+    def resume(self) -> None:
+        """Somebody said start elsewhere: a loss of this device is over with."""
+        self._handover.resume(self._hand)
+
     def poll(self, observation: Observation) -> HumanInput:
         reading = self._device.read()
         event = None

@@ -13,10 +13,12 @@ from dovetail.core.types import Event, HumanInput, Observation
 __all__ = ["Judge", "Judged"]
 
 Judge = Callable[[Observation], float]  # how likely it is that this shows the task done
+_ENDS = (Event.SUCCESS, Event.FAILURE, Event.DISCARD, Event.RESET, Event.STOP)
 
 
 class Judged:
-    """See the Operator contract. Whatever the operator inside says or does comes first.
+    """See the Operator contract. Whatever the operator inside says or does comes first: once they have ended the episode,
+    the judge has no say in how it ended.
 
     `consecutive` answers in a row of at least `probability` are a success, which ends the episode as a person would. The
     judge is asked at every `every_steps`-th poll: there and then where time is simulated, and otherwise on a thread of
@@ -38,7 +40,7 @@ class Judged:
         self._probability, self._consecutive, self._every_steps = probability, consecutive, every_steps
         self._judge = _Beside(judge) if beside else _AtOnce(judge)
         self._num_polls = self._num_in_a_row = 0
-        self._done = False
+        self._done = self._is_over = False
 
     @property
     def name(self) -> str:
@@ -49,10 +51,13 @@ class Judged:
         self._inner.reset(rng=rng, robot_minutes=robot_minutes)
         self._judge.forget()
         self._num_polls = self._num_in_a_row = 0
-        self._done = False
+        self._done = self._is_over = False
 
     def poll(self, observation: Observation) -> HumanInput:
         person = self._inner.poll(observation)
+        self._is_over = self._is_over or person.event in _ENDS
+        if self._is_over:
+            return person
         if not self._done:  # after the end it is polled once more, to judge: then it stays with what it has said
             self._look(observation)
         if self._done and person.event is None:

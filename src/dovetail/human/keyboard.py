@@ -154,10 +154,11 @@ class TerminalKeys:
             ours = keys.axes(time.monotonic())
             axes = np.zeros(writer.box.num_axes, np.float32)
             axes[list(places)] = ours[list(places.values())]
-            with contextlib.suppress(UsageError):  # a console has the mailbox, or the ring is full
-                writer.drive(session=_SESSION, sequence=sequence, held=keys.held, axes=axes)
-                while said:
+            while said:  # first: an emergency stop is heard though a console has the mailbox
+                with contextlib.suppress(UsageError):  # it does, or the ring is full: nothing is said later
                     writer.post(said.pop(0), session=_SESSION)
+            with contextlib.suppress(UsageError):
+                writer.drive(session=_SESSION, sequence=sequence, held=keys.held, axes=axes)
 
     def _pressed(self) -> list[str | None]:
         """Keys that came within a moment; a None once the terminal is gone."""

@@ -74,6 +74,12 @@ class PedalOperator(DeviceOperator):
         super().reset(rng=rng, robot_minutes=robot_minutes)
         self._inner.reset(rng=rng, robot_minutes=robot_minutes)
 
+    def resume(self) -> None:
+        super().resume()
+        resume = getattr(self._inner, "resume", None)
+        if resume is not None:
+            resume()
+
     def poll(self, observation: Observation) -> HumanInput:
         pedal, inner = super().poll(observation), self._inner.poll(observation)
         if pedal.action is None:

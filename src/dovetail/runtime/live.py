@@ -66,6 +66,7 @@ class LiveLink:
         self._waits, self._announce = waits, announce
         self._mailbox: Mailbox | None = None
         self._board: dict[str, Any] | None = None
+        self._num_boards = 0  # a new one may look like the old: same layout, same descriptor
         self._descriptors: dict[str, int] = {}
         self._facts: dict[str, Any] = {}
         self._ended = threading.Event()
@@ -121,6 +122,7 @@ class LiveLink:
             os.close(self._descriptors["board"])
         self._descriptors["board"] = os.dup(descriptor)
         self._board = layout.to_json()
+        self._num_boards += 1
         self._show()
 
     def tell(self, **facts: Any) -> None:
@@ -136,6 +138,7 @@ class LiveLink:
             "robot": self._robot.to_json(),
             "descriptors": self._descriptors,
             "board": self._board,
+            "num_boards": self._num_boards,
         }
         write_atomic(self._path, json.dumps(facts).encode())
 
@@ -170,12 +173,13 @@ class LiveLink:
     def await_acknowledgement(self, fault: str, *, should_stop: Callable[[], bool]) -> bool:
         """The arm stands still until a person has seen the fault; False if the run is to end instead."""
         emergency = self.mailbox.newest(Event.EMERGENCY)
-        # said before the fault was shown, an acknowledgement is of something else; unless it answers an emergency stop
-        since = emergency if self.mailbox.emergency else self.mailbox.num_said
+        # said before the fault was shown, an acknowledgement is of something else; unless it answers an emergency stop.
+        # One by somebody who is not the writer has no number of its own: the next thing that is said has the same
+        first = emergency if self.mailbox.emergency else self.mailbox.num_said + 1
         self._announce(f"stopped: {fault}. It waits for an acknowledgement in the console (Ctrl-C ends the run)")
         self.tell(fault=fault)
         try:
-            while self.mailbox.emergency or self.mailbox.newest(Event.ACKNOWLEDGE) <= since:
+            while self.mailbox.emergency or self.mailbox.newest(Event.ACKNOWLEDGE) < first:
                 if should_stop():
                     return False
                 time.sleep(_LOOK_S)
