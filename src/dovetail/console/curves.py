@@ -63,7 +63,8 @@ class Story:
             self._correct(event)
         elif kind == "practice":  # PPO's: a line a rollout, with the episodes that ended in it
             while self._env_steps and self._env_steps[-1] >= event["env_steps"]:  # done again, after a kill
-                for values in (self._env_steps, self._alone, *self._values.values()):
+                self._alone.pop()
+                for values in (self._env_steps, *self._values.values()):
                     values.pop()
             for success in event.get("success", ()):
                 self._env_steps.append(float(event["env_steps"]))
