@@ -71,7 +71,7 @@ def test_a_version_is_judged_by_what_it_did_alone(run):
     )
     story = Story(RunView(run))
     story.read()
-    assert story.by_version == {3: [1.0, 0.0]}
+    assert story.by_version() == {3: [1.0, 0.0]}
 
 
 def test_advice_ends_when_it_is_over_and_warnings_come_first(run):
@@ -101,3 +101,22 @@ def test_long_curves_are_thinned_and_keep_their_end():
     points = [(float(i), 0.0) for i in range(1001)]
     assert len(thinned(points)) <= 400 and thinned(points)[-1] == (1000.0, 0.0)
     assert thinned([]) == []
+
+
+def test_labels_count_whenever_they_come(run):
+    """Also before the episode's own line, which is written once its updates are done; and for the version that acted."""
+    ended = {"event": "episode", "env_steps": 10, "human_share": 0.0, "policy_version": 4}
+    said = {"event": "labelled", "env_steps": 10, "by": "vlm", "success": True, "return": 1.0}
+    write(
+        run, {**said, "id": "early"}, {**ended, "id": "early"}, {**ended, "id": "late"}, {**ended, "id": "never"}
+    )
+    story = Story(RunView(run))
+    story.read()
+    assert story.by_version() == {4: [1.0]}
+    write(run, {**said, "id": "late", "success": False, "return": 0.0})
+    story.read()
+    assert story.by_version() == {4: [1.0, 0.0]}
+    assert story.curves()["success"] == [(10.0, 1.0), (10.0, 0.5)]
+    write(run, {**said, "id": "early", "discard": True})
+    story.read()
+    assert story.by_version() == {4: [0.0]}

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fake_devices import FakeEvdev, FakeInput, FakeSpaceMouse
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Event, HumanInput
 from dovetail.human import gamepad
 from dovetail.human.browser import BrowserConfig, BrowserOperator, Desk, WithMailbox
-from dovetail.human.device import onto_robot
+from dovetail.human.device import WithStop, onto_robot
 from dovetail.human.gamepad import GamepadConfig, GamepadOperator
 from dovetail.human.keyboard import KeyboardConfig, KeyboardOperator, Keys, TerminalKeys
 from dovetail.human.mailbox import Mailbox, MailboxReader, MailboxWriter
@@ -30,6 +29,7 @@ from dovetail.testing.fakes import (
     FakeTaskConfig,
 )
 from dovetail.testing.operators import check_dead_man, check_operator
+from fake_devices import FakeEvdev, FakeInput, FakeSpaceMouse
 
 SPEC = FakeArm(FakeArmConfig()).spec
 PAD_KEYS = (*gamepad.EVENTS, gamepad.BTN_TL, gamepad.BTN_SOUTH, gamepad.BTN_EAST)
@@ -212,6 +212,44 @@ def test_the_gamepad_moves_says_and_stops(monkeypatch):
     pad.input.press(gamepad.BTN_NORTH, gamepad.BTN_WEST)
     assert [operator.poll(seen).event for _ in range(3)] == [Event.SUCCESS, Event.FAILURE, None]
     pad.input.press(gamepad.BTN_START, gamepad.BTN_MODE)
+    assert operator.poll(seen).event is Event.EMERGENCY
+
+
+def test_what_is_pressed_between_episodes_is_of_none_but_for_the_emergency_stop(monkeypatch):
+    pad = Pad(monkeypatch)
+    operator, seen = opened(pad.make(None)), robot(None).observe()
+    pad.input.press(gamepad.BTN_NORTH, gamepad.BTN_WEST)
+    assert opened(operator).poll(seen) == HumanInput()
+    pad.input.press(gamepad.BTN_MODE)
+    assert opened(operator).poll(seen).event is Event.EMERGENCY
+    assert operator.poll(seen) == HumanInput()
+    pad.input.press(gamepad.BTN_SELECT)
+    assert opened(operator).poll(seen).event is Event.PAUSE
+
+
+def test_an_emergency_stop_is_heard_where_nobody_may_help(monkeypatch):
+    pad = Pad(monkeypatch)
+    operator, seen = opened(WithStop(NoOperator(), pad.make(None))), robot(None).observe()
+    pad.hold()
+    pad.input.press(gamepad.BTN_NORTH)
+    assert [operator.poll(seen), operator.poll(seen), operator.name] == [HumanInput(), HumanInput(), "none"]
+    pad.input.press(gamepad.BTN_MODE)
+    assert operator.poll(seen).event is Event.EMERGENCY
+    monkeypatch.setitem(sys.modules, "evdev", FakeEvdev())
+    absent = opened(WithStop(NoOperator(), GamepadOperator(GamepadConfig(), robot=SPEC)))
+    assert absent.poll(seen) == HumanInput()
+
+
+def test_an_emergency_stop_is_heard_though_the_pedal_is_lost(monkeypatch):
+    pedal, pad = FakeInput([KEY_B], path="/dev/input/event1"), FakeInput(PAD_KEYS, PAD_AXES)
+    monkeypatch.setitem(sys.modules, "evdev", FakeEvdev(pedal, pad))
+    inner = GamepadOperator(GamepadConfig(), robot=SPEC)
+    operator, seen = opened(PedalOperator(PedalConfig(), robot=SPEC, inner=inner)), robot(None).observe()
+    pedal.press(KEY_B)
+    operator.poll(seen)
+    pedal.plugged = False
+    assert operator.poll(seen).event is Event.PAUSE
+    pad.press(gamepad.BTN_MODE)
     assert operator.poll(seen).event is Event.EMERGENCY
 
 

@@ -100,6 +100,16 @@ def test_a_classifier_never_learns_from_its_own_word(tmp_path):
     assert truths(folder) == []
     said(folder, episodes[2], "human", success=False)
     assert [(truth.info.id, truth.success) for truth in truths(folder)] == [(episodes[2].id, False)]
+    said(folder, ended, "outcome", success=True)  # which only repeats what the classifier said at the robot
+    assert [truth.info.id for truth in truths(folder)] == [episodes[2].id]
+
+
+def test_what_a_person_said_at_the_console_counts_before_the_task(tmp_path):
+    episode = dataclasses.replace(
+        lamp_episode(0, success=True), operator="scripted+browser", judgement=Outcome.FAILURE
+    )
+    folder = lamp_run(tmp_path / "run", [episode])
+    assert [truth.success for truth in truths(folder)] == [False]
 
 
 def test_their_frames_are_read_with_the_robot_that_saw_them(tmp_path):

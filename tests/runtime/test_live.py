@@ -277,6 +277,17 @@ def test_what_a_killed_run_left_is_told(tmp_path, processes, name, value):
         run.close()
 
 
+def test_a_mailbox_of_another_arm_is_not_attached_to(tmp_path, processes):
+    """In one line, and as what a console looks for again: it must not end over it."""
+    run = Attended(tmp_path, "one_process")
+    try:
+        run.station.link.mailbox.word["num_axes"][0] = 6
+        with pytest.raises(NotLive, match="no mailbox of 7 axes"):
+            LiveView.attach(run.folder.path)
+    finally:
+        run.close()
+
+
 def test_a_person_shows_the_task_from_another_process(tmp_path):
     """A demonstration by hand in simulated time: it waits for the person, keeps pace with them, and is theirs."""
     path = tmp_path / "toy.yaml"

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import io
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
-from PIL import Image
-
 from dovetail.console.handles import Robot
-from dovetail.core.errors import DovetailError
-from dovetail.core.types import Array
+from dovetail.console.reels import as_jpeg
 
-__all__ = ["Cameras", "jpeg"]
+__all__ = ["Cameras"]
 
 FPS = 20.0
 _QUALITY = 82
-
-
-def jpeg(picture: Array) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(picture).save(file, "JPEG", quality=_QUALITY)
-    return file.getvalue()
+_LONGEST_PX = 1280  # a page shows no more of it
 
 
 class Cameras:
@@ -75,7 +66,7 @@ class Cameras:
                 last = self._newest.get(camera, (-1, b""))[0]
                 try:
                     taken = await loop.run_in_executor(self._thread, self._one, camera, last)
-                except DovetailError:  # the run has just ended, or cannot be filmed: there are no pictures
+                except Exception:  # the run has just ended, or cannot be filmed: others can, and the next one may
                     continue
                 if taken is not None:
                     async with self._news:
@@ -85,4 +76,4 @@ class Cameras:
 
     def _one(self, camera: str, last: int) -> tuple[int, bytes] | None:
         found = self._robot.frame(camera, newer_than=last)
-        return None if found is None else (found[0], jpeg(found[1]))
+        return None if found is None else (found[0], as_jpeg(found[1], longest_px=_LONGEST_PX, quality=_QUALITY))

@@ -25,14 +25,23 @@ class Story:
         self._env_steps: list[float] = []
         self._places: dict[str, int] = {}  # of episodes in the curves
         self._values: dict[str, list[float]] = {name: [] for name in _CURVES}
+        self._alone: list[int | None] = []  # which version acted in each with nobody's help
+        self._early: dict[str, Mapping[str, Any]] = {}  # labels that were there before their episode's own line
         self._advice: dict[str, Mapping[str, Any]] = {}
         self.evaluations: list[Mapping[str, Any]] = []
         self.checkpoints: list[Mapping[str, Any]] = []
-        self.by_version: dict[int, list[float]] = {}  # success of the episodes that it acted in, alone
 
     @property
     def num_episodes(self) -> int:
         return len(self._env_steps)
+
+    def by_version(self) -> dict[int, list[float]]:
+        """Success of the episodes that each version acted in, alone, as far as it is known."""
+        found: dict[int, list[float]] = {}
+        for version, success in zip(self._alone, self._values["success"], strict=True):
+            if version is not None and not math.isnan(success):
+                found.setdefault(version, []).append(success)
+        return found
 
     def read(self) -> None:
         events, self._place = self._run.events(self._place)
@@ -46,18 +55,20 @@ class Story:
             self._env_steps.append(float(event.get("env_steps", 0)))
             for name in _CURVES:
                 self._values[name].append(float(event.get(name, math.nan)))
-            if "policy_version" in event and "success" in event and not event.get("human_share"):
-                self.by_version.setdefault(int(event["policy_version"]), []).append(float(event["success"]))
-        elif kind == "labelled" and event["id"] in self._places:  # later than it ended
-            for name in ("success", "return"):
-                known = event.get(name) is not None and not event.get("discard")
-                self._values[name][self._places[event["id"]]] = float(event[name]) if known else math.nan
+            is_alone = "policy_version" in event and not event.get("human_share")
+            self._alone.append(int(event["policy_version"]) if is_alone else None)
+            if (labelled := self._early.pop(str(event.get("id")), None)) is not None:
+                self._correct(labelled)
+        elif kind == "labelled":
+            self._correct(event)
         elif kind == "practice":  # PPO's: a line a rollout, with the episodes that ended in it
             while self._env_steps and self._env_steps[-1] >= event["env_steps"]:  # done again, after a kill
+                self._alone.pop()
                 for values in (self._env_steps, *self._values.values()):
                     values.pop()
             for success in event.get("success", ()):
                 self._env_steps.append(float(event["env_steps"]))
+                self._alone.append(None)
                 for name, value in zip(_CURVES, (float(success), float(success), 0.0), strict=True):
                     self._values[name].append(value)
         elif kind in ("evaluated", "eval"):
@@ -68,6 +79,16 @@ class Story:
             self._advice[str(event.get("name"))] = event
         elif kind == "coach: over":
             self._advice.pop(str(event.get("name")), None)
+
+    def _correct(self, event: Mapping[str, Any]) -> None:
+        """What is said of an episode later than it ended, or while its own line was still to come."""
+        place = self._places.get(event["id"])
+        if place is None:
+            self._early[event["id"]] = event
+            return
+        for name in ("success", "return"):
+            known = event.get(name) is not None and not event.get("discard")
+            self._values[name][place] = float(event[name]) if known else math.nan
 
     def curves(self) -> dict[str, list[tuple[float, float]]]:
         """(env steps, mean of the last episodes) by name."""

@@ -70,8 +70,11 @@ class _Versions:
         except DovetailError as error:
             self._note.set_text(str(error))
             return
-        now_s = time.time()
-        rows = [(one.number, _ago(now_s - one.published_s), *self._did(one.number)) for one in reversed(versions)]
+        now_s, alone = time.time(), self._story.by_version()
+        rows = [
+            (one.number, _ago(now_s - one.published_s), *self._did(one.number, alone.get(one.number, [])))
+            for one in reversed(versions)
+        ]
         drawn = (rows, pinned)
         if drawn == self._drawn:
             return
@@ -125,11 +128,10 @@ class _Versions:
 
         return pin
 
-    def _did(self, number: int) -> tuple[str, str]:
+    def _did(self, number: int, alone: list[float]) -> tuple[str, str]:
         """How a version did: when it was evaluated, and in practice with nobody's help."""
         rated = [one for one in self._story.evaluations if one.get("version") == number]
         evaluation = f"{100 * rated[-1]['rate']:.0f} % of {rated[-1]['episodes']} evaluated" if rated else ""
-        alone = self._story.by_version.get(number, [])
         practice = f"{sum(alone):.0f} of {len(alone)} alone in practice" if alone else "no practice on its own yet"
         return evaluation, practice
 

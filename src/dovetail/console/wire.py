@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Any
@@ -52,9 +53,8 @@ def make(handles: Handles) -> FastAPI:
         found = handles.robot.state()
         if found is None:
             return {"state": None}
-        return {
-            "state": {**asdict(found), "driver": wheel.name_of(found.driver), "axes": list(handles.robot.axes)}
-        }
+        told = {**asdict(found), "driver": wheel.name_of(found.driver), "axes": list(handles.robot.axes)}
+        return {"state": _finite(told)}
 
     @app.get("/api/state")
     async def get_state() -> dict[str, Any]:
@@ -134,6 +134,15 @@ def make(handles: Handles) -> FastAPI:
             wheel.leave(seat)
 
     return app
+
+
+def _finite(value: Any) -> Any:
+    """What is not finite as nothing: JSON knows no NaN, and a sensor that says so is just when a page must go on."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    return [_finite(one) for one in value] if isinstance(value, (list, tuple)) else value
 
 
 async def _send_frames(socket: WebSocket, cameras: Cameras, camera: str, shown: asyncio.Event) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from dovetail.core.achieved import gripper_axes
 from dovetail.core.clock import NS_PER_S
+from dovetail.core.contracts import Operator
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
@@ -22,9 +23,10 @@ from dovetail.human.axes import cartesian_axes
 from dovetail.human.handover import Handover
 from dovetail.human.mailbox import EXPIRY_S, Hand
 
-__all__ = ["AXES", "Device", "DeviceOperator", "Reading", "load_library", "onto_robot"]
+__all__ = ["AXES", "Device", "DeviceOperator", "Reading", "WithStop", "load_library", "onto_robot"]
 
 AXES = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
+_MOST_WAITING = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,7 @@ class DeviceOperator:
         self._is_open = False
         self._sequence = 0
         self._hand: Hand | None = None
+        self._emergency = False  # pressed before the episode began
 
     def keep_pace(self, pace_s: float) -> None:
         """Time is simulated: see Handover."""
@@ -69,6 +72,15 @@ class DeviceOperator:
         if not self._is_open:
             self._device.open()
             self._is_open = True
+        for _ in range(_MOST_WAITING):  # said between episodes, of none of them
+            reading = self._device.read()
+            if reading is None or reading.event is None:
+                break
+            self._emergency |= reading.event is Event.EMERGENCY
+            if reading.event is Event.PAUSE:
+                self._handover.pause()
+            elif reading.event is Event.START:
+                self.resume()
         self._handover.begin()
 
     def resume(self) -> None:
@@ -85,6 +97,8 @@ class DeviceOperator:
             self._hand = Hand(
                 session=1, sequence=self._sequence, held=self._hand.held, axes=self._hand.axes, good=False
             )
+        if self._emergency:
+            event, self._emergency = Event.EMERGENCY, False
         return self._handover.decide(self._hand, event, observation) or HumanInput()
 
     def close(self) -> None:
@@ -104,6 +118,31 @@ class DeviceOperator:
             expires_ns=round(EXPIRY_S * NS_PER_S),
             good=bool((np.abs(axes) <= 1.0).all()),
         )
+
+
+class WithStop:
+    """Whoever acts, where nobody's hands do; of a device in somebody's reach, the emergency stop alone is heard."""
+
+    def __init__(self, inner: Operator, device: DeviceOperator) -> None:
+        self._inner, self._device = inner, device
+        self._is_there = False
+
+    @property
+    def name(self) -> str:
+        return self._inner.name
+
+    def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
+        self._inner.reset(rng=rng, robot_minutes=robot_minutes)
+        try:
+            self._device.reset(rng=rng, robot_minutes=robot_minutes)
+            self._is_there = True
+        except UsageError:  # not plugged in: what is evaluated needs nobody's hands
+            self._is_there = False
+
+    def poll(self, observation: Observation) -> HumanInput:
+        if self._is_there and self._device.poll(observation).event is Event.EMERGENCY:
+            return HumanInput(event=Event.EMERGENCY)
+        return self._inner.poll(observation)
 
 
 def onto_robot(robot: RobotSpec, *, name: str) -> dict[int, int]:

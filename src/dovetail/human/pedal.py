@@ -15,7 +15,7 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import HumanInput, Observation
+from dovetail.core.types import Event, HumanInput, Observation
 from dovetail.human._evdev import InputDevice, key_code
 from dovetail.human.device import Device, DeviceOperator, Reading
 
@@ -80,8 +80,16 @@ class PedalOperator(DeviceOperator):
         if resume is not None:
             resume()
 
+    def close(self) -> None:
+        super().close()
+        close = getattr(self._inner, "close", None)
+        if close is not None:
+            close()
+
     def poll(self, observation: Observation) -> HumanInput:
         pedal, inner = super().poll(observation), self._inner.poll(observation)
+        if inner.event is Event.EMERGENCY:  # whatever has become of the pedal
+            return HumanInput(event=inner.event)
         if pedal.action is None:
             return pedal if pedal.event is not None else HumanInput(event=inner.event)
         # pressed: the arm is the other one's, and stands still where that one does nothing

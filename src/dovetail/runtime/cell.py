@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dovetail.actor.control import EMERGENCY
@@ -14,7 +14,7 @@ from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
 from dovetail.core.specs import match
 from dovetail.core.types import Array, Purpose
 from dovetail.human.browser import Desk, WithMailbox
-from dovetail.human.device import DeviceOperator
+from dovetail.human.device import DeviceOperator, WithStop
 from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
@@ -31,6 +31,9 @@ class Cell:
     clock: Clock
     _raw: Robot
     hides_success: bool = False  # from practice
+    _devices: dict[str, DeviceOperator] = field(
+        default_factory=dict
+    )  # one of each, whatever it is for: it is opened once
 
     def task_for(self, purpose: Purpose) -> Task:
         """As that purpose may know it: practice may be kept from knowing when it is done."""
@@ -50,11 +53,11 @@ class Cell:
         hands = demonstrates(section)
         operator: Operator
         if purpose is Purpose.DEMO and not hands:
-            operator = Demonstrator(task=self.task, noise=demo_noise)
+            operator = self._stoppable(Demonstrator(task=self.task, noise=demo_noise), section)
         elif purpose is Purpose.EVAL:
-            operator = NoOperator()
+            operator = self._stoppable(NoOperator(), section)
         else:
-            operator = self._build_operator(section, self.task_for(purpose))
+            operator = self._device(section) or self._build_operator(section, self.task_for(purpose))
         if desk is None:
             return operator
         return WithMailbox(
@@ -63,6 +66,22 @@ class Cell:
             may_drive=purpose is not Purpose.EVAL,
             demonstrates=purpose is Purpose.DEMO and hands,
         )
+
+    def _stoppable(self, operator: Operator, section: PluginSection) -> Operator:
+        device = self._device(section)
+        return operator if device is None else WithStop(operator, device)
+
+    def _device(self, section: PluginSection) -> DeviceOperator | None:
+        """Whoever is configured, if that is a device."""
+        kind = resolve("operator", section.type)
+        if not (isinstance(kind, type) and issubclass(kind, DeviceOperator)):
+            return None
+        name = repr(section.to_plain())
+        if name not in self._devices:
+            operator = self._build_operator(section, self.task_for(Purpose.ONLINE))
+            assert isinstance(operator, DeviceOperator)
+            self._devices[name] = operator
+        return self._devices[name]
 
     def _build_operator(self, section: PluginSection, task: Task) -> Operator:
         """One that wraps another names that one in its config, as `operator`."""
@@ -83,6 +102,8 @@ class Cell:
 
     def close(self) -> None:
         self.robot.stop()
+        for device in self._devices.values():
+            device.close()
         close = getattr(self._raw, "close", None)
         if close:
             close()

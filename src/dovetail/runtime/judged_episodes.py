@@ -48,10 +48,13 @@ def truth_of(folder: RunFolder, info: EpisodeInfo, labels: LabelStore) -> Truth 
     """None: nobody knows, or it says nothing of the task."""
     if info.outcome is Outcome.ABORTED or not info.num_steps:
         return None
+    by_model = any(name in _MODELS for name in info.operator.split("+"))  # such as `scripted+classifier`
+    # then an end that was called a success at the robot may be the very model's that is to learn, and `outcome` repeats it
+    believed = {HUMAN} if by_model and info.judgement is Outcome.SUCCESS else _TRUE
     said = [
         record.labels
         for record in labels.history(info.id)
-        if record.labels.labeler in _TRUE and not record.retracted
+        if record.labels.labeler in believed and not record.retracted
     ]
     said.sort(key=lambda one: (one.labeler == HUMAN, one.priority))  # stable: the newest of the best is last
     if said:
@@ -65,12 +68,10 @@ def truth_of(folder: RunFolder, info: EpisodeInfo, labels: LabelStore) -> Truth 
             by_person=best.labeler == HUMAN,
             rewards=best.rewards,
         )
-    if info.judgement in (Outcome.SUCCESS, Outcome.FAILURE) and "+" not in info.operator:
+    if info.judgement in (Outcome.SUCCESS, Outcome.FAILURE) and not by_model:
         return Truth(run=folder.path, info=info, success=info.judgement is Outcome.SUCCESS, by_person=False)
     if any(section.type in _MODELS for section in folder.config.labels):
-        return (
-            None  # what ended the episode, as `scripted+classifier`, may have been the very model that is to learn
-        )
+        return None  # who labels may also have ended it
     return Truth(run=folder.path, info=info, success=info.outcome is Outcome.SUCCESS, by_person=False)
 
 

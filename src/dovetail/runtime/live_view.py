@@ -22,7 +22,7 @@ import numpy as np
 
 from dovetail.actor.board import Board, BoardLayout
 from dovetail.core.clock import NS_PER_S, boot_id
-from dovetail.core.errors import FailureError
+from dovetail.core.errors import DovetailError, FailureError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Source
 from dovetail.human.mailbox import Control, Mailbox, MailboxWriter
@@ -33,6 +33,7 @@ from dovetail.runtime.live_film import LiveFilm
 
 __all__ = ["LiveState", "LiveView", "NotLive"]
 
+_BROKEN = (OSError, KeyError, TypeError, ValueError)
 _IDLE_S = 1.0  # without a tick for so long, the robot is between episodes
 
 
@@ -81,7 +82,7 @@ class LiveView:
         link = _read(folder)
         try:
             return LiveView(folder, link)
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (DovetailError, *_BROKEN) as error:
             raise NotLive(f"run {folder} runs, but cannot be watched: {error}") from error
 
     @property
@@ -98,7 +99,7 @@ class LiveView:
             self._link = link
             try:
                 self._attach_board()
-            except OSError as error:
+            except _BROKEN as error:
                 raise NotLive(f"run {self._folder} has just ended: {error}") from error
 
     def _attach_board(self) -> None:
