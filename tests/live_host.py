@@ -22,6 +22,7 @@ from dovetail.core.types import Episode, EpisodeOrder, Purpose
 from dovetail.episodes.ids import new_episode_id
 from dovetail.runtime.cell import build_cell
 from dovetail.runtime.host import RobotHost
+from dovetail.runtime.judging import Ruling
 from dovetail.testing.fakes import FakeTask
 from dovetail.testing.live import JournalNote, read_journal
 
@@ -90,7 +91,7 @@ class Processes:
 class Live:
     """A host with its arm. `go()` runs an episode in a thread; the test then does harm, and `ended()` waits."""
 
-    def __init__(self, folder: Path, *overrides: str, spool: bool = True) -> None:
+    def __init__(self, folder: Path, *overrides: str, spool: bool = True, ruling: Ruling | None = None) -> None:
         self.journal_path, self.spool = folder / "journal", folder / "spool" if spool else None
         path = folder / "live.yaml"
         path.write_text(CONFIG % self.journal_path)
@@ -104,6 +105,7 @@ class Live:
             spool=self.spool,
             weights=self.weights,
             should_stop=self.stop.is_set,
+            ruling=ruling,
         )
         self.episode: Episode | None = None
         self.error: Exception | None = None
@@ -178,8 +180,8 @@ def _open_files() -> int:
 def live(tmp_path, processes):
     made: list[Live] = []
 
-    def make(*overrides: str, spool: bool = True) -> Live:
-        made.append(Live(tmp_path, *overrides, spool=spool))
+    def make(*overrides: str, spool: bool = True, ruling: Ruling | None = None) -> Live:
+        made.append(Live(tmp_path, *overrides, spool=spool, ruling=ruling))
         return made[-1]
 
     yield make

@@ -408,3 +408,12 @@ def test_a_board_of_its_own_memory_is_the_same_board():
     board.ask_to_stop()
     assert (board.heartbeat_ns, board.stopping) == (123, True)
     assert (board.request.read(), board.answer.read()) == (None, None)
+
+
+@pytest.mark.parametrize("row", [0, 1, 77])
+def test_a_judge_says_of_which_row_it_speaks(row):
+    board = make_board()
+    assert board.judged == (-1, False)
+    for done in (True, False):
+        board.say_judged(row, done)
+        assert board.judged == (row, done)

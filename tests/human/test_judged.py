@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail.core.types import Event, HumanInput, Observation
-from dovetail.human.judged import Judged
+from dovetail.human.judged import AtOnce, Beside, Elsewhere, Judged
 from dovetail.human.none import NoOperator
 
 
@@ -20,9 +20,9 @@ def said(observation: Observation) -> float:
     return float(observation.values["state"][0])
 
 
-def judged(judge=said, inner=None, **settings) -> Judged:
+def judged(judge=said, inner=None, *, beside=False, **settings) -> Judged:
     wanted = {"name": "classifier", "probability": 0.8, "consecutive": 3} | settings
-    operator = Judged(inner or NoOperator(), judge, **wanted)
+    operator = Judged(inner or NoOperator(), Beside(judge) if beside else AtOnce(judge), **wanted)
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
     return operator
 
@@ -133,3 +133,26 @@ def test_a_judge_that_breaks_is_heard_of() -> None:
         operator.poll(seen(0.0))
     with pytest.raises(KeyError, match="wrist"):
         judged(broken).poll(seen(0.0))
+
+
+def test_a_judge_elsewhere_is_heard_of_this_episode_only() -> None:
+    answer, num_seen = (-1, False), 0
+    operator = Judged(
+        NoOperator(),
+        Elsewhere(lambda: answer, lambda: num_seen),
+        name="judge",
+        probability=1.0,
+        consecutive=2,
+    )
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    assert events(operator, 0.0) == [None]
+    answer = (4, True)
+    assert events(operator, 0.0, 0.0) == [None, None]  # one answer is one, however often it is read
+    num_seen = 6
+    operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    answer = (5, True)  # of the episode before
+    assert events(operator, 0.0) == [None]
+    answer = (6, True)
+    assert events(operator, 0.0) == [None]
+    answer = (8, True)
+    assert events(operator, 0.0) == [Event.SUCCESS]

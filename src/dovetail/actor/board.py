@@ -40,7 +40,7 @@ _HEALTH = (
     "worst_late_ns",
     "thinking_ns",
 )  # of the control loop, for whoever watches
-_COUNTERS = ("seen", "stepped", "first", "heartbeat_ns", "ticked_ns", "stop", "num_names", *_HEALTH)
+_COUNTERS = ("seen", "stepped", "first", "heartbeat_ns", "ticked_ns", "stop", "num_names", "judged", *_HEALTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,6 +218,16 @@ class Board:
     def ask_to_stop(self, *, stop: bool = True) -> None:
         """Or to go on: a wish to end the last episode says nothing of the next."""
         self._counters["stop"][0] = stop
+
+    @property
+    def judged(self) -> tuple[int, bool]:
+        """The row that a judge beside the loop has looked at last, and whether it showed the task done; -1 before."""
+        word = int(self._counters["judged"][0])
+        return word // 2 - 1, bool(word % 2)
+
+    def say_judged(self, row: int, done: bool) -> None:
+        """In one word, so that whoever reads it reads both."""
+        self._counters["judged"][0] = 2 * (row + 1) + done
 
     # ---- control writes
 

@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
 from dovetail.core.contracts import Operator
 from dovetail.core.types import Event, HumanInput, Observation
 
-__all__ = ["Judge", "Judged"]
+__all__ = ["AtOnce", "Beside", "Elsewhere", "Judge", "Judged"]
 
 Judge = Callable[[Observation], float]  # how likely it is that this shows the task done
+
+
+class Asked(Protocol):
+    """A judge as a control loop may ask one: no call waits for its thinking, unless time does too."""
+
+    def show(self, observation: Observation) -> None: ...
+
+    def take(self) -> float | None:
+        """What it said since it was last asked, if anything."""
+
+    def forget(self) -> None:
+        """A new episode: what it says of what it was shown before counts no more."""
+
+
 _ENDS = (Event.SUCCESS, Event.FAILURE, Event.DISCARD, Event.RESET, Event.STOP)
 
 
@@ -21,24 +36,22 @@ class Judged:
     the judge has no say in how it ended.
 
     `consecutive` answers in a row of at least `probability` are a success, which ends the episode as a person would. The
-    judge is asked at every `every_steps`-th poll: there and then where time is simulated, and otherwise on a thread of
-    its own, about the newest observation whenever it is free, so that no tick waits for it.
+    judge is shown every `every_steps`-th observation, and answers as it is one: `AtOnce`, `Beside`, `Elsewhere`.
     """
 
     def __init__(
         self,
         inner: Operator,
-        judge: Judge,
+        judge: Asked,
         *,
         name: str,
         probability: float,
         consecutive: int,
         every_steps: int = 1,
-        beside: bool = False,
     ) -> None:
         self._inner, self._name = inner, name
         self._probability, self._consecutive, self._every_steps = probability, consecutive, every_steps
-        self._judge = _Beside(judge) if beside else _AtOnce(judge)
+        self._judge = judge
         self._num_polls = self._num_in_a_row = 0
         self._done = self._is_over = False
 
@@ -74,7 +87,9 @@ class Judged:
             self._done = self._num_in_a_row >= self._consecutive
 
 
-class _AtOnce:
+class AtOnce:
+    """There and then: where time is simulated, it waits."""
+
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
         self._answer: float | None = None
@@ -91,9 +106,9 @@ class _AtOnce:
         self._answer = None
 
 
-class _Beside:
-    """One observation at a time: what is shown while it thinks is passed over. Neither side ever waits for the other's
-    work; what changes hands is one reference."""
+class Beside:
+    """On a thread of its own, one observation at a time: what is shown while it thinks is passed over. Neither side ever
+    waits for the other's work; what changes hands is one reference."""
 
     def __init__(self, judge: Judge) -> None:
         self._judge = judge
@@ -140,3 +155,25 @@ class _Beside:
                 self._said = (episode, self._judge(observation))
             except BaseException as error:
                 self._said = error
+
+
+class Elsewhere:
+    """Another process looks at what was observed by itself, and leaves its answer where `said` finds it: the row that it
+    is about, and whether that shows the task done. `num_seen` counts the rows so far."""
+
+    def __init__(self, said: Callable[[], tuple[int, bool]], num_seen: Callable[[], int]) -> None:
+        self._said, self._num_seen = said, num_seen
+        self._last = -1
+
+    def show(self, observation: Observation) -> None:
+        pass
+
+    def take(self) -> float | None:
+        row, done = self._said()
+        if row <= self._last:
+            return None
+        self._last = row
+        return float(done)
+
+    def forget(self) -> None:
+        self._last = self._num_seen() - 1

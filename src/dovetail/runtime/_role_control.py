@@ -21,10 +21,12 @@ from dovetail.actor.telemetry import Telemetry
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.clock import NS_PER_S, RealClock
+from dovetail.core.contracts import Operator
 from dovetail.core.errors import DovetailError, RobotFault
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import EpisodeOrder, Purpose
 from dovetail.human.browser import Desk
+from dovetail.human.judged import Elsewhere, Judged
 from dovetail.human.mailbox import Mailbox
 from dovetail.runtime._bell import Ear, Ringer, wait_for
 from dovetail.runtime._channel import Channel
@@ -149,6 +151,14 @@ class _Loops:
             self._made[purpose] = self._make(purpose)
         return self._made[purpose]
 
+    def _operator_for(self, purpose: Purpose) -> Operator:
+        orders, board = self._role.orders, self._role.board
+        operator = self._cell.operator(purpose, self._operator, demo_noise=orders["demo_noise"], desk=self._desk)
+        if orders["consecutive"] is None or purpose is not Purpose.ONLINE:
+            return operator
+        judge = Elsewhere(lambda: board.judged, lambda: board.num_seen)  # the supervisor's
+        return Judged(operator, judge, name="judge", probability=1.0, consecutive=orders["consecutive"])
+
     def _make(self, purpose: Purpose) -> ControlLoop:
         cell, acts = self._cell, purpose is not Purpose.DEMO
         assert isinstance(self._actor.config, ActorConfig)
@@ -157,9 +167,7 @@ class _Loops:
             self._mode,
             robot=cell.robot,
             task=cell.task_for(purpose),
-            operator=cell.operator(
-                purpose, self._operator, demo_noise=self._role.orders["demo_noise"], desk=self._desk
-            ),
+            operator=self._operator_for(purpose),
             policy=self._policy if acts else None,
             mind=self._mind if acts else None,
             board=self._role.board,

@@ -32,7 +32,7 @@ from dovetail.runtime.attended import AttendedActor, DeskWatch
 from dovetail.runtime.cell import Cell, build_cell
 from dovetail.runtime.experience import Replay
 from dovetail.runtime.host import RobotHost
-from dovetail.runtime.judging import check_judge, judged
+from dovetail.runtime.judging import check_judge, ruling_of
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.parts import build_policy
 
@@ -103,7 +103,7 @@ class Station:
         if not self._panels:
             panel = build_panel(self.config, folder)
             panel.check(self.robot.spec)
-            check_judge(self.config, panel)
+            check_judge(self.config, panel, real_time=self.real_time)
             self._panels.append(panel)
         return self._panels[0]
 
@@ -125,8 +125,9 @@ class Station:
         operator = self.cell.operator(
             purpose, self.config.operator, demo_noise=self.config.run.demo_noise, desk=self._desk
         )
-        if purpose is Purpose.ONLINE:
-            operator = judged(operator, self.config, self.panel(), beside=self.real_time)
+        ruling = ruling_of(self.config, self.panel()) if purpose is Purpose.ONLINE else None
+        if ruling is not None:
+            operator = ruling.beside(operator, real_time=self.real_time)
         return self._attended(self.actor(operator=operator, policy=policy, spool=spool, purpose=purpose))
 
     def actor(
@@ -190,6 +191,7 @@ class Station:
                 parts=self.parts,
                 should_stop=self.should_stop,
                 link=self.link,
+                ruling=ruling_of(self.config, self.panel()),
             )
         return self._hosts[folder]
 

@@ -27,7 +27,7 @@ from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors
 from dovetail.core.clock import NS_PER_S
-from dovetail.core.errors import DovetailError, FailureError, RobotFault, StoreError
+from dovetail.core.errors import DovetailError, FailureError, RobotFault, StoreError, one_line
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
@@ -35,6 +35,7 @@ from dovetail.runtime._bell import bell
 from dovetail.runtime._process import STOP_S, RoleProcess
 from dovetail.runtime._shared import mapped, nameless_memory
 from dovetail.runtime.cell import Cell
+from dovetail.runtime.judging import Onlooker, Ruling
 from dovetail.runtime.live import LiveLink
 from dovetail.weights.store import DiskWeightStore
 
@@ -59,6 +60,7 @@ class RobotHost:
         parts: Path | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         link: LiveLink | None = None,
+        ruling: Ruling | None = None,
     ) -> None:
         assert isinstance(config.actor.config, ActorConfig)
         mode: Mode = getattr(resolve("actor", config.actor.type), "mode")  # noqa: B009
@@ -70,6 +72,7 @@ class RobotHost:
         self._weights = weights.absolute() if weights else None  # where the run publishes them
         self._parts = parts.absolute() if parts else None  # where it keeps what its policy started from
         self._should_stop, self._link = should_stop, link
+        self._ruling = ruling  # who ends an episode of practice that has succeeded
         self._processes: dict[str, RoleProcess] = {}
         self._board: Board | None = None
         self._heart: threading.Thread | None = None
@@ -103,16 +106,25 @@ class RobotHost:
                 return None
             raise
         failure: DovetailError | None = None
-        try:
-            ended = self._await(first)
-        except DovetailError as error:
-            ended, failure = self._cut_short(first), error
+        with self._judging(order, first) as judge:
+            try:
+                ended = self._await(first)
+            except DovetailError as error:
+                ended, failure = self._cut_short(first), error
         self._finish(ended)
         episode = self._collect(order.id)
         self._stopped = ended["stopped"] or self._should_stop()
+        if failure is None and judge is not None and judge.problem is not None:
+            failure = FailureError(f"the judge that ends episodes failed: {one_line(judge.problem)}")
         if failure is not None and not self._stopped:
             raise failure
         return episode
+
+    def _judging(self, order: EpisodeOrder, first: int) -> contextlib.AbstractContextManager[Onlooker | None]:
+        if self._ruling is None or order.purpose is not Purpose.ONLINE:
+            return contextlib.nullcontext()
+        assert self._board is not None
+        return Onlooker(self._ruling, self._board, first=first)
 
     def _begin(self, order: EpisodeOrder) -> int:
         """Tell everybody that an episode begins; returns its first row on the board."""
@@ -122,6 +134,8 @@ class RobotHost:
         operator = self._cell.operator(
             order.purpose, section, demo_noise=self._config.run.demo_noise, desk=desk
         ).name
+        if self._ruling is not None and order.purpose is Purpose.ONLINE:
+            operator += f"+{self._ruling.name}"
         start = make_start(order, task=self._cell.task, robot=self._cell.robot.spec, operator=operator)
         first = self._board.num_seen
         self._board.ask_to_stop(stop=False)
@@ -319,6 +333,7 @@ class RobotHost:
                 "policy": self._policy.to_json(),
                 "demo_noise": config.run.demo_noise,
                 "hides_success": config.labeling.hide_success,
+                "consecutive": self._ruling.consecutive if self._ruling else None,
             }
         if name == "inference":
             return {
