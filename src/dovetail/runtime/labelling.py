@@ -148,6 +148,7 @@ class LabelDesk:
         while self._line and len(self._under_way) < limit and self._now_s() >= self._not_before_s:
             case = self._line.popleft()
             if self._store.current(case.episode_id) is not None:  # somebody was quicker
+                self._settle(case.episode_id)  # it may have been put off after they had spoken
                 continue
             self._under_way.add(case.episode_id)
             name = f"labels of {case.episode_id}"
