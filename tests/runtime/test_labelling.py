@@ -180,6 +180,21 @@ def test_nobody_is_asked_about_what_a_person_has_labelled_meanwhile(tmp_path: Pa
     assert [record.labels.labeler for record in store.history("e3")] == ["human"]
 
 
+def test_who_labels_while_a_server_fails_is_not_asked_again(tmp_path: Path) -> None:
+    slow = Slow()
+    slow.away = True
+    desk, store, queue, time = desk_of(tmp_path, slow, retry_s=5.0)
+    label(desk, "e0")
+    store.add(human_labels("e0", num_steps=3, outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, by="somebody"))
+    assert desk.news() == ["e0"]
+    slow.go.set()
+    until(desk)
+    time.s += 6.0
+    desk.news()
+    assert queue.ids() == []
+    assert desk.waiting() == {}
+
+
 def test_what_waits_is_taken_up_again(tmp_path: Path) -> None:
     """Another process: nothing but the files is left."""
     slow = Slow()

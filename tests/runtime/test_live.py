@@ -23,6 +23,7 @@ from dovetail.runtime.build import build_station
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 from dovetail.runtime.live import LIVE_JSON, LiveLink
+from dovetail.runtime.live_film import LiveFilm
 from dovetail.runtime.live_view import LiveView, NotLive
 from dovetail.testing.live import read_journal
 from live_host import eventually, order
@@ -286,6 +287,23 @@ def test_a_mailbox_of_another_arm_is_not_attached_to(tmp_path, processes):
             LiveView.attach(run.folder.path)
     finally:
         run.close()
+
+
+def test_what_cannot_be_filmed_is_tried_once(tmp_path, monkeypatch):
+    """Building a world for every picture that does not come would take the machine from the robot."""
+    (tmp_path / "config.yaml").write_text("robot: {type: sim}\nrun: {showcase_camera: front}\n")
+    film, tried = LiveFilm(tmp_path), []
+
+    def fails(camera):
+        tried.append(camera)
+        raise OSError("no GL here")
+
+    monkeypatch.setattr(film, "_open", fails)
+    trace = {"sim_qpos": np.zeros(3)}
+    with pytest.raises(OSError, match="no GL"):
+        film.picture("front", trace)
+    assert film.picture("front", trace) is None
+    assert (tried, film.cameras) == (["front"], ())
 
 
 def test_a_person_shows_the_task_from_another_process(tmp_path):

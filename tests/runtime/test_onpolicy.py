@@ -238,6 +238,7 @@ def test_a_rollout_that_is_not_finite_is_skipped_and_too_many_end_it(make):
     [
         ("operator.type=scripted", "nobody can take over in ppo's many worlds at once"),
         ("labels=[{type: outcome, dense: true}]", "takes the task's own rewards at every tick"),
+        ("labeling.hide_success=true", "labeling.hide_success=false"),
         ("run.demos=2", "shows a cloned policy another world than it was cloned in"),
     ],
 )

@@ -11,6 +11,8 @@ import pytest
 
 from dovetail.core.errors import LabelError
 from dovetail.core.types import Labels
+from dovetail.labels.panel import OPINION
+from dovetail.labels.queue import LabelQueue, Reason
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.relabel import relabel
 
@@ -41,6 +43,17 @@ class Moody:
 def test_failures_that_are_not_in_a_row_do_not_end_it(tmp_path: Path) -> None:
     done = relabel(map(str, range(20)), labeler=Moody(set(range(0, 20, 2))), log=LOG, store=LabelStore(tmp_path))
     assert (done.num_labelled, len(done.failures), done.gave_up) == (10, 10, False)
+
+
+def test_what_counts_waits_no_longer(tmp_path: Path) -> None:
+    """An opinion decides nothing, and where a person is asked in any case, a machine's word is not enough."""
+    store, queue = LabelStore(tmp_path), LabelQueue(tmp_path / "queue")
+    for name, reason in (("0", Reason.AWAY), ("1", Reason.NEW), ("2", Reason.UNCERTAIN), ("3", Reason.AWAY)):
+        queue.put(name, (reason,))
+    relabel(("0", "1", "2"), labeler=Moody(set()), log=LOG, store=store, queue=queue, priority=OPINION)
+    assert queue.ids() == ["0", "1", "2", "3"]
+    relabel(map(str, range(4)), labeler=Moody({3}), log=LOG, store=store, queue=queue)
+    assert queue.ids() == ["1", "3"]
 
 
 def test_five_in_a_row_do(tmp_path: Path) -> None:

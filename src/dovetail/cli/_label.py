@@ -26,6 +26,7 @@ from dovetail.core.types import Outcome
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.labels.agreement import agreements, verdicts
 from dovetail.labels.panel import OPINION
+from dovetail.labels.queue import LabelQueue
 from dovetail.labels.store import LabelStore
 from dovetail.runtime.build import build_labeler
 from dovetail.runtime.folder import RunFolder
@@ -84,6 +85,7 @@ class _Job:
     def __init__(self, folder: RunFolder, request: Request, store: LabelStore, found: Sequence[Found]) -> None:
         self._request = request
         self._store = store
+        self._queue = LabelQueue(folder.label_queue)
         self._priority = OPINION if request.opinion else 0
         section = _section(folder, request)
         self._labeler = _build(section, request, folder)
@@ -124,6 +126,7 @@ class _Job:
                 labeler=self._labeler,
                 log=log,
                 store=self._store,
+                queue=self._queue,
                 priority=self._priority,
                 on_done=lambda _: progress.advance(task),
                 should_stop=stop,

@@ -21,6 +21,7 @@ from typing import Any
 from dovetail.core.disk import MissingError, dump_json, fsync_folder, load_json, read_file, write_file, writer
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Labels
+from dovetail.labels.human import HUMAN
 
 __all__ = ["LabelQueue", "Opinion", "Reason", "Waiting"]
 
@@ -135,6 +136,14 @@ class LabelQueue:
                 return False
             fsync_folder(self._folder)
             return True
+
+    def settle(self, labels: Labels) -> bool:
+        """These count now: it waits no longer, unless a person is asked in any case and has not spoken. Says whether it
+        did."""
+        item = self.get(labels.episode_id)
+        if item is None or (labels.labeler != HUMAN and Reason.NEW in item.reasons):
+            return False
+        return self.done(labels.episode_id)
 
     def _path(self, episode_id: str) -> Path:
         if not _ID.fullmatch(episode_id):

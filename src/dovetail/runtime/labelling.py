@@ -17,7 +17,6 @@ from queue import Empty, SimpleQueue
 from dovetail.config.schema import LabelingConfig
 from dovetail.core.errors import LabelError, one_line
 from dovetail.core.types import Episode, Labels
-from dovetail.labels.human import HUMAN
 from dovetail.labels.panel import Hearing, Panel
 from dovetail.labels.queue import LabelQueue, Opinion, Reason
 from dovetail.labels.store import Cursor, LabelStore
@@ -148,6 +147,7 @@ class LabelDesk:
         while self._line and len(self._under_way) < limit and self._now_s() >= self._not_before_s:
             case = self._line.popleft()
             if self._store.current(case.episode_id) is not None:  # somebody was quicker
+                self._settle(case.episode_id)  # it may have been put off after they had spoken
                 continue
             self._under_way.add(case.episode_id)
             name = f"labels of {case.episode_id}"
@@ -203,8 +203,5 @@ class LabelDesk:
     def _settle(self, episode_id: str) -> None:
         """Take it out of the queue, once there is what it waited for; whoever said it may not have come that far."""
         labels = self._store.current(episode_id)
-        if labels is None:
-            return
-        item = self._queue.get(episode_id)
-        if item is not None and (labels.labeler == HUMAN or Reason.NEW not in item.reasons):
-            self._queue.done(episode_id)
+        if labels is not None:
+            self._queue.settle(labels)

@@ -42,7 +42,11 @@ class LiveFilm:
         if camera not in self.cameras or "sim_qpos" not in trace:
             return None
         if self._film is None:
-            self._film = self._open(camera)
+            try:
+                self._film = self._open(camera)
+            except Exception:
+                self._camera = None  # without GL, say: not to be tried again for each picture
+                raise
         return next(self._film.frames({name: value[None] for name, value in trace.items()}))
 
     def close(self) -> None:

@@ -221,6 +221,8 @@ def check_practice(config: RunConfig) -> None:
         raise UsageError(
             "on-policy learning takes the task's own rewards at every tick, so leave out `labels`: set task.reward"
         )
+    if config.labeling.hide_success:
+        raise UsageError("on-policy learning takes the task's own rewards: set labeling.hide_success=false")
     if config.learner.ranks > 1:
         raise UsageError(
             f"learner.ranks is for algorithms that learn from replay, and {config.algorithm.type} does not"

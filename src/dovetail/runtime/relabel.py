@@ -13,6 +13,7 @@ from dovetail.core.contracts import Labeler
 from dovetail.core.errors import DovetailError, LabelError
 from dovetail.core.types import Labels
 from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.queue import LabelQueue
 from dovetail.labels.store import LabelStore
 
 __all__ = ["Relabelled", "has_label", "relabel"]
@@ -36,12 +37,14 @@ def relabel(
     labeler: Labeler,
     log: EpisodeLog,
     store: LabelStore,
+    queue: LabelQueue | None = None,
     priority: int = 0,
     on_done: Callable[[str], None] = lambda episode_id: None,
     should_stop: Callable[[], bool] = lambda: False,
 ) -> Relabelled:
     """Ask a labeler about these, about as many at once as it may be (`max_concurrent`; one, if it does not say), and
-    keep what it says. `on_done(id)` is called after each, said or failed; `should_stop` asked before each."""
+    keep what it says: where that counts, an episode no longer waits in the `queue`. `on_done(id)` is called after each,
+    said or failed; `should_stop` asked before each."""
     result, num_in_a_row = Relabelled(), 0
     for episode_id, future in _at_once(
         getattr(labeler, "max_concurrent", 1),
@@ -58,6 +61,8 @@ def relabel(
         else:
             before = store.current(episode_id)
             store.add(labels)
+            if queue is not None and (counts := store.current(episode_id)) is not None:
+                queue.settle(counts)
             result.num_labelled += 1
             result.num_changed += before is not None and before.success != labels.success
             num_in_a_row = 0
