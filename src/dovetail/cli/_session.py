@@ -115,6 +115,8 @@ def _work(
             if not request.resume and not folder.episodes.exists():
                 shutil.rmtree(folder.path)  # ours, made a moment ago: a refusal leaves nothing behind
             raise
+        finally:
+            folder.unlock()
     finish(folder)
     _say_waiting(folder, called=_called(folder, request))
     return 0

@@ -64,6 +64,12 @@ class RunFolder:
         except OSError as error:
             raise RunFolderError(f"cannot write to run folder {self.path}: {error.strerror}") from error
 
+    def unlock(self) -> None:
+        """Let others work here, now and not when somebody collects what is left of us."""
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
     @property
     def episodes(self) -> Path:
         return self.path / "episodes"
