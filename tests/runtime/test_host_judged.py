@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import threading
 import time
 
 from dovetail.core.errors import FailureError
 from dovetail.core.types import Observation, Outcome, Purpose
 from dovetail.runtime.judging import Ruling
+from live_host import eventually
 
 
 class Patient:
@@ -19,6 +21,19 @@ class Patient:
         time.sleep(0.05)
         self.times_ns.append(observation.time_ns)
         return 0.6 if len(self.times_ns) > 4 else 0.4
+
+
+class Hanging:
+    """Never comes back from its second look, unless it is let go."""
+
+    def __init__(self) -> None:
+        self.num_asked, self.let_go = 0, threading.Event()
+
+    def judge(self, observation: Observation) -> float:
+        self.num_asked += 1
+        if self.num_asked == 2:
+            self.let_go.wait(60.0)
+        return 0.0
 
 
 class Broken:
@@ -57,3 +72,14 @@ def test_a_judge_that_fails_is_told_of_and_the_episode_kept(live):
     assert "the judge that ends episodes failed" in str(one.error)
     assert len(list(one.spool.glob("*.journal"))) == 1
     one.error = None  # its trace holds the board
+
+
+def test_a_judge_that_hangs_holds_up_nobody(live):
+    judge = Hanging()
+    one = live("task.max_steps=40", ruling=ruling(judge))
+    one.go()
+    episode = one.ended(within_s=20.0)
+    judge.let_go.set()
+    assert judge.num_asked == 2
+    assert one.error is None and episode is not None and episode.outcome is Outcome.TIMEOUT
+    eventually(lambda: all(thread.name != "judge" for thread in threading.enumerate()))

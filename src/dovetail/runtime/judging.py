@@ -24,6 +24,7 @@ __all__ = ["Onlooker", "Ruling", "check_judge", "ruling_of"]
 _CONSECUTIVE = 3
 _PROBABILITY = 0.9
 _LOOK_S = 0.005
+_LEAVE_S = 1.0  # a judge that hangs is left behind: what it says later is of an episode that is over
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ class Onlooker:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        self._thread.join()
+        self._thread.join(_LEAVE_S)
 
     def _watch(self) -> None:
         board, next_row = self._board, self._first
