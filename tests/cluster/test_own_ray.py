@@ -38,15 +38,6 @@ GcsClient(address=sys.argv[1])
 """
 
 
-@pytest.fixture(autouse=True)
-def _own_temporary_folder(monkeypatch):
-    """Of a short path, for Ray's sockets; others' folders are not ours to count."""
-    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp", ignore_cleanup_errors=True) as folder:
-        monkeypatch.setenv("TMPDIR", folder)
-        monkeypatch.setattr(tempfile, "tempdir", folder)
-        yield
-
-
 def folders():
     return set(Path(tempfile.gettempdir()).glob(f"dvt{os.getuid()}-*"))
 
@@ -133,6 +124,7 @@ def test_it_is_closed_to_the_network_and_leaves_nothing():
     assert folders() == set()
 
 
+@pytest.mark.slow
 def test_who_is_killed_takes_it_along():
     driver = subprocess.run([sys.executable, "-c", _KILLED], capture_output=True, text=True)
     pids = [int(word) for word in driver.stdout.split()]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
 from ray import _raylet
-from ray._private import ray_constants
+from ray._private import ray_constants, services
 
 from dovetail.config.cluster import LOOPBACK, ClusterConfig, Place
 from dovetail.core.errors import FailureError, UsageError
@@ -17,7 +19,7 @@ from dovetail.runtime.ray import scratch
 from dovetail.runtime.ray.environment import scoped, settings
 from dovetail.runtime.ray.token import check_token, make_token, token_path
 
-__all__ = ["NAMESPACE", "check_reachable", "connected", "machines", "placed"]
+__all__ = ["NAMESPACE", "check_admitted", "connected", "machines", "placed"]
 
 NAMESPACE = "dovetail"
 _PINNED = 0.001  # of the one `node:ADDRESS` that every machine offers of itself
@@ -42,14 +44,13 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
             }
         else:
             token = token_path(config)
-            check_token(token)
-            check_reachable(meeting)
         ends.enter_context(scoped(settings(config.detection, token=token, loopback=_is_loopback(meeting))))
+        if meeting is not None:
+            check_admitted(config)
+            _check_member(meeting)
         _read_environment(loopback=_is_loopback(meeting))
         ends.callback(ray.shutdown)  # also of what came up by half
         try:
-            if meeting is not None:
-                _raylet.GcsClient(address=meeting)  # ray.init would try a wrong token twenty times
             ray.init(
                 address=meeting or "local",
                 namespace=NAMESPACE,
@@ -58,7 +59,8 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
                 **own,
             )
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise _refused(meeting, error) from error
+            what = "start a Ray on this machine" if meeting is None else f"enter the cluster at {meeting}"
+            raise FailureError(f"cannot {what}: {' '.join(str(error).split())[:300]}") from error
         if meeting is None and any(node["NodeManagerAddress"] != LOOPBACK for node in ray.nodes()):
             raise FailureError("a Ray of our own would listen on the network: this version of Ray is not known")
         yield
@@ -75,25 +77,54 @@ def _read_environment(*, loopback: bool) -> None:
     _raylet.AuthenticationTokenLoader.instance().reset_cache()
 
 
-def _refused(meeting: str | None, error: Exception) -> UsageError | FailureError:
-    said = " ".join(str(error).split())
-    if meeting is None:
-        return FailureError(f"cannot start a Ray on this machine: {said[:300]}")
-    if isinstance(error, ray.exceptions.AuthenticationError):
-        return UsageError(f"the cluster at {meeting} does not know our token: copy the file from its head again")
-    return UsageError(f"cannot join the cluster at {meeting}: {said[:300]}")
-
-
-def check_reachable(meeting: str) -> None:
-    """Something listens there: Ray itself would wait for it for a minute."""
+def check_admitted(config: ClusterConfig) -> None:
+    """There is a cluster, and it knows our token: at once, while Ray would try for a minute, and in one line."""
+    token, meeting = token_path(config), config.meeting
+    assert meeting is not None
+    check_token(token)
     host, _, port = meeting.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
     except OSError as error:
         why = error.strerror or "no answer"
+        how = "run `dovetail cluster join FILE` on its head first, and look at the firewall between"
+        raise UsageError(f"no cluster at {meeting} ({why}): {how}") from error
+    with scoped(settings(config.detection, token=token, loopback=_is_loopback(meeting))):
+        _read_environment(loopback=_is_loopback(meeting))
+        try:
+            with _speechless():
+                _raylet.GcsClient(address=meeting)
+        except ray.exceptions.AuthenticationError as error:
+            raise UsageError(
+                f"the cluster at {meeting} does not know the token in {token}: copy the file from its head again"
+            ) from error
+        except ray.exceptions.RayError as error:
+            raise UsageError(
+                f"what answers at {meeting} is no Ray: {' '.join(str(error).split())[:200]}"
+            ) from error
+
+
+@contextlib.contextmanager
+def _speechless() -> Iterator[None]:
+    """Ray's own warnings go to stderr from below Python; we say in one line what is wrong."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
+def _check_member(meeting: str) -> None:
+    """A driver works through a node on its own machine. Ray would wait for one for a minute."""
+    there = {node_id.hex() for node_id in _raylet.GcsClient(address=meeting).get_all_node_info()}
+    if not there & set(services.find_node_ids()):
         raise UsageError(
-            f"no cluster at {meeting} ({why}): run `dovetail cluster join FILE` on its head, and look at the firewall"
-        ) from error
+            f"this machine is not in the cluster at {meeting}: run `dovetail cluster join FILE` here first"
+        )
 
 
 def machines() -> list[Mapping[str, Any]]:

@@ -1,0 +1,142 @@
+"""What `dovetail cluster` does and shows."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.table import Table
+
+from dovetail.cli._terminal import console, say
+from dovetail.config.cluster import ClusterConfig
+from dovetail.config.load import load_section
+from dovetail.core.errors import FailureError, UsageError
+
+__all__ = ["join", "leave", "status"]
+
+_LOOK_S = 0.5
+
+
+def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:
+    config = _read(files)
+    from dovetail.runtime.ray import joining
+    from dovetail.runtime.ray.token import check_token, make_token, token_path
+
+    machine = joining.this_machine(config, named=name)
+    is_head, token = config.machines[machine].head, token_path(config)
+    if is_head:
+        is_new = make_token(token)
+        check_token(token)
+        if is_new and len(config.machines) > 1:
+            say(f"a new token is in {token}: copy the file to the same place on the other machines (scp -p)")
+    else:
+        from dovetail.runtime.ray.cluster import check_admitted
+
+        check_admitted(config)
+    with console.status(f"joining as {machine}"):
+        membership = joining.join(config, machine)
+    say(f"{machine} is {'the head of' if is_head else 'in'} the cluster at {membership.meeting}")
+    if wait:
+        _stay(machine)
+
+
+def _stay(machine: str) -> None:
+    from dovetail.runtime.ray import joining
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, interrupted)
+    said = "joined"
+    try:
+        while (known := joining.membership(machine)) is not None and known.is_kept:
+            if known.state != said:
+                said = known.state
+                say(
+                    "in the cluster again"
+                    if said == "joined"
+                    else f"out of the cluster, coming back: {known.problem}"
+                )
+            time.sleep(_LOOK_S)
+    except KeyboardInterrupt:
+        with console.status("leaving"):
+            joining.leave(machine)
+        return
+    if joining.leave(machine):
+        raise FailureError(f"{machine} has left: its keeper was killed")
+
+
+def leave(files: Sequence[str], name: str | None) -> None:
+    config = _read(files)
+    from dovetail.runtime.ray import joining
+
+    machine = joining.this_machine(config, named=name)
+    with console.status("leaving"):
+        was_in = joining.leave(machine)
+    say(f"{machine} has left the cluster" if was_in else f"{machine} was in no cluster")
+
+
+def status(files: Sequence[str], *, as_json: bool) -> int:
+    config = _read(files)
+    if config.meeting is None:
+        raise UsageError(
+            "the file names no cluster: say in cluster.machines who is in it, or in cluster.address where it is"
+        )
+    with console.status("asking"):
+        from dovetail.runtime.ray.status import cluster_status
+
+        found = cluster_status(config)
+    if as_json:
+        print(json.dumps(found, indent=2))
+        return 1 if found["missing"] else 0
+    console.print(_machines(found["machines"]))
+    for machine in found["missing"]:
+        say(
+            f"{machine['name']} ({machine['address']}) is missing: run `dovetail cluster join {' '.join(files)}` on it"
+        )
+    for machine in found["machines"]:
+        if not machine["same_version"]:
+            say(f"{machine['host']} has Dovetail {machine['version']}: install the same everywhere")
+    for run in found["runs"]:
+        _show_run(run)
+    if not found["runs"]:
+        say("no run")
+    return 1 if found["missing"] else 0
+
+
+def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table("machine", "host", "address", "", "offers", box=None, pad_edge=False)
+    for machine in sorted(machines, key=lambda one: (not one["head"], one["address"])):
+        state = "gone" if not machine["alive"] else "head" if machine["head"] else "there"
+        offers = ", ".join(f"{name} {amount:g}" for name, amount in machine["resources"].items())
+        table.add_row(machine["name"] or "-", machine["host"], machine["address"], state, offers)
+    return table
+
+
+def _show_run(run: Mapping[str, Any]) -> None:
+    """Whatever a run tells of itself: a line of its own facts, and a row for each of its roles."""
+    facts = [
+        f"{name.replace('_', ' ')} {_shown(value)}" for name, value in run.items() if name not in ("run", "roles")
+    ]
+    say(f"run {run['run']}: {', '.join(facts)}")
+    roles: Sequence[Mapping[str, Any]] = run.get("roles", ())
+    columns = list(dict.fromkeys(name for role in roles for name in role))
+    if columns:
+        table = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
+        for role in roles:
+            table.add_row(*(_shown(role.get(name)) for name in columns))
+        console.print(table)
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _read(files: Sequence[str]) -> ClusterConfig:
+    return load_section(ClusterConfig, "cluster", files)
