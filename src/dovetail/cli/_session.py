@@ -68,7 +68,12 @@ def run(request: Request) -> int:
 
 def train(request: Request, *, evaluate: bool) -> int:
     finish = _report.show if evaluate else _say_trained
-    return _work(request, lambda inline, _: inline.train(evaluate=evaluate), finish, again="train")
+    return _work(request, lambda inline, _: _train(inline, evaluate=evaluate), finish, again="train")
+
+
+def _train(inline: InlineRun | RayRun, *, evaluate: bool) -> None:
+    assert isinstance(inline, InlineRun)  # see `_runner`
+    inline.train(evaluate=evaluate)
 
 
 def _say_trained(folder: RunFolder) -> None:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from dovetail.config import _yaml
 from dovetail.config._explain import explain
 from dovetail.config._tree import Node, from_plain, merge, put
+from dovetail.config.cluster import RobotPlace
 from dovetail.config.model import Config
 from dovetail.config.schema import DEFAULT_SECTIONS, SECTION_KINDS, RunConfig
 from dovetail.core.disk import write_atomic
@@ -34,8 +35,10 @@ __all__ = [
     "dump_yaml",
     "load",
     "load_saved",
+    "load_section",
     "load_settings",
     "recipes",
+    "robot_config",
     "save",
 ]
 
@@ -75,6 +78,25 @@ def load_settings(model: type[Settings], overrides: Sequence[str]) -> Settings:
         return model.model_validate_json(json.dumps(tree.plain()), strict=True)
     except ValidationError as problem:
         raise explain(problem, tree, root=model) from problem
+
+
+def load_section(model: type[Settings], key: str, sources: Sequence[str | Path]) -> Settings:
+    """One section of recipes and files, which need not be whole runs; the others are not looked at."""
+    tree = from_plain({key: {}}, "default")
+    for source in sources:
+        given = _read(source)
+        tree = merge(tree, Node({key: given.value[key]} if key in given.value else {}, given.where))
+    try:
+        return model.model_validate_json(json.dumps(tree.value[key].plain()), strict=True)
+    except ValidationError as problem:
+        raise explain(problem, tree.value[key], root=model) from problem
+
+
+def robot_config(config: RunConfig, name: str, place: RobotPlace) -> RunConfig:
+    """The run as one of its robots sees it: what differs there is laid over it, and what fits no more is refused."""
+    differs = {"task": place.task, "robot": place.robot, "operator": place.operator}
+    over = from_plain({key: value for key, value in differs.items() if value}, f"cluster.robots.{name}")
+    return _validate(merge(from_plain(_plain(config), "the run"), over))
 
 
 def config_hash(config: RunConfig) -> str:

@@ -80,9 +80,7 @@ class Evaluations:
 
     def _note(self, name: str, rate: Rate, *, version: int | None, shown: list[str]) -> None:
         offline = {"offline": True} if self.offline else {}
-        note_evaluation(
-            self._folder, name, rate, status=self._status, version=version, shown=shown, facts=offline
-        )
+        note_evaluation(self._folder, name, rate, status=self._status, version=version, shown=shown, facts=offline)
         self._metrics.write("evaluation", evaluation_curve(name, rate), step=self._status.env_steps)
         self._watch(self._status)
 

@@ -52,8 +52,8 @@ class DiskWeightStore:
         self._cache: dict[str, Mapping[str, Array]] = {}  # of the snapshot read last, by hash
 
     def publish(self, components: Mapping[str, Mapping[str, Array]], *, version: int | None = None) -> int:
-        """Make a version durable, then visible at once; what did not change is not written again. Its number is the next one,
-        or a higher one that the caller gives it, who has counted versions that were never written here."""
+        """Make a version durable, then visible at once; what did not change is not written again. Its number is the next
+        one, or a higher one that the caller gives it, who has counted versions that were never written here."""
         if not components:
             raise UsageError("there are no weights to publish")
         blobs = {name: _serialise(name, arrays) for name, arrays in components.items()}

@@ -1,1 +1,1 @@
-"""Everything at once: each role a Ray actor, on one machine or on many."""
+"""Everything at once: each role an actor of Ray's, none waiting for another. The only rooms that know Ray are here."""

@@ -3,76 +3,148 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import tempfile
+import socket
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import ray
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray import _raylet
+from ray._private import ray_constants
 
-from dovetail.config.cluster import ClusterConfig, Place
-from dovetail.core.errors import UsageError
+from dovetail.config.cluster import LOOPBACK, ClusterConfig, Place
+from dovetail.core.errors import FailureError, UsageError
+from dovetail.runtime.ray import scratch
+from dovetail.runtime.ray.environment import scoped, settings
+from dovetail.runtime.ray.token import check_token, make_token, token_path
 
-__all__ = ["connected", "placed"]
+__all__ = ["NAMESPACE", "check_reachable", "connected", "machines", "placed"]
 
-# A machine that died is noticed after about four seconds instead of a minute.
-_QUICK = {
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "3",
-}
-_QUIET = {
-    "RAY_worker_niceness": "0",
-    "RAY_DEDUP_LOGS": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-    "RAY_usage_stats_enabled": "0",
-}
+NAMESPACE = "dovetail"
+_PINNED = 0.001  # of the one `node:ADDRESS` that every machine offers of itself
+_REACH_S = 5.0
 
 
 @contextlib.contextmanager
-def connected(config: ClusterConfig, *, num_cpus: int) -> Iterator[None]:
-    """Ray, while this lasts."""
-    for name, value in {**_QUICK, **_QUIET}.items():
-        os.environ.setdefault(name, value)
+def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator[None]:
+    """Ray, while this lasts: the cluster that the config names, or one of our own. `num_cpus` is for the latter."""
     with contextlib.ExitStack() as ends:
-        settings: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR", "namespace": "dovetail"}
-        if config.address is None:
-            # sockets lie under it, and their paths must be short
-            scratch = ends.enter_context(tempfile.TemporaryDirectory(prefix="dvt-", ignore_cleanup_errors=True))
-            settings |= {
+        own, meeting = {}, config.meeting
+        if meeting is None:
+            folder = ends.enter_context(scratch.folder())
+            token = folder / "token"
+            make_token(token)
+            own = {
                 "num_cpus": num_cpus,
                 "include_dashboard": False,
                 "object_store_memory": config.store_mb << 20,
-                "_temp_dir": scratch,
-                "_node_ip_address": "127.0.0.1",
+                "_temp_dir": str(folder),
+                "_node_ip_address": LOOPBACK,
             }
+        else:
+            token = token_path(config)
+            check_token(token)
+            check_reachable(meeting)
+        ends.enter_context(scoped(settings(config.detection, token=token, loopback=_is_loopback(meeting))))
+        _read_environment(loopback=_is_loopback(meeting))
+        ends.callback(ray.shutdown)  # also of what came up by half
         try:
-            ray.init(address=config.address or "local", **settings)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            what = f"the cluster at {config.address}" if config.address else "a Ray on this machine"
-            raise UsageError(f"cannot reach {what}: {' '.join(str(error).split())}") from error
-        ends.callback(ray.shutdown)
+            if meeting is not None:
+                _raylet.GcsClient(address=meeting)  # ray.init would try a wrong token twenty times
+            ray.init(
+                address=meeting or "local",
+                namespace=NAMESPACE,
+                log_to_driver=False,
+                logging_level="ERROR",
+                **own,
+            )
+        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise _refused(meeting, error) from error
+        if meeting is None and any(node["NodeManagerAddress"] != LOOPBACK for node in ray.nodes()):
+            raise FailureError("a Ray of our own would listen on the network: this version of Ray is not known")
         yield
 
 
-def placed(place: Place, *, role: str) -> Mapping[str, Any]:
-    """Ray's options for a role; refused where no machine could ever take it, with what is missing."""
-    options: dict[str, Any] = {"num_cpus": place.num_cpus, "num_gpus": place.num_gpus}
-    nodes = [node for node in ray.nodes() if node["Alive"]]
-    if place.node is not None:
-        nodes = [node for node in nodes if place.node in (node["NodeManagerAddress"], node["NodeManagerHostname"])]
+def _is_loopback(meeting: str | None) -> bool:
+    return meeting is None or meeting.startswith((f"{LOOPBACK}:", "localhost:"))
+
+
+def _read_environment(*, loopback: bool) -> None:
+    """Ray read all this when it was imported, whoever did that; so it is told to look again."""
+    ray_constants.ENABLE_RAY_CLUSTER = not loopback
+    _raylet.Config.initialize("")
+    _raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def _refused(meeting: str | None, error: Exception) -> UsageError | FailureError:
+    said = " ".join(str(error).split())
+    if meeting is None:
+        return FailureError(f"cannot start a Ray on this machine: {said[:300]}")
+    if isinstance(error, ray.exceptions.AuthenticationError):
+        return UsageError(f"the cluster at {meeting} does not know our token: copy the file from its head again")
+    return UsageError(f"cannot join the cluster at {meeting}: {said[:300]}")
+
+
+def check_reachable(meeting: str) -> None:
+    """Something listens there: Ray itself would wait for it for a minute."""
+    host, _, port = meeting.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
+    except OSError as error:
+        why = error.strerror or "no answer"
+        raise UsageError(
+            f"no cluster at {meeting} ({why}): run `dovetail cluster join FILE` on its head, and look at the firewall"
+        ) from error
+
+
+def machines() -> list[Mapping[str, Any]]:
+    """Machines that are there now, as Ray knows them."""
+    return [node for node in ray.nodes() if node["Alive"]]
+
+
+def placed(place: Place, *, role: str, config: ClusterConfig | None = None) -> dict[str, Any]:
+    """Ray's options for a role; refused where no machine could ever take it, with what is missing.
+
+    `role` is the place's key in the cluster section. A machine is named by its address, not by Ray's number of it: one that
+    leaves and comes back is still the one.
+    """
+    nodes = machines()
+    resources = dict(place.resources)
+    if place.machine is not None:
+        known = config.machines.get(place.machine) if config else None
+        address = known.address if known else place.machine
+        nodes = [node for node in nodes if address in (node["NodeManagerAddress"], node["NodeManagerHostname"])]
         if not nodes:
-            there = ", ".join(sorted(node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]))
-            raise UsageError(f"cluster.{role}.node is '{place.node}', but there are: {there}")
-        options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(nodes[0]["NodeID"], soft=False)
+            what = f"machine '{place.machine}' of cluster.{role} is not there"
+            how = (
+                f": run `dovetail cluster join FILE --as {place.machine}` on it"
+                if known
+                else f"; there are {_names()}"
+            )
+            raise UsageError(what + how)
+        resources[f"node:{nodes[0]['NodeManagerAddress']}"] = _PINNED
     wanted = {**place.resources, "CPU": place.num_cpus, "GPU": place.num_gpus}
     for name, amount in wanted.items():
         most = max((node["Resources"].get(name, 0.0) for node in nodes), default=0.0)
         if amount > most:
+            where = f"machine '{place.machine}'" if place.machine else "the best of the machines"
             raise UsageError(
-                f"cluster.{role} needs {amount:g} of '{name}' on one machine, but the most there is is {most:g}"
+                f"cluster.{role} needs {amount:g} of '{name}', and {where} offers {most:g}{_offered(config, name)}"
             )
-    if place.resources:
-        options["resources"] = dict(place.resources)
-    return options
+    return {"num_cpus": place.num_cpus, "num_gpus": place.num_gpus, "resources": resources}
+
+
+def _names() -> str:
+    return ", ".join(
+        sorted(f"{node['NodeManagerHostname']} ({node['NodeManagerAddress']})" for node in machines())
+    )
+
+
+def _offered(config: ClusterConfig | None, resource: str) -> str:
+    """Who would offer it, if it joined."""
+    there = {node["NodeManagerAddress"] for node in machines()}
+    absent = [
+        name
+        for name, machine in (config.machines.items() if config else ())
+        if resource in machine.resources and machine.address not in there
+    ]
+    return f": run `dovetail cluster join FILE --as {absent[0]}` on {' or '.join(absent)}" if absent else ""

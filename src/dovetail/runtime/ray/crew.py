@@ -12,6 +12,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from dovetail import __version__
 from dovetail.config.cluster import ClusterConfig
+from dovetail.config.load import robot_config
 from dovetail.core.disk import write_atomic
 from dovetail.core.errors import DovetailError, FailureError, UsageError
 from dovetail.runtime.folder import RunFolder
@@ -61,13 +62,13 @@ class Crew:
         name = f"dovetail:{path.name}"
         self._notice = _actor(NoticeRole, num_cpus=0, name=name).remote()
         labelers = {
-            name: _actor(LabelerRole, **placed(cluster.labeler, role="labeler"), max_concurrency=8).remote(
-                name, config=plain, labels=folder.labels.absolute()
-            )
+            name: _actor(
+                LabelerRole, **placed(cluster.labeler, role="labeler", config=cluster), max_concurrency=8
+            ).remote(name, config=plain, labels=folder.labels.absolute())
             for name in (f"labeler-{number}" for number in range(cluster.num_labelers))
         }
-        near = placed(cluster.learner, role="learner")
-        weights = _actor(WeightsRole, **placed(cluster.weights, role="weights")).remote()
+        near = placed(cluster.learner, role="learner", config=cluster)
+        weights = _actor(WeightsRole, **placed(cluster.weights, role="weights", config=cluster)).remote()
         beside = {**near, "num_gpus": 0, "num_cpus": 0}
         self.store = _actor(StoreRole, **beside, max_concurrency=16).remote(
             "store", path=path, labelers=list(labelers.values())
@@ -75,25 +76,25 @@ class Crew:
         self.learner = _actor(LearnerRole, **near, max_concurrency=4).remote(
             "learner", path=path, store=self.store, weights=weights
         )
-        self._start_robots(cluster, plain, weights)
+        self._start_robots(cluster, weights)
         for role, handle in {"store": self.store, "learner": self.learner, "weights": weights, **labelers}.items():
             self.supervision.add(role, handle.report.remote)
         self._check()
 
-    def _start_robots(self, cluster: ClusterConfig, plain: Mapping[str, Any], weights: Any) -> None:
+    def _start_robots(self, cluster: ClusterConfig, weights: Any) -> None:
         folder, path, key = self._folder, self._folder.path.absolute(), secrets.token_hex(8)
         write_atomic(path / KEY, key.encode())
         for name, place in cluster.named_robots().items():
             arm = Arm(
                 name=name,
-                config=plain,
+                config=robot_config(folder.config, name, place).model_dump(mode="json"),
                 config_hash=folder.config_hash,
                 run=path,
                 key=key,
                 live=self._live,
                 first=not self.robots,
             )
-            options = placed(place, role=f"robots.{name}")
+            options = placed(place, role=f"robots.{name}", config=cluster)
             self.robots[name] = _actor(RobotRole, **options, max_concurrency=8).remote(
                 arm, store=self.store, weights=weights
             )

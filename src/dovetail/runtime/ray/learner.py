@@ -49,7 +49,7 @@ class LearnerRole(Role):
         self._ended = threading.Event()
         self._store = StoreHandle(store, until=self._ended.is_set)
         self._told = store
-        self._publisher = Publisher(weights, half=self._config.cluster.weights == "bf16")
+        self._publisher = Publisher(weights, half=self._config.cluster.weights_precision == "bf16")
         self._lock = only_one(path / ".learner.lock")
         self._disk = DiskWeightStore(self._folder.weights)
         self._station: Station | None = None

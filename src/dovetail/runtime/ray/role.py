@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +28,7 @@ class Role:
         self._born_unix_s = time.time()
         self._doing: dict[int, tuple[str, float]] = {}  # by thread
         self._counts: Counter[str] = Counter()
-        self._seconds: Counter[str] = Counter()
+        self._seconds: dict[str, float] = defaultdict(float)
         self.problem: str | None = None
 
     def about(self) -> dict[str, Any]:

@@ -67,9 +67,7 @@ class RayRun:
     ) -> None:
         self._folder, self._config, self._watch, self._should_stop = folder, folder.config, watch, should_stop
         self.status = RunStatus(name=folder.path.name)
-        self._crew = Crew(
-            folder, live=live, told=lambda: figures(self.status, self._folder), each_look=self._look
-        )
+        self._crew = Crew(folder, live=live, told=lambda: figures(self.status, self._folder), each_look=self._look)
         self._weights = DiskWeightStore(folder.weights)
         self._schedule = Schedule(folder)
         self._posted_s = 0.0
@@ -183,7 +181,9 @@ class RayRun:
         owed = int(learner.utd * max(0, self.status.trained_steps - learner.start_after_steps))
         self.status.begin("the last updates", owed)
         done, changed_s = -1, time.monotonic()
-        while done < owed and time.monotonic() - changed_s < 10.0:  # some wait for what never came: a correction, a success
+        while (
+            done < owed and time.monotonic() - changed_s < 10.0
+        ):  # some wait for what never came: a correction, a success
             report = self._crew.insist(self._crew.learner.report.remote)
             if report["online_updates"] != done:
                 done, changed_s = report["online_updates"], time.monotonic()
@@ -289,7 +289,9 @@ class RayRun:
         if now_s - self._posted_s > _POST_S:
             self._posted_s = now_s
             self._refresh()
-            crew.post(run=self._folder.path.name, phase=status.phase, env_steps=status.env_steps, updates=status.updates)
+            crew.post(
+                run=self._folder.path.name, phase=status.phase, env_steps=status.env_steps, updates=status.updates
+            )
         self._watch(status)
         if self._should_stop() or any(crew.report(name).get("stop_asked") for name in crew.robots):
             raise Interrupted
@@ -333,4 +335,6 @@ class RayRun:
         for role in self._crew.supervision.roles.values():
             for phase, seconds in role.report.get("seconds", {}).items():
                 phases[phase] = phases.get(phase, 0.0) + seconds
-        self._folder.write_json("progress.json", {"wall_s": wall_s, "updates": self.status.updates, "phases": phases})
+        self._folder.write_json(
+            "progress.json", {"wall_s": wall_s, "updates": self.status.updates, "phases": phases}
+        )

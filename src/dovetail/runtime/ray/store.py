@@ -1,7 +1,7 @@
 """The store: takes episodes from all arms into the log, has them labelled, keeps the replay and the run's books.
 
-Its word that it has an episode is kept whatever dies afterwards, and what it was told twice it has once. One thread keeps the
-books, in the order in which things came; nobody who delivers waits for it.
+Its word that it has an episode is kept whatever dies afterwards, and what it was told twice it has once. One thread keeps
+the books, in the order in which things came; nobody who delivers waits for it.
 """
 
 from __future__ import annotations

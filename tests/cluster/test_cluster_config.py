@@ -1,0 +1,81 @@
+"""The typed `cluster` section: what it fills in, and what it refuses in one line."""
+
+import pytest
+
+from dovetail.config.cluster import ClusterConfig, Place, RobotPlace
+from dovetail.config.load import load, load_section, robot_config
+from dovetail.core.errors import ConfigError, UsageError
+
+TWO = """
+desk: {head: true, host: lab-pc, address: 100.64.0.1, resources: {training: 1}}
+cell: {host: nuc-1, address: 100.64.0.2, resources: {inference: 2}}
+"""
+
+
+def section(tmp_path, text, machines=TWO):
+    body = "cluster:\n" + "".join(f"  {line}\n" for line in text.splitlines())
+    if machines:
+        body += "  machines:\n" + "".join(f"    {line}\n" for line in machines.strip().splitlines())
+    path = tmp_path / "lab.yaml"
+    path.write_text(body)
+    return load_section(ClusterConfig, "cluster", [path])
+
+
+def test_nothing_said_is_one_machine_for_one_run(tmp_path):
+    path = tmp_path / "none.yaml"
+    path.write_text("run: {seed: 3}\n")
+    config = load_section(ClusterConfig, "cluster", [path])
+    assert config == ClusterConfig()
+    assert config.meeting is None
+    assert dict(config.named_robots()) == {"robot-0": RobotPlace()}
+
+
+def test_the_head_says_where_the_others_meet_and_each_arm_has_a_name(tmp_path):
+    config = section(tmp_path, "num_robots: 2\nrobot: {resources: {inference: 1}}\nlearner: {machine: desk}")
+    assert config.head == "desk"
+    assert config.meeting == "100.64.0.1:7420"
+    assert [*config.named_robots()] == ["robot-0", "robot-1"]
+    assert config.named_robots()["robot-1"].resources == {"inference": 1}
+
+
+@pytest.mark.parametrize(
+    ("text", "machines", "line"),
+    [
+        ("", TWO.replace("{host: nuc-1", "{head: true, host: nuc-1"), "machines desk and cell are heads"),
+        ("", TWO.replace("head: true, ", ""), "should say head: true"),
+        ("address: 10.0.0.1:6379", TWO, "leave out address"),
+        ("address: somewhere", None, "'address' should be HOST:PORT, got 'somewhere'"),
+        ("", TWO.replace("address: 100.64.0.2, ", ""), "machines.cell.address is 127.0.0.1: no other machine"),
+        ("", TWO.replace("100.64.0.2", "nuc-1"), "address should be an IP address"),
+        ("", TWO.replace("host: nuc-1", "hots: nuc-1"), "unknown key 'machines.cell.hots'. Did you mean 'host'?"),
+        ("", TWO.replace("inference: 2", "GPU: 2"), "'GPU' is told by num_cpus and num_gpus"),
+        ("", TWO.replace("{inference: 2}", "{}, ports: {node: 7420}"), "'machines.cell.ports': two of them"),
+        ("learner: {resources: {labeling: 1}}", TWO, "learner needs 1 of 'labeling', and the best of machines offers 0"),
+        ("learner: {machine: cell, resources: {training: 1}}", TWO, "needs 1 of 'training', and cell offers 0"),
+        ("robots: {left: {machine: cel}}", TWO, "robots.left.machine is 'cel', none of machines. Did you mean 'cell'?"),
+        ("robots: {left: {}}\nnum_robots: 2", TWO, "either robots by name, or num_robots"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line(tmp_path, text, machines, line):
+    with pytest.raises(ConfigError) as refused:
+        section(tmp_path, text, machines)
+    assert line in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_role_may_name_a_machine_by_name_host_or_address(tmp_path):
+    for name in ("cell", "nuc-1", "100.64.0.2"):
+        assert section(tmp_path, f"labeler: {{machine: {name}}}").labeler == Place(machine=name)
+
+
+def test_others_machines_may_offer_what_the_file_does_not(tmp_path):
+    config = section(tmp_path, "address: 10.0.0.1:6379\nlearner: {resources: {training: 1}}", machines=None)
+    assert config.meeting == "10.0.0.1:6379"
+
+
+def test_an_arm_differs_from_the_run_in_what_it_says_alone():
+    run = load(["peg-insertion"])
+    arm = robot_config(run, "left", RobotPlace(task={"type": "push_cube"}))
+    assert (arm.task.type, arm.robot, arm.policy) == ("push_cube", run.robot, run.policy)
+    with pytest.raises(UsageError, match=r"cluster\.robots\.left: unknown key 'robot\.prot'"):
+        robot_config(run, "left", RobotPlace(robot={"prot": 1}))
