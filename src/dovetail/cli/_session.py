@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -33,8 +34,12 @@ from dovetail.runtime.cell import demonstrates
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.runtime.live import LiveLink
-from dovetail.runtime.onpolicy import check_practice
+from dovetail.runtime.onpolicy import check_practice, is_on_policy
 from dovetail.runtime.ranks import check_ranks
+from dovetail.runtime.status import Watcher
+
+if TYPE_CHECKING:  # Ray takes a second to import
+    from dovetail.runtime.ray.run import RayRun
 
 __all__ = ["Request", "check_fits", "collect", "run", "shown", "train"]
 
@@ -63,7 +68,12 @@ def run(request: Request) -> int:
 
 def train(request: Request, *, evaluate: bool) -> int:
     finish = _report.show if evaluate else _say_trained
-    return _work(request, lambda inline, _: inline.train(evaluate=evaluate), finish, again="train")
+    return _work(request, lambda inline, _: _train(inline, evaluate=evaluate), finish, again="train")
+
+
+def _train(inline: InlineRun | RayRun, *, evaluate: bool) -> None:
+    assert isinstance(inline, InlineRun)  # see `_runner`
+    inline.train(evaluate=evaluate)
 
 
 def _say_trained(folder: RunFolder) -> None:
@@ -76,7 +86,7 @@ def collect(request: Request, *, num_demos: int | None) -> int:
     return _work(request, _collect, _say_collected, again="collect", overrides=overrides)
 
 
-def _collect(inline: InlineRun, config: RunConfig) -> None:
+def _collect(inline: InlineRun | RayRun, config: RunConfig) -> None:
     try:
         inline.collect(config.run.demos)
     finally:
@@ -90,7 +100,7 @@ def _say_collected(folder: RunFolder) -> None:
 
 def _work(
     request: Request,
-    work: Callable[[InlineRun, RunConfig], None],
+    work: Callable[[InlineRun | RayRun, RunConfig], None],
     finish: Callable[[RunFolder], None],
     *,
     again: str,
@@ -107,7 +117,7 @@ def _work(
                 _desk_for(folder, request) as link,
                 view_for(console, quiet=request.quiet) as watch,
             ):
-                work(InlineRun(folder, watch=watch, should_stop=stop, live=link), folder.config)
+                work(_runner(folder, request, again, watch=watch, should_stop=stop, live=link), folder.config)
         except Interrupted:
             say(f"stopped; continue with: dovetail {again} --resume {_called(folder, request)}")
             return STOPPED
@@ -120,6 +130,23 @@ def _work(
     finish(folder)
     _say_waiting(folder, called=_called(folder, request))
     return 0
+
+
+def _runner(
+    folder: RunFolder,
+    request: Request,
+    again: str,
+    *,
+    watch: Watcher,
+    should_stop: StopFlag,
+    live: Callable[[RobotSpec], LiveLink],
+) -> InlineRun | RayRun:
+    """Who does it. What is learned offline, and on-policy learning, which collects for itself, is one thing at a time."""
+    if folder.config.runtime == "inline" or again == "train" or is_on_policy(folder.config):
+        return InlineRun(folder, watch=watch, should_stop=should_stop, live=live)
+    from dovetail.runtime.ray.run import RayRun
+
+    return RayRun(folder, watch=watch, should_stop=should_stop, live=request.console)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_va
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
 
+from dovetail.config.cluster import ClusterConfig
 from dovetail.config.model import Config
 from dovetail.config.plugins import config_model, locate, resolve
 from dovetail.core.errors import PluginError
@@ -264,6 +265,10 @@ class RunConfig(Config):
     device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
     """Where the learner computes: cpu, cuda, cuda:1, or auto, a GPU where there is one. Small networks are faster on a
     CPU."""
+    runtime: Literal["inline", "ray"] = "inline"
+    """One thing after another in one process, or everything at once: acting, labelling, storing and learning."""
+    cluster: ClusterConfig = ClusterConfig()
+    """Who runs where, with runtime: ray."""
     run: RunSettings = RunSettings()
     learner: LearnerConfig = LearnerConfig()
     images: ImagesConfig = ImagesConfig()

@@ -39,6 +39,7 @@ __all__ = [
     "pack_segment",
     "read",
     "read_journal",
+    "read_segments",
     "rest",
 ]
 
@@ -77,9 +78,9 @@ def pack(kind: Kind, payload: bytes) -> bytes:
     return header + _CHECK.pack(zlib.crc32(header)) + payload
 
 
-def read(file: BinaryIO) -> Iterator[Record]:
-    """The whole records from the start of a file on, up to the first that is not."""
-    size, offset = os.fstat(file.fileno()).st_size, 0
+def read(file: BinaryIO, offset: int = 0) -> Iterator[Record]:
+    """The whole records from the start of a file on, or from where another record begins, up to the first that is not."""
+    size = os.fstat(file.fileno()).st_size
     while (record := _read_at(file, offset, size)) is not None:
         yield record
         offset = record.end
@@ -190,6 +191,23 @@ def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
         episode_id=last.episode_id, first=last.first, final=True, columns=last.columns, last_observation=after
     )
     return Episode.of(start, segments, outcome=outcome, judgement=judgement)
+
+
+def read_segments(file: BinaryIO, offset: int, *, name: str) -> tuple[EpisodeStart, tuple[Segment, ...], int]:
+    """How an episode began, its segments behind `offset`, and where the next one will be."""
+    first = next(read(file), None)
+    start = _start(first, name=name)
+    segments: list[Segment] = []
+    offset = offset or (first.end if first else 0)
+    for record in read(file, offset):
+        offset = record.end
+        if record.kind is not Kind.SEGMENT:
+            break
+        try:
+            segments.append(_unpack_segment(record.payload, episode_id=start.id)[0])
+        except ValueError as error:
+            raise StoreError(f"{name} cannot be read: {error}") from error
+    return start, tuple(segments), offset
 
 
 def _start(record: Record | None, *, name: str) -> EpisodeStart:

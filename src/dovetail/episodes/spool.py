@@ -35,10 +35,19 @@ from dovetail.episodes._columns import Columns
 from dovetail.episodes._journal import SUFFIX, Kind, is_recording, number_of, read_journal
 from dovetail.episodes.ids import check_episode_id
 
-__all__ = ["DAMAGED", "Spool"]
+__all__ = ["DAMAGED", "Spool", "Tail"]
 
 DAMAGED = ".damaged"
 _UNBORN = ".new"
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """Whole segments of an episode that may still be running, and where the next ones will be."""
+
+    start: EpisodeStart
+    segments: tuple[Segment, ...]
+    offset: int
 
 
 @dataclass(slots=True)
@@ -121,6 +130,21 @@ class Spool:
         return [
             path.name.removesuffix(SUFFIX) for path in sorted(waiting, key=lambda path: (number_of(path), path))
         ]
+
+    def running(self) -> list[str]:
+        """Episodes that are being recorded, here or in another process."""
+        return [path.name.removesuffix(SUFFIX) for path in self._journals() if is_recording(path)]
+
+    def tail(self, episode_id: str, *, offset: int = 0) -> Tail | None:
+        """What was taken down of an episode since an earlier look, which ended at `offset`; None if it is not here."""
+        path = self._path(episode_id)
+        try:
+            with path.open("rb") as file:
+                return Tail(*_journal.read_segments(file, offset, name=str(path)))
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
     def load(self, episode_id: str) -> Episode | None:
         """An episode as it was recorded; None without a whole segment, or if it was acknowledged meanwhile.

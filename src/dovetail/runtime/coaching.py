@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,7 +24,6 @@ from dovetail.core.types import (
     WeightSnapshot,
 )
 from dovetail.learn.coach import Coach, EpisodeFacts, Facts, returns_to_go
-from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.normalizer import CLIP
 from dovetail.policies.trainable import TrainablePolicy
@@ -34,7 +33,7 @@ from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.onpolicy import Lesson
 from dovetail.runtime.status import RunStatus
 
-__all__ = ["Coaching", "batch_sources", "settings_of"]
+__all__ = ["Coaching", "Pupil", "batch_sources", "settings_of"]
 
 _KEPT = 50  # episodes
 _EARLY = 20
@@ -47,6 +46,18 @@ _HANDS = {  # who took the steps of a part of the replay
     "online": ("human", "policy"),
     **{hand: (hand,) for hand in ("demo", "human", "policy")},
 }
+
+
+class Pupil(Protocol):
+    """What is looked at of a learner, wherever it is."""
+
+    @property
+    def wants(self) -> SampleRequest: ...
+
+    @property
+    def num_online_updates(self) -> int: ...
+
+    def owed(self, env_steps: int) -> int: ...
 
 
 class Coaching:
@@ -105,7 +116,7 @@ class Coaching:
             episode_id=info.id,
         )
 
-    def correct(self, known: Known) -> None:
+    def correct(self, known: Known, episode: Episode | None = None) -> None:
         """What is said now of an episode that may have been counted before; it is not too long ago, or not at all."""
         labels, episode_id = known.labels, known.info.id
         for place, (counted, facts) in enumerate(self._episodes):
@@ -118,7 +129,7 @@ class Coaching:
             again = replace(facts, success=labels.success, rewarded=_rewarded(labels), value=value)
             self._episodes[place] = (episode_id, again)
             return
-        self.count(known)
+        self.count(known, episode)
 
     def acted(self) -> None:
         """An online episode has ended."""
@@ -132,7 +143,7 @@ class Coaching:
 
     # ---- a look
 
-    def look(self, learner: Learner, replay: ReplayReader) -> None:
+    def look(self, learner: Pupil, replay: ReplayReader) -> None:
         self._learn_s.append(self._turn())
         status = self._status
         self._tell(

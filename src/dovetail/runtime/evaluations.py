@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from dovetail.core.stats import Rate
 from dovetail.core.types import Episode, Outcome, WeightSnapshot
@@ -13,7 +13,7 @@ from dovetail.runtime.evaluate import evaluation_episodes
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.status import RunStatus, Watcher
 
-__all__ = ["MAIN", "Evaluations"]
+__all__ = ["MAIN", "Evaluations", "evaluation_curve", "known_evaluation", "note_evaluation"]
 
 MAIN = ("untrained", "cloning", "after")  # that every run has
 
@@ -41,8 +41,7 @@ class Evaluations:
                 status.rates[name] = rate
 
     def known(self, name: str) -> Rate | None:
-        found = self._folder.read_json(f"evaluations/{name}.json")
-        return Rate(successes=found["successes"], episodes=found["episodes"]) if found else None
+        return known_evaluation(self._folder, name)
 
     def go_on_from_training(self) -> None:
         """What `train` came to is where practice begins, and not what came of it."""
@@ -80,16 +79,38 @@ class Evaluations:
         return rate
 
     def _note(self, name: str, rate: Rate, *, version: int | None, shown: list[str]) -> None:
-        status = self._status
-        when = {"env_steps": status.env_steps, "robot_minutes": status.robot_minutes}
-        facts = {"successes": rate.successes, "shown": shown, **when, **rate.to_json()}
-        if self.offline:
-            facts["offline"] = True
-        self._folder.write_json(f"evaluations/{name}.json", facts)
-        self._folder.event("evaluated", name=name, version=version, **when, **rate.to_json())
-        curve = {name: rate.rate}
-        if name not in MAIN:  # points of one curve
-            curve = {"scheduled": rate.rate, "scheduled_low": rate.low, "scheduled_high": rate.high}
-        self._metrics.write("evaluation", curve, step=status.env_steps)
-        status.rates[name] = rate
-        self._watch(status)
+        offline = {"offline": True} if self.offline else {}
+        note_evaluation(self._folder, name, rate, status=self._status, version=version, shown=shown, facts=offline)
+        self._metrics.write("evaluation", evaluation_curve(name, rate), step=self._status.env_steps)
+        self._watch(self._status)
+
+
+def known_evaluation(folder: RunFolder, name: str) -> Rate | None:
+    """What came of one that was made."""
+    found = folder.read_json(f"evaluations/{name}.json")
+    return Rate(successes=found["successes"], episodes=found["episodes"]) if found else None
+
+
+def note_evaluation(
+    folder: RunFolder,
+    name: str,
+    rate: Rate,
+    *,
+    status: RunStatus,
+    version: int | None,
+    shown: list[str],
+    facts: Mapping[str, bool] | None = None,
+) -> None:
+    """For good: it is not made again."""
+    when = {"env_steps": status.env_steps, "robot_minutes": status.robot_minutes}
+    made = {"successes": rate.successes, "shown": shown, **when, **rate.to_json(), **(facts or {})}
+    folder.write_json(f"evaluations/{name}.json", made)
+    folder.event("evaluated", name=name, version=version, **when, **rate.to_json())
+    status.rates[name] = rate
+
+
+def evaluation_curve(name: str, rate: Rate) -> dict[str, float]:
+    """What of it goes into curves."""
+    if name in MAIN:
+        return {name: rate.rate}
+    return {"scheduled": rate.rate, "scheduled_low": rate.low, "scheduled_high": rate.high}  # points of one curve

@@ -8,19 +8,18 @@ from typing import Protocol
 
 from dovetail.config.schema import ImagesConfig
 from dovetail.core.contracts import ReplayReader, ReplayWriter
-from dovetail.core.errors import StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Labels, Outcome, Purpose
-from dovetail.episodes.images import ImageCodec
+from dovetail.episodes.images import CODECS, ImageCodec
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.episodes.spool import Spool
-from dovetail.labels.panel import Panel
 from dovetail.labels.queue import LabelQueue
 from dovetail.labels.store import LabelStore
 from dovetail.policies.trainable import CachesFeatures
 from dovetail.runtime._features import encode_episode, encoded_robot
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.labelling import LabelDesk
+from dovetail.runtime.handover import hand_over
+from dovetail.runtime.labelling import Hears, LabelDesk
 
 __all__ = ["Experience", "Known", "Replay", "image_codec"]
 
@@ -79,18 +78,21 @@ class Experience:
         self,
         folder: RunFolder,
         *,
-        panel: Panel,
+        panel: Hears,
         replay: Replay,
         cameras: tuple[str, ...],
         codec: ImageCodec,
         encoder: CachesFeatures | None = None,
         replays_practice: bool = True,
+        at_hand: Callable[[str], Episode | None] = lambda episode_id: None,
     ) -> None:
+        """`at_hand` gives an episode that need not be read again."""
         self._folder = folder
         # on-policy learning may record its episodes, but what an older policy did is not for it to learn from
         self._purposes = (Purpose.DEMO, Purpose.ONLINE) if replays_practice else (Purpose.DEMO,)
         self._cameras = cameras  # that the replay keeps
         self._encoder = encoder  # through which it sees them
+        self._codec, self.at_hand = codec, at_hand
         self.replay = replay
         self.spool = Spool(folder.spool)
         self.log = EpisodeLog(folder.episodes, images=codec)
@@ -99,7 +101,9 @@ class Experience:
             panel=panel,
             store=self.labels,
             queue=LabelQueue(folder.label_queue),
-            load=lambda episode_id: EpisodeLog(folder.episodes).load(episode_id),  # one for each thread
+            load=lambda episode_id: (
+                at_hand(episode_id) or EpisodeLog(folder.episodes).load(episode_id)
+            ),  # one for each thread
             settings=folder.config.labeling,
         )
 
@@ -108,12 +112,25 @@ class Experience:
         self.log.commit(episode)
         self.spool.acknowledge(episode.id)
 
+    def _commit(self, episode: Episode) -> bool:
+        self.log.commit(episode)
+        return True
+
     def learn_from(self, episode: Episode, labels: Labels) -> None:
         """Into replay, with the images that a rebuild would find: those that the log gives back."""
-        images = self.log.manifest(episode.id).images if self._cameras else {}
-        if any(images[key].psnr_db is not None for key in self._cameras if key in images):
+        if self._cameras and self._loses_something(self.log.manifest(episode.id)):
             episode = self.log.load(episode.id)
         self._add(episode, labels)
+
+    def _loses_something(self, info: EpisodeInfo) -> bool:
+        return any(info.images[key].psnr_db is not None for key in self._cameras if key in info.images)
+
+    def replays_as_seen(self, robot: RobotSpec) -> bool:
+        """Whether replay holds what the robot saw as it saw it, so that it need not have gone through the log first."""
+        cameras = (robot.observation[key] for key in self._cameras)
+        return self._encoder is None and all(
+            self._codec.choose(shape=spec.shape, dtype=str(spec.dtype)) == CODECS["lossless"] for spec in cameras
+        )
 
     def _add(self, episode: Episode, labels: Labels) -> None:
         self.replay.add(encode_episode(episode, self._encoder) if self._encoder else episode, labels)
@@ -127,20 +144,7 @@ class Experience:
 
         `on_added(done, total)` is called while the replay is brought up to date with it.
         """
-        for episode_id in self.spool.pending():
-            try:
-                episode = self.spool.load(episode_id)
-            except StoreError as error:  # damaged at its very beginning: it stays there, for `verify` to tell
-                self._folder.event("cannot be recovered from the spool", id=episode_id, reason=str(error))
-                continue
-            if episode is not None:
-                self.log.commit(episode)
-                self._folder.event("recovered from the spool", id=episode_id, outcome=episode.outcome)
-            if self.spool.is_damaged(episode_id):  # there was more than that
-                aside = self.spool.set_aside(episode_id)
-                self._folder.event("damaged in the spool", id=episode_id, kept=aside.name)
-            else:
-                self.spool.acknowledge(episode_id)
+        hand_over(self.spool, self._commit, tell=self._folder.event)
         self.desk.news()  # what is said from here on is
         known = list(self._known())
         self._bring_up_to_date([one for one in known if one.trains], on_added)
@@ -173,7 +177,11 @@ class Experience:
     def add_known(self, known: Known) -> None:
         """Into replay, from the log."""
         assert known.labels is not None
-        self._add(self.log.load(known.info.id, images=bool(self._cameras)), known.labels)
+        episode = self.at_hand(known.info.id)
+        if episode is not None and not self._loses_something(known.info):
+            self._add(episode, known.labels)
+        else:
+            self._add(self.log.load(known.info.id, images=bool(self._cameras)), known.labels)
 
     def close(self) -> None:
         self.desk.close()
@@ -198,7 +206,8 @@ class Experience:
             self._folder.event("replay is made anew", reason="an episode that was dropped counts again")
             self.replay.reset()
         for episode_id in set(self.replay.ids()) - {one.info.id for one in known}:
-            self.replay.drop(episode_id)
+            if self.replay.knows(episode_id):  # otherwise it is still running, and whoever streams it will tell
+                self.replay.drop(episode_id)
         self._add_missing(known, on_added)
         for one in known:
             if one.labels is not None:

@@ -106,7 +106,7 @@ class RunFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, kind: str, /, **fields: Any) -> None:
         line = json.dumps({"time": time.time(), "event": kind, **fields})
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
             file.write(line + "\n")

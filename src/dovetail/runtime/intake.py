@@ -105,6 +105,13 @@ class Intake:
             with self._phases.phase("labelling"):
                 desk.wait(math.inf, look_up=look_up, down_to=limit)
 
+    def knows(self, episode_id: str) -> bool:
+        """Whether it is in the books."""
+        return episode_id in self._counted
+
+    def is_labelled(self, episode_id: str) -> bool:
+        return bool(self._counted.get(episode_id, ("", False))[0])
+
     # ---- the books
 
     def _follow(self, episode_id: str) -> bool:
@@ -116,7 +123,7 @@ class Intake:
             return False
         known = Known(info=experience.log.manifest(episode_id), labels=labels)
         experience.relabel(known)
-        self._coaching.correct(known)
+        self._coaching.correct(known, experience.at_hand(episode_id))
         if known.info.purpose is Purpose.ONLINE:
             self._status.correct(episode_id, labels)
         self._note(known)

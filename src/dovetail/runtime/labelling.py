@@ -13,15 +13,16 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
+from typing import Protocol
 
 from dovetail.config.schema import LabelingConfig
 from dovetail.core.errors import LabelError, one_line
 from dovetail.core.types import Episode, Labels
-from dovetail.labels.panel import Hearing, Panel
+from dovetail.labels.panel import Hearing
 from dovetail.labels.queue import LabelQueue, Opinion, Reason
 from dovetail.labels.store import Cursor, LabelStore
 
-__all__ = ["LabelDesk"]
+__all__ = ["Hears", "LabelDesk"]
 
 _LOOK_S = 0.2  # between two looks at what is under way, for those who wait for it
 
@@ -40,13 +41,24 @@ class _Answer:
     came: Hearing | BaseException
 
 
+class Hears(Protocol):
+    """Who gives rewards: see `labels.panel.Panel`."""
+
+    @property
+    def max_concurrent(self) -> int | None: ...
+
+    def ask(self, episode: Episode) -> Hearing: ...
+
+    def go_on(self, episode: Episode, hearing: Hearing) -> Hearing: ...
+
+
 class LabelDesk:
     """`label` each new episode; `news` between two of them. `load` is called on other threads too."""
 
     def __init__(
         self,
         *,
-        panel: Panel,
+        panel: Hears,
         store: LabelStore,
         queue: LabelQueue,
         load: Callable[[str], Episode],

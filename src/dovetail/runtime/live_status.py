@@ -11,7 +11,7 @@ from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.status import RunStatus, Watcher
 
-__all__ = ["tell_also"]
+__all__ = ["figures", "tell_also"]
 
 _EVERY_S = 0.1
 _CURVE = 100  # the newest episodes of each curve
@@ -30,13 +30,15 @@ def tell_also(watch: Watcher, link: LiveLink, folder: RunFolder) -> Watcher:
         now_s = time.monotonic()
         if now_s - told_s >= _EVERY_S or status.phase != phase:
             told_s, phase = now_s, status.phase
-            link.tell(**_facts(status), **_newest_weights(folder))
+            link.tell(**figures(status, folder))
 
     return told
 
 
-def _facts(status: RunStatus) -> dict[str, Any]:
+def figures(status: RunStatus, folder: RunFolder) -> dict[str, Any]:
+    """All of it, as plain values."""
     return {
+        **_newest_weights(folder),
         "phase": status.phase,
         "done": status.done,
         "total": status.total,

@@ -51,14 +51,18 @@ class DiskWeightStore:
         self._intact: set[str] = set()  # components this process has written or read whole
         self._cache: dict[str, Mapping[str, Array]] = {}  # of the snapshot read last, by hash
 
-    def publish(self, components: Mapping[str, Mapping[str, Array]]) -> int:
-        """Make a version durable, then visible at once; what did not change is not written again."""
+    def publish(self, components: Mapping[str, Mapping[str, Array]], *, version: int | None = None) -> int:
+        """Make a version durable, then visible at once; what did not change is not written again. Its number is the next
+        one, or a higher one that the caller gives it, who has counted versions that were never written here."""
         if not components:
             raise UsageError("there are no weights to publish")
         blobs = {name: _serialise(name, arrays) for name, arrays in components.items()}
         with writer(self._folder) as temporary:
             hashes = {name: self._store(blob, temporary) for name, blob in blobs.items()}
-            version = max(self.versions(), default=0) + 1
+            newest = max(self.versions(), default=0)
+            version = newest + 1 if version is None else version
+            if version <= newest:
+                raise UsageError(f"cannot publish version {version}: there is {newest} already")
             manifest = {"schema": SCHEMA, "version": version, "components": hashes}
             self._replace(self._path(version), dump_json(manifest, indent=1), temporary)
             self._prune()
@@ -70,7 +74,7 @@ class DiskWeightStore:
         While a version is pinned it is the only one: whoever holds another, older or newer, is given it.
         """
         while True:
-            pinned = self._pinned()
+            pinned = self.pinned()
             version = pinned if pinned is not None else max(self.versions(), default=0)
             if version == newer_than or (pinned is None and version < newer_than) or version == 0:
                 return None
@@ -80,7 +84,7 @@ class DiskWeightStore:
                 # Pruned while we read? Then there is a newer one to take. Otherwise it is really damaged.
                 if self._path(version).exists():
                     raise
-                if pinned is not None and self._pinned() == pinned:
+                if pinned is not None and self.pinned() == pinned:
                     raise
 
     def load(self, version: int) -> WeightSnapshot:
@@ -117,7 +121,8 @@ class DiskWeightStore:
         versions = self.versions()
         return f"there are {', '.join(map(str, versions))}" if versions else "nothing was published yet"
 
-    def _pinned(self) -> int | None:
+    def pinned(self) -> int | None:
+        """The version everybody is held at, if any."""
         path = self._folder / "pin.json"
         try:
             return int(load_json(read_file(path), name=str(path))["version"])
@@ -171,7 +176,7 @@ class DiskWeightStore:
 
     def _prune(self) -> None:
         """Drop old versions, manifest first, so that what is listed can be loaded; then what nobody names."""
-        kept = {*self.versions()[-self._keep :], self._pinned()}
+        kept = {*self.versions()[-self._keep :], self.pinned()}
         for version in self.versions():
             if version not in kept:
                 self._path(version).unlink()

@@ -98,6 +98,7 @@ class SoftActorCritic:
     """
 
     name: ClassVar[str]
+    learns_from_running: ClassVar[bool] = True  # what it learns of a step does not wait for how the episode ends
 
     def __init__(
         self,

@@ -39,6 +39,7 @@ class HGDAgger(Descent):
 
     Config: ClassVar[type[HGDAggerConfig]] = HGDAggerConfig
     name: ClassVar[str] = "hg_dagger"
+    learns_from_running: ClassVar[bool] = True  # a correction is one, however the episode ends
 
     def __init__(self, config: HGDAggerConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         super().__init__(

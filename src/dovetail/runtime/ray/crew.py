@@ -1,0 +1,192 @@
+"""The roles of a run: started where they belong, watched over, and told again what they were told if they have died."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from dovetail import __version__
+from dovetail.config.cluster import ClusterConfig
+from dovetail.config.load import robot_config
+from dovetail.core.disk import write_atomic
+from dovetail.core.errors import DovetailError, FailureError, UsageError
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.ray.cluster import placed
+from dovetail.runtime.ray.labeler import LabelerRole
+from dovetail.runtime.ray.learner import LearnerRole
+from dovetail.runtime.ray.notice import NoticeRole
+from dovetail.runtime.ray.robot import KEY, Arm, RobotRole
+from dovetail.runtime.ray.store import StoreRole
+from dovetail.runtime.ray.supervision import Supervision
+from dovetail.runtime.ray.weights import WeightsRole
+
+__all__ = ["Crew", "ours"]
+
+_LOOK_S = 0.05
+_CLOSE_S = 30.0
+_LIVES: dict[str, Any] = {"max_restarts": -1}  # whoever dies is started anew
+
+
+class Crew:
+    """`start` them, `look` at them all the time, `insist` on an answer; `end` them, those that move first.
+
+    `told` gives what those who watch an arm may see; `each_look` is called while somebody is waited for, and may raise.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        live: bool,
+        told: Callable[[], Mapping[str, Any]],
+        each_look: Callable[[], None],
+    ) -> None:
+        self._folder, self._live, self._told, self._each_look = folder, live, told, each_look
+        self.supervision = Supervision(tell=folder.event)
+        self.robots: dict[str, Any] = {}
+        self.store: Any = None
+        self.learner: Any = None
+        self._notice: Any = None
+        self.practise = False  # what the arms are to do
+        self.learning: tuple[int | None] | None = None  # what the learner is to do, and where it began
+        self._resting: set[str] = set()  # arms that somebody must see to
+
+    def start(self) -> None:
+        folder, path = self._folder, self._folder.path.absolute()
+        cluster, plain = folder.config.cluster, folder.config.model_dump(mode="json")
+        name = f"dovetail:{path.name}"
+        self._notice = _actor(NoticeRole, num_cpus=0, name=name).remote()
+        labelers = {
+            name: _actor(
+                LabelerRole, **placed(cluster.labeler, role="labeler", config=cluster), max_concurrency=8
+            ).remote(name, config=plain, labels=folder.labels.absolute())
+            for name in (f"labeler-{number}" for number in range(cluster.num_labelers))
+        }
+        near = placed(cluster.learner, role="learner", config=cluster)
+        weights = _actor(WeightsRole, **placed(cluster.weights, role="weights", config=cluster)).remote()
+        beside = {**near, "num_gpus": 0, "num_cpus": 0}
+        self.store = _actor(StoreRole, **beside, max_concurrency=16).remote(
+            "store", path=path, labelers=list(labelers.values())
+        )
+        self.learner = _actor(LearnerRole, **near, max_concurrency=4).remote(
+            "learner", path=path, store=self.store, weights=weights
+        )
+        self._start_robots(cluster, weights)
+        for role, handle in {"store": self.store, "learner": self.learner, "weights": weights, **labelers}.items():
+            self.supervision.add(role, handle.report.remote)
+        self._check()
+
+    def _start_robots(self, cluster: ClusterConfig, weights: Any) -> None:
+        folder, path, key = self._folder, self._folder.path.absolute(), secrets.token_hex(8)
+        write_atomic(path / KEY, key.encode())
+        for name, place in cluster.named_robots().items():
+            arm = Arm(
+                name=name,
+                config=robot_config(folder.config, name, place).model_dump(mode="json"),
+                config_hash=folder.config_hash,
+                run=path,
+                key=key,
+                live=self._live,
+                first=not self.robots,
+            )
+            options = placed(place, role=f"robots.{name}", config=cluster)
+            self.robots[name] = _actor(RobotRole, **options, max_concurrency=8).remote(
+                arm, store=self.store, weights=weights
+            )
+            self.supervision.add(name, _asks(self._ask_robot, name))
+
+    def _check(self) -> None:
+        """Every arm is there, and of one version with us."""
+        for name, robot in self.robots.items():
+            facts = self.insist(robot.start.remote)
+            if facts["version"] != __version__:
+                raise UsageError(
+                    f"{name} has dovetail {facts['version']}, and this is {__version__}: install one version"
+                )
+            self._folder.event("robot", name=name, task=facts["task"], robot=facts["robot"]["name"])
+        self.insist(self.store.report.remote)
+
+    def end(self) -> None:
+        for role in (*self.robots.values(), self.learner, self.store):
+            try:
+                if role is not None:
+                    ray.get(role.close.remote(), timeout=_CLOSE_S)
+            except Exception:  # it is dead, or hangs: Ray ends it with us
+                continue
+
+    # ---- while they work
+
+    def look(self) -> None:
+        """At everybody: whoever was started anew is told again, and what somebody must see to ends the run."""
+        for name in self.supervision.look():
+            if name == "learner" and self.learning is not None:
+                self.learner.learn.remote(*self.learning)
+        for name in ("store", "learner"):
+            problem = self.report(name).get("problem")
+            if problem:
+                raise FailureError(f"the {name} has stopped: {problem}")
+        resting = {name for name in self.robots if self.report(name).get("problem")}
+        for name in resting - self._resting:
+            self._folder.event("robot rests", robot=name, reason=self.report(name)["problem"])
+        self._resting = resting
+        if resting and len(resting) == len(self.robots):
+            name = min(resting)
+            raise FailureError(f"{name} has stopped: {self.report(name)['problem']}")
+
+    def report(self, name: str) -> Mapping[str, Any]:
+        """The newest of a role; empty before its first."""
+        return self.supervision.roles[name].report if name in self.supervision.roles else {}
+
+    def post(self, **facts: Any) -> None:
+        """For whoever asks the cluster."""
+        if self._notice is not None:
+            self._notice.tell.remote({**facts, "roles": self.supervision.table()})
+
+    def insist(self, call: Callable[[], Any], *, limit_s: float | None = None) -> Any:
+        """The answer to a call, however long it takes, and from whoever is started anew if it dies: it must be one that may
+        be repeated."""
+        until_s = None if limit_s is None else time.monotonic() + limit_s
+        reference = call()
+        while True:
+            try:
+                if ray.wait([reference], timeout=_LOOK_S)[0]:
+                    return ray.get(reference)
+            except RayActorError:
+                time.sleep(4 * _LOOK_S)
+                reference = call()
+            except RayTaskError as error:
+                raise ours(error) from None
+            if until_s is not None and time.monotonic() > until_s:
+                raise FailureError("a role gave no answer in time")
+            self._each_look()
+
+    def rest(self) -> None:
+        """Practice ends, with what is running."""
+        self.practise = False
+        for name, robot in self.robots.items():
+            if self.report(name).get("problem") is None:
+                self.insist(robot.pause.remote)
+
+    def _ask_robot(self, name: str) -> Any:
+        told = {**self._told(), "roles": self.supervision.table()} if self._live else None
+        return self.robots[name].report.remote(practise=self.practise, told=told)
+
+
+def _actor(role: type, **options: Any) -> Any:
+    made: Any = ray.remote(role)
+    return made.options(**{**_LIVES, **options})
+
+
+def _asks(ask: Callable[[str], Any], name: str) -> Callable[[], Any]:
+    return lambda: ask(name)
+
+
+def ours(error: RayTaskError) -> Exception:
+    """What a role raised, without Ray's account of it."""
+    cause = getattr(error, "cause", None)
+    return cause if isinstance(cause, DovetailError) else error

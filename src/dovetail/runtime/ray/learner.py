@@ -1,0 +1,282 @@
+"""The learner: reads the replay that the store writes, as fast as the update-to-data ratio lets it, and publishes. It
+waits for nobody, and nobody for it."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dovetail.core.contracts import Algorithm
+from dovetail.core.errors import CheckpointError, one_line
+from dovetail.core.streams import stream
+from dovetail.core.types import Array
+from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
+from dovetail.learn.checkpoint import checkpoint_facts, load_checkpoint, save_checkpoint
+from dovetail.learn.device import find_device
+from dovetail.learn.learner import Learner
+from dovetail.learn.memory import keep_freed_memory
+from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
+from dovetail.runtime._features import encoded_robot
+from dovetail.runtime.build import Station, build_station
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.parts import keep_parts
+from dovetail.runtime.ray.handles import StoreHandle
+from dovetail.runtime.ray.role import Role, only_one
+from dovetail.runtime.ray.weights import Publisher
+from dovetail.weights.store import DiskWeightStore
+
+__all__ = ["LearnerRole"]
+
+_IDLE_S = 0.01
+_A_WHILE_S = 0.25  # of updates between two looks at what is new
+
+
+class LearnerRole(Role):
+    """`clone` returns when it is done. `learn` begins, or goes on from the checkpoint, until told to `rest`."""
+
+    def __init__(self, name: str, *, path: Path, store: Any, weights: Any) -> None:
+        super().__init__(name)
+        torch.set_flush_denormal(True)
+        keep_freed_memory()
+        self._folder = RunFolder.open(path)
+        self._config = self._folder.config
+        self._ended = threading.Event()
+        self._store = StoreHandle(store, until=self._ended.is_set)
+        self._told = store
+        self._publisher = Publisher(weights, half=self._config.cluster.weights_precision == "bf16")
+        self._lock = only_one(path / ".learner.lock")
+        self._disk = DiskWeightStore(self._folder.weights)
+        self._station: Station | None = None
+        self._learner: Learner | None = None
+        self._wanted = threading.Event()
+        self._turn = threading.Lock()  # whoever works with the networks
+        self._has_demos = False
+        self._version = 0
+        self._published, self._published_s = -1, 0.0  # at so many updates, and when
+        self._saved_s = time.monotonic()
+        self._progress = (0, 0)
+        self._metrics: dict[str, float] = {}
+        threading.Thread(target=self._work, name="learning", daemon=True).start()
+
+    # ---- what it is asked for
+
+    def clone(self) -> int:
+        """Behaviour cloning; returns the version that holds it."""
+        with self._turn, self.working("cloning"):
+            station, num_updates = self._made(), self._config.learner.bc_updates
+            policy = station.trainable()
+            policy.fit_normalizer(self._store.demonstrated())
+            algorithm = Imitation(ImitationConfig(), policy=policy, seed=self._config.run.seed)
+            learner = self._make(algorithm, policy, role="cloning")
+
+            def note() -> None:
+                self._progress = (learner.num_warmup_updates, num_updates)
+
+            learner.warm_up(num_updates, on_update=note)
+            return self._publish(policy.weights(), keep=True)
+
+    def learn(self, start_from: int | None) -> None:
+        """Begin with a version of weights, or go on from the checkpoint. Harmless if it is at it."""
+        with self._turn:
+            if self._learner is None:
+                with self.working("taking up its checkpoint"):
+                    self._learner = self._begin(start_from)
+                self._publish_now()
+            self._wanted.set()
+
+    def rest(self) -> int:
+        """Stop for now, with all that was learned safe; returns its version."""
+        self._wanted.clear()
+        with self._turn:
+            if self._learner is not None and self._learner.healthy:
+                self._save()
+            return self._version
+
+    def save_best(self, success: float, by: str) -> None:
+        with self._turn:
+            if self._learner is not None and self._learner.healthy:
+                facts = {**self._facts(), "success": success, "by": by}
+                save_checkpoint(self._folder.checkpoints / "best", self._learner.state_dict(), facts=facts)
+
+    def report(self) -> dict[str, Any]:
+        learner = self._learner
+        seconds = time.monotonic() - self._published_s if self._published_s else None
+        return {
+            **self.about(),
+            "learning": self._wanted.is_set(),
+            "updates": learner.num_updates if learner else 0,
+            "online_updates": learner.num_online_updates if learner else 0,
+            "warmup_updates": learner.num_warmup_updates if learner else 0,
+            "skipped_updates": learner.num_skipped_updates if learner else 0,
+            "progress": self._progress,
+            "metrics": dict(self._metrics),
+            "version": self._version,
+            "since_publication_s": None if seconds is None else round(seconds, 2),
+        }
+
+    def close(self) -> None:
+        self._ended.set()
+        self.rest()
+
+    # ---- its own work
+
+    def _work(self) -> None:
+        while not self._ended.is_set():
+            if not self._wanted.wait(0.1):
+                continue
+            try:
+                with self._turn:
+                    busy = self._wanted.is_set() and self._learn_a_while()
+                    if (
+                        self._wanted.is_set()
+                        and time.monotonic() - self._saved_s > self._config.run.checkpoint_every_s
+                    ):
+                        self._save()
+                if not busy:
+                    time.sleep(_IDLE_S)
+            except Exception as error:  # a thread's border: whoever watches is told, and the last checkpoint stays
+                self.problem = one_line(error)
+                self._wanted.clear()
+
+    def _learn_a_while(self) -> bool:
+        """Some of the updates that are owed; False if there are none."""
+        learner = self._learner
+        assert learner is not None
+        warmup = self._config.learner.warmup_updates if self._has_demos else 0
+        until_s = time.monotonic() + _A_WHILE_S
+        if learner.num_warmup_updates < warmup:
+            with self.working("warming up"):
+                self._metrics = dict(learner.warm_up(min(warmup, learner.num_warmup_updates + 20)))
+            self._progress = (learner.num_warmup_updates, warmup)
+            if learner.num_warmup_updates >= warmup:
+                self._save()
+                self._publish_now()
+            return True
+        trained_steps = self._store.trained_steps()
+        if trained_steps is None or learner.owed(trained_steps) <= 0:
+            return False
+        done = learner.num_online_updates
+        with self.working("learning"):
+            # as many steps at a time as are worth a few updates, so that it stops soon when told to
+            utd, start = self._config.learner.utd, self._config.learner.start_after_steps
+            while learner.owed(trained_steps) > 0 and time.monotonic() < until_s and self._wanted.is_set():
+                some = start + math.ceil((learner.num_online_updates + max(1.0, utd)) / utd)
+                before = learner.num_online_updates
+                self._metrics |= learner.step(env_steps=min(trained_steps, some))
+                if learner.num_online_updates == before:  # its views have nothing to give yet
+                    break
+                self._publish_when_due(learner)
+        for phase, seconds in learner.take_seconds().items():
+            self.spent(phase, seconds)
+        self._store.learned(learner.num_online_updates, wants=learner.wants, metrics=self._metrics)
+        return learner.num_online_updates > done
+
+    def _begin(self, start_from: int | None) -> Learner:
+        station = self._made()
+        policy = station.trainable()
+        keep_parts(policy, self._folder.parts)
+        demonstrated = self._store.demonstrated()
+        self._has_demos = bool(demonstrated)
+        if demonstrated:
+            policy.fit_normalizer(demonstrated)
+        if start_from is not None and not self._has_checkpoint:
+            policy.load(self._disk.load(start_from))
+        learner = self._make(station.algorithm(policy), policy, role="learner")
+        if self._has_checkpoint:
+            state, facts = load_checkpoint(self._checkpoint)
+            if facts.get("config_hash") != self._folder.config_hash:
+                raise CheckpointError(
+                    f"checkpoint {self._checkpoint} belongs to another config than its run folder"
+                )
+            learner.load_state_dict(state)
+        self._store.learned(learner.num_online_updates, wants=learner.wants, metrics={})
+        return learner
+
+    # ---- weights and checkpoints
+
+    def _publish_when_due(self, learner: Learner) -> None:
+        every = self._config.learner.publish_every or max(1, round(self._config.learner.utd * 25))
+        if learner.num_updates // every > self._published // every:
+            self._publish_now()
+
+    def _publish_now(self) -> None:
+        assert self._learner is not None
+        if self._published != self._learner.num_updates:
+            self._publish(self._learner.policy_weights())
+            self._published = self._learner.num_updates
+
+    def _publish(self, components: Mapping[str, Mapping[str, Array]], *, keep: bool = False) -> int:
+        """Into shared memory, where arms take them from; to the disk as well where they are to be kept."""
+        with self.working("publishing"):
+            self._version += 1
+            if keep:
+                self._disk.publish(components, version=self._version)
+            pinned = self._disk.pinned()
+            if pinned is None:
+                self._publisher.publish(components, version=self._version)
+            else:
+                self._publisher.publish(self._disk.load(pinned).components, version=pinned)
+            normalizer = dict(components.get("normalizer", {}))
+            self._told.published.remote(self._version, pinned or self._version, normalizer)
+            self._published_s = time.monotonic()
+            return self._version
+
+    def _save(self) -> None:
+        if self._learner is not None and self._learner.healthy:
+            with self.working("saving"):
+                self._publish(self._learner.policy_weights(), keep=True)
+                self._published = self._learner.num_updates
+                save_checkpoint(self._checkpoint, self._learner.state_dict(), facts=self._facts())
+            self._folder.event(
+                "checkpoint", env_steps=self._facts()["env_steps"], updates=self._learner.num_updates
+            )
+        self._saved_s = time.monotonic()
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "env_steps": self._store.trained_steps() or 0,
+            "config_hash": self._folder.config_hash,
+            "published": self._published,
+            "version": self._version,
+        }
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self._folder.checkpoints / "last"
+
+    @property
+    def _has_checkpoint(self) -> bool:
+        return (self._checkpoint / "manifest.json").exists()
+
+    # ---- small things
+
+    def _made(self) -> Station:
+        """What it learns with, made when it is first needed; and the version to count on from."""
+        if self._station is None:
+            self._station = build_station(self._config, parts=self._folder.parts)
+            saved = int(checkpoint_facts(self._checkpoint).get("version", 0)) if self._has_checkpoint else 0
+            self._version = max(saved, max(self._disk.versions(), default=0), self._publisher.newest())
+        return self._station
+
+    def _make(self, algorithm: Algorithm, policy: TrainablePolicy, *, role: str) -> Learner:
+        learner, station = self._config.learner, self._made()
+        robot = station.robot.spec
+        if isinstance(policy, CachesFeatures) and policy.caches:
+            robot = encoded_robot(robot, policy.caches)
+        return Learner(
+            algorithm=algorithm,
+            replay=station.replay(self._folder.replay, keys=tuple(policy.spec.observation)),  # to read only
+            robot=robot,
+            rng=stream(self._config.run.seed, role),
+            utd=learner.utd,
+            start_after_steps=learner.start_after_steps,
+            num_ahead=learner.prefetch,
+            max_bad_updates=learner.max_bad_updates,
+            device=find_device(self._config.device),
+        )

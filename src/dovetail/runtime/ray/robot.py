@@ -1,0 +1,275 @@
+"""An arm: episodes on request, or one after another while it practises. Each is on its own disk before anybody hears of it,
+and stays there until the store has it.
+
+Everything that touches the arm happens on one thread. Another delivers what the spool holds, and streams what is being
+recorded; a third waits for weights. None of them ever keeps the arm waiting.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import dovetail
+from dovetail.config.schema import RunConfig
+from dovetail.core.contracts import Actor
+from dovetail.core.disk import read_file
+from dovetail.core.errors import DovetailError, StoreError, one_line
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import EpisodeOrder, Outcome, Purpose, WeightSnapshot
+from dovetail.episodes.spool import Spool
+from dovetail.runtime.build import Station, build_station
+from dovetail.runtime.evaluate import order_episode
+from dovetail.runtime.handover import hand_over
+from dovetail.runtime.live import LiveLink
+from dovetail.runtime.ray.handles import StoreHandle
+from dovetail.runtime.ray.role import Role, only_one
+from dovetail.runtime.ray.weights import WeightsReader
+from dovetail.weights.store import DiskWeightStore
+
+__all__ = ["KEY", "Arm", "RobotRole"]
+
+KEY = ".cluster"  # in the run's folder: what tells an arm that it sees that folder
+_LOOK_S = 0.2
+_WAIT_S = 2.0
+_LOST_S = 5.0  # without a word from the run: cut off, or it has ended
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arm:
+    """What an arm is told of the run that it belongs to."""
+
+    name: str
+    config: Mapping[str, Any]  # plain
+    config_hash: str
+    run: Path
+    key: str
+    live: bool = False  # somebody may watch it, and is waited for after a fault
+    first: bool = True  # the one that a console finds without being told a name
+
+    def folder(self) -> Path:
+        """On the arm's own machine: in the run's folder where that is in reach, and otherwise in a temporary one of its
+        own, which a later process finds again."""
+        try:
+            if read_file(self.run / KEY).decode() == self.key:
+                return self.run / "robots" / self.name
+        except DovetailError:
+            pass
+        return Path(tempfile.gettempdir()) / f"dovetail-{self.run.name}-{self.key}" / self.name
+
+
+class RobotRole(Role):
+    """`start` it; then `run_one` for demonstrations and evaluations, and `report(practise=True)` for practice."""
+
+    def __init__(self, arm: Arm, *, store: Any, weights: Any) -> None:
+        super().__init__(arm.name)
+        self._arm, self._config = arm, RunConfig.model_validate(dict(arm.config))
+        self._ended, self._practising, self._delivering = threading.Event(), threading.Event(), threading.Event()
+        self._folder = arm.folder()
+        self._lock = only_one(self._folder / ".lock")  # two processes never move one arm
+        self._spool = self._folder / "spool"
+        self._store = StoreHandle(store, until=self._ended.is_set)
+        self._weights = WeightsReader(weights)
+        self._station: Station | None = None
+        self._link: LiveLink | None = None
+        self._actors: dict[Purpose, Actor] = {}
+        self._newest: WeightSnapshot | None = None
+        self._loaded = (Purpose.ONLINE, 0)  # what for, and which version
+        self._heard_s = time.monotonic()
+        self._sending = threading.Lock()
+        self._offsets: dict[str, int] = {}  # how far episodes that are running were streamed
+        self._hands = ThreadPoolExecutor(1, thread_name_prefix="arm")
+        for work in (self._practise, self._deliver_always, self._follow_weights):
+            threading.Thread(target=work, name=work.__name__, daemon=True).start()
+
+    # ---- what it is asked for
+
+    def start(self) -> dict[str, Any]:
+        """Make the arm ready; what it is, for whoever checks that all fit together."""
+        station = self._hands.submit(self._made).result()
+        return {
+            "robot": station.robot.spec.to_json(),
+            "real_time": station.real_time,
+            "version": dovetail.__version__,
+            "task": station.task.spec.name,
+        }
+
+    def run_one(self, purpose: Purpose, index: int, weights: WeightSnapshot | None) -> dict[str, Any]:
+        """One episode, in the store when this returns; without weights, of a policy that has learned nothing."""
+        return self._hands.submit(self._run_one, purpose, index, weights).result()
+
+    def report(self, *, practise: bool = False, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """How it is. Who asks says what is wanted of it, and what those who watch it may see."""
+        self._heard_s = time.monotonic()
+        if practise and self.problem is None:
+            self._practising.set()
+        elif not practise:
+            self._practising.clear()
+        if self._link is not None and told:
+            self._link.tell(**told)
+        actor = self._actors.get(Purpose.ONLINE)
+        newest = self._newest.version if self._newest else 0
+        return {
+            **self.about(),
+            "practising": self._practising.is_set(),
+            "version": self._loaded[1],
+            "versions_behind": max(0, newest - self._loaded[1]),
+            "spooled": len(Spool(self._spool).pending()),
+            "stop_asked": self._link is not None and self._link.stop_asked,
+            "telemetry": dict(actor.telemetry()) if actor else {},
+        }
+
+    def acknowledge(self) -> None:
+        """Somebody has seen to it: go on."""
+        self.problem = None
+
+    def pause(self) -> None:
+        """End practice after the episode that is running, and deliver it."""
+        self._practising.clear()
+        self._hands.submit(lambda: None).result()
+        self._deliver()
+
+    def close(self) -> None:
+        self._practising.clear()
+        self._ended.set()
+        self._hands.submit(lambda: None).result()
+        self._deliver()
+        if self._station is not None:
+            self._hands.submit(self._station.close).result()
+
+    # ---- the arm
+
+    def _practise(self) -> None:
+        while not self._ended.is_set():
+            if not self._practising.wait(_LOOK_S):
+                continue
+            try:
+                self._hands.submit(self._practise_once).result()
+            except Exception as error:  # a thread's border: told, and this arm rests until somebody has seen to it
+                self.problem = one_line(error)
+                self._practising.clear()
+
+    def _practise_once(self) -> None:
+        station = self._made()
+        ticket = None if self._is_lost() else self._store.ticket(robot=self.name, real_time=station.real_time)
+        if ticket is None:
+            time.sleep(0.02)
+            return
+        actor = self._actor(Purpose.ONLINE)
+        self._load(actor, Purpose.ONLINE, self._newest)
+        order = self._order(Purpose.ONLINE, ticket.index, robot_minutes=ticket.robot_minutes)
+        with self.working("acting"):
+            episode = actor.run(order)
+        if episode is not None:
+            self.count("episodes")
+            self.count("steps", len(episode))
+        self._delivering.set()
+
+    def _run_one(self, purpose: Purpose, index: int, weights: WeightSnapshot | None) -> dict[str, Any]:
+        actor = self._actor(purpose)
+        self._load(actor, purpose, weights)
+        with self.working("evaluating" if purpose is Purpose.EVAL else "demonstrating"):
+            episode = actor.run(self._order(purpose, index))
+        self._deliver()
+        if episode is None:
+            return {"id": None, "outcome": Outcome.ABORTED, "stopped": actor.stopped}
+        return {"id": episode.id, "outcome": episode.outcome, "stopped": actor.stopped}
+
+    def _load(self, actor: Actor, purpose: Purpose, snapshot: WeightSnapshot | None) -> None:
+        if snapshot is not None and self._loaded != (purpose, snapshot.version):
+            actor.load(snapshot)
+            self._loaded = (purpose, snapshot.version)
+
+    def _made(self) -> Station:
+        if self._station is None:
+            with self.working("starting"):
+                self._station = build_station(
+                    self._config,
+                    parts=self._arm.run / "parts",
+                    should_stop=self._should_stop,
+                    live=self._make_link if self._arm.live else None,
+                )
+        return self._station
+
+    def _make_link(self, robot: RobotSpec) -> LiveLink:
+        where = self._arm.run if self._arm.first and self._folder.is_relative_to(self._arm.run) else self._folder
+        self._link = LiveLink(where, robot=robot, waits=True)
+        return self._link
+
+    def _actor(self, purpose: Purpose) -> Actor:
+        if purpose not in self._actors:
+            weights = self._folder / "weights"
+            self._actors[purpose] = self._made().actor_for(purpose, spool=Spool(self._spool), weights=weights)
+        return self._actors[purpose]
+
+    def _order(self, purpose: Purpose, index: int, *, robot_minutes: float = 0.0) -> EpisodeOrder:
+        return order_episode(
+            self._made(),
+            purpose=purpose,
+            index=index,
+            config_hash=self._arm.config_hash,
+            robot_minutes=robot_minutes,
+        )
+
+    def _is_lost(self) -> bool:
+        return time.monotonic() - self._heard_s > _LOST_S
+
+    def _should_stop(self) -> bool:
+        return self._ended.is_set() or (self._config.cluster.cut_off == "hold" and self._is_lost())
+
+    # ---- what goes out
+
+    def _deliver_always(self) -> None:
+        while not self._ended.is_set():
+            self._delivering.wait(_LOOK_S)
+            self._delivering.clear()
+            self._deliver()
+
+    def _deliver(self) -> None:
+        """All that has ended; whatever is killed on the way is delivered again, and kept once. Then what is running."""
+        with self._sending:
+            spool = Spool(self._spool)
+            try:
+                hand_over(spool, self._store.deliver, tell=self._tell)
+                for episode_id in spool.running():
+                    self._stream(spool, episode_id)
+            except StoreError as error:
+                self.problem = self.problem or one_line(error)
+
+    def _stream(self, spool: Spool, episode_id: str) -> None:
+        tail = spool.tail(episode_id, offset=self._offsets.get(episode_id, 0))
+        if tail is None or not tail.segments:
+            return
+        if len(self._offsets) > 8:
+            self._offsets.clear()
+        self._offsets[episode_id] = tail.offset if self._store.stream(tail.start, tail.segments) else 0
+
+    def _tell(self, kind: str, /, **facts: Any) -> None:
+        self.count(kind)
+
+    # ---- what comes in
+
+    def _follow_weights(self) -> None:
+        """Wait for newer ones; where a process of inference looks for them, put them there."""
+        local = DiskWeightStore(self._folder / "weights", keep=2) if self._swaps_while_acting else None
+        while not self._ended.is_set():
+            snapshot = self._weights.latest(newer_than=self._newest.version if self._newest else 0, wait_s=_WAIT_S)
+            if snapshot is None:
+                time.sleep(0.01)
+                continue
+            self._newest = snapshot
+            if local is not None and snapshot.version > max(local.versions(), default=0):
+                try:
+                    local.publish(snapshot.components, version=snapshot.version)
+                except StoreError as error:
+                    self.problem = self.problem or one_line(error)
+
+    @property
+    def _swaps_while_acting(self) -> bool:
+        return getattr(self._config.actor.config, "swap", "episode") == "chunk"

@@ -1,0 +1,340 @@
+"""The driver: tells the roles what a run is about now, and keeps its figures.
+
+                  ┌── weights ◀── publishes ── learner ◀── batches ── replay
+    robots ◀──────┘                                                     ▲
+      └── spool ── delivers ──▶ store ── asks ──▶ labelers ── labels ───┘
+
+Nothing that robots, store or learner do goes through it: while it waits, they work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from dovetail.core.errors import FailureError
+from dovetail.core.stats import Rate
+from dovetail.core.types import Outcome, Purpose, WeightSnapshot
+from dovetail.runtime.evaluations import MAIN, evaluation_curve, known_evaluation, note_evaluation
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.inline import Interrupted
+from dovetail.runtime.live_status import figures
+from dovetail.runtime.ray.cluster import connected
+from dovetail.runtime.ray.crew import Crew, ours
+from dovetail.runtime.schedule import Schedule
+from dovetail.runtime.status import RunStatus, Watcher, nobody
+from dovetail.weights.store import DiskWeightStore
+
+__all__ = ["RayRun"]
+
+_LEARNING = "learning online"
+_CLONING = "cloning the demonstrations"
+_BOOKS = (  # of a RunStatus, what the store knows
+    "env_steps",
+    "episodes",
+    "interventions",
+    "trained_steps",
+    "waiting",
+    "robot_minutes",
+    "recent_ids",
+    "recent_success",
+    "recent_return",
+    "recent_human",
+    "success_steps",
+    "metrics",
+    "advice",
+)
+_LOOK_S = 0.05
+_POST_S = 0.5
+_BEST_EVERY = 10  # episodes
+
+
+class RayRun:
+    """`run()` takes a recipe from nothing to a trained policy, as InlineRun does, with everything at once in between;
+    `collect()` only records demonstrations."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        watch: Watcher = nobody,
+        should_stop: Callable[[], bool] = lambda: False,
+        live: bool = False,
+    ) -> None:
+        self._folder, self._config, self._watch, self._should_stop = folder, folder.config, watch, should_stop
+        self.status = RunStatus(name=folder.path.name)
+        self._crew = Crew(folder, live=live, told=lambda: figures(self.status, self._folder), each_look=self._look)
+        self._weights = DiskWeightStore(folder.weights)
+        self._schedule = Schedule(folder)
+        self._posted_s = 0.0
+        self._best_at = 0  # episodes
+        self._started_s = time.monotonic()
+        before = folder.read_json("progress.json") or {"wall_s": 0.0}
+        self._wall_before_s = float(before["wall_s"])
+        self._phases_before: Mapping[str, float] = before.get("phases") or {}
+        for name in MAIN:
+            rate = self._known(name)
+            if rate is not None:
+                self.status.rates[name] = rate
+
+    def run(self) -> None:
+        with_demos = self._config.run.demos
+        self._within(lambda: self._run(with_demos))
+
+    def collect(self, num_demos: int) -> None:
+        self._within(lambda: self._demonstrate(num_demos))
+
+    def close(self) -> None:
+        """What it holds it lets go of at the end of `run` or `collect`."""
+
+    def _within(self, work: Callable[[], None]) -> None:
+        self.status.begin("starting the roles", 1)
+        self._watch(self.status)
+        with connected(self._config.cluster):
+            try:
+                self._crew.start()
+                self._refresh()
+                work()
+            finally:
+                self._crew.end()
+                self._write_progress()
+
+    def _run(self, num_demos: int) -> None:
+        run = self._config.run
+        self._evaluate("untrained", run.untrained_episodes, None)
+        self._demonstrate(num_demos)
+        cloned = self._clone()
+        if not self._known("after"):
+            self._learn(cloned)
+        self._evaluate("after", run.eval_episodes, self._newest())
+
+    # ---- the phases
+
+    def _demonstrate(self, num_demos: int) -> None:
+        books = self._books()
+        if books["demos"] >= num_demos:
+            return
+        self.status.begin("recording demonstrations", num_demos, done=books["demos"])
+        while books["demos"] < num_demos:
+            if books["tried_demos"] >= 3 * num_demos + 10:
+                raise FailureError(
+                    f"only {books['demos']} of {books['tried_demos']} demonstrations succeeded: give them more time "
+                    "(task.time_limit_s), or lower run.demo_noise"
+                )
+            missing, first = num_demos - books["hopeful_demos"], books["tried_demos"]
+            if missing > 0:
+                self._each(Purpose.DEMO, range(first, first + min(missing, 2 * len(self._crew.robots))), None)
+            self._crew.insist(lambda: self._crew.store.settle.remote(5.0))
+            books = self._books()
+            self.status.done = books["demos"]
+
+    def _clone(self) -> int | None:
+        """Behaviour cloning: what the report calls before, and what learning starts from; its version, if it does."""
+        learner = self._config.learner
+        if not self._books()["demos"] or not learner.bc_updates:
+            return None
+        if not self._known("cloning"):
+            self.status.begin(_CLONING, learner.bc_updates)
+            version = self._crew.insist(self._crew.learner.clone.remote)
+            self._folder.write_json("cloned.json", {"version": version})
+            self._evaluate("cloning", self._config.run.eval_episodes, self._weights.load(version))
+        facts = self._folder.read_json("cloned.json")
+        return int(facts["version"]) if facts and learner.start_from == "cloning" else None
+
+    def _learn(self, cloned: int | None) -> None:
+        run, crew = self._config.run, self._crew
+        crew.learning = (cloned,)
+        crew.insist(lambda: crew.learner.learn.remote(cloned))
+        self._warm_up()
+        self.status.begin(_LEARNING, run.env_steps, done=self.status.env_steps)
+        crew.practise = True
+        while self.status.env_steps < run.env_steps and not self._solved():
+            self._pause()
+            name = self._schedule.due(self.status.env_steps)
+            if name is not None:
+                self._evaluate_meanwhile(name, cloned)
+            self._keep_best()
+        crew.rest()
+        self._finish()
+        crew.learning = None
+        crew.insist(crew.learner.rest.remote)
+
+    def _warm_up(self) -> None:
+        num_updates = self._config.learner.warmup_updates if self._books()["demos"] else 0
+        self.status.begin("warming up on demonstrations", num_updates)
+        while self._crew.report("learner").get("warmup_updates", 0) < num_updates:
+            self.status.done = self._crew.report("learner").get("warmup_updates", 0)
+            self._pause()
+
+    def _finish(self) -> None:
+        """The labels that are under way, as long as the config says, and the updates that the last episodes have earned."""
+        learner, limit_s = self._config.learner, self._config.labeling.finish_s
+        self.status.begin("waiting for the last labels", 1)
+        self._crew.insist(lambda: self._crew.store.settle.remote(limit_s), limit_s=limit_s + 60.0)
+        self._refresh()
+        if self.status.waiting:
+            self._folder.event("labels wait", **self.status.waiting)
+        owed = int(learner.utd * max(0, self.status.trained_steps - learner.start_after_steps))
+        self.status.begin("the last updates", owed)
+        done, changed_s = -1, time.monotonic()
+        while (
+            done < owed and time.monotonic() - changed_s < 10.0
+        ):  # some wait for what never came: a correction, a success
+            report = self._crew.insist(self._crew.learner.report.remote)
+            if report["online_updates"] != done:
+                done, changed_s = report["online_updates"], time.monotonic()
+            self.status.done = done
+            self._pause()
+
+    # ---- evaluations
+
+    def _evaluate_meanwhile(self, name: str, cloned: int | None) -> None:
+        """While it learns: practice waits, for the arms are needed."""
+        status, crew = self.status, self._crew
+        phase = (status.phase, status.total)
+        crew.rest()
+        crew.learning = None
+        version = crew.insist(crew.learner.rest.remote)
+        rate = self._evaluate(name, self._schedule.num_episodes, self._weights.load(version))
+        if rate is not None and self._schedule.is_best(rate.rate):
+            self._save_best(rate.rate, f"evaluation {name}")
+        crew.learning = (cloned,)
+        crew.insist(lambda: crew.learner.learn.remote(cloned))
+        status.begin(*phase, done=status.env_steps)
+        crew.practise = True
+
+    def _keep_best(self) -> None:
+        """Where nothing is evaluated, recent practice tells."""
+        success = self._schedule.practice_success(self.status)
+        if success is None or self.status.episodes < self._best_at + _BEST_EVERY:
+            return
+        self._best_at = self.status.episodes
+        if self._schedule.is_best(success):
+            self._save_best(success, "recent practice")
+
+    def _save_best(self, success: float, by: str) -> None:
+        self._crew.insist(lambda: self._crew.learner.save_best.remote(success, by))
+        self._folder.event("best checkpoint", env_steps=self.status.env_steps, success=success, by=by)
+
+    def _evaluate(self, name: str, num_episodes: int, snapshot: WeightSnapshot | None) -> Rate | None:
+        if not num_episodes or self._known(name):
+            return None
+        status = self.status
+        status.begin(f"evaluating: {name}", num_episodes)
+        done = self._each(Purpose.EVAL, range(num_episodes), snapshot)
+        rate = Rate(successes=sum(one["outcome"] is Outcome.SUCCESS for one in done), episodes=num_episodes)
+        shown = [one["id"] for one in done][: self._config.run.showcase_episodes]
+        version = None if snapshot is None else snapshot.version
+        note_evaluation(self._folder, name, rate, status=status, version=version, shown=shown)
+        curve = evaluation_curve(name, rate)
+        self._crew.insist(lambda: self._crew.store.note.remote("evaluation", curve, step=status.env_steps))
+        self._watch(status)
+        return rate
+
+    def _each(self, purpose: Purpose, indices: range, snapshot: WeightSnapshot | None) -> list[dict[str, Any]]:
+        """One episode for each index, on whichever arm is free; in their order."""
+        kept = ray.put(snapshot)
+        todo, free = list(indices)[::-1], list(self._crew.robots)
+        running: dict[Any, tuple[int, str]] = {}
+        done: dict[int, dict[str, Any]] = {}
+        while todo or running:
+            while todo and free:
+                index, name = todo.pop(), free.pop()
+                running[self._crew.robots[name].run_one.remote(purpose, index, kept)] = (index, name)
+            for reference in ray.wait(list(running), timeout=_LOOK_S)[0]:
+                index, name = running.pop(reference)
+                free.append(name)
+                try:
+                    one = ray.get(reference)
+                except RayActorError:
+                    todo.append(index)  # it is started anew
+                    time.sleep(4 * _LOOK_S)
+                    continue
+                except RayTaskError as error:
+                    raise ours(error) from None
+                if one["stopped"]:
+                    raise Interrupted
+                if purpose is Purpose.EVAL and one["outcome"] is Outcome.ABORTED:
+                    raise FailureError(
+                        f"evaluation episode {index + 1} of {len(indices)} was cut short by a fault or a bad reading: see "
+                        f"to {name}, then evaluate again"
+                    )
+                done[index] = one
+            if purpose is Purpose.EVAL:
+                self.status.done = len(done)
+            self._look()
+        return [done[index] for index in indices]
+
+    # ---- while others work
+
+    def _pause(self) -> None:
+        self._look()
+        time.sleep(_LOOK_S)
+
+    def _look(self) -> None:
+        """At everybody, and for whoever watches."""
+        status, crew = self.status, self._crew
+        crew.look()
+        learner = crew.report("learner")
+        status.updates = learner.get("updates", status.updates)
+        if status.phase == _CLONING:
+            status.done = learner.get("progress", (0, 0))[0]
+        for name in crew.robots:
+            status.telemetry = crew.report(name).get("telemetry") or status.telemetry
+        now_s = time.monotonic()
+        if now_s - self._posted_s > _POST_S:
+            self._posted_s = now_s
+            self._refresh()
+            crew.post(
+                run=self._folder.path.name, phase=status.phase, env_steps=status.env_steps, updates=status.updates
+            )
+        self._watch(status)
+        if self._should_stop() or any(crew.report(name).get("stop_asked") for name in crew.robots):
+            raise Interrupted
+
+    def _refresh(self) -> None:
+        """The books, as the store has them."""
+        if self._crew.store is None:
+            return
+        try:
+            books: RunStatus = ray.get(self._crew.store.status.remote(), timeout=5.0)
+        except RayError:  # it is being started anew: what we know will do for a while
+            return
+        for name in _BOOKS:
+            setattr(self.status, name, getattr(books, name))
+        if self.status.phase == _LEARNING:
+            self.status.done = books.env_steps
+
+    def _books(self) -> Mapping[str, Any]:
+        books: Mapping[str, Any] = self._crew.insist(self._crew.store.report.remote)
+        if books.get("problem"):
+            raise FailureError(f"the store has stopped: {books['problem']}")
+        return books
+
+    # ---- small things
+
+    def _solved(self) -> bool:
+        rule, status = self._config.run.stop_when_solved, self.status
+        if rule is None or status.env_steps < rule.min_env_steps:
+            return False
+        return status.unassisted_rate(rule.window) >= rule.success_rate
+
+    def _known(self, name: str) -> Rate | None:
+        return known_evaluation(self._folder, name)
+
+    def _newest(self) -> WeightSnapshot:
+        return self._weights.load(max(self._weights.versions()))
+
+    def _write_progress(self) -> None:
+        wall_s = self._wall_before_s + time.monotonic() - self._started_s
+        phases = dict(self._phases_before)
+        for role in self._crew.supervision.roles.values():
+            for phase, seconds in role.report.get("seconds", {}).items():
+                phases[phase] = phases.get(phase, 0.0) + seconds
+        self._folder.write_json(
+            "progress.json", {"wall_s": wall_s, "updates": self.status.updates, "phases": phases}
+        )

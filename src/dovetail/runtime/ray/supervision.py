@@ -1,0 +1,117 @@
+"""Who is well, who has died and was started anew: asked all the time, and never waited for."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError
+
+from dovetail.core.errors import FailureError
+
+__all__ = ["Supervision", "Watched"]
+
+_EVERY_S = 0.25
+_SILENT_S = 10.0
+_OFTEN, _WITHIN_S = 8, 120.0  # deaths of one role in a row: then it will not get better
+
+
+@dataclass(slots=True, kw_only=True)
+class Watched:
+    """A role as the driver sees it."""
+
+    name: str
+    ask: Callable[[], Any]  # for its report
+    report: Mapping[str, Any] = field(default_factory=dict)  # the newest
+    heard_s: float = field(default_factory=time.monotonic)
+    num_starts: int = 0
+    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_OFTEN))
+    waiting: Any = None
+    asked_s: float = 0.0
+    away: bool = False
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self.heard_s
+
+    @property
+    def health(self) -> str:
+        if self.report.get("problem"):
+            return "stopped"
+        if not self.report:
+            return "starting"
+        if self.away:
+            return "being started anew"
+        return "silent" if self.silent_s > _SILENT_S else "well"
+
+
+class Supervision:
+    """`look` as often as you like: it takes the answers that have come, and asks those whose turn it is."""
+
+    def __init__(self, *, tell: Callable[..., None]) -> None:
+        self._tell = tell
+        self.roles: dict[str, Watched] = {}
+
+    def add(self, name: str, ask: Callable[[], Any]) -> Watched:
+        self.roles[name] = Watched(name=name, ask=ask)
+        return self.roles[name]
+
+    def remove(self, name: str) -> None:
+        self.roles.pop(name, None)
+
+    def look(self) -> list[str]:
+        """Names of those that were started anew since the last look: what they were told, they have forgotten."""
+        anew = [role.name for role in self.roles.values() if self._hear(role)]
+        now_s = time.monotonic()
+        for role in self.roles.values():
+            if role.waiting is None and now_s - role.asked_s >= _EVERY_S:
+                role.asked_s = now_s
+                try:
+                    role.waiting = role.ask()
+                except RayError as error:
+                    self._lose(role, error)
+        return anew
+
+    def table(self) -> list[dict[str, Any]]:
+        """For people and tools: each role, and how it is."""
+        return [
+            {
+                **role.report,
+                "name": role.name,
+                "health": role.health,
+                "starts": role.num_starts,
+                "silent_s": round(role.silent_s, 1),
+            }
+            for role in self.roles.values()
+        ]
+
+    def _hear(self, role: Watched) -> bool:
+        if role.waiting is None or not ray.wait([role.waiting], timeout=0)[0]:
+            return False
+        reference, role.waiting = role.waiting, None
+        try:
+            report = ray.get(reference)
+        except RayActorError as error:
+            self._lose(role, error)
+            return False
+        before, role.report, role.heard_s, role.away = role.report, report, time.monotonic(), False
+        if before.get("pid") == report["pid"] and before.get("host") == report["host"]:
+            return False
+        role.num_starts += 1
+        if role.num_starts > 1:
+            self._tell("started anew", role=role.name, pid=report["pid"], host=report["host"])
+        return role.num_starts > 1
+
+    def _lose(self, role: Watched, error: Exception) -> None:
+        if role.away:
+            return
+        role.away = True
+        role.deaths.append(time.monotonic())
+        self._tell("lost", role=role.name, pid=role.report.get("pid"))
+        if len(role.deaths) == _OFTEN and role.deaths[-1] - role.deaths[0] < _WITHIN_S:
+            why = " ".join(str(error).split())
+            raise FailureError(f"{role.name} has died {_OFTEN} times in {_WITHIN_S:g} s: {why[:300]}")
