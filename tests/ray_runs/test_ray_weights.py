@@ -17,7 +17,6 @@ from dovetail.core.types import Array
 from dovetail.runtime.ray import weights
 from dovetail.runtime.ray.weights import Publisher, WeightsReader, WeightsRole, _packed, _unpacked
 
-
 LOOP = asyncio.new_event_loop()
 
 

@@ -7,12 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from toy_run import TOY
-
 from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
 from dovetail.weights.store import DiskWeightStore
+from toy_run import TOY
 
 
 def dovetail(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
