@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -13,7 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from dovetail import __version__
 from dovetail.config.cluster import ClusterConfig
 from dovetail.config.load import robot_config
-from dovetail.core.disk import write_atomic
+from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import DovetailError, FailureError, UsageError
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.ray.cluster import placed
@@ -82,8 +83,8 @@ class Crew:
         self._check()
 
     def _start_robots(self, cluster: ClusterConfig, weights: Any) -> None:
-        folder, path, key = self._folder, self._folder.path.absolute(), secrets.token_hex(8)
-        write_atomic(path / KEY, key.encode())
+        folder, path = self._folder, self._folder.path.absolute()
+        key = _key(path / KEY)
         for name, place in cluster.named_robots().items():
             arm = Arm(
                 name=name,
@@ -175,6 +176,13 @@ class Crew:
     def _ask_robot(self, name: str) -> Any:
         told = {**self._told(), "roles": self.supervision.table()} if self._live else None
         return self.robots[name].report.remote(practise=self.practise, told=told)
+
+
+def _key(path: Path) -> str:
+    """The run's, made once: an arm that does not see the run's folder finds its own by it, also after a restart."""
+    if not path.exists():
+        write_atomic(path, secrets.token_hex(8).encode())
+    return read_file(path).decode()
 
 
 def _actor(role: type, **options: Any) -> Any:
