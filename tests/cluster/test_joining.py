@@ -15,7 +15,7 @@ from dovetail.config.load import load_section
 from dovetail.core.errors import UsageError
 from dovetail.runtime.ray.cluster import connected, machines, placed
 from dovetail.runtime.ray.joining import leave, membership, this_machine
-from dovetail.runtime.ray.keeper import marked
+from dovetail.runtime.ray.marks import marked
 
 
 @pytest.fixture

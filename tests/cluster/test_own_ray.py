@@ -4,16 +4,16 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 import ray
+from lab import until
 
 from dovetail.config.cluster import ClusterConfig, Place
 from dovetail.core.errors import UsageError
-from dovetail.runtime.ray import scratch
 from dovetail.runtime.ray.cluster import connected, machines, placed
+from dovetail.runtime.ray.marks import marked
 
 _KILLED = """
 import os, signal, subprocess, ray
@@ -39,23 +39,7 @@ GcsClient(address=sys.argv[1])
 
 
 def folders():
-    return set(Path(tempfile.gettempdir()).glob(f"dvt{os.getuid()}-*"))
-
-
-def with_folder(folder):
-    """Processes that have to do with it."""
-    return [
-        int(entry.name)
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdecimal() and str(folder).encode() in _of(entry)
-    ]
-
-
-def _of(entry):
-    try:
-        return (entry / "cmdline").read_bytes() + (entry / "environ").read_bytes()
-    except OSError:
-        return b""
+    return set(Path(tempfile.gettempdir()).glob("dvt-*"))
 
 
 def alive(pid):
@@ -107,7 +91,7 @@ def test_it_is_closed_to_the_network_and_leaves_nothing():
             with pytest.raises(UsageError) as refused:
                 placed(place, role="learner")
             assert line in str(refused.value)
-        pids = with_folder(folder)
+        pids = marked(folder)
         heard = listening(pids)
         loopback = ("0100007F", "0000000000000000FFFF00000100007F")
         assert len(heard) >= 5
@@ -120,7 +104,7 @@ def test_it_is_closed_to_the_network_and_leaves_nothing():
             text=True,
         )
         assert "AuthenticationError" in stranger.stderr
-    gone_by(pids, time.monotonic() + 20)
+    assert not [pid for pid in pids if alive(pid)]
     assert folders() == set()
 
 
@@ -130,14 +114,6 @@ def test_who_is_killed_takes_it_along():
     pids = [int(word) for word in driver.stdout.split()]
     assert len(pids) == 2, driver.stderr
     (folder,) = folders()
-    gone_by(pids, time.monotonic() + 30)
-    assert folders() == {folder}  # the next one sweeps it
-    with scratch.folder() as mine:
-        assert folders() == {mine}
-
-
-def gone_by(pids, deadline):
-    left = pids
-    while left := [pid for pid in left if alive(pid)]:
-        assert time.monotonic() < deadline, left
-        time.sleep(0.1)
+    until(lambda: not folders())
+    assert not marked(folder)
+    assert not [pid for pid in pids if alive(pid)]

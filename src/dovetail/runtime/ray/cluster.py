@@ -11,12 +11,13 @@ from typing import Any
 
 import ray
 from ray import _raylet
-from ray._private import ray_constants, services
+from ray._private import ray_constants, services, worker
 
 from dovetail.config.cluster import LOOPBACK, ClusterConfig, Place
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.runtime.ray import scratch
 from dovetail.runtime.ray.environment import scoped, settings
+from dovetail.runtime.ray.marks import MARK
 from dovetail.runtime.ray.token import check_token, make_token, token_path
 
 __all__ = ["NAMESPACE", "check_admitted", "connected", "machines", "placed"]
@@ -30,9 +31,13 @@ _REACH_S = 5.0
 def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator[None]:
     """Ray, while this lasts: the cluster that the config names, or one of our own. `num_cpus` is for the latter."""
     with contextlib.ExitStack() as ends:
-        own, meeting = {}, config.meeting
+        meeting = config.meeting
+        own: dict[str, Any] = {}
+        mark: dict[str, str | None] = {}
+        token = token_path(config)
         if meeting is None:
             folder = ends.enter_context(scratch.folder())
+            mark[MARK] = str(folder)
             token = folder / "token"
             make_token(token)
             own = {
@@ -42,22 +47,24 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
                 "_temp_dir": str(folder),
                 "_node_ip_address": LOOPBACK,
             }
-        else:
-            token = token_path(config)
         ends.enter_context(scoped(settings(config.detection, token=token, loopback=_is_loopback(meeting))))
+        _read_environment(loopback=_is_loopback(meeting))
         if meeting is not None:
             check_admitted(config)
             _check_member(meeting)
-        _read_environment(loopback=_is_loopback(meeting))
+        # it would write of deaths into the middle of a person's screen; who supervises the roles tells of them
+        ends.callback(setattr, worker, "print_to_stdstream", worker.print_to_stdstream)
+        worker.print_to_stdstream = lambda *_, **__: None
         ends.callback(ray.shutdown)  # also of what came up by half
         try:
-            ray.init(
-                address=meeting or "local",
-                namespace=NAMESPACE,
-                log_to_driver=False,
-                logging_level="ERROR",
-                **own,
-            )
+            with scoped(mark):  # on Ray's processes and their children, and on nothing else that we start
+                ray.init(
+                    address=meeting or "local",
+                    namespace=NAMESPACE,
+                    log_to_driver=False,
+                    logging_level="ERROR",
+                    **own,
+                )
         except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             what = "start a Ray on this machine" if meeting is None else f"enter the cluster at {meeting}"
             raise FailureError(f"cannot {what}: {' '.join(str(error).split())[:300]}") from error

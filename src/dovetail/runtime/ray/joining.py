@@ -26,7 +26,8 @@ from dovetail.config.cluster import LOOPBACK, ClusterConfig, Machine
 from dovetail.core.disk import write_atomic
 from dovetail.core.errors import FailureError, UsageError, did_you_mean
 from dovetail.runtime.ray.environment import settings
-from dovetail.runtime.ray.keeper import MARK, PLAN, STATE, marked
+from dovetail.runtime.ray.keeper import PLAN, STATE
+from dovetail.runtime.ray.marks import MARK, await_end, end_all, marked
 from dovetail.runtime.ray.token import token_path
 
 __all__ = ["Membership", "join", "leave", "membership", "this_machine"]
@@ -174,6 +175,7 @@ def _command(config: ClusterConfig, name: str, machine: Machine, folder: Path) -
         "object-store-memory": config.store_mb << 20,
         "temp-dir": folder,
         "resources": json.dumps(machine.resources),
+        "include-log-monitor": "false",
         "labels": f"dovetail/machine={name},dovetail/version={__version__}",
     }
     if machine.num_cpus is not None:
@@ -196,23 +198,12 @@ def leave(name: str) -> bool:
     if known is not None and known.keeper in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(known.keeper, signal.SIGTERM)
-        _await_end(folder, _LEAVE_S)
-    for pid in marked(folder):  # whose keeper was killed
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    if not _await_end(folder, _LEAVE_S):
+        await_end(folder, seconds=_LEAVE_S)
+    end_all(folder)  # whose keeper was killed
+    if not await_end(folder, seconds=_LEAVE_S):
         raise FailureError(f"processes of machine '{name}' do not end: {', '.join(map(str, marked(folder)))}")
     shutil.rmtree(folder, ignore_errors=True)
     return bool(pids)
-
-
-def _await_end(folder: Path, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while marked(folder):
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_LOOK_S)
-    return True
 
 
 def _folder(name: str) -> Path:

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -18,29 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.disk import write_atomic
+from dovetail.runtime.ray.marks import MARK, end_all
 
-__all__ = ["MARK", "PLAN", "STATE", "main", "marked"]
+__all__ = ["PLAN", "STATE", "main"]
 
-MARK = "DOVETAIL_CLUSTER_NODE"  # in the environment of everything that runs on this node; its value is the folder
 PLAN, STATE = "plan.json", "state.json"
 _STARTED = "Ray runtime started"
 _LOOK_S = 0.2
 _STOP_S = 15.0
 _PAUSES_S = (1.0, 2.0, 5.0)  # before it is started anew; then always the last
 _PR_SET_PDEATHSIG = 1
-
-
-def marked(folder: Path) -> set[int]:
-    """Living processes that were started for a node, however they have been detached since."""
-    mark = f"{MARK}={folder}".encode()
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdecimal():
-            continue
-        with contextlib.suppress(OSError):  # another's, or gone by now; a dead one's is empty
-            if mark in (entry / "environ").read_bytes().split(b"\0"):
-                found.add(int(entry.name))
-    return found
 
 
 class _Keeper:
@@ -97,9 +85,7 @@ class _Keeper:
             node.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 node.wait(_STOP_S)
-        for pid in marked(self._folder) - {os.getpid()}:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+        end_all(self._folder, but=frozenset({os.getpid()}))
         node.wait()
 
     def _environment(self) -> dict[str, str]:
@@ -126,9 +112,12 @@ def _die_with_parent() -> None:
 
 def _last_words(text: str) -> str:
     """The line that says most about why it ended."""
+    ended = re.search(r"(\w+) \[exit code=(-?\d+)\]", text)
+    if ended:
+        return f"{ended[1]} ended with {ended[2]}: its link was cut, the head is gone, or it was killed"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line or "ERR" in line or "error" in line]
-    return (telling or lines or ["it said nothing"])[-1][:300]
+    telling = [line for line in lines if "Error" in line or "ERR" in line]
+    return (telling or lines or ["it said nothing"])[-1].rpartition(" -- ")[2][:300]
 
 
 def main(folder: str) -> int:

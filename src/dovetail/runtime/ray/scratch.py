@@ -1,41 +1,37 @@
-"""Folders for a Ray of our own: of short paths, for the sockets in them, and swept when their owner was killed."""
+"""Folders for a Ray of our own: of short paths, for the sockets in them, and guarded: they go when their owner does."""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["folder"]
+from dovetail.runtime.ray.marks import MARK
 
-_PREFIX = f"dvt{os.getuid()}-"
-_LOCK = "owner"
+__all__ = ["folder"]
 
 
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
-    """A new one, removed at the end; those whose owner was killed are removed now."""
-    _sweep()
-    path = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """A new one. Processes that carry its mark end with it, or with us."""
+    path = Path(tempfile.mkdtemp(prefix="dvt-"))
+    guard = subprocess.Popen(
+        [sys.executable, "-m", "dovetail.runtime.ray.guard", str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={name: value for name, value in os.environ.items() if name != MARK},
+        start_new_session=True,  # what a terminal sends to us is not for it
+    )
+    assert guard.stdin is not None
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go of by the kernel, however we end
         yield path
     finally:
+        guard.stdin.close()
+        guard.wait()
         shutil.rmtree(path, ignore_errors=True)
-        os.close(lock)
-
-
-def _sweep() -> None:
-    for path in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError):  # another sweeps too, or has just made it
-            lock = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(path, ignore_errors=True)
-            finally:
-                os.close(lock)

@@ -1,0 +1,42 @@
+"""Finding everything that was started for a node, by a mark in its environment: however it has been detached since."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+__all__ = ["MARK", "await_end", "end_all", "marked"]
+
+MARK = "DOVETAIL_CLUSTER_NODE"  # its value is the node's folder
+_LOOK_S = 0.1
+
+
+def marked(folder: Path) -> set[int]:
+    """Living processes that carry the mark."""
+    mark = f"{MARK}={folder}".encode()
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):  # another's, or gone by now; a dead one's is empty
+                if mark in (entry / "environ").read_bytes().split(b"\0"):
+                    found.add(int(entry.name))
+    return found
+
+
+def await_end(folder: Path, *, seconds: float, but: frozenset[int] = frozenset()) -> bool:
+    """Whether all of them have ended by themselves."""
+    deadline = time.monotonic() + seconds
+    while marked(folder) - but:
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_LOOK_S)
+    return True
+
+
+def end_all(folder: Path, *, but: frozenset[int] = frozenset()) -> None:
+    for pid in marked(folder) - but:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
