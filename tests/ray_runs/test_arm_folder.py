@@ -19,7 +19,9 @@ def test_in_the_runs_folder_where_that_is_in_reach(tmp_path: Path) -> None:
     assert arm(tmp_path, _key(tmp_path / KEY)).folder() == tmp_path / "robots/left"
 
 
-def test_elsewhere_under_a_name_that_a_restarted_run_has_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elsewhere_under_a_name_that_a_restarted_run_has_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/scratch")
     key = _key(tmp_path / KEY)
     assert _key(tmp_path / KEY) == key
