@@ -295,6 +295,21 @@ def test_deleted_episodes_leave_the_replay(folder):
     assert set(draw(again)["observation/state"][:, 0]) == {2.0}
 
 
+def test_what_was_streamed_of_an_aborted_episode_leaves_the_replay_whoever_was_killed(folder):
+    """Its store had committed it, and was killed before its replay knew."""
+    before = make(folder)
+    before.recover()
+    for name in ("cut", "running"):
+        segment, _ = segment_of(name, 0, range(3), final=False)
+        before.replay.extend(start_of(name), segment)
+    before.log.commit(episode_of("cut", 0, 5, outcome=Outcome.ABORTED))
+    before.close()
+    after = make(folder)
+    after.recover()
+    assert after.replay.ids() == ["running"]  # whoever records it will tell
+    after.close()
+
+
 def test_labels_that_came_later_reach_the_replay(folder):
     experience = make(folder)
     live_through(experience, episode_of("e1", 1, 3))

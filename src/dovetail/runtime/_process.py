@@ -54,6 +54,12 @@ class RoleProcess:
     def is_dead(self) -> bool:
         return self.popen.poll() is not None
 
+    @property
+    def was_killed(self) -> bool:
+        """By somebody else: it had nothing to say itself."""
+        code = self.popen.poll()
+        return code is not None and code < 0 and self._error is None
+
     def tell(self, message: Mapping[str, Any]) -> None:
         """What it does not reply to. The dead are told nothing: whoever waits for them will see."""
         with contextlib.suppress(Gone):

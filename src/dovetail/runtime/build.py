@@ -35,6 +35,7 @@ from dovetail.runtime.host import RobotHost
 from dovetail.runtime.judging import check_judge, ruling_of
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.parts import build_policy
+from dovetail.runtime.restarted import RestartedActor
 
 __all__ = ["Station", "build_labeler", "build_panel", "build_station", "build_trainable"]
 
@@ -48,6 +49,7 @@ class Station:
     should_stop: Callable[[], bool]
     parts: Path | None = None  # where its run keeps what its policy's components started from
     link: LiveLink | None = None  # to whoever watches
+    on_restart: Callable[[str, int], None] | None = None  # see `build_station`
     _desk: Desk | None = None
     _boards: list[Board] = field(default_factory=list)
     _panels: list[Panel] = field(default_factory=list)
@@ -118,7 +120,8 @@ class Station:
         there where `actor.swap` says so. The untrained policy acts until the actor is given weights.
         """
         if getattr(self.config.actor.config, "layout", "one_process") == "processes":
-            return self._attended(self._host(spool, weights))
+            host = self._host(spool, weights)
+            return self._attended(RestartedActor(host, tell=self.on_restart) if self.on_restart else host)
         policy = None if purpose is Purpose.DEMO else self.policy()
         if policy is not None:
             policy.warmup()
@@ -223,8 +226,10 @@ def build_station(
     parts: Path | None = None,
     should_stop: Callable[[], bool] = lambda: False,
     live: Callable[[RobotSpec], LiveLink] | None = None,
+    on_restart: Callable[[str, int], None] | None = None,
 ) -> Station:
-    """Make robot and task, and let them check each other. `live` makes the link to whoever watches."""
+    """Make robot and task, and let them check each other. `live` makes the link to whoever watches. With `on_restart`, a
+    process of the arm's that was killed is started anew, and this told; without, that is a fault."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
     cell = build_cell(
         task=config.task,
@@ -233,7 +238,7 @@ def build_station(
         hides_success=config.labeling.hide_success,
     )
     if live is None:
-        return Station(config=config, cell=cell, should_stop=should_stop, parts=parts)
+        return Station(config=config, cell=cell, should_stop=should_stop, parts=parts, on_restart=on_restart)
     link = live(cell.robot.spec)
     link.open()
     return Station(
@@ -242,6 +247,7 @@ def build_station(
         should_stop=lambda: should_stop() or link.stop_asked,
         parts=parts,
         link=link,
+        on_restart=on_restart,
         _desk=cell.desk(link.mailbox, config.operator),
     )
 

@@ -206,12 +206,16 @@ class Experience:
             self._folder.event("replay is made anew", reason="an episode that was dropped counts again")
             self.replay.reset()
         for episode_id in set(self.replay.ids()) - {one.info.id for one in known}:
-            if self.replay.knows(episode_id):  # otherwise it is still running, and whoever streams it will tell
+            # otherwise it may still be running, and whoever streams it will tell
+            if self.replay.knows(episode_id) or self._was_aborted(episode_id):
                 self.replay.drop(episode_id)
         self._add_missing(known, on_added)
         for one in known:
             if one.labels is not None:
                 self.replay.relabel(one.labels)
+
+    def _was_aborted(self, episode_id: str) -> bool:
+        return episode_id in self.log and self.log.manifest(episode_id).outcome is Outcome.ABORTED
 
     def _add_missing(self, known: list[Known], on_added: Callable[[int, int], None]) -> None:
         missing = [one for one in known if not self.replay.knows(one.info.id)]

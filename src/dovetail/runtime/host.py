@@ -79,6 +79,7 @@ class RobotHost:
         self._stopped = False
         self._telemetry: Mapping[str, float] = {}
         self._snapshot: WeightSnapshot | None = None
+        self._killed: str | None = None  # before all were ready
         self.fault: str | None = None
 
     @property
@@ -89,6 +90,11 @@ class RobotHost:
     def processes(self) -> Mapping[str, int]:
         """Their process ids, by role."""
         return {name: process.pid for name, process in self._processes.items()}
+
+    @property
+    def killed(self) -> str | None:
+        """Which process somebody else has killed, since the last fault was acknowledged."""
+        return self._killed or next((one.name for one in self._processes.values() if one.was_killed), None)
 
     def telemetry(self) -> Mapping[str, float]:
         return self._telemetry
@@ -245,7 +251,7 @@ class RobotHost:
 
     def acknowledge(self) -> None:
         """A person has seen the fault: what has died is started anew, and the robot may move again."""
-        self.fault = None
+        self.fault = self._killed = None
         if not self._all_answer():
             self._end()
         elif self._processes:
@@ -309,6 +315,7 @@ class RobotHost:
             if self._snapshot is not None:
                 self.load(self._snapshot)
         except BaseException:
+            self._killed = self.killed
             self._end()
             raise
 

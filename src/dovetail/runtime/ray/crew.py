@@ -9,21 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayTaskError
 
 from dovetail import __version__
 from dovetail.config.cluster import ClusterConfig
 from dovetail.config.load import robot_config
 from dovetail.core.disk import read_file, write_atomic
-from dovetail.core.errors import DovetailError, FailureError, UsageError
+from dovetail.core.errors import DovetailError, FailureError, UsageError, one_line
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.ray.cluster import placed
+from dovetail.runtime.ray.handles import AWAY
 from dovetail.runtime.ray.labeler import LabelerRole
 from dovetail.runtime.ray.learner import LearnerRole
 from dovetail.runtime.ray.notice import NoticeRole
 from dovetail.runtime.ray.robot import KEY, Arm, RobotRole
 from dovetail.runtime.ray.store import StoreRole
-from dovetail.runtime.ray.supervision import Supervision
+from dovetail.runtime.ray.supervision import Supervision, last_words
 from dovetail.runtime.ray.weights import WeightsRole
 
 __all__ = ["Crew", "ours"]
@@ -56,6 +57,7 @@ class Crew:
         self.practise = False  # what the arms are to do
         self.learning: tuple[int | None] | None = None  # what the learner is to do, and where it began
         self._resting: set[str] = set()  # arms that somebody must see to
+        self._casualties: dict[str, tuple[Any, int]] = {}  # of each arm: its process, and how many it has told of
 
     def start(self) -> None:
         folder, path = self._folder, self._folder.path.absolute()
@@ -71,15 +73,13 @@ class Crew:
         near = placed(cluster.learner, role="learner", config=cluster)
         weights = _actor(WeightsRole, **placed(cluster.weights, role="weights", config=cluster)).remote()
         beside = {**near, "num_gpus": 0, "num_cpus": 0}
-        self.store = _actor(StoreRole, **beside, max_concurrency=16).remote(
-            "store", path=path, labelers=list(labelers.values())
-        )
+        self.store = _actor(StoreRole, **beside, max_concurrency=16).remote("store", *labelers.values(), path=path)
         self.learner = _actor(LearnerRole, **near, max_concurrency=4).remote(
             "learner", path=path, store=self.store, weights=weights
         )
         self._start_robots(cluster, weights)
         for role, handle in {"store": self.store, "learner": self.learner, "weights": weights, **labelers}.items():
-            self.supervision.add(role, handle.report.remote)
+            self.supervision.add(role, handle.report.remote, restart=_restarts(handle))
         self._check()
 
     def _start_robots(self, cluster: ClusterConfig, weights: Any) -> None:
@@ -127,6 +127,9 @@ class Crew:
         for name in self.supervision.look():
             if name == "learner" and self.learning is not None:
                 self.learner.learn.remote(*self.learning)
+            if name == "weights":  # it has none; and the learner may have nothing new for long
+                self.learner.publish_again.remote()
+        self._note_casualties()
         for name in ("store", "learner"):
             problem = self.report(name).get("problem")
             if problem:
@@ -138,6 +141,17 @@ class Crew:
         if resting and len(resting) == len(self.robots):
             name = min(resting)
             raise FailureError(f"{name} has stopped: {self.report(name)['problem']}")
+
+    def _note_casualties(self) -> None:
+        """Processes of the arms' that were killed, and that they have started anew themselves."""
+        for name in self.robots:
+            report = self.report(name)
+            pid, casualties = report.get("pid"), report.get("casualties", ())
+            before, known = self._casualties.get(name, (pid, 0))
+            for process, anew in casualties[known if before == pid else 0 :]:
+                self._folder.event("lost", role=f"{name}/{process}")
+                self._folder.event("started anew", role=f"{name}/{process}", pid=anew, host=report["host"])
+            self._casualties[name] = (pid, len(casualties))
 
     def report(self, name: str) -> Mapping[str, Any]:
         """The newest of a role; empty before its first."""
@@ -157,7 +171,9 @@ class Crew:
             try:
                 if ray.wait([reference], timeout=_LOOK_S)[0]:
                     return ray.get(reference)
-            except RayActorError:
+            except AWAY as error:
+                if getattr(error, "actor_init_failed", False):  # Ray does not try again
+                    raise FailureError(f"a role cannot be started: {last_words(error)}") from None
                 time.sleep(4 * _LOOK_S)
                 reference = call()
             except RayTaskError as error:
@@ -194,7 +210,15 @@ def _asks(ask: Callable[[str], Any], name: str) -> Callable[[], Any]:
     return lambda: ask(name)
 
 
+def _restarts(handle: Any) -> Callable[[], None]:
+    return lambda: ray.kill(handle, no_restart=False)
+
+
 def ours(error: RayTaskError) -> Exception:
     """What a role raised, without Ray's account of it."""
     cause = getattr(error, "cause", None)
-    return cause if isinstance(cause, DovetailError) else error
+    if isinstance(cause, DovetailError):
+        return cause
+    made = FailureError(one_line(cause or error))
+    made.__cause__ = error  # its account is for those who debug
+    return made

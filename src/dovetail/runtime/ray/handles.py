@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
-from ray.exceptions import GetTimeoutError, RayActorError, RayError
+from ray.exceptions import GetTimeoutError, NodeDiedError, OutOfMemoryError, RayActorError, RayError
 
 from dovetail.core.contracts import Labeler
 from dovetail.core.errors import LabelError
@@ -15,7 +15,9 @@ from dovetail.core.types import Array, Episode, EpisodeStart, SampleRequest, Seg
 from dovetail.labels.panel import Hearing
 from dovetail.runtime.ray.tickets import Ticket
 
-__all__ = ["LabelerHandles", "StoreHandle", "insist"]
+__all__ = ["AWAY", "LabelerHandles", "StoreHandle", "insist"]
+
+AWAY = (RayActorError, OutOfMemoryError, NodeDiedError)  # whoever was asked has died, or cannot be reached
 
 _PAUSE_S = 0.2
 _ONCE_S = 10.0
@@ -27,7 +29,7 @@ def insist(call: Callable[[], Any], *, timeout_s: float = 30.0, until: Callable[
     while not until():
         try:
             return ray.get(call(), timeout=timeout_s)
-        except (RayActorError, GetTimeoutError):
+        except (*AWAY, GetTimeoutError):
             time.sleep(_PAUSE_S)
     return None
 
@@ -65,7 +67,7 @@ class StoreHandle:
     def _once(self, method: Any, *arguments: Any, timeout_s: float = _ONCE_S) -> Any:
         try:
             return ray.get(method.remote(*arguments), timeout=timeout_s)
-        except (RayActorError, GetTimeoutError):
+        except (*AWAY, GetTimeoutError):
             return None
 
 
@@ -90,7 +92,7 @@ class LabelerHandles:
             heard: Hearing = ray.get(role.hear.remote(episode, hearing), timeout=self._timeout_s)
         except GetTimeoutError:
             raise LabelError(f"a labeler has not answered for {self._timeout_s:g} s") from None
-        except RayActorError:
+        except AWAY:
             raise LabelError("a labeler has died, and is started anew") from None
         except RayError as error:
             cause = getattr(error, "cause", None)

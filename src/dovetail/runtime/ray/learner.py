@@ -17,7 +17,7 @@ from dovetail.core.errors import CheckpointError, one_line
 from dovetail.core.streams import stream
 from dovetail.core.types import Array
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
-from dovetail.learn.checkpoint import checkpoint_facts, load_checkpoint, save_checkpoint
+from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.learn.device import find_device
 from dovetail.learn.learner import Learner
 from dovetail.learn.memory import keep_freed_memory
@@ -34,6 +34,7 @@ from dovetail.weights.store import DiskWeightStore
 __all__ = ["LearnerRole"]
 
 _IDLE_S = 0.01
+_VERSIONS, _SET_ASIDE = "versions.json", 100
 _A_WHILE_S = 0.25  # of updates between two looks at what is new
 
 
@@ -57,11 +58,12 @@ class LearnerRole(Role):
         self._wanted = threading.Event()
         self._turn = threading.Lock()  # whoever works with the networks
         self._has_demos = False
-        self._version = 0
+        self._version = self._set_aside = 0  # the newest that was given out, and the last that may be
         self._published, self._published_s = -1, 0.0  # at so many updates, and when
-        self._saved_s = time.monotonic()
+        self._saved, self._saved_s = -1, time.monotonic()  # the same of the checkpoint
         self._progress = (0, 0)
         self._metrics: dict[str, float] = {}
+        self._hopeless = False  # this process: another may do
         threading.Thread(target=self._work, name="learning", daemon=True).start()
 
     # ---- what it is asked for
@@ -96,7 +98,13 @@ class LearnerRole(Role):
         with self._turn:
             if self._learner is not None and self._learner.healthy:
                 self._save()
-            return self._version
+            return max(self._disk.versions(), default=0)
+
+    def publish_again(self) -> None:
+        """To whoever has forgotten."""
+        with self._turn:
+            if self._learner is not None:
+                self._publish(self._learner.policy_weights())
 
     def save_best(self, success: float, by: str) -> None:
         with self._turn:
@@ -109,6 +117,7 @@ class LearnerRole(Role):
         seconds = time.monotonic() - self._published_s if self._published_s else None
         return {
             **self.about(),
+            "hopeless": self._hopeless,
             "learning": self._wanted.is_set(),
             "updates": learner.num_updates if learner else 0,
             "online_updates": learner.num_online_updates if learner else 0,
@@ -123,6 +132,8 @@ class LearnerRole(Role):
     def close(self) -> None:
         self._ended.set()
         self.rest()
+        if self._set_aside:
+            self._folder.write_json(_VERSIONS, {"used_up_to": self._version})
 
     # ---- its own work
 
@@ -141,7 +152,8 @@ class LearnerRole(Role):
                 if not busy:
                     time.sleep(_IDLE_S)
             except Exception as error:  # a thread's border: whoever watches is told, and the last checkpoint stays
-                self.problem = one_line(error)
+                self._hopeless = _is_out_of_memory(error)
+                self.problem = f"out of memory: {one_line(error)}" if self._hopeless else one_line(error)
                 self._wanted.clear()
 
     def _learn_a_while(self) -> bool:
@@ -214,7 +226,7 @@ class LearnerRole(Role):
     def _publish(self, components: Mapping[str, Mapping[str, Array]], *, keep: bool = False) -> int:
         """Into shared memory, where arms take them from; to the disk as well where they are to be kept."""
         with self.working("publishing"):
-            self._version += 1
+            self._version = self._next_version()
             if keep:
                 self._disk.publish(components, version=self._version)
             pinned = self._disk.pinned()
@@ -227,12 +239,22 @@ class LearnerRole(Role):
             self._published_s = time.monotonic()
             return self._version
 
+    def _next_version(self) -> int:
+        """Higher than any that was ever given out, also by a process that was killed and has told nobody: so some are
+        set aside on the disk before one of them is used."""
+        version = self._version + 1
+        if version > self._set_aside:
+            self._set_aside = version + _SET_ASIDE - 1
+            self._folder.write_json(_VERSIONS, {"used_up_to": self._set_aside})
+        return version
+
     def _save(self) -> None:
-        if self._learner is not None and self._learner.healthy:
+        if self._learner is not None and self._learner.healthy and self._saved != self._learner.num_updates:
             with self.working("saving"):
                 self._publish(self._learner.policy_weights(), keep=True)
                 self._published = self._learner.num_updates
                 save_checkpoint(self._checkpoint, self._learner.state_dict(), facts=self._facts())
+            self._saved = self._learner.num_updates
             self._folder.event(
                 "checkpoint", env_steps=self._facts()["env_steps"], updates=self._learner.num_updates
             )
@@ -260,8 +282,8 @@ class LearnerRole(Role):
         """What it learns with, made when it is first needed; and the version to count on from."""
         if self._station is None:
             self._station = build_station(self._config, parts=self._folder.parts)
-            saved = int(checkpoint_facts(self._checkpoint).get("version", 0)) if self._has_checkpoint else 0
-            self._version = max(saved, max(self._disk.versions(), default=0), self._publisher.newest())
+            before = self._folder.read_json(_VERSIONS) or {"used_up_to": 0}
+            self._version = max(before["used_up_to"], max(self._disk.versions(), default=0))
         return self._station
 
     def _make(self, algorithm: Algorithm, policy: TrainablePolicy, *, role: str) -> Learner:
@@ -280,3 +302,9 @@ class LearnerRole(Role):
             max_bad_updates=learner.max_bad_updates,
             device=find_device(self._config.device),
         )
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)  # as torch says it on a CPU

@@ -7,6 +7,7 @@ recorded; a third waits for weights. None of them ever keeps the arm waiting.
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import threading
 import time
@@ -20,10 +21,11 @@ import dovetail
 from dovetail.config.schema import RunConfig
 from dovetail.core.contracts import Actor
 from dovetail.core.disk import read_file
-from dovetail.core.errors import DovetailError, StoreError, one_line
+from dovetail.core.errors import DovetailError, RobotFault, StoreError, one_line
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
+from dovetail.runtime.attended import AttendedActor
 from dovetail.runtime.build import Station, build_station
 from dovetail.runtime.evaluate import order_episode
 from dovetail.runtime.handover import hand_over
@@ -82,7 +84,9 @@ class RobotRole(Role):
         self._newest: WeightSnapshot | None = None
         self._loaded = (Purpose.ONLINE, 0)  # what for, and which version
         self._heard_s = time.monotonic()
+        self._casualties: list[tuple[str, int]] = []  # of its processes: who was killed, and who came instead
         self._sending = threading.Lock()
+        self._undelivered: str | None = None  # why
         self._offsets: dict[str, int] = {}  # how far episodes that are running were streamed
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="arm")
         for work in (self._practise, self._deliver_always, self._follow_weights):
@@ -120,6 +124,7 @@ class RobotRole(Role):
             "practising": self._practising.is_set(),
             "version": self._loaded[1],
             "versions_behind": max(0, newest - self._loaded[1]),
+            "casualties": list(self._casualties),
             "spooled": len(Spool(self._spool).pending()),
             "stop_asked": self._link is not None and self._link.stop_asked,
             "telemetry": dict(actor.telemetry()) if actor else {},
@@ -157,7 +162,8 @@ class RobotRole(Role):
 
     def _practise_once(self) -> None:
         station = self._made()
-        ticket = None if self._is_lost() else self._store.ticket(robot=self.name, real_time=station.real_time)
+        ready = self._newest is not None and not self._is_lost()  # a new process has yet to hear what was learned
+        ticket = self._store.ticket(robot=self.name, real_time=station.real_time) if ready else None
         if ticket is None:
             time.sleep(0.02)
             return
@@ -175,11 +181,24 @@ class RobotRole(Role):
         actor = self._actor(purpose)
         self._load(actor, purpose, weights)
         with self.working("evaluating" if purpose is Purpose.EVAL else "demonstrating"):
-            episode = actor.run(self._order(purpose, index))
+            episode, again = None, True
+            while again:
+                num_casualties = len(self._casualties)
+                try:
+                    episode = actor.run(self._order(purpose, index))
+                except RobotFault as fault:
+                    self.problem = one_line(fault)
+                seen_to = isinstance(actor, AttendedActor) and actor.was_acknowledged
+                seen_to = seen_to or len(self._casualties) > num_casualties
+                cut_short = episode is None or episode.outcome is Outcome.ABORTED
+                again = cut_short and seen_to and not actor.stopped
+        if actor.fault and not actor.stopped:
+            self.problem = self.problem or actor.fault
         self._deliver()
+        told = {"stopped": actor.stopped, "problem": self.problem}
         if episode is None:
-            return {"id": None, "outcome": Outcome.ABORTED, "stopped": actor.stopped}
-        return {"id": episode.id, "outcome": episode.outcome, "stopped": actor.stopped}
+            return {"id": None, "outcome": Outcome.ABORTED, **told}
+        return {"id": episode.id, "outcome": episode.outcome, **told}
 
     def _load(self, actor: Actor, purpose: Purpose, snapshot: WeightSnapshot | None) -> None:
         if snapshot is not None and self._loaded != (purpose, snapshot.version):
@@ -194,6 +213,7 @@ class RobotRole(Role):
                     parts=self._arm.run / "parts",
                     should_stop=self._should_stop,
                     live=self._make_link if self._arm.live else None,
+                    on_restart=lambda process, pid: self._casualties.append((process, pid)),
                 )
         return self._station
 
@@ -239,8 +259,13 @@ class RobotRole(Role):
                 hand_over(spool, self._store.deliver, tell=self._tell)
                 for episode_id in spool.running():
                     self._stream(spool, episode_id)
-            except StoreError as error:
-                self.problem = self.problem or one_line(error)
+            except Exception as error:  # a full disk, here or there: it rests until that is over
+                self._undelivered = one_line(error)
+                self.problem = self.problem or self._undelivered
+            else:
+                if self.problem == self._undelivered:
+                    self.problem = None
+                self._undelivered = None
 
     def _stream(self, spool: Spool, episode_id: str) -> None:
         tail = spool.tail(episode_id, offset=self._offsets.get(episode_id, 0))
@@ -265,10 +290,10 @@ class RobotRole(Role):
                 continue
             self._newest = snapshot
             if local is not None and snapshot.version > max(local.versions(), default=0):
-                try:
+                with contextlib.suppress(
+                    StoreError
+                ):  # a full disk: it acts with what it has, and a later one comes
                     local.publish(snapshot.components, version=snapshot.version)
-                except StoreError as error:
-                    self.problem = self.problem or one_line(error)
 
     @property
     def _swaps_while_acting(self) -> bool:

@@ -9,12 +9,13 @@ Nothing that robots, store or learner do goes through it: while it waits, they w
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from dovetail.core.errors import FailureError
 from dovetail.core.stats import Rate
@@ -25,6 +26,7 @@ from dovetail.runtime.inline import Interrupted
 from dovetail.runtime.live_status import figures
 from dovetail.runtime.ray.cluster import connected
 from dovetail.runtime.ray.crew import Crew, ours
+from dovetail.runtime.ray.handles import AWAY
 from dovetail.runtime.schedule import Schedule
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 from dovetail.weights.store import DiskWeightStore
@@ -71,6 +73,7 @@ class RayRun:
         self._weights = DiskWeightStore(folder.weights)
         self._schedule = Schedule(folder)
         self._posted_s = 0.0
+        self._asked: Any = None  # the store, for its books
         self._best_at = 0  # episodes
         self._started_s = time.monotonic()
         before = folder.read_json("progress.json") or {"wall_s": 0.0}
@@ -245,19 +248,23 @@ class RayRun:
             while todo and free:
                 index, name = todo.pop(), free.pop()
                 running[self._crew.robots[name].run_one.remote(purpose, index, kept)] = (index, name)
-            for reference in ray.wait(list(running), timeout=_LOOK_S)[0]:
+            for reference in ray.wait(list(running), timeout=_LOOK_S)[0] if running else ():
                 index, name = running.pop(reference)
-                free.append(name)
                 try:
                     one = ray.get(reference)
-                except RayActorError:
+                except AWAY:
                     todo.append(index)  # it is started anew
+                    free.append(name)
                     time.sleep(4 * _LOOK_S)
                     continue
                 except RayTaskError as error:
                     raise ours(error) from None
                 if one["stopped"]:
                     raise Interrupted
+                if one["problem"]:  # this arm rests; where there is no other, that ends the run
+                    todo.append(index)
+                    continue
+                free.append(name)
                 if purpose is Purpose.EVAL and one["outcome"] is Outcome.ABORTED:
                     raise FailureError(
                         f"evaluation episode {index + 1} of {len(indices)} was cut short by a fault or a bad reading: see "
@@ -286,9 +293,11 @@ class RayRun:
         for name in crew.robots:
             status.telemetry = crew.report(name).get("telemetry") or status.telemetry
         now_s = time.monotonic()
+        self._hear_books()
         if now_s - self._posted_s > _POST_S:
             self._posted_s = now_s
-            self._refresh()
+            if self._asked is None and crew.store is not None:
+                self._asked = crew.store.status.remote()
             crew.post(
                 run=self._folder.path.name, phase=status.phase, env_steps=status.env_steps, updates=status.updates
             )
@@ -296,14 +305,20 @@ class RayRun:
         if self._should_stop() or any(crew.report(name).get("stop_asked") for name in crew.robots):
             raise Interrupted
 
+    def _hear_books(self) -> None:
+        """Never waited for: a store may be recovering for long, and the arms must hear of us meanwhile."""
+        if self._asked is None or not ray.wait([self._asked], timeout=0)[0]:
+            return
+        asked, self._asked = self._asked, None
+        with contextlib.suppress(RayError):  # it is being started anew: what we know will do for a while
+            self._copy_books(ray.get(asked))
+
     def _refresh(self) -> None:
-        """The books, as the store has them."""
-        if self._crew.store is None:
-            return
-        try:
-            books: RunStatus = ray.get(self._crew.store.status.remote(), timeout=5.0)
-        except RayError:  # it is being started anew: what we know will do for a while
-            return
+        """The books, as the store has them now."""
+        self._asked = None
+        self._copy_books(self._crew.insist(self._crew.store.status.remote))
+
+    def _copy_books(self, books: RunStatus) -> None:
         for name in _BOOKS:
             setattr(self.status, name, getattr(books, name))
         if self.status.phase == _LEARNING:

@@ -56,7 +56,7 @@ _FRESH = 16  # episodes kept at hand until their labels come; the others are rea
 class StoreRole(Role):
     """`start` it; then `deliver`, `stream`, `ticket`, `learned`. All it knows it finds again in the run's folder."""
 
-    def __init__(self, name: str, *, path: Path, labelers: Sequence[Any]) -> None:
+    def __init__(self, name: str, *labelers: Any, path: Path) -> None:
         super().__init__(name)
         self._folder, self._labelers = RunFolder.open(path), labelers
         self._books = threading.RLock()  # experience, intake and figures

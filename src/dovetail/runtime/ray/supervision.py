@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError
+from ray.exceptions import RayError
 
 from dovetail.core.errors import FailureError
+from dovetail.runtime.ray.handles import AWAY
 
-__all__ = ["Supervision", "Watched"]
+__all__ = ["Supervision", "Watched", "last_words"]
 
 _EVERY_S = 0.25
 _SILENT_S = 10.0
-_OFTEN, _WITHIN_S = 8, 120.0  # deaths of one role in a row: then it will not get better
+_SHORT_S, _OFTEN = 20.0, 5  # so many short lives of a role in a row: then it will not get better
 
 
 @dataclass(slots=True, kw_only=True)
@@ -26,10 +26,12 @@ class Watched:
 
     name: str
     ask: Callable[[], Any]  # for its report
+    restart: Callable[[], None] = lambda: None  # have it killed, and started anew
     report: Mapping[str, Any] = field(default_factory=dict)  # the newest
     heard_s: float = field(default_factory=time.monotonic)
     num_starts: int = 0
-    deaths: deque[float] = field(default_factory=lambda: deque(maxlen=_OFTEN))
+    born_s: float = 0.0
+    num_short: int = 0  # lives, in a row
     waiting: Any = None
     asked_s: float = 0.0
     away: bool = False
@@ -56,8 +58,8 @@ class Supervision:
         self._tell = tell
         self.roles: dict[str, Watched] = {}
 
-    def add(self, name: str, ask: Callable[[], Any]) -> Watched:
-        self.roles[name] = Watched(name=name, ask=ask)
+    def add(self, name: str, ask: Callable[[], Any], *, restart: Callable[[], None] = lambda: None) -> Watched:
+        self.roles[name] = Watched(name=name, ask=ask, restart=restart)
         return self.roles[name]
 
     def remove(self, name: str) -> None:
@@ -95,23 +97,39 @@ class Supervision:
         reference, role.waiting = role.waiting, None
         try:
             report = ray.get(reference)
-        except RayActorError as error:
+        except AWAY as error:
             self._lose(role, error)
+            return False
+        if report.get("hopeless"):  # this process, but another may do
+            role.waiting = None
+            role.restart()
+            self._lose(role, FailureError(report["problem"]))
             return False
         before, role.report, role.heard_s, role.away = role.report, report, time.monotonic(), False
         if before.get("pid") == report["pid"] and before.get("host") == report["host"]:
             return False
         role.num_starts += 1
+        role.born_s = time.monotonic()
         if role.num_starts > 1:
             self._tell("started anew", role=role.name, pid=report["pid"], host=report["host"])
         return role.num_starts > 1
 
     def _lose(self, role: Watched, error: Exception) -> None:
+        if getattr(error, "actor_init_failed", False):  # Ray does not try again
+            raise FailureError(f"{role.name} cannot be started: {last_words(error)}")
         if role.away:
             return
         role.away = True
-        role.deaths.append(time.monotonic())
-        self._tell("lost", role=role.name, pid=role.report.get("pid"))
-        if len(role.deaths) == _OFTEN and role.deaths[-1] - role.deaths[0] < _WITHIN_S:
-            why = " ".join(str(error).split())
-            raise FailureError(f"{role.name} has died {_OFTEN} times in {_WITHIN_S:g} s: {why[:300]}")
+        role.num_short = role.num_short + 1 if time.monotonic() - role.born_s < _SHORT_S else 0
+        why = {"reason": str(error)} if isinstance(error, FailureError) else {}
+        self._tell("lost", role=role.name, pid=role.report.get("pid"), **why)
+        if role.num_short >= _OFTEN:
+            raise FailureError(f"{role.name} has died {_OFTEN} times soon after its start: {last_words(error)}")
+
+
+def last_words(error: Exception) -> str:
+    """What somebody died of, without Ray's account of where."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    kind, colon, said = lines[-1].partition(": ") if lines else ("", "", "")
+    is_ours = bool(colon) and kind.startswith("dovetail.") and " " not in kind
+    return (said if is_ours else lines[-1] if lines else type(error).__name__)[:300]

@@ -48,9 +48,6 @@ class WeightsRole:
     async def report(self) -> dict[str, Any]:
         return {"pid": os.getpid(), "host": socket.gethostname(), "version": self._offer.version}
 
-    async def version(self) -> int:
-        return self._offer.version
-
     async def latest(self, newer_than: int, *, wait_s: float = 0.0) -> Offer | None:
         """None if the caller has it, and nothing else came meanwhile. Another version than the caller's may be an older
         one: somebody pinned it, or a learner went back to its checkpoint."""
@@ -73,13 +70,6 @@ class Publisher:
         self._put: dict[
             str, tuple[str, Mapping[str, Array], Any]
         ] = {}  # name, arrays and reference of each component
-
-    def newest(self) -> int:
-        """The version that arms may have, whoever published it; 0 where nobody knows."""
-        try:
-            return int(ray.get(self._role.version.remote(), timeout=10.0))
-        except RayError:
-            return 0
 
     def publish(self, components: Mapping[str, Mapping[str, Array]], *, version: int) -> None:
         for name, arrays in components.items():
