@@ -36,14 +36,14 @@ from dovetail.testing.live import JournalNote, read_journal
 __all__ = ["HOST_ROLES", "LAYOUT", "World", "eventually", "world"]
 
 LAYOUT = """
-task: {{type: "ray_plugins:UntilTold", max_steps: 30, tolerance: 1.0e-9, enough: "{enough}"}}
+task: {{type: "ray_plugins:UntilTold", max_steps: 30, tolerance: 1.0e-4, enough: "{enough}"}}
 robot: {{type: "dovetail.testing.live:LiveArm", journal: "{journal}"}}
 operator: {{type: scripted, share: 0.0}}
 policy: {{type: gaussian_mlp, hidden: [32, 32]}}
 actor: {{type: sequential, layout: processes, flush_s: 0.1, stall_s: 2.0, heartbeat_s: 0.5}}
 algorithm: {{type: rlpd, batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}}
 learner: {{utd: 1, warmup_updates: 20, bc_updates: 20}}
-run: {{demos: 0, env_steps: 1000000, eval_episodes: 2, untrained_episodes: 0, showcase_episodes: 0,
+run: {{demos: 0, demo_noise: 0.0, env_steps: 1000000, eval_episodes: 2, untrained_episodes: 0, showcase_episodes: 0,
        checkpoint_every_s: 1.0, stop_when_solved: {{window: 5}}}}
 runtime: ray
 """
@@ -132,7 +132,7 @@ class World:
     def ended(self, *, within_s: float = 120.0) -> tuple[int, str]:
         assert self.driver is not None
         try:
-            _, errors = self.driver.communicate(timeout=within_s)
+            self.said, errors = self.driver.communicate(timeout=within_s)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"it goes on: {self.events()[-8:]}") from None
         return self.driver.returncode, errors
@@ -161,6 +161,9 @@ class World:
                 except OSError:
                     continue  # gone meanwhile
         return found
+
+    def titles(self) -> set[str]:
+        return set(self.alive().values())
 
     def pids(self, role: str) -> list[int]:
         """Of a class of roles (`StoreRole`), or of an arm's processes (`control`)."""

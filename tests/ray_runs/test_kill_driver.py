@@ -1,20 +1,16 @@
 """The driver is killed: nothing of its run is left, and it can be resumed."""
 
 import pytest
-from ray_world import world
 
+from dovetail.episodes.spool import Spool
+from ray_world import eventually, world
 
-def begun(one, phase):
-    """Until the run is in the middle of it."""
-    log = one.path / "episodes"
-    {
-        "demonstrating": lambda: one.until(lambda: one.recorded, what="a demonstration"),
-        "cloning": lambda: one.until(lambda: "LearnerRole.clone" in " ".join(one.alive().values()), what="cloning"),
-        "learning": lambda: one.until(lambda: one.num_practised() > 3, what="practice"),
-        "evaluating": lambda: one.until(
-            lambda: one.events("best checkpoint") and one.checkpoint() and any(log.iterdir()), what="an evaluation"
-        ),
-    }[phase]()
+_BEGUN = {  # so that the run is in the middle of it
+    "demonstrating": lambda one: "ray::RobotRole.run_one" in one.titles(),
+    "cloning": lambda one: "ray::LearnerRole.clone" in one.titles(),
+    "learning": lambda one: one.num_practised() > 3,
+    "evaluating": lambda one: "ray::RobotRole.run_one" in one.titles(),
+}
 
 
 def killed_and_resumed(tmp_path, phase, *overrides):
@@ -23,21 +19,44 @@ def killed_and_resumed(tmp_path, phase, *overrides):
         if phase == "evaluating":  # at its end
             one.until(lambda: one.num_practised() > 2, what="practice")
             one.enough()
-            one.until(lambda: "evaluat" in one.doing(), what="the last evaluation")
-        else:
-            begun(one, phase)
+        one.until(lambda: _BEGUN[phase](one), what=phase)
         killed_ns = one.kill_driver()
         one.gone()  # within the seconds that Ray takes to see it
         notes = one.notes(killed_ns)
         assert not notes or notes[-1].what == "stop"
+        spool = Spool(one.path / "robots" / "robot-0" / "spool")
+        assert spool.running() == []  # what was being recorded waits, as aborted
+        before = one.checkpoint() if phase == "learning" else {"version": 0}
         one.resume()
-        one.until(lambda: one.num_practised() > 2, what="practice")
+        one.until(lambda: phase == "evaluating" or one.num_practised() > 6, what="practice")
         one.enough()
         one.finished()
         one.gone()
         one.check_nothing_lost()
         one.check_only_forward()
+        assert one.checkpoint()["version"] > before["version"]
 
 
 def test_while_it_learns(tmp_path):
     killed_and_resumed(tmp_path, "learning", "run.demos=0")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["demonstrating", "cloning", "evaluating"])
+def test_in_each_phase(tmp_path, phase):
+    demos = () if phase == "evaluating" else ("run.demos=3", "learner.bc_updates=3000")
+    killed_and_resumed(tmp_path, phase, "run.eval_episodes=30", *demos)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path):
+    with world(tmp_path) as one:
+        one.start()
+        one.until(lambda: one.num_practised() > 2, what="practice")
+        one.driver.terminate()
+        code, said = one.ended()
+        assert code == 130, said
+        assert "continue with: dovetail run --resume" in said + one.said
+        one.gone()
+        eventually(lambda: one.notes()[-1].what == "stop", within_s=1.0)
+        one.check_nothing_lost()
