@@ -38,8 +38,15 @@ def role_class():
             return ray.get_runtime_context().get_node_id(), os.getpid()
 
         def report(self):
-            role = {"role": "robot-0", "health": "well", "queue": 3, "rate_hz": 9.97}
-            return {"run": "first-try", "phase": "learning online", "roles": [role], "seconds_since_weights": 1.25}
+            role = {
+                "name": "robot-0",
+                "health": "well",
+                "host": "nuc-1",
+                "starts": 2,
+                "in_spool": 3,
+                "rate_hz": 9.97,
+            }
+            return {"phase": "learning online", "roles": [role], "seconds_since_weights": 1.25}
 
     return ray.remote(Role)
 
@@ -89,7 +96,7 @@ def test_two_machines_by_one_file(lab, tmp_path, here):
     with connected(config):
         cell = next(one for one in machines() if one["NodeManagerAddress"] == "127.0.0.3")
         options = placed(Place(machine="cell", num_cpus=1), role="robots.left", config=config)
-        role = role_class().options(**options, name="dovetail-status").remote()
+        role = role_class().options(**options, name="dovetail:first-try").remote()
         where, role_pid = ray.get(role.where.remote())
         assert where == cell["NodeID"]
         shown = dovetail("cluster", "status", lab)
@@ -98,7 +105,7 @@ def test_two_machines_by_one_file(lab, tmp_path, here):
             r"desk +\S+ +127.0.0.2 +head +CPU 2, training 1",
             r"cell +\S+ +127.0.0.3 +there +CPU 2, inference 1",
             r"run first-try: phase learning online, seconds since weights 1.25",
-            r"robot-0 +well +3 +9.97",
+            r"robot-0 +nuc-1 +well +2 +in spool 3, rate hz 9.97",
         ):
             assert re.search(words, shown.stdout), shown.stdout
 
