@@ -19,6 +19,7 @@ __all__ = ["join", "leave", "status"]
 
 _LOOK_S = 0.5
 _ROLE = ("name", "host", "health", "starts")
+_UNTOLD = (*_ROLE, "pid", "born_unix_s", "stop_asked")
 
 
 def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:
@@ -124,7 +125,7 @@ def _show_run(run: Mapping[str, Any]) -> None:
     table = Table("role", "host", "health", "starts", "reports", box=None, pad_edge=False)
     for role in run.get("roles", ()):
         shown = [str(role.get(name, "-")) for name in _ROLE]
-        table.add_row(*shown, _facts(role, without=(*_ROLE, "pid", "version")))
+        table.add_row(*shown, _facts(role, without=_UNTOLD))
     if table.row_count:
         console.print(table)
 
