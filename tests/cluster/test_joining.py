@@ -3,6 +3,9 @@
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from dovetail.config.cluster import ClusterConfig, Place
 from dovetail.config.load import load_section
 from dovetail.core.errors import UsageError
 from dovetail.runtime.ray.cluster import connected, machines, placed
-from dovetail.runtime.ray.joining import leave, membership, this_machine
+from dovetail.runtime.ray.joining import join, leave, membership, this_machine
 from dovetail.runtime.ray.marks import marked
 
 
@@ -146,6 +149,27 @@ def test_a_keeper_that_is_killed_takes_its_node_along(lab):
     os.kill(membership("desk").keeper, signal.SIGKILL)
     until(lambda: not marked(folder))
     assert dovetail("cluster", "join", lab, "--as", "desk").returncode == 0
+
+
+@pytest.mark.slow
+def test_who_waits_leaves_when_interrupted(lab):
+    command = [sys.executable, "-m", "dovetail.cli", "cluster", "join", str(lab), "--as", "desk", "--wait"]
+    waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: (known := membership("desk")) and known.state == "joined", seconds=120)
+    until(lambda: "is the head of" in waiting.stdout.readline(), seconds=120)
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(60) == 0, waiting.stderr.read()
+    assert membership("desk") is None
+
+
+def test_a_port_that_is_taken_is_named_before_anything_starts(lab):
+    config = read(lab)
+    port = config.machines["desk"].ports.objects
+    with socket.create_server(("127.0.0.2", port)), pytest.raises(UsageError) as refused:
+        join(config, "desk")
+    assert f"cannot listen on 127.0.0.2:{port}" in str(refused.value)
+    assert "cluster.machines.desk.address and .ports.objects" in str(refused.value)
+    assert membership("desk") is None
 
 
 def test_a_machine_knows_itself_by_name_or_address():
