@@ -3,6 +3,9 @@
 import os
 import re
 import signal
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +17,7 @@ from dovetail.config.cluster import ClusterConfig, Place
 from dovetail.config.load import load_section
 from dovetail.core.errors import UsageError
 from dovetail.runtime.ray.cluster import connected, machines, placed
-from dovetail.runtime.ray.joining import leave, membership, this_machine
+from dovetail.runtime.ray.joining import join, leave, membership, this_machine
 from dovetail.runtime.ray.marks import marked
 
 
@@ -38,8 +41,15 @@ def role_class():
             return ray.get_runtime_context().get_node_id(), os.getpid()
 
         def report(self):
-            role = {"role": "robot-0", "health": "well", "queue": 3, "rate_hz": 9.97}
-            return {"run": "first-try", "phase": "learning online", "roles": [role], "seconds_since_weights": 1.25}
+            role = {
+                "name": "robot-0",
+                "health": "well",
+                "host": "nuc-1",
+                "starts": 2,
+                "in_spool": 3,
+                "rate_hz": 9.97,
+            }
+            return {"phase": "learning online", "roles": [role], "seconds_since_weights": 1.25}
 
     return ray.remote(Role)
 
@@ -89,7 +99,7 @@ def test_two_machines_by_one_file(lab, tmp_path, here):
     with connected(config):
         cell = next(one for one in machines() if one["NodeManagerAddress"] == "127.0.0.3")
         options = placed(Place(machine="cell", num_cpus=1), role="robots.left", config=config)
-        role = role_class().options(**options, name="dovetail-status").remote()
+        role = role_class().options(**options, name="dovetail:first-try").remote()
         where, role_pid = ray.get(role.where.remote())
         assert where == cell["NodeID"]
         shown = dovetail("cluster", "status", lab)
@@ -98,7 +108,7 @@ def test_two_machines_by_one_file(lab, tmp_path, here):
             r"desk +\S+ +127.0.0.2 +head +CPU 2, training 1",
             r"cell +\S+ +127.0.0.3 +there +CPU 2, inference 1",
             r"run first-try: phase learning online, seconds since weights 1.25",
-            r"robot-0 +well +3 +9.97",
+            r"robot-0 +nuc-1 +well +2 +in spool 3, rate hz 9.97",
         ):
             assert re.search(words, shown.stdout), shown.stdout
 
@@ -139,6 +149,27 @@ def test_a_keeper_that_is_killed_takes_its_node_along(lab):
     os.kill(membership("desk").keeper, signal.SIGKILL)
     until(lambda: not marked(folder))
     assert dovetail("cluster", "join", lab, "--as", "desk").returncode == 0
+
+
+@pytest.mark.slow
+def test_who_waits_leaves_when_interrupted(lab):
+    command = [sys.executable, "-m", "dovetail.cli", "cluster", "join", str(lab), "--as", "desk", "--wait"]
+    waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: (known := membership("desk")) and known.state == "joined", seconds=120)
+    until(lambda: "is the head of" in waiting.stdout.readline(), seconds=120)
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(60) == 0, waiting.stderr.read()
+    assert membership("desk") is None
+
+
+def test_a_port_that_is_taken_is_named_before_anything_starts(lab):
+    config = read(lab)
+    port = config.machines["desk"].ports.objects
+    with socket.create_server(("127.0.0.2", port)), pytest.raises(UsageError) as refused:
+        join(config, "desk")
+    assert f"cannot listen on 127.0.0.2:{port}" in str(refused.value)
+    assert "cluster.machines.desk.address and .ports.objects" in str(refused.value)
+    assert membership("desk") is None
 
 
 def test_a_machine_knows_itself_by_name_or_address():

@@ -10,9 +10,9 @@ import pytest
 import ray
 from lab import until
 
-from dovetail.config.cluster import ClusterConfig, Place
+from dovetail.config.cluster import ClusterConfig, Place, RobotPlace
 from dovetail.core.errors import UsageError
-from dovetail.runtime.ray.cluster import connected, machines, placed
+from dovetail.runtime.ray.cluster import beside, check_places, connected, machines, placed
 from dovetail.runtime.ray.marks import marked
 
 _KILLED = """
@@ -72,7 +72,7 @@ def test_it_is_closed_to_the_network_and_leaves_nothing():
         (folder,) = folders()
         (machine,) = machines()
         host = machine["NodeManagerHostname"]
-        options = placed(Place(machine=host, num_cpus=1), role="learner")
+        options = placed(Place(machine=host, num_cpus=1), role="learner", config=ClusterConfig())
 
         class Role:
             def mode(self):
@@ -89,8 +89,14 @@ def test_it_is_closed_to_the_network_and_leaves_nothing():
             (Place(machine="nowhere"), f"machine 'nowhere' of cluster.learner is not there; there are {host}"),
         ]:
             with pytest.raises(UsageError) as refused:
-                placed(place, role="learner")
+                placed(place, role="learner", config=ClusterConfig())
             assert line in str(refused.value)
+        near = placed(Place(num_cpus=2), role="learner", config=ClusterConfig(), pinned=True)
+        assert beside(near) == {"num_cpus": 0, "num_gpus": 0, "resources": {"node:127.0.0.1": 0.001}}
+        greedy = {name: RobotPlace(num_cpus=1) for name in ("left", "right")}
+        check_places(ClusterConfig(robots=greedy))
+        with pytest.raises(UsageError, match=r"cluster\.robots\.right finds no room: others have taken 'CPU'"):
+            check_places(ClusterConfig(robots=greedy, learner=Place(num_cpus=1)))
         pids = marked(folder)
         heard = listening(pids)
         loopback = ("0100007F", "0000000000000000FFFF00000100007F")

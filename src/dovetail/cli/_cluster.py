@@ -18,6 +18,8 @@ from dovetail.core.errors import FailureError, UsageError
 __all__ = ["join", "leave", "status"]
 
 _LOOK_S = 0.5
+_ROLE = ("name", "host", "health", "starts")
+_UNTOLD = (*_ROLE, "pid", "born_unix_s", "stop_asked")
 
 
 def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:
@@ -91,7 +93,7 @@ def status(files: Sequence[str], *, as_json: bool) -> int:
 
         found = cluster_status(config)
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(found, indent=2, default=str))
         return 1 if found["missing"] else 0
     console.print(_machines(found["machines"]))
     for machine in found["missing"]:
@@ -118,24 +120,25 @@ def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _show_run(run: Mapping[str, Any]) -> None:
-    """Whatever a run tells of itself: a line of its own facts, and a row for each of its roles."""
-    facts = [
-        f"{name.replace('_', ' ')} {_shown(value)}" for name, value in run.items() if name not in ("run", "roles")
-    ]
-    say(f"run {run['run']}: {', '.join(facts)}")
-    roles: Sequence[Mapping[str, Any]] = run.get("roles", ())
-    columns = list(dict.fromkeys(name for role in roles for name in role))
-    if columns:
-        table = Table(*(name.replace("_", " ") for name in columns), box=None, pad_edge=False)
-        for role in roles:
-            table.add_row(*(_shown(role.get(name)) for name in columns))
+    """A line of a run's own facts, and a row for each of its roles with whatever it reports."""
+    say(f"run {run['run']}: {_facts(run, without=('run', 'roles'))}")
+    table = Table("role", "host", "health", "starts", "reports", box=None, pad_edge=False)
+    for role in run.get("roles", ()):
+        shown = [str(role.get(name, "-")) for name in _ROLE]
+        table.add_row(*shown, _facts(role, without=_UNTOLD))
+    if table.row_count:
         console.print(table)
 
 
-def _shown(value: Any) -> str:
-    if value is None:
-        return "-"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def _facts(given: Mapping[str, Any], *, without: Sequence[str]) -> str:
+    """What fits into a line; --json has all of it."""
+    return ", ".join(
+        f"{name.replace('_', ' ')} {value:.4g}"
+        if isinstance(value, float)
+        else f"{name.replace('_', ' ')} {value}"
+        for name, value in given.items()
+        if name not in without and isinstance(value, int | float | str) and value != ""
+    )
 
 
 def _read(files: Sequence[str]) -> ClusterConfig:

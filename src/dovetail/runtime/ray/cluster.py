@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -20,7 +20,7 @@ from dovetail.runtime.ray.environment import scoped, settings
 from dovetail.runtime.ray.marks import MARK
 from dovetail.runtime.ray.token import check_token, make_token, token_path
 
-__all__ = ["NAMESPACE", "check_admitted", "connected", "machines", "placed"]
+__all__ = ["NAMESPACE", "beside", "check_admitted", "check_places", "connected", "machines", "placed"]
 
 NAMESPACE = "dovetail"
 _PINNED = 0.001  # of the one `node:ADDRESS` that every machine offers of itself
@@ -139,16 +139,51 @@ def machines() -> list[Mapping[str, Any]]:
     return [node for node in ray.nodes() if node["Alive"]]
 
 
-def placed(place: Place, *, role: str, config: ClusterConfig | None = None) -> dict[str, Any]:
+def placed(place: Place, *, role: str, config: ClusterConfig, pinned: bool = False) -> dict[str, Any]:
     """Ray's options for a role; refused where no machine could ever take it, with what is missing.
 
-    `role` is the place's key in the cluster section. A machine is named by its address, not by Ray's number of it: one that
-    leaves and comes back is still the one.
+    `role` is the place's key in the cluster section. `pinned`: it stays on the machine where it is now, since others will be
+    `beside` it. A machine is known by its address, not by Ray's number of it: who leaves and comes back is the same.
     """
-    nodes = machines()
+    nodes = _candidates(place, role=role, config=config)
     resources = dict(place.resources)
+    if pinned or place.machine is not None:
+        resources[f"node:{nodes[0]['NodeManagerAddress']}"] = _PINNED
+    return {"num_cpus": place.num_cpus, "num_gpus": place.num_gpus, "resources": resources}
+
+
+def beside(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options for a role on the machine of a pinned one, which takes nothing from it."""
+    pins = {name: amount for name, amount in options["resources"].items() if name.startswith("node:")}
+    return {"num_cpus": 0, "num_gpus": 0, "resources": pins}
+
+
+def check_places(config: ClusterConfig) -> None:
+    """All roles find room at once, not only each for itself: who found none would wait for it without an end."""
+    robots = [(f"robots.{name}", place) for name, place in config.named_robots().items()]
+    roles = [("learner", config.learner), ("weights", config.weights), *robots]
+    roles += [("labeler", config.labeler)] * config.num_labelers
+    free = {node["NodeID"]: dict(node["Resources"]) for node in machines()}
+    for role, place in sorted(roles, key=lambda one: one[1].machine is None):  # the choosy ones first
+        nodes = _candidates(place, role=role, config=config)
+        room = next(
+            (free[node["NodeID"]] for node in nodes if not _lacking(_wanted(place), [free[node["NodeID"]]])), None
+        )
+        if room is None:
+            lacking = _lacking(_wanted(place), [free[node["NodeID"]] for node in nodes])
+            what = f"'{lacking[0]}'" if lacking else "all that it needs on one machine"
+            raise UsageError(
+                f"cluster.{role} finds no room: others have taken {what}; offer more, or ask for less"
+            )
+        for name, amount in _wanted(place).items():
+            room[name] = room.get(name, 0.0) - amount
+
+
+def _candidates(place: Place, *, role: str, config: ClusterConfig) -> list[Mapping[str, Any]]:
+    """Machines that could take a role, if they had nothing else to do."""
+    nodes = machines()
     if place.machine is not None:
-        known = config.machines.get(place.machine) if config else None
+        known = config.machines.get(place.machine)
         address = known.address if known else place.machine
         nodes = [node for node in nodes if address in (node["NodeManagerAddress"], node["NodeManagerHostname"])]
         if not nodes:
@@ -159,16 +194,34 @@ def placed(place: Place, *, role: str, config: ClusterConfig | None = None) -> d
                 else f"; there are {_names()}"
             )
             raise UsageError(what + how)
-        resources[f"node:{nodes[0]['NodeManagerAddress']}"] = _PINNED
-    wanted = {**place.resources, "CPU": place.num_cpus, "GPU": place.num_gpus}
-    for name, amount in wanted.items():
-        most = max((node["Resources"].get(name, 0.0) for node in nodes), default=0.0)
-        if amount > most:
-            where = f"machine '{place.machine}'" if place.machine else "the best of the machines"
+    able = [node for node in nodes if not _lacking(_wanted(place), [node["Resources"]])]
+    if not able:
+        lacking = _lacking(_wanted(place), [node["Resources"] for node in nodes])
+        where = f"machine '{place.machine}'" if place.machine else "the best of the machines"
+        if not lacking:
             raise UsageError(
-                f"cluster.{role} needs {amount:g} of '{name}', and {where} offers {most:g}{_offered(config, name)}"
+                f"cluster.{role} needs {', '.join(_wanted(place))} on one machine, and none has all of it"
             )
-    return {"num_cpus": place.num_cpus, "num_gpus": place.num_gpus, "resources": resources}
+        name, most = lacking
+        amount = _wanted(place)[name]
+        raise UsageError(
+            f"cluster.{role} needs {amount:g} of '{name}', and {where} offers {most:g}{_offered(config, name)}"
+        )
+    return able
+
+
+def _wanted(place: Place) -> dict[str, float]:
+    wanted = {**place.resources, "CPU": place.num_cpus, "GPU": place.num_gpus}
+    return {name: amount for name, amount in wanted.items() if amount}
+
+
+def _lacking(wanted: Mapping[str, float], offers: Sequence[Mapping[str, float]]) -> tuple[str, float] | None:
+    """The first of what is wanted that none of them has enough of, and the most there is."""
+    for name, amount in wanted.items():
+        most = max((offer.get(name, 0.0) for offer in offers), default=0.0)
+        if amount > most:
+            return name, most
+    return None
 
 
 def _names() -> str:
@@ -177,12 +230,12 @@ def _names() -> str:
     )
 
 
-def _offered(config: ClusterConfig | None, resource: str) -> str:
+def _offered(config: ClusterConfig, resource: str) -> str:
     """Who would offer it, if it joined."""
     there = {node["NodeManagerAddress"] for node in machines()}
     absent = [
         name
-        for name, machine in (config.machines.items() if config else ())
+        for name, machine in config.machines.items()
         if resource in machine.resources and machine.address not in there
     ]
     return f": run `dovetail cluster join FILE --as {absent[0]}` on {' or '.join(absent)}" if absent else ""

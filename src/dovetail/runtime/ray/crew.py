@@ -17,7 +17,7 @@ from dovetail.config.load import robot_config
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import DovetailError, FailureError, UsageError, one_line
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.ray.cluster import placed
+from dovetail.runtime.ray.cluster import beside, check_places, placed
 from dovetail.runtime.ray.handles import AWAY
 from dovetail.runtime.ray.labeler import LabelerRole
 from dovetail.runtime.ray.learner import LearnerRole
@@ -62,6 +62,7 @@ class Crew:
     def start(self) -> None:
         folder, path = self._folder, self._folder.path.absolute()
         cluster, plain = folder.config.cluster, folder.config.model_dump(mode="json")
+        check_places(cluster)
         name = f"dovetail:{path.name}"
         self._notice = _actor(NoticeRole, num_cpus=0, name=name).remote()
         labelers = {
@@ -70,10 +71,11 @@ class Crew:
             ).remote(name, config=plain, labels=folder.labels.absolute())
             for name in (f"labeler-{number}" for number in range(cluster.num_labelers))
         }
-        near = placed(cluster.learner, role="learner", config=cluster)
+        near = placed(cluster.learner, role="learner", config=cluster, pinned=True)
         weights = _actor(WeightsRole, **placed(cluster.weights, role="weights", config=cluster)).remote()
-        beside = {**near, "num_gpus": 0, "num_cpus": 0}
-        self.store = _actor(StoreRole, **beside, max_concurrency=16).remote("store", *labelers.values(), path=path)
+        self.store = _actor(StoreRole, **beside(near), max_concurrency=16).remote(
+            "store", *labelers.values(), path=path
+        )
         self.learner = _actor(LearnerRole, **near, max_concurrency=4).remote(
             "learner", path=path, store=self.store, weights=weights
         )

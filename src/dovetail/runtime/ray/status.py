@@ -1,11 +1,7 @@
 """A cluster as it is seen from one of its machines: who is there, who is missing, and what its runs say of themselves.
 
-A run tells through an actor of its own, named `dovetail-status` or `dovetail-status-RUN` in the namespace of dovetail. Its
-`report()` gives what JSON can hold; who reads it shows what is there:
-
-    {"run": "first-try", "phase": "learning online",
-     "roles": [{"role": "robot-0", "machine": "nuc-1", "health": "well", "queue": 2, "rate_hz": 10.0, "staleness": 40}],
-     "seconds_since_weights": 3.2, ...}
+A run tells through its notice board, an actor `dovetail:RUN`: facts of its own, and `roles`, a mapping for each with its
+name, its health and whatever else it reports.
 """
 
 from __future__ import annotations
@@ -19,9 +15,9 @@ from dovetail import __version__
 from dovetail.config.cluster import ClusterConfig
 from dovetail.runtime.ray.cluster import NAMESPACE, connected
 
-__all__ = ["STATUS_NAME", "cluster_status"]
+__all__ = ["cluster_status"]
 
-STATUS_NAME = "dovetail-status"
+_BOARD = "dovetail:"  # and the name of the run
 _ANSWER_S = 5.0
 _OWN = ("node:", "memory", "object_store_memory")  # what Ray counts for itself
 
@@ -30,7 +26,7 @@ def cluster_status(config: ClusterConfig) -> dict[str, Any]:
     """Machines that are there, those of the file that are not, and runs; asked through this machine."""
     with connected(config):
         there = [_machine(node) for node in ray.nodes()]
-        runs = [_report(entry["name"]) for entry in _status_actors()]
+        runs = [_report(entry["name"]) for entry in _boards()]
     alive = {machine["address"] for machine in there if machine["alive"]}
     there = [machine for machine in there if machine["alive"] or machine["address"] not in alive]  # back since
     missing = [
@@ -56,16 +52,15 @@ def _machine(node: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _status_actors() -> list[Mapping[str, Any]]:
+def _boards() -> list[Mapping[str, Any]]:
     named = ray.util.list_named_actors(all_namespaces=True)
-    return [one for one in named if one["namespace"] == NAMESPACE and one["name"].startswith(STATUS_NAME)]
+    return [one for one in named if one["namespace"] == NAMESPACE and one["name"].startswith(_BOARD)]
 
 
 def _report(name: str) -> dict[str, Any]:
+    run = {"run": name.removeprefix(_BOARD)}
     try:
-        report: dict[str, Any] = ray.get(
-            ray.get_actor(name, namespace=NAMESPACE).report.remote(), timeout=_ANSWER_S
-        )
+        board = ray.get_actor(name, namespace=NAMESPACE)
+        return {**run, **ray.get(board.report.remote(), timeout=_ANSWER_S)}
     except (ValueError, ray.exceptions.RayError) as error:  # it has ended by now, or is busy dying
-        return {"run": name, "problem": f"does not answer: {type(error).__name__}"}
-    return report
+        return {**run, "problem": f"does not answer: {type(error).__name__}"}
