@@ -20,7 +20,7 @@ from dovetail.runtime.ray.environment import scoped, settings
 from dovetail.runtime.ray.marks import MARK
 from dovetail.runtime.ray.token import check_token, make_token, token_path
 
-__all__ = ["NAMESPACE", "check_admitted", "connected", "machines", "placed"]
+__all__ = ["NAMESPACE", "check_admitted", "connected", "machines", "placed", "shared"]
 
 NAMESPACE = "dovetail"
 _PINNED = 0.001  # of the one `node:ADDRESS` that every machine offers of itself
@@ -42,6 +42,7 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
             make_token(token)
             own = {
                 "num_cpus": num_cpus,
+                "resources": dict(config.labels()),  # it is every machine that the roles ask for
                 "include_dashboard": False,
                 "object_store_memory": config.store_mb << 20,
                 "_temp_dir": str(folder),
@@ -169,6 +170,14 @@ def placed(place: Place, *, role: str, config: ClusterConfig | None = None) -> d
                 f"cluster.{role} needs {amount:g} of '{name}', and {where} offers {most:g}{_offered(config, name)}"
             )
     return {"num_cpus": place.num_cpus, "num_gpus": place.num_gpus, "resources": resources}
+
+
+def shared(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A role's options, and those of one that is to be where it is: of the labels that both need there is one between them."""
+    labels = {name: amount for name, amount in options["resources"].items() if not name.startswith("node:")}
+    pins = {name: amount for name, amount in options["resources"].items() if name not in labels}
+    first = {**options, "resources": pins | {name: amount - _PINNED for name, amount in labels.items()}}
+    return first, {"num_cpus": 0, "num_gpus": 0, "resources": pins | dict.fromkeys(labels, _PINNED)}
 
 
 def _names() -> str:

@@ -17,7 +17,7 @@ from dovetail.config.load import robot_config
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import DovetailError, FailureError, UsageError
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.ray.cluster import placed
+from dovetail.runtime.ray.cluster import placed, shared
 from dovetail.runtime.ray.labeler import LabelerRole
 from dovetail.runtime.ray.learner import LearnerRole
 from dovetail.runtime.ray.notice import NoticeRole
@@ -70,7 +70,7 @@ class Crew:
         }
         near = placed(cluster.learner, role="learner", config=cluster)
         weights = _actor(WeightsRole, **placed(cluster.weights, role="weights", config=cluster)).remote()
-        beside = {**near, "num_gpus": 0, "num_cpus": 0}
+        near, beside = shared(near)
         self.store = _actor(StoreRole, **beside, max_concurrency=16).remote(
             "store", path=path, labelers=list(labelers.values())
         )
