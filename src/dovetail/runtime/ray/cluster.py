@@ -176,7 +176,8 @@ def shared(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """A role's options, and those of one that is to be where it is: of the labels that both need there is one between them."""
     labels = {name: amount for name, amount in options["resources"].items() if not name.startswith("node:")}
     pins = {name: amount for name, amount in options["resources"].items() if name not in labels}
-    first = {**options, "resources": pins | {name: amount - _PINNED for name, amount in labels.items()}}
+    rest = {name: amount - (_PINNED if amount <= 1 else 1) for name, amount in labels.items()}  # Ray: above 1, whole ones
+    first = {**options, "resources": pins | rest}
     return first, {"num_cpus": 0, "num_gpus": 0, "resources": pins | dict.fromkeys(labels, _PINNED)}
 
 
