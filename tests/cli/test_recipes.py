@@ -65,7 +65,9 @@ def test_it_runs(cli, tmp_path, weights, classifier, recipe):
         "peg-insertion-classifier": classifier,
     }
     more = needs.get(recipe, ())  # those on Ray run there in test_recipes_slow
-    result = cli("run", recipe, *TINY, "runtime=inline", *more, "--runs-dir", str(tmp_path), "--name", "a", "--quiet")
+    result = cli(
+        "run", recipe, *TINY, "runtime=inline", *more, "--runs-dir", str(tmp_path), "--name", "a", "--quiet"
+    )
     assert result.code == 0, result.err
     report = json.loads((tmp_path / "a" / "report.json").read_text())
     assert report["demos"] == 1

@@ -173,10 +173,12 @@ def placed(place: Place, *, role: str, config: ClusterConfig | None = None) -> d
 
 
 def shared(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A role's options, and those of one that is to be where it is: of the labels that both need there is one between them."""
+    """A role's options, and those of one that is to be where it is: they share the labels that both need."""
     labels = {name: amount for name, amount in options["resources"].items() if not name.startswith("node:")}
     pins = {name: amount for name, amount in options["resources"].items() if name not in labels}
-    rest = {name: amount - (_PINNED if amount <= 1 else 1) for name, amount in labels.items()}  # Ray: above 1, whole ones
+    rest = {
+        name: amount - (_PINNED if amount <= 1 else 1) for name, amount in labels.items()
+    }  # Ray: above 1, whole ones
     first = {**options, "resources": pins | rest}
     return first, {"num_cpus": 0, "num_gpus": 0, "resources": pins | dict.fromkeys(labels, _PINNED)}
 
