@@ -314,6 +314,36 @@ def test_a_recipe_by_either_spelling(name: str, base: str) -> None:
     assert config.run.noiseless_share == 0.5
 
 
+# Bases
+
+
+def test_a_base_and_what_differs_from_it(tmp_path: Path, base: str) -> None:
+    (tmp_path / "lab.yaml").write_text(f"base: {base}\nrun: {{seed: 3}}\n")
+    (tmp_path / "mine.yaml").write_text("base: lab.yaml\nlearner: {utd: 9}\n")
+    config = load([tmp_path / "mine.yaml"])
+    assert config.run.seed == 3 and config.learner.utd == 9
+    assert config.policy == load([base]).policy
+
+
+def test_a_recipe_upon_another() -> None:
+    assert load(["peg-insertion-async"]) == load(["peg-insertion"], ["runtime=ray"])
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("base: b.yaml", "b.yaml:1: base 'a.yaml' is built on this one itself"),
+        ("base: [a]", "a.yaml:1: base should be the name of a recipe"),
+        ("base: nobody", "no recipe or file named|config file not found"),
+    ],
+)
+def test_a_base_that_is_none(tmp_path: Path, text: str, problem: str) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    (tmp_path / "b.yaml").write_text("base: a.yaml")
+    with pytest.raises(ConfigError, match=problem):
+        load([tmp_path / "a.yaml"])
+
+
 # Round trips
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)

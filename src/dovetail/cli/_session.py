@@ -146,7 +146,7 @@ def _runner(
         return InlineRun(folder, watch=watch, should_stop=should_stop, live=live)
     from dovetail.runtime.ray.run import RayRun
 
-    return RayRun(folder, watch=watch, should_stop=should_stop, live=request.console)
+    return RayRun(folder, watch=watch, should_stop=should_stop, live=request.console, announce=say)
 
 
 @contextmanager
@@ -155,6 +155,10 @@ def _desk_for(folder: RunFolder, request: Request) -> Iterator[Callable[[RobotSp
     keyboard = folder.config.operator.type == "keyboard"
     if keyboard and request.console:
         raise UsageError("operator 'keyboard' and --console drive through one mailbox: leave one of them out")
+    if (
+        keyboard and folder.config.runtime == "ray"
+    ):  # its mailbox is the arm's, in another process, maybe elsewhere
+        raise UsageError("operator 'keyboard' is for runtime=inline: with runtime=ray, drive from the console")
     made: list[tuple[LiveLink, RobotSpec]] = []
 
     def make(robot: RobotSpec) -> LiveLink:

@@ -133,7 +133,8 @@ class ClusterConfig(Config):
     """A Ray cluster that others have started, HOST:PORT. Null: the one whose head is in `machines`; where there are
     none, one on this machine alone, for this run alone."""
     machines: dict[Name, Machine] = Field(default_factory=dict)
-    """What each machine offers, by a name of your choice."""
+    """What each machine offers, by a name of your choice. Null: there are none, and the run's own offers whatever its roles
+    ask for."""
     token_file: Path | None = None
     """What everybody in the cluster must know; null: dovetail/cluster.token in the user's folder for settings."""
     num_robots: int = Field(default=1, ge=1, le=64)
@@ -180,6 +181,15 @@ class ClusterConfig(Config):
         same = RobotPlace(**self.robot.model_dump())
         return self.robots or {f"robot-{number}": same for number in range(self.num_robots)}
 
+    def labels(self) -> Mapping[str, float]:
+        """Every label that a role asks for, and how much of it all of them need."""
+        wanted: dict[str, float] = {}
+        count = {"labeler": self.num_labelers, "robot": self.num_robots}
+        for key, place in self.places():
+            for label, amount in place.resources.items():
+                wanted[label] = wanted.get(label, 0.0) + amount * count.get(key, 1)
+        return wanted
+
     def places(self) -> Iterator[tuple[str, Place]]:
         """Every place that a role is given, by its key."""
         yield from (("learner", self.learner), ("labeler", self.labeler), ("weights", self.weights))
@@ -187,6 +197,11 @@ class ClusterConfig(Config):
             yield from ((f"robots.{name}", place) for name, place in self.robots.items())
         else:
             yield "robot", self.robot
+
+    @field_validator("machines", mode="before")
+    @classmethod
+    def _none(cls, machines: Any) -> Any:
+        return {} if machines is None else machines
 
     @field_validator("address")
     @classmethod

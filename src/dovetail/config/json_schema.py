@@ -15,6 +15,11 @@ def json_schema() -> dict[str, Any]:
     schema: dict[str, Any] = _filled_in(RunConfig.model_json_schema())
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Dovetail config"
+    schema["properties"]["base"] = {
+        "type": "string",
+        "description": "A recipe, or a file beside this one, that this one says the differences from.",
+    }
+    schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["base"]}]
     definitions = schema.setdefault("$defs", {})
     branches: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS}
     for plugin in list_plugins():

@@ -3,6 +3,8 @@
 config = load(["peg-insertion", "lab.yaml"], ["run.seed=3", "operator=scripted"])
 save(config, run_folder)
 assert load_saved(run_folder) == config
+
+A recipe or file may say `base: OTHER`, a recipe or a file beside it, and then only what differs from that.
 """
 
 from __future__ import annotations
@@ -146,7 +148,7 @@ def recipes() -> list[Recipe]:
     for name, file in sorted(_recipe_files().items()):
         text = file.read_text(encoding="utf-8")
         comment = next((line for line in text.splitlines() if line.startswith("#")), "#")
-        data = _sections(_yaml.parse(text, name=file.name)).plain()
+        data = _read(name).plain()
         section = data.get("task") or data.get("robot") or {}
         found.append(Recipe(name, comment.lstrip("# ").rstrip(), section.get("type", "")))
     return found
@@ -161,13 +163,15 @@ def _recipe_files() -> dict[str, Traversable]:
     }
 
 
-def _read(source: str | Path) -> Node:
-    """A source as a tree; how it is written decides whether it is a recipe's name or a file's path."""
+def _read(source: str | Path, *, above: Sequence[str] = ()) -> Node:
+    """A source as a tree, upon its base if it has one; how it is written decides whether it is a recipe's name or a file's
+    path."""
     shipped = _recipe_files()
     name = str(source).replace("_", "-")
     if isinstance(source, str) and name in shipped:
         file = shipped[name]
-        return _top_level(_yaml.parse(file.read_text(encoding="utf-8"), name=file.name), file.name)
+        tree = _yaml.parse(file.read_text(encoding="utf-8"), name=file.name)
+        return _on_base(_top_level(tree, file.name), folder=Path(), above=(*above, name))
     path = Path(source)
     if not os.path.exists(path):  # path.exists() would raise in a folder that may not be entered
         stem = path.stem.replace("_", "-")
@@ -175,8 +179,22 @@ def _read(source: str | Path) -> Node:
             hint = f" Did you mean the recipe '{stem}'?" if stem in shipped else ""
             raise ConfigError(f"config file not found: {source}.{hint}")
         raise ConfigError(f"no recipe or file named '{source}'.{did_you_mean(name, shipped)}")
-    text = _text(path, str(source))
-    return _top_level(_yaml.parse(text, name=str(source), is_json=path.suffix == ".json"), str(source))
+    tree = _yaml.parse(_text(path, str(source)), name=str(source), is_json=path.suffix == ".json")
+    return _on_base(_top_level(tree, str(source)), folder=path.parent, above=(*above, str(path)))
+
+
+def _on_base(tree: Node, *, folder: Path, above: Sequence[str]) -> Node:
+    if "base" not in tree.value:
+        return tree
+    rest = dict(tree.value)
+    base: Node = rest.pop("base")
+    if not isinstance(base.value, str):
+        raise ConfigError(f"{base.where}: base should be the name of a recipe, or of a file beside this one")
+    is_recipe = base.value.replace("_", "-") in _recipe_files()
+    source = base.value.replace("_", "-") if is_recipe else str(folder / base.value)
+    if source in above:
+        raise ConfigError(f"{base.where}: base '{base.value}' is built on this one itself")
+    return merge(_read(source, above=above), Node(rest, tree.where))
 
 
 def _text(path: Path, name: str) -> str:

@@ -29,6 +29,11 @@ def register(app: FastAPI, handles: Handles) -> None:
                 chart("Share of steps by a person", "human_share", share=True),
             )
             ui.html("".join(curves), sanitize=False).classes("dt-three")
+            ui.html(_ROLES, sanitize=False)
+
+
+_ROLES = """<div id="dt-roles" class="dt-card" hidden><h3>Roles</h3><div id="dt-pipeline" class="dt-stats"></div>
+<div class="dt-scroll"><table class="dt-roles"><thead></thead><tbody></tbody></table></div></div>"""
 
 
 def _card(title: str, name: str, kind: str) -> ui.html:

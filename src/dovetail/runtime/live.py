@@ -167,6 +167,12 @@ class LiveLink:
         return self.mailbox.newest(Event.STOP) > 0
 
     @property
+    def fault(self) -> str | None:
+        """What is waited for somebody to acknowledge."""
+        fault: str | None = self._facts.get("fault")
+        return fault
+
+    @property
     def waits(self) -> bool:
         return self._waits or self.attended
 

@@ -1,4 +1,5 @@
 import { chart } from "./charts.js";
+import { roles } from "./roles.js";
 import { start } from "./robot.js";
 
 const HEALTH = [
@@ -46,4 +47,6 @@ function coach(advice) {
   }));
 }
 
-start({ state: health, start: () => { health(window.dovetail?.state ?? null); story(); } });
+function show(state) { health(state); roles(state); }
+
+start({ state: show, start: () => { show(window.dovetail?.state ?? null); story(); } });

@@ -42,6 +42,7 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
             make_token(token)
             own = {
                 "num_cpus": num_cpus,
+                "resources": dict(config.labels()),  # it is every machine that the roles ask for
                 "include_dashboard": False,
                 "object_store_memory": config.store_mb << 20,
                 "_temp_dir": str(folder),

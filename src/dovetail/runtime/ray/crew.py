@@ -22,7 +22,9 @@ from dovetail.runtime.ray.handles import AWAY
 from dovetail.runtime.ray.labeler import LabelerRole
 from dovetail.runtime.ray.learner import LearnerRole
 from dovetail.runtime.ray.notice import NoticeRole
+from dovetail.runtime.ray.overview import Overview
 from dovetail.runtime.ray.robot import KEY, Arm, RobotRole
+from dovetail.runtime.ray.status import BOARD
 from dovetail.runtime.ray.store import StoreRole
 from dovetail.runtime.ray.supervision import Supervision, last_words
 from dovetail.runtime.ray.weights import WeightsRole
@@ -50,6 +52,7 @@ class Crew:
     ) -> None:
         self._folder, self._live, self._told, self._each_look = folder, live, told, each_look
         self.supervision = Supervision(tell=folder.event)
+        self._overview = Overview(self.supervision)
         self.robots: dict[str, Any] = {}
         self.store: Any = None
         self.learner: Any = None
@@ -63,8 +66,7 @@ class Crew:
         folder, path = self._folder, self._folder.path.absolute()
         cluster, plain = folder.config.cluster, folder.config.model_dump(mode="json")
         check_places(cluster)
-        name = f"dovetail:{path.name}"
-        self._notice = _actor(NoticeRole, num_cpus=0, name=name).remote()
+        self._notice = _actor(NoticeRole, num_cpus=0, name=f"{BOARD}{path.name}").remote()
         labelers = {
             name: _actor(
                 LabelerRole, **placed(cluster.labeler, role="labeler", config=cluster), max_concurrency=8
@@ -162,7 +164,7 @@ class Crew:
     def post(self, **facts: Any) -> None:
         """For whoever asks the cluster."""
         if self._notice is not None:
-            self._notice.tell.remote({**facts, "roles": self.supervision.table()})
+            self._notice.tell.remote({**facts, **self._overview.facts(), "roles": self._overview.rows()})
 
     def insist(self, call: Callable[[], Any], *, limit_s: float | None = None) -> Any:
         """The answer to a call, however long it takes, and from whoever is started anew if it dies: it must be one that may
@@ -192,7 +194,7 @@ class Crew:
                 self.insist(robot.pause.remote)
 
     def _ask_robot(self, name: str) -> Any:
-        told = {**self._told(), "roles": self.supervision.table()} if self._live else None
+        told = {**self._told(), **self._overview.seen()}
         return self.robots[name].report.remote(practise=self.practise, told=told)
 
 

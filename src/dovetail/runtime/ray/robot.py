@@ -52,7 +52,7 @@ class Arm:
     config_hash: str
     run: Path
     key: str
-    live: bool = False  # somebody may watch it, and is waited for after a fault
+    live: bool = False  # there is a console: after a fault, whoever sits there is waited for
     first: bool = True  # the one that a console finds without being told a name
 
     def folder(self) -> Path:
@@ -126,7 +126,8 @@ class RobotRole(Role):
             "versions_behind": max(0, newest - self._loaded[1]),
             "casualties": list(self._casualties),
             "spooled": len(Spool(self._spool).pending()),
-            "stop_asked": self._link is not None and self._link.stop_asked,
+            "stop_asked": self._link is not None and self._link.is_open and self._link.stop_asked,
+            "fault": self._link.fault if self._link is not None else None,
             "telemetry": dict(actor.telemetry()) if actor else {},
         }
 
@@ -212,14 +213,16 @@ class RobotRole(Role):
                     self._config,
                     parts=self._arm.run / "parts",
                     should_stop=self._should_stop,
-                    live=self._make_link if self._arm.live else None,
+                    live=self._make_link,
                     on_restart=lambda process, pid: self._casualties.append((process, pid)),
                 )
         return self._station
 
     def _make_link(self, robot: RobotSpec) -> LiveLink:
         where = self._arm.run if self._arm.first and self._folder.is_relative_to(self._arm.run) else self._folder
-        self._link = LiveLink(where, robot=robot, waits=True)
+        self._link = LiveLink(where, robot=robot, waits=self._arm.live)
+        task = self._config.task.type if self._config.task else ""
+        self._link.tell(run=self._arm.run.name, task=task, mode=self._config.actor.type)
         return self._link
 
     def _actor(self, purpose: Purpose) -> Actor:

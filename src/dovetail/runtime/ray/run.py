@@ -66,12 +66,14 @@ class RayRun:
         watch: Watcher = nobody,
         should_stop: Callable[[], bool] = lambda: False,
         live: bool = False,
+        announce: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._folder, self._config, self._watch, self._should_stop = folder, folder.config, watch, should_stop
         self.status = RunStatus(name=folder.path.name)
         self._crew = Crew(folder, live=live, told=lambda: figures(self.status, self._folder), each_look=self._look)
         self._weights = DiskWeightStore(folder.weights)
         self._schedule = Schedule(folder)
+        self._announce, self._faults = announce, dict[str, str | None]()  # of arms that wait for somebody
         self._posted_s = 0.0
         self._asked: Any = None  # the store, for its books
         self._best_at = 0  # episodes
@@ -292,6 +294,7 @@ class RayRun:
             status.done = learner.get("progress", (0, 0))[0]
         for name in crew.robots:
             status.telemetry = crew.report(name).get("telemetry") or status.telemetry
+            self._say_fault(name, crew.report(name).get("fault"))
         now_s = time.monotonic()
         self._hear_books()
         if now_s - self._posted_s > _POST_S:
@@ -312,6 +315,16 @@ class RayRun:
         asked, self._asked = self._asked, None
         with contextlib.suppress(RayError):  # it is being started anew: what we know will do for a while
             self._copy_books(ray.get(asked))
+
+    def _say_fault(self, name: str, fault: str | None) -> None:
+        if fault == self._faults.get(name):
+            return
+        self._faults[name] = fault
+        self._announce(
+            f"{name} has stopped: {fault}. It waits for an acknowledgement in the console (Ctrl-C ends the run)"
+            if fault
+            else f"{name} was acknowledged: going on"
+        )
 
     def _refresh(self) -> None:
         """The books, as the store has them now."""

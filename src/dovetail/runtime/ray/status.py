@@ -15,9 +15,9 @@ from dovetail import __version__
 from dovetail.config.cluster import ClusterConfig
 from dovetail.runtime.ray.cluster import NAMESPACE, connected
 
-__all__ = ["cluster_status"]
+__all__ = ["BOARD", "cluster_status"]
 
-_BOARD = "dovetail:"  # and the name of the run
+BOARD = "dovetail:"  # and the name of the run
 _ANSWER_S = 5.0
 _OWN = ("node:", "memory", "object_store_memory")  # what Ray counts for itself
 
@@ -54,11 +54,11 @@ def _machine(node: Mapping[str, Any]) -> dict[str, Any]:
 
 def _boards() -> list[Mapping[str, Any]]:
     named = ray.util.list_named_actors(all_namespaces=True)
-    return [one for one in named if one["namespace"] == NAMESPACE and one["name"].startswith(_BOARD)]
+    return [one for one in named if one["namespace"] == NAMESPACE and one["name"].startswith(BOARD)]
 
 
 def _report(name: str) -> dict[str, Any]:
-    run = {"run": name.removeprefix(_BOARD)}
+    run = {"run": name.removeprefix(BOARD)}
     try:
         board = ray.get_actor(name, namespace=NAMESPACE)
         return {**run, **ray.get(board.report.remote(), timeout=_ANSWER_S)}

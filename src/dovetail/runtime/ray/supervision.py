@@ -78,19 +78,6 @@ class Supervision:
                     self._lose(role, error)
         return anew
 
-    def table(self) -> list[dict[str, Any]]:
-        """For people and tools: each role, and how it is."""
-        return [
-            {
-                **role.report,
-                "name": role.name,
-                "health": role.health,
-                "starts": role.num_starts,
-                "silent_s": round(role.silent_s, 1),
-            }
-            for role in self.roles.values()
-        ]
-
     def _hear(self, role: Watched) -> bool:
         if role.waiting is None or not ray.wait([role.waiting], timeout=0)[0]:
             return False

@@ -1,0 +1,64 @@
+"""The roles of a run that does everything at once, on the page Live: as its first arm's process tells them."""
+
+import pytest
+
+from dovetail.runtime.live import LiveLink
+from made_runs import ROBOT, made_run
+
+ROLES = [
+    {"name": "store", "health": "well", "doing": "", "host": "desk", "queue": 4, "episodes_per_min": 12.34},
+    {
+        "name": "learner",
+        "health": "well",
+        "doing": "learning",
+        "host": "desk",
+        "updates_per_s": 88.2,
+        "version": 8,
+    },
+    {
+        "name": "robot-0",
+        "health": "stopped: acknowledge it",
+        "doing": "acting",
+        "problem": "<b>the emergency stop</b>",
+        "host": "cell",
+        "queue": 0,
+        "version": 7,
+        "versions_behind": 1,
+        "starts": 2,
+    },
+]
+WHOLE = {"episodes_per_min": 12.34, "updates_per_s": 88.2, "steps_behind": 40.0, "versions_behind": 1}
+
+
+@pytest.fixture
+def link(tmp_path):
+    """This process is the arm's."""
+    link = LiveLink(made_run(tmp_path / "one").path, robot=ROBOT)
+    link.open()
+    yield link
+    link.close()
+
+
+def test_roles_are_shown_as_they_are_told_and_only_where_there_are_any(link, open_console, page, tmp_path):
+    link.tell(run="one", phase="learning online")
+    open_console(tmp_path / "one").enter(page)
+    page.wait_for_function("window.dovetail.state?.facts.phase === 'learning online'")
+    assert not page.is_visible("#dt-roles")
+    link.tell(roles=ROLES, pipeline=WHOLE, weights_unix_s=0.0)
+    page.wait_for_selector("#dt-roles tbody tr")
+    cells = {
+        row.get_attribute("data-role"): row.query_selector_all("td")
+        for row in page.query_selector_all("#dt-roles tbody tr")
+    }
+    said = {name: [cell.inner_text() for cell in row] for name, row in cells.items()}
+    assert said["store"] == ["store", "well", "", "4", "12.3 episodes/min", "", "desk"]
+    assert said["learner"] == ["learner", "well", "learning", "", "88 updates/s", "v8", "desk"]
+    assert said["robot-0"][1:4] == ["stopped: acknowledge it (started 2 times)", "<b>the emergency stop</b>", "0"]
+    assert said["robot-0"][5:] == ["v7, 1 behind", "cell"]
+    assert page.query_selector("[data-role=robot-0].dt-worry") and not page.query_selector(
+        "[data-role=store].dt-worry"
+    )
+    whole = page.inner_text("#dt-pipeline")
+    for part in ("12.3", "88", "40", "steps not learned yet", "since the last weights"):
+        assert part in whole
+    page.screenshot(path=tmp_path / "roles.png", full_page=True)
