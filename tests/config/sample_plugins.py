@@ -98,6 +98,8 @@ class Policy(Plain):
                 raise ValueError("every hidden layer needs 2 units or more")
             return self
 
+    spec = act = warmup = load = reset = None
+
 
 class NoConfig:
     pass

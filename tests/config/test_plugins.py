@@ -9,7 +9,8 @@ import pytest
 import sample_plugins
 
 from dovetail.config import plugins
-from dovetail.config.plugins import BUILTIN, list_plugins, locate, resolve
+from dovetail.config.model import Config
+from dovetail.config.plugins import BUILTIN, build, list_plugins, locate, resolve
 from dovetail.core.errors import PluginError
 
 
@@ -134,3 +135,49 @@ def test_listing_survives_what_cannot_be_imported(installed: None, monkeypatch: 
 def test_locating_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "importlib", types.SimpleNamespace())
     assert locate("policy", "gaussian_mlp").target == "dovetail.policies.gaussian_mlp:GaussianMLP"
+
+
+# ---- what somebody else's class may be
+
+
+class Unstoppable(sample_plugins.Plain):
+    """A robot but for `stop`."""
+
+    spec = observe = send = None
+
+
+class Deaf(sample_plugins.Plain):
+    """A robot that does not want to know its task."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__(config)
+
+
+class StandsIn:
+    """Has nothing of its own."""
+
+    Config = sample_plugins.Plain.Config
+
+    def __init__(self, config: Config, *, task: object) -> None: ...
+
+    def __getattr__(self, name: str) -> object: ...
+
+
+@pytest.mark.parametrize(
+    ("plugin", "message"),
+    [
+        ("Unstoppable", "has no stop, which dovetail.core.contracts.Robot asks for"),
+        (
+            "Deaf",
+            ": its constructor should take (config, *, task), but got an unexpected keyword argument 'task'",
+        ),
+    ],
+)
+def test_what_is_no_robot_is_refused_when_it_is_built(plugin: str, message: str) -> None:
+    with pytest.raises(PluginError) as caught:
+        build("robot", f"{__name__}:{plugin}", sample_plugins.Plain.Config(), task=None)
+    assert str(caught.value).startswith(f"robot '{__name__}:{plugin}'") and str(caught.value).endswith(message)
+
+
+def test_what_stands_for_another_object_is_taken_at_its_word() -> None:
+    assert isinstance(build("robot", f"{__name__}:StandsIn", sample_plugins.Plain.Config(), task=None), StandsIn)

@@ -4,6 +4,7 @@ import importlib
 import re
 import shlex
 import sys
+import tomllib
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
@@ -141,6 +142,19 @@ def _importable(name: str) -> bool:
     return False
 
 
+def pretend_installed(pyproject: str, folder: Path) -> None:
+    """What pip would leave of a package's entry points; test_extending.py has pip do it."""
+    project = tomllib.loads(pyproject)["project"]
+    info = folder / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    groups = [
+        "\n".join((f"[{group}]", *(f"{name} = {target}" for name, target in entries.items())))
+        for group, entries in project["entry-points"].items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(groups))
+
+
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """A folder with the files of a page, as its reader would have it; modules in it can be imported."""
@@ -151,8 +165,11 @@ def written(tmp_path, monkeypatch):
     def write(*texts: str) -> Path:
         for text in texts:
             for name, content in files(text).items():
+                (tmp_path / name).parent.mkdir(exist_ok=True)
                 (tmp_path / name).write_text(content)
-                modules.append(Path(name).stem)
+                modules.append(name.removesuffix(".py").replace("/", ".").removesuffix(".__init__"))
+                if name == "pyproject.toml":
+                    pretend_installed(content, tmp_path)
         return tmp_path
 
     yield write

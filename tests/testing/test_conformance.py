@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from dovetail.actor.actors import ActorConfig, NaiveActor, SequentialActor, SoftActor
 from dovetail.config.plugins import BUILTIN, config_model, resolve
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Robot
@@ -19,6 +21,8 @@ from dovetail.core.types import (
     ActContext,
     ActionChunk,
     Array,
+    Episode,
+    EpisodeOrder,
     HumanInput,
     Observation,
     Outcome,
@@ -26,7 +30,7 @@ from dovetail.core.types import (
     WeightSnapshot,
 )
 from dovetail.robots.gym import GymRobot, GymRobotConfig
-from dovetail.testing import check_algorithm, check_operator, check_policy, check_robot, check_task
+from dovetail.testing import check_actor, check_algorithm, check_operator, check_policy, check_robot, check_task
 from dovetail.testing.fake_brains import (
     FakeAlgorithm,
     FakeAlgorithmConfig,
@@ -516,3 +520,86 @@ class Unrepeatable(FakeAlgorithm):
 def test_broken_algorithms_are_caught(kind: type[FakeAlgorithm], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_algorithm(lambda: algorithm(kind), robot=arm().spec)
+
+
+# ---- actors
+
+
+@pytest.mark.parametrize("actor", [SequentialActor, NaiveActor, SoftActor])
+@pytest.mark.parametrize("config", [ActorConfig(), ActorConfig(execution_horizon=2, flush_s=0.3)])
+def test_our_actors(actor: type[SequentialActor], config: ActorConfig) -> None:
+    check_actor(lambda **handles: actor(config, **handles))
+
+
+class Anonymous(SequentialActor):
+    def run(self, order: EpisodeOrder) -> Episode | None:
+        return super().run(replace(order, seed=order.seed + 1))
+
+
+class Ends(SequentialActor):
+    def run(self, order: EpisodeOrder) -> Episode | None:
+        episode = super().run(order)
+        return None if episode is None else replace(episode, outcome=Outcome.SUCCESS)
+
+
+class Forgets(SequentialActor):
+    """What the recorder is told is not what happened."""
+
+    def __init__(self, config: ActorConfig, *, recorder: Any, **handles: Any) -> None:
+        super().__init__(config, recorder=None, **handles)
+
+
+class Tosses(SequentialActor):
+    def run(self, order: EpisodeOrder) -> Episode | None:
+        episode = super().run(replace(order, index=int(np.random.default_rng().integers(1 << 30))))
+        assert episode is not None
+        return episode
+
+
+class Ignores(SequentialActor):
+    """Nobody takes over here."""
+
+    def __init__(self, config: ActorConfig, *, operator: Any, **handles: Any) -> None:
+        operator.poll = lambda observation: HumanInput()
+        super().__init__(config, operator=operator, **handles)
+
+
+class Stays(SequentialActor):
+    def load(self, snapshot: WeightSnapshot) -> None:
+        pass
+
+
+class Goes(SequentialActor):
+    def __init__(self, config: ActorConfig, *, should_stop: Any, **handles: Any) -> None:
+        super().__init__(config, **handles)
+
+
+class Forgives(SequentialActor):
+    def run(self, order: EpisodeOrder) -> Episode | None:
+        self._robot.acknowledge()
+        return super().run(order)
+
+
+class Incomplete:
+    def __init__(self, config: ActorConfig, **handles: Any) -> None: ...
+
+    def run(self, order: EpisodeOrder) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("actor", "message"),
+    [
+        (Anonymous, "the episode's seed is 1, but the order said 0"),
+        (Ends, "timed out after 12 steps"),
+        (Forgets, "the recorder should be told of one beginning"),
+        (Tosses, "the same order gave another episode"),
+        (Stays, "after load.. of version 7"),
+        (Ignores, "a person drove in steps"),
+        (Goes, "`stopped` is false"),
+        (Forgives, "nothing may move"),
+        (Incomplete, "has not all of Actor"),
+    ],
+)
+def test_bad_actors(actor: Callable[..., Any], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_actor(lambda **handles: actor(ActorConfig(), **handles))

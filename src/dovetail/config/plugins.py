@@ -10,14 +10,17 @@ Modules are imported when they are asked for, never before: the control process 
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from typing import Any
 
 from dovetail.config.model import Config
+from dovetail.core import contracts
 from dovetail.core.errors import PluginError, did_you_mean
 
-__all__ = ["BUILTIN", "KINDS", "Plugin", "config_model", "list_plugins", "locate", "normalise", "resolve"]
+__all__ = ["BUILTIN", "KINDS", "Plugin", "build", "config_model", "list_plugins", "locate", "normalise", "resolve"]
 
 BUILTIN: dict[str, dict[str, str]] = {
     "task": {
@@ -79,6 +82,16 @@ BUILTIN: dict[str, dict[str, str]] = {
 
 KINDS = tuple(BUILTIN)
 
+_CONTRACTS: dict[str, type] = {
+    "task": contracts.Task,
+    "robot": contracts.Robot,
+    "operator": contracts.Operator,
+    "actor": contracts.Actor,
+    "policy": contracts.Policy,
+    "labeler": contracts.Labeler,
+    "algorithm": contracts.Algorithm,
+}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugin:
@@ -118,6 +131,31 @@ def locate(kind: str, name: str) -> Plugin:
 def resolve(kind: str, name: str) -> type:
     """The class that a name stands for, checked to be a plugin: a class with a `Config` model."""
     return _load(locate(kind, name))
+
+
+def build(kind: str, name: str, config: Config, **handles: Any) -> Any:
+    """Make the object: its config first, what its kind is given by keyword. Refused if its constructor takes something
+    else, or if it has not all of its kind's contract: somebody else's class may be anything."""
+    plugin, what = resolve(kind, name), f"{kind} '{normalise(name)}'"
+    try:
+        inspect.signature(plugin).bind(config, **handles)
+    except TypeError as problem:
+        given = ", ".join(("config", *(("*", *handles) if handles else ())))
+        raise PluginError(f"{what}: its constructor should take ({given}), but {problem}") from problem
+    built = plugin(config, **handles)
+    if kind in _CONTRACTS and (missing := _missing(built, _CONTRACTS[kind])):
+        contract = f"dovetail.core.contracts.{_CONTRACTS[kind].__name__}"
+        raise PluginError(f"{what} has no {', '.join(missing)}, which {contract} asks for")
+    return built
+
+
+def _missing(built: object, contract: type) -> list[str]:
+    """Looked up on the class, since asking an object for a property may make it do things."""
+    if hasattr(type(built), "__getattr__"):  # it stands for another object
+        return []
+    own = getattr(built, "__dict__", ())
+    names = (name for name in dir(contract) if not name.startswith("_"))
+    return [name for name in names if not hasattr(type(built), name) and name not in own]
 
 
 def config_model(plugin: type) -> type[Config]:

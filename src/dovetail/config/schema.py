@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
 
 from dovetail.config.cluster import ClusterConfig
 from dovetail.config.model import Config
-from dovetail.config.plugins import config_model, locate, resolve
+from dovetail.config.plugins import build, config_model, locate, resolve
 from dovetail.core.errors import PluginError
 
 __all__ = [
@@ -63,7 +63,7 @@ class PluginSection:
 
     def build(self, **handles: Any) -> Any:
         """Construct the plugin: its config first, the handles that its kind receives by keyword."""
-        return resolve(self.kind, self.type)(self.config, **handles)
+        return build(self.kind, self.type, self.config, **handles)
 
     def to_plain(self) -> dict[str, Any]:
         return {"type": self.type, **self.config.model_dump(mode="json")}

@@ -31,7 +31,7 @@ from dovetail.config.model import Config
 from dovetail.core.errors import did_you_mean
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
-from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.base import NetworkPolicy, policy_spec
 from dovetail.policies.canon import EMBODIMENT, Arm, Canon, EmbodimentConfig
 from dovetail.policies.flow import Flow
 from dovetail.policies.flow_actor import FlowActor

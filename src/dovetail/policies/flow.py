@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
-from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.base import NetworkPolicy, policy_spec
 from dovetail.policies.chance import normal, uniform
 from dovetail.policies.encoders import EncoderConfig
 from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights

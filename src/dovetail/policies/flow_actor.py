@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
-from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.base import NetworkPolicy, policy_spec
 from dovetail.policies.chance import normal, uniform
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.parts import PartsConfig

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
-from dovetail.policies._base import NetworkPolicy, policy_spec
+from dovetail.policies.base import NetworkPolicy, policy_spec
 from dovetail.policies.canon import EMBODIMENT
 from dovetail.policies.chance import integers, uniform
 from dovetail.policies.encoders import EncoderConfig

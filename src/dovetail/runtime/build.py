@@ -259,8 +259,8 @@ def build_trainable(
     policy = build_policy(config.policy, robot=robot, seed=config.run.seed, parts=parts)
     if not hasattr(type(policy), "imitation_loss"):
         raise UsageError(
-            f"policy '{config.policy.type}' cannot be trained here: train the run that its server serves, or choose "
-            "another policy"
+            f"policy '{config.policy.type}' cannot be trained here, since it has no imitation_loss: choose another, or "
+            "train the run that its server serves"
         )
     if device.type != "cpu":
         if not hasattr(policy, "to"):

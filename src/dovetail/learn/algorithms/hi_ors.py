@@ -18,7 +18,7 @@ from torch import Tensor
 from dovetail.config.model import Config
 from dovetail.core.achieved import gripper_axes, is_delta
 from dovetail.core.types import SampleRequest, View, Window
-from dovetail.learn.algorithms._descent import Descent
+from dovetail.learn.descent import Descent
 from dovetail.policies.embodiments import Canonical
 from dovetail.policies.trainable import TrainablePolicy
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dovetail.config.model import Config
 from dovetail.core.types import SampleRequest, View, Window
-from dovetail.learn.algorithms._descent import Descent
+from dovetail.learn.descent import Descent
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["Imitation", "ImitationConfig"]

@@ -19,8 +19,8 @@ from torch import Tensor
 from dovetail.config.model import Config
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array, SampleRequest
-from dovetail.learn.algorithms._descent import Descent
 from dovetail.learn.batches import side
+from dovetail.learn.descent import Descent
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.rollouts import Moments, Practice, explained_variance, gae
 from dovetail.learn.state import refuse_misfits

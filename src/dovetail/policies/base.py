@@ -33,7 +33,8 @@ class Axes(Protocol):
 
 
 class NetworkPolicy(ABC):
-    """Half of the Policy and TrainablePolicy contracts, for a policy that gives its networks as `components`."""
+    """Half of the Policy and TrainablePolicy contracts, for a policy that gives its networks as `components`. A subclass
+    looks through `features`, and answers by `_chunk` of normalised actions."""
 
     axes: Axes | None = None  # set by whoever wraps it for several arms; None: all of them are real
 

@@ -38,7 +38,8 @@ __all__ = ["Descent"]
 
 
 class Descent:
-    """All of an Algorithm but what it wants and its `update`, which counts itself in `_num_updates`."""
+    """All of an Algorithm but what it wants and its `update`, which takes a step by `_descend` and counts itself in
+    `_num_updates`. A subclass has `_policy`, what that looks at in a batch (`_seen`), and a `_generator` for its chance."""
 
     name: ClassVar[str]
 

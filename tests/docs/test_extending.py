@@ -1,0 +1,174 @@
+"""The package of docs/extending.md, as its reader would have it: written down, installed by pip, listed, checked, run."""
+
+import json
+import os
+import re
+import socketserver
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+from test_docs import ROOT, files
+
+from dovetail.cli._session import check_fits
+from dovetail.config.load import load
+from dovetail.config.plugins import locate
+from dovetail.core.errors import RobotError, UsageError
+from dovetail.testing import check_robot
+
+PAGE = (ROOT / "docs" / "extending.md").read_text()
+NAMES = {
+    ("robot", "plotter"),
+    ("robot", "net_plotter"),
+    ("task", "touch_dot"),
+    ("policy", "chunk_mlp"),
+    ("actor", "ensemble"),
+    ("algorithm", "self_imitation"),
+}
+SHORT = ("run.demos=3", "run.env_steps=60", "run.eval_episodes=2", "run.untrained_episodes=1")
+QUICK = ("learner.bc_updates=5", "learner.warmup_updates=5")
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory):
+    """The reader's folder, with the package built from it in `site`, where nothing else is."""
+    folder = tmp_path_factory.mktemp("my-lab")
+    for name, content in files(PAGE).items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(content)
+    how = ("--no-deps", "--no-build-isolation", "--no-index", "--disable-pip-version-check", "--quiet")
+    site = tmp_path_factory.mktemp("site")
+    subprocess.run([sys.executable, "-m", "pip", "install", *how, "--target", site, folder], check=True)
+    for made in (folder / "my_lab").iterdir():  # only what was installed may be imported from here on
+        made.unlink()
+    (folder / "my_lab").rmdir()
+    (folder / "site").symlink_to(site)
+    return folder
+
+
+def child(lab: Path, *arguments: str) -> str:
+    """What a command prints, in a process of its own."""
+    path = os.pathsep.join((str(lab / "site"), str(ROOT / "src")))
+    environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "250", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=lab, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def here(lab, monkeypatch):
+    """The same package, in this process."""
+    monkeypatch.chdir(lab)
+    monkeypatch.syspath_prepend(str(lab / "site"))
+    yield lab
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
+
+
+def test_it_is_listed_under_its_own_names(lab):
+    lines = [line for line in child(lab, "-m", "dovetail.cli", "plugins").splitlines() if "my-lab" in line]
+    ours = {(kind, name): rest for kind, name, rest in (line.split(maxsplit=2) for line in lines)}
+    assert set(ours) == NAMES
+    for kind, name in NAMES:
+        assert re.fullmatch(r"entry point \(my-lab\) +\w.*\.", ours[kind, name].strip()), "a line of what it is"
+
+
+def test_its_own_tests_pass(lab):
+    said = child(lab, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_lab.py")
+    assert "5 passed" in said
+
+
+def test_it_learns_in_a_run_of_its_own(lab):
+    child(lab, "-m", "dovetail.cli", "run", "touch-dot.yaml", *SHORT, *QUICK, "--name", "dots", "--quiet")
+    run = lab / "runs" / "dots"
+    report = json.loads((run / "report.json").read_text())
+    assert report["task"] == "touch_dot"
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    used = {(kind, config[kind]["type"]) for kind in ("robot", "task", "policy", "actor", "algorithm")}
+    assert used == NAMES - {("robot", "net_plotter")}
+    manifests = [json.loads(path.read_text()) for path in (run / "episodes").glob("*/manifest.json")]
+    assert len(manifests) > 6
+    assert len(list((run / "weights").glob("v*.json"))) > 1
+
+
+def test_the_doctor_finds_nothing_wrong(lab):
+    assert "policy chunk_mlp, algorithm self_imitation fit each other" in child(
+        lab, "-m", "dovetail.cli", "doctor", "touch-dot.yaml"
+    )
+
+
+@pytest.mark.slow
+def test_its_actor_also_runs_in_processes_of_its_own(lab):
+    processes = (*SHORT, *QUICK, "actor.layout=processes")
+    child(lab, "-m", "dovetail.cli", "run", "touch-dot.yaml", *processes, "--name", "apart", "--quiet")
+    assert (lab / "runs" / "apart" / "report.json").is_file()
+
+
+@pytest.mark.slow
+def test_as_it_stands_on_the_page_it_learns(lab):
+    child(lab, "-m", "dovetail.cli", "run", "touch-dot.yaml", "--name", "whole", "--quiet", "--seed", "1")
+    report = json.loads((lab / "runs" / "whole" / "report.json").read_text())
+    assert report["success_after"]["rate"] > report["success_before"]["rate"] + 0.2
+
+
+def test_each_goes_with_ours(here):
+    assert locate("actor", "ensemble").origin == "entry point (my-lab)"
+    for override in ("policy=flow", "algorithm=hg_dagger", "actor=naive", "algorithm=rlpd"):
+        check_fits(load(["touch-dot.yaml"], [override]))
+    with pytest.raises(UsageError, match="policy 'chunk_mlp' cannot be guided"):
+        check_fits(load(["touch-dot.yaml"], ["actor=rtc"]))
+
+
+# ---- the driver, with a controller that speaks its lines
+
+
+class Controller(socketserver.StreamRequestHandler):
+    def handle(self):
+        for line in self.rfile:
+            word, *numbers = line.decode().split()
+            self.server.words.add(word)
+            if word == "go":
+                self.server.pen = [float(number) for number in numbers]
+            answer = "{} {} 0.1 0.2".format(*self.server.pen) if word == "where" else "ok"
+            self.wfile.write(answer.encode() + b"\n")
+
+
+@pytest.fixture
+def controller():
+    class Server(socketserver.ThreadingTCPServer):
+        daemon_threads = True
+        pen, words = [0.15, 0.15], set()
+
+    with Server(("127.0.0.1", 0), Controller) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def test_the_driver_keeps_the_robot_contract(here, controller):
+    from my_lab.net_plotter import NetPlotter, NetPlotterConfig
+
+    config = NetPlotterConfig(host="127.0.0.1", port=controller.server_address[1], control_hz=10.0, timeout_s=10.0)
+    robot = NetPlotter(config)
+    robot.stop()  # before anything is connected, as at any time
+    assert controller.words == set()
+    check_robot(lambda: robot, num_ticks=4)
+    assert controller.words == {"where", "go", "halt"}
+    robot.close()
+    robot.close()
+
+
+def test_a_driver_without_a_controller_says_where_it_looked(here, controller):
+    from my_lab.net_plotter import NetPlotter, NetPlotterConfig
+
+    with socketserver.TCPServer(("127.0.0.1", 0), Controller) as nobody:
+        port = nobody.server_address[1]
+    with pytest.raises(RobotError, match=rf"no answer from the plotter at 127\.0\.0\.1:{port}"):
+        NetPlotter(NetPlotterConfig(host="127.0.0.1", port=port)).observe()
