@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,7 +29,7 @@ class FakeRay:
         self.num_fetched = 0
 
     def put(self, value: Any) -> int:
-        self.kept[len(self.kept)] = value
+        self.kept[len(self.kept)] = copy.deepcopy(value)
         return len(self.kept) - 1
 
     def get(self, reference: Any, timeout: float = 0.0) -> Any:
@@ -77,11 +78,11 @@ def test_what_did_not_change_is_put_and_fetched_once(fake: FakeRay) -> None:
     publisher.publish(components(1.0), version=1)
     first = reader.latest()
     assert first is not None and first.version == 1
-    assert (len(fake.kept), fake.num_fetched) == (2, 2)
+    assert (len(fake.kept), fake.num_fetched) == (2, 2 + 2)  # who publishes looks at them too, to compare
     publisher.publish(components(2.0), version=2)
     second = reader.latest(newer_than=1)
     assert second is not None and second.version == 2
-    assert (len(fake.kept), fake.num_fetched) == (3, 3)  # the actor alone
+    assert (len(fake.kept), fake.num_fetched) == (3, 4 + 2)  # the actor alone
     np.testing.assert_array_equal(second.components["actor"]["w"], np.full(3, 2.0))
     assert first.hashes["encoder"] == second.hashes["encoder"]
     assert first.hashes["actor"] != second.hashes["actor"]
@@ -93,6 +94,7 @@ def test_the_latest_wins_and_nobody_is_told_of_what_was_between(fake: FakeRay) -
     publisher, reader = Publisher(role), WeightsReader(role)
     for version in (1, 2, 3):
         publisher.publish(components(float(version)), version=version)
+    fake.num_fetched = 0
     snapshot = reader.latest()
     assert snapshot is not None and snapshot.version == 3
     assert fake.num_fetched == 2

@@ -52,6 +52,26 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "learn_ppo": Entry(
             "dovetail.bench.learn_ppo:bench", "PPO on push_cube: time to 95 %, collecting meanwhile", part=True
         ),
+        "pipeline": Entry(
+            "dovetail.bench.pipeline:bench", "everything at once on Ray, against one thing after another"
+        ),
+        "pipeline_ratio": Entry(
+            "dovetail.bench.pipeline_ratio:bench",
+            "seconds per episode at the same update-to-data ratio",
+            part=True,
+        ),
+        "pipeline_free": Entry(
+            "dovetail.bench.pipeline_free:bench", "the same with a learner that is free to run", part=True
+        ),
+        "pipeline_solved": Entry(
+            "dovetail.bench.pipeline_solved:bench", "wall-clock to 95 % on peg_insertion", part=True
+        ),
+        "pipeline_publish": Entry(
+            "dovetail.bench.pipeline_publish:bench", "from publishing weights to their use on an arm", part=True
+        ),
+        "pipeline_ingest": Entry(
+            "dovetail.bench.pipeline_ingest:bench", "1 to 32 arms into one store, beside a learner", part=True
+        ),
         "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
     }
 )

@@ -79,8 +79,14 @@ class Learner:
         """Updates that `env_steps` online steps have earned and that are not done yet."""
         return math.floor(self._utd * max(0, env_steps - self._start_after_steps)) - self.num_online_updates
 
-    def step(self, *, env_steps: int, on_update: Callable[[], None] = lambda: None) -> Mapping[str, float]:
-        """Do what is owed for `env_steps` online steps; returns the metrics' means."""
+    def step(
+        self,
+        *,
+        env_steps: int,
+        on_update: Callable[[], None] = lambda: None,
+        enough: Callable[[], bool] = lambda: False,
+    ) -> Mapping[str, float]:
+        """Do what is owed for `env_steps` online steps, or some of it, until it is `enough`; returns the metrics' means."""
         metrics = _Means()
         wants = self._algorithm.wants  # its views may have changed with what it has learned
         self._batches.ask(wants)
@@ -91,6 +97,8 @@ class Learner:
                 metrics.add(self._update(batch))
                 self.num_online_updates += 1
                 on_update()
+                if enough():
+                    break
         return {**metrics.take(), **self._batches.shares(), **self._told()}
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:

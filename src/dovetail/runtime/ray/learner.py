@@ -3,7 +3,6 @@ waits for nobody, and nobody for it."""
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Mapping
@@ -35,7 +34,8 @@ __all__ = ["LearnerRole"]
 
 _IDLE_S = 0.01
 _VERSIONS, _SET_ASIDE = "versions.json", 100
-_A_WHILE_S = 0.25  # of updates between two looks at what is new
+_A_WHILE_S = 1.0  # of updates between two looks at what is new: what was sampled ahead is thrown away then
+_TELL_S = 0.25
 
 
 class LearnerRole(Role):
@@ -61,6 +61,7 @@ class LearnerRole(Role):
         self._version = self._set_aside = 0  # the newest that was given out, and the last that may be
         self._published, self._published_s = -1, 0.0  # at so many updates, and when
         self._saved, self._saved_s = -1, time.monotonic()  # the same of the checkpoint
+        self._told_s = 0.0
         self._progress = (0, 0)
         self._metrics: dict[str, float] = {}
         self._hopeless = False  # this process: another may do
@@ -175,19 +176,25 @@ class LearnerRole(Role):
             return False
         done = learner.num_online_updates
         with self.working("learning"):
-            # as many steps at a time as are worth a few updates, so that it stops soon when told to
-            utd, start = self._config.learner.utd, self._config.learner.start_after_steps
-            while learner.owed(trained_steps) > 0 and time.monotonic() < until_s and self._wanted.is_set():
-                some = start + math.ceil((learner.num_online_updates + max(1.0, utd)) / utd)
-                before = learner.num_online_updates
-                self._metrics |= learner.step(env_steps=min(trained_steps, some))
-                if learner.num_online_updates == before:  # its views have nothing to give yet
-                    break
-                self._publish_when_due(learner)
+            self._metrics |= learner.step(
+                env_steps=trained_steps,
+                on_update=lambda: self._updated(learner),
+                enough=lambda: time.monotonic() > until_s or not self._wanted.is_set(),
+            )
         for phase, seconds in learner.take_seconds().items():
             self.spent(phase, seconds)
-        self._store.learned(learner.num_online_updates, wants=learner.wants, metrics=self._metrics)
+        self._tell(learner)
         return learner.num_online_updates > done
+
+    def _updated(self, learner: Learner) -> None:
+        self._publish_when_due(learner)
+        if time.monotonic() - self._told_s > _TELL_S:
+            self._tell(learner)
+
+    def _tell(self, learner: Learner) -> None:
+        """The store, which lets simulated arms go on as it hears of updates."""
+        self._told_s = time.monotonic()
+        self._store.learned(learner.num_online_updates, wants=learner.wants, metrics=self._metrics)
 
     def _begin(self, start_from: int | None) -> Learner:
         station = self._made()

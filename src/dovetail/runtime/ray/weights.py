@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import ray
+import torch
 from ray.exceptions import RayError
 
 from dovetail.core.types import Array, WeightSnapshot
@@ -74,10 +75,9 @@ class Publisher:
     def publish(self, components: Mapping[str, Mapping[str, Array]], *, version: int) -> None:
         for name, arrays in components.items():
             if name not in self._put or not _equal(arrays, self._put[name][1]):
-                kept = {key: np.array(array) for key, array in arrays.items()}
-                reference = ray.put(
-                    {key: v for k, a in kept.items() for key, v in [_packed(k, a, half=self._half)]}
-                )
+                reference = ray.put(dict(_packed(key, array, half=self._half) for key, array in arrays.items()))
+                # to compare with: what was put, which shared memory holds in any case; but not where it is rounded
+                kept = ray.get(reference) if not self._half else {k: np.array(a) for k, a in arrays.items()}
                 self._put[name] = (f"{name}@{version}", kept, reference)
         offer = {name: (self._put[name][0], [self._put[name][2]]) for name in components}
         self._role.publish.remote(Offer(version=version, components=offer))
@@ -116,13 +116,12 @@ def _equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
 def _packed(key: str, array: Array, *, half: bool) -> tuple[str, Array]:
     if not half or array.dtype != np.float32:
         return key, array
-    bits = np.ascontiguousarray(array).view(np.uint32)
-    rounded = bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))  # to the nearest, ties to even
-    upper = np.where(np.isnan(array), bits | np.uint32(0x400000), rounded) >> np.uint32(16)
-    return _HALF + key, upper.astype(np.uint16)
+    return _HALF + key, torch.tensor(array).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
 def _unpacked(key: str, array: Array) -> tuple[str, Array]:
     if not key.startswith(_HALF):
         return key, array
-    return key.removeprefix(_HALF), (array.astype(np.uint32) << np.uint32(16)).view(np.float32)
+    halves = np.zeros((*array.shape, 2), "<u2")
+    halves[..., 1] = array
+    return key.removeprefix(_HALF), halves.view("<f4")[..., 0]

@@ -1,0 +1,169 @@
+"""Arms that replay one recorded episode over and over, at its own pace, into a store beside a learner that never rests."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import ray
+
+from dovetail.config.schema import RunConfig
+from dovetail.core.types import Episode, Purpose
+from dovetail.episodes.ids import new_episode_id
+from dovetail.runtime.build import build_station
+from dovetail.runtime.evaluate import order_episode
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.ray.handles import StoreHandle
+from dovetail.runtime.ray.labeler import LabelerRole
+from dovetail.runtime.ray.learner import LearnerRole
+from dovetail.runtime.ray.store import StoreRole
+from dovetail.runtime.ray.weights import WeightsRole
+
+__all__ = ["Arms", "Ingested", "Plant", "record"]
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Ingested(NamedTuple):
+    """While so many arms delivered."""
+
+    seconds: float
+    offered: int  # episodes that ended on an arm
+    stored: int  # episodes that the store said it has
+    latencies: tuple[float, ...]  # seconds from an episode's end to the store's word
+    updates: int
+    cpu_s: Mapping[str, float]  # by role
+
+
+def record(config: RunConfig) -> Episode:
+    """One episode, in simulated time."""
+    station = build_station(config)
+    try:
+        actor = station.actor_for(Purpose.ONLINE)
+        episode = actor.run(order_episode(station, purpose=Purpose.ONLINE, index=0, config_hash="bench"))
+    finally:
+        station.close()
+    assert episode is not None
+    return episode
+
+
+class Arms:
+    """A thread for each arm. An episode that the store has not taken when the next one ends waits, as in a spool."""
+
+    def __init__(self, store: Any, episode: Episode) -> None:
+        self._store, self._episode = StoreHandle(store), episode
+        self._period_s = len(episode) / episode.robot.control_hz
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def deliver_once(self) -> bool:
+        return self._store.deliver(_renamed(self._episode))
+
+    def replay(self, num_arms: int, seconds: float) -> tuple[int, list[float]]:
+        """Episodes that ended, and what each took that was stored meanwhile."""
+        began_s = time.monotonic()
+        until_s = began_s + seconds
+        ended, latencies = [0] * num_arms, [list[float]() for _ in range(num_arms)]
+
+        def act(arm: int) -> None:
+            ends_s = began_s + self._period_s * (1 + arm) / num_arms  # not all at once
+            while ends_s < until_s:
+                time.sleep(max(0.0, ends_s - time.monotonic()))
+                if time.monotonic() >= until_s:
+                    break
+                if self._store.deliver(_renamed(self._episode)):
+                    done_s = time.monotonic()
+                    if done_s < until_s:
+                        latencies[arm].append(done_s - ends_s)
+                    ends_s += self._period_s
+
+        for arm in range(num_arms):
+            ended[arm] = sum(
+                began_s + self._period_s * ((1 + arm) / num_arms + k) < until_s
+                for k in range(int(seconds / self._period_s) + 1)
+            )
+        threads = [threading.Thread(target=act, args=(arm,)) for arm in range(num_arms)]
+        for thread in threads:
+            thread.start()
+        time.sleep(max(0.0, until_s - time.monotonic()))
+        found = [list(each) for each in latencies]
+        for thread in threads:
+            thread.join()
+        return sum(ended), [one for each in found for one in each]
+
+
+class Plant:
+    """The roles of a run without its arms, as `runtime.ray.crew` starts them; and arms that replay."""
+
+    def __init__(self, folder: RunFolder, episode: Episode) -> None:
+        path = folder.path.absolute()
+        labeler = _actor(LabelerRole, max_concurrency=8).remote(
+            "labeler", config=folder.config.model_dump(mode="json"), labels=folder.labels.absolute()
+        )
+        weights = _actor(WeightsRole).remote()
+        self._store = _actor(StoreRole, max_concurrency=16).remote("store", path=path, labelers=[labeler])
+        self._learner = _actor(LearnerRole, max_concurrency=4).remote(
+            "learner", path=path, store=self._store, weights=weights
+        )
+        self._arms = _actor(Arms, max_concurrency=2).remote(self._store, episode)
+        self._roles = {"store": self._store, "learner": self._learner, "labeler": labeler}
+        self._pids = {name: ray.get(role.report.remote())["pid"] for name, role in self._roles.items()}
+        self._pids["arms"] = ray.get(self._arms.pid.remote())
+
+    def start(self, *, num_episodes: int = 4) -> None:
+        """Until the learner updates."""
+        for _ in range(num_episodes):
+            ray.get(self._arms.deliver_once.remote())
+        ray.get(self._store.settle.remote(30.0))
+        ray.get(self._learner.learn.remote(None))
+        while self._updates() < 10:
+            time.sleep(0.1)
+
+    def measure(self, num_arms: int, seconds: float) -> Ingested:
+        cpu_s, updates, began_s = self._cpu_s(), self._updates(), time.monotonic()
+        running = self._arms.replay.remote(num_arms, seconds)
+        time.sleep(seconds)
+        took_s = time.monotonic() - began_s
+        updates = self._updates() - updates
+        cpu_s = {name: used - cpu_s[name] for name, used in self._cpu_s().items()}
+        offered, latencies = ray.get(running)
+        ray.get(self._store.settle.remote(60.0))
+        return Ingested(took_s, offered, len(latencies), tuple(latencies), updates, cpu_s)
+
+    def close(self) -> None:
+        for role in (self._learner, self._store):
+            ray.get(role.close.remote(), timeout=60.0)
+
+    def _updates(self) -> int:
+        report = ray.get(self._learner.report.remote())
+        if report["problem"]:
+            raise RuntimeError(f"the learner has stopped: {report['problem']}")
+        return int(report["updates"])
+
+    def _cpu_s(self) -> dict[str, float]:
+        return {name: _cpu_s(pid) for name, pid in self._pids.items()}
+
+
+def _actor(role: type, **options: Any) -> Any:
+    made: Any = ray.remote(role)
+    return made.options(num_cpus=0, **options)
+
+
+def _renamed(episode: Episode) -> Episode:
+    """The same, as another one."""
+    now_ns = time.time_ns()
+    name = new_episode_id(unix_ns=now_ns, robot=episode.robot.name)
+    segments = tuple(dataclasses.replace(segment, episode_id=name) for segment in episode.segments)
+    return dataclasses.replace(episode, id=name, segments=segments, started_unix_ns=now_ns)
+
+
+def _cpu_s(pid: int) -> float:
+    """What a process has used of its cores so far, threads included."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
