@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from rollouts import play, reset, run_actions, run_expert
 
+from dovetail.robots.sim.rotations import quat_from_axis_angle, quat_multiply
+from dovetail.tasks.table_cleanup import _THINGS
+
 TASK = "table_cleanup"
 THINGS = ("cube", "can", "bar")
 
@@ -106,7 +109,7 @@ def test_random_actions_neither_explode_nor_blur_the_state():
     low, high = robot.spec.action.bounds
 
     def choose(observation, _):
-        assert np.abs(observation.values["task_state"]).max() < 2.0
+        assert np.abs(observation.values["task_state"]).max() < 3.2  # turns, in rad
         assert np.abs(robot.world.data.qvel).max() < 60.0
         return rng.uniform(low, high).astype(np.float32)
 
@@ -122,3 +125,58 @@ def test_expert_at_length():
 def test_blind_replay_fails():
     _, _, actions = run_expert(TASK, "panda", 1000)
     assert sum(run_actions(TASK, "panda", seed, actions) for seed in range(50)) <= 10
+
+
+def _state(task, world):
+    values = task.read_state(world)
+    assert values.shape == (len(task.state_names),)
+    return dict(zip(task.state_names, values.tolist(), strict=True))
+
+
+def test_the_state_says_which_thing_is_next():
+    """Of three things that lie about, who only sees them cannot tell which one an expert is about to take."""
+    task, robot = reset(TASK, "panda", 3)
+    world = robot.world
+    for name in THINGS:
+        spot = world.body_pose(name)[0]
+        world.place_arm(spot + (0.02, 0.01, 0.1), world.tcp_pose()[1])
+        world.forward()
+        state = _state(task, world)
+        towards = task.in_reset_frame(task._grasp_point(world, _thing(name)) - world.tcp_pose()[0])
+        assert [state[f"next_{axis}"] for axis in "xyz"] == pytest.approx(list(towards), abs=1e-5)
+        assert state["held"] == 0.0
+
+
+def test_the_turn_it_says_brings_the_fingers_across_the_next_thing():
+    task, robot = reset(TASK, "panda", 3)
+    world = robot.world
+    spot = world.body_pose("bar")[0] + (0.0, 0.0, 0.1)
+    world.place_arm(spot, world.tcp_pose()[1])
+    turn = _state(task, world)["next_turn"]
+    world.place_arm(spot, quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), turn), world.tcp_pose()[1]))
+    assert abs(turn) > 0.1
+    assert _state(task, world)["next_turn"] == pytest.approx(0.0, abs=0.01)
+
+
+def test_a_thing_in_hand_is_next_until_it_lies_in_the_box():
+    task, robot = reset(TASK, "panda", 0)
+    expert = task.expert()
+    expert.reset(np.random.default_rng(0))
+    held = []
+
+    def choose(observation, _):
+        state = dict(zip(task.state_names, observation.values["task_state"], strict=True))
+        if state["held"]:
+            held.append(
+                (max(abs(state[f"next_{axis}"]) for axis in "xyz"), math.hypot(state["slot_x"], state["slot_y"]))
+            )
+        return expert.act(observation)
+
+    play(task, robot, choose)
+    assert len(held) > 30
+    assert max(aside for aside, _ in held) < 0.03
+    assert min(to_slot for _, to_slot in held) < 0.02
+
+
+def _thing(name):
+    return next(thing for thing in _THINGS if thing.name == name)

@@ -81,6 +81,13 @@ class TableCleanup(SimTask):
         "bar_cos",
         *(f"box_{axis}" for axis in "xyz"),  # from the TCP to the middle of the box's opening
         *(f"lid_{axis}" for axis in "xyz"),  # from the TCP to the lid's edge
+        *(
+            f"next_{axis}" for axis in "xyz"
+        ),  # from the TCP to where the thing in hand, or else the nearest, is grasped
+        "next_turn",  # rad, of the wrist, to grasp it
+        *(f"slot_{axis}" for axis in "xyz"),  # from the TCP to over where that thing is dropped
+        "held",
+        "heading",  # rad, of the hand
         "tilt_x",  # how the hand leans, which it should not
         "tilt_y",
     )
@@ -202,8 +209,22 @@ class TableCleanup(SimTask):
                 numbers += [math.sin(phase), math.cos(phase)]
         for point in (world.body_pose("box")[0] + (0.0, 0.0, _TOP_M), self._lid_edge(world)):
             numbers += [*self.in_reset_frame(point - position)]
+        numbers += self._upcoming(world)
         lean = self.in_reset_frame(np.cross(rotate(quat, (0.0, 0.0, 1.0)), (0.0, 0.0, -1.0)))
         return np.array([*numbers, *lean[:2]], np.float32)
+
+    def _upcoming(self, world: World) -> list[float]:
+        """What there is to do now. Which of three things is meant, and which of its sides, is a choice; who has few
+        demonstrations cannot learn it beside everything else, and closes the hand next to things."""
+        remaining, (position, quat) = self._remaining(world), world.tcp_pose()
+        yaw, slot = _yaw(quat), world.body_pose("box")[0] + (0.0, _DROP_Y_M, _TOP_M) - position
+        if not remaining:  # straight, for the lid
+            return [0.0, 0.0, 0.0, -yaw, *self.in_reset_frame(slot), 0.0, yaw]
+        thing, towards = self._next(world, remaining)
+        held = world.grasping(thing.name)
+        slot[0] += thing.slot
+        turn = 0.0 if held else self._wrist_turn(world, thing, yaw)
+        return [*self.in_reset_frame(towards), turn, *self.in_reset_frame(slot), float(held), yaw]
 
     def _period(self, world: World, thing: _Thing) -> float:
         """A round thing that lies on its side has to be taken across, like a bar."""
