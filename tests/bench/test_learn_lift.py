@@ -59,11 +59,11 @@ def test_seeds_are_judged_together(rows: dict[str, Row]) -> None:
     assert (after.value, after.aim, after.met) == (pytest.approx(0.97), 0.97, True)  # 291 of 300
     assert rows["table-cleanup-hi-ors, 3 seeds: after"].aim == 0.90
     assert rows["pick-place-hg-dagger, 3 seeds: online episodes"].value == 102  # the most of any
-    above = rows["pick-place-dsrl, 3 seeds: lower end after, upper end of cloning"]
+    above = rows["peg-insertion-dsrl, 3 seeds: lower end after, upper end of cloning"]
     assert above.value == pytest.approx(0.944, abs=1e-3)  # Wilson, of 291 in 300
     assert above.aim == pytest.approx(0.507, abs=1e-3)  # and of 135 in 300
     assert above.met
-    assert "pick-place-dsrl, 3 seeds: after" not in rows  # what it reaches depends on what it steers
+    assert "peg-insertion-dsrl, 3 seeds: after" not in rows  # what it reaches depends on what it steers
 
 
 def test_no_surer_than_before_is_a_miss() -> None:

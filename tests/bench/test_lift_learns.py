@@ -11,7 +11,7 @@ from dovetail.bench.shards import Shards
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["pick-place-hg-dagger"])
+@pytest.mark.parametrize("recipe", ["pick-place-hg-dagger", "pick-place-hi-ors", "peg-insertion-dsrl"])
 def test_the_interval_after_lies_above_the_one_before(recipe: str, tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     reports = [

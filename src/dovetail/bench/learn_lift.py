@@ -15,7 +15,7 @@ __all__ = ["AIMS", "MOST_EPISODES", "SEEDS", "bench", "pooled"]
 AIMS: dict[str, float | None] = {
     "pick-place-hg-dagger": 0.97,
     "pick-place-hi-ors": 0.97,
-    "pick-place-dsrl": None,  # to be surely better than the policy that it steers
+    "peg-insertion-dsrl": None,  # to be surely better than the policy that it steers
     "table-cleanup-hg-dagger": 0.90,
     "table-cleanup-hi-ors": 0.90,
 }
