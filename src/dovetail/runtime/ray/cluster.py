@@ -45,7 +45,7 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
                 "resources": dict(config.labels()),  # it is every machine that the roles ask for
                 "include_dashboard": False,
                 "object_store_memory": config.store_mb << 20,
-                "_temp_dir": str(folder),
+                "_temp_dir": str(folder / "ray"),  # which Ray opens to everybody; the one above stays ours
                 "_node_ip_address": LOOPBACK,
             }
         ends.enter_context(scoped(settings(config.detection, token=token, loopback=_is_loopback(meeting))))
