@@ -143,6 +143,10 @@ class ClusterConfig(Config):
     """Where those are."""
     robots: dict[Name, RobotPlace] = Field(default_factory=dict)
     """Or arms by name, each with a place and with what differs from the run's `robot`, `task` and `operator`."""
+    min_robots: int | None = Field(default=None, ge=1, le=64)
+    """Arms that must be there for a run to begin; the others are taken in when they come. Null: all of them."""
+    robot_limit_s: float = Field(default=120.0, gt=0)
+    """Seconds that an arm has to come up, and after which one that has left is not waited for."""
     learner: Place = Place()
     """The store and its replay are where the learner is: batches come from memory that both map."""
     labeler: Place = Place()

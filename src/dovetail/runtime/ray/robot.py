@@ -25,6 +25,7 @@ from dovetail.core.errors import DovetailError, RobotFault, StoreError, one_line
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
+from dovetail.runtime.arms import arm_name
 from dovetail.runtime.attended import AttendedActor
 from dovetail.runtime.build import Station, build_station
 from dovetail.runtime.evaluate import order_episode
@@ -97,6 +98,7 @@ class RobotRole(Role):
     def start(self) -> dict[str, Any]:
         """Make the arm ready; what it is, for whoever checks that all fit together."""
         station = self._hands.submit(self._made).result()
+        station.policy()  # refused here where it does not fit
         return {
             "robot": station.robot.spec.to_json(),
             "real_time": station.real_time,
@@ -215,6 +217,7 @@ class RobotRole(Role):
                     should_stop=self._should_stop,
                     live=self._make_link,
                     on_restart=lambda process, pid: self._casualties.append((process, pid)),
+                    name=arm_name(self._config, self.name),
                 )
         return self._station
 
