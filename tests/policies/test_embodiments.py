@@ -354,7 +354,7 @@ def test_an_arm_that_is_not_described_is_refused():
 
 
 def test_without_arms_it_is_for_a_run_to_name_them():
-    with pytest.raises(SpecMismatch, match="name them in policy.embodiments"):
+    with pytest.raises(SpecMismatch, match=r"name them in policy\.embodiments"):
         make(arms={})
 
 
