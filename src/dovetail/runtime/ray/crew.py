@@ -160,10 +160,11 @@ class Crew:
         """The newest of a role; empty before its first."""
         return self.supervision.roles[name].report if name in self.supervision.roles else {}
 
-    def post(self, **facts: Any) -> None:
-        """For whoever asks the cluster."""
+    def post(self, *, arms: Mapping[str, Mapping[str, Any]], **facts: Any) -> None:
+        """For whoever asks the cluster; `arms` is what each has done, by name."""
         if self._notice is not None:
-            self._notice.tell.remote({**facts, **self._overview.facts(), "roles": self._overview.rows()})
+            rows = [{**row, **arms.get(row["name"], {})} for row in self._overview.rows()]
+            self._notice.tell.remote({**facts, **self._overview.facts(), "roles": rows})
 
     def insist(self, call: Callable[[], Any], *, limit_s: float | None = None) -> Any:
         """The answer to a call, however long it takes, and from whoever is started anew if it dies: it must be one that may

@@ -371,7 +371,8 @@ class RayRun:
                 phase=status.phase,
                 env_steps=status.env_steps,
                 updates=status.updates,
-                missing=crew.missing,
+                missing=", ".join(crew.missing) or "nobody",
+                arms=self._figures_of_arms(),
             )
         self._watch(status)
         if self._should_stop() or any(crew.report(name).get("stop_asked") for name in crew.robots):
@@ -405,6 +406,13 @@ class RayRun:
             setattr(self.status, name, getattr(books, name))
         if self.status.phase == _LEARNING:
             self.status.done = books.env_steps
+
+    def _figures_of_arms(self) -> dict[str, dict[str, object]]:
+        """What each has done so far; one that is alone goes by its make in the books."""
+        done, names = self.status.robots, self._config.cluster.named_robots()
+        if len(names) == 1:
+            return {name: arm.to_json() for name in names for arm in done.values()}
+        return {name: done[name].to_json() for name in names if name in done}
 
     def _books(self) -> Mapping[str, Any]:
         books: Mapping[str, Any] = self._crew.insist(self._crew.store.report.remote)
