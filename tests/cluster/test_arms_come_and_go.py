@@ -44,7 +44,10 @@ def test_an_arm_comes_late_leaves_and_comes_back(lab, tmp_path):
     words = ["run", "toy.yaml", str(lab), "runtime=ray", "run.env_steps=1000000", "--name", "r"]
     with (tmp_path / "said").open("wb") as said:
         run = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.cli", *words, "--quiet"], cwd=tmp_path, stderr=said, env=dict(os.environ)
+            [sys.executable, "-m", "dovetail.cli", *words, "--quiet"],
+            cwd=tmp_path,
+            stderr=said,
+            env=dict(os.environ),
         )
 
     def events(kind, **facts):

@@ -39,7 +39,9 @@ def _rates(report: Report) -> list[Text]:
     )
     heading = Text("success without help, with 95 % intervals", style="bright_black")
     after = {
-        f"  of {name}": Rate(successes=arm["success_after"]["successes"], episodes=arm["success_after"]["episodes"])
+        f"  of {name}": Rate(
+            successes=arm["success_after"]["successes"], episodes=arm["success_after"]["episodes"]
+        )
         for name, arm in report.robots.items()
         if "success_after" in arm
     }

@@ -276,7 +276,10 @@ class RayRun:
         }
         facts: dict[str, Any] = {}
         if len(self._config.cluster.named_robots()) > 1:
-            facts["robots"] = {arm: {"successes": of.successes, **of.to_json()} for arm, of in by.items()}
+            steps = {arm: status.robots[arm].env_steps if arm in status.robots else 0 for arm in by}
+            facts["robots"] = {
+                arm: {"successes": of.successes, "env_steps": steps[arm], **of.to_json()} for arm, of in by.items()
+            }
         if absent := [arm for kind in self._kinds if kind not in done for arm in kind]:
             facts["absent"] = absent
         note_evaluation(self._folder, name, rate, status=status, version=version, shown=shown, facts=facts)
