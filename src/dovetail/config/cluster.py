@@ -73,7 +73,7 @@ class Ports(Config):
     """Spoken to from the machine itself only."""
     client: Port = 7424
     """The head's alone; not used, and need not be opened."""
-    workers: tuple[Port, Port] = (7430, 7529)
+    workers: tuple[Port, Port] = Field(default=(7430, 7529), strict=False)  # a list, where a validator came before
     """First and last of what the roles listen on, one each."""
 
     @model_validator(mode="after")
