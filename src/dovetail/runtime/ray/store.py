@@ -114,7 +114,7 @@ class StoreRole(Role):
                 max_steps=config.run.env_steps,
             )
             learns = getattr(type(band.algorithm(policy)), "learns_from_running", False)
-            self._streams = learns and self._experience.replays_as_seen(station.robot.spec)
+            self._streams = self._tickets.streams = learns and self._experience.replays_as_seen(station.robot.spec)
             self._intake.recover(on_added=lambda done, total: None)
             self._tickets.next_index = self._status.episodes
             self._settle()

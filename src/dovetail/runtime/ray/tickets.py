@@ -12,6 +12,7 @@ __all__ = ["InStep", "Ticket", "Tickets"]
 class Ticket:
     index: int  # of the episode, over all arms
     robot_minutes: float
+    streams: bool = False  # its steps are wanted while it runs
 
 
 class Tickets:
@@ -24,6 +25,7 @@ class Tickets:
         self.trained_steps = 0  # of what is learned from
         self.updates = 0
         self.next_index = 0
+        self.streams = False  # whether anybody learns from an episode that is still running
 
     @property
     def behind_steps(self) -> float:
@@ -34,7 +36,7 @@ class Tickets:
         """None: not now."""
         if self.env_steps >= self._max_steps or (not real_time and self.behind_steps > self._max_behind):
             return None
-        ticket = Ticket(index=self.next_index, robot_minutes=robot_minutes)
+        ticket = Ticket(index=self.next_index, robot_minutes=robot_minutes, streams=self.streams)
         self.next_index += 1
         return ticket
 
