@@ -28,7 +28,7 @@ from dovetail.runtime.ray.cluster import connected, placed
 from dovetail.runtime.ray.notice import NoticeRole
 from dovetail.runtime.ray.overview import Overview
 from dovetail.runtime.ray.role import Role, only_one
-from dovetail.runtime.ray.status import STATUS_NAME
+from dovetail.runtime.ray.status import BOARD
 from dovetail.runtime.ray.supervision import Supervision
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 
@@ -142,7 +142,7 @@ class RayPractice:
             self.status.begin("starting the practice", 1)
             self._watch(self.status)
             notice: Any = ray.remote(NoticeRole)
-            notice = notice.options(num_cpus=0, name=f"{STATUS_NAME}-{path.name}").remote()
+            notice = notice.options(num_cpus=0, name=f"{BOARD}{path.name}").remote()
             practice: Any = ray.remote(PracticeRole)
             options = placed(cluster.learner, role="learner", config=cluster)
             practice = practice.options(**options, max_restarts=-1, max_concurrency=4).remote(
