@@ -53,7 +53,7 @@ def test_killed_on_the_way_it_goes_on_from_its_checkpoint(tmp_path: Path, asynch
         text=True,
     )
     try:
-        end_s, killed = time.monotonic() + 300, False
+        end_s, killed = time.monotonic() + 1200, False
         while process.poll() is None and time.monotonic() < end_s:
             if not killed and any(one["event"] == "checkpoint" for one in events(run)):
                 link = json.loads((run / "live.json").read_text())  # the practice's own process holds it

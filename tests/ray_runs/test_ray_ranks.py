@@ -120,7 +120,7 @@ def test_a_rank_is_killed_and_the_learner_goes_on_from_its_checkpoint_with_a_new
         text=True,
     )
     try:
-        end_s, killed = time.monotonic() + 300, []
+        end_s, killed = time.monotonic() + 1200, []
         while process.poll() is None and time.monotonic() < end_s:
             saved = [one for one in events(run) if one["event"] == "checkpoint" and one["env_steps"] > 50]
             if saved and not killed:
