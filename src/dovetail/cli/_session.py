@@ -41,6 +41,7 @@ from dovetail.runtime.ranks import check_ranks
 from dovetail.runtime.status import Watcher
 
 if TYPE_CHECKING:  # Ray takes a second to import
+    from dovetail.runtime.ray.practice import RayPractice
     from dovetail.runtime.ray.run import RayRun
 
 __all__ = ["Request", "check_fits", "collect", "run", "shown", "train"]
@@ -73,7 +74,7 @@ def train(request: Request, *, evaluate: bool) -> int:
     return _work(request, lambda inline, _: _train(inline, evaluate=evaluate), finish, again="train")
 
 
-def _train(inline: InlineRun | RayRun, *, evaluate: bool) -> None:
+def _train(inline: InlineRun | RayRun | RayPractice, *, evaluate: bool) -> None:
     assert isinstance(inline, InlineRun)  # see `_runner`
     inline.train(evaluate=evaluate)
 
@@ -88,7 +89,7 @@ def collect(request: Request, *, num_demos: int | None) -> int:
     return _work(request, _collect, _say_collected, again="collect", overrides=overrides)
 
 
-def _collect(inline: InlineRun | RayRun, config: RunConfig) -> None:
+def _collect(inline: InlineRun | RayRun | RayPractice, config: RunConfig) -> None:
     try:
         inline.collect(config.run.demos)
     finally:
@@ -102,7 +103,7 @@ def _say_collected(folder: RunFolder) -> None:
 
 def _work(
     request: Request,
-    work: Callable[[InlineRun | RayRun, RunConfig], None],
+    work: Callable[[InlineRun | RayRun | RayPractice, RunConfig], None],
     finish: Callable[[RunFolder], None],
     *,
     again: str,
@@ -142,10 +143,14 @@ def _runner(
     watch: Watcher,
     should_stop: StopFlag,
     live: Callable[[RobotSpec], LiveLink],
-) -> InlineRun | RayRun:
-    """Who does it. What is learned offline, and on-policy learning, which collects for itself, is one thing at a time."""
-    if folder.config.runtime == "inline" or again == "train" or is_on_policy(folder.config):
+) -> InlineRun | RayRun | RayPractice:
+    """Who does it. What is learned offline is one thing at a time."""
+    if folder.config.runtime == "inline" or again == "train":
         return InlineRun(folder, watch=watch, should_stop=should_stop, live=live)
+    if is_on_policy(folder.config):
+        from dovetail.runtime.ray.practice import RayPractice
+
+        return RayPractice(folder, watch=watch, should_stop=should_stop, live=request.console)
     from dovetail.runtime.ray.run import RayRun
 
     return RayRun(folder, watch=watch, should_stop=should_stop, live=request.console, announce=say)

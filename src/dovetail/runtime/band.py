@@ -89,6 +89,10 @@ class Band:
         if canon is None:
             check_equal(self.robots)
             return policy
+        if self.station.config.learner.ranks > 1:
+            raise UsageError(
+                "learner.ranks is for arms of one body, that is for policies other than shared: set it to 1"
+            )
         rows = {canon.arm(robot).name for robot in self.robots.values()}
         if len(rows) == 1:
             return policy

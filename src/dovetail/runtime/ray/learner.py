@@ -3,9 +3,11 @@ waits for nobody, and nobody for it."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from dovetail.runtime.band import Band, build_band
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.parts import keep_parts
 from dovetail.runtime.ray.handles import StoreHandle
+from dovetail.runtime.ray.ranks import RankLost, RayRanks
 from dovetail.runtime.ray.role import Role, only_one
 from dovetail.runtime.ray.weights import Publisher
 from dovetail.weights.store import DiskWeightStore
@@ -55,6 +58,7 @@ class LearnerRole(Role):
         self._band: Band | None = None
         self._policy: TrainablePolicy | None = None  # that learns online
         self._learner: Learner | None = None
+        self._ranks: RayRanks | None = None  # those that learn with it, where there are any
         self._wanted = threading.Event()
         self._turn = threading.Lock()  # whoever works with the networks
         self._has_demos = False
@@ -87,7 +91,7 @@ class LearnerRole(Role):
         """Begin with a version of weights, or go on from the checkpoint. Harmless if it is at it."""
         with self._turn:
             if self._learner is None:
-                with self.working("taking up its checkpoint"):
+                with self.working("taking up its checkpoint"), self._whole():
                     self._learner = self._begin(start_from)
                 self._publish_now()
             self._wanted.set()
@@ -101,7 +105,7 @@ class LearnerRole(Role):
     def rest(self) -> int:
         """Stop for now, with all that was learned safe; returns its version."""
         self._wanted.clear()
-        with self._turn:
+        with self._turn, self._whole():
             if self._learner is not None and self._learner.healthy:
                 self._save()
             return max(self._disk.versions(), default=0)
@@ -140,6 +144,8 @@ class LearnerRole(Role):
         self.rest()
         if self._set_aside:
             self._folder.write_json(_VERSIONS, {"used_up_to": self._version})
+        if self._ranks is not None:
+            self._ranks.close()
 
     # ---- its own work
 
@@ -148,7 +154,7 @@ class LearnerRole(Role):
             if not self._wanted.wait(0.1):
                 continue
             try:
-                with self._turn:
+                with self._turn, self._whole():
                     busy = self._wanted.is_set() and self._learn_a_while()
                     if (
                         self._wanted.is_set()
@@ -212,7 +218,8 @@ class LearnerRole(Role):
         if start_from is not None and not self._has_checkpoint:
             policy.load(self._disk.load(start_from))
         self._policy = policy
-        learner = self._make(band.algorithm(policy), policy, role="learner")
+        algorithm = self._lead(band.algorithm(policy), policy)
+        learner = self._make(algorithm, policy, role="learner")
         if self._has_checkpoint:
             state, facts = load_checkpoint(self._checkpoint)
             if facts.get("config_hash") != self._folder.config_hash:
@@ -312,6 +319,26 @@ class LearnerRole(Role):
             max_bad_updates=learner.max_bad_updates,
             device=find_device(self._config.device),
         )
+
+    # ---- ranks
+
+    def _lead(self, algorithm: Algorithm, policy: TrainablePolicy) -> Algorithm:
+        if self._config.learner.ranks == 1:
+            return algorithm
+        with self.working("starting the other ranks"):
+            band = self._made()
+            self._ranks = RayRanks(self._folder, robot=band.station.robot.spec, replayed=band.robot(policy))
+            self._ranks.start()
+            return self._ranks.lead(algorithm)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Without one of its ranks it is nothing: Ray starts this process anew, and it goes on from its checkpoint."""
+        try:
+            yield
+        except RankLost as error:
+            self._folder.event("lost", role="rank", reason=str(error))
+            os._exit(1)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -34,6 +34,7 @@ from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["RayRun"]
 
+_STARTING = "starting the roles"
 _LEARNING = "learning online"
 _CLONING = "cloning the demonstrations"
 _BOOKS = (  # of a RunStatus, what the store knows
@@ -101,9 +102,11 @@ class RayRun:
         """What it holds it lets go of at the end of `run` or `collect`."""
 
     def _within(self, work: Callable[[], None]) -> None:
-        self.status.begin("starting the roles", 1)
+        self.status.begin("starting Ray", 1)
         self._watch(self.status)
         with connected(self._config.cluster):
+            self.status.begin(_STARTING, 1)
+            self._watch(self.status)
             try:
                 self._crew.start()
                 self._refresh()
@@ -358,6 +361,9 @@ class RayRun:
         crew.look()
         learner = crew.report("learner")
         status.updates = learner.get("updates", status.updates)
+        if status.phase == _STARTING:
+            roles = crew.supervision.roles.values()
+            status.done, status.total = sum(bool(role.report) for role in roles), len(roles)
         if status.phase == _CLONING:
             status.done = learner.get("progress", (0, 0))[0]
         for name in crew.robots:
