@@ -15,7 +15,7 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 	@touch $@
 
 demo: setup  ## learn peg insertion from 20 demonstrations, with a person's help, in a few minutes
-	$(BIN)/dovetail run peg-insertion --console
+	$(BIN)/dovetail run peg-insertion runtime=ray --console
 	@echo "For these commands: source $(VENV)/bin/activate"
 
 test: setup

@@ -1,10 +1,13 @@
 """Every recipe runs from its demonstrations to its report, on a budget too small to learn anything."""
 
 import json
+import subprocess
+import sys
+import time
 
 import pytest
 
-from dovetail.config.load import recipes
+from dovetail.config.load import load, recipes
 from dovetail.core.specs import ArraySpec
 from dovetail.labels.learned.calibration import Calibration
 from dovetail.labels.learned.folder import save_classifier
@@ -64,7 +67,7 @@ def test_it_runs(cli, tmp_path, weights, classifier, recipe):
         "peg-insertion-images": (weights,),
         "peg-insertion-classifier": classifier,
     }
-    more = needs.get(recipe, ())  # those on Ray run there in test_recipes_slow
+    more = needs.get(recipe, ())  # those that are for Ray run there below
     result = cli(
         "run", recipe, *TINY, "runtime=inline", *more, "--runs-dir", str(tmp_path), "--name", "a", "--quiet"
     )
@@ -72,3 +75,56 @@ def test_it_runs(cli, tmp_path, weights, classifier, recipe):
     report = json.loads((tmp_path / "a" / "report.json").read_text())
     assert report["demos"] == 1
     assert report["success_after"]["episodes"] == 1
+
+
+# ---- each as it is meant, for a minute
+
+
+A_WHILE = (
+    "run.demos=5",
+    "run.eval_episodes=5",
+    "run.untrained_episodes=2",
+    "run.showcase_episodes=0",
+    "learner.bc_updates=200",
+    "learner.warmup_updates=200",
+)
+VERBS = {"pick-place-demos": "collect", "pick-place-sft": "train"}
+ON_ONE_MACHINE = {"pick-place-hi-ors-two-machines": ("cluster.machines=null",)}
+LONG_S = 60.0
+
+
+def dovetail(*arguments, cwd):
+    command = [sys.executable, "-m", "dovetail.cli", *arguments]
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=1500)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow  # in shards: -k RECIPE
+@pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes()])
+def test_it_runs_for_a_minute_and_reports(tmp_path, weights, classifier, recipe):
+    """Or for as long as its own budget lasts. Then what it has learned is evaluated by a command of its own."""
+    config = load([recipe])
+    more = {"peg-insertion-images": (weights,), "peg-insertion-classifier": classifier, **ON_ONE_MACHINE}
+    settings = [*(A_WHILE[1:] if recipe in VERBS else A_WHILE), *more.get(recipe, ())]
+    steps, seconds = min(400, config.run.env_steps) if "ppo" not in recipe else 20_000, 0.0
+    while True:
+        name, began_s = f"a{steps}", time.monotonic()
+        ordered = VERBS.get(recipe, "run")
+        dovetail(ordered, recipe, *settings, f"run.env_steps={steps}", "--name", name, "--quiet", cwd=tmp_path)
+        if ordered == "collect":
+            dovetail("run", "--resume", name, "--quiet", cwd=tmp_path)
+        seconds = time.monotonic() - began_s
+        if seconds > LONG_S or steps >= config.run.env_steps:
+            break
+        steps = min(config.run.env_steps, max(2 * steps, int(1.3 * steps * LONG_S / seconds)))
+    run = tmp_path / "runs" / name
+    report = json.loads((run / "report.json").read_text())
+    assert report["demos"] >= (config.run.demos if recipe in VERBS else 5)
+    assert report["env_steps"] >= steps
+    assert report["updates"] > 0
+    after = report["success_after"]
+    assert after["episodes"] == 5
+    assert 0.0 <= after["low"] <= after["rate"] <= after["high"] <= 1.0
+    assert 0.0 < report["wall_s"] < seconds
+    assert "of 3" in dovetail("eval", name, "--episodes", "3", "--quiet", cwd=tmp_path)

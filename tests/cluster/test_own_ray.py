@@ -102,6 +102,7 @@ def test_it_is_closed_to_the_network_and_leaves_nothing():
         loopback = ("0100007F", "0000000000000000FFFF00000100007F")
         assert len(heard) >= 5
         assert set(heard) <= set(loopback)
+        assert folder.stat().st_mode & 0o777 == 0o700
         assert (folder / "token").stat().st_mode & 0o777 == 0o600
         stranger = subprocess.run(
             [sys.executable, "-c", _STRANGER, ray.get_runtime_context().gcs_address],

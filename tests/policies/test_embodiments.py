@@ -353,13 +353,17 @@ def test_an_arm_that_is_not_described_is_refused():
         make(arms={"long_arm": ARMS["long_arm"]})
 
 
+def test_without_arms_it_is_for_a_run_to_name_them():
+    with pytest.raises(SpecMismatch, match=r"name them in policy\.embodiments"):
+        make(arms={})
+
+
 @pytest.mark.parametrize(
     ("section", "because"),
     [
         ({"type": "shared", "policy": {"type": "flwo"}, "embodiments": ARMS}, "Did you mean 'flow'"),
         ({"type": "shared", "policy": "remote", "embodiments": ARMS}, "that arms can share"),
         ({"type": "shared", "policy": {"type": "flow", "hiden": 3}, "embodiments": ARMS}, "hiden"),
-        ({"type": "shared", "policy": "flow", "embodiments": {}}, "at least 1"),
         (
             {"type": "shared", "policy": "flow", "embodiments": {"a": {**ARMS["short_arm"], "axes": [1, 1]}}},
             "different numbers",

@@ -37,3 +37,10 @@ def test_a_learner_that_is_ahead_owes_nothing() -> None:
     desk = tickets()
     desk.trained_steps, desk.updates = 120, 4000
     assert desk.behind_steps == 0.0
+
+
+def test_an_arm_is_told_whether_its_steps_are_wanted_while_it_runs() -> None:
+    desk = tickets()
+    assert not desk.take(real_time=True).streams  # type: ignore[union-attr]
+    desk.streams = True
+    assert desk.take(real_time=True).streams  # type: ignore[union-attr]

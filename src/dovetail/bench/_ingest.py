@@ -107,7 +107,7 @@ class Plant:
             "labeler", config=folder.config.model_dump(mode="json"), labels=folder.labels.absolute()
         )
         weights = _actor(WeightsRole).remote()
-        self._store = _actor(StoreRole, max_concurrency=16).remote("store", path=path, labelers=[labeler])
+        self._store = _actor(StoreRole, max_concurrency=16).remote("store", labeler, path=path)
         self._learner = _actor(LearnerRole, max_concurrency=4).remote(
             "learner", path=path, store=self._store, weights=weights
         )

@@ -60,8 +60,8 @@ CASES = (
             "policy.inputs=[ee_pose, ee_twist, ee_error, wrist, front]",
             "policy.encoder.features=64",
             "algorithm.type=dovetail.bench._waiting:WaitingSAC",
-            "algorithm.batch_size=4",  # little to compute; what a GPU would take for a large batch is waited for
-            "algorithm.update_s=0.15",
+            "algorithm.batch_size=2",  # little to compute; what a GPU would take for a large batch is waited for
+            "algorithm.update_s=0.17",
         ),
     ),
     Case(

@@ -24,7 +24,7 @@ _SETTINGS = {
 
 def bench(*, quick: bool) -> Iterator[Row]:
     for case in CASES:
-        yield from _compare(case, num_episodes=4 if quick else 16, quick=quick)
+        yield from _compare(case, num_episodes=4 if quick else 10, quick=quick)
 
 
 def _compare(case: Case, *, num_episodes: int, quick: bool) -> Iterator[Row]:

@@ -18,7 +18,7 @@ _AIM = 90.0  # % of the bound
 
 def bench(*, quick: bool) -> Iterator[Row]:
     for case in CASES:
-        yield from _compare(case, num_episodes=4 if quick else 20, quick=quick)
+        yield from _compare(case, num_episodes=4 if quick else 12, quick=quick)
 
 
 def _compare(case: Case, *, num_episodes: int, quick: bool) -> Iterator[Row]:

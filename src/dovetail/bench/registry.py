@@ -52,6 +52,7 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "learn_ppo": Entry(
             "dovetail.bench.learn_ppo:bench", "PPO on push_cube: time to 95 %, collecting meanwhile", part=True
         ),
+        "arms": Entry("dovetail.bench.arms:bench", "two arms on one policy: robot time, against each arm alone"),
         "pipeline": Entry(
             "dovetail.bench.pipeline:bench", "everything at once on Ray, against one thing after another"
         ),

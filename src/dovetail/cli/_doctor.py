@@ -191,11 +191,12 @@ def _plugins() -> Iterator[Check]:
 def _station(config: RunConfig) -> Iterator[Check]:
     """Robot, task, policy and the rest, built and matched."""
     from dovetail.cli._session import check_fits
+    from dovetail.runtime.band import completed
 
     task = config.task.type if config.task else "its own task"
     what = f"robot {config.robot.type}, {task}, policy {config.policy.type}, algorithm {config.algorithm.type}"
     try:
-        check_fits(config)
+        check_fits(completed(config))
     except DovetailError as error:
         yield Check(name="recipe", ok=False, detail=str(error))
     else:

@@ -7,6 +7,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from dovetail.cli._terminal import advice_block, console, duration, rate_line
+from dovetail.core.stats import Rate
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.report import REPORT, Report, write_report
 
@@ -37,7 +38,15 @@ def _rates(report: Report) -> list[Text]:
         ("after online learning", report.success_after),
     )
     heading = Text("success without help, with 95 % intervals", style="bright_black")
-    return [heading, *(rate_line(label, rate) for label, rate in rates if rate is not None)]
+    after = {
+        f"  of {name}": Rate(
+            successes=arm["success_after"]["successes"], episodes=arm["success_after"]["episodes"]
+        )
+        for name, arm in report.robots.items()
+        if "success_after" in arm
+    }
+    each = after.items() if len(after) > 1 else ()
+    return [heading, *(rate_line(label, rate) for label, rate in (*rates, *each) if rate is not None)]
 
 
 def _costs(report: Report) -> Text:

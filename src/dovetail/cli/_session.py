@@ -20,7 +20,7 @@ from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say
 from dovetail.config.load import load
 from dovetail.config.schema import RunConfig
-from dovetail.core.errors import DovetailError, RobotFault, RunFolderError, UsageError
+from dovetail.core.errors import DovetailError, RobotFault, RunFolderError, SpecMismatch, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.streams import stream
 from dovetail.human.keyboard import HELP, TerminalKeys
@@ -29,6 +29,8 @@ from dovetail.labels.queue import LabelQueue
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.rollouts import OnPolicyAlgorithm
+from dovetail.runtime.arms import arm_configs, arm_name, kinds
+from dovetail.runtime.band import build_band, completed
 from dovetail.runtime.build import Station, build_station
 from dovetail.runtime.cell import demonstrates
 from dovetail.runtime.folder import RunFolder
@@ -39,6 +41,7 @@ from dovetail.runtime.ranks import check_ranks
 from dovetail.runtime.status import Watcher
 
 if TYPE_CHECKING:  # Ray takes a second to import
+    from dovetail.runtime.ray.practice import RayPractice
     from dovetail.runtime.ray.run import RayRun
 
 __all__ = ["Request", "check_fits", "collect", "run", "shown", "train"]
@@ -71,7 +74,7 @@ def train(request: Request, *, evaluate: bool) -> int:
     return _work(request, lambda inline, _: _train(inline, evaluate=evaluate), finish, again="train")
 
 
-def _train(inline: InlineRun | RayRun, *, evaluate: bool) -> None:
+def _train(inline: InlineRun | RayRun | RayPractice, *, evaluate: bool) -> None:
     assert isinstance(inline, InlineRun)  # see `_runner`
     inline.train(evaluate=evaluate)
 
@@ -86,7 +89,7 @@ def collect(request: Request, *, num_demos: int | None) -> int:
     return _work(request, _collect, _say_collected, again="collect", overrides=overrides)
 
 
-def _collect(inline: InlineRun | RayRun, config: RunConfig) -> None:
+def _collect(inline: InlineRun | RayRun | RayPractice, config: RunConfig) -> None:
     try:
         inline.collect(config.run.demos)
     finally:
@@ -100,7 +103,7 @@ def _say_collected(folder: RunFolder) -> None:
 
 def _work(
     request: Request,
-    work: Callable[[InlineRun | RayRun, RunConfig], None],
+    work: Callable[[InlineRun | RayRun | RayPractice, RunConfig], None],
     finish: Callable[[RunFolder], None],
     *,
     again: str,
@@ -140,10 +143,14 @@ def _runner(
     watch: Watcher,
     should_stop: StopFlag,
     live: Callable[[RobotSpec], LiveLink],
-) -> InlineRun | RayRun:
-    """Who does it. What is learned offline, and on-policy learning, which collects for itself, is one thing at a time."""
-    if folder.config.runtime == "inline" or again == "train" or is_on_policy(folder.config):
+) -> InlineRun | RayRun | RayPractice:
+    """Who does it. What is learned offline is one thing at a time."""
+    if folder.config.runtime == "inline" or again == "train":
         return InlineRun(folder, watch=watch, should_stop=should_stop, live=live)
+    if is_on_policy(folder.config):
+        from dovetail.runtime.ray.practice import RayPractice
+
+        return RayPractice(folder, watch=watch, should_stop=should_stop, live=request.console)
     from dovetail.runtime.ray.run import RayRun
 
     return RayRun(folder, watch=watch, should_stop=should_stop, live=request.console, announce=say)
@@ -198,7 +205,7 @@ def _open_folder(request: Request, extra: tuple[str, ...]) -> RunFolder:
         overrides.append(f"run.seed={request.seed}")
     if request.resume:
         return _resume(request, sources, overrides)
-    config = load(sources, overrides)
+    config = completed(load(sources, overrides))
     name = check_name(request.name) if request.name is not None else new_name(sources, request.runs_dir)
     path = request.runs_dir / name
     if path.exists():
@@ -217,7 +224,7 @@ def _resume(request: Request, sources: list[str], overrides: list[str]) -> RunFo
     path = find_run(target, request.runs_dir)
     if overrides and not sources:
         raise UsageError(f"a resumed run keeps its config: leave out {' '.join(overrides)}, or start a new run")
-    return RunFolder.open(path, expect=load(sources, overrides) if sources else None)
+    return RunFolder.open(path, expect=completed(load(sources, overrides)) if sources else None)
 
 
 def shown(config: RunConfig, *, viewer: bool = False, realtime: bool = False) -> RunConfig:
@@ -234,7 +241,22 @@ def shown(config: RunConfig, *, viewer: bool = False, realtime: bool = False) ->
 
 def check_fits(config: RunConfig) -> None:
     """Build everything once and throw it away, so that a refusal comes before a run folder does."""
-    station = build_station(config)
+    if config.runtime == "inline":
+        _check_fits(build_station(config))
+        return
+    band = build_band(config)
+    band.trainable()  # one for all of them
+    _check_fits(band.station)
+    arms = arm_configs(config)
+    for first, *_ in kinds(config)[1:]:
+        try:
+            _check_fits(build_station(arms[first], name=arm_name(config, first)))
+        except (UsageError, SpecMismatch) as problem:
+            raise type(problem)(f"robot '{first}': {problem}") from problem
+
+
+def _check_fits(station: Station) -> None:
+    config = station.config
     try:
         policy = station.trainable()
         station.operator()

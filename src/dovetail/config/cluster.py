@@ -73,7 +73,7 @@ class Ports(Config):
     """Spoken to from the machine itself only."""
     client: Port = 7424
     """The head's alone; not used, and need not be opened."""
-    workers: tuple[Port, Port] = (7430, 7529)
+    workers: tuple[Port, Port] = Field(default=(7430, 7529), strict=False)  # a list, where a validator came before
     """First and last of what the roles listen on, one each."""
 
     @model_validator(mode="after")
@@ -143,6 +143,10 @@ class ClusterConfig(Config):
     """Where those are."""
     robots: dict[Name, RobotPlace] = Field(default_factory=dict)
     """Or arms by name, each with a place and with what differs from the run's `robot`, `task` and `operator`."""
+    min_robots: int | None = Field(default=None, ge=1, le=64)
+    """Arms that must be there for a run to begin; the others are taken in when they come. Null: all of them."""
+    robot_limit_s: float = Field(default=120.0, gt=0)
+    """Seconds that an arm has to come up, and after which one that has left is not waited for."""
     learner: Place = Place()
     """The store and its replay are where the learner is: batches come from memory that both map."""
     labeler: Place = Place()

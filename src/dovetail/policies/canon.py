@@ -77,7 +77,7 @@ class Canon:
         }
 
     def arm(self, robot: RobotSpec) -> Arm:
-        for name in (robot.embodiment, robot.name):
+        for name in (robot.name, robot.embodiment):  # two of one make may do different things
             if name in self.embodiments:
                 return Arm(self, name, robot)
         raise SpecMismatch(

@@ -28,7 +28,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
 from torch import Tensor, nn
 
 from dovetail.config.model import Config
-from dovetail.core.errors import did_you_mean
+from dovetail.core.errors import SpecMismatch, did_you_mean
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.base import NetworkPolicy, policy_spec
@@ -87,14 +87,17 @@ class Inner:
 class SharedConfig(Config):
     policy: Inner
     """The policy that they share: a type, and its settings. Inputs and history go by the names below."""
-    embodiments: dict[str, EmbodimentConfig] = Field(min_length=1)
-    """The arms, by the robot's embodiment or name; those to come may be among them, for the sizes follow from all."""
+    embodiments: dict[str, EmbodimentConfig] = Field(default_factory=dict)
+    """The arms, by the robot's name or embodiment; those to come may be among them, for the sizes follow from all. None: the
+    run's own."""
 
 
 class Canonical(NetworkPolicy):
     """See the TrainablePolicy contract. Rows of any arm, padded; observation `embodiment` says whose they are."""
 
     def __init__(self, config: SharedConfig, *, robot: RobotSpec, seed: int = 0) -> None:
+        if not config.embodiments:
+            raise SpecMismatch("policy 'shared' should know its arms: name them in policy.embodiments")
         inner = config.policy
         wanted = tuple(inner.config.inputs)
         images = tuple(key for key in wanted if key in robot.observation and robot.observation[key].is_image)

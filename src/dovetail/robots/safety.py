@@ -14,7 +14,7 @@ command of its own: the measured joints, or a zero delta with the gripper as it 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -54,10 +54,11 @@ class SafeRobot:
 
     Config: ClassVar[type[SafetyConfig]] = SafetyConfig
 
-    def __init__(self, robot: Robot, config: SafetyConfig, clock: Clock) -> None:
+    def __init__(self, robot: Robot, config: SafetyConfig, clock: Clock, *, name: str | None = None) -> None:
+        """`name` is what it is called among others of its make; null: what it calls itself."""
         self.__robot = robot
         self.__clock = clock
-        self._spec = robot.spec
+        self._spec = robot.spec if name is None else replace(robot.spec, name=name)
         self._limiter = limiter_for(self._spec, config)
         tick_s = 1.0 / self._spec.control_hz
         stale_s = _STALE_TICKS * tick_s if config.stale_after_s is None else config.stale_after_s

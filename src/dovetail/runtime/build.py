@@ -227,15 +227,18 @@ def build_station(
     should_stop: Callable[[], bool] = lambda: False,
     live: Callable[[RobotSpec], LiveLink] | None = None,
     on_restart: Callable[[str, int], None] | None = None,
+    name: str | None = None,
 ) -> Station:
-    """Make robot and task, and let them check each other. `live` makes the link to whoever watches. With `on_restart`, a
-    process of the arm's that was killed is started anew, and this told; without, that is a fault."""
+    """Make robot and task, and let them check each other. `live` makes the link to whoever watches; `name` is what the
+    robot is called among others. With `on_restart`, a process of the arm's that was killed is started anew, and this told;
+    without, that is a fault."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
     cell = build_cell(
         task=config.task,
         robot=config.robot,
         safety=config.safety,
         hides_success=config.labeling.hide_success,
+        name=name,
     )
     if live is None:
         return Station(config=config, cell=cell, should_stop=should_stop, parts=parts, on_restart=on_restart)

@@ -115,9 +115,14 @@ def demonstrates(section: PluginSection) -> bool:
 
 
 def build_cell(
-    *, task: PluginSection | None, robot: PluginSection, safety: PluginSection, hides_success: bool = False
+    *,
+    task: PluginSection | None,
+    robot: PluginSection,
+    safety: PluginSection,
+    hides_success: bool = False,
+    name: str | None = None,
 ) -> Cell:
-    """Make robot and task, and let them check each other."""
+    """Make robot and task, and let them check each other. `name`: see SafeRobot."""
     job: Any = task.build() if task else None
     raw: Any = robot.build(task=job)
     job = job or raw.task
@@ -129,6 +134,6 @@ def build_cell(
     else:
         clock = RealClock()
     assert isinstance(safety.config, SafetyConfig)
-    safe = SafeRobot(raw, safety.config, clock)
+    safe = SafeRobot(raw, safety.config, clock, name=name)
     match(safe.spec, task=job.spec)
     return Cell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)

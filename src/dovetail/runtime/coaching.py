@@ -25,6 +25,7 @@ from dovetail.core.types import (
 )
 from dovetail.learn.coach import Coach, EpisodeFacts, Facts, returns_to_go
 from dovetail.learn.metrics import MetricsLog
+from dovetail.policies.canon import Canon
 from dovetail.policies.normalizer import CLIP
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runtime.advice import BEGUN, OVER, open_advice
@@ -83,6 +84,7 @@ class Coaching:
         self._early: list[float] = []  # human shares
         self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of all that is learned from
         self._normalizer: Mapping[str, Array] = {}
+        self._canon: Canon | None = getattr(getattr(policy, "canonical", policy), "canon", None)
         self._newest = 0  # published version
         self._pinned: int | None = None
         self._act_s: deque[float] = deque(maxlen=_TIMED)
@@ -110,7 +112,7 @@ class Coaching:
                 value=value,
                 human_share=info.num_human_steps / info.num_steps,
                 saturated=_saturated(episode) if episode else None,
-                outside=_outside(episode, self._normalizer) if episode else {},
+                outside=_outside(episode, self._statistics(episode)) if episode else {},
                 versions_behind=self._behind(episode) if episode else None,
             ),
             episode_id=info.id,
@@ -219,6 +221,22 @@ class Coaching:
         versions = episode.column("policy_version")[episode.column("source") == Source.POLICY]
         return self._newest - int(versions.max()) if len(versions) else None
 
+    def _statistics(self, episode: Episode) -> Mapping[str, tuple[Array, Array]]:
+        """Mean and standard deviation of each observation, by the robot's own names; in a shared policy, its own ones."""
+        normalizer, canon = self._normalizer, self._canon
+        keys = [name.removeprefix("mean/") for name in normalizer if name.startswith("mean/")]
+        if canon is None:
+            return {key: (normalizer[f"mean/{key}"], normalizer[f"std/{key}"]) for key in keys}
+        arm = canon.arm(episode.robot)
+        there = {key: canon.real[key][arm.index] for key in keys if key in arm.keys}
+        return {
+            arm.keys[key]: (
+                normalizer[f"mean/{key}"][arm.index][real],
+                normalizer[f"std/{key}"][arm.index][real],
+            )
+            for key, real in there.items()
+        }
+
     def _turn(self) -> float:
         before_s, self._turn_s = self._turn_s, time.monotonic()
         return self._turn_s - before_s
@@ -262,10 +280,10 @@ def _saturated(episode: Episode) -> float | None:
     return float(episode.robot.action.at_limits(proposed).mean()) if len(proposed) else None
 
 
-def _outside(episode: Episode, normalizer: Mapping[str, Array]) -> dict[str, float]:
+def _outside(episode: Episode, statistics: Mapping[str, tuple[Array, Array]]) -> dict[str, float]:
     """By observation key: the share of its values that normalisation cuts off."""
     outside = {}
-    for key in (name.removeprefix("mean/") for name in normalizer if name.startswith("mean/")):
-        away = np.abs(episode.column(f"observation/{key}") - normalizer[f"mean/{key}"]) / normalizer[f"std/{key}"]
+    for key, (mean, std) in statistics.items():
+        away = np.abs(episode.column(f"observation/{key}") - mean) / std
         outside[key] = float((away >= CLIP).mean())
     return outside

@@ -27,7 +27,12 @@ class Curves:
             facts = {"success": float(labels.success), "return": float(labels.rewards.sum())}
         facts |= {"human_share": episode.num_human_steps / len(episode), "length": float(len(episode))}
         version = int(episode.column("policy_version")[-1])
-        about = {"id": episode.id, "outcome": episode.outcome, "policy_version": version}
+        about = {
+            "id": episode.id,
+            "robot": episode.robot.name,
+            "outcome": episode.outcome,
+            "policy_version": version,
+        }
         self._folder.event("episode", **about, env_steps=status.env_steps, **facts)
         components = [name for name in episode.segments[0].columns if name.startswith("reward/")]
         facts |= {name: float(episode.column(name).sum()) for name in components}  # what the task itself gave

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from dovetail.core.stats import Rate
 from dovetail.core.types import Episode, Outcome, WeightSnapshot
@@ -99,13 +100,13 @@ def note_evaluation(
     status: RunStatus,
     version: int | None,
     shown: list[str],
-    facts: Mapping[str, bool] | None = None,
+    facts: Mapping[str, Any] | None = None,
 ) -> None:
     """For good: it is not made again."""
     when = {"env_steps": status.env_steps, "robot_minutes": status.robot_minutes}
     made = {"successes": rate.successes, "shown": shown, **when, **rate.to_json(), **(facts or {})}
     folder.write_json(f"evaluations/{name}.json", made)
-    folder.event("evaluated", name=name, version=version, **when, **rate.to_json())
+    folder.event("evaluated", name=name, version=version, **when, **rate.to_json(), **(facts or {}))
     status.rates[name] = rate
 
 

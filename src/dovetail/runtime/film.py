@@ -11,6 +11,7 @@ import numpy as np
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode
 from dovetail.episodes.log import EpisodeLog
+from dovetail.runtime.arms import config_of
 from dovetail.runtime.folder import RunFolder
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ def _closing(filmer: Filmer, frames: Iterator[Array]) -> Iterator[Array]:
 
 
 class Filmer:
-    """Makes the frames of any number of episodes with one world and one GL context, made when first needed.
+    """Makes the frames of any number of episodes with one world and one GL context of each arm, made when first needed.
 
     with Filmer(folder, camera="front", size=(480, 480)) as filmer:
         write_video(path, filmer.frames(episode_id), fps=10)
@@ -44,8 +45,7 @@ class Filmer:
         self._log = EpisodeLog(folder.episodes)
         self._camera = camera
         self._size = size
-        self._film: Film | None = None
-        self._task_name = ""
+        self._films: dict[str, tuple[Film, str]] = {}  # and its task, by the arm where there are several
 
     def frames(self, episode_id: str, *, every: int = 1) -> Iterator[Array]:
         """One frame per step, and the last observation's if it was recorded; what cannot be shown is refused at once.
@@ -71,9 +71,8 @@ class Filmer:
         return film.frames({name.removeprefix("extra/"): episode.column(name)[rows] for name in names})
 
     def close(self) -> None:
-        if self._film is not None:
-            self._film.close()
-            self._film = None
+        while self._films:
+            self._films.popitem()[1][0].close()
 
     def __enter__(self) -> Filmer:
         return self
@@ -89,8 +88,9 @@ class Filmer:
         from dovetail.robots.sim.film import Film
         from dovetail.robots.sim.robot import SimRobot
 
-        if self._film is None:
-            config = self._folder.config
+        name = episode.robot.name if episode.robot.name in self._folder.config.cluster.robots else ""
+        if name not in self._films:
+            config = config_of(self._folder.config, name)
             task = config.task.build() if config.task else None
             robot = config.robot.build(task=task)
             if task is None or not isinstance(robot, SimRobot):
@@ -99,14 +99,15 @@ class Filmer:
                     f"'{config.robot.type}': film it in the run it comes from"
                 )
             width, height = self._size
-            self._film = Film(robot.world, camera=self._camera, width=width, height=height)
-            self._task_name = task.spec.name
-        if episode.task != self._task_name:
+            film = Film(robot.world, camera=self._camera, width=width, height=height)
+            self._films[name] = (film, task.spec.name)
+        film, task_name = self._films[name]
+        if episode.task != task_name:
             raise UsageError(
                 f"episode {episode.id} is of task '{episode.task}', but run {self._folder.path} is of task "
-                f"'{self._task_name}': film it in the run it comes from"
+                f"'{task_name}': film it in the run it comes from"
             )
-        return self._film
+        return film
 
 
 def _thinned(num_frames: int, every: int) -> Array:

@@ -99,7 +99,7 @@ class InlineRun:
             status=self.status,
             coaching=self._coaching,
             phases=self._phases,
-            demo_keys=tuple(low_dimensional),  # what normalisation is fitted to
+            seen=lambda episode: {key: episode.column(f"observation/{key}") for key in low_dimensional},
         )
         self._curves = Curves(folder, metrics=self._metrics, status=self.status, phases=self._phases)
         self._schedule = Schedule(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
@@ -29,17 +30,19 @@ class Intake:
         status: RunStatus,
         coaching: Coaching,
         phases: Phases,
-        demo_keys: tuple[str, ...],
+        seen: Callable[[Episode], dict[str, Array]],
     ) -> None:
+        """`seen` gives what normalisation is fitted to, of a demonstration."""
         self._folder, self._experience, self._status = folder, experience, status
         self._coaching, self._phases = coaching, phases
-        self._demo_keys = demo_keys
+        self._seen = seen
         self._counted: dict[
             str, tuple[str, bool]
         ] = {}  # by id: its labels' digest, and whether it is learned from
         self._demos: dict[str, dict[str, Array]] = {}
         self._hopeful: set[str] = set()  # demonstrations whose labels are still to come
-        self.num_tried_demos = 0
+        self._shown_by: dict[str, str] = {}  # robots of all demonstrations
+        self._tried: set[str] = set()  # those that were tried here, and not imported
 
     @property
     def demos(self) -> list[dict[str, Array]]:
@@ -50,6 +53,18 @@ class Intake:
     def num_hopeful_demos(self) -> int:
         """Demonstrations that are learned from, or may be once they have labels."""
         return len(self._demos) + len(self._hopeful)
+
+    @property
+    def num_tried_demos(self) -> int:
+        return len(self._tried)
+
+    def demo_books(self) -> dict[str, dict[str, int]]:
+        """The same three counts of each robot, by its name."""
+        told = {"demos": self._demos, "hopeful_demos": {*self._demos, *self._hopeful}, "tried_demos": self._tried}
+        counts = {what: Counter(self._shown_by[one] for one in ids) for what, ids in told.items()}
+        return {
+            name: {what: counts[what][name] for what in told} for name in dict.fromkeys(self._shown_by.values())
+        }
 
     def recover(self, *, on_added: Callable[[int, int], None]) -> list[Known]:
         before = self._experience.recover(on_added=on_added)
@@ -138,8 +153,10 @@ class Intake:
         self._coaching.count(known, episode)
         if known.info.purpose is Purpose.ONLINE:
             self._status.count(known.info, known.labels)
-        else:  # imported ones were not tried here
-            self.num_tried_demos += known.info.config_hash == self._folder.config_hash
+        else:
+            self._shown_by[known.info.id] = known.info.robot.name
+            if known.info.config_hash == self._folder.config_hash:  # otherwise it was imported
+                self._tried.add(known.info.id)
         self._note(known, episode)
 
     def _note(self, known: Known, episode: Episode | None = None) -> None:
@@ -154,7 +171,7 @@ class Intake:
             self._demos.pop(info.id, None)
         elif info.id not in self._demos:
             episode = episode or self._experience.log.load(info.id, images=False)
-            self._demos[info.id] = {key: episode.column(f"observation/{key}") for key in self._demo_keys}
+            self._demos[info.id] = self._seen(episode)
 
     def _tell_waiting(self) -> None:
         self._status.waiting = self._experience.desk.waiting()

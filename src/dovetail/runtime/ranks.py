@@ -8,7 +8,7 @@
 This process is rank 0: it collects, publishes and saves. The others, `python -m dovetail.runtime.ranks DESCRIPTOR`, have a
 policy, an algorithm and a reader of the same replay, and do nothing until they are told the number of the next update. Which
 rows they draw for it depends on that number alone, so that there is nothing of theirs to save. Gradients are added up over
-torch.distributed: gloo on CPUs, nccl on GPUs.
+torch.distributed: gloo on CPUs, nccl on GPUs. With runtime: ray they are actors of the learner's: `runtime.ray.ranks`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tempfile
 from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ from dovetail.runtime._frames import Frames, run_child
 from dovetail.runtime.build import build_trainable
 from dovetail.runtime.folder import RunFolder
 
-__all__ = ["LeadAlgorithm", "RankGroup", "check_ranks"]
+__all__ = ["Group", "LeadAlgorithm", "Link", "RankGroup", "check_ranks", "follow", "lead_ranks", "rank_orders"]
 
 _END_S = 5.0
 _PATIENCE_S = 120.0  # for a rank that is silent: longer than any update takes
@@ -57,12 +57,53 @@ _COUNT = "ranks/num_updates"
 def check_ranks(config: RunConfig, algorithm: Algorithm) -> None:
     """Refuse GPUs that are not there, and batches that cannot be divided; changes how `algorithm` computes."""
     learner, device = config.learner, find_device(config.device)
-    if device.type == "cuda" and (device.index or 0) + learner.ranks > torch.cuda.device_count():
+    if (
+        config.runtime == "inline"
+        and device.type == "cuda"
+        and (device.index or 0) + learner.ranks > torch.cuda.device_count()
+    ):
         raise UsageError(
             f"learner.ranks={learner.ranks} wants a GPU each, and of {torch.cuda.device_count()} the first is {device}: "
             "set fewer, or device=cpu"
         )
     _spread(algorithm, config, rank=0, size=learner.ranks)
+
+
+class Link(Protocol):
+    """A rank's line to rank 0."""
+
+    def receive(self) -> tuple[Mapping[str, Any], Mapping[str, Array]]: ...
+
+    def send(self, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None: ...
+
+
+class Group(Protocol):
+    """The other ranks, as rank 0 tells them things."""
+
+    size: int
+
+    def tell(self, facts: Mapping[str, Any], arrays: Mapping[str, Array] | None = None) -> None:
+        """All of them; who is gone is an error."""
+        ...
+
+    def lost(self, error: FailureError) -> FailureError:
+        """What to say where an update failed: one of them may have died."""
+        ...
+
+
+def rank_orders(
+    folder: Path, *, size: int, robot: RobotSpec, replay: Path, replayed: RobotSpec | None, meeting: Path
+) -> dict[str, Any]:
+    """What ranks are told first, each with its `rank`."""
+    return {
+        "folder": str(folder),
+        "robot": robot.to_json(),
+        "replayed": (replayed or robot).to_json(),
+        "replay": str(replay),
+        "size": size,
+        "meeting": str(meeting),
+        "flush_denormal": float(torch.tensor(1e-39) * torch.tensor(1.0)) == 0.0,  # they round as this one does
+    }
 
 
 class RankGroup:
@@ -76,15 +117,8 @@ class RankGroup:
         self._meeting = tempfile.TemporaryDirectory(prefix="dovetail-ranks-")
         self._frames: list[Frames] = []
         self._processes: list[subprocess.Popen[bytes]] = []
-        orders: dict[str, Any] = {
-            "folder": str(folder),
-            "robot": robot.to_json(),
-            "replayed": (replayed or robot).to_json(),
-            "replay": str(replay),
-            "size": size,
-            "meeting": str(Path(self._meeting.name) / "store"),
-            "flush_denormal": float(torch.tensor(1e-39) * torch.tensor(1.0)) == 0.0,  # they round as this one does
-        }
+        meeting = Path(self._meeting.name) / "store"
+        orders = rank_orders(folder, size=size, robot=robot, replay=replay, replayed=replayed, meeting=meeting)
         for rank in range(1, size):
             ours, theirs = Frames.pair()
             try:
@@ -106,11 +140,7 @@ class RankGroup:
     def lead(self, algorithm: Algorithm, config: RunConfig) -> LeadAlgorithm:
         """Wait until all are there, and go on as one."""
         self._await()
-        _join(config, self._orders["meeting"], rank=0, size=self.size)
-        _spread(algorithm, config, rank=0, size=self.size)
-        self.tell({"load": True}, algorithm.state_dict())
-        _shard(algorithm, config)
-        return LeadAlgorithm(algorithm, self, sharded=config.learner.shard)
+        return lead_ranks(self, algorithm, config, self._orders)
 
     def _await(self) -> None:
         """Until each says that it is ready to join: who died on the way there is not waited for."""
@@ -145,6 +175,9 @@ class RankGroup:
             return f"learning rank {rank} has died: {why}"
         return None
 
+    def lost(self, error: FailureError) -> FailureError:
+        return FailureError(self.obituary() or str(error))
+
     def close(self) -> None:
         for frames in self._frames:
             frames.hang_up()
@@ -161,10 +194,19 @@ class RankGroup:
         self._meeting.cleanup()
 
 
+def lead_ranks(group: Group, algorithm: Algorithm, config: RunConfig, orders: Mapping[str, Any]) -> LeadAlgorithm:
+    """Once all the others are ready to join: go on as one."""
+    _join(_device(config, orders, rank=0), orders["meeting"], rank=0, size=group.size)
+    _spread(algorithm, config, rank=0, size=group.size)
+    group.tell({"load": True}, algorithm.state_dict())
+    _shard(algorithm, config)
+    return LeadAlgorithm(algorithm, group, sharded=config.learner.shard)
+
+
 class LeadAlgorithm:
     """See the Algorithm contract: an update of this one is an update of all."""
 
-    def __init__(self, algorithm: Algorithm, group: RankGroup, *, sharded: bool) -> None:
+    def __init__(self, algorithm: Algorithm, group: Group, *, sharded: bool) -> None:
         self._algorithm, self._group, self._sharded = algorithm, group, sharded
         self._share = Spread(rank=0, size=group.size)
         self._num_updates = 0
@@ -179,7 +221,7 @@ class LeadAlgorithm:
         try:
             return self._algorithm.update(batch)
         except FailureError as error:
-            raise FailureError(self._group.obituary() or str(error)) from error
+            raise self._group.lost(error) from error
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         self._gather("weights")
@@ -204,8 +246,7 @@ def _shared(request: SampleRequest, spread: Spread) -> SampleRequest:
     return dataclasses.replace(request, rows={view: rows[view] for view in request.rows})
 
 
-def _join(config: RunConfig, meeting: str, *, rank: int, size: int) -> None:
-    device = _device(config, rank)
+def _join(device: torch.device, meeting: str, *, rank: int, size: int) -> None:
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
         init_method=f"file://{meeting}",
@@ -215,9 +256,12 @@ def _join(config: RunConfig, meeting: str, *, rank: int, size: int) -> None:
     )
 
 
-def _device(config: RunConfig, rank: int) -> torch.device:
+def _device(config: RunConfig, orders: Mapping[str, Any], *, rank: int) -> torch.device:
+    """One each: the next one, unless each sees its own only."""
     device = find_device(config.device)
-    return device if device.type == "cpu" else torch.device("cuda", (device.index or 0) + rank)
+    if device.type == "cpu" or orders.get("sees_its_own"):
+        return device
+    return torch.device("cuda", (device.index or 0) + rank)
 
 
 def _spread(algorithm: Algorithm, config: RunConfig, *, rank: int, size: int) -> None:
@@ -232,14 +276,15 @@ def _shard(algorithm: Algorithm, config: RunConfig) -> None:
         algorithm.shard()  # type: ignore[attr-defined]
 
 
-def _follow(frames: Frames) -> None:
-    orders, _ = frames.receive()
+def follow(link: Link) -> None:
+    """All that a rank does, until its line is cut: then it raises Gone."""
+    orders, _ = link.receive()
     torch.set_num_threads(1)
     torch.set_flush_denormal(orders["flush_denormal"])
     keep_freed_memory()
     rank, size = orders["rank"], orders["size"]
     config, robot = load_saved(Path(orders["folder"])), RobotSpec.from_json(orders["robot"])
-    device = _device(config, rank)
+    device = _device(config, orders, rank=rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
     parts = RunFolder(Path(orders["folder"]), config).parts  # what rank 0's policy started from
@@ -258,13 +303,13 @@ def _follow(frames: Frames) -> None:
         device=device,
         num_ahead=0,
     )
-    frames.send({"ready": True}, {})
-    _join(config, orders["meeting"], rank=rank, size=size)
-    algorithm.load_state_dict(frames.receive()[1])
+    link.send({"ready": True}, {})
+    _join(device, orders["meeting"], rank=rank, size=size)
+    algorithm.load_state_dict(link.receive()[1])
     _shard(algorithm, config)
     gather = {"state": algorithm.state_dict, "weights": algorithm.policy_weights}
     while True:
-        facts, arrays = frames.receive()
+        facts, arrays = link.receive()
         if "load" in facts:
             algorithm.load_state_dict(arrays)
             continue
@@ -279,4 +324,4 @@ def _follow(frames: Frames) -> None:
 
 
 if __name__ == "__main__":
-    os._exit(run_child(_follow))  # to tear torch down piece by piece takes a second
+    os._exit(run_child(follow))  # to tear torch down piece by piece takes a second

@@ -22,6 +22,8 @@ from dovetail.episodes.video import Clip, side_by_side, write_video
 from dovetail.labels.store import LabelStore
 from dovetail.learn.coach import Advice
 from dovetail.runtime.advice import open_advice
+from dovetail.runtime.arm_figures import arm_figures, tasks_of
+from dovetail.runtime.arms import kinds
 from dovetail.runtime.figures import CurveEpisode, learning_curve
 from dovetail.runtime.film import Filmer
 from dovetail.runtime.folder import RunFolder
@@ -56,6 +58,7 @@ class Report:
     interventions: int
     human_share: float  # of the online steps
     demos: int
+    robots: dict[str, dict[str, Any]] = field(default_factory=dict)  # the same of each, by name
     phase_s: dict[str, float] = field(default_factory=dict)  # where the time of learning online went
     scheduled: tuple[tuple[float, int, Rate], ...] = ()  # robot minutes, online steps, rate: while it learned
     missing: tuple[str, ...] = ()
@@ -110,6 +113,7 @@ class Report:
             "interventions": self.interventions,
             "human_share": self.human_share,
             "demos": self.demos,
+            "robots": self.robots,
             "missing": list(self.missing),
             "advice": [advice.to_json() for advice in self.advice],
             "figure": self.figure,
@@ -160,7 +164,7 @@ class _Books:
         env_steps = practice.env_steps or sum(info.num_steps for info in online)
         wall_s = (self._progress or {}).get("wall_s")
         return Report(
-            task=online[0].task if online else config.task.type if config.task else config.robot.type,
+            task=tasks_of(online) or (config.task.type if config.task else config.robot.type),
             seed=config.run.seed,
             config_hash=self.folder.config_hash,
             untrained=self.rate("untrained"),
@@ -175,6 +179,7 @@ class _Books:
             interventions=sum(info.num_interventions for info in online),
             human_share=sum(info.num_human_steps for info in online) / max(env_steps, 1),
             demos=self._num_good_demos(),
+            robots=arm_figures(online, self.demos, success=self.success, evaluations=self.evaluations),
             phase_s=dict((self._progress or {}).get("phases", {})),
             scheduled=tuple(scheduled_evaluations(self.folder)),
             missing=tuple(self._missing()),
@@ -211,7 +216,7 @@ class _Books:
 
     def _missing(self) -> list[str]:
         config = self.folder.config
-        wanted = config.run.demos
+        wanted = config.run.demos * (len(kinds(config)) if config.runtime == "ray" else 1)
         lacks = {
             "untrained: not evaluated yet": config.run.untrained_episodes and "untrained" not in self.evaluations,
             f"demonstrations: {self._num_good_demos()} of {wanted}": self._num_good_demos() < wanted,

@@ -15,10 +15,57 @@ from dovetail.core.types import Labels
 from dovetail.episodes.log import EpisodeInfo
 from dovetail.learn.coach import Advice
 
-__all__ = ["RECENT", "RunStatus", "Watcher", "nobody"]
+__all__ = ["RECENT", "ArmStatus", "RunStatus", "Watcher", "nobody"]
 
 RECENT = 20  # episodes that a live figure looks back at
 LONGEST = 1000
+
+
+@dataclass(slots=True, kw_only=True)
+class ArmStatus:
+    """What one of several robots has done online."""
+
+    task: str
+    control_hz: float
+    env_steps: int = 0
+    episodes: int = 0
+    interventions: int = 0
+    human_steps: int = 0
+    recent_ids: deque[str] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))  # NaN: nobody knows yet
+    recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
+
+    @property
+    def robot_minutes(self) -> float:
+        return self.env_steps / self.control_hz / 60.0
+
+    def count(self, info: EpisodeInfo, labels: Labels | None) -> None:
+        self.episodes += 1
+        self.env_steps += info.num_steps
+        self.interventions += info.num_interventions
+        self.human_steps += info.num_human_steps
+        self.recent_ids.append(info.id)
+        self.recent_success.append(_success(labels))
+        self.recent_human.append(info.num_human_steps / info.num_steps)
+
+    def correct(self, episode_id: str, labels: Labels | None) -> None:
+        if episode_id in self.recent_ids:
+            self.recent_success[self.recent_ids.index(episode_id)] = _success(labels)
+
+    def unassisted_rate(self, window: int) -> float:
+        return _unassisted_rate(self.recent_success, self.recent_human, window)
+
+    def to_json(self) -> dict[str, object]:
+        known = [value for value in list(self.recent_success)[-RECENT:] if not math.isnan(value)]
+        return {
+            "task": self.task,
+            "env_steps": self.env_steps,
+            "episodes": self.episodes,
+            "robot_minutes": round(self.robot_minutes, 3),
+            "interventions": self.interventions,
+            "human_share": round(self.human_steps / max(1, self.env_steps), 3),
+            "recent_success": round(sum(known) / len(known), 3) if known else None,
+        }
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,6 +87,7 @@ class RunStatus:
     )
     waiting: Mapping[str, int] = field(default_factory=dict)  # for labels, by why
     robot_minutes: float = 0.0
+    robots: dict[str, ArmStatus] = field(default_factory=dict)  # by name
     recent_ids: deque[str] = field(default_factory=lambda: deque(maxlen=LONGEST))
     recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
     recent_return: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
@@ -59,7 +107,10 @@ class RunStatus:
         self.episodes += 1
         self.env_steps += info.num_steps
         self.interventions += info.num_interventions
-        self.robot_minutes = self.env_steps / info.robot.control_hz / 60.0
+        robot = info.robot
+        arm = self.robots.setdefault(robot.name, ArmStatus(task=info.task, control_hz=robot.control_hz))
+        arm.count(info, labels)
+        self.robot_minutes = sum(one.robot_minutes for one in self.robots.values())
         self.recent_ids.append(info.id)
         self.recent_success.append(_success(labels))
         self.recent_return.append(_return(labels))
@@ -72,6 +123,8 @@ class RunStatus:
         if episode_id in self.recent_ids:
             place = self.recent_ids.index(episode_id)
             self.recent_success[place], self.recent_return[place] = _success(labels), _return(labels)
+        for arm in self.robots.values():
+            arm.correct(episode_id, labels)
 
     @property
     def evaluating(self) -> bool:
@@ -86,8 +139,7 @@ class RunStatus:
     def unassisted_rate(self, window: int) -> float:
         """Share of the last `window` episodes that succeeded with nobody's help; 0 until there are so many. One whose
         labels are still to come did not, so far."""
-        pairs = list(zip(self.recent_success, self.recent_human, strict=True))[-window:]
-        return sum(s for s, human in pairs if not human and not math.isnan(s)) / window
+        return _unassisted_rate(self.recent_success, self.recent_human, window)
 
     @property
     def usual_steps(self) -> float | None:
@@ -102,6 +154,11 @@ class RunStatus:
         if not done or elapsed_s < 0.5:  # too early to tell
             return None
         return elapsed_s * (self.total - self.done) / done
+
+
+def _unassisted_rate(success: deque[float], human: deque[float], window: int) -> float:
+    pairs = list(zip(success, human, strict=True))[-window:]
+    return sum(s for s, helped in pairs if not helped and not math.isnan(s)) / window
 
 
 def _success(labels: Labels | None) -> float:

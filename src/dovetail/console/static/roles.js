@@ -8,7 +8,7 @@ const PIPELINE = [ // what is told of the whole: name, unit, digits, worrying fr
 const rate = (row) => row.updates_per_s != null ? `${row.updates_per_s.toFixed(0)} updates/s` : row.episodes_per_min != null ? `${row.episodes_per_min.toFixed(1)} episodes/min` : "";
 const weights = (row) => row.version === undefined ? "" : `v${row.version}${row.versions_behind ? `, ${row.versions_behind} behind` : ""}`;
 const COLUMNS = [
-  ["role", (row) => row.name], ["", (row) => row.health + (row.starts ? ` (started ${row.starts} times)` : "")], ["doing", (row) => row.problem || row.doing],
+  ["role", (row) => row.name], ["", (row) => row.health + (row.starts > 1 ? ` (started ${row.starts} times)` : "")], ["doing", (row) => row.problem || row.doing],
   ["waiting", (row) => row.queue ?? ""], ["rate", rate], ["weights", weights], ["on", (row) => row.host],
 ];
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
@@ -11,16 +12,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayTaskError
 
-from dovetail import __version__
-from dovetail.config.cluster import ClusterConfig
-from dovetail.config.load import robot_config
 from dovetail.core.disk import read_file, write_atomic
-from dovetail.core.errors import DovetailError, FailureError, UsageError, one_line
+from dovetail.core.errors import DovetailError, FailureError, one_line
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.ray.cluster import beside, check_places, placed
 from dovetail.runtime.ray.handles import AWAY
 from dovetail.runtime.ray.labeler import LabelerRole
 from dovetail.runtime.ray.learner import LearnerRole
+from dovetail.runtime.ray.muster import Muster
 from dovetail.runtime.ray.notice import NoticeRole
 from dovetail.runtime.ray.overview import Overview
 from dovetail.runtime.ray.robot import KEY, Arm, RobotRole
@@ -53,14 +52,34 @@ class Crew:
         self._folder, self._live, self._told, self._each_look = folder, live, told, each_look
         self.supervision = Supervision(tell=folder.event)
         self._overview = Overview(self.supervision)
-        self.robots: dict[str, Any] = {}
         self.store: Any = None
         self.learner: Any = None
         self._notice: Any = None
         self.practise = False  # what the arms are to do
         self.learning: tuple[int | None] | None = None  # what the learner is to do, and where it began
+        self._muster: Muster | None = None
+        self.newcomers: list[str] = []  # arms that have come since somebody asked
+        self.holding: set[str] = set()  # arms that are not to practise with the others
         self._resting: set[str] = set()  # arms that somebody must see to
         self._casualties: dict[str, tuple[Any, int]] = {}  # of each arm: its process, and how many it has told of
+
+    @property
+    def robots(self) -> Mapping[str, Any]:
+        """Arms that have come, by name."""
+        return self._muster.robots if self._muster else {}
+
+    @property
+    def missing(self) -> Mapping[str, str]:
+        """Arms that have not come, and why."""
+        return self._muster.missing if self._muster else {}
+
+    def is_here(self, name: str) -> bool:
+        """Whether an arm has come, and has not left."""
+        return name in self.robots and not self.supervision.roles[name].away
+
+    def left_s(self, name: str) -> float:
+        """Seconds since an arm was last heard of; infinite if it never came."""
+        return self.supervision.roles[name].silent_s if name in self.robots else math.inf
 
     def start(self) -> None:
         folder, path = self._folder, self._folder.path.absolute()
@@ -81,43 +100,20 @@ class Crew:
         self.learner = _actor(LearnerRole, **near, max_concurrency=4).remote(
             "learner", path=path, store=self.store, weights=weights
         )
-        self._start_robots(cluster, weights)
         for role, handle in {"store": self.store, "learner": self.learner, "weights": weights, **labelers}.items():
             self.supervision.add(role, handle.report.remote, restart=_restarts(handle))
-        self._check()
 
-    def _start_robots(self, cluster: ClusterConfig, weights: Any) -> None:
-        folder, path = self._folder, self._folder.path.absolute()
-        key = _key(path / KEY)
-        for name, place in cluster.named_robots().items():
-            arm = Arm(
-                name=name,
-                config=robot_config(folder.config, name, place).model_dump(mode="json"),
-                config_hash=folder.config_hash,
-                run=path,
-                key=key,
-                live=self._live,
-                first=not self.robots,
-            )
-            options = placed(place, role=f"robots.{name}", config=cluster)
-            self.robots[name] = _actor(RobotRole, **options, max_concurrency=8).remote(
-                arm, store=self.store, weights=weights
-            )
-            self.supervision.add(name, _asks(self._ask_robot, name))
+        def make(arm: Arm, **options: Any) -> Any:
+            return _actor(RobotRole, **options, max_concurrency=8).remote(arm, store=self.store, weights=weights)
 
-    def _check(self) -> None:
-        """Every arm is there, and of one version with us."""
-        for name, robot in self.robots.items():
-            facts = self.insist(robot.start.remote)
-            if facts["version"] != __version__:
-                raise UsageError(
-                    f"{name} has dovetail {facts['version']}, and this is {__version__}: install one version"
-                )
-            self._folder.event("robot", name=name, task=facts["task"], robot=facts["robot"]["name"])
+        self._muster = Muster(folder, key=_key(path / KEY), live=self._live, make=make)
+        self._muster.gather(self._each_look)
+        self.newcomers.clear()
         self.insist(self.store.report.remote)
 
     def end(self) -> None:
-        for role in (*self.robots.values(), self.learner, self.store):
+        here = [robot for name, robot in self.robots.items() if self.is_here(name)]  # Ray ends the others with us
+        for role in (*here, self.learner, self.store):
             try:
                 if role is not None:
                     ray.get(role.close.remote(), timeout=_CLOSE_S)
@@ -128,6 +124,9 @@ class Crew:
 
     def look(self) -> None:
         """At everybody: whoever was started anew is told again, and what somebody must see to ends the run."""
+        for name in self._muster.look() if self._muster else ():
+            self.supervision.add(name, _asks(self._ask_robot, name))
+            self.newcomers.append(name)
         for name in self.supervision.look():
             if name == "learner" and self.learning is not None:
                 self.learner.learn.remote(*self.learning)
@@ -161,10 +160,11 @@ class Crew:
         """The newest of a role; empty before its first."""
         return self.supervision.roles[name].report if name in self.supervision.roles else {}
 
-    def post(self, **facts: Any) -> None:
-        """For whoever asks the cluster."""
+    def post(self, *, arms: Mapping[str, Mapping[str, Any]], **facts: Any) -> None:
+        """For whoever asks the cluster; `arms` is what each has done, by name."""
         if self._notice is not None:
-            self._notice.tell.remote({**facts, **self._overview.facts(), "roles": self._overview.rows()})
+            rows = [{**row, **arms.get(row["name"], {})} for row in self._overview.rows()]
+            self._notice.tell.remote({**facts, **self._overview.facts(), "roles": rows})
 
     def insist(self, call: Callable[[], Any], *, limit_s: float | None = None) -> Any:
         """The answer to a call, however long it takes, and from whoever is started anew if it dies: it must be one that may
@@ -189,13 +189,20 @@ class Crew:
     def rest(self) -> None:
         """Practice ends, with what is running."""
         self.practise = False
-        for name, robot in self.robots.items():
-            if self.report(name).get("problem") is None:
-                self.insist(robot.pause.remote)
+        for name, robot in list(self.robots.items()):
+            if self.report(name).get("problem") is None and self.is_here(name):
+                self._insist_on(name, robot.pause.remote)
+
+    def _insist_on(self, name: str, call: Callable[[], Any]) -> None:
+        """The same of an arm; one that leaves meanwhile need not answer."""
+        reference = call()
+        while self.is_here(name) and not ray.wait([reference], timeout=_LOOK_S)[0]:
+            self._each_look()
 
     def _ask_robot(self, name: str) -> Any:
         told = {**self._told(), **self._overview.seen()}
-        return self.robots[name].report.remote(practise=self.practise, told=told)
+        practise = self.practise and name not in self.holding
+        return self.robots[name].report.remote(practise=practise, told=told)
 
 
 def _key(path: Path) -> str:

@@ -3,9 +3,11 @@ waits for nobody, and nobody for it."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,12 @@ from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.learn.device import find_device
 from dovetail.learn.learner import Learner
 from dovetail.learn.memory import keep_freed_memory
-from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
-from dovetail.runtime._features import encoded_robot
-from dovetail.runtime.build import Station, build_station
+from dovetail.policies.trainable import TrainablePolicy
+from dovetail.runtime.band import Band, build_band
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.parts import keep_parts
 from dovetail.runtime.ray.handles import StoreHandle
+from dovetail.runtime.ray.ranks import RankLost, RayRanks
 from dovetail.runtime.ray.role import Role, only_one
 from dovetail.runtime.ray.weights import Publisher
 from dovetail.weights.store import DiskWeightStore
@@ -53,8 +55,10 @@ class LearnerRole(Role):
         self._publisher = Publisher(weights, half=self._config.cluster.weights_precision == "bf16")
         self._lock = only_one(path / ".learner.lock")
         self._disk = DiskWeightStore(self._folder.weights)
-        self._station: Station | None = None
+        self._band: Band | None = None
+        self._policy: TrainablePolicy | None = None  # that learns online
         self._learner: Learner | None = None
+        self._ranks: RayRanks | None = None  # those that learn with it, where there are any
         self._wanted = threading.Event()
         self._turn = threading.Lock()  # whoever works with the networks
         self._has_demos = False
@@ -72,8 +76,7 @@ class LearnerRole(Role):
     def clone(self) -> int:
         """Behaviour cloning; returns the version that holds it."""
         with self._turn, self.working("cloning"):
-            station, num_updates = self._made(), self._config.learner.bc_updates
-            policy = station.trainable()
+            policy, num_updates = self._made().trainable(), self._config.learner.bc_updates
             policy.fit_normalizer(self._store.demonstrated())
             algorithm = Imitation(ImitationConfig(), policy=policy, seed=self._config.run.seed)
             learner = self._make(algorithm, policy, role="cloning")
@@ -88,15 +91,21 @@ class LearnerRole(Role):
         """Begin with a version of weights, or go on from the checkpoint. Harmless if it is at it."""
         with self._turn:
             if self._learner is None:
-                with self.working("taking up its checkpoint"):
+                with self.working("taking up its checkpoint"), self._whole():
                     self._learner = self._begin(start_from)
                 self._publish_now()
             self._wanted.set()
 
+    def look_again(self) -> None:
+        """At the demonstrations: an arm that came late has shown what it sees."""
+        with self._turn:
+            if self._policy is not None:
+                self._policy.fit_normalizer(self._store.demonstrated())
+
     def rest(self) -> int:
         """Stop for now, with all that was learned safe; returns its version."""
         self._wanted.clear()
-        with self._turn:
+        with self._turn, self._whole():
             if self._learner is not None and self._learner.healthy:
                 self._save()
             return max(self._disk.versions(), default=0)
@@ -135,6 +144,8 @@ class LearnerRole(Role):
         self.rest()
         if self._set_aside:
             self._folder.write_json(_VERSIONS, {"used_up_to": self._version})
+        if self._ranks is not None:
+            self._ranks.close()
 
     # ---- its own work
 
@@ -143,7 +154,7 @@ class LearnerRole(Role):
             if not self._wanted.wait(0.1):
                 continue
             try:
-                with self._turn:
+                with self._turn, self._whole():
                     busy = self._wanted.is_set() and self._learn_a_while()
                     if (
                         self._wanted.is_set()
@@ -197,8 +208,8 @@ class LearnerRole(Role):
         self._store.learned(learner.num_online_updates, wants=learner.wants, metrics=self._metrics)
 
     def _begin(self, start_from: int | None) -> Learner:
-        station = self._made()
-        policy = station.trainable()
+        band = self._made()
+        policy = band.trainable()
         keep_parts(policy, self._folder.parts)
         demonstrated = self._store.demonstrated()
         self._has_demos = bool(demonstrated)
@@ -206,7 +217,9 @@ class LearnerRole(Role):
             policy.fit_normalizer(demonstrated)
         if start_from is not None and not self._has_checkpoint:
             policy.load(self._disk.load(start_from))
-        learner = self._make(station.algorithm(policy), policy, role="learner")
+        self._policy = policy
+        algorithm = self._lead(band.algorithm(policy), policy)
+        learner = self._make(algorithm, policy, role="learner")
         if self._has_checkpoint:
             state, facts = load_checkpoint(self._checkpoint)
             if facts.get("config_hash") != self._folder.config_hash:
@@ -285,23 +298,20 @@ class LearnerRole(Role):
 
     # ---- small things
 
-    def _made(self) -> Station:
+    def _made(self) -> Band:
         """What it learns with, made when it is first needed; and the version to count on from."""
-        if self._station is None:
-            self._station = build_station(self._config, parts=self._folder.parts)
+        if self._band is None:
+            self._band = build_band(self._config, parts=self._folder.parts)
             before = self._folder.read_json(_VERSIONS) or {"used_up_to": 0}
             self._version = max(before["used_up_to"], max(self._disk.versions(), default=0))
-        return self._station
+        return self._band
 
     def _make(self, algorithm: Algorithm, policy: TrainablePolicy, *, role: str) -> Learner:
-        learner, station = self._config.learner, self._made()
-        robot = station.robot.spec
-        if isinstance(policy, CachesFeatures) and policy.caches:
-            robot = encoded_robot(robot, policy.caches)
+        learner, band = self._config.learner, self._made()
         return Learner(
             algorithm=algorithm,
-            replay=station.replay(self._folder.replay, keys=tuple(policy.spec.observation)),  # to read only
-            robot=robot,
+            replay=band.replay(self._folder.replay, policy),  # to read only
+            robot=band.robot(policy),
             rng=stream(self._config.run.seed, role),
             utd=learner.utd,
             start_after_steps=learner.start_after_steps,
@@ -309,6 +319,26 @@ class LearnerRole(Role):
             max_bad_updates=learner.max_bad_updates,
             device=find_device(self._config.device),
         )
+
+    # ---- ranks
+
+    def _lead(self, algorithm: Algorithm, policy: TrainablePolicy) -> Algorithm:
+        if self._config.learner.ranks == 1:
+            return algorithm
+        with self.working("starting the other ranks"):
+            band = self._made()
+            self._ranks = RayRanks(self._folder, robot=band.station.robot.spec, replayed=band.robot(policy))
+            self._ranks.start()
+            return self._ranks.lead(algorithm)
+
+    @contextmanager
+    def _whole(self) -> Iterator[None]:
+        """Without one of its ranks it is nothing: Ray starts this process anew, and it goes on from its checkpoint."""
+        try:
+            yield
+        except RankLost as error:
+            self._folder.event("lost", role="rank", reason=str(error))
+            os._exit(1)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -58,6 +58,7 @@ class Overview:
             "health": "stopped: acknowledge it" if report.get("fault") else role.health,
             "doing": report.get("doing", ""),
             "host": report.get("host", ""),
+            "starts": role.num_starts,
         }
         queues = [report[name] for name in _QUEUES if name in report]
         if queues:
@@ -69,8 +70,6 @@ class Overview:
         for name in ("version", "versions_behind"):
             if name in report:
                 row[name] = report[name]
-        if role.num_starts > 1:
-            row["starts"] = role.num_starts
         problem = report.get("problem") or report.get("fault")
         if problem:
             row["problem"] = str(problem)[:_WORDS]

@@ -25,6 +25,7 @@ from dovetail.core.errors import DovetailError, RobotFault, StoreError, one_line
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
+from dovetail.runtime.arms import arm_name
 from dovetail.runtime.attended import AttendedActor
 from dovetail.runtime.build import Station, build_station
 from dovetail.runtime.evaluate import order_episode
@@ -87,6 +88,7 @@ class RobotRole(Role):
         self._casualties: list[tuple[str, int]] = []  # of its processes: who was killed, and who came instead
         self._sending = threading.Lock()
         self._undelivered: str | None = None  # why
+        self._streams = False  # whether the steps of what is running are wanted
         self._offsets: dict[str, int] = {}  # how far episodes that are running were streamed
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="arm")
         for work in (self._practise, self._deliver_always, self._follow_weights):
@@ -97,6 +99,7 @@ class RobotRole(Role):
     def start(self) -> dict[str, Any]:
         """Make the arm ready; what it is, for whoever checks that all fit together."""
         station = self._hands.submit(self._made).result()
+        station.policy()  # refused here where it does not fit
         return {
             "robot": station.robot.spec.to_json(),
             "real_time": station.real_time,
@@ -171,6 +174,7 @@ class RobotRole(Role):
         actor = self._actor(Purpose.ONLINE)
         self._load(actor, Purpose.ONLINE, self._newest)
         order = self._order(Purpose.ONLINE, ticket.index, robot_minutes=ticket.robot_minutes)
+        self._streams = ticket.streams
         with self.working("acting"):
             episode = actor.run(order)
         if episode is not None:
@@ -181,6 +185,7 @@ class RobotRole(Role):
     def _run_one(self, purpose: Purpose, index: int, weights: WeightSnapshot | None) -> dict[str, Any]:
         actor = self._actor(purpose)
         self._load(actor, purpose, weights)
+        self._streams = False
         with self.working("evaluating" if purpose is Purpose.EVAL else "demonstrating"):
             episode, again = None, True
             while again:
@@ -215,6 +220,7 @@ class RobotRole(Role):
                     should_stop=self._should_stop,
                     live=self._make_link,
                     on_restart=lambda process, pid: self._casualties.append((process, pid)),
+                    name=arm_name(self._config, self.name),
                 )
         return self._station
 
@@ -276,7 +282,8 @@ class RobotRole(Role):
             return
         if len(self._offsets) > 8:
             self._offsets.clear()
-        self._offsets[episode_id] = tail.offset if self._store.stream(tail.start, tail.segments) else 0
+        segments = tail.segments if self._streams else ()  # that it goes on is worth knowing in any case
+        self._offsets[episode_id] = tail.offset if self._store.stream(tail.start, segments) else 0
 
     def _tell(self, kind: str, /, **facts: Any) -> None:
         self.count(kind)

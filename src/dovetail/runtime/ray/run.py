@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -20,6 +20,7 @@ from ray.exceptions import RayError, RayTaskError
 from dovetail.core.errors import FailureError
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome, Purpose, WeightSnapshot
+from dovetail.runtime.arms import kinds
 from dovetail.runtime.evaluations import MAIN, evaluation_curve, known_evaluation, note_evaluation
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import Interrupted
@@ -33,6 +34,7 @@ from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["RayRun"]
 
+_STARTING = "starting the roles"
 _LEARNING = "learning online"
 _CLONING = "cloning the demonstrations"
 _BOOKS = (  # of a RunStatus, what the store knows
@@ -42,6 +44,7 @@ _BOOKS = (  # of a RunStatus, what the store knows
     "trained_steps",
     "waiting",
     "robot_minutes",
+    "robots",
     "recent_ids",
     "recent_success",
     "recent_return",
@@ -50,6 +53,7 @@ _BOOKS = (  # of a RunStatus, what the store knows
     "metrics",
     "advice",
 )
+Kind = tuple[str, ...]  # names of arms that do the same
 _LOOK_S = 0.05
 _POST_S = 0.5
 _BEST_EVERY = 10  # episodes
@@ -74,6 +78,7 @@ class RayRun:
         self._weights = DiskWeightStore(folder.weights)
         self._schedule = Schedule(folder)
         self._announce, self._faults = announce, dict[str, str | None]()  # of arms that wait for somebody
+        self._kinds: list[Kind] = kinds(folder.config)
         self._posted_s = 0.0
         self._asked: Any = None  # the store, for its books
         self._best_at = 0  # episodes
@@ -97,9 +102,11 @@ class RayRun:
         """What it holds it lets go of at the end of `run` or `collect`."""
 
     def _within(self, work: Callable[[], None]) -> None:
-        self.status.begin("starting the roles", 1)
+        self.status.begin("starting Ray", 1)
         self._watch(self.status)
         with connected(self._config.cluster):
+            self.status.begin(_STARTING, 1)
+            self._watch(self.status)
             try:
                 self._crew.start()
                 self._refresh()
@@ -120,22 +127,51 @@ class RayRun:
     # ---- the phases
 
     def _demonstrate(self, num_demos: int) -> None:
-        books = self._books()
-        if books["demos"] >= num_demos:
+        """So many of each kind of arm."""
+        lacking = [kind for kind in self._kinds if self._demo_books(kind)["demos"] < num_demos]
+        if not lacking:
             return
-        self.status.begin("recording demonstrations", num_demos, done=books["demos"])
-        while books["demos"] < num_demos:
-            if books["tried_demos"] >= 3 * num_demos + 10:
-                raise FailureError(
-                    f"only {books['demos']} of {books['tried_demos']} demonstrations succeeded: give them more time "
-                    "(task.time_limit_s), or lower run.demo_noise"
-                )
-            missing, first = num_demos - books["hopeful_demos"], books["tried_demos"]
-            if missing > 0:
-                self._each(Purpose.DEMO, range(first, first + min(missing, 2 * len(self._crew.robots))), None)
+        total = num_demos * len(self._kinds)
+        self.status.begin("recording demonstrations", total, done=int(self._books()["demos"]))
+        self._demonstrate_by(lacking, num_demos)
+
+    def _demonstrate_by(self, lacking: list[Kind], num_demos: int) -> None:
+        while lacking:
+            wanted: dict[Kind, range] = {}
+            for kind in lacking:
+                books = self._demo_books(kind)
+                if books["tried_demos"] >= 3 * num_demos + 10:
+                    by = "" if len(self._kinds) == 1 else f" of {', '.join(kind)}"
+                    raise FailureError(
+                        f"only {books['demos']} of {books['tried_demos']} demonstrations{by} succeeded: give them more "
+                        "time (task.time_limit_s), or lower run.demo_noise"
+                    )
+                missing, first = num_demos - books["hopeful_demos"], books["tried_demos"]
+                if missing > 0:
+                    wanted[kind] = range(first, first + min(missing, 2 * len(kind)))
+            if wanted:
+                self._each(Purpose.DEMO, wanted, None)
             self._crew.insist(lambda: self._crew.store.settle.remote(5.0))
-            books = self._books()
-            self.status.done = books["demos"]
+            self.status.done = int(self._books()["demos"])
+            short = [kind for kind in lacking if self._demo_books(kind)["demos"] < num_demos]
+            lacking = [kind for kind in short if not self._is_gone(kind)]
+
+    def _demo_books(self, kind: Kind) -> Mapping[str, int]:
+        """What is known of demonstrations; where all arms do the same, whoever gave them."""
+        books = self._books()
+        if len(self._kinds) == 1:
+            return books
+        known = [books["robots"][name] for name in kind if name in books["robots"]]
+        return {what: sum(one[what] for one in known) for what in ("demos", "hopeful_demos", "tried_demos")}
+
+    def _welcome(self, names: list[str]) -> None:
+        """Arms that came while others practise. One that does what none has shown yet shows it first."""
+        for kind in self._kinds:
+            if set(kind) & set(names) and self._demo_books(kind)["demos"] < self._config.run.demos:
+                self._crew.holding |= set(kind)
+                self._demonstrate_by([kind], self._config.run.demos)
+                self._crew.insist(self._crew.learner.look_again.remote)
+                self._crew.holding -= set(kind)
 
     def _clone(self) -> int | None:
         """Behaviour cloning: what the report calls before, and what learning starts from; its version, if it does."""
@@ -159,6 +195,8 @@ class RayRun:
         crew.practise = True
         while self.status.env_steps < run.env_steps and not self._solved():
             self._pause()
+            newcomers, crew.newcomers = crew.newcomers, []
+            self._welcome(newcomers)
             name = self._schedule.due(self.status.env_steps)
             if name is not None:
                 self._evaluate_meanwhile(name, cloned)
@@ -228,55 +266,88 @@ class RayRun:
     def _evaluate(self, name: str, num_episodes: int, snapshot: WeightSnapshot | None) -> Rate | None:
         if not num_episodes or self._known(name):
             return None
-        status = self.status
-        status.begin(f"evaluating: {name}", num_episodes)
-        done = self._each(Purpose.EVAL, range(num_episodes), snapshot)
-        rate = Rate(successes=sum(one["outcome"] is Outcome.SUCCESS for one in done), episodes=num_episodes)
-        shown = [one["id"] for one in done][: self._config.run.showcase_episodes]
+        status, run = self.status, self._config.run
+        status.begin(f"evaluating: {name}", num_episodes * len(self._kinds))
+        done = self._each(Purpose.EVAL, {kind: range(num_episodes) for kind in self._kinds}, snapshot)
+        made = [one for some in done.values() for one in some]
+        rate = _rate(made)
+        some = -(-run.showcase_episodes // max(1, len(done)))
+        shown = [one["id"] for of in done.values() for one in of[:some]][: run.showcase_episodes]
         version = None if snapshot is None else snapshot.version
-        note_evaluation(self._folder, name, rate, status=status, version=version, shown=shown)
+        by = {
+            arm: _rate([one for one in made if one["robot"] == arm]) for arm in sorted({o["robot"] for o in made})
+        }
+        facts: dict[str, Any] = {}
+        if len(self._config.cluster.named_robots()) > 1:
+            steps = {arm: status.robots[arm].env_steps if arm in status.robots else 0 for arm in by}
+            facts["robots"] = {
+                arm: {"successes": of.successes, "env_steps": steps[arm], **of.to_json()} for arm, of in by.items()
+            }
+        if absent := [arm for kind in self._kinds if kind not in done for arm in kind]:
+            facts["absent"] = absent
+        note_evaluation(self._folder, name, rate, status=status, version=version, shown=shown, facts=facts)
         curve = evaluation_curve(name, rate)
+        if len(by) > 1:
+            curve |= {f"{name if name in MAIN else 'scheduled'}_{arm}": of.rate for arm, of in by.items()}
         self._crew.insist(lambda: self._crew.store.note.remote("evaluation", curve, step=status.env_steps))
         self._watch(status)
         return rate
 
-    def _each(self, purpose: Purpose, indices: range, snapshot: WeightSnapshot | None) -> list[dict[str, Any]]:
-        """One episode for each index, on whichever arm is free; in their order."""
-        kept = ray.put(snapshot)
-        todo, free = list(indices)[::-1], list(self._crew.robots)
+    def _each(
+        self, purpose: Purpose, wanted: Mapping[Kind, range], snapshot: WeightSnapshot | None
+    ) -> dict[Kind, list[dict[str, Any]]]:
+        """Of each kind of arm one episode for each index, on whichever is free; in their order. Kinds that are gone are not
+        among them."""
+        crew, kept = self._crew, ray.put(snapshot)
+        kind_of = {name: kind for kind in wanted for name in kind}
+        todo = {kind: list(indices)[::-1] for kind, indices in wanted.items()}
         running: dict[Any, tuple[int, str]] = {}
-        done: dict[int, dict[str, Any]] = {}
-        while todo or running:
-            while todo and free:
-                index, name = todo.pop(), free.pop()
-                running[self._crew.robots[name].run_one.remote(purpose, index, kept)] = (index, name)
+        done: dict[Kind, dict[int, dict[str, Any]]] = {kind: {} for kind in wanted}
+        while running or any(todo.values()):
+            busy = {name for _, name in running.values()}
+            for name in kind_of.keys() - busy:
+                if todo[kind_of[name]] and crew.is_here(name) and not crew.report(name).get("problem"):
+                    index = todo[kind_of[name]].pop()
+                    running[crew.robots[name].run_one.remote(purpose, index, kept)] = (index, name)
             for reference in ray.wait(list(running), timeout=_LOOK_S)[0] if running else ():
                 index, name = running.pop(reference)
                 try:
                     one = ray.get(reference)
                 except AWAY:
-                    todo.append(index)  # it is started anew
-                    free.append(name)
+                    todo[kind_of[name]].append(index)  # it is started anew, or has left
                     time.sleep(4 * _LOOK_S)
                     continue
                 except RayTaskError as error:
                     raise ours(error) from None
                 if one["stopped"]:
                     raise Interrupted
-                if one["problem"]:  # this arm rests; where there is no other, that ends the run
-                    todo.append(index)
+                if one[
+                    "problem"
+                ]:  # this arm rests, until somebody has seen to it; where there is no other, that ends the run
+                    todo[kind_of[name]].append(index)
+                    time.sleep(4 * _LOOK_S)
                     continue
-                free.append(name)
                 if purpose is Purpose.EVAL and one["outcome"] is Outcome.ABORTED:
                     raise FailureError(
-                        f"evaluation episode {index + 1} of {len(indices)} was cut short by a fault or a bad reading: see "
-                        f"to {name}, then evaluate again"
+                        f"evaluation episode {index + 1} of {len(wanted[kind_of[name]])} was cut short by a fault or a bad "
+                        f"reading: see to {name}, then evaluate again"
                     )
-                done[index] = one
+                done[kind_of[name]][index] = {**one, "robot": name}
+            for kind in [kind for kind, left in todo.items() if left and self._is_gone(kind)]:
+                self._folder.event("left out", robots=list(kind), purpose=purpose)
+                todo.pop(kind), done.pop(kind)
+                running = {ref: (index, name) for ref, (index, name) in running.items() if name not in kind}
             if purpose is Purpose.EVAL:
-                self.status.done = len(done)
+                self.status.done = sum(map(len, done.values()))
             self._look()
-        return [done[index] for index in indices]
+            if not running:
+                time.sleep(_LOOK_S)
+        return {kind: [of[index] for index in wanted[kind]] for kind, of in done.items()}
+
+    def _is_gone(self, kind: Kind) -> bool:
+        """Whether none of these arms ever came, or all have left long ago."""
+        crew, limit_s = self._crew, self._config.cluster.robot_limit_s
+        return all(not crew.is_here(name) and crew.left_s(name) > limit_s for name in kind)
 
     # ---- while others work
 
@@ -290,6 +361,9 @@ class RayRun:
         crew.look()
         learner = crew.report("learner")
         status.updates = learner.get("updates", status.updates)
+        if status.phase == _STARTING:
+            roles = crew.supervision.roles.values()
+            status.done, status.total = sum(bool(role.report) for role in roles), len(roles)
         if status.phase == _CLONING:
             status.done = learner.get("progress", (0, 0))[0]
         for name in crew.robots:
@@ -302,7 +376,12 @@ class RayRun:
             if self._asked is None and crew.store is not None:
                 self._asked = crew.store.status.remote()
             crew.post(
-                run=self._folder.path.name, phase=status.phase, env_steps=status.env_steps, updates=status.updates
+                run=self._folder.path.name,
+                phase=status.phase,
+                env_steps=status.env_steps,
+                updates=status.updates,
+                missing=", ".join(crew.missing) or "nobody",
+                arms=self._figures_of_arms(),
             )
         self._watch(status)
         if self._should_stop() or any(crew.report(name).get("stop_asked") for name in crew.robots):
@@ -337,6 +416,13 @@ class RayRun:
         if self.status.phase == _LEARNING:
             self.status.done = books.env_steps
 
+    def _figures_of_arms(self) -> dict[str, dict[str, object]]:
+        """What each has done so far; one that is alone goes by its make in the books."""
+        done, names = self.status.robots, self._config.cluster.named_robots()
+        if len(names) == 1:
+            return {name: arm.to_json() for name in names for arm in done.values()}
+        return {name: done[name].to_json() for name in names if name in done}
+
     def _books(self) -> Mapping[str, Any]:
         books: Mapping[str, Any] = self._crew.insist(self._crew.store.report.remote)
         if books.get("problem"):
@@ -349,7 +435,13 @@ class RayRun:
         rule, status = self._config.run.stop_when_solved, self.status
         if rule is None or status.env_steps < rule.min_env_steps:
             return False
-        return status.unassisted_rate(rule.window) >= rule.success_rate
+        if len(self._kinds) == 1:
+            return status.unassisted_rate(rule.window) >= rule.success_rate
+        here = [name for name in self._crew.robots if self._crew.is_here(name)]
+        return bool(here) and all(
+            name in status.robots and status.robots[name].unassisted_rate(rule.window) >= rule.success_rate
+            for name in here
+        )
 
     def _known(self, name: str) -> Rate | None:
         return known_evaluation(self._folder, name)
@@ -366,3 +458,7 @@ class RayRun:
         self._folder.write_json(
             "progress.json", {"wall_s": wall_s, "updates": self.status.updates, "phases": phases}
         )
+
+
+def _rate(made: Sequence[Mapping[str, Any]]) -> Rate:
+    return Rate(successes=sum(one["outcome"] is Outcome.SUCCESS for one in made), episodes=len(made))

@@ -32,7 +32,8 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.panel import Panel
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.trainable import CachesFeatures
-from dovetail.runtime.build import Station, build_station
+from dovetail.runtime.arms import kinds
+from dovetail.runtime.band import Band, build_band
 from dovetail.runtime.coaching import Coaching, Pupil
 from dovetail.runtime.curves import Curves
 from dovetail.runtime.experience import Experience, image_codec
@@ -41,7 +42,7 @@ from dovetail.runtime.intake import Intake
 from dovetail.runtime.phases import Phases
 from dovetail.runtime.ray.handles import LabelerHandles
 from dovetail.runtime.ray.role import Role, only_one
-from dovetail.runtime.ray.tickets import Ticket, Tickets
+from dovetail.runtime.ray.tickets import InStep, Ticket, Tickets
 from dovetail.runtime.retraining import retraining_of
 from dovetail.runtime.status import RunStatus
 
@@ -64,6 +65,9 @@ class StoreRole(Role):
         self._fresh: OrderedDict[str, Episode] = OrderedDict()
         self._unplotted: dict[str, float] = {}  # in the books since, and not in the curves
         self._running: dict[str, int] = {}  # steps of episodes that are streamed, while they run
+        self._kinds = kinds(self._folder.config)
+        behind = self._folder.config.cluster.max_behind_steps
+        self._in_step = InStep(slack_steps=behind / len(self._folder.config.cluster.named_robots()))
         self._ended = threading.Event()
         self._lock = only_one(path / ".store.lock")
         learner = self._folder.config.learner
@@ -82,8 +86,8 @@ class StoreRole(Role):
     def _open(self) -> None:
         folder, config = self._folder, self._folder.config
         with self.working("recovering"):
-            station = build_station(config, parts=folder.parts)
-            policy = station.trainable()
+            band = build_band(config, parts=folder.parts)
+            station, policy = band.station, band.trainable()
             self._status, phases = RunStatus(name=folder.path.name), Phases()
             self._metrics = MetricsLog(
                 folder.logs, wandb=config.run.wandb, name=folder.path.name, config=config.model_dump(mode="json")
@@ -91,17 +95,16 @@ class StoreRole(Role):
             self._coaching = Coaching(
                 folder, status=self._status, metrics=self._metrics, policy=policy, real_time=station.real_time
             )
-            self._experience = self._make_experience(station, policy)
+            self._experience = self._make_experience(band, policy)
             self._log = EpisodeLog(folder.episodes, images=image_codec(config.images))  # of those who deliver
             self._retraining = retraining_of(folder, self._panel.labelers)
-            keys = tuple(key for key, spec in policy.spec.observation.items() if len(spec.shape) < 3)
             self._intake = Intake(
                 folder,
                 experience=self._experience,
                 status=self._status,
                 coaching=self._coaching,
                 phases=phases,
-                demo_keys=keys,
+                seen=band.seen(policy),
             )
             self._curves = Curves(folder, metrics=self._metrics, status=self._status, phases=phases)
             self._tickets = Tickets(
@@ -110,16 +113,18 @@ class StoreRole(Role):
                 max_behind_steps=config.cluster.max_behind_steps,
                 max_steps=config.run.env_steps,
             )
-            learns = getattr(type(station.algorithm(policy)), "learns_from_running", False)
-            self._streams = learns and self._experience.replays_as_seen(station.robot.spec)
+            learns = getattr(type(band.algorithm(policy)), "learns_from_running", False)
+            self._streams = self._tickets.streams = learns and self._experience.replays_as_seen(station.robot.spec)
             self._intake.recover(on_added=lambda done, total: None)
             self._tickets.next_index = self._status.episodes
             self._settle()
-            station.close()
+            band.close()
 
-    def _make_experience(self, station: Station, policy: Any) -> Experience:
+    def _make_experience(self, band: Band, policy: Any) -> Experience:
         folder, config, keys = self._folder, self._folder.config, policy.spec.observation
-        panel: Panel = station.panel(folder.labels)
+        panel: Panel = band.station.panel(folder.labels)
+        for robot in band.robots.values():
+            panel.check(robot)
         self._panel = LabelerHandles(
             self._labelers,
             labelers=panel.labelers,
@@ -129,7 +134,7 @@ class StoreRole(Role):
         return Experience(
             folder,
             panel=self._panel,
-            replay=station.replay(folder.replay, keys=tuple(keys)),
+            replay=band.replay(folder.replay, policy),
             cameras=tuple(key for key, spec in keys.items() if len(spec.shape) >= 3),
             codec=image_codec(config.images),
             encoder=policy if isinstance(policy, CachesFeatures) and policy.caches else None,
@@ -152,9 +157,12 @@ class StoreRole(Role):
 
     def stream(self, start: EpisodeStart, segments: Sequence[Segment]) -> bool:
         """Steps of an episode that is still running. False: there is a gap, so it is wanted from its beginning."""
-        if not self._streams or start.purpose is not Purpose.ONLINE:
+        if start.purpose is not Purpose.ONLINE:
             return True
         with self._books:
+            self._is_ahead(start.robot.name)  # it is still there
+            if not self._streams:
+                return True
             if self._intake.knows(start.id):
                 return True
             for segment in segments:
@@ -179,7 +187,21 @@ class StoreRole(Role):
             slow = self._experience.desk.num_under_way > self._folder.config.labeling.max_under_way
             if slow and not real_time:
                 return None
-            return self._tickets.take(real_time=real_time, robot_minutes=self._status.robot_minutes)
+            if not real_time and self._is_ahead(robot):
+                return None
+            return self._tickets.take(real_time=real_time, robot_minutes=self._minutes_of(robot))
+
+    def _minutes_of(self, robot: str) -> float:
+        """Of practice, of all arms that do the same."""
+        kind = next((kind for kind in self._kinds if robot in kind), ())
+        if len(self._kinds) == 1:
+            return self._status.robot_minutes
+        return sum(self._status.robots[name].robot_minutes for name in kind if name in self._status.robots)
+
+    def _is_ahead(self, robot: str) -> bool:
+        steps, now_s = {name: arm.env_steps for name, arm in self._status.robots.items()}, time.monotonic()
+        self._in_step.hear(robot, steps, now_s)
+        return len(self._kinds) > 1 and self._in_step.is_ahead(robot, steps, now_s)
 
     def trained_steps(self) -> int:
         return self._tickets.trained_steps
@@ -205,6 +227,7 @@ class StoreRole(Role):
             "demos": len(self._intake.demos),
             "hopeful_demos": self._intake.num_hopeful_demos,
             "tried_demos": self._intake.num_tried_demos,
+            "robots": self._intake.demo_books(),
             "not_in_the_books": self._delivered.qsize(),
             "labels_under_way": self._experience.desk.num_under_way,
             "streaming": len(self._running),

@@ -1,0 +1,135 @@
+"""Two arms and one policy: how much of each arm's time learning takes, against the same arm alone.
+
+Two tasks (a peg and a cap, two arms of seven joints), and two bodies on one task (seven joints and six). All from state, by
+RLPD. Robot time to 90 % is what the arm itself had practised before the first of two successive evaluations that both reach
+it, each of its own episodes. A run is a shard.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from dovetail.bench.learn_minutes import HZ, QUICK, TINY, Point, seconds_to
+from dovetail.bench.rows import Row
+from dovetail.bench.shards import Shards
+
+__all__ = ["CASES", "Arms", "bench", "points_of"]
+
+ENOUGH, WITHIN = 0.9, 1.5
+SEEDS = (0, 1, 2)
+BUDGET_S, EVERY_S, EPISODES = 150, 30, 50  # of each arm
+
+
+class Arms(NamedTuple):
+    name: str
+    changes: tuple[str, ...]  # of all arms
+    inputs: str
+    arms: dict[str, str]  # what differs, as `cluster.robots` has it
+    alone: dict[str, tuple[str, ...]]  # the same for a run of that arm
+
+
+CASES = (
+    Arms(
+        "two tasks",
+        QUICK,
+        "[ee_twist, ee_error, gripper, task_state]",
+        {
+            "peg": "{}",
+            "cap": "{task: {type: cap_tightening}, operator: {min_steps: 20, max_steps: 60}, "
+            "robot: {max_step_m: 0.02, max_turn_rad: 0.1, leash_m: 0.02, leash_rad: 0.15}}",
+        },
+        {
+            "peg": (),
+            "cap": (
+                "task={type: cap_tightening}",
+                "operator.min_steps=20",
+                "operator.max_steps=60",
+                "robot.max_step_m=0.02",
+                "robot.max_turn_rad=0.1",
+                "robot.leash_m=0.02",
+                "robot.leash_rad=0.15",
+            ),
+        },
+    ),
+    Arms(
+        "two bodies",
+        QUICK,
+        "[ee_twist, ee_error, task_state]",
+        {"seven": "{}", "six": "{robot: {arm: x5}}"},
+        {"seven": (), "six": ("robot.arm=x5",)},
+    ),
+)
+
+
+def bench(*, quick: bool) -> Iterator[Row]:
+    shards = Shards()
+    for case in CASES[1:] if quick else CASES:
+        for seed in SEEDS[:1] if quick else SEEDS:
+            yield from _rows(case, seed, shards, quick=quick)
+
+
+def _rows(case: Arms, seed: int, shards: Shards, *, quick: bool) -> Iterator[Row]:
+    run = f"arms-{case.name.replace(' ', '-')}-{seed}" + ("-tiny" if quick else "")
+    each = ", ".join(f"{name}: {place}" for name, place in case.arms.items())
+    together = [
+        *_settings(seed, case, num_arms=len(case.arms), quick=quick),
+        "runtime=ray",
+        "policy.type=shared",
+        f"policy.policy={{type: gaussian_mlp, inputs: {case.inputs}}}",
+        f"cluster.robots={{{each}}}",
+        "cluster.max_behind_steps=100",
+        "cluster.robot_limit_s=600",
+    ]
+    report = shards.report(run, "peg-insertion", together)
+    for arm, changes in case.alone.items():
+        own = f"{run}-{arm}"
+        settings = [*_settings(seed, case, num_arms=1, quick=quick), f"policy.inputs={case.inputs}", *changes]
+        shards.report(own, "peg-insertion", settings)
+        name = f"{case.name}, seed {seed}: {arm}"
+        beside, alone = points_of(shards.folder / run, arm), points_of(shards.folder / own)
+        yield _row(name, beside, alone)
+        yield Row(name=f"{name}: at the end", value=beside[-1].rate, unit="success")
+    yield Row(name=f"{case.name}, seed {seed}: wall time", value=report["wall_s"], unit="s")
+
+
+def _settings(seed: int, case: Arms, *, num_arms: int, quick: bool) -> list[str]:
+    steps = TINY if quick else ()
+    return [
+        f"run.seed={seed}",
+        "run.untrained_episodes=0",
+        "run.showcase_episodes=0",
+        f"run.eval_episodes={EPISODES}",
+        f"run.env_steps={round(BUDGET_S * HZ) * num_arms}",
+        f"run.eval_every_steps={round(EVERY_S * HZ) * num_arms}",
+        "safety.workspace={low: [0.1, -0.35, 0.0], high: [0.75, 0.35, 0.4]}",
+        *case.changes,
+        *steps,
+    ]
+
+
+def _row(name: str, beside: Sequence[Point], alone: Sequence[Point]) -> Row:
+    """Beyond the budget there is nothing to compare with: then it counts as the budget alone, and as missed together."""
+    took, took_alone = seconds_to(beside, ENOUGH), seconds_to(alone, ENOUGH)
+    limit_s = took_alone if took_alone is not None else alone[-1].seconds
+    seconds = took if took is not None else beside[-1].seconds
+    ratio = seconds / limit_s if limit_s else None
+    return Row(
+        name=f"{name}: robot time to 90 %" + ("" if took is not None else ", not reached"),
+        value=seconds,
+        unit="s",
+        baseline="alone" + ("" if took_alone is not None else ", not reached"),
+        ratio=ratio,
+        aim=WITHIN * max(limit_s, float(EVERY_S)),
+        met=took is not None and seconds <= WITHIN * max(limit_s, float(EVERY_S)),
+    )
+
+
+def points_of(run: Path, arm: str | None = None) -> list[Point]:
+    """The evaluations of an arm, cloning's first: its own steps, and how often it succeeded."""
+    names = ["cloning", *sorted(path.stem for path in (run / "evaluations").glob("at-*.json")), "after"]
+    made = [json.loads((run / f"evaluations/{name}.json").read_text("utf-8")) for name in names]
+    found = [one["robots"][arm] if arm else one for one in made]
+    return list({one["env_steps"]: Point(one["env_steps"], one["rate"]) for one in found}.values())

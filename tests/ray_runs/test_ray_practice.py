@@ -1,0 +1,82 @@
+"""PPO as a role: a run from nothing to its report, whoever is killed on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dovetail.config.load import load
+from dovetail.core.errors import UsageError
+from dovetail.learn.checkpoint import load_checkpoint
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.ray.practice import RayPractice
+
+HERE = str(Path(__file__).parents[1])  # where the task is found
+PRACTICE = """
+task: {type: "dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
+robot: {type: "dovetail.testing.fakes:FakeArm"}
+policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [32, 32], value_hidden: [32, 32]}
+algorithm: {type: ppo, num_envs: 4, rollout_steps: 16, lr: 0.001, batch_size: 64, num_epochs: 2, gamma: 0.95}
+run: {demos: 0, env_steps: 20000, eval_episodes: 2, untrained_episodes: 1, showcase_episodes: 0, checkpoint_every_s: 0.5}
+runtime: ray
+"""
+
+
+def test_several_arms_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ppo.yaml").write_text(PRACTICE)
+    folder = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["cluster.num_robots=2"]))
+    with pytest.raises(UsageError, match="ppo practises in worlds of its own"):
+        RayPractice(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_killed_on_the_way_it_goes_on_from_its_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
+    (tmp_path / "ppo.yaml").write_text(PRACTICE)
+    run = tmp_path / "runs" / "r"
+    command = ["run", "ppo.yaml", f"algorithm.asynchronous={str(asynchronous).lower()}", "--name", "r", "--quiet"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "dovetail.cli", *command],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", ""))),
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end_s, killed = time.monotonic() + 1200, False
+        while process.poll() is None and time.monotonic() < end_s:
+            if not killed and any(one["event"] == "checkpoint" for one in events(run)):
+                link = json.loads((run / "live.json").read_text())  # the practice's own process holds it
+                assert link["pid"] != process.pid
+                os.kill(link["pid"], signal.SIGKILL)
+                killed = True
+            time.sleep(0.05)
+        _, said = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert killed
+    assert [one["role"] for one in events(run) if one["event"] == "started anew"] == ["practice"]
+    report = json.loads((run / "report.json").read_text())
+    assert report["success_after"]["episodes"] == 2
+    state, _ = load_checkpoint(run / "checkpoints" / "last")
+    updates, env_steps, *_ = (int(n) for n in state["practice/counters"])
+    assert env_steps >= 20000 and updates == env_steps // 64  # none twice, none left out
+    assert not (run / "live.json").exists()
+
+
+def events(run: Path) -> list[dict[str, object]]:
+    path = run / "events.jsonl"
+    return (
+        [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    )
