@@ -16,7 +16,7 @@ from dovetail.config.load import load
 from dovetail.core.errors import UsageError
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.ray.practice import RayPractice
+from dovetail.runtime.ray.practice import PracticeRole, RayPractice
 
 HERE = str(Path(__file__).parents[1])  # where the task is found
 PRACTICE = """
@@ -34,6 +34,35 @@ def test_several_arms_are_refused(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["cluster.num_robots=2"]))
     with pytest.raises(UsageError, match="ppo practises in worlds of its own"):
         RayPractice(folder)
+
+
+def ended(role: PracticeRole) -> str | None:
+    while (report := role.report())["ended"] is None and report["problem"] is None:
+        time.sleep(0.02)
+    assert report["problem"] is None
+    return str(report["ended"])
+
+
+def test_told_to_stop_it_saves_and_another_process_goes_on(tmp_path: Path) -> None:
+    """The role alone, without Ray: what it forgets with its process is in the folder."""
+    (tmp_path / "ppo.yaml").write_text(PRACTICE)
+    path = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["run.env_steps=640"])).path
+    first = PracticeRole("practice", path=path, live=False)
+    first.go(None)
+    while not first.report()["updates"]:
+        time.sleep(0.01)
+    first.stop()
+    assert ended(first) == "interrupted"
+    before = int(load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"][0])
+    assert 0 < before < 10
+    first._lock.close()
+    second = PracticeRole("practice", path=path, live=False)
+    second.go(None)
+    second.go(None)  # harmless
+    assert ended(second) == "done"
+    assert second.report()["doing"] == "evaluating: after"
+    counters = load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"]
+    assert (int(counters[0]), int(counters[1])) == (10, 640)
 
 
 @pytest.mark.slow
