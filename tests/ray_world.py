@@ -37,20 +37,22 @@ __all__ = ["HOST_ROLES", "LAYOUT", "World", "eventually", "world"]
 
 LAYOUT = """
 task: {{type: "ray_plugins:UntilTold", max_steps: 30, tolerance: 1.0e-4, enough: "{enough}"}}
-robot: {{type: "dovetail.testing.live:LiveArm", journal: "{journal}"}}
+robot: {{type: "ray_plugins:Faulty", journal: "{journal}", signs: "{signs}"}}
 operator: {{type: scripted, share: 0.0}}
 policy: {{type: gaussian_mlp, hidden: [32, 32]}}
 actor: {{type: sequential, layout: processes, flush_s: 0.1, stall_s: 2.0, heartbeat_s: 0.5}}
-algorithm: {{type: rlpd, batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}}
+algorithm: {{type: "ray_hunger:Hungry", signs: "{signs}", batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}}
 learner: {{utd: 1, warmup_updates: 20, bc_updates: 20}}
 run: {{demos: 0, demo_noise: 0.0, env_steps: 1000000, eval_episodes: 2, untrained_episodes: 0, showcase_episodes: 0,
        checkpoint_every_s: 1.0, stop_when_solved: {{window: 5}}}}
+labels: [{{type: "ray_plugins:Hangs", signs: "{signs}"}}]
+labeling: {{retry_s: 0.2, max_retry_s: 1.0}}
 runtime: ray
 """
 HOST_ROLES = ("control", "inference", "recorder")  # of an arm, below its RobotRole
 
 
-def eventually(true: Callable[[], Any], *, within_s: float = 90.0, what: str = "") -> Any:
+def eventually(true: Callable[[], Any], *, within_s: float = 240.0, what: str = "") -> Any:
     """What it gives, once that is true."""
     until_s = time.monotonic() + within_s
     while not (given := true()):
@@ -62,8 +64,9 @@ def eventually(true: Callable[[], Any], *, within_s: float = 90.0, what: str = "
 class World:
     """A run, the processes that carry its mark, and the files that it leaves."""
 
-    def __init__(self, folder: Path, temporary: Path, *, layout: str = LAYOUT) -> None:
-        self.folder, self.path = folder, folder / "runs" / "r"
+    def __init__(self, folder: Path, temporary: Path, *, layout: str = LAYOUT, runs: Path | None = None) -> None:
+        self.folder, self._runs = folder, runs or folder / "runs"
+        self.path = self._runs / "r"
         self.journal, self._enough = folder / "journal", folder / "enough"
         self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
         self._environment = {
@@ -73,8 +76,10 @@ class World:
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }
+        self.signs = folder / "signs"  # see `ray_plugins`
+        self.signs.mkdir()
         self.config = folder / "run.yaml"
-        self.config.write_text(layout.format(enough=self._enough, journal=self.journal))
+        self.config.write_text(layout.format(enough=self._enough, journal=self.journal, signs=self.signs))
         self.driver: subprocess.Popen[str] | None = None
         self.recorded: set[str] = set()  # all that ever had a step in a spool
         self._watching = threading.Event()
@@ -83,7 +88,7 @@ class World:
     # ---- the run
 
     def start(self, *overrides: str) -> None:
-        self._run(str(self.config), *overrides, "--name", "r")
+        self._run(str(self.config), *overrides, "--name", "r", "--runs-dir", str(self._runs))
 
     def resume(self) -> None:
         self._run("--resume", str(self.path))
@@ -111,7 +116,13 @@ class World:
     def enough(self) -> None:
         self._enough.touch()
 
-    def until(self, true: Callable[[], Any], *, within_s: float = 90.0, what: str = "") -> Any:
+    def give(self, sign: str) -> None:
+        (self.signs / sign).touch()
+
+    def was_taken(self, sign: str) -> bool:
+        return (self.signs / f"{sign}.taken").exists()
+
+    def until(self, true: Callable[[], Any], *, within_s: float = 240.0, what: str = "") -> Any:
         """As `eventually`, as long as the run goes on."""
 
         def look() -> Any:
@@ -122,14 +133,14 @@ class World:
 
         return eventually(look, within_s=within_s, what=f"{what}; {self.events()[-5:]}")
 
-    def finished(self, *, within_s: float = 120.0) -> dict[str, Any]:
+    def finished(self, *, within_s: float = 240.0) -> dict[str, Any]:
         """Its report."""
         code, errors = self.ended(within_s=within_s)
         assert code == 0, errors
         report: dict[str, Any] = json.loads((self.path / "report.json").read_text())
         return report
 
-    def ended(self, *, within_s: float = 120.0) -> tuple[int, str]:
+    def ended(self, *, within_s: float = 240.0) -> tuple[int, str]:
         assert self.driver is not None
         try:
             self.said, errors = self.driver.communicate(timeout=within_s)
@@ -187,7 +198,7 @@ class World:
         self.driver.communicate()
         return now_ns
 
-    def gone(self, *, within_s: float = 30.0) -> None:
+    def gone(self, *, within_s: float = 60.0) -> None:
         eventually(lambda: not self.alive(), within_s=within_s, what=f"still there: {self.alive()}")
 
     # ---- what it has told
@@ -261,11 +272,11 @@ class World:
 
 
 @contextmanager
-def world(folder: Path, *, layout: str = LAYOUT) -> Iterator[World]:
+def world(folder: Path, *, layout: str = LAYOUT, runs: Path | None = None) -> Iterator[World]:
     """One with a temporary folder of a short path, for Ray's sockets; nothing of it is left in the end."""
     shared = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="w", dir="/tmp", ignore_cleanup_errors=True) as temporary:
-        one = World(folder, Path(temporary), layout=layout)
+        one = World(folder, Path(temporary), layout=layout, runs=runs)
         try:
             yield one
         finally:
