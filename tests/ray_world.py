@@ -81,7 +81,7 @@ class World:
         self.config = folder / "run.yaml"
         self.config.write_text(layout.format(enough=self._enough, journal=self.journal, signs=self.signs))
         self.driver: subprocess.Popen[str] | None = None
-        self.recorded: set[str] = set()  # all that ever had a step in a spool
+        self.recorded: dict[str, str] = {}  # all that ever had a step in a spool, and of which arm
         self._watching = threading.Event()
         threading.Thread(target=self._watch_spools, daemon=True).start()
 
@@ -156,7 +156,7 @@ class World:
                     if path.stem not in self.recorded:
                         tail = spool.tail(path.stem)
                         if tail is not None and tail.segments:
-                            self.recorded.add(path.stem)
+                            self.recorded[path.stem] = folder.parent.name
 
     # ---- its processes
 
@@ -240,7 +240,7 @@ class World:
         ids = log.ids()
         assert len(ids) == len(set(ids))
         assert [finding for finding in verify_log(folder.episodes) if not finding.whole] == []
-        assert self.recorded <= set(ids)
+        assert set(self.recorded) <= set(ids)
         for spool in (*self.path.glob("robots/*/spool"), folder.spool):
             assert Spool(spool).pending() == []
             assert Spool(spool).running() == []
@@ -255,9 +255,12 @@ class World:
         assert updates == sorted(updates)
         log = EpisodeLog(self.path / "episodes")
         manifests = sorted((log.manifest(one) for one in log.ids()), key=lambda info: info.started_unix_ns)
-        practice = [info for info in manifests if info.purpose is Purpose.ONLINE]
-        versions = [max(info.policy_versions) for info in practice if max(info.policy_versions)]  # 0: nobody's
-        assert versions == sorted(versions)
+        for arm in set(self.recorded.values()):
+            practice = [
+                info for info in manifests if info.purpose is Purpose.ONLINE and self.recorded.get(info.id) == arm
+            ]
+            versions = [max(info.policy_versions) for info in practice if max(info.policy_versions)]  # 0: nobody's
+            assert versions == sorted(versions)
 
     def close(self) -> None:
         self._watching.set()

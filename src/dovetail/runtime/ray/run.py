@@ -228,7 +228,7 @@ class RayRun:
             done < owed and time.monotonic() - changed_s < 10.0
         ):  # some wait for what never came: a correction, a success
             report = self._crew.insist(self._crew.learner.report.remote)
-            if report["online_updates"] != done:
+            if report["online_updates"] != done or not report["learning"]:  # or it is being started anew
                 done, changed_s = report["online_updates"], time.monotonic()
             self.status.done = done
             self._pause()
