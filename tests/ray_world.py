@@ -69,7 +69,7 @@ class World:
         self.path = self._runs / "r"
         self.journal, self._enough = folder / "journal", folder / "enough"
         self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
-        self._environment = {
+        self.environment = {
             **os.environ,
             "RAY_WORLD": self._mark,
             "TMPDIR": str(temporary),
@@ -98,7 +98,7 @@ class World:
         self.driver = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self._environment,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
