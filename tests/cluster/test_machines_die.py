@@ -87,7 +87,7 @@ def test_machines_die_one_after_another(lab):
     one.until(lambda: one.checkpoint()["version"] > before["version"], what="it goes on learning")
 
     machines.kill("desk", "gcs_server")
-    code, said = one.ended()
+    code, _ = one.ended()
     assert code != 0
     eventually(lambda: not one.pids("RobotRole") and not one.pids("control"), what="the arm is let go of")
     assert one.notes()[-1].what == "stop"
