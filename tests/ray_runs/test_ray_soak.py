@@ -93,5 +93,7 @@ def test_somebody_is_killed_every_now_and_then(tmp_path, record_property):
         one.check_nothing_lost()
         one.check_only_forward()
         assert practised > 3 * MINUTES
-        assert all(one["mb"] < GROWTH_MB and one["files"] < 50 for one in seen["growth"].values()), seen
+        for name, grown in seen["growth"].items():
+            assert grown["mb"] < GROWTH_MB, name
+            assert grown["files"] < 20 or name.startswith("python"), name  # Ray's own keep the logs of all open
         assert max(num_processes[len(num_processes) // 2 :]) <= max(num_processes[: len(num_processes) // 2]) + 2
