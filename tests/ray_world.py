@@ -52,11 +52,13 @@ runtime: ray
 HOST_ROLES = ("control", "inference", "recorder")  # of an arm, below its RobotRole
 
 
-def eventually(true: Callable[[], Any], *, within_s: float = 240.0, what: str = "") -> Any:
-    """What it gives, once that is true."""
+def eventually(
+    true: Callable[[], Any], *, within_s: float = 240.0, what: str = "", tell: Callable[[], Any] = lambda: ""
+) -> Any:
+    """What it gives, once that is true; otherwise what there is to `tell`."""
     until_s = time.monotonic() + within_s
     while not (given := true()):
-        assert time.monotonic() < until_s, f"never came true within {within_s:g} s: {what}"
+        assert time.monotonic() < until_s, f"never came true within {within_s:g} s: {what} {tell()}"
         time.sleep(0.05)
     return given
 
@@ -131,7 +133,7 @@ class World:
                 return given
             raise AssertionError(f"the run has ended before {what}: {self.driver.communicate()[1][-3000:]}")
 
-        return eventually(look, within_s=within_s, what=f"{what}; {self.events()[-5:]}")
+        return eventually(look, within_s=within_s, what=what, tell=lambda: self.events()[-5:])
 
     def finished(self, *, within_s: float = 240.0) -> dict[str, Any]:
         """Its report."""
@@ -199,7 +201,7 @@ class World:
         return now_ns
 
     def gone(self, *, within_s: float = 60.0) -> None:
-        eventually(lambda: not self.alive(), within_s=within_s, what=f"still there: {self.alive()}")
+        eventually(lambda: not self.alive(), within_s=within_s, what="all are gone", tell=self.alive)
 
     # ---- what it has told
 
