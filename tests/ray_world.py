@@ -83,6 +83,7 @@ class World:
         self.config = folder / "run.yaml"
         self.config.write_text(layout.format(enough=self._enough, journal=self.journal, signs=self.signs))
         self.driver: subprocess.Popen[str] | None = None
+        self.inside: tuple[str, ...] = ()  # what its command is a command to
         self.recorded: dict[str, str] = {}  # all that ever had a step in a spool, and of which arm
         self._watching = threading.Event()
         threading.Thread(target=self._watch_spools, daemon=True).start()
@@ -96,7 +97,7 @@ class World:
         self._run("--resume", str(self.path))
 
     def _run(self, *words: str) -> None:
-        command = [sys.executable, "-m", "dovetail.cli", "run", *words, "--quiet"]
+        command = [*self.inside, sys.executable, "-m", "dovetail.cli", "run", *words, "--quiet"]
         self.driver = subprocess.Popen(
             command,
             cwd=self.folder,
