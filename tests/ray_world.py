@@ -53,7 +53,7 @@ HOST_ROLES = ("control", "inference", "recorder")  # of an arm, below its RobotR
 
 
 def eventually(
-    true: Callable[[], Any], *, within_s: float = 240.0, what: str = "", tell: Callable[[], Any] = lambda: ""
+    true: Callable[[], Any], *, within_s: float = 600.0, what: str = "", tell: Callable[[], Any] = lambda: ""
 ) -> Any:
     """What it gives, once that is true; otherwise what there is to `tell`."""
     until_s = time.monotonic() + within_s
@@ -125,7 +125,7 @@ class World:
     def was_taken(self, sign: str) -> bool:
         return (self.signs / f"{sign}.taken").exists()
 
-    def until(self, true: Callable[[], Any], *, within_s: float = 240.0, what: str = "") -> Any:
+    def until(self, true: Callable[[], Any], *, within_s: float = 600.0, what: str = "") -> Any:
         """As `eventually`, as long as the run goes on."""
 
         def look() -> Any:
@@ -136,14 +136,14 @@ class World:
 
         return eventually(look, within_s=within_s, what=what, tell=lambda: self.events()[-5:])
 
-    def finished(self, *, within_s: float = 240.0) -> dict[str, Any]:
+    def finished(self, *, within_s: float = 600.0) -> dict[str, Any]:
         """Its report."""
         code, errors = self.ended(within_s=within_s)
         assert code == 0, errors
         report: dict[str, Any] = json.loads((self.path / "report.json").read_text())
         return report
 
-    def ended(self, *, within_s: float = 240.0) -> tuple[int, str]:
+    def ended(self, *, within_s: float = 600.0) -> tuple[int, str]:
         assert self.driver is not None
         try:
             self.said, errors = self.driver.communicate(timeout=within_s)
