@@ -97,9 +97,10 @@ class LearnerRole(Role):
             self._wanted.set()
 
     def look_again(self) -> None:
-        """At the demonstrations: an arm that came late has shown what it sees."""
+        """At the demonstrations: an arm that came late has shown what it sees. Where all have one set of statistics, those
+        stay: networks have been trained with them."""
         with self._turn:
-            if self._policy is not None:
+            if self._policy is not None and hasattr(self._policy, "canon"):
                 self._policy.fit_normalizer(self._store.demonstrated())
 
     def rest(self) -> int:
