@@ -20,7 +20,16 @@ from dovetail.runtime.ray.environment import scoped, settings
 from dovetail.runtime.ray.marks import MARK
 from dovetail.runtime.ray.token import check_token, make_token, token_path
 
-__all__ = ["NAMESPACE", "beside", "check_admitted", "check_places", "connected", "machines", "placed", "speechless"]
+__all__ = [
+    "NAMESPACE",
+    "beside",
+    "check_admitted",
+    "check_places",
+    "connected",
+    "machines",
+    "placed",
+    "speechless",
+]
 
 NAMESPACE = "dovetail"
 _PINNED = 0.001  # of the one `node:ADDRESS` that every machine offers of itself
