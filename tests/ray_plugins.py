@@ -1,13 +1,28 @@
-"""What runs on Ray are made of in tests that kill them: quick, and over only when the test says so."""
+"""What runs on Ray are made of in tests that harm them: quick, over only when the test says so, and ill when it says so.
+
+A test gives a sign by a file in a folder, `signs/hang` say; whoever takes it (the file is gone then) does it, once.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from pathlib import Path
 from typing import ClassVar
 
+from dovetail.core.errors import RobotError
+from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
 from dovetail.testing.fakes import FakeTask, FakeTaskConfig
+from dovetail.testing.live import LiveArm, LiveArmConfig
 
-__all__ = ["UntilTold"]
+__all__ = ["Faulty", "Hangs", "UntilTold", "taken"]
+
+
+def taken(signs: str, name: str) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        (Path(signs) / name).rename(Path(signs) / f"{name}.taken")
+        return True
+    return False
 
 
 class UntilToldConfig(FakeTaskConfig):
@@ -24,3 +39,40 @@ class UntilTold(FakeTask):
         if Path(self._config.enough).exists():
             self._config = self._config.model_copy(update={"tolerance": 1e9})
         return super().judge(robot, observation, num_steps=num_steps)
+
+
+class FaultyConfig(LiveArmConfig):
+    signs: str
+
+
+class Faulty(LiveArm):
+    """`fault`: the arm refuses a command. `broken`: it cannot even be found."""
+
+    Config: ClassVar = FaultyConfig
+
+    def __init__(self, config, *, task=None):
+        super().__init__(config, task=task)
+        self._signs = config.signs
+        if (Path(self._signs) / "broken").exists():
+            raise RobotError("no arm at the other end of the cable: plug it in")
+
+    def send(self, action):
+        if taken(self._signs, "fault"):
+            raise RobotError("the elbow is stuck")
+        return super().send(action)
+
+
+class HangsConfig(OutcomeConfig):
+    signs: str
+
+
+class Hangs(OutcomeLabeler):
+    """`hang`: whoever is asked next never answers."""
+
+    Config: ClassVar = HangsConfig
+    max_concurrent = 2
+
+    def label(self, episode):
+        if taken(self._config.signs, "hang"):
+            threading.Event().wait()
+        return super().label(episode)

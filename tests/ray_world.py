@@ -37,24 +37,28 @@ __all__ = ["HOST_ROLES", "LAYOUT", "World", "eventually", "world"]
 
 LAYOUT = """
 task: {{type: "ray_plugins:UntilTold", max_steps: 30, tolerance: 1.0e-4, enough: "{enough}"}}
-robot: {{type: "dovetail.testing.live:LiveArm", journal: "{journal}"}}
+robot: {{type: "ray_plugins:Faulty", journal: "{journal}", signs: "{signs}"}}
 operator: {{type: scripted, share: 0.0}}
 policy: {{type: gaussian_mlp, hidden: [32, 32]}}
 actor: {{type: sequential, layout: processes, flush_s: 0.1, stall_s: 2.0, heartbeat_s: 0.5}}
-algorithm: {{type: rlpd, batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}}
+algorithm: {{type: "ray_hunger:Hungry", signs: "{signs}", batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}}
 learner: {{utd: 1, warmup_updates: 20, bc_updates: 20}}
 run: {{demos: 0, demo_noise: 0.0, env_steps: 1000000, eval_episodes: 2, untrained_episodes: 0, showcase_episodes: 0,
        checkpoint_every_s: 1.0, stop_when_solved: {{window: 5}}}}
+labels: [{{type: "ray_plugins:Hangs", signs: "{signs}"}}]
+labeling: {{retry_s: 0.2, max_retry_s: 1.0}}
 runtime: ray
 """
 HOST_ROLES = ("control", "inference", "recorder")  # of an arm, below its RobotRole
 
 
-def eventually(true: Callable[[], Any], *, within_s: float = 90.0, what: str = "") -> Any:
-    """What it gives, once that is true."""
+def eventually(
+    true: Callable[[], Any], *, within_s: float = 600.0, what: str = "", tell: Callable[[], Any] = lambda: ""
+) -> Any:
+    """What it gives, once that is true; otherwise what there is to `tell`."""
     until_s = time.monotonic() + within_s
     while not (given := true()):
-        assert time.monotonic() < until_s, f"never came true within {within_s:g} s: {what}"
+        assert time.monotonic() < until_s, f"never came true within {within_s:g} s: {what} {tell()}"
         time.sleep(0.05)
     return given
 
@@ -62,38 +66,42 @@ def eventually(true: Callable[[], Any], *, within_s: float = 90.0, what: str = "
 class World:
     """A run, the processes that carry its mark, and the files that it leaves."""
 
-    def __init__(self, folder: Path, temporary: Path, *, layout: str = LAYOUT) -> None:
-        self.folder, self.path = folder, folder / "runs" / "r"
+    def __init__(self, folder: Path, temporary: Path, *, layout: str = LAYOUT, runs: Path | None = None) -> None:
+        self.folder, self._runs = folder, runs or folder / "runs"
+        self.path = self._runs / "r"
         self.journal, self._enough = folder / "journal", folder / "enough"
         self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
-        self._environment = {
+        self.environment = {
             **os.environ,
             "RAY_WORLD": self._mark,
             "TMPDIR": str(temporary),
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }
+        self.signs = folder / "signs"  # see `ray_plugins`
+        self.signs.mkdir()
         self.config = folder / "run.yaml"
-        self.config.write_text(layout.format(enough=self._enough, journal=self.journal))
+        self.config.write_text(layout.format(enough=self._enough, journal=self.journal, signs=self.signs))
         self.driver: subprocess.Popen[str] | None = None
-        self.recorded: set[str] = set()  # all that ever had a step in a spool
+        self.inside: tuple[str, ...] = ()  # what its command is a command to
+        self.recorded: dict[str, str] = {}  # all that ever had a step in a spool, and of which arm
         self._watching = threading.Event()
         threading.Thread(target=self._watch_spools, daemon=True).start()
 
     # ---- the run
 
     def start(self, *overrides: str) -> None:
-        self._run(str(self.config), *overrides, "--name", "r")
+        self._run(str(self.config), *overrides, "--name", "r", "--runs-dir", str(self._runs))
 
     def resume(self) -> None:
         self._run("--resume", str(self.path))
 
     def _run(self, *words: str) -> None:
-        command = [sys.executable, "-m", "dovetail.cli", "run", *words, "--quiet"]
+        command = [*self.inside, sys.executable, "-m", "dovetail.cli", "run", *words, "--quiet"]
         self.driver = subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self._environment,
+            env=self.environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -111,7 +119,13 @@ class World:
     def enough(self) -> None:
         self._enough.touch()
 
-    def until(self, true: Callable[[], Any], *, within_s: float = 90.0, what: str = "") -> Any:
+    def give(self, sign: str) -> None:
+        (self.signs / sign).touch()
+
+    def was_taken(self, sign: str) -> bool:
+        return (self.signs / f"{sign}.taken").exists()
+
+    def until(self, true: Callable[[], Any], *, within_s: float = 600.0, what: str = "") -> Any:
         """As `eventually`, as long as the run goes on."""
 
         def look() -> Any:
@@ -120,16 +134,16 @@ class World:
                 return given
             raise AssertionError(f"the run has ended before {what}: {self.driver.communicate()[1][-3000:]}")
 
-        return eventually(look, within_s=within_s, what=f"{what}; {self.events()[-5:]}")
+        return eventually(look, within_s=within_s, what=what, tell=lambda: self.events()[-5:])
 
-    def finished(self, *, within_s: float = 120.0) -> dict[str, Any]:
+    def finished(self, *, within_s: float = 600.0) -> dict[str, Any]:
         """Its report."""
         code, errors = self.ended(within_s=within_s)
         assert code == 0, errors
         report: dict[str, Any] = json.loads((self.path / "report.json").read_text())
         return report
 
-    def ended(self, *, within_s: float = 120.0) -> tuple[int, str]:
+    def ended(self, *, within_s: float = 600.0) -> tuple[int, str]:
         assert self.driver is not None
         try:
             self.said, errors = self.driver.communicate(timeout=within_s)
@@ -145,7 +159,7 @@ class World:
                     if path.stem not in self.recorded:
                         tail = spool.tail(path.stem)
                         if tail is not None and tail.segments:
-                            self.recorded.add(path.stem)
+                            self.recorded[path.stem] = folder.parent.name
 
     # ---- its processes
 
@@ -187,8 +201,8 @@ class World:
         self.driver.communicate()
         return now_ns
 
-    def gone(self, *, within_s: float = 30.0) -> None:
-        eventually(lambda: not self.alive(), within_s=within_s, what=f"still there: {self.alive()}")
+    def gone(self, *, within_s: float = 60.0) -> None:
+        eventually(lambda: not self.alive(), within_s=within_s, what="all are gone", tell=self.alive)
 
     # ---- what it has told
 
@@ -229,7 +243,7 @@ class World:
         ids = log.ids()
         assert len(ids) == len(set(ids))
         assert [finding for finding in verify_log(folder.episodes) if not finding.whole] == []
-        assert self.recorded <= set(ids)
+        assert set(self.recorded) <= set(ids)
         for spool in (*self.path.glob("robots/*/spool"), folder.spool):
             assert Spool(spool).pending() == []
             assert Spool(spool).running() == []
@@ -244,9 +258,12 @@ class World:
         assert updates == sorted(updates)
         log = EpisodeLog(self.path / "episodes")
         manifests = sorted((log.manifest(one) for one in log.ids()), key=lambda info: info.started_unix_ns)
-        practice = [info for info in manifests if info.purpose is Purpose.ONLINE]
-        versions = [max(info.policy_versions) for info in practice if max(info.policy_versions)]  # 0: nobody's
-        assert versions == sorted(versions)
+        for arm in set(self.recorded.values()):
+            practice = [
+                info for info in manifests if info.purpose is Purpose.ONLINE and self.recorded.get(info.id) == arm
+            ]
+            versions = [max(info.policy_versions) for info in practice if max(info.policy_versions)]  # 0: nobody's
+            assert versions == sorted(versions)
 
     def close(self) -> None:
         self._watching.set()
@@ -261,11 +278,11 @@ class World:
 
 
 @contextmanager
-def world(folder: Path, *, layout: str = LAYOUT) -> Iterator[World]:
+def world(folder: Path, *, layout: str = LAYOUT, runs: Path | None = None) -> Iterator[World]:
     """One with a temporary folder of a short path, for Ray's sockets; nothing of it is left in the end."""
     shared = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="w", dir="/tmp", ignore_cleanup_errors=True) as temporary:
-        one = World(folder, Path(temporary), layout=layout)
+        one = World(folder, Path(temporary), layout=layout, runs=runs)
         try:
             yield one
         finally:

@@ -2,6 +2,6 @@
 
 from dovetail import envs
 
-__version__ = "0.5.0"
+__version__ = "0.6.0"
 
 envs.register()

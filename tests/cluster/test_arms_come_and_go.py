@@ -58,22 +58,22 @@ def test_an_arm_comes_late_leaves_and_comes_back(lab, tmp_path):
         return [one for one in told if one["event"] == kind and facts.items() <= one.items()]
 
     try:
-        until(lambda: events("robot missing", name="there"), seconds=300)
-        until(lambda: len(events("episode", robot="here")) > 3, seconds=300)
+        until(lambda: events("robot missing", name="there"), seconds=600)
+        until(lambda: len(events("episode", robot="here")) > 3, seconds=600)
         assert not events("episode", robot="there")
 
         joined(lab, "cell")
-        until(lambda: events("robot", name="there"), seconds=300)
-        until(lambda: len(events("episode", robot="there")) > 3, seconds=300)
+        until(lambda: events("robot", name="there"), seconds=600)
+        until(lambda: len(events("episode", robot="there")) > 3, seconds=600)
 
         assert dovetail("cluster", "leave", lab, "--as", "cell").returncode == 0
-        until(lambda: events("lost", role="there"), seconds=120)
+        until(lambda: events("lost", role="there"), seconds=300)
         so_far, mine = len(events("episode", robot="there")), len(events("episode", robot="here"))
-        until(lambda: len(events("episode", robot="here")) > mine + 3, seconds=120)  # the other goes on
+        until(lambda: len(events("episode", robot="here")) > mine + 3, seconds=300)  # the other goes on
 
         joined(lab, "cell")
-        until(lambda: events("started anew", role="there"), seconds=300)
-        until(lambda: len(events("episode", robot="there")) > so_far + 3, seconds=300)
+        until(lambda: events("started anew", role="there"), seconds=600)
+        until(lambda: len(events("episode", robot="there")) > so_far + 3, seconds=600)
         shown = dovetail("cluster", "status", lab)
         assert "there" in shown.stdout
     finally:

@@ -1,23 +1,20 @@
 """Two hosts, as network namespaces with a cable between them that can be pulled."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from lab import dovetail, lab_file, until
+from namespaces import hosts, ip, needs_namespaces
 
-from dovetail.runtime.ray.joining import leave, membership
+from dovetail.runtime.ray.joining import membership
 from dovetail.runtime.ray.marks import marked
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(
-        os.geteuid() != 0 or not shutil.which("ip"), reason="makes network namespaces: root, and ip"
-    ),
-]
+__all__ = ["hosts"]
+
+pytestmark = [pytest.mark.slow, needs_namespaces]
 
 _DRIVER = """
 import os, sys, time, ray
@@ -42,31 +39,6 @@ with connected(config):
     input()
     print(ray.get(role.pid.remote()), flush=True)
 """
-
-
-def ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@pytest.fixture
-def hosts():
-    """Two namespaces, and the name of the cable in the first."""
-    tag = f"{os.getpid() % 100_000}"
-    names, ends = (f"dvta{tag}", f"dvtb{tag}"), (f"va{tag}", f"vb{tag}")
-    try:
-        for name in names:
-            ip("netns", "add", name)
-        ip("link", "add", ends[0], "netns", names[0], "type", "veth", "peer", "name", ends[1], "netns", names[1])
-        for number, (name, end) in enumerate(zip(names, ends, strict=True), start=1):
-            ip("-n", name, "addr", "add", f"10.203.77.{number}/24", "dev", end)
-            ip("-n", name, "link", "set", end, "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield names, ends[0]
-    finally:
-        for machine in ("cell", "desk"):
-            leave(machine)
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 def test_a_cut_machine_is_missed_soon_and_comes_back(hosts, tmp_path):

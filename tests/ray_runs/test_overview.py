@@ -12,7 +12,7 @@ from dovetail.runtime.ray.supervision import Supervision
 
 
 def reported(supervision: Supervision, name: str, *, ago_s: float = 0.0, starts: int = 1, **report: Any) -> None:
-    role = supervision.roles.get(name) or supervision.add(name, lambda: None)
+    role = supervision.roles.get(name) or supervision.add(name, None, ask=lambda: None)
     role.report, role.heard_s, role.num_starts = (
         {"host": "h", "doing": "", **report},
         time.monotonic() - ago_s,

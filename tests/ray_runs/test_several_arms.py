@@ -114,6 +114,12 @@ def test_arms_that_differ_learn_one_policy_each_from_its_own_replay(tmp_path: Pa
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(EpisodeLog(folder.episodes).ids()) == len(infos)
     assert report["video_missing"] is None  # both scenes
+    last = folder.checkpoints / "last"
+    done = dovetail(
+        "eval", str(last), "--episodes", "1", "--quiet", cwd=tmp_path
+    )  # the networks of both, for each
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert [event["robot"] for event in folder.events("eval")] == ["left", "small"]
 
 
 def test_arms_that_differ_are_refused_without_a_shared_policy(tmp_path: Path) -> None:

@@ -13,11 +13,14 @@ from dovetail.cli._session import STOPPED, shown
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, rate_line, say
 from dovetail.config.load import load
+from dovetail.config.schema import RunConfig
 from dovetail.core.contracts import Algorithm
 from dovetail.core.errors import CheckpointError, StoreError, UsageError
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome, WeightSnapshot
 from dovetail.learn.checkpoint import load_checkpoint
+from dovetail.runtime.arms import arm_configs, kinds
+from dovetail.runtime.band import build_band
 from dovetail.runtime.build import Station, build_station
 from dovetail.runtime.evaluate import evaluation_episodes
 from dovetail.runtime.folder import RunFolder
@@ -47,8 +50,35 @@ def evaluate(
     elsewhere = config.policy.type == "remote"  # then the weights are the server's
     if seed is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+    for robot, own in _arms(config):
+        code = _evaluate(
+            source, own, robot, overrides=overrides, num_episodes=num_episodes, elsewhere=elsewhere, quiet=quiet
+        )
+        if code:
+            return code
+    return 0
+
+
+def _arms(config: RunConfig) -> list[tuple[str | None, RunConfig]]:
+    """One of each kind, by name; of a run without any, its robot."""
+    if not config.cluster.robots:
+        return [(None, config)]
+    own = arm_configs(config)
+    return [(first, own[first]) for first, *_ in kinds(config)]
+
+
+def _evaluate(
+    source: Source,
+    config: RunConfig,
+    robot: str | None,
+    *,
+    overrides: tuple[str, ...],
+    num_episodes: int | None,
+    elsewhere: bool,
+    quiet: bool,
+) -> int:
     with StopFlag() as stop:
-        station = build_station(config, parts=source.folder.parts, should_stop=stop)
+        station = build_station(config, parts=source.folder.parts, should_stop=stop, name=robot)
         try:
             snapshot = None if elsewhere else source.snapshot(station)
             count = num_episodes or config.run.eval_episodes
@@ -59,8 +89,14 @@ def evaluate(
         say(f"stopped after {rate.episodes if rate else 0} of {count} episodes; nothing was written")
         return STOPPED
     label = source.label(snapshot) if snapshot else "the remote policy"
-    console.print(rate_line(label, rate), soft_wrap=True)
-    facts = {"weights": label, "seed": config.run.seed, "settings": list(overrides), **rate.to_json()}
+    console.print(rate_line(label if robot is None else f"{label}, {robot}", rate), soft_wrap=True)
+    facts = {
+        **({} if robot is None else {"robot": robot}),
+        "weights": label,
+        "seed": config.run.seed,
+        "settings": list(overrides),
+        **rate.to_json(),
+    }
     if snapshot is not None and source.checkpoint is None:
         facts["version"] = snapshot.version
     try:
@@ -96,7 +132,7 @@ class Source:
 
     def snapshot(self, station: Station) -> WeightSnapshot:
         if self.checkpoint is not None:
-            return _from_checkpoint(self.checkpoint, station)
+            return _from_checkpoint(self.checkpoint, self.folder.config, station)
         store = DiskWeightStore(self.folder.weights)
         if self.version is not None:
             versions = store.versions()
@@ -145,12 +181,13 @@ def find_source(target: str, *, version: int | None, best: bool = False, runs_di
     return Source(folder=RunFolder.open(find_run(target, runs_dir)), version=version)
 
 
-def _from_checkpoint(path: Path, station: Station) -> WeightSnapshot:
-    """The policy inside the learner's state."""
+def _from_checkpoint(path: Path, run: RunConfig, station: Station) -> WeightSnapshot:
+    """The policy inside the learner's state: where several arms learned, the one of all of them."""
     config = station.config
     state, _ = load_checkpoint(path)
     prefix = "algorithm/"
-    algorithm: Algorithm = config.algorithm.build(policy=station.trainable(), seed=config.run.seed)
+    policy = build_band(run).trainable() if run.cluster.robots else station.trainable()
+    algorithm: Algorithm = config.algorithm.build(policy=policy, seed=config.run.seed)
     try:
         algorithm.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})
     except StoreError as error:

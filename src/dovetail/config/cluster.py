@@ -73,8 +73,14 @@ class Ports(Config):
     """Spoken to from the machine itself only."""
     client: Port = 7424
     """The head's alone; not used, and need not be opened."""
-    workers: tuple[Port, Port] = Field(default=(7430, 7529), strict=False)  # a list, where a validator came before
+    workers: tuple[Port, Port] = (7430, 7529)
     """First and last of what the roles listen on, one each."""
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _pair(cls, workers: Any) -> Any:
+        """A list is one too: JSON's own leave is lost where a validator has looked at the whole before."""
+        return tuple(workers) if isinstance(workers, list) else workers
 
     @model_validator(mode="after")
     def _apart(self) -> Self:

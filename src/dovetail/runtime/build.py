@@ -50,6 +50,7 @@ class Station:
     parts: Path | None = None  # where its run keeps what its policy's components started from
     link: LiveLink | None = None  # to whoever watches
     on_restart: Callable[[str, int], None] | None = None  # see `build_station`
+    holds: int | None = None
     _desk: Desk | None = None
     _boards: list[Board] = field(default_factory=list)
     _panels: list[Panel] = field(default_factory=list)
@@ -195,6 +196,7 @@ class Station:
                 should_stop=self.should_stop,
                 link=self.link,
                 ruling=ruling_of(self.config, self.panel()),
+                holds=self.holds,
             )
         return self._hosts[folder]
 
@@ -228,10 +230,11 @@ def build_station(
     live: Callable[[RobotSpec], LiveLink] | None = None,
     on_restart: Callable[[str, int], None] | None = None,
     name: str | None = None,
+    holds: int | None = None,
 ) -> Station:
     """Make robot and task, and let them check each other. `live` makes the link to whoever watches; `name` is what the
     robot is called among others. With `on_restart`, a process of the arm's that was killed is started anew, and this told;
-    without, that is a fault."""
+    without, that is a fault. `holds`: see RobotHost."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
     cell = build_cell(
         task=config.task,
@@ -241,7 +244,9 @@ def build_station(
         name=name,
     )
     if live is None:
-        return Station(config=config, cell=cell, should_stop=should_stop, parts=parts, on_restart=on_restart)
+        return Station(
+            config=config, cell=cell, should_stop=should_stop, parts=parts, on_restart=on_restart, holds=holds
+        )
     link = live(cell.robot.spec)
     link.open()
     return Station(
@@ -251,6 +256,7 @@ def build_station(
         parts=parts,
         link=link,
         on_restart=on_restart,
+        holds=holds,
         _desk=cell.desk(link.mailbox, config.operator),
     )
 

@@ -61,7 +61,9 @@ class RobotHost:
         should_stop: Callable[[], bool] = lambda: False,
         link: LiveLink | None = None,
         ruling: Ruling | None = None,
+        holds: int | None = None,
     ) -> None:
+        """`holds` is a locked file's descriptor that the control process shares: while it lives, the lock does."""
         assert isinstance(config.actor.config, ActorConfig)
         mode: Mode = getattr(resolve("actor", config.actor.type), "mode")  # noqa: B009
         mode.check(policy)  # refused before anything starts
@@ -71,7 +73,7 @@ class RobotHost:
         self._forget_episodes = spool is None  # nobody else would
         self._weights = weights.absolute() if weights else None  # where the run publishes them
         self._parts = parts.absolute() if parts else None  # where it keeps what its policy started from
-        self._should_stop, self._link = should_stop, link
+        self._should_stop, self._link, self._holds = should_stop, link, holds
         self._ruling = ruling  # who ends an episode of practice that has succeeded
         self._processes: dict[str, RoleProcess] = {}
         self._board: Board | None = None
@@ -288,6 +290,8 @@ class RobotHost:
         if self._link is not None:
             self._link.show_board(memory, layout)
             given_control["mailbox"] = os.dup(self._link.mailbox_descriptor)
+        if self._holds is not None:
+            given_control["holds"] = os.dup(self._holds)
         self._beat()
         ask_ear, ask_bell = bell()
         answer_ear, answer_bell = bell()

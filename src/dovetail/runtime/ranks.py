@@ -57,11 +57,11 @@ _COUNT = "ranks/num_updates"
 def check_ranks(config: RunConfig, algorithm: Algorithm) -> None:
     """Refuse GPUs that are not there, and batches that cannot be divided; changes how `algorithm` computes."""
     learner, device = config.learner, find_device(config.device)
-    if (
-        config.runtime == "inline"
-        and device.type == "cuda"
-        and (device.index or 0) + learner.ranks > torch.cuda.device_count()
-    ):
+    given_out = (
+        config.runtime == "ray" and config.cluster.learner.num_gpus > 0
+    )  # by Ray, which has its own word on it
+    needed = 0 if given_out else (device.index or 0) + learner.ranks
+    if device.type == "cuda" and needed > torch.cuda.device_count():
         raise UsageError(
             f"learner.ranks={learner.ranks} wants a GPU each, and of {torch.cuda.device_count()} the first is {device}: "
             "set fewer, or device=cpu"

@@ -46,16 +46,18 @@ class RestartedActor:
         return episode
 
     def _start_anew(self) -> bool:
-        killed = self._host.killed
-        if killed is None:
-            return False
-        self._deaths.append(time.monotonic())
-        if len(self._deaths) == _OFTEN and self._deaths[-1] - self._deaths[0] < _WITHIN_S:
-            return False
-        self._host.acknowledge()
-        self._host.start()
-        self._tell(killed, self._host.processes[killed])
-        return True
+        while (killed := self._host.killed) is not None:
+            self._deaths.append(time.monotonic())
+            if len(self._deaths) == _OFTEN and self._deaths[-1] - self._deaths[0] < _WITHIN_S:
+                return False
+            self._host.acknowledge()
+            try:
+                self._host.start()
+            except FailureError:  # somebody was killed before all were ready, or cannot start
+                continue
+            self._tell(killed, self._host.processes[killed])
+            return True
+        return False
 
     def load(self, snapshot: WeightSnapshot) -> None:
         self._host.load(snapshot)

@@ -66,7 +66,9 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
                     logging_level="ERROR",
                     **own,
                 )
-        except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        except (
+            Exception
+        ) as error:  # Ray raises plain ones too: of a machine so busy that it does not come up within 30 s
             what = "start a Ray on this machine" if meeting is None else f"enter the cluster at {meeting}"
             raise FailureError(f"cannot {what}: {' '.join(str(error).split())[:300]}") from error
         if meeting is None and any(node["NodeManagerAddress"] != LOOPBACK for node in ray.nodes()):

@@ -101,7 +101,7 @@ class Crew:
             "learner", path=path, store=self.store, weights=weights
         )
         for role, handle in {"store": self.store, "learner": self.learner, "weights": weights, **labelers}.items():
-            self.supervision.add(role, handle.report.remote, restart=_restarts(handle))
+            self.supervision.add(role, handle)
 
         def make(arm: Arm, **options: Any) -> Any:
             return _actor(RobotRole, **options, max_concurrency=8).remote(arm, store=self.store, weights=weights)
@@ -125,7 +125,7 @@ class Crew:
     def look(self) -> None:
         """At everybody: whoever was started anew is told again, and what somebody must see to ends the run."""
         for name in self._muster.look() if self._muster else ():
-            self.supervision.add(name, _asks(self._ask_robot, name))
+            self.supervision.add(name, self.robots[name], ask=_asks(self._ask_robot, name))
             self.newcomers.append(name)
         for name in self.supervision.look():
             if name == "learner" and self.learning is not None:
@@ -219,10 +219,6 @@ def _actor(role: type, **options: Any) -> Any:
 
 def _asks(ask: Callable[[str], Any], name: str) -> Callable[[], Any]:
     return lambda: ask(name)
-
-
-def _restarts(handle: Any) -> Callable[[], None]:
-    return lambda: ray.kill(handle, no_restart=False)
 
 
 def ours(error: RayTaskError) -> Exception:

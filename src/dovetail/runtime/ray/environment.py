@@ -31,6 +31,7 @@ def settings(detection: Detection, *, token: Path, loopback: bool) -> dict[str, 
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0" if loopback else "1",
         "RAY_usage_stats_enabled": "0",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_task_events_report_interval_ms": "0",  # the head would remember every call: 8 MB a minute
         "RAY_worker_niceness": "0",  # 15 otherwise: an arm would wait for whatever else runs
         "OMP_NUM_THREADS": "1",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",

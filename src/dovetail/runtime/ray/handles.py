@@ -90,8 +90,11 @@ class LabelerHandles:
         role = self._roles[self._turn % len(self._roles)]
         try:
             heard: Hearing = ray.get(role.hear.remote(episode, hearing), timeout=self._timeout_s)
-        except GetTimeoutError:
-            raise LabelError(f"a labeler has not answered for {self._timeout_s:g} s") from None
+        except GetTimeoutError:  # it will never have that thread back
+            ray.kill(role, no_restart=False)
+            raise LabelError(
+                f"a labeler has not answered for {self._timeout_s:g} s, and is started anew"
+            ) from None
         except AWAY:
             raise LabelError("a labeler has died, and is started anew") from None
         except RayError as error:

@@ -111,9 +111,11 @@ class Muster:
             return False
         try:
             self._check(name, ray.get(one.facts))
-        except AWAY as error:  # it is started anew
+        except AWAY as error:
             one.why = last_words(error)
-            if time.monotonic() - one.since_s > _TRY_S:
+            if getattr(error, "actor_init_failed", False):  # Ray does not try again
+                raise FailureError(f"robot '{name}' cannot be started: {one.why}") from None
+            if time.monotonic() - one.since_s > _TRY_S:  # it is started anew
                 one.facts, one.since_s = one.handle.start.remote(), time.monotonic()
             return False
         except (RayTaskError, DovetailError) as error:

@@ -92,7 +92,7 @@ class RayRanks:
             replayed=replayed,
             meeting=Path(self._meeting.name) / "store",
         )
-        self._orders["sees_its_own"] = True  # GPUs are given out by Ray
+        self._orders["sees_its_own"] = self._config.cluster.learner.num_gpus > 0  # else each sees all of them
         self._ranks: dict[int, Any] = {}
 
     def start(self) -> None:

@@ -75,7 +75,7 @@ class RobotRole(Role):
         self._arm, self._config = arm, RunConfig.model_validate(dict(arm.config))
         self._ended, self._practising, self._delivering = threading.Event(), threading.Event(), threading.Event()
         self._folder = arm.folder()
-        self._lock = only_one(self._folder / ".lock")  # two processes never move one arm
+        self._lock = only_one(self._folder / ".lock")  # two never move one arm: its control process shares it
         self._spool = self._folder / "spool"
         self._store = StoreHandle(store, until=self._ended.is_set)
         self._weights = WeightsReader(weights)
@@ -221,6 +221,7 @@ class RobotRole(Role):
                     live=self._make_link,
                     on_restart=lambda process, pid: self._casualties.append((process, pid)),
                     name=arm_name(self._config, self.name),
+                    holds=self._lock.fileno(),
                 )
         return self._station
 

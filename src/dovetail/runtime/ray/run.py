@@ -228,7 +228,7 @@ class RayRun:
             done < owed and time.monotonic() - changed_s < 10.0
         ):  # some wait for what never came: a correction, a success
             report = self._crew.insist(self._crew.learner.report.remote)
-            if report["online_updates"] != done:
+            if report["online_updates"] != done or not report["learning"]:  # or it is being started anew
                 done, changed_s = report["online_updates"], time.monotonic()
             self.status.done = done
             self._pause()
@@ -319,12 +319,11 @@ class RayRun:
                     continue
                 except RayTaskError as error:
                     raise ours(error) from None
-                if one["stopped"]:
-                    raise Interrupted
-                if one[
-                    "problem"
-                ]:  # this arm rests, until somebody has seen to it; where there is no other, that ends the run
+                # it held, for it had not heard of us; or it rests until somebody has seen to it. Who wants the run
+                # to end, or that there is no other arm, a look will tell
+                if one["stopped"] or one["problem"]:
                     todo[kind_of[name]].append(index)
+                    self._look()
                     time.sleep(4 * _LOOK_S)
                     continue
                 if purpose is Purpose.EVAL and one["outcome"] is Outcome.ABORTED:

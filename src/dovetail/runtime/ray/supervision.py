@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import ray
+from ray._private import state
 from ray.exceptions import RayError
 
 from dovetail.core.errors import FailureError
@@ -17,6 +18,7 @@ __all__ = ["Supervision", "Watched", "last_words"]
 
 _EVERY_S = 0.25
 _SILENT_S = 10.0
+_COUNT_S = 2.0
 _SHORT_S, _OFTEN = 20.0, 5  # so many short lives of a role in a row: then it will not get better
 
 
@@ -27,6 +29,9 @@ class Watched:
     name: str
     ask: Callable[[], Any]  # for its report
     restart: Callable[[], None] = lambda: None  # have it killed, and started anew
+    count: Callable[[], int] = lambda: 0  # how often Ray has started it anew
+    counted: int = 0  # the same when it was lost
+    counted_s: float = 0.0
     report: Mapping[str, Any] = field(default_factory=dict)  # the newest
     heard_s: float = field(default_factory=time.monotonic)
     num_starts: int = 0
@@ -58,9 +63,16 @@ class Supervision:
         self._tell = tell
         self.roles: dict[str, Watched] = {}
 
-    def add(self, name: str, ask: Callable[[], Any], *, restart: Callable[[], None] = lambda: None) -> Watched:
-        self.roles[name] = Watched(name=name, ask=ask, restart=restart)
-        return self.roles[name]
+    def add(self, name: str, handle: Any, *, ask: Callable[[], Any] | None = None) -> Watched:
+        """By default it is asked for its `report`."""
+        role = Watched(
+            name=name,
+            ask=ask or handle.report.remote,
+            restart=lambda: ray.kill(handle, no_restart=False),
+            count=lambda: _num_restarts(handle),
+        )
+        self.roles[name] = role
+        return role
 
     def remove(self, name: str) -> None:
         self.roles.pop(name, None)
@@ -104,14 +116,23 @@ class Supervision:
     def _lose(self, role: Watched, error: Exception) -> None:
         if getattr(error, "actor_init_failed", False):  # Ray does not try again
             raise FailureError(f"{role.name} cannot be started: {last_words(error)}")
+        now_s = time.monotonic()
         if role.away:
+            if now_s - role.counted_s > _COUNT_S:
+                role.counted_s = now_s
+                if role.count() - role.counted >= _OFTEN:
+                    raise FailureError(f"{role.name} dies again and again before it is ready: {last_words(error)}")
             return
-        role.away = True
+        role.away, role.counted, role.counted_s = True, role.count(), now_s
         role.num_short = role.num_short + 1 if time.monotonic() - role.born_s < _SHORT_S else 0
         why = {"reason": str(error)} if isinstance(error, FailureError) else {}
         self._tell("lost", role=role.name, pid=role.report.get("pid"), **why)
         if role.num_short >= _OFTEN:
             raise FailureError(f"{role.name} has died {_OFTEN} times soon after its start: {last_words(error)}")
+
+
+def _num_restarts(handle: Any) -> int:
+    return int(state.actors(handle._actor_id.hex()).get("NumRestarts", 0))
 
 
 def last_words(error: Exception) -> str:
