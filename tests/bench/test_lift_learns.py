@@ -11,7 +11,9 @@ from dovetail.bench.shards import Shards
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["pick-place-hg-dagger", "pick-place-hi-ors", "peg-insertion-dsrl"])
+@pytest.mark.parametrize(
+    "recipe", ["pick-place-hg-dagger", "pick-place-hi-ors", "peg-insertion-dsrl", "table-cleanup-hg-dagger"]
+)
 def test_the_interval_after_lies_above_the_one_before(recipe: str, tmp_path: Path) -> None:
     shards = Shards(tmp_path)
     reports = [
