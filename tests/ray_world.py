@@ -47,6 +47,7 @@ run: {{demos: 0, demo_noise: 0.0, env_steps: 1000000, eval_episodes: 2, untraine
        checkpoint_every_s: 1.0, stop_when_solved: {{window: 5}}}}
 labels: [{{type: "ray_plugins:Hangs", signs: "{signs}"}}]
 labeling: {{retry_s: 0.2, max_retry_s: 1.0}}
+cluster: {{robot_limit_s: 600}}
 runtime: ray
 """
 HOST_ROLES = ("control", "inference", "recorder")  # of an arm, below its RobotRole
