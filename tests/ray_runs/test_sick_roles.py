@@ -33,7 +33,7 @@ def failed(one):
 
 def test_one_that_hangs_one_that_hungers_and_one_arm_of_two_that_faults(tmp_path):
     with world(tmp_path) as one:
-        one.start("cluster.num_robots=2", "cluster.num_labelers=2", "cluster.label_timeout_s=3")
+        one.start("cluster.num_robots=2", "cluster.num_labelers=2", "cluster.label_timeout_s=30")
         one.until(lambda: one.num_practised() > 2, what="practice")
 
         one.give("hang")
