@@ -44,7 +44,7 @@ actor: {{type: sequential, layout: processes, flush_s: 0.1, stall_s: 2.0, heartb
 algorithm: {{type: "ray_hunger:Hungry", signs: "{signs}", batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}}
 learner: {{utd: 1, warmup_updates: 20, bc_updates: 20}}
 run: {{demos: 0, demo_noise: 0.0, env_steps: 1000000, eval_episodes: 2, untrained_episodes: 0, showcase_episodes: 0,
-       checkpoint_every_s: 1.0, stop_when_solved: {{window: 5}}}}
+       checkpoint_every_s: 1.0, stop_when_solved: {{window: 20, success_rate: 0.4}}}}
 labels: [{{type: "ray_plugins:Hangs", signs: "{signs}"}}]
 labeling: {{retry_s: 0.2, max_retry_s: 1.0}}
 cluster: {{robot_limit_s: 600}}
