@@ -138,10 +138,11 @@ def test_what_the_store_took_of_what_arms_offered():
     found = Ingested(
         10.0, 20, 10, (0.1, 0.3, 0.2), 50, {"store": 1.0, "labeler": 0.5, "arms": 0.25, "learner": 5.0}
     )
-    rows = {row.name: row for row in pipeline_ingest._of("4 arms", found)}
+    rest = {"store": 0.02, "labeler": 0.0, "arms": 0.0}  # of a core, with nothing to do
+    rows = {row.name: row for row in pipeline_ingest._of("4 arms", found, rest)}
     assert (rows["4 arms: episodes stored"].value, rows["4 arms: episodes stored"].ratio) == (1.0, 0.5)
     assert rows["4 arms: from its end to the store's word, p50"].value == 0.2
-    assert rows["4 arms: store, processor time for an episode"].value == pytest.approx(100.0)
+    assert rows["4 arms: store, processor time for an episode"].value == pytest.approx(80.0)
 
 
 def test_arms_deliver_at_the_pace_of_their_episode_and_keep_what_was_not_taken():

@@ -5,6 +5,8 @@ import pytest
 from dovetail.episodes.spool import Spool
 from ray_world import eventually, world
 
+pytestmark = pytest.mark.slow
+
 _BEGUN = {  # so that the run is in the middle of it
     "demonstrating": lambda one: "ray::RobotRole.run_one" in one.titles(),
     "cloning": lambda one: "ray::LearnerRole.clone" in one.titles(),
@@ -37,18 +39,12 @@ def killed_and_resumed(tmp_path, phase, *overrides):
         assert one.checkpoint()["version"] > before["version"]
 
 
-def test_while_it_learns(tmp_path):
-    killed_and_resumed(tmp_path, "learning", "run.demos=0")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("phase", ["demonstrating", "cloning", "evaluating"])
+@pytest.mark.parametrize("phase", ["demonstrating", "cloning", "learning", "evaluating"])
 def test_in_each_phase(tmp_path, phase):
-    demos = () if phase == "evaluating" else ("run.demos=3", "learner.bc_updates=3000")
+    demos = ("run.demos=3", "learner.bc_updates=3000") if phase in ("demonstrating", "cloning") else ()
     killed_and_resumed(tmp_path, phase, "run.eval_episodes=30", *demos)
 
 
-@pytest.mark.slow
 def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path):
     with world(tmp_path) as one:
         one.start()

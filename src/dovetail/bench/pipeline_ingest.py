@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from statistics import median
 
@@ -63,11 +63,15 @@ def _rows(
     alone = plant.measure(0, seconds)
     alone_hz = alone.updates / alone.seconds
     yield Row(name="no arms: updates of the learner", value=alone_hz, unit="/s")
+    rest = {name: used_s / alone.seconds for name, used_s in alone.cpu_s.items()}
+    yield Row(
+        name="no arms: store and labeler, of a core", value=100 * (rest["store"] + rest["labeler"]), unit="%"
+    )
     last_good, costs = 0, []
     for num_arms in arms:
         found = plant.measure(num_arms, seconds)
         label = f"{num_arms} arm{'s' if num_arms > 1 else ''}"
-        yield from _of(label, found)
+        yield from _of(label, found, rest)
         hz = found.updates / found.seconds
         yield Row(
             name=f"{label}: updates of the learner",
@@ -77,14 +81,19 @@ def _rows(
             ratio=hz / alone_hz if alone_hz else None,
         )
         if found.stored:
-            costs.append(sum(found.cpu_s[name] for name in ("store", "labeler")) / found.stored)
+            costs.append(sum(_cost_s(found, rest, name) for name in ("store", "labeler")))
         if found.stored >= _KEEPS_UP * found.offered:
             last_good = num_arms
     yield Row(name="the most arms that it kept up with", value=last_good, unit="arms")
     yield from _on_paper(folder, episode, cost_s=median(costs))
 
 
-def _of(label: str, found: Ingested) -> Iterator[Row]:
+def _cost_s(found: Ingested, rest: Mapping[str, float], name: str) -> float:
+    """Processor time for an episode, without what the role uses at rest."""
+    return max(0.0, found.cpu_s[name] - found.seconds * rest[name]) / max(1, found.stored)
+
+
+def _of(label: str, found: Ingested, rest: Mapping[str, float]) -> Iterator[Row]:
     offered_hz, stored_hz = found.offered / found.seconds, found.stored / found.seconds
     yield Row(
         name=f"{label}: episodes stored",
@@ -97,8 +106,8 @@ def _of(label: str, found: Ingested) -> Iterator[Row]:
         yield Row(name=f"{label}: from its end to the store's word, p50", value=median(found.latencies), unit="s")
         yield Row(name=f"{label}: from its end to the store's word, at most", value=max(found.latencies), unit="s")
     for name in ("store", "labeler", "arms"):
-        cost_s = found.cpu_s[name] / max(1, found.stored)
-        yield Row(name=f"{label}: {name}, processor time for an episode", value=1e3 * cost_s, unit="ms")
+        cost_ms = 1e3 * _cost_s(found, rest, name)
+        yield Row(name=f"{label}: {name}, processor time for an episode", value=cost_ms, unit="ms")
 
 
 def _on_paper(folder: RunFolder, episode: Episode, *, cost_s: float) -> Iterator[Row]:

@@ -20,7 +20,16 @@ from dovetail.runtime.ray.environment import scoped, settings
 from dovetail.runtime.ray.marks import MARK
 from dovetail.runtime.ray.token import check_token, make_token, token_path
 
-__all__ = ["NAMESPACE", "beside", "check_admitted", "check_places", "connected", "machines", "placed"]
+__all__ = [
+    "NAMESPACE",
+    "beside",
+    "check_admitted",
+    "check_places",
+    "connected",
+    "machines",
+    "placed",
+    "speechless",
+]
 
 NAMESPACE = "dovetail"
 _PINNED = 0.001  # of the one `node:ADDRESS` that every machine offers of itself
@@ -102,7 +111,7 @@ def check_admitted(config: ClusterConfig) -> None:
     with scoped(settings(config.detection, token=token, loopback=_is_loopback(meeting))):
         _read_environment(loopback=_is_loopback(meeting))
         try:
-            with _speechless():
+            with speechless():
                 _raylet.GcsClient(address=meeting)
         except ray.exceptions.AuthenticationError as error:
             raise UsageError(
@@ -115,7 +124,7 @@ def check_admitted(config: ClusterConfig) -> None:
 
 
 @contextlib.contextmanager
-def _speechless() -> Iterator[None]:
+def speechless() -> Iterator[None]:
     """Ray's own warnings go to stderr from below Python; we say in one line what is wrong."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)

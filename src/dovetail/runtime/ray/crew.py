@@ -15,7 +15,7 @@ from ray.exceptions import RayTaskError
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import DovetailError, FailureError, one_line
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.ray.cluster import beside, check_places, placed
+from dovetail.runtime.ray.cluster import beside, check_places, placed, speechless
 from dovetail.runtime.ray.handles import AWAY
 from dovetail.runtime.ray.labeler import LabelerRole
 from dovetail.runtime.ray.learner import LearnerRole
@@ -94,9 +94,10 @@ class Crew:
         }
         near = placed(cluster.learner, role="learner", config=cluster, pinned=True)
         weights = _actor(WeightsRole, **placed(cluster.weights, role="weights", config=cluster)).remote()
-        self.store = _actor(StoreRole, **beside(near), max_concurrency=16).remote(
-            "store", *labelers.values(), path=path
-        )
+        with speechless():  # Ray warns that what a role is given must stay: it does, for we keep it
+            self.store = _actor(StoreRole, **beside(near), max_concurrency=16).remote(
+                "store", *labelers.values(), path=path
+            )
         self.learner = _actor(LearnerRole, **near, max_concurrency=4).remote(
             "learner", path=path, store=self.store, weights=weights
         )

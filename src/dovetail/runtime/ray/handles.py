@@ -57,8 +57,8 @@ class StoreHandle:
         seen: Mapping[str, Array] = insist(self._role.demonstrated.remote, until=self._until) or {}
         return seen
 
-    def trained_steps(self) -> int | None:
-        steps: int | None = self._once(self._role.trained_steps)
+    def trained_steps(self, *, more_than: int = -1, wait_s: float = 0.0) -> int | None:
+        steps: int | None = self._once(self._role.trained_steps, more_than, wait_s)
         return steps
 
     def learned(self, updates: int, *, wants: SampleRequest, metrics: Mapping[str, float]) -> None:

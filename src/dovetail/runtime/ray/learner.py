@@ -34,7 +34,7 @@ from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["LearnerRole"]
 
-_IDLE_S = 0.01
+_IDLE_S = 0.25  # at most, until it is told of new steps
 _VERSIONS, _SET_ASIDE = "versions.json", 100
 _A_WHILE_S = 1.0  # of updates between two looks at what is new: what was sampled ahead is thrown away then
 _TELL_S = 0.25
@@ -65,7 +65,7 @@ class LearnerRole(Role):
         self._version = self._set_aside = 0  # the newest that was given out, and the last that may be
         self._published, self._published_s = -1, 0.0  # at so many updates, and when
         self._saved, self._saved_s = -1, time.monotonic()  # the same of the checkpoint
-        self._told_s = 0.0
+        self._told_s, self._seen_steps = 0.0, -1
         self._progress = (0, 0)
         self._metrics: dict[str, float] = {}
         self._hopeless = False  # this process: another may do
@@ -97,9 +97,10 @@ class LearnerRole(Role):
             self._wanted.set()
 
     def look_again(self) -> None:
-        """At the demonstrations: an arm that came late has shown what it sees."""
+        """At the demonstrations: an arm that came late has shown what it sees. Where all have one set of statistics, those
+        stay: networks have been trained with them."""
         with self._turn:
-            if self._policy is not None:
+            if self._policy is not None and hasattr(self._policy, "canon"):
                 self._policy.fit_normalizer(self._store.demonstrated())
 
     def rest(self) -> int:
@@ -161,8 +162,8 @@ class LearnerRole(Role):
                         and time.monotonic() - self._saved_s > self._config.run.checkpoint_every_s
                     ):
                         self._save()
-                if not busy:
-                    time.sleep(_IDLE_S)
+                if not busy and self._store.trained_steps(more_than=self._seen_steps, wait_s=_IDLE_S) is None:
+                    time.sleep(_IDLE_S)  # the store is being started anew
             except Exception as error:  # a thread's border: whoever watches is told, and the last checkpoint stays
                 self._hopeless = _is_out_of_memory(error)
                 self.problem = f"out of memory: {one_line(error)}" if self._hopeless else one_line(error)
@@ -183,7 +184,10 @@ class LearnerRole(Role):
                 self._publish_now()
             return True
         trained_steps = self._store.trained_steps()
-        if trained_steps is None or learner.owed(trained_steps) <= 0:
+        if trained_steps is None:
+            return False
+        self._seen_steps = trained_steps
+        if learner.owed(trained_steps) <= 0:
             return False
         done = learner.num_online_updates
         with self.working("learning"):

@@ -61,6 +61,7 @@ class StoreRole(Role):
         super().__init__(name)
         self._folder, self._labelers = RunFolder.open(path), labelers
         self._books = threading.RLock()  # experience, intake and figures
+        self._grown = threading.Condition()  # steps that are learned from
         self._delivered: SimpleQueue[str] = SimpleQueue()  # committed, and not in the books
         self._fresh: OrderedDict[str, Episode] = OrderedDict()
         self._unplotted: dict[str, float] = {}  # in the books since, and not in the curves
@@ -203,8 +204,11 @@ class StoreRole(Role):
         self._in_step.hear(robot, steps, now_s)
         return len(self._kinds) > 1 and self._in_step.is_ahead(robot, steps, now_s)
 
-    def trained_steps(self) -> int:
-        return self._tickets.trained_steps
+    def trained_steps(self, more_than: int = -1, wait_s: float = 0.0) -> int:
+        """Those that updates are owed for; where the caller knows of as many, it waits for more, for a while."""
+        with self._grown:
+            self._grown.wait_for(lambda: self._tickets.trained_steps != more_than, wait_s)
+            return self._tickets.trained_steps
 
     def demonstrated(self) -> Mapping[str, Array]:
         with self._books:
@@ -327,7 +331,9 @@ class StoreRole(Role):
             del self._running[episode_id]
         status = self._status
         self._tickets.env_steps = status.env_steps
-        self._tickets.trained_steps = status.trained_steps + sum(self._running.values())
+        with self._grown:
+            self._tickets.trained_steps = status.trained_steps + sum(self._running.values())
+            self._grown.notify_all()
 
     def _at_hand(self, episode_id: str) -> Episode | None:
         return self._fresh.get(episode_id)

@@ -30,13 +30,14 @@ class Watched:
     ask: Callable[[], Any]  # for its report
     restart: Callable[[], None] = lambda: None  # have it killed, and started anew
     count: Callable[[], int] = lambda: 0  # how often Ray has started it anew
-    counted: int = 0  # the same when it was lost
+    counted: int = 0  # the same when it was last heard of first
     counted_s: float = 0.0
     report: Mapping[str, Any] = field(default_factory=dict)  # the newest
     heard_s: float = field(default_factory=time.monotonic)
     num_starts: int = 0
     born_s: float = 0.0
     num_short: int = 0  # lives, in a row
+    condemned: tuple[Any, Any] | None = None  # process that was ended for what it said of itself
     waiting: Any = None
     asked_s: float = 0.0
     away: bool = False
@@ -82,6 +83,8 @@ class Supervision:
         anew = [role.name for role in self.roles.values() if self._hear(role)]
         now_s = time.monotonic()
         for role in self.roles.values():
+            if role.silent_s > _COUNT_S and now_s - role.counted_s > _COUNT_S:
+                self._count(role)
             if role.waiting is None and now_s - role.asked_s >= _EVERY_S:
                 role.asked_s = now_s
                 try:
@@ -99,31 +102,35 @@ class Supervision:
         except AWAY as error:
             self._lose(role, error)
             return False
-        if report.get("hopeless"):  # this process, but another may do
-            role.waiting = None
-            role.restart()
-            self._lose(role, FailureError(report["problem"]))
+        who = (report["pid"], report["host"])
+        if who == role.condemned:  # its last word
             return False
         before, role.report, role.heard_s, role.away = role.report, report, time.monotonic(), False
-        if before.get("pid") == report["pid"] and before.get("host") == report["host"]:
-            return False
-        role.num_starts += 1
-        role.born_s = time.monotonic()
-        if role.num_starts > 1:
-            self._tell("started anew", role=role.name, pid=report["pid"], host=report["host"])
-        return role.num_starts > 1
+        anew = (before.get("pid"), before.get("host")) != who
+        if anew:
+            role.num_starts += 1
+            role.born_s = time.monotonic()
+            role.counted = role.count()
+            if role.num_starts > 1:
+                self._tell("started anew", role=role.name, pid=report["pid"], host=report["host"])
+        if report.get("hopeless"):  # this process, but another may do
+            role.condemned, role.report = who, {**report, "problem": None}
+            role.restart()
+            self._lose(role, FailureError(report["problem"]))
+        return anew and role.num_starts > 1
+
+    def _count(self, role: Watched) -> None:
+        """Whether one that is not heard of is still being started, or started again and again."""
+        role.counted_s = time.monotonic()
+        if role.count() - role.counted > _OFTEN:
+            raise FailureError(f"{role.name} dies again and again before it is ready: see the log of its process")
 
     def _lose(self, role: Watched, error: Exception) -> None:
         if getattr(error, "actor_init_failed", False):  # Ray does not try again
             raise FailureError(f"{role.name} cannot be started: {last_words(error)}")
-        now_s = time.monotonic()
         if role.away:
-            if now_s - role.counted_s > _COUNT_S:
-                role.counted_s = now_s
-                if role.count() - role.counted >= _OFTEN:
-                    raise FailureError(f"{role.name} dies again and again before it is ready: {last_words(error)}")
             return
-        role.away, role.counted, role.counted_s = True, role.count(), now_s
+        role.away = True
         role.num_short = role.num_short + 1 if time.monotonic() - role.born_s < _SHORT_S else 0
         why = {"reason": str(error)} if isinstance(error, FailureError) else {}
         self._tell("lost", role=role.name, pid=role.report.get("pid"), **why)

@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import ray
-import torch
 from ray.exceptions import RayError
 
 from dovetail.core.types import Array, WeightSnapshot
@@ -116,6 +115,8 @@ def _equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
 def _packed(key: str, array: Array, *, half: bool) -> tuple[str, Array]:
     if not half or array.dtype != np.float32:
         return key, array
+    import torch  # takes a second: the role that only passes references on starts without
+
     return _HALF + key, torch.tensor(array).bfloat16().view(torch.int16).numpy().view(np.uint16)
 
 
