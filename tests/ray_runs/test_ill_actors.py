@@ -42,6 +42,9 @@ def ill(**how):
             told = {"pid": self._pid, "host": "here", "problem": None}
             return {**told, "hopeless": True, "problem": "out of memory: 9 TB"} if how.get("hungry") else told
 
+        def prepare(self):
+            pass
+
         def hear(self, episode, hearing):
             import threading
 

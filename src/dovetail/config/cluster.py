@@ -162,7 +162,7 @@ class ClusterConfig(Config):
     weights_precision: Literal["fp32", "bf16"] = "fp32"
     """What weights travel in: bf16 is half as much, and what acts is rounded to it."""
     label_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that a labeler may take over one episode, its own start included, before it is ended and another is asked."""
+    """Seconds that a labeler may take over one episode, its own start not counted, before it is ended and another asked."""
     max_behind_steps: int = Field(default=200, ge=0)
     """Steps of practice that simulated arms may be ahead of the learner's updates, all together: beyond, they wait. Real
     arms never wait; there the update-to-data ratio alone paces the learner."""

@@ -21,6 +21,7 @@ AWAY = (RayActorError, OutOfMemoryError, NodeDiedError)  # whoever was asked has
 
 _PAUSE_S = 0.2
 _ONCE_S = 10.0
+_START_S = 600.0
 
 
 def insist(call: Callable[[], Any], *, timeout_s: float = 30.0, until: Callable[[], bool] = lambda: False) -> Any:
@@ -89,6 +90,7 @@ class LabelerHandles:
         self._turn += 1
         role = self._roles[self._turn % len(self._roles)]
         try:
+            ray.get(role.prepare.remote(), timeout=_START_S)  # to load a model is not to hang
             heard: Hearing = ray.get(role.hear.remote(episode, hearing), timeout=self._timeout_s)
         except GetTimeoutError:  # it will never have that thread back
             ray.kill(role, no_restart=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,19 @@ class LabelerRole(Role):
         super().__init__(name)
         self._config, self._labels = config, labels
         self._panel: Panel | None = None
+        self._making = threading.Lock()
+
+    def prepare(self) -> None:
+        """Make whoever is asked ready, once."""
+        with self._making:
+            if self._panel is None:
+                with self.working("starting"):
+                    folder = self._labels if self._labels.parent.is_dir() else None
+                    self._panel = build_panel(RunConfig.model_validate(self._config), folder)
 
     def hear(self, episode: Episode, hearing: Hearing) -> Hearing:
+        self.prepare()
+        assert self._panel is not None
         with self.working("labelling"):
-            if self._panel is None:
-                folder = self._labels if self._labels.parent.is_dir() else None
-                self._panel = build_panel(RunConfig.model_validate(self._config), folder)
             self.count("episodes")
             return self._panel.go_on(episode, hearing)
