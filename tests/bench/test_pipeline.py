@@ -40,6 +40,16 @@ def test_a_pace_is_that_of_episodes_and_of_updates_in_between(tmp_path):
     assert pace.update_s == pytest.approx(12 / 115)
     assert (pace.collect_s, pace.train_s) == (pytest.approx(5.0), pytest.approx(3.0))
     assert pace.bound == pytest.approx(8 / 5)
+    known = (
+        (24.9, {"acting": 20.0, "updating": 1.0}),
+        (30.9, {"acting": 26.0}),
+        (36.9, {"acting": 32.0, "updating": 9.0}),
+    )
+    watch.looks = [
+        Look(unix_s, "learning", 0, 0, spent) for unix_s, spent in known
+    ]  # where it is known on the way
+    pace = pace_of(folder, watch, num_steps=60)
+    assert (pace.collect_s, pace.train_s) == (pytest.approx(6.0), pytest.approx(4.0))
 
 
 def test_of_two_that_run_at_once_the_slower_counts():

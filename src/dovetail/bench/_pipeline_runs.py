@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -94,6 +95,7 @@ class Look(NamedTuple):
     phase: str
     episodes: int
     updates: int
+    spent: Mapping[str, float] = MappingProxyType({})  # seconds so far, by what they went into
 
 
 @dataclass(slots=True)
@@ -101,6 +103,7 @@ class Watch:
     """Keeps what there was to see, and asks the run to end at a phase, if there is one of these."""
 
     until: Sequence[str] = ()
+    spent: Callable[[], Mapping[str, float]] = dict
     looks: list[Look] = field(default_factory=list)
     ended: bool = False
     began_unix_s: float = field(default_factory=time.time)
@@ -112,7 +115,7 @@ class Watch:
 
     def __call__(self, status: RunStatus) -> None:
         self.ended |= any(status.phase.startswith(phase) for phase in self.until)
-        self.looks.append(Look(time.time(), status.phase, status.episodes, status.updates))
+        self.looks.append(Look(time.time(), status.phase, status.episodes, status.updates, dict(self.spent())))
 
     def phases(self) -> dict[str, float]:
         """Seconds of each, from its first look to the next phase's."""
@@ -130,6 +133,15 @@ class Watch:
         before, after = self.looks[place - 1], self.looks[place]
         share = (unix_s - before.unix_s) / max(1e-9, after.unix_s - before.unix_s)
         return before.updates + share * (after.updates - before.updates)
+
+    def spent_between(self, first_unix_s: float, last_unix_s: float) -> dict[str, float]:
+        """As the last looks before these moments knew it."""
+        times = [look.unix_s for look in self.looks]
+        before, after = (
+            self.looks[max(0, bisect.bisect_right(times, moment) - 1)].spent
+            for moment in (first_unix_s, last_unix_s)
+        )
+        return {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +216,8 @@ def run_once(folder: RunFolder, watch: Watch) -> None:
 
         run = RayRun(folder, watch=watch, should_stop=lambda: watch.ended).run
     else:
-        run = InlineRun(folder, watch=watch, should_stop=lambda: watch.ended).run
+        inline = InlineRun(folder, watch=watch, should_stop=lambda: watch.ended)
+        watch.spent, run = lambda: inline.seconds, inline.run
     try:
         with contextlib.suppress(Interrupted):
             run()
@@ -219,10 +232,13 @@ def pace_of(folder: RunFolder, watch: Watch, *, num_steps: int) -> Pace:
     first, last = ends[min(_SKIP, len(ends) - 2)], ends[-1]
     num_episodes = len(ends) - 1 - min(_SKIP, len(ends) - 2)
     num_updates = watch.updates_at(last) - watch.updates_at(first)
-    spent = (folder.read_json("progress.json") or {}).get("phases") or {}
+    spent = {name: seconds / num_episodes for name, seconds in watch.spent_between(first, last).items()}
+    if not spent:  # of several processes, all that is known is the sum at the end
+        whole = (folder.read_json("progress.json") or {}).get("phases") or {}
+        spent = {name: seconds / len(ends) for name, seconds in whole.items()}
     return Pace(
         episode_s=(last - first) / num_episodes,
         update_s=(last - first) / max(num_updates, 1e-9),
         updates_per_step=num_updates / (num_episodes * num_steps),
-        spent={name: seconds / len(ends) for name, seconds in spent.items()},
+        spent=spent,
     )

@@ -7,7 +7,7 @@ first at what the folder already holds, so that a run that was interrupted goes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import numpy as np
@@ -121,6 +121,11 @@ class InlineRun:
             watch=self._watch,
             commit=self._commit,
         )
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What its time went into so far."""
+        return self._phases.seconds
 
     def run(self) -> None:
         run = self._config.run
