@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import numpy as np
 import pytest
 
-from dovetail.bench import pipeline_free, pipeline_ingest, pipeline_publish, pipeline_ratio, pipeline_solved
+from dovetail.bench import (
+    _pipeline_runs,
+    pipeline_free,
+    pipeline_ingest,
+    pipeline_publish,
+    pipeline_ratio,
+    pipeline_solved,
+)
 from dovetail.bench._ingest import Arms, Ingested
 from dovetail.bench._pipeline_runs import CASES, Look, Pace, Watch, pace_of
 from dovetail.bench._waiting import Corrector, CorrectorConfig
@@ -25,11 +31,10 @@ def looks(*rows):
     return [Look(unix_s, phase, episodes, updates) for unix_s, phase, episodes, updates in rows]
 
 
-def test_a_pace_is_that_of_episodes_and_of_updates_in_between(tmp_path):
+def test_a_pace_is_that_of_episodes_and_of_updates_in_between(tmp_path, monkeypatch):
     folder = RunFolder.create(tmp_path / "run", load(["peg-insertion"]))
-    ends = (10.0, 19.0, 25.0, 31.0, 37.0)  # six seconds each, once everything has been used
-    lines = [json.dumps({"event": "episode", "time": end}) + "\n" for end in ends]
-    (folder.path / "events.jsonl").write_text("".join(lines))
+    starts = [10.0, 19.0, 25.0, 31.0, 37.0]  # six seconds each, once everything has been used
+    monkeypatch.setattr(_pipeline_runs, "_starts", lambda folder: starts)
     folder.write_json(
         "progress.json", {"phases": {"acting": 25.0, "sampling": 5.0, "updating": 10.0, "saving": 1.0}}
     )

@@ -17,6 +17,9 @@ from typing import NamedTuple
 import torch
 
 from dovetail.config.load import load
+from dovetail.core.clock import NS_PER_S
+from dovetail.core.types import Purpose
+from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
@@ -146,7 +149,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Of a run, from one episode's end to a later one's."""
+    """Of a run, from one episode's beginning to a later one's."""
 
     episode_s: float  # to collect one
     update_s: float
@@ -226,19 +229,26 @@ def run_once(folder: RunFolder, watch: Watch) -> None:
 
 
 def pace_of(folder: RunFolder, watch: Watch, *, num_steps: int) -> Pace:
-    ends = [event["time"] for event in folder.events("episode")]
-    if len(ends) < 2:
-        raise ValueError(f"{len(ends)} episodes are too few to tell a pace")
-    first, last = ends[min(_SKIP, len(ends) - 2)], ends[-1]
-    num_episodes = len(ends) - 1 - min(_SKIP, len(ends) - 2)
+    starts = _starts(folder)
+    if len(starts) < 2:
+        raise ValueError(f"{len(starts)} episodes are too few to tell a pace")
+    num_episodes = max(1, len(starts) - 1 - _SKIP)
+    first, last = starts[-1 - num_episodes], starts[-1]
     num_updates = watch.updates_at(last) - watch.updates_at(first)
     spent = {name: seconds / num_episodes for name, seconds in watch.spent_between(first, last).items()}
     if not spent:  # of several processes, all that is known is the sum at the end
         whole = (folder.read_json("progress.json") or {}).get("phases") or {}
-        spent = {name: seconds / len(ends) for name, seconds in whole.items()}
+        spent = {name: seconds / len(starts) for name, seconds in whole.items()}
     return Pace(
         episode_s=(last - first) / num_episodes,
         update_s=(last - first) / max(num_updates, 1e-9),
         updates_per_step=num_updates / (num_episodes * num_steps),
         spent=spent,
     )
+
+
+def _starts(folder: RunFolder) -> list[float]:
+    """When each episode of practice began, as the arm wrote it down: nobody who is behind changes that."""
+    log = EpisodeLog(folder.episodes)
+    infos = [log.manifest(episode_id) for episode_id in log.ids()]
+    return sorted(info.started_unix_ns / NS_PER_S for info in infos if info.purpose is Purpose.ONLINE)
