@@ -42,9 +42,10 @@ def test_turns_are_timed_by_what_the_process_worked():
 def test_a_loop_over_critics_learns_as_they_do_together():
     batch = make_batch(4)
     for looped in (False, True):
+        torch.manual_seed(0)
         update = our_sac(batch, hidden=(8, 8), critics=3, looped=looped)
         losses = [update()["critic_loss"] for _ in range(60)]
-        assert losses[-1] < losses[0]
+        assert sum(losses[-10:]) < sum(losses[:10])
 
 
 def test_the_peers_move():

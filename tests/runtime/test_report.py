@@ -150,6 +150,7 @@ def test_figures_of_a_whole_run(run: Run) -> None:
         ("success_after", 99, 100),
     ):
         assert found.pop(name) == Rate(successes=successes, episodes=episodes).to_json()
+    assert found.pop("robots").keys() == {"fake"}
     assert found == {
         "verdict": "peg_insertion: 53 % → 99 % in 0.1 robot minutes",
         "phase_s": {},
