@@ -65,8 +65,7 @@ def test_told_to_stop_it_saves_and_another_process_goes_on(tmp_path: Path) -> No
     assert (int(counters[0]), int(counters[1])) == (10, 640)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_on_the_way_it_goes_on_from_its_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
     (tmp_path / "ppo.yaml").write_text(PRACTICE)
     run = tmp_path / "runs" / "r"

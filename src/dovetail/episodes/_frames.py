@@ -30,8 +30,9 @@ _FORMATS = {
 }
 _ENCODERS = {
     "ffv1": ("ffv1", {"level": "3", "slicecrc": "1"}),
-    # no B-frames: x264 plans them from memory that it has not set, so that equal frames give other bytes each time
-    "h264": ("libx264", {"preset": "veryfast", "bf": "0"}),
+    # no B-frames and no macroblock tree: x264 plans both from memory that it has not set, so that equal frames give
+    # other bytes now and then
+    "h264": ("libx264", {"preset": "veryfast", "bf": "0", "x264-params": "mbtree=0"}),
     "av1": ("libsvtav1", {"preset": "8", "svtav1-params": "lp=1"}),
 }
 _LOSSLESS = "ffv1"

@@ -11,7 +11,7 @@ __all__ = ["CODECS", "CameraInfo", "ImageCodec"]
 
 CODECS = {"lossless": "ffv1", "h264": "h264", "av1": "av1"}  # as configs say it -> as manifests say it
 _Name = Literal["auto", "lossless", "h264", "av1"]
-_CRF = {"h264": (18, 51), "av1": (30, 63)}  # the one that is used, and the worst there is
+_CRF = {"h264": (22, 51), "av1": (30, 63)}  # the one that is used, and the worst there is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class ImageCodec:
 
     name: _Name = "auto"
     lossless_up_to_px: int = 128
-    crf: int | None = None  # constant rate factor: lower is better and larger; None: 18 of H.264, 30 of AV1
+    crf: int | None = None  # constant rate factor: lower is better and larger; None: 22 of H.264, 30 of AV1
 
     def __post_init__(self) -> None:
         if self.name not in get_args(_Name):

@@ -148,7 +148,9 @@ class RayPractice:
             practice = practice.options(**options, max_restarts=-1, max_concurrency=4).remote(
                 _NAME, path=path, live=self._live
             )
-            role = self._supervision.add(_NAME, lambda: practice.report.remote(self._overview.seen()))
+            role = self._supervision.add(
+                _NAME, practice, ask=lambda: practice.report.remote(self._overview.seen())
+            )
             practice.go.remote(num_demos)
             posted_s = 0.0
             while not role.report.get("ended"):
