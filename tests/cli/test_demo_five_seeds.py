@@ -9,9 +9,10 @@ import pytest
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("way", [("runtime=ray", "--console"), ("runtime=inline",)], ids=["ray", "inline"])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_demo_learns(seed, tmp_path):
-    command = [sys.executable, "-m", "dovetail.cli", "run", "peg-insertion", "--name", "demo"]
+def test_the_demo_learns(seed, way, tmp_path):
+    command = [sys.executable, "-m", "dovetail.cli", "run", "peg-insertion", *way, "--name", "demo"]
     started_s = time.monotonic()
     done = subprocess.run(
         [*command, "--seed", str(seed), "--runs-dir", str(tmp_path)], capture_output=True, text=True, check=False

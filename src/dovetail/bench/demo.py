@@ -1,4 +1,5 @@
-"""What `make demo` promises, as a person gets it: the command itself, once per seed, in its own process."""
+"""What `make demo` promises, as a person gets it: the command itself, once per seed, in its own process; beside it the same
+recipe with `runtime=inline`, which is to learn as much."""
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ __all__ = ["bench"]
 
 RECIPE = "peg-insertion"
 SEEDS = (0, 1, 2, 3, 4)
+WAYS = {"ray": ("runtime=ray", "--console"), "inline": ("runtime=inline",)}
 TINY = (
     "run.demos=5",
     "run.env_steps=300",
@@ -31,8 +33,10 @@ TINY = (
 
 def bench(*, quick: bool) -> Iterator[Row]:
     for seed in SEEDS[:1] if quick else SEEDS:
-        report, wall_s = _run(seed, TINY if quick else ())
-        yield from _rows(f"seed {seed}" + (", tiny budget" if quick else ""), report, wall_s, aims=not quick)
+        for name, way in WAYS.items():
+            report, wall_s = _run(seed, [*way, *(TINY if quick else ())])
+            label = f"{name}, seed {seed}" + (", tiny budget" if quick else "")
+            yield from _rows(label, report, wall_s, aims=not quick)
 
 
 def _rows(name: str, report: dict[str, Any], wall_s: float, *, aims: bool) -> Iterator[Row]:

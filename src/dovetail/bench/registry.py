@@ -73,7 +73,7 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "pipeline_ingest": Entry(
             "dovetail.bench.pipeline_ingest:bench", "1 to 32 arms into one store, beside a learner", part=True
         ),
-        "demo": Entry("dovetail.bench.demo:bench", "`dovetail run peg-insertion` for five seeds"),
+        "demo": Entry("dovetail.bench.demo:bench", "`make demo` for five seeds, and the same inline"),
     }
 )
 

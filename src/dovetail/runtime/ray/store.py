@@ -318,13 +318,17 @@ class StoreRole(Role):
             self._coaching.look(cast(Pupil, self._pupil), self._experience.replay)
 
     def _plot(self) -> None:
-        """Into the curves and events, once it has labels; or without them, where those take long."""
+        """Into the curves and events, once it has labels; or without them, where those take long. An episode with
+        both is no longer kept at hand: with cameras it is large."""
         now_s = time.monotonic()
         for episode_id, since_s in list(self._unplotted.items()):
             if self._intake.is_labelled(episode_id) or now_s - since_s > _PATIENCE_S:
                 del self._unplotted[episode_id]
                 episode = self._fresh.get(episode_id) or self._log.load(episode_id, images=False)
                 self._curves.episode(episode, self._experience.labels.current(episode_id))
+        for episode_id in list(self._fresh):
+            if self._intake.is_labelled(episode_id) and episode_id not in self._unplotted:
+                self._fresh.pop(episode_id, None)
 
     def _settle(self) -> None:
         for episode_id in [one for one in self._running if self._intake.is_labelled(one)]:
