@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from pathlib import Path
 from typing import ClassVar
 
 from dovetail.core.errors import RobotError
 from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
-from dovetail.testing.fakes import FakeTask, FakeTaskConfig
+from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeTask, FakeTaskConfig
 from dovetail.testing.live import LiveArm, LiveArmConfig
 
-__all__ = ["Faulty", "Hangs", "UntilTold", "taken"]
+__all__ = ["Faulty", "Hangs", "Slow", "UntilTold", "taken"]
 
 
 def taken(signs: str, name: str) -> bool:
@@ -59,6 +60,24 @@ class Faulty(LiveArm):
     def send(self, action):
         if taken(self._signs, "fault"):
             raise RobotError("the elbow is stuck")
+        return super().send(action)
+
+
+class SlowConfig(FakeArmConfig):
+    tick_s: float
+
+
+class Slow(FakeArm):
+    """In simulated time, and yet not over at once."""
+
+    Config: ClassVar = SlowConfig
+
+    def __init__(self, config, *, task=None):
+        super().__init__(config, task=task)
+        self._tick_s = config.tick_s
+
+    def send(self, action):
+        time.sleep(self._tick_s)
         return super().send(action)
 
 

@@ -117,6 +117,18 @@ class World:
     def num_practised(self) -> int:
         return len(self.events("episode"))
 
+    def env_steps(self) -> int:
+        return max((one["env_steps"] for one in self.events("episode")), default=0)
+
+    def practised_by(self, robot: str) -> int:
+        return sum(one["robot"] == robot for one in self.events("episode"))
+
+    def command(self, *words: str) -> None:
+        """Another one, about the run while it goes on."""
+        whole = [*self.inside, sys.executable, "-m", "dovetail.cli", *words, "--runs-dir", str(self._runs)]
+        done = subprocess.run(whole, env=self.environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+
     def enough(self) -> None:
         self._enough.touch()
 

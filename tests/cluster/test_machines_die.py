@@ -10,7 +10,7 @@ import yaml
 from lab import free_ports
 
 from dovetail.episodes.spool import Spool
-from ray_world import eventually, world
+from ray_world import HOST_ROLES, eventually, world
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,8 @@ def test_machines_die_one_after_another(lab):
     machines.kill("desk", "gcs_server")
     code, _ = one.ended()
     assert code != 0
-    eventually(lambda: not one.pids("RobotRole") and not one.pids("control"), what="the arm is let go of")
+    arm = ("RobotRole", *HOST_ROLES)
+    eventually(lambda: not any(one.pids(process) for process in arm), what="the arm is let go of")
     assert one.notes()[-1].what == "stop"
     assert Spool(one.path / "robots" / "robot-0" / "spool").running() == []
     eventually(machines.all_there, what="everybody has found the head again")

@@ -64,7 +64,7 @@ def test_watched_taken_over_judged_stopped_acknowledged_and_ended(page, tmp_path
         page.click('[data-event="stop"]')
         said, _ = process.communicate(timeout=60)
         assert process.returncode == 130, said
-        assert "robot-0 has stopped: " in said and "robot-0 was acknowledged" in said
+        assert "robot-0 has stopped: " in said and "robot-0 goes on" in said
         assert "stopped; continue with: dovetail run --resume" in said
     finally:
         if console is not None:

@@ -56,6 +56,10 @@ def test_who_was_started_anew_counts_from_nothing_and_a_fault_is_told() -> None:
     assert "updates_per_s" not in overview.facts()  # not a rate below nothing
     learner, robot = overview.rows()
     assert learner["starts"] == 2 and learner["health"] == "well"
+    assert robot["may_acknowledge"] is False  # nothing that has no spool is an arm
+    reported(supervision, "robot-0", counts={}, fault="the emergency stop was pressed", spooled=0)
+    robot = overview.rows()[1]
+    assert robot["may_acknowledge"]
     assert robot["health"] == "stopped: acknowledge it" and robot["problem"] == "the emergency stop was pressed"
 
 

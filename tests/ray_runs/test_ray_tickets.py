@@ -27,6 +27,15 @@ def test_simulated_arms_wait_for_the_learner_and_real_ones_do_not() -> None:
     assert desk.take(real_time=False) is not None
 
 
+def test_nobody_waits_for_a_learner_that_waits_for_data() -> None:
+    """HG-DAgger before the first correction: without practice there would never be one."""
+    desk = tickets()
+    desk.env_steps = desk.trained_steps = 500
+    assert desk.take(real_time=False) is None
+    desk.waits = True
+    assert desk.take(real_time=False) is not None
+
+
 def test_what_was_practised_ends_it_for_everybody() -> None:
     desk = tickets()
     desk.env_steps = 1000

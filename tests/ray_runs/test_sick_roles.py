@@ -52,7 +52,13 @@ def test_one_that_hangs_one_that_hungers_and_one_arm_of_two_that_faults(tmp_path
         one.until(lambda: one.events("robot rests"), what="an arm rests")
         assert "the elbow is stuck" in one.events("robot rests")[0]["reason"]
         one.practised(3)  # the other goes on
+        stopped = one.events("robot rests")[0]["robot"]
+        one.command("acknowledge", "r", stopped)
+        before = one.practised_by(stopped)
+        one.until(lambda: one.practised_by(stopped) > before + 1, what="it goes on, seen to")
+        assert one.events("acknowledged")[0]["robot"] == stopped
         finish(one)
+        assert f"{stopped} has stopped: " in one.said and f"{stopped} goes on" in one.said
         log, labels = EpisodeLog(one.path / "episodes"), LabelStore(one.path / "labels")
         for info in map(log.manifest, log.ids()):
             if info.purpose is Purpose.ONLINE and info.outcome is not Outcome.ABORTED:
@@ -97,6 +103,16 @@ def test_a_role_that_cannot_be_made(tmp_path):
         os.rename(one.path / "config.yaml", one.path / "config.yml")
         one.kill("LearnerRole")
         assert "learner cannot be started: " in failed(one)
+
+
+def test_a_checkpoint_that_a_new_learner_cannot_take_up(tmp_path):
+    with world(tmp_path) as one:
+        one.start("run.checkpoint_every_s=1000")
+        one.until(lambda: one.num_practised() > 2, what="practice")
+        for file in (one.path / "checkpoints" / "last").glob("*.safetensors"):
+            file.write_bytes(b"rubbish")
+        one.kill("LearnerRole")
+        assert "the learner has stopped: " in failed(one)
 
 
 @pytest.fixture

@@ -70,6 +70,21 @@ def test_inference_is_killed(live, record_property):
     assert one.host.fault is None
 
 
+def test_a_crash_is_not_somebody_elses_doing(live):
+    """Killed from outside is one thing; a driver that dies of itself is a fault that somebody must see to."""
+    one = live()
+    one.go()
+    one.harm("inference", signal.SIGSEGV)
+    one.ended()
+    assert "killed by SIGSEGV" in one.host.fault
+    assert one.host.killed is None
+    one.host.acknowledge()
+    one.go()
+    one.harm("inference", signal.SIGKILL)
+    one.ended()
+    assert one.host.killed == "inference"
+
+
 def test_inference_stands_still(live, record_property):
     """The plan is used up, then the arm holds, then it stops; and a process that hangs is not asked again."""
     one = live()

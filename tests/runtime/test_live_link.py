@@ -178,6 +178,7 @@ def test_an_emergency_stop_is_latched_until_it_is_acknowledged(run):
     state = run.view.state()
     assert (state.control, "emergency stop" in state.reason) == ("fault", True)
     run.view.writer.post(Event.START)  # is no acknowledgement
+    run.actor._link.acknowledge()  # nor what is said elsewhere
     run.view.writer.drive(session=1, sequence=1, held=True, axes=[0, 0, 1, 0, 0, 0, 0], expires_s=2.0)
     threading.Event().wait(0.3)
     assert all(note.what == "stop" for note in run.after(stopped_ns))
@@ -211,7 +212,7 @@ def test_a_board_that_looks_like_the_old_one_is_taken_up(tmp_path, processes):
         run.go()
         os.kill(run.actor._inner.processes["control"], signal.SIGKILL)
         eventually(lambda: any("waits for an acknowledgement" in line for line in run.said), within_s=20.0)
-        run.view.writer.post(Event.ACKNOWLEDGE)
+        run.actor._link.acknowledge()  # by somebody who has no console
         went_on_ns = time.monotonic_ns()
         eventually(lambda: run.num_moves(went_on_ns) > 5, within_s=60.0)
         run.view.refresh()

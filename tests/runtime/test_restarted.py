@@ -24,6 +24,12 @@ class Host:
             raise self._raises
         return "episode"
 
+    def load(self, snapshot):
+        if self.num_starts == 0:
+            self.killed = self._turns.pop(0) if self._turns else None
+            raise FailureError("the inference process has died")
+        self.loaded = snapshot
+
     def acknowledge(self):
         self.killed = self.fault = None
 
@@ -69,3 +75,12 @@ def test_what_fails_by_itself_is_a_fault():
         actor.run(order())
     assert (told, host.num_starts) == ([], 0)
     assert restarted(Host("control", raises=FailureError("it has died")))[0].run(order()) is None
+
+
+def test_killed_between_two_episodes_it_has_its_weights_all_the_same():
+    host = Host("inference")
+    actor, told = restarted(host)
+    actor.load("weights")
+    assert (told, host.loaded) == ([("inference", 2)], "weights")
+    with pytest.raises(FailureError, match="has died"):  # by itself
+        restarted(Host())[0].load("weights")

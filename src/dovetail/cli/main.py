@@ -15,7 +15,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from dovetail import __version__
-from dovetail.cli import bench, cluster, console, encoder, episodes, inspect, label, run, serve
+from dovetail.cli import acknowledge, bench, cluster, console, encoder, episodes, inspect, label, run, serve
 from dovetail.core.errors import DovetailError
 
 __all__ = ["app", "entry", "main"]
@@ -33,6 +33,7 @@ label.register(app)
 inspect.register(app)
 console.register(app)
 cluster.register(app)
+acknowledge.register(app)
 serve.register(app)
 encoder.register(app)
 bench.register(app)

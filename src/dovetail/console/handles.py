@@ -95,6 +95,10 @@ class Run(Protocol):
         """The learner's curves by name: (env steps, value). May take a moment."""
         ...
 
+    def acknowledge(self, robot: str) -> None:
+        """Somebody has seen to this arm, one of several: it may go on."""
+        ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Version:

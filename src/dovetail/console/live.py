@@ -33,6 +33,7 @@ def register(app: FastAPI, handles: Handles) -> None:
 
 
 _ROLES = """<div id="dt-roles" class="dt-card" hidden><h3>Roles</h3><div id="dt-pipeline" class="dt-stats"></div>
+<div id="dt-seen-to" class="dt-buttons"></div>
 <div class="dt-scroll"><table class="dt-roles"><thead></thead><tbody></tbody></table></div></div>"""
 
 

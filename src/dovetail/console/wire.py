@@ -30,6 +30,10 @@ class Said(Config):
     event: Event
 
 
+class SeenTo(Config):
+    robot: str
+
+
 def make(handles: Handles) -> FastAPI:
     """The application, with nothing but this in it. While it runs, it keeps looking whether the run does."""
     wheel, story, cameras = Wheel(handles.driver), Story(handles.run), Cameras(handles.robot)
@@ -83,6 +87,16 @@ def make(handles: Handles) -> FastAPI:
             handles.driver.post(said.event, session=1)
         except DovetailError as error:
             raise HTTPException(409, str(error)) from error
+        return {"sent": True}
+
+    @app.post("/api/acknowledge")
+    async def post_seen_to(seen: SeenTo) -> dict[str, bool]:
+        """Of an arm by its name, where there are several; a person who drives one acknowledges it by an event."""
+        found = handles.robot.state()
+        rows = found.facts.get("roles", ()) if found is not None else ()
+        if seen.robot not in {row["name"] for row in rows if row.get("problem")}:
+            raise HTTPException(409, f"{seen.robot} has not stopped")
+        handles.run.acknowledge(seen.robot)
         return {"sent": True}
 
     @app.websocket("/ws/state")

@@ -225,8 +225,9 @@ class Labeler(Protocol):
 
     It may have more: `check(robot)` refuses, before anything moves, a robot that lacks what it looks at;
     `judge(observation)` is the probability that a single observation shows success; a `max_concurrent` says that it is
-    slow, and about how many episodes it may be asked at once, on other threads. One that takes a `folder` is given a place
-    in the run.
+    slow, and about how many episodes it may be asked at once, on other threads; `rewards_at_the_end` that all but the last
+    step of an episode earn nothing, so that steps can be learned from before it has ended. One that takes a `folder` is
+    given a place in the run.
     """
 
     def label(self, episode: Episode) -> Labels: ...

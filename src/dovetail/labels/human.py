@@ -85,6 +85,7 @@ class HumanLabeler:
 
     Config: ClassVar[type[HumanConfig]] = HumanConfig
     asks_person: ClassVar[bool] = True
+    rewards_at_the_end: ClassVar[bool] = True
 
     def __init__(self, config: HumanConfig | None = None) -> None:
         self._config = config or HumanConfig()

@@ -66,6 +66,11 @@ class OutcomeLabeler:
         )
 
     @property
+    def rewards_at_the_end(self) -> bool:
+        """Nothing is earned before the last step."""
+        return not (self._config.dense or self._config.stages or self._config.step_penalty)
+
+    @property
     def looks_at_metrics(self) -> bool:
         return bool(self._config.stages)
 

@@ -90,6 +90,11 @@ class VLMLabeler:
         seen += tuple(stage.model_dump_json() for stage in config.stages)
         return f"2-{_digest(self._asked.model, seen)[:8]}"
 
+    @property
+    def rewards_at_the_end(self) -> bool:
+        """Nothing is earned before the last step."""
+        return self._config.reward == "success" and not self._config.stages
+
     def check(self, robot: RobotSpec) -> None:
         """Refuse, before anything moves, a robot without the cameras that it looks through."""
         find_cameras(robot, self._config.cameras)

@@ -56,9 +56,8 @@ class RoleProcess:
 
     @property
     def was_killed(self) -> bool:
-        """By somebody else: it had nothing to say itself."""
-        code = self.popen.poll()
-        return code is not None and code < 0 and self._error is None
+        """By somebody else: it had nothing to say itself. A crash, of a driver say, is its own doing."""
+        return self.popen.poll() in (-signal.SIGKILL, -signal.SIGTERM) and self._error is None
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """What it does not reply to. The dead are told nothing: whoever waits for them will see."""

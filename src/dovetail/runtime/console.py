@@ -13,6 +13,7 @@ import yaml
 
 from dovetail.console.handles import Handles, Version
 from dovetail.core.errors import RunFolderError
+from dovetail.runtime.acknowledgements import acknowledge
 from dovetail.runtime.console_episodes import RunDesk, RunDownloads, RunEpisodes
 from dovetail.runtime.console_robot import LiveRobot
 from dovetail.weights.store import DiskWeightStore
@@ -70,6 +71,9 @@ class RunView:
             tag.removeprefix("learner/"): [(point.step, point.value) for point in self._logs.Scalars(tag)]
             for tag in tags
         }
+
+    def acknowledge(self, robot: str) -> None:
+        acknowledge(self.path, robot)
 
     def _read_on(self) -> None:
         try:

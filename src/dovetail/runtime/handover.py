@@ -16,10 +16,12 @@ class Tell(Protocol):
     def __call__(self, kind: str, /, **facts: Any) -> None: ...
 
 
-def hand_over(spool: Spool, keep: Callable[[Episode], bool], *, tell: Tell) -> None:
-    """Everything that is waiting, oldest first; the spool lets go of what `keep` has said it has. Where it has not, the
-    rest waits too, so that their order stays."""
+def hand_over(spool: Spool, keep: Callable[[Episode], bool], *, tell: Tell, but: str | None = None) -> None:
+    """Everything that is waiting, oldest first, up to one (`but`) that somebody else still reads; the spool lets go of what
+    `keep` has said it has. Where it has not, the rest waits too, so that their order stays."""
     for episode_id in spool.pending():
+        if episode_id == but:
+            return
         try:
             episode = spool.load(episode_id)
         except StoreError as error:  # damaged at its very beginning: it stays there, for `verify` to tell

@@ -70,6 +70,7 @@ class LiveLink:
         self._descriptors: dict[str, int] = {}
         self._facts: dict[str, Any] = {}
         self._ended = threading.Event()
+        self._seen_to = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
@@ -176,6 +177,10 @@ class LiveLink:
     def waits(self) -> bool:
         return self._waits or self.attended
 
+    def acknowledge(self) -> None:
+        """Somebody has seen to it, and says so elsewhere than in a console; an emergency stop is taken back where it was."""
+        self._seen_to.set()
+
     def await_acknowledgement(self, fault: str, *, should_stop: Callable[[], bool]) -> bool:
         """The arm stands still until a person has seen the fault; False if the run is to end instead."""
         emergency = self.mailbox.newest(Event.EMERGENCY)
@@ -183,9 +188,12 @@ class LiveLink:
         # One by somebody who is not the writer has no number of its own: the next thing that is said has the same
         first = emergency if self.mailbox.emergency else self.mailbox.num_said + 1
         self._announce(f"stopped: {fault}. It waits for an acknowledgement in the console (Ctrl-C ends the run)")
+        self._seen_to.clear()
         self.tell(fault=fault)
         try:
-            while self.mailbox.emergency or self.mailbox.newest(Event.ACKNOWLEDGE) < first:
+            while self.mailbox.emergency or not (
+                self._seen_to.is_set() or self.mailbox.newest(Event.ACKNOWLEDGE) >= first
+            ):
                 if should_stop():
                     return False
                 time.sleep(_LOOK_S)

@@ -60,7 +60,12 @@ class RestartedActor:
         return False
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        self._host.load(snapshot)
+        try:
+            self._host.load(snapshot)
+        except FailureError:  # killed between two episodes
+            if not self._start_anew():
+                raise
+            self._host.load(snapshot)
 
     def acknowledge(self) -> None:
         self._host.acknowledge()

@@ -16,13 +16,15 @@ export function banner(text, seconds = 4) {
   setTimeout(() => shown.remove(), 1000 * seconds);
 }
 
-export async function tell(event) {
+export function tell(event) { return post("/api/event", { event }); }
+
+export async function post(path, body) {
   try {
-    const reply = await fetch("/api/event", { method: "POST", keepalive: true, headers: { "content-type": "application/json" }, body: JSON.stringify({ event }) });
+    const reply = await fetch(path, { method: "POST", keepalive: true, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
     if (!reply.ok) banner((await reply.json().catch(() => ({}))).detail || `the console refused: ${reply.status}`);
     return reply.ok;
   } catch {
-    banner(event === "emergency" ? "NOT SENT: the console cannot be reached. Use the switch on the arm." : "the console cannot be reached");
+    banner(body.event === "emergency" ? "NOT SENT: the console cannot be reached. Use the switch on the arm." : "the console cannot be reached");
     return false;
   }
 }

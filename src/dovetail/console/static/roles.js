@@ -1,4 +1,5 @@
 // The roles of a run that does everything at once: how each one is, what waits there, how fast it goes. Others have none.
+import { post } from "./console.js";
 import { seconds } from "./robot.js";
 
 const PIPELINE = [ // what is told of the whole: name, unit, digits, worrying from
@@ -22,6 +23,18 @@ function line(row) {
   return made;
 }
 
+let offered = "";
+function seenTo(rows) { // made anew only when others have stopped: a button that changes under a finger is not pressed
+  const stopped = rows.filter((row) => row.may_acknowledge).map((row) => row.name);
+  if (stopped.join() === offered) return;
+  offered = stopped.join();
+  document.getElementById("dt-seen-to").replaceChildren(...stopped.map((name) => {
+    const button = Object.assign(cell("button", `acknowledge ${name}`), { className: "dt-button", onclick: () => post("/api/acknowledge", { robot: name }) });
+    button.dataset.seenTo = name;
+    return button;
+  }));
+}
+
 export function roles(state) {
   const box = document.getElementById("dt-roles"), rows = state?.facts?.roles || [], whole = state?.facts?.pipeline || {};
   box.hidden = !rows.length;
@@ -38,6 +51,7 @@ export function roles(state) {
     stats.push(stat);
   }
   document.getElementById("dt-pipeline").replaceChildren(...stats);
+  seenTo(rows);
   const head = document.createElement("tr");
   head.append(...COLUMNS.map(([name]) => cell("th", name)));
   box.querySelector("thead").replaceChildren(head);

@@ -88,6 +88,11 @@ class ClassifierLabeler:
             rule += f"-{sha256(said.encode())[:8]}"
         return f"{self.classifier.version}-{rule}"
 
+    @property
+    def rewards_at_the_end(self) -> bool:
+        """Nothing is earned before the last step."""
+        return self._config.reward == "success" and not self._config.stages
+
     def check(self, robot: RobotSpec) -> None:
         """Refuse, before anything moves, a robot whose cameras are not those it was trained on."""
         self.classifier.check(robot)

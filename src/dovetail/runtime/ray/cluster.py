@@ -155,12 +155,15 @@ def placed(place: Place, *, role: str, config: ClusterConfig, pinned: bool = Fal
     """Ray's options for a role; refused where no machine could ever take it, with what is missing.
 
     `role` is the place's key in the cluster section. `pinned`: it stays on the machine where it is now, since others will be
-    `beside` it. A machine is known by its address, not by Ray's number of it: who leaves and comes back is the same.
+    `beside` it; ours, if it may be, for the run's folder is there. A machine is known by its address, not by Ray's number of
+    it: who leaves and comes back is the same.
     """
     nodes = _candidates(place, role=role, config=config)
     resources = dict(place.resources)
     if pinned or place.machine is not None:
-        resources[f"node:{nodes[0]['NodeManagerAddress']}"] = _PINNED
+        here = ray.get_runtime_context().get_node_id()
+        node = next((node for node in nodes if node["NodeID"] == here), nodes[0])
+        resources[f"node:{node['NodeManagerAddress']}"] = _PINNED
     return {"num_cpus": place.num_cpus, "num_gpus": place.num_gpus, "resources": resources}
 
 

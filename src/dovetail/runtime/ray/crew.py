@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import secrets
 import time
@@ -10,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import DovetailError, FailureError, one_line
+from dovetail.runtime.acknowledgements import take_acknowledged
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.ray.cluster import beside, check_places, placed, speechless
 from dovetail.runtime.ray.handles import AWAY
@@ -32,6 +34,7 @@ __all__ = ["Crew", "ours"]
 
 _LOOK_S = 0.05
 _CLOSE_S = 30.0
+_NAMED_S = 3.0
 _LIVES: dict[str, Any] = {"max_restarts": -1}  # whoever dies is started anew
 
 
@@ -60,7 +63,10 @@ class Crew:
         self._muster: Muster | None = None
         self.newcomers: list[str] = []  # arms that have come since somebody asked
         self.holding: set[str] = set()  # arms that are not to practise with the others
-        self._resting: set[str] = set()  # arms that somebody must see to
+        self.resting: Mapping[str, str] = {}  # arms that somebody must see to, and why
+        self._stopped_s: dict[
+            str, float
+        ] = {}  # when they, and those that wait for an acknowledgement, were first seen so
         self._casualties: dict[str, tuple[Any, int]] = {}  # of each arm: its process, and how many it has told of
 
     @property
@@ -75,16 +81,25 @@ class Crew:
 
     def is_here(self, name: str) -> bool:
         """Whether an arm has come, and has not left."""
-        return name in self.robots and not self.supervision.roles[name].away
+        return name in self.robots and name in self.supervision.roles and not self.supervision.roles[name].away
 
-    def left_s(self, name: str) -> float:
-        """Seconds since an arm was last heard of; infinite if it never came."""
-        return self.supervision.roles[name].silent_s if name in self.robots else math.inf
+    def is_fit(self, name: str) -> bool:
+        """Whether it is here, and nobody must see to it first."""
+        report = self.report(name)
+        return self.is_here(name) and not report.get("problem") and not report.get("fault")
+
+    def unfit_s(self, name: str) -> float:
+        """Seconds since an arm was last heard of, or has stopped; infinite if it never came."""
+        if name not in self.supervision.roles:
+            return math.inf
+        stopped_s = time.monotonic() - self._stopped_s.get(name, time.monotonic())
+        return max(self.supervision.roles[name].silent_s, stopped_s)
 
     def start(self) -> None:
         folder, path = self._folder, self._folder.path.absolute()
         cluster, plain = folder.config.cluster, folder.config.model_dump(mode="json")
         check_places(cluster)
+        take_acknowledged(folder.path)  # of another time
         self._notice = _actor(NoticeRole, num_cpus=0, name=f"{BOARD}{path.name}").remote()
         labelers = {
             name: _actor(
@@ -114,7 +129,10 @@ class Crew:
 
     def end(self) -> None:
         here = [robot for name, robot in self.robots.items() if self.is_here(name)]  # Ray ends the others with us
-        for role in (*here, self.learner, self.store):
+        with contextlib.suppress(RayError):  # all at once: none goes on while another stops
+            if here:
+                ray.wait([robot.close.remote() for robot in here], num_returns=len(here), timeout=_CLOSE_S)
+        for role in (self.learner, self.store):
             try:
                 if role is not None:
                     ray.get(role.close.remote(), timeout=_CLOSE_S)
@@ -134,17 +152,25 @@ class Crew:
             if name == "weights":  # it has none; and the learner may have nothing new for long
                 self.learner.publish_again.remote()
         self._note_casualties()
+        for name in take_acknowledged(self._folder.path):
+            if name in self.robots:
+                self._folder.event("acknowledged", robot=name)
+                self.robots[name].acknowledge.remote()
         for name in ("store", "learner"):
             problem = self.report(name).get("problem")
             if problem:
                 raise FailureError(f"the {name} has stopped: {problem}")
-        resting = {name for name in self.robots if self.report(name).get("problem")}
-        for name in resting - self._resting:
-            self._folder.event("robot rests", robot=name, reason=self.report(name)["problem"])
-        self._resting = resting
+        problems = {name: self.report(name).get("problem") for name in self.robots}
+        resting = {name: str(problem) for name, problem in problems.items() if problem}
+        for name in resting.keys() - self.resting.keys():
+            self._folder.event("robot rests", robot=name, reason=resting[name])
+        self.resting = resting
+        now_s = time.monotonic()
+        stopped = [name for name in self.robots if name in resting or self.report(name).get("fault")]
+        self._stopped_s = {name: self._stopped_s.get(name, now_s) for name in stopped}
         if resting and len(resting) == len(self.robots):
             name = min(resting)
-            raise FailureError(f"{name} has stopped: {self.report(name)['problem']}")
+            raise FailureError(f"{name} has stopped: {resting[name]}")
 
     def _note_casualties(self) -> None:
         """Processes of the arms' that were killed, and that they have started anew themselves."""
@@ -178,6 +204,7 @@ class Crew:
                     return ray.get(reference)
             except AWAY as error:
                 if getattr(error, "actor_init_failed", False):  # Ray does not try again
+                    self._hear_who()
                     raise FailureError(f"a role cannot be started: {last_words(error)}") from None
                 time.sleep(4 * _LOOK_S)
                 reference = call()
@@ -187,17 +214,24 @@ class Crew:
                 raise FailureError("a role gave no answer in time")
             self._each_look()
 
+    def _hear_who(self) -> None:
+        """Somebody cannot be started: looking at all of them ends the run with his name."""
+        until_s = time.monotonic() + _NAMED_S
+        while time.monotonic() < until_s:
+            self._each_look()
+            time.sleep(_LOOK_S)
+
     def rest(self) -> None:
         """Practice ends, with what is running."""
         self.practise = False
         for name, robot in list(self.robots.items()):
-            if self.report(name).get("problem") is None and self.is_here(name):
+            if self.is_fit(name):
                 self._insist_on(name, robot.pause.remote)
 
     def _insist_on(self, name: str, call: Callable[[], Any]) -> None:
-        """The same of an arm; one that leaves meanwhile need not answer."""
+        """The same of an arm; one that leaves meanwhile, or stops, need not answer."""
         reference = call()
-        while self.is_here(name) and not ray.wait([reference], timeout=_LOOK_S)[0]:
+        while self.is_fit(name) and not ray.wait([reference], timeout=_LOOK_S)[0]:
             self._each_look()
 
     def _ask_robot(self, name: str) -> Any:

@@ -62,8 +62,11 @@ class StoreHandle:
         steps: int | None = self._once(self._role.trained_steps, more_than, wait_s)
         return steps
 
-    def learned(self, updates: int, *, wants: SampleRequest, metrics: Mapping[str, float]) -> None:
-        self._role.learned.remote(updates, wants, dict(metrics))  # nobody waits for it
+    def learned(
+        self, updates: int, *, wants: SampleRequest, metrics: Mapping[str, float], waits: bool = False
+    ) -> None:
+        """`waits`: it can do nothing before somebody has shown it something."""
+        self._role.learned.remote(updates, wants, dict(metrics), waits=waits)  # nobody waits for it
 
     def _once(self, method: Any, *arguments: Any, timeout_s: float = _ONCE_S) -> Any:
         try:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.core.disk import write_atomic
-from dovetail.runtime.ray.marks import MARK, end_all
+from dovetail.runtime.ray.marks import MARK, await_end, end_all
 
 __all__ = ["PLAN", "STATE", "main"]
 
@@ -27,6 +27,7 @@ PLAN, STATE = "plan.json", "state.json"
 _STARTED = "Ray runtime started"
 _LOOK_S = 0.2
 _STOP_S = 15.0
+_GRACE_S = 5.0
 _PAUSES_S = (1.0, 2.0, 5.0)  # before it is started anew; then always the last
 _PR_SET_PDEATHSIG = 1
 
@@ -85,7 +86,11 @@ class _Keeper:
             node.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
                 node.wait(_STOP_S)
-        end_all(self._folder, but=frozenset({os.getpid()}))
+        ours = frozenset({os.getpid()})
+        if not await_end(
+            self._folder, seconds=_GRACE_S, but=ours
+        ):  # an arm is stopped by then, and what it did is written
+            end_all(self._folder, but=ours)
         node.wait()
 
     def _environment(self) -> dict[str, str]:

@@ -37,7 +37,7 @@ __all__ = ["LearnerRole"]
 _IDLE_S = 0.25  # at most, until it is told of new steps
 _VERSIONS, _SET_ASIDE = "versions.json", 100
 _A_WHILE_S = 1.0  # of updates between two looks at what is new: what was sampled ahead is thrown away then
-_TELL_S = 0.25
+_TELL_S, _REMIND_S = 0.25, 1.0
 
 
 class LearnerRole(Role):
@@ -91,8 +91,14 @@ class LearnerRole(Role):
         """Begin with a version of weights, or go on from the checkpoint. Harmless if it is at it."""
         with self._turn:
             if self._learner is None:
-                with self.working("taking up its checkpoint"), self._whole():
-                    self._learner = self._begin(start_from)
+                try:
+                    with self.working("taking up its checkpoint"), self._whole():
+                        self._learner = self._begin(start_from)
+                except (
+                    Exception
+                ) as error:  # whoever was asked again, after a restart, is not listened to: all are told
+                    self._give_up(error)
+                    raise
                 self._publish_now()
             self._wanted.set()
 
@@ -165,9 +171,12 @@ class LearnerRole(Role):
                 if not busy and self._store.trained_steps(more_than=self._seen_steps, wait_s=_IDLE_S) is None:
                     time.sleep(_IDLE_S)  # the store is being started anew
             except Exception as error:  # a thread's border: whoever watches is told, and the last checkpoint stays
-                self._hopeless = _is_out_of_memory(error)
-                self.problem = f"out of memory: {one_line(error)}" if self._hopeless else one_line(error)
-                self._wanted.clear()
+                self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._hopeless = _is_out_of_memory(error)
+        self.problem = f"out of memory: {one_line(error)}" if self._hopeless else one_line(error)
+        self._wanted.clear()
 
     def _learn_a_while(self) -> bool:
         """Some of the updates that are owed; False if there are none."""
@@ -188,6 +197,10 @@ class LearnerRole(Role):
             return False
         self._seen_steps = trained_steps
         if learner.owed(trained_steps) <= 0:
+            if (
+                time.monotonic() - self._told_s > _REMIND_S
+            ):  # the store may have been started anew, and have forgotten
+                self._tell(learner)
             return False
         done = learner.num_online_updates
         with self.working("learning"):
@@ -198,18 +211,19 @@ class LearnerRole(Role):
             )
         for phase, seconds in learner.take_seconds().items():
             self.spent(phase, seconds)
-        self._tell(learner)
-        return learner.num_online_updates > done
+        did = learner.num_online_updates > done
+        self._tell(learner, waits=not did and learner.wants.waits)
+        return did
 
     def _updated(self, learner: Learner) -> None:
         self._publish_when_due(learner)
         if time.monotonic() - self._told_s > _TELL_S:
             self._tell(learner)
 
-    def _tell(self, learner: Learner) -> None:
+    def _tell(self, learner: Learner, *, waits: bool = False) -> None:
         """The store, which lets simulated arms go on as it hears of updates."""
         self._told_s = time.monotonic()
-        self._store.learned(learner.num_online_updates, wants=learner.wants, metrics=self._metrics)
+        self._store.learned(learner.num_online_updates, wants=learner.wants, metrics=self._metrics, waits=waits)
 
     def _begin(self, start_from: int | None) -> Learner:
         band = self._made()

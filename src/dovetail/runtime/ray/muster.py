@@ -114,21 +114,27 @@ class Muster:
         except AWAY as error:
             one.why = last_words(error)
             if getattr(error, "actor_init_failed", False):  # Ray does not try again
-                raise FailureError(f"robot '{name}' cannot be started: {one.why}") from None
+                if self._gathering:
+                    raise FailureError(f"robot '{name}' cannot be started: {one.why}") from None
+                self._refuse(name, one.why)
+                return False
             if time.monotonic() - one.since_s > _TRY_S:  # it is started anew
                 one.facts, one.since_s = one.handle.start.remote(), time.monotonic()
             return False
         except (RayTaskError, DovetailError) as error:
-            del self._coming[name]
             cause = getattr(error, "cause", error)
             if self._gathering:
                 raise _misfit(name, cause) from None
-            ray.kill(one.handle)
-            self._folder.event("robot refused", name=name, reason=" ".join(str(cause).split())[:300])
+            self._refuse(name, str(cause))
             return False
         self.robots[name] = one.handle
         del self._coming[name]
         return True
+
+    def _refuse(self, name: str, why: str) -> None:
+        """One that came late: the others go on without it."""
+        ray.kill(self._coming.pop(name).handle)
+        self._folder.event("robot refused", name=name, reason=" ".join(why.split())[:300])
 
     def _check(self, name: str, facts: Mapping[str, Any]) -> None:
         """It fits the policy, which it has tried itself, and the others."""

@@ -73,6 +73,7 @@ class Overview:
         problem = report.get("problem") or report.get("fault")
         if problem:
             row["problem"] = str(problem)[:_WORDS]
+            row["may_acknowledge"] = "spooled" in report  # an arm: of others nobody can say that all is well again
         return row
 
     def _rate(self, name: str, per_s: float, *path: str) -> float | None:

@@ -23,7 +23,7 @@ from dovetail.core.contracts import Actor
 from dovetail.core.disk import read_file
 from dovetail.core.errors import DovetailError, RobotFault, StoreError, one_line
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import EpisodeOrder, Outcome, Purpose, WeightSnapshot
+from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
 from dovetail.runtime.arms import arm_name
 from dovetail.runtime.attended import AttendedActor
@@ -88,6 +88,7 @@ class RobotRole(Role):
         self._casualties: list[tuple[str, int]] = []  # of its processes: who was killed, and who came instead
         self._sending = threading.Lock()
         self._undelivered: str | None = None  # why
+        self._acting: str | None = None  # the episode that an actor is still at, also when all of it is recorded
         self._streams = False  # whether the steps of what is running are wanted
         self._offsets: dict[str, int] = {}  # how far episodes that are running were streamed
         self._hands = ThreadPoolExecutor(1, thread_name_prefix="arm")
@@ -136,7 +137,10 @@ class RobotRole(Role):
 
     def acknowledge(self) -> None:
         """Somebody has seen to it: go on."""
-        self.problem = None
+        if self._link is not None and self._link.fault is not None:
+            self._link.acknowledge()
+        elif self.problem is not None:
+            self._hands.submit(self._acknowledge).result()
 
     def pause(self) -> None:
         """End practice after the episode that is running, and deliver it."""
@@ -176,11 +180,19 @@ class RobotRole(Role):
         order = self._order(Purpose.ONLINE, ticket.index, robot_minutes=ticket.robot_minutes)
         self._streams = ticket.streams
         with self.working("acting"):
-            episode = actor.run(order)
+            episode = self._run(actor, order)
         if episode is not None:
             self.count("episodes")
             self.count("steps", len(episode))
         self._delivering.set()
+
+    def _acknowledge(self) -> None:
+        try:
+            for actor in self._actors.values():
+                actor.acknowledge()
+            self.problem = None
+        except RobotFault as fault:  # it is still there
+            self.problem = one_line(fault)
 
     def _run_one(self, purpose: Purpose, index: int, weights: WeightSnapshot | None) -> dict[str, Any]:
         actor = self._actor(purpose)
@@ -191,7 +203,7 @@ class RobotRole(Role):
             while again:
                 num_casualties = len(self._casualties)
                 try:
-                    episode = actor.run(self._order(purpose, index))
+                    episode = self._run(actor, self._order(purpose, index))
                 except RobotFault as fault:
                     self.problem = one_line(fault)
                 seen_to = isinstance(actor, AttendedActor) and actor.was_acknowledged
@@ -205,6 +217,13 @@ class RobotRole(Role):
         if episode is None:
             return {"id": None, "outcome": Outcome.ABORTED, **told}
         return {"id": episode.id, "outcome": episode.outcome, **told}
+
+    def _run(self, actor: Actor, order: EpisodeOrder) -> Episode | None:
+        self._acting = order.id
+        try:
+            return actor.run(order)
+        finally:
+            self._acting = None
 
     def _load(self, actor: Actor, purpose: Purpose, snapshot: WeightSnapshot | None) -> None:
         if snapshot is not None and self._loaded != (purpose, snapshot.version):
@@ -227,7 +246,8 @@ class RobotRole(Role):
 
     def _make_link(self, robot: RobotSpec) -> LiveLink:
         where = self._arm.run if self._arm.first and self._folder.is_relative_to(self._arm.run) else self._folder
-        self._link = LiveLink(where, robot=robot, waits=self._arm.live)
+        # where no console finds it, nobody is waited for: it rests, and is acknowledged by its name
+        self._link = LiveLink(where, robot=robot, waits=self._arm.live and where == self._arm.run)
         task = self._config.task.type if self._config.task else ""
         self._link.tell(run=self._arm.run.name, task=task, mode=self._config.actor.type)
         return self._link
@@ -266,12 +286,15 @@ class RobotRole(Role):
         with self._sending:
             spool = Spool(self._spool)
             try:
-                hand_over(spool, self._store.deliver, tell=self._tell)
+                hand_over(spool, self._store.deliver, tell=self._tell, but=self._acting)
                 for episode_id in spool.running():
                     self._stream(spool, episode_id)
             except Exception as error:  # a full disk, here or there: it rests until that is over
-                self._undelivered = one_line(error)
-                self.problem = self.problem or self._undelivered
+                why = one_line(getattr(error, "cause", None) or error)
+                if self.problem in (None, self._undelivered):
+                    self.problem = why
+                self._undelivered = why
+                self._practising.clear()
             else:
                 if self.problem == self._undelivered:
                     self.problem = None

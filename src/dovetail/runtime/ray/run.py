@@ -306,7 +306,7 @@ class RayRun:
         while running or any(todo.values()):
             busy = {name for _, name in running.values()}
             for name in kind_of.keys() - busy:
-                if todo[kind_of[name]] and crew.is_here(name) and not crew.report(name).get("problem"):
+                if todo[kind_of[name]] and crew.is_fit(name):
                     index = todo[kind_of[name]].pop()
                     running[crew.robots[name].run_one.remote(purpose, index, kept)] = (index, name)
             for reference in ray.wait(list(running), timeout=_LOOK_S)[0] if running else ():
@@ -336,6 +336,11 @@ class RayRun:
                 self._folder.event("left out", robots=list(kind), purpose=purpose)
                 todo.pop(kind), done.pop(kind)
                 running = {ref: (index, name) for ref, (index, name) in running.items() if name not in kind}
+            if not done:
+                raise FailureError(
+                    "no arm is left: none has come back, or was seen to, within cluster.robot_limit_s = "
+                    f"{self._config.cluster.robot_limit_s:g} s"
+                )
             if purpose is Purpose.EVAL:
                 self.status.done = sum(map(len, done.values()))
             self._look()
@@ -344,9 +349,9 @@ class RayRun:
         return {kind: [of[index] for index in wanted[kind]] for kind, of in done.items()}
 
     def _is_gone(self, kind: Kind) -> bool:
-        """Whether none of these arms ever came, or all have left long ago."""
+        """Whether none of these arms ever came, or all have left or stopped long ago."""
         crew, limit_s = self._crew, self._config.cluster.robot_limit_s
-        return all(not crew.is_here(name) and crew.left_s(name) > limit_s for name in kind)
+        return all(not crew.is_fit(name) and crew.unfit_s(name) > limit_s for name in kind)
 
     # ---- while others work
 
@@ -367,7 +372,7 @@ class RayRun:
             status.done = learner.get("progress", (0, 0))[0]
         for name in crew.robots:
             status.telemetry = crew.report(name).get("telemetry") or status.telemetry
-            self._say_fault(name, crew.report(name).get("fault"))
+            self._say_fault(name, crew.report(name).get("fault") or crew.resting.get(name))
         now_s = time.monotonic()
         self._hear_books()
         if now_s - self._posted_s > _POST_S:
@@ -399,9 +404,10 @@ class RayRun:
             return
         self._faults[name] = fault
         self._announce(
-            f"{name} has stopped: {fault}. It waits for an acknowledgement in the console (Ctrl-C ends the run)"
+            f"{name} has stopped: {fault}. See to it, then say so in the console or with "
+            f"`dovetail acknowledge {self._folder.path.name} {name}` (Ctrl-C ends the run)"
             if fault
-            else f"{name} was acknowledged: going on"
+            else f"{name} goes on"
         )
 
     def _refresh(self) -> None:

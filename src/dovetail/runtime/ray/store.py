@@ -115,7 +115,9 @@ class StoreRole(Role):
                 max_steps=config.run.env_steps,
             )
             learns = getattr(type(band.algorithm(policy)), "learns_from_running", False)
-            self._streams = self._tickets.streams = learns and self._experience.replays_as_seen(station.robot.spec)
+            late = all(getattr(labeler, "rewards_at_the_end", False) for labeler in self._panel.labelers)
+            self._streams = learns and late and self._experience.replays_as_seen(station.robot.spec)
+            self._tickets.streams = self._streams
             self._intake.recover(on_added=lambda done, total: None)
             self._tickets.next_index = self._status.episodes
             self._settle()
@@ -175,7 +177,10 @@ class StoreRole(Role):
             self._settle()
         return True
 
-    def learned(self, updates: int, wants: SampleRequest, metrics: Mapping[str, float]) -> None:
+    def learned(
+        self, updates: int, wants: SampleRequest, metrics: Mapping[str, float], *, waits: bool = False
+    ) -> None:
+        self._tickets.waits = waits
         self._pupil.num_online_updates, self._pupil.wants = updates, wants
         self._tickets.updates = updates
         self._status.metrics |= metrics

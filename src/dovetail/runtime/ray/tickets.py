@@ -24,6 +24,7 @@ class Tickets:
         self.env_steps = 0  # of all that was delivered
         self.trained_steps = 0  # of what is learned from
         self.updates = 0
+        self.waits = False  # the learner, for data: however far behind, it is no use to wait for it
         self.next_index = 0
         self.streams = False  # whether anybody learns from an episode that is still running
 
@@ -34,7 +35,9 @@ class Tickets:
 
     def take(self, *, real_time: bool, robot_minutes: float = 0.0) -> Ticket | None:
         """None: not now."""
-        if self.env_steps >= self._max_steps or (not real_time and self.behind_steps > self._max_behind):
+        if self.env_steps >= self._max_steps:
+            return None
+        if not real_time and not self.waits and self.behind_steps > self._max_behind:
             return None
         ticket = Ticket(index=self.next_index, robot_minutes=robot_minutes, streams=self.streams)
         self.next_index += 1

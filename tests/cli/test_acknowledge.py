@@ -1,0 +1,59 @@
+"""`dovetail acknowledge` leaves a note for whoever drives the run, and says so if nobody does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from command_line import Cli
+
+from dovetail.cli import _acknowledge
+from dovetail.config.load import load
+from dovetail.runtime.acknowledgements import acknowledge, take_acknowledged
+from dovetail.runtime.folder import RunFolder
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    config = load(["peg-insertion"], ["runtime=ray", "cluster.num_robots=2"])
+    return RunFolder.create(tmp_path / "arms", config).path
+
+
+def test_a_note_is_taken_once(run: Path) -> None:
+    acknowledge(run, "left/arm")
+    acknowledge(run, "left/arm")
+    acknowledge(run, "right")
+    assert take_acknowledged(run) == ["left/arm", "right"]
+    assert take_acknowledged(run) == []
+
+
+@pytest.mark.parametrize(("named", "told"), [(["robot-1"], ["robot-1"]), ([], ["robot-0", "robot-1"])])
+def test_whoever_drives_the_run_hears_it(cli: Cli, run: Path, named: list[str], told: list[str]) -> None:
+    heard: list[str] = []
+
+    def drive() -> None:
+        while len(heard) < len(told):
+            heard.extend(take_acknowledged(run))
+            time.sleep(0.01)
+
+    driver = threading.Thread(target=drive, daemon=True)
+    driver.start()
+    result = cli("acknowledge", str(run), *named)
+    assert result.code == 0, result.err
+    driver.join(5.0)
+    assert sorted(heard) == told
+
+
+def test_nobody_hears_it(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_acknowledge, "_TAKEN_S", 0.1)
+    result = cli("acknowledge", str(run), "robot-0")
+    assert (result.code, "nobody heard it: arms is not running" in result.err) == (2, True)
+    assert take_acknowledged(run) == []  # it does not count later, of another fault
+
+
+def test_what_there_is_not(cli: Cli, run: Path, tmp_path: Path) -> None:
+    assert "no robot 'robot-2'. Did you mean" in cli("acknowledge", str(run), "robot-2").err
+    RunFolder.create(tmp_path / "alone", load(["peg-insertion"], ["runtime=inline"]))
+    assert "acknowledge its arm in its console" in cli("acknowledge", str(tmp_path / "alone")).err
