@@ -20,11 +20,11 @@ def crew(tmp_path: Path) -> Crew:
     folder = RunFolder.create(tmp_path / "r", load(["peg-insertion"], ["runtime=ray", "cluster.num_robots=3"]))
     made = Crew(folder, live=False, told=dict, each_look=lambda: None)
     robots = {"well": None, "ill": None, "new": None}
-    made._muster = SimpleNamespace(robots=robots, missing={}, look=lambda: [])  # type: ignore[assignment]
+    made._muster = SimpleNamespace(robots=robots, missing={}, look=list)  # type: ignore[assignment]
     for name in ("well", "ill"):
         made.supervision.add(name, None, ask=lambda: None)
         report(made, name)
-    made.supervision.look = lambda: []  # type: ignore[method-assign]
+    made.supervision.look = list  # type: ignore[method-assign]
     return made
 
 
