@@ -21,6 +21,7 @@ __all__ = ["CASES", "Arms", "bench", "points_of"]
 ENOUGH, WITHIN = 0.9, 1.5
 SEEDS = (0, 1, 2)
 BUDGET_S, EVERY_S, EPISODES = 150, 30, 50  # of each arm
+_CLIMB_FROM = 3000  # updates, as of the peg alone; of those with two arms each arm has half of every batch
 
 
 class Arms(NamedTuple):
@@ -106,6 +107,7 @@ def _settings(seed: int, case: Arms, *, num_arms: int, quick: bool) -> list[str]
         f"run.eval_every_steps={round(EVERY_S * HZ) * num_arms}",
         "safety.workspace={low: [0.1, -0.35, 0.0], high: [0.75, 0.35, 0.4]}",
         *case.changes,
+        f"algorithm.climb_from={_CLIMB_FROM * num_arms}",
         *steps,
     ]
 
