@@ -1,8 +1,11 @@
 """The roles of a run that does everything at once, on the page Live: as its first arm's process tells them."""
 
+import httpx
 import pytest
 
+from dovetail.runtime.acknowledgements import take_acknowledged
 from dovetail.runtime.live import LiveLink
+from live_host import eventually
 from made_runs import ROBOT, made_run
 
 ROLES = [
@@ -62,3 +65,26 @@ def test_roles_are_shown_as_they_are_told_and_only_where_there_are_any(link, ope
     for part in ("12.3", "88", "40", "steps not learned yet", "since the last weights"):
         assert part in whole
     page.screenshot(path=tmp_path / "roles.png", full_page=True)
+
+
+def test_an_arm_that_has_stopped_is_acknowledged_by_its_name(link, open_console, page, tmp_path):
+    console = open_console(tmp_path / "one")
+    console.enter(page)
+    stopped = {
+        "name": "robot-1",
+        "health": "stopped",
+        "doing": "",
+        "host": "cell",
+        "problem": "the elbow is stuck",
+    }
+    link.tell(run="one", roles=[*ROLES[:2], {**stopped, "may_acknowledge": True}])
+    page.wait_for_selector("[data-seen-to=robot-1]")
+    page.screenshot(path=tmp_path / "stopped.png", full_page=True)
+    page.click("[data-seen-to=robot-1]")
+    eventually(lambda: take_acknowledged(tmp_path / "one") == ["robot-1"])
+    link.tell(roles=ROLES[:2])
+    page.wait_for_selector("[data-seen-to=robot-1]", state="detached")
+    refused = httpx.post(f"{console.address}api/acknowledge", headers=console.headers, json={"robot": "robot-1"})
+    assert (refused.status_code, refused.json()["detail"]) == (409, "robot-1 has not stopped")
+    assert httpx.post(f"{console.address}api/acknowledge", json={"robot": "robot-1"}).status_code == 401
+    assert take_acknowledged(tmp_path / "one") == []
