@@ -14,7 +14,7 @@ import pytest
 
 from ray_world import HOST_ROLES, world
 
-MINUTES = float(os.environ.get("DOVETAIL_SOAK_MINUTES", "10"))
+MINUTES = float(os.environ.get("DOVETAIL_SOAK_MINUTES", "30"))
 EVERY_S = 20.0
 WARM_S = 60.0  # a process that is younger still grows by what it imports and builds
 GROWTH_MB = 48.0  # that a process may gain after that, whatever it learned meanwhile
