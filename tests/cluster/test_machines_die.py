@@ -39,7 +39,7 @@ class Lab:
     def __call__(self, *words):
         command = [sys.executable, "-m", "dovetail.cli", "cluster", *words]
         done = subprocess.run(command, capture_output=True, text=True, env=self._one.environment, timeout=240)
-        assert done.returncode in (0, 1), done.stderr
+        assert done.returncode in (0, 1, 2), done.stderr  # 2: there is no head at the moment
         return done
 
     def join(self, name):
