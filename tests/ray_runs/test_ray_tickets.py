@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dovetail.runtime.ray.store import _Pupil
 from dovetail.runtime.ray.tickets import Tickets
 
 
@@ -53,3 +54,11 @@ def test_an_arm_is_told_whether_its_steps_are_wanted_while_it_runs() -> None:
     assert not desk.take(real_time=True).streams  # type: ignore[union-attr]
     desk.streams = True
     assert desk.take(real_time=True).streams  # type: ignore[union-attr]
+
+
+def test_the_coach_counts_steps_that_are_learned_from_before_they_have_labels() -> None:
+    pupil = _Pupil(utd=1.0, may_owe_steps=200)
+    pupil.num_online_updates = 184
+    assert pupil.owed(0) == -184  # racing ahead of data
+    pupil.streamed_steps = 270
+    assert pupil.owed(0) == 0  # well within what it may be behind

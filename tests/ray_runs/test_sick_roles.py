@@ -1,6 +1,7 @@
 """Roles that are ill rather than dead: they hang, run out of memory, fault, or cannot be started."""
 
 import os
+import signal
 import subprocess
 
 import pytest
@@ -107,12 +108,14 @@ def test_a_role_that_cannot_be_made(tmp_path):
 
 def test_a_checkpoint_that_a_new_learner_cannot_take_up(tmp_path):
     with world(tmp_path) as one:
-        one.start("run.checkpoint_every_s=1000")
-        one.until(lambda: one.num_practised() > 2, what="practice")
-        for file in (one.path / "checkpoints" / "last").glob("*.safetensors"):
+        one.start()
+        last = one.path / "checkpoints" / "last"
+        one.until(lambda: (last / "manifest.json").exists() and one.num_practised() > 2, what="a checkpoint")
+        pid, _ = one.kill("LearnerRole", signal.SIGSTOP)  # so that it writes no other
+        for file in last.glob("*.safetensors"):
             file.write_bytes(b"rubbish")
-        one.kill("LearnerRole")
-        assert "the learner has stopped: " in failed(one)
+        os.kill(pid, signal.SIGKILL)
+        assert "the learner has stopped: checkpoint " in failed(one)
 
 
 @pytest.fixture

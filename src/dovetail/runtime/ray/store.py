@@ -340,8 +340,9 @@ class StoreRole(Role):
             del self._running[episode_id]
         status = self._status
         self._tickets.env_steps = status.env_steps
+        self._pupil.streamed_steps = sum(self._running.values())
         with self._grown:
-            self._tickets.trained_steps = status.trained_steps + sum(self._running.values())
+            self._tickets.trained_steps = status.trained_steps + self._pupil.streamed_steps
             self._grown.notify_all()
 
     def _at_hand(self, episode_id: str) -> Episode | None:
@@ -355,7 +356,8 @@ class _Pupil:
         self._utd, self._may_owe_steps = utd, may_owe_steps
         self.wants: SampleRequest | None = None
         self.num_online_updates = 0
+        self.streamed_steps = 0  # that it learns from before they have labels
 
     def owed(self, env_steps: int) -> int:
-        owed = int(self._utd * env_steps) - self.num_online_updates
+        owed = int(self._utd * (env_steps + self.streamed_steps)) - self.num_online_updates
         return owed if owed < 0 else max(0, owed - int(self._utd * self._may_owe_steps))
