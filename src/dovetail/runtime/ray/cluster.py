@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -67,7 +69,8 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
         worker.print_to_stdstream = lambda *_, **__: None
         ends.callback(ray.shutdown)  # also of what came up by half
         try:
-            with scoped(mark):  # on Ray's processes and their children, and on nothing else that we start
+            # the mark is on Ray's processes and their children, and on nothing else that we start
+            with scoped(mark), _signals_as_before():
                 ray.init(
                     address=meeting or "local",
                     namespace=NAMESPACE,
@@ -83,6 +86,19 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
         if meeting is None and any(node["NodeManagerAddress"] != LOOPBACK for node in ray.nodes()):
             raise FailureError("a Ray of our own would listen on the network: this version of Ray is not known")
         yield
+
+
+@contextlib.contextmanager
+def _signals_as_before() -> Iterator[None]:
+    """Ray takes SIGTERM for itself, and aborts a process that has not ended three seconds after it: arms may need longer."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in before.items():
+                if handler is not None:
+                    signal.signal(number, handler)
 
 
 def _is_loopback(meeting: str | None) -> bool:

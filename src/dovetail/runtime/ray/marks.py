@@ -6,12 +6,14 @@ import contextlib
 import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 __all__ = ["MARK", "await_end", "end_all", "marked"]
 
 MARK = "DOVETAIL_CLUSTER_NODE"  # its value is the node's folder
 _LOOK_S = 0.1
+_STOP_S = 5.0  # that an arm's processes have to stop it, and to write what it did
 
 
 def marked(folder: Path) -> set[int]:
@@ -37,6 +39,19 @@ def await_end(folder: Path, *, seconds: float, but: frozenset[int] = frozenset()
 
 
 def end_all(folder: Path, *, but: frozenset[int] = frozenset()) -> None:
-    for pid in marked(folder) - but:
+    """An arm's own processes last: once nobody is above them they stop the arm, which one that is killed cannot."""
+    _kill(pid for pid in marked(folder) - but if not _moves_an_arm(pid))
+    await_end(folder, seconds=_STOP_S, but=but)
+    _kill(marked(folder) - but)
+
+
+def _moves_an_arm(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return b"dovetail.runtime.roles" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    return False
+
+
+def _kill(pids: Iterable[int]) -> None:
+    for pid in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
