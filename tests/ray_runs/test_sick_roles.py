@@ -118,6 +118,19 @@ def test_a_checkpoint_that_a_new_learner_cannot_take_up(tmp_path):
         assert "the learner has stopped: checkpoint " in failed(one)
 
 
+def test_the_node_of_ray_itself_is_killed(tmp_path):
+    with world(tmp_path) as one:
+        one.start()
+        one.until(lambda: one.num_practised() > 2, what="practice")
+        (node,) = (pid for pid, title in one.alive().items() if "raylet/raylet" in title)
+        os.kill(node, signal.SIGKILL)
+        assert "Ray's node on this machine has died" in failed(one)
+        assert one.notes()[-1].what == "stop"
+        one.resume()
+        one.practised(2)
+        finish(one)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A folder that can be filled."""
