@@ -67,11 +67,11 @@ class Crew:
         self.resting: Mapping[str, str] = {}  # arms that somebody must see to, and why
         self._stopped_s: dict[
             str, float
-        ] = {}  # when they, and those that wait for an acknowledgement, were first seen so
+        ] = {}  # when they, and those that wait to be acknowledged, were seen so first
         self._node, self._node_s = (
             "",
             0.0,
-        )  # Ray's number of the one that we work through, and when it was last looked for
+        )  # Ray's number of the one on this machine, and when it was last looked for
         self._casualties: dict[str, tuple[Any, int]] = {}  # of each arm: its process, and how many it has told of
 
     @property

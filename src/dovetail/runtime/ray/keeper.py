@@ -87,9 +87,7 @@ class _Keeper:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 node.wait(_STOP_S)
         ours = frozenset({os.getpid()})
-        if not await_end(
-            self._folder, seconds=_GRACE_S, but=ours
-        ):  # an arm is stopped by then, and what it did is written
+        if not await_end(self._folder, seconds=_GRACE_S, but=ours):
             end_all(self._folder, but=ours)
         node.wait()
 

@@ -94,9 +94,7 @@ class LearnerRole(Role):
                 try:
                     with self.working("taking up its checkpoint"), self._whole():
                         self._learner = self._begin(start_from)
-                except (
-                    Exception
-                ) as error:  # whoever was asked again, after a restart, is not listened to: all are told
+                except Exception as error:  # after a restart nobody listens to the answer: all are told
                     self._give_up(error)
                     raise
                 self._publish_now()
@@ -197,9 +195,7 @@ class LearnerRole(Role):
             return False
         self._seen_steps = trained_steps
         if learner.owed(trained_steps) <= 0:
-            if (
-                time.monotonic() - self._told_s > _REMIND_S
-            ):  # the store may have been started anew, and have forgotten
+            if time.monotonic() - self._told_s > _REMIND_S:  # a store that was started anew has forgotten
                 self._tell(learner)
             return False
         done = learner.num_online_updates
