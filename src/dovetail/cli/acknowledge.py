@@ -19,7 +19,7 @@ def register(app: typer.Typer) -> None:
 def acknowledge(
     run: Run,
     robot: Annotated[
-        str | None, typer.Argument(metavar="[ROBOT]", help="An arm by its name; none: all that have stopped.")
+        str | None, typer.Argument(metavar="ROBOT", help="An arm by its name; none: all that have stopped.")
     ] = None,
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
