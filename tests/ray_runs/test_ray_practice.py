@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -65,21 +66,46 @@ def test_told_to_stop_it_saves_and_another_process_goes_on(tmp_path: Path) -> No
     assert (int(counters[0]), int(counters[1])) == (10, 640)
 
 
-@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_killed_on_the_way_it_goes_on_from_its_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
+def started(tmp_path: Path, *settings: str, **more: str) -> subprocess.Popen[str]:
     (tmp_path / "ppo.yaml").write_text(PRACTICE)
-    run = tmp_path / "runs" / "r"
-    command = ["run", "ppo.yaml", f"algorithm.asynchronous={str(asynchronous).lower()}", "--name", "r", "--quiet"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "dovetail.cli", *command],
+    return subprocess.Popen(
+        [sys.executable, "-m", "dovetail.cli", "run", "ppo.yaml", *settings, "--name", "r", "--quiet"],
         cwd=tmp_path,
         env={
             **os.environ,
             "PYTHONPATH": os.pathsep.join((str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", ""))),
+            **more,
         },
         stderr=subprocess.PIPE,
         text=True,
     )
+
+
+@pytest.mark.slow
+def test_without_its_node_of_ray_it_ends_with_one_line(tmp_path: Path) -> None:
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    process = started(tmp_path, RAY_PRACTICE=mark)
+    try:
+        end_s = time.monotonic() + 300
+        while not any(one["event"] == "checkpoint" for one in events(tmp_path / "runs" / "r")):
+            assert process.poll() is None and time.monotonic() < end_s
+            time.sleep(0.05)
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                ours = f"RAY_PRACTICE={mark}".encode() in (entry / "environ").read_bytes()
+                if ours and b"raylet/raylet" in (entry / "cmdline").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert [line for line in said.splitlines() if line.startswith("error: Ray's node on this machine has died")]
+
+
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_killed_on_the_way_it_goes_on_from_its_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
+    run = tmp_path / "runs" / "r"
+    process = started(tmp_path, f"algorithm.asynchronous={str(asynchronous).lower()}")
     try:
         end_s, killed = time.monotonic() + 1200, False
         while process.poll() is None and time.monotonic() < end_s:

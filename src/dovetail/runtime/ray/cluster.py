@@ -8,6 +8,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ from dovetail.runtime.ray.token import check_token, make_token, token_path
 
 __all__ = [
     "NAMESPACE",
+    "OwnNode",
     "beside",
     "check_admitted",
     "check_places",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 NAMESPACE = "dovetail"
+_NODE_S = 2.0
 _PINNED = 0.001  # of the one `node:ADDRESS` that every machine offers of itself
 _REACH_S = 5.0
 
@@ -165,6 +168,27 @@ def _check_member(meeting: str) -> None:
 def machines() -> list[Mapping[str, Any]]:
     """Machines that are there now, as Ray knows them."""
     return [node for node in ray.nodes() if node["Alive"]]
+
+
+class OwnNode:
+    """Ray's node on this machine: without it a driver reaches nobody, also when its keeper has started another."""
+
+    def __init__(self) -> None:
+        self._id = ray.get_runtime_context().get_node_id()
+        self._looked_s = time.monotonic()
+        self.is_dead = False
+
+    def check(self) -> None:
+        """As often as you like. Raises FailureError when it has died."""
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _NODE_S:
+            return
+        self._looked_s = now_s
+        self.is_dead = self._id not in {node["NodeID"] for node in machines()}
+        if self.is_dead:
+            raise FailureError(
+                "Ray's node on this machine has died, and all that ran on it: `dovetail run --resume RUN` goes on"
+            )
 
 
 def placed(place: Place, *, role: str, config: ClusterConfig, pinned: bool = False) -> dict[str, Any]:

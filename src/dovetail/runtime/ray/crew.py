@@ -17,7 +17,7 @@ from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import DovetailError, FailureError, one_line
 from dovetail.runtime.acknowledgements import take_acknowledged
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.ray.cluster import beside, check_places, machines, placed, speechless
+from dovetail.runtime.ray.cluster import OwnNode, beside, check_places, placed, speechless
 from dovetail.runtime.ray.handles import AWAY
 from dovetail.runtime.ray.labeler import LabelerRole
 from dovetail.runtime.ray.learner import LearnerRole
@@ -35,7 +35,6 @@ __all__ = ["Crew", "ours"]
 _LOOK_S = 0.05
 _CLOSE_S = 30.0
 _NAMED_S = 3.0
-_NODE_S = 2.0
 _LIVES: dict[str, Any] = {"max_restarts": -1}  # whoever dies is started anew
 
 
@@ -65,13 +64,8 @@ class Crew:
         self.newcomers: list[str] = []  # arms that have come since somebody asked
         self.holding: set[str] = set()  # arms that are not to practise with the others
         self.resting: Mapping[str, str] = {}  # arms that somebody must see to, and why
-        self._stopped_s: dict[
-            str, float
-        ] = {}  # when they, and those that wait to be acknowledged, were seen so first
-        self._node, self._node_s = (
-            "",
-            0.0,
-        )  # Ray's number of the one on this machine, and when it was last looked for
+        self._stopped_s: dict[str, float] = {}  # when they, or those that wait for somebody, were seen so first
+        self._node: OwnNode | None = None
         self._casualties: dict[str, tuple[Any, int]] = {}  # of each arm: its process, and how many it has told of
 
     @property
@@ -103,7 +97,7 @@ class Crew:
     def start(self) -> None:
         folder, path = self._folder, self._folder.path.absolute()
         cluster, plain = folder.config.cluster, folder.config.model_dump(mode="json")
-        self._node = ray.get_runtime_context().get_node_id()
+        self._node = OwnNode()
         check_places(cluster)
         take_acknowledged(folder.path)  # of another time
         self._notice = _actor(NoticeRole, num_cpus=0, name=f"{BOARD}{path.name}").remote()
@@ -134,7 +128,7 @@ class Crew:
         self.insist(self.store.report.remote)
 
     def end(self) -> None:
-        if not self._node:  # there is nobody left to tell
+        if self._node is None or self._node.is_dead:  # there is nobody to tell
             return
         here = [robot for name, robot in self.robots.items() if self.is_here(name)]  # Ray ends the others with us
         with contextlib.suppress(RayError):  # all at once: none goes on while another stops
@@ -151,7 +145,8 @@ class Crew:
 
     def look(self) -> None:
         """At everybody: whoever was started anew is told again, and what somebody must see to ends the run."""
-        self._look_for_node()
+        if self._node is not None:
+            self._node.check()
         for name in self._muster.look() if self._muster else ():
             self.supervision.add(name, self.robots[name], ask=_asks(self._ask_robot, name))
             self.newcomers.append(name)
@@ -180,19 +175,6 @@ class Crew:
         if resting and len(resting) == len(self.robots):
             name = min(resting)
             raise FailureError(f"{name} has stopped: {resting[name]}")
-
-    def _look_for_node(self) -> None:
-        """Without the node on its own machine a driver reaches nobody, also when its keeper has started another."""
-        now_s = time.monotonic()
-        if not self._node or now_s - self._node_s < _NODE_S:
-            return
-        self._node_s = now_s
-        if self._node not in {node["NodeID"] for node in machines()}:
-            self._node = ""
-            raise FailureError(
-                f"Ray's node on this machine has died, and all that ran on it: `dovetail run --resume "
-                f"{self._folder.path.name}` goes on"
-            )
 
     def _note_casualties(self) -> None:
         """Processes of the arms' that were killed, and that they have started anew themselves."""

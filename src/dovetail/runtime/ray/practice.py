@@ -24,7 +24,7 @@ from dovetail.learn.memory import keep_freed_memory
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.runtime.live import LiveLink
-from dovetail.runtime.ray.cluster import connected, placed
+from dovetail.runtime.ray.cluster import OwnNode, connected, placed
 from dovetail.runtime.ray.notice import NoticeRole
 from dovetail.runtime.ray.overview import Overview
 from dovetail.runtime.ray.role import Role, only_one
@@ -144,7 +144,7 @@ class RayPractice:
             notice: Any = ray.remote(NoticeRole)
             notice = notice.options(num_cpus=0, name=f"{BOARD}{path.name}").remote()
             practice: Any = ray.remote(PracticeRole)
-            options = placed(cluster.learner, role="learner", config=cluster)
+            options = placed(cluster.learner, role="learner", config=cluster, pinned=True)
             practice = practice.options(**options, max_restarts=-1, max_concurrency=4).remote(
                 _NAME, path=path, live=self._live
             )
@@ -152,8 +152,9 @@ class RayPractice:
                 _NAME, practice, ask=lambda: practice.report.remote(self._overview.seen())
             )
             practice.go.remote(num_demos)
-            posted_s = 0.0
+            posted_s, node = 0.0, OwnNode()
             while not role.report.get("ended"):
+                node.check()
                 if self._supervision.look():  # started anew: it goes on from its checkpoint
                     practice.go.remote(num_demos)
                 if role.report.get("problem"):
