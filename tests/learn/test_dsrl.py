@@ -254,7 +254,7 @@ def test_the_critic_of_noise_is_distilled_from_that_of_actions(make_policy, chun
     seen, generator = features(policy, chunks), same_draw(algorithm)
     with torch.no_grad():
         noise, _ = policy.steer(seen, generator=generator)
-        noise[::2] = torch.randn(noise[::2].shape, generator=generator)
+        noise[::2] = torch.randn(noise.shape, generator=generator)[::2]
         value = algorithm._critic(torch.cat((seen, policy.chunks(seen, noise).flatten(1)), 1)).amin(0)
         q = algorithm._noise_critic(torch.cat((seen, noise.flatten(1)), 1))
     metrics = algorithm._distill(seen)

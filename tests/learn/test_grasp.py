@@ -128,15 +128,20 @@ def test_the_target_network_follows_slowly_and_the_checkpoint_has_it(grasps):
 
 
 def test_it_is_closed_left_or_opened_by_the_best_of_them():
+    """To leave it is to tell it once more what it was told: half-way would half open one that does not stick."""
     policy = make_policy(grasp_noise=0.0)
-    seen = {"joint_pos": np.zeros((1, 3), np.float32), "gripper": np.zeros((1, 2), np.float32)}
-    for worth, told in (((1.0, 0.0, 0.0), 0.0), ((0.0, 1.0, 0.0), 0.5), ((0.0, 0.0, 1.0), 1.0)):
-        policy._grasp = Says(*worth)
-        for context in (ActContext(deterministic=True), ActContext(seed=1)):
-            assert policy.act(seen, context).actions[0, 0, 1] == told
-    curious = make_policy(grasp_noise=1.0)
-    told = {float(curious.act(seen, ActContext(seed=s)).actions[0, 0, 1]) for s in range(30)}
-    assert told == {0.0, 0.5, 1.0}
+    for command in (0.0, 1.0):
+        seen = {
+            "joint_pos": np.zeros((1, 3), np.float32),
+            "gripper": np.array([[0.5, command]], np.float32),
+        }
+        for worth, told in (((1.0, 0.0, 0.0), 0.0), ((0.0, 1.0, 0.0), command), ((0.0, 0.0, 1.0), 1.0)):
+            policy._grasp = Says(*worth)
+            for context in (ActContext(deterministic=True), ActContext(seed=1)):
+                assert policy.act(seen, context).actions[0, 0, 1] == told
+        curious = make_policy(grasp_noise=1.0)
+        told = {float(curious.act(seen, ActContext(seed=s)).actions[0, 0, 1]) for s in range(30)}
+        assert told == {0.0, 1.0}
 
 
 def test_cloning_asks_for_a_margin():

@@ -60,6 +60,17 @@ def test_of_practice_only_whole_human_chunks_are_cloned(open_replay):
     assert metrics["whole_correction_share"] == pytest.approx(3 / 9)
 
 
+def test_demonstrations_shorter_than_a_chunk_are_cloned_as_far_as_they_go(open_replay):
+    demo = make_episode("demo", steps(50, HORIZON - 1), demo=True)
+    algorithm = make()
+    given = spy_on(algorithm._policy)
+    learner = learner_of(algorithm, open_replay(demo))
+    learner.warm_up(2)
+    learner.step(env_steps=3)
+    assert (learner.num_warmup_updates, learner.num_online_updates) == (2, 3)
+    assert all((actions[:, 0, 0] > 0.495).all() and mask.sum(1).max() < HORIZON for actions, mask in given)
+
+
 def test_half_of_a_batch_are_demonstrations(open_replay):
     practice = make_episode("practice", steps(0, 12), human=range(12))
     demo = make_episode("demo", steps(50, 12), demo=True)

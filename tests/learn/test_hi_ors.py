@@ -114,6 +114,25 @@ def test_only_what_went_well_enough_is_imitated(open_replay):
     assert told["accepted_share"] == 0.0
 
 
+def test_a_round_that_ends_within_a_step_ends_there(open_replay):
+    """Trap: views asked for once a step. Stopped in its midst and resumed, a run would have drawn from others."""
+    slow = [0.0, -0.2, -0.2, 0.0, 0.0, 1.0]  # adds up to 0.6
+    replay = open_replay(marked("succeeded", 0.2), marked("slow", 0.3, rewards=slow))
+    algorithm = make(thresholds=(0.5, 0.7), round_updates=5)
+    given = spy_on(algorithm._policy)
+    learner_of(algorithm, replay).step(env_steps=12)
+    assert len(given) == 12
+    assert marks(given[:5]) == {0.2, 0.3}
+    assert marks(given[5:]) == {0.2}
+
+
+def test_demonstrations_that_do_not_pass_are_nothing_to_warm_up_on(open_replay):
+    replay = open_replay(marked("failed", 0.1, success=False, demo=True))
+    learner = learner_of(make(), replay)
+    with pytest.raises(UsageError, match=r"nothing that was demonstrated is to be learned from.*warmup_updates=0"):
+        learner.warm_up(5)
+
+
 def test_until_something_succeeds_it_waits(open_replay):
     replay = open_replay(marked("failed", 0.1, success=False))
     learner = learner_of(make(), replay)

@@ -157,7 +157,7 @@ def test_what_breaks_one_rank_is_skipped_by_all(two):
     assert names == {"rlpd", "sac_flow", "dsrl"} | one_loss | {f"sharded {name}" for name in one_loss}
 
 
-@pytest.mark.parametrize("name", ["rlpd", "sac_flow", "imitation", "hg_dagger", "hi_ors_of_singles"])
+@pytest.mark.parametrize("name", ["rlpd", "sac_flow", "dsrl", "imitation", "hg_dagger", "hi_ors_of_singles"])
 def test_two_ranks_of_half_a_batch_match_one_of_a_whole(two, one, name):
     """The trap: gradients that were never synchronised. Where chance is drawn for some rows only, one process draws less."""
     alone = {k: v for k, v in one.items() if k.startswith(name + "|")}

@@ -56,6 +56,54 @@ def test_gradients_pass_through_a_frozen_one(ensemble):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
 
+def test_gradients_of_the_least_of_a_frozen_one(ensemble):
+    """Each row has one, so that a member goes down only those that are its own."""
+    inputs = torch.randn(40, 5, requires_grad=True)
+    ensemble.requires_grad_(False)
+    found, expected = ensemble(inputs).amin(0), plain(ensemble, inputs).amin(0)
+    weights = torch.randn(40)
+    (by_hand,) = torch.autograd.grad((found * weights).sum(), inputs)
+    (by_autograd,) = torch.autograd.grad((expected * weights).sum(), inputs)
+    torch.testing.assert_close(by_hand, by_autograd, rtol=1e-4, atol=1e-6)
+
+
+def test_a_member_that_is_never_the_least(ensemble):
+    inputs = torch.randn(7, 5, requires_grad=True)
+    with torch.no_grad():
+        ensemble.biases[-1][1] += 100.0
+    ensemble.requires_grad_(False)
+    (by_hand,) = torch.autograd.grad(ensemble(inputs).amin(0).sum(), inputs)
+    (by_autograd,) = torch.autograd.grad(plain(ensemble, inputs).amin(0).sum(), inputs)
+    torch.testing.assert_close(by_hand, by_autograd, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_not_a_number_is_passed_down(ensemble):
+    """Trap: a NaN must not be taken for nothing, or a broken critic would move an actor unseen."""
+    inputs = torch.randn(7, 5, requires_grad=True)
+    ensemble.requires_grad_(False)
+    weights = torch.zeros(7)
+    weights[3] = float("nan")
+    (found,) = torch.autograd.grad((ensemble(inputs)[0] * weights).sum(), inputs)
+    assert found[3].isnan().all()
+    assert (found[[0, 1, 2, 4, 5, 6]] == 0.0).all()
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.5])
+def test_squared_errors_and_all_their_gradients(ensemble, factor):
+    inputs, targets = torch.randn(7, 5, requires_grad=True), torch.randn(7)
+    wrt = [inputs, *ensemble.parameters()]
+    values, loss = ensemble.errors(inputs, targets)
+    said = plain(ensemble, inputs)
+    expected = (said - targets).square().mean(1).sum()
+    torch.testing.assert_close(values, said.detach())
+    assert not values.requires_grad
+    torch.testing.assert_close(loss, expected)
+    by_hand = torch.autograd.grad(factor * loss, wrt)
+    by_autograd = torch.autograd.grad(factor * expected, wrt)
+    for one, other in zip(by_hand, by_autograd, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("num_out", [1, 4])
 def test_an_mlp_and_all_its_gradients(num_out):
     torch.manual_seed(0)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -67,13 +68,10 @@ def practice_of(config, **settings):
     return OnPolicy(config, algorithm=algorithm, control_hz=robot.control_hz, **settings)
 
 
-def collector_of(config, *, num_rollouts=0, num_episodes=None):
+def collector_of(config, *, num_rollouts=0, worlds=MappingProxyType({})):
     practice = practice_of(config)
-    shape = practice._practice
-    orders = collector_orders(
-        config, shape, num_rollouts=num_rollouts, num_episodes=num_episodes or [0] * shape.num_envs
-    )
-    return build_collector(orders), practice
+    orders = collector_orders(config, practice._practice, num_rollouts=num_rollouts)
+    return build_collector(orders, worlds), practice
 
 
 def same(a, b):
@@ -101,7 +99,7 @@ def test_a_truncated_step_keeps_its_true_last_observation(config):
         assert 0 < np.abs(rollout["final/ee_pose"][row] - pose[t]).max() < 0.05
     assert not rollout["terminated"].any()
     assert rollout["episode/length"].tolist() == [5.0] * 12
-    assert rollout["num_episodes"].tolist() == [4] * 4
+    assert rollout["worlds/num_episodes"].tolist() == [4] * 4
     collector.close()
 
 
@@ -130,7 +128,9 @@ def test_worlds_differ_and_begin_each_episode_by_its_number(config):
     assert len(set(map(tuple, starts))) == 12
     collector.close()
     resumed, _ = collector_of(
-        config("task.max_steps=8", "task.tolerance=0.0001"), num_rollouts=1, num_episodes=[1, 1, 1, 1]
+        config("task.max_steps=8", "task.tolerance=0.0001"),
+        num_rollouts=1,
+        worlds={"worlds/num_episodes": np.ones(4, np.int64)},
     )
     assert np.array_equal(resumed.collect()["observation/goal"][:, 0], goals[:, 8])
     resumed.close()
@@ -201,11 +201,27 @@ def test_a_resumed_learner_is_where_it_was(make):
     resumed.load_state_dict(state)
     assert (resumed.num_updates, resumed.env_steps, resumed.num_ended) == (3, 192, practice.num_ended)
     assert same(resumed.state_dict(), state)
-    again = make()
-    again.load_state_dict(state)
-    resumed.step()
-    again.step()  # each world with its next episode, the same in both
-    assert same(resumed.state_dict(), again.state_dict())
+    for _ in range(2):
+        practice.step()
+        resumed.step()
+    assert same(resumed.state_dict(), practice.state_dict())  # each world in the midst of its episode
+
+
+def test_a_resumed_simulator_goes_on_in_the_midst_of_its_episodes():
+    """Real physics, with contact: begun again and sent the same actions, it stands where it stood."""
+    settings = ["algorithm.num_envs=2", "algorithm.rollout_steps=12", "algorithm.num_epochs=2", "run.demos=0"]
+    made = [practice_of(load(["push-cube-ppo"], [*settings, "task.time_limit_s=2.0"])) for _ in range(2)]
+    practice, resumed = made
+    for _ in range(3):
+        practice.step()
+    assert practice.state_dict()["practice/worlds/num_sent"].min() > 0
+    resumed.load_state_dict(practice.state_dict())
+    for _ in range(2):
+        practice.step()
+        resumed.step()
+    assert same(resumed.state_dict(), practice.state_dict())
+    for one in made:
+        one.close()
 
 
 def test_a_rollout_that_is_not_finite_is_skipped_and_too_many_end_it(make):
@@ -303,8 +319,8 @@ def test_a_collector_that_dies_is_noticed(make, how, message):
 
 def test_a_collector_that_says_nothing_is_not_waited_for_for_ever(config):
     practice = practice_of(config())
-    orders = collector_orders(config(), practice._practice, num_rollouts=0, num_episodes=[0] * 4)
-    collector = ProcessCollector(orders, patience_s=0.2)  # it gets no weights, and so does nothing
+    orders = collector_orders(config(), practice._practice, num_rollouts=0)
+    collector = ProcessCollector(orders, {}, patience_s=0.2)  # it gets no weights, and so does nothing
     with pytest.raises(FailureError, match="no rollout came from the collector in 0 s"):
         collector.collect()
     collector.close()

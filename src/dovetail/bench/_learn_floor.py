@@ -35,13 +35,14 @@ def soft_macs(
     *, features: int, actions: int, hidden: Sequence[int], batch: int, critics: int, targets: int
 ) -> int:
     """One update of a soft actor-critic's critics and actor. Of the targets, those that are asked; of the critics,
-    while the actor climbs them, no gradient but that of its actions."""
+    while the actor climbs the least of them, no gradient but that of its actions, and of each row only that one's."""
     actor, critic = (features, *hidden, 2 * actions), (features + actions, *hidden, 1)
     per_row = (
         mlp_macs(actor)  # what it would do next
         + targets * mlp_macs(critic)
         + critics * mlp_macs(critic, parameters=True)
-        + critics * mlp_macs(critic, inputs=actions)
+        + (critics - 1) * mlp_macs(critic)
+        + mlp_macs(critic, inputs=actions)
         + mlp_macs(actor, parameters=True)
     )
     return batch * per_row

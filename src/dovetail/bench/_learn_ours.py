@@ -145,6 +145,10 @@ class LoopedMLP(nn.Module):
         asked = range(len(self.members)) if members is None else members.tolist()
         return torch.stack([self.members[e](inputs).squeeze(-1) for e in asked])
 
+    def errors(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        values = self(inputs)
+        return values.detach(), (values - targets).square().mean(1).sum()
+
 
 def our_ppo(rollout: dict[str, Tensor], *, hidden: Sequence[int], batch_size: int) -> Update:
     policy = ActorCritic(

@@ -57,7 +57,7 @@ def _rows(name: str, report: dict[str, Any]) -> Iterator[Row]:
 
 def _verdict(name: str, reports: list[dict[str, Any]], aim: float | None) -> Iterator[Row]:
     """Over all seeds: how well, whether surely better than before, and within how many episodes at most."""
-    before, after = pooled(reports, "before"), pooled(reports, "after")
+    before, after = pooled(reports, "success_before"), pooled(reports, "success_after")
     if aim is not None:
         ratio = after.rate / before.rate if before.successes else None
         yield at_least(f"{name}: after", after.rate, "success", aim, baseline="cloning", ratio=ratio)
@@ -65,9 +65,9 @@ def _verdict(name: str, reports: list[dict[str, Any]], aim: float | None) -> Ite
     yield at_least(f"{name}: lower end after, upper end of cloning", after.low, "success", before.high)
 
 
-def pooled(reports: list[dict[str, Any]], when: Literal["before", "after"]) -> Rate:
+def pooled(reports: list[dict[str, Any]], when: Literal["untrained", "success_before", "success_after"]) -> Rate:
     """Successes of all seeds together."""
-    rates = [report[f"success_{when}"] for report in reports]
+    rates = [report[when] for report in reports]
     return Rate(
         successes=sum(round(rate["rate"] * rate["episodes"]) for rate in rates),
         episodes=sum(rate["episodes"] for rate in rates),

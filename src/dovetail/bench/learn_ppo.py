@@ -38,13 +38,11 @@ _PACED = (  # all updates alike, so that the bound is one
     "algorithm.actor_after=0",
     "algorithm.target_kl=null",
     "algorithm.adapt_lr=false",
-    "algorithm.batch_size=128",
     "run.demos=0",
     "run.eval_episodes=1",
     "run.stop_when_solved=null",
 )
 _CALIBRATION_ROLLOUTS = 4
-_PACE_STEPS = 1024  # of a rollout, where only its pace is asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +74,8 @@ def _paces(shards: Shards, num_envs: int, waits: dict[str, float], *, num_rollou
     """Seconds per rollout."""
     found = {}
     for mode in ("sync", "async"):
-        settings = [*_settings(num_envs, mode, waits), *_paced(num_envs)]
-        settings += ["run.seed=0", f"run.env_steps={num_rollouts * _PACE_STEPS}"]
+        settings = [*_settings(num_envs, mode, waits), *_PACED]
+        settings += ["run.seed=0", f"run.env_steps={num_rollouts * _rollout_size(num_envs)}"]
         found[mode], _ = _run(shards, f"ppo-{num_envs}-{mode}-pace-{num_rollouts}", settings)
         yield Row(
             name=f"{num_envs} worlds, {mode}: a rollout and its update", value=found[mode].rollout_s, unit="s"
@@ -150,10 +148,6 @@ def _settings(num_envs: int, mode: str, waits: dict[str, float]) -> list[str]:
     ]
 
 
-def _paced(num_envs: int) -> list[str]:
-    return [*_PACED, f"algorithm.rollout_steps={_PACE_STEPS // num_envs}"]
-
-
 def _policy_settings() -> dict[str, str]:
     """What the recipe says of its policy: a section of another type starts from its defaults."""
     policy = load([RECIPE]).policy
@@ -212,7 +206,7 @@ def _waits(shards: Shards, num_envs: int) -> dict[str, float]:
 
 def _calibrate(num_envs: int) -> dict[str, float]:
     waits = {"act_s": _ACT_S, "learn_s": 0.0}
-    config = load([RECIPE], [*_settings(num_envs, "sync", waits), *_paced(num_envs), "run.seed=100"])
+    config = load([RECIPE], [*_settings(num_envs, "sync", waits), *_PACED, "run.seed=100"])
     station = build_station(config)
     try:
         policy = station.trainable()

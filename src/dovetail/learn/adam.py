@@ -72,5 +72,7 @@ class Adam(torch.optim.Adam):
 def clip_(gradients: Gradients, max_norm: float) -> Tensor:
     """Scale them down to `max_norm` where they are longer, all by one factor; returns how long they were."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
-    torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
+    factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+    if factor.is_cuda or factor < 1.0:  # a GPU is not asked
+        torch._foreach_mul_(gradients, factor)
     return norm

@@ -18,10 +18,10 @@ from dovetail.core.contracts import ReplayReader
 from dovetail.core.errors import UsageError
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array, SampleRequest
+from dovetail.core.types import Array, SampleRequest, View
 from dovetail.policies.canon import EMBODIMENT
 
-__all__ = ["Batches", "batch_arrays", "side"]
+__all__ = ["Batches", "batch_arrays", "drawn_from", "side"]
 
 _WORTH_A_THREAD = 1 << 20  # bytes in a batch: a smaller one is sampled faster than it is handed over
 
@@ -58,6 +58,16 @@ def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
             if ticks is not None:
                 arrays[f"{side}/{key}/mask"] = np.zeros((num_rows, ticks), np.bool_)
     return arrays
+
+
+def drawn_from(request: SampleRequest, replay: ReplayReader) -> list[tuple[View, int]]:
+    """Views, and how many rows of a batch each gives. For one that has nothing `when_empty` stands in, or what else is asked
+    for; where all is empty, the view stays."""
+    rows = [(view, num_rows) for view, num_rows in request.rows.items() if num_rows]
+    if request.when_empty is None or all(replay.size(view) for view, _ in rows):
+        return rows
+    spare = next((view for view in (request.when_empty, *(v for v, _ in rows)) if replay.size(view)), None)
+    return [(view if spare is None or replay.size(view) else spare, num_rows) for view, num_rows in rows]
 
 
 def side(batch: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -111,10 +121,7 @@ class Batches:
     @property
     def are_there(self) -> bool:
         """Whether each view, or what stands in for it, has something to give."""
-        request = self._request
-        views = [view for view, num_rows in request.rows.items() if num_rows]
-        spare = request.when_empty is not None and self._replay.size(request.when_empty) > 0
-        return spare or all(self._replay.size(view) for view in views)
+        return all(self._replay.size(view) for view, _ in drawn_from(self._request, self._replay))
 
     def shares(self) -> dict[str, float]:
         """How much of one view is in another, as the request wants it told; nothing of what is empty."""
@@ -147,13 +154,10 @@ class Batches:
         """Fill a slot, one view after the other; returns the generator's state after it."""
         slot.wait()
         first = 0
-        for view, num_rows in self._request.rows.items():
-            if num_rows:
-                rows = {name: array[first : first + num_rows] for name, array in slot.arrays.items()}
-                if self._request.when_empty is not None and not self._replay.size(view):
-                    view = self._request.when_empty
-                self._replay.sample(rows, view=view, rng=self._rng, window=self._request.window)
-                first += num_rows
+        for view, num_rows in drawn_from(self._request, self._replay):
+            rows = {name: array[first : first + num_rows] for name, array in slot.arrays.items()}
+            self._replay.sample(rows, view=view, rng=self._rng, window=self._request.window)
+            first += num_rows
         return dict(self._rng.bit_generator.state)
 
 

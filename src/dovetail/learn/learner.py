@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 
 import numpy as np
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dovetail.core.contracts import Algorithm, ReplayReader
-from dovetail.core.errors import CheckpointError, FailureError
+from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest
 from dovetail.learn.batches import Batches
@@ -62,12 +62,16 @@ class Learner:
     def warm_up(self, num_updates: int, *, on_update: Callable[[], None] = lambda: None) -> Mapping[str, float]:
         """Updates on what is there before the first online step, up to `num_updates` in the whole run."""
         metrics = _Means()
-        self._batches.ask(self._algorithm.wants)
-        with closing(self._batches.take(num_updates - self.num_warmup_updates)) as batches:
-            for batch in self._timed(batches):
+        with closing(self._drawn(lambda: num_updates - self.num_warmup_updates)) as batches:
+            for batch in batches:
                 metrics.add(self._update(batch))
                 self.num_warmup_updates += 1
                 on_update()
+        if self.num_warmup_updates < num_updates:
+            raise UsageError(
+                "nothing that was demonstrated is to be learned from, as the algorithm is set (thresholds, shortest "
+                "episodes): change that, or begin without by learner.warmup_updates=0"
+            )
         return {**metrics.take(), **self._told()}
 
     @property
@@ -88,21 +92,33 @@ class Learner:
     ) -> Mapping[str, float]:
         """Do what is owed for `env_steps` online steps, or some of it, until it is `enough`; returns the metrics' means."""
         metrics = _Means()
-        wants = self._algorithm.wants  # its views may have changed with what it has learned
-        self._batches.ask(wants)
-        if wants.waits and not self._batches.are_there:
-            return {}
-        with closing(self._batches.take(self.owed(env_steps))) as batches:  # closed at once, whatever comes up
-            for batch in self._timed(batches):
+        done = self.num_online_updates
+        with closing(self._drawn(lambda: self.owed(env_steps))) as batches:  # closed at once, whatever comes up
+            for batch in batches:
                 metrics.add(self._update(batch))
                 self.num_online_updates += 1
                 on_update()
                 if enough():
                     break
+        if self.num_online_updates == done and self.owed(env_steps) > 0:
+            return {}  # it waits
         return {**metrics.take(), **self._batches.shares(), **self._told()}
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()
+
+    def _drawn(self, owed: Callable[[], int]) -> Generator[Mapping[str, Tensor], None, None]:
+        """Batches until nothing is owed, of the views that the algorithm wants by then: they may change with each update."""
+        while owed() > 0:
+            wants = self._algorithm.wants
+            self._batches.ask(wants)
+            if wants.waits and not self._batches.are_there:
+                return
+            with closing(self._batches.take(owed())) as batches:
+                for batch in self._timed(batches):
+                    yield batch
+                    if self._algorithm.wants != wants:
+                        break
 
     def _update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         began_s = time.monotonic()

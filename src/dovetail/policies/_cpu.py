@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-__all__ = ["Views", "ensemble", "is_served", "mlp"]
+__all__ = ["Views", "ensemble", "errors", "is_served", "mlp"]
 
 _EPS = 1e-5  # layer norm's own default
-_tanh_backward = torch.ops.aten.tanh_backward.default
+_tanh_backward = torch.ops.aten.tanh_backward.grad_input
 _layer_norm_backward = torch.ops.aten.native_layer_norm_backward.default
 
 
@@ -76,6 +76,15 @@ def ensemble(inputs: Tensor, parameters: Sequence[Tensor], *, members: Sequence[
     return _applied(inputs, members, parameters, views).squeeze(-1)
 
 
+def errors(
+    inputs: Tensor, targets: Tensor, parameters: Sequence[Tensor], *, views: Views
+) -> tuple[Tensor, Tensor]:
+    """What all members say, [E, B], and the sum of their mean squared errors: the gradients of a member right after what
+    it said, while the cache still holds that."""
+    found: tuple[Tensor, Tensor] = _Errors.apply(inputs, targets, views.of(parameters), *parameters)  # type: ignore[no-untyped-call]
+    return found
+
+
 def mlp(inputs: Tensor, parameters: Sequence[Tensor], *, views: Views) -> Tensor:
     """[B, in] -> [B, out]."""
     return _applied(inputs, (0,), parameters, views)[0]
@@ -84,16 +93,16 @@ def mlp(inputs: Tensor, parameters: Sequence[Tensor], *, views: Views) -> Tensor
 def _applied(inputs: Tensor, members: Sequence[int], parameters: Sequence[Tensor], views: Views) -> Tensor:
     layers = views.of(parameters)
     if not torch.is_grad_enabled():
-        return _values(inputs, members, layers, [])
+        return _values(inputs, members, layers, None)
     if not any(parameter.requires_grad for parameter in parameters):
         parameters = ()  # gradients pass through to the inputs at most
     values: Tensor = _Ensemble.apply(inputs, members, layers, *parameters)  # type: ignore[no-untyped-call]
     return values
 
 
-def _values(inputs: Tensor, members: Sequence[int], layers: _Layers, kept: list[Tensor]) -> Tensor:
+def _values(inputs: Tensor, members: Sequence[int], layers: _Layers, kept: list[Tensor] | None) -> Tensor:
     """What the members say, [members, B, out]; `kept` gets what their gradients need: four tensors for each hidden
-    layer of each."""
+    layer of each. None: nobody will ask, and each layer works where the cache still holds the one before."""
     num_out = layers.weights[-1][0].shape[1]
     values = inputs.new_empty(len(members), len(inputs), num_out)
     for row, e in zip(values.unbind(0), members, strict=True):
@@ -103,7 +112,8 @@ def _values(inputs: Tensor, members: Sequence[int], layers: _Layers, kept: list[
             hidden, mean, rstd = torch.native_layer_norm(sums, sums.shape[1:], scale[e], layers.shifts[i][e], _EPS)
             array = hidden.numpy()
             np.tanh(array, out=array)
-            kept += (sums, mean, rstd, hidden)
+            if kept is not None:
+                kept += (sums, mean, rstd, hidden)
         if num_out == 1:  # a product of matrices takes six times as long
             torch.addmv(layers.biases[-1][e], hidden, layers.weights[-1][e][:, 0], out=row[:, 0])
         else:
@@ -133,8 +143,42 @@ class _Ensemble(torch.autograd.Function):
         slopes = None if found is None else _Layers.of(found)
         size = 4 * len(layers.scales)
         for n, e in enumerate(ctx.members):
-            _descend(grads[n], e, layers, inputs, kept[size * n : size * (n + 1)], slopes, of_inputs)
+            mine, rows = kept[size * n : size * (n + 1)], None
+            if slopes is None and of_inputs is not None:
+                rows = grads[n].any(1).nonzero()[:, 0]
+            if rows is None or of_inputs is None or 4 * len(rows) > 3 * len(inputs):
+                _descend(grads[n], e, layers, inputs, mine, slopes, of_inputs)
+            else:  # of the least of several, say: each row has one
+                few = torch.zeros_like(inputs[: len(rows)])
+                _descend(grads[n][rows], e, layers, inputs, [values[rows] for values in mine], None, few)
+                of_inputs.index_add_(0, rows, few)
         return of_inputs, None, None, *(found or ())
+
+
+class _Errors(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, targets: Tensor, layers: _Layers, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        of_inputs = torch.zeros_like(inputs) if ctx.needs_input_grad[0] else None
+        found = [torch.empty_like(parameter) for parameter in parameters]
+        slopes = _Layers.of(found)
+        values = inputs.new_empty(len(layers.weights[0]), len(inputs))
+        for e, row in enumerate(values):
+            kept: list[Tensor] = []
+            row.copy_(_values(inputs, (e,), layers, kept)[0, :, 0])
+            _descend(((row - targets) * (2.0 / len(row)))[:, None], e, layers, inputs, kept, slopes, of_inputs)
+        ctx.slopes = of_inputs, found
+        ctx.mark_non_differentiable(values)
+        return values, (values - targets).square().mean(1).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, _: Tensor, grad: Tensor) -> tuple[Tensor | None, ...]:
+        of_inputs, found = ctx.slopes
+        if grad != 1.0:  # as a rule it is what one descends
+            of_inputs, found = None if of_inputs is None else of_inputs * grad, [slope * grad for slope in found]
+        return of_inputs, None, None, *found
 
 
 def _descend(
@@ -160,8 +204,9 @@ def _descend(
         torch.sum(grad, 0, out=slopes.biases[-1][e])
     for i in reversed(range(len(layers.scales))):
         sums, mean, rstd, hidden = kept[4 * i : 4 * i + 4]
+        _tanh_backward(up, hidden, grad_input=up)
         up, of_scale, of_shift = _layer_norm_backward(
-            _tanh_backward(up, hidden),
+            up,
             sums,
             sums.shape[1:],
             mean,

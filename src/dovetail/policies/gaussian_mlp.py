@@ -89,6 +89,7 @@ class GaussianMLP(NetworkPolicy):
             actions = torch.tanh(mean)
             if self._grasp is not None:
                 choice = self._choose(self._grasp(features), noisy=not context.deterministic, generator=generator)
+                choice = torch.where(choice == 0.0, self._told_last(inputs["gripper"]), choice)
                 actions = torch.cat((actions[:, : self._axis], choice, actions[:, self._axis :]), 1)
         return self._chunk(actions.view(len(actions), self._spec.horizon, -1))
 
@@ -100,6 +101,12 @@ class GaussianMLP(NetworkPolicy):
             luck = uniform(choice.shape, generator=generator, device=worth.device)
             choice = torch.where(luck < self._config.grasp_noise, other, choice)
         return (choice - STAY).float()[:, None]
+
+    def _told_last(self, gripper: Tensor) -> Tensor:
+        """What it was told before, -1 or 1, [B, 1]: not every gripper stays as it is when it is told nothing."""
+        latest = gripper[:, -1] if gripper.ndim == 3 else gripper
+        command = latest[:, self._spec.observation["gripper"].names.index("command"), None]
+        return torch.where(command > 0.5, 1.0, -1.0)
 
     # ---- TrainablePolicy: torch
 

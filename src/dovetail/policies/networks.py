@@ -106,10 +106,7 @@ class EnsembleMLP(nn.Module):
         """All of them, or the `members` of these numbers: who is not asked costs nothing."""
         if _cpu.is_served(inputs):
             asked = range(self.num_members) if members is None else members.tolist()
-            lists = (self.weights, self.biases, self.scales, self.shifts)
-            # not by their own iterator, which takes longer than a small product
-            parameters = [p for some in lists for p in some._parameters.values() if p is not None]
-            return _cpu.ensemble(inputs, parameters, members=asked, views=self._views)
+            return _cpu.ensemble(inputs, self._listed(), members=asked, views=self._views)
 
         def chosen(parameters: nn.ParameterList) -> list[Tensor]:
             return [p if members is None else p[members] for p in parameters]
@@ -123,6 +120,18 @@ class EnsembleMLP(nn.Module):
             hidden = functional.layer_norm(hidden, hidden.shape[-1:])
             hidden = torch.tanh(torch.addcmul(shift, hidden, scale))
         return torch.baddbmm(biases[-1], hidden, weights[-1]).squeeze(-1)
+
+    def errors(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """What the members say, [num_members, B], without gradients, and the sum of their mean squared errors, with."""
+        if _cpu.is_served(inputs) and not self._forward_pre_hooks:  # a hook may set another precision for it
+            return _cpu.errors(inputs, targets, self._listed(), views=self._views)
+        values = self(inputs)
+        return values.detach(), (values - targets).square().mean(1).sum()
+
+    def _listed(self) -> list[Tensor]:
+        lists = (self.weights, self.biases, self.scales, self.shifts)
+        # not by their own iterator, which takes longer than a small product
+        return [p for some in lists for p in some._parameters.values() if p is not None]
 
 
 class DenoisingMLP(nn.Module):

@@ -45,7 +45,6 @@ def collector_orders(
     practice: Practice,
     *,
     num_rollouts: int,
-    num_episodes: list[int],
     folder: RunFolder | None = None,
 ) -> dict[str, Any]:
     """All that a collector has to know, in plain values; `folder` is the run's, where episodes are recorded."""
@@ -58,7 +57,6 @@ def collector_orders(
         "seed": config.run.seed,
         "practice": asdict(practice),
         "num_rollouts": num_rollouts,
-        "num_episodes": num_episodes,
         "record": _record_orders(folder) if practice.record and folder else None,
     }
 
@@ -71,8 +69,8 @@ def _record_orders(folder: RunFolder) -> dict[str, Any]:
     }
 
 
-def build_collector(orders: Mapping[str, Any]) -> Collector:
-    """One in this process."""
+def build_collector(orders: Mapping[str, Any], worlds: Mapping[str, Array]) -> Collector:
+    """One in this process; `worlds` are where those before it stood, and empty if there were none."""
     kinds = ("task", "robot", "safety", "policy")
     parts = {kind: PluginSection.parse(kind, orders[kind]) for kind in kinds if orders[kind] is not None}
     practice = Practice(**orders["practice"])
@@ -87,7 +85,7 @@ def build_collector(orders: Mapping[str, Any]) -> Collector:
         practice=practice,
         seed=orders["seed"],
         num_rollouts=orders["num_rollouts"],
-        num_episodes=orders["num_episodes"],
+        worlds=worlds,
         recordings=[Recording.of(cell, orders["record"], seed=orders["seed"]) for cell in cells]
         if orders["record"]
         else (),
@@ -100,6 +98,7 @@ class ProcessCollector:
     def __init__(
         self,
         orders: Mapping[str, Any],
+        worlds: Mapping[str, Array],
         *,
         should_stop: Callable[[], bool] = lambda: False,
         patience_s: float = 600.0,
@@ -122,7 +121,7 @@ class ProcessCollector:
         # There is room for all, for the bound on staleness bounds how far a collector can be ahead.
         self._reader = threading.Thread(target=self._read, name="rollouts", daemon=True)
         self._reader.start()
-        self._tell(orders, {})
+        self._tell(orders, worlds)
 
     def load(self, weights: Mapping[str, Mapping[str, Array]], *, version: int) -> None:
         flat = {f"{component}|{name}": array for component, w in weights.items() for name, array in w.items()}
@@ -184,8 +183,8 @@ def _serve(frames: Frames) -> None:
     import torch
 
     torch.set_num_threads(1)
-    orders, _ = frames.receive()
-    collector = build_collector(orders)
+    orders, worlds = frames.receive()
+    collector = build_collector(orders, worlds)
     max_staleness, version = orders["practice"]["max_staleness"], -1
 
     def take_weights() -> None:

@@ -53,10 +53,24 @@ class World:
         self.num_steps = 0  # of the present one
         self.rewards: dict[str, float] = defaultdict(float)  # the same
         self.at_limit = 0.0  # the same, of its actions' numbers: how many steps' worth lay at a limit
-        self._recording = recording
+        self._recording, self._records = recording, False
         self._seen: Observation | None = None
+        self._sent: list[Array] = []  # in the present one
 
-    def reset(self) -> Observation:
+    @property
+    def sent(self) -> Array:
+        """The actions of the present episode, [T, A]: with its number they say all of where it stands."""
+        return np.array(self._sent, np.float32).reshape(len(self._sent), *self._cell.robot.spec.action.shape)
+
+    def go_on(self, actions: Array) -> Observation:
+        """The present episode, as far as it had come: begun again, and these actions sent again. It is not recorded."""
+        self.num_episodes -= 1
+        observation = self.reset(records=False)
+        for action in actions:
+            observation, _ = self.step(action)
+        return observation
+
+    def reset(self, *, records: bool = True) -> Observation:
         cell = self._cell
         episode = self._number + self._num_worlds * self.num_episodes
         cell.task.reset(cell.robot, rng=stream(self._seed, "practice/reset", episode))
@@ -65,7 +79,9 @@ class World:
         self.num_steps = 0
         self.rewards.clear()
         self.at_limit = 0.0
-        if self._recording is not None:
+        self._sent.clear()
+        self._records = records and self._recording is not None
+        if self._recording is not None and self._records:
             self._recording.begin(episode)
         self._seen = cell.robot.observe()
         return self._seen
@@ -75,8 +91,9 @@ class World:
     ) -> tuple[Observation, Verdict]:
         """`version` and `extras` are the policy's, for the record."""
         cell, seen = self._cell, self._seen
-        probed = cell.probe() if self._recording is not None else {}
+        probed = cell.probe() if self._records else {}
         executed = cell.robot.send(action)
+        self._sent.append(action)
         cell.clock.sleep_until(cell.clock.now_ns() + self._period_ns)
         observation = cell.robot.observe()
         self.num_steps += 1
@@ -86,7 +103,7 @@ class World:
             raise FailureError(f"task '{cell.task.spec.name}' gave up an episode of world {self._number}")
         for name, reward in verdict.rewards.items():
             self.rewards[name] += reward
-        if self._recording is not None:
+        if self._recording is not None and self._records:
             assert seen is not None, "reset() comes first"
             step = Step(
                 observation=seen,
@@ -114,7 +131,8 @@ class Collector:
 
     Beside the arrays of a RolloutBuffer come those of the episodes that ended in it, `episode/success`, `episode/length`,
     `episode/at_limit` (a share), `episode/reward/<component>`,
-    and `num_episodes` [N] that each world has begun: it goes on after them when resumed.
+    and how it goes on when resumed: `worlds/num_episodes` [N] that each has begun, and what was sent in the present one,
+    `worlds/num_sent` [N] and, world after world, `worlds/sent` [sum of them, A].
     """
 
     def __init__(
@@ -125,12 +143,15 @@ class Collector:
         practice: Practice,
         seed: int,
         num_rollouts: int = 0,
-        num_episodes: Sequence[int] = (),
+        worlds: Mapping[str, Array] = MappingProxyType({}),
         recordings: Sequence[Recording] = (),
     ) -> None:
         self._policy, self._seed = policy, seed
         self.num_rollouts = num_rollouts  # collected
-        begun = num_episodes or [0] * len(cells)
+        begun = worlds.get("worlds/num_episodes", np.zeros(len(cells), np.int64))
+        self._sent: Sequence[Array] = ()  # what each goes on with
+        if "worlds/sent" in worlds:
+            self._sent = np.split(worlds["worlds/sent"], np.cumsum(worlds["worlds/num_sent"])[:-1])
         self._worlds = [
             World(
                 cell,
@@ -159,7 +180,9 @@ class Collector:
     def collect(self, *, before_tick: Callable[[], None] = lambda: None) -> dict[str, Array]:
         worlds, buffer = self._worlds, self._buffer
         chance = stream(self._seed, "practice/policy", self.num_rollouts)
-        if not self._now:
+        if not self._now and self._sent:
+            self._now = [world.go_on(sent).values for world, sent in zip(worlds, self._sent, strict=True)]
+        elif not self._now:
             self._now = [world.reset().values for world in worlds]
         for t in range(buffer.num_steps):
             before_tick()
@@ -209,7 +232,13 @@ class Collector:
     def _books(self) -> dict[str, Array]:
         ended = {f"episode/{name}": np.array(values, np.float32) for name, values in self._ended.items()}
         self._ended.clear()
-        return {**ended, "num_episodes": np.array([world.num_episodes for world in self._worlds], np.int64)}
+        sent = [world.sent for world in self._worlds]
+        return {
+            **ended,
+            "worlds/num_episodes": np.array([world.num_episodes for world in self._worlds], np.int64),
+            "worlds/num_sent": np.array([len(actions) for actions in sent], np.int64),
+            "worlds/sent": np.concatenate(sent),
+        }
 
 
 def _of_world(chunk: ActionChunk, n: int) -> dict[str, Array]:

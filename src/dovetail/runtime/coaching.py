@@ -23,6 +23,7 @@ from dovetail.core.types import (
     View,
     WeightSnapshot,
 )
+from dovetail.learn.batches import drawn_from
 from dovetail.learn.coach import Coach, EpisodeFacts, Facts, returns_to_go
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.canon import Canon
@@ -257,9 +258,7 @@ def batch_sources(wants: SampleRequest, replay: ReplayReader) -> dict[str, float
     """Share of a batch by whose hand took its steps; nothing where views ask for more than that."""
     held = {hand: replay.size(View(part=hand)) for hand in _HANDS["all"]}
     drawn = dict.fromkeys(held, 0.0)
-    for view, num_rows in wants.rows.items():
-        if num_rows and not replay.size(view) and wants.when_empty:
-            view = wants.when_empty
+    for view, num_rows in drawn_from(wants, replay):
         if view != View(part=view.part) or view.part not in _HANDS:
             return {}
         hands = _HANDS[view.part]

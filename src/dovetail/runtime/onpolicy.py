@@ -80,7 +80,7 @@ class OnPolicy:
         self._practice = algorithm.practice
         self._folder = folder  # of the run, where episodes are to be recorded
         self._source: RolloutSource | None = None
-        self._num_episodes = [0] * self._practice.num_envs  # begun, by each world
+        self._worlds: dict[str, Array] = {}  # where each stands
         self._bad = BadUpdates(config.learner.max_bad_updates)
         self.healthy = True  # until too many losses were not finite: from then on nothing is worth keeping
         self.num_updates = 0  # rollouts learned from, and so the version of the weights
@@ -123,7 +123,7 @@ class OnPolicy:
         metrics = self._update(tensors)
         self.num_updates += 1
         self.env_steps += rollout["reward"].size
-        self._num_episodes = [int(n) for n in rollout["num_episodes"]]
+        self._worlds = {name: values for name, values in rollout.items() if name.startswith("worlds/")}
         self._source.load(self._algorithm.policy_weights(), version=self.num_updates)
         waited = {"collect_s": collected_s - began_s, "update_s": time.monotonic() - collected_s}
         episodes = {n.removeprefix("episode/"): v for n, v in rollout.items() if n.startswith("episode/")}
@@ -141,18 +141,12 @@ class OnPolicy:
             self._source = None
 
     def _start(self) -> RolloutSource:
-        orders = collector_orders(
-            self._config,
-            self._practice,
-            num_rollouts=self.num_updates,
-            num_episodes=self._num_episodes,
-            folder=self._folder,
-        )
+        orders = collector_orders(self._config, self._practice, num_rollouts=self.num_updates, folder=self._folder)
         source: RolloutSource
         if self._practice.asynchronous:
-            source = ProcessCollector(orders, should_stop=self._should_stop)
+            source = ProcessCollector(orders, self._worlds, should_stop=self._should_stop)
         else:
-            source = build_collector(orders)
+            source = build_collector(orders, self._worlds)
         source.load(self._algorithm.policy_weights(), version=self.num_updates)
         return source
 
@@ -183,21 +177,20 @@ class OnPolicy:
             raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
         return {**metrics, "skipped_updates": float(self._bad.count)}
 
-    # ---- checkpoints: the learner goes on exactly where it was, each world with its next episode
+    # ---- checkpoints: the learner goes on exactly where it was, and each world in the midst of its episode
 
     def state_dict(self) -> dict[str, Array]:
         return {
             "practice/counters": np.array(
                 [self.num_updates, self.env_steps, self.num_ended, self._bad.count], np.int64
             ),
-            "practice/num_episodes": np.array(self._num_episodes, np.int64),
+            **{f"practice/{name}": values for name, values in self._worlds.items()},
             **{f"algorithm/{name}": value for name, value in self._algorithm.state_dict().items()},
         }
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         try:
             num_updates, env_steps, num_ended, *num_skipped = (int(n) for n in state["practice/counters"])
-            num_episodes = [int(n) for n in state["practice/num_episodes"]]
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"the checkpoint is not of on-policy learning: {error}") from error
         self._algorithm.load_state_dict(
@@ -205,7 +198,11 @@ class OnPolicy:
         )
         self.close()  # worlds that are under way belong to the state before
         self.num_updates, self.env_steps, self.num_ended = num_updates, env_steps, num_ended
-        self._num_episodes = num_episodes
+        self._worlds = {
+            n.removeprefix("practice/"): v for n, v in state.items() if n.startswith("practice/worlds/")
+        }
+        if "practice/num_episodes" in state:  # of before worlds went on in the midst of one: each with its next
+            self._worlds = {"worlds/num_episodes": state["practice/num_episodes"]}
         self._bad.count = sum(num_skipped)  # none, in a checkpoint of before they were counted
 
 
@@ -241,4 +238,4 @@ def check_practice(config: RunConfig) -> None:
 
 
 def _is_book(name: str) -> bool:
-    return name.startswith("episode/") or name == "num_episodes"
+    return name.startswith(("episode/", "worlds/"))

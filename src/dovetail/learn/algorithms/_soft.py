@@ -98,7 +98,6 @@ class SoftActorCritic:
     """
 
     name: ClassVar[str]
-    learns_from_running: ClassVar[bool] = True  # what it learns of a step does not wait for how the episode ends
 
     def __init__(
         self,
@@ -159,6 +158,12 @@ class SoftActorCritic:
         self._grad_norms: dict[str, Tensor] = {}  # of each one's latest step, before clipping
         self._generator = self._spread.generator(self._device, seed)
         self._num_updates = 0
+
+    @property
+    def learns_from_running(self) -> bool:
+        """What it learns of a step does not wait for how the episode ends; of a chunk it does: what was not done yet would
+        pass for what is held past an end."""
+        return self._horizon == 1
 
     @property
     def networks(self) -> Mapping[str, nn.Module]:
@@ -242,12 +247,11 @@ class SoftActorCritic:
         return order[: config.num_target_critics]
 
     def _fit_critic(self, features: Tensor, actions: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        q = self._critic(torch.cat((features, actions), 1))  # [E, B]
-        loss = (q - targets).square().mean(1).sum()
+        q, loss = self._critic.errors(torch.cat((features, actions), 1), targets)  # [E, B]
         self._step(loss, self._fitted)
         with torch.no_grad():
             torch._foreach_lerp_(self._target_parameters, self._fitted_parameters, self._soft.tau)
-        return {"critic_loss": loss.detach() / self._soft.num_critics, "q": q.detach().mean()}
+        return {"critic_loss": loss.detach() / self._soft.num_critics, "q": q.mean()}
 
     # ---- the actor
 

@@ -100,11 +100,12 @@ class DSRL(SoftActorCritic):
         with torch.no_grad():
             noise, _ = self._steered.steer(features, generator=self._generator)
             # every other one as the flow was trained: the actor's choice narrows, and what it left must not be forgotten
-            noise[::2] = normal(noise[::2].shape, generator=self._generator, device=noise.device)
+            fresh = normal(noise.shape, generator=self._generator, device=noise.device)
+            rows = self._spread.size * torch.arange(len(noise), device=noise.device) + self._spread.rank
+            noise = torch.where((rows % 2 == 0).view(-1, *(1,) * (noise.ndim - 1)), fresh, noise)
             chunks = self._steered.chunks(features, noise).flatten(1)
             value = self._value(self._critic(torch.cat((features, chunks), 1)))
-        q = self._noise_critic(torch.cat((features, noise.flatten(1)), 1))  # [E, B]
-        loss = (q - value).square().mean(1).sum()
+        _, loss = self._noise_critic.errors(torch.cat((features, noise.flatten(1)), 1), value)
         self._step(loss, {"noise_critic": self._noise_critic_parameters})
         return {"noise_critic_loss": loss.detach() / self._soft.num_critics}
 

@@ -38,7 +38,8 @@ class HiORSConfig(Config):
     """Shorter episodes are never accepted: they succeeded by accident."""
     still_std: float = Field(default=1e-3, ge=0.0)
     """A chunk in which no axis varied by more (m, rad, share of the gripper's opening; shares of an axis' range in batches
-    of several arms) did not move, and is left out unless the episode ended in it. 0: none is left out."""
+    of several arms) did not move, and is left out unless the episode ended in it. 0: none is left out; nor is any of a
+    policy without chunks, for one state does not vary."""
     targets: Literal["achieved", "executed"] = "achieved"
     """What is imitated: where the arm came, or what it was told. Grippers: what they were told, in either case."""
     human_weight: float = Field(default=4.0, gt=0.0)

@@ -168,9 +168,6 @@ class PPO(Descent):
                 f"a rollout is {int(staleness.max())} versions old, and {self.practice.max_staleness} are allowed"
             )
         waits = self._num_updates < config.actor_after
-        first = self._num_updates == 0
-        if first:  # the first actions hardly depend on what is seen, so it may as well be seen rightly
-            self._fit_normalizer(batch)
         seen = {key: rows[:, :-1].flatten(0, 1) for key, rows in side(batch, "observation").items()}
         drawn = batch["action"].flatten(0, 1)
         rows, metrics = self._prepare(batch, seen, drawn)
@@ -187,8 +184,7 @@ class PPO(Descent):
                 break
         if config.adapt_lr and not waits:
             self._adapt(_mean(totals["kl"]))
-        if not first:  # from the next version on; the one that behaved saw as this update did
-            self._fit_normalizer(batch)
+        self._fit_normalizer(batch)  # from the next version on; the one that behaved saw as this update did
         metrics |= {name: _mean(values) for name, values in totals.items()}
         return {
             **metrics,

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dovetail.core.types import View
 from dovetail.learn.algorithms._soft import prior_and_online
-from dovetail.learn.algorithms.sac import SAC, SeeingConfig, num_free
+from dovetail.learn.algorithms.sac import SAC, SeeingConfig, num_real
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["RLPD", "RLPDConfig"]
@@ -47,7 +47,7 @@ class RLPD(SAC):
 
     @staticmethod
     def _usual_entropy(policy: TrainablePolicy) -> float:
-        return -float(num_free(policy))
+        return -float(num_real(policy))
 
     def _rows(self) -> Mapping[View, int]:
         return prior_and_online(self._config.batch_size, self._config.prior_fraction)

@@ -26,11 +26,12 @@ from dovetail.learn.device import device_of
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.graphs import Graphs, told
 from dovetail.learn.spread import Spread
+from dovetail.policies.embodiments import Canonical
 from dovetail.policies.encoders import random_shift
 from dovetail.policies.grasping import Grasping
 from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
 
-__all__ = ["SAC", "SACConfig", "SeeingConfig", "num_free"]
+__all__ = ["SAC", "SACConfig", "SeeingConfig", "num_real"]
 
 
 class SeeingConfig(SoftConfig):
@@ -103,7 +104,7 @@ class SAC(SoftActorCritic):
 
     @staticmethod
     def _usual_entropy(policy: TrainablePolicy) -> float:
-        return -0.5 * num_free(policy)
+        return -0.5 * num_real(policy)
 
     def spread(self, spread: Spread) -> None:
         if self._grasp is not None and not spread.alone:
@@ -208,6 +209,13 @@ def num_free(policy: TrainablePolicy) -> int:
     """Numbers that a policy draws at once."""
     grasps = isinstance(policy, Grasping) and policy.grasp is not None
     return policy.spec.horizon * (policy.spec.action.shape[0] - grasps)
+
+
+def num_real(policy: TrainablePolicy) -> float:
+    """Of these, how many an arm has: of arms that share a policy, on average."""
+    if not isinstance(policy, Canonical):
+        return num_free(policy)
+    return policy.spec.horizon * float(policy.canon.action_masks.sum(1).mean())
 
 
 def _shift(config: SeeingConfig, policy: TrainablePolicy) -> int:

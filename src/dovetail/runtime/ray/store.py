@@ -114,7 +114,7 @@ class StoreRole(Role):
                 max_behind_steps=config.cluster.max_behind_steps,
                 max_steps=config.run.env_steps,
             )
-            learns = getattr(type(band.algorithm(policy)), "learns_from_running", False)
+            learns = getattr(band.algorithm(policy), "learns_from_running", False)
             late = all(getattr(labeler, "rewards_at_the_end", False) for labeler in self._panel.labelers)
             self._streams = learns and late and self._experience.replays_as_seen(station.robot.spec)
             self._tickets.streams = self._streams
