@@ -16,6 +16,8 @@ from dovetail.core.clock import RealClock
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Purpose, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
+from dovetail.learn.algorithms.ppo import PPO
+from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.runtime._collector import ProcessCollector, build_collector, collector_orders
 from dovetail.runtime._frames import Frames
 from dovetail.runtime._worlds import World
@@ -399,6 +401,37 @@ def test_a_run_practises_and_goes_on_after_an_interruption(config, tmp_path):
     purposes = {EpisodeLog(folder.episodes).manifest(i).purpose for i in EpisodeLog(folder.episodes).ids()}
     assert purposes == {Purpose.EVAL}  # rollouts stay in memory
     assert DiskWeightStore(folder.weights).latest() is not None
+
+
+@pytest.mark.parametrize("error", [Interrupted, KeyboardInterrupt])
+def test_interrupted_and_resumed_equals_uninterrupted(config, tmp_path, monkeypatch, error):
+    """Between two updates, or in the midst of one. Trap: the algorithm's count of versions was one ahead for ever."""
+    overrides = ("run.untrained_episodes=0", "run.checkpoint_every_s=1e-6")
+    InlineRun(RunFolder.create(tmp_path / "whole", config(*overrides))).run()
+    step, count = PPO._step, iter(range(10**9))
+
+    def broken(self, *arguments):
+        if next(count) == 5:
+            raise error
+        return step(self, *arguments)
+
+    asked, polls = iter(range(10**9)), 2 if error is Interrupted else 10**9
+    run = InlineRun(
+        RunFolder.create(tmp_path / "cut", config(*overrides)), should_stop=lambda: next(asked) >= polls
+    )
+    with monkeypatch.context() as patched:
+        if error is KeyboardInterrupt:
+            patched.setattr(PPO, "_step", broken)
+        with pytest.raises(error):
+            run.run()
+    assert 0 < int(state_of(tmp_path / "cut")["practice/counters"][0]) < 4
+    InlineRun(RunFolder.open(tmp_path / "cut")).run()
+    assert same(state_of(tmp_path / "cut"), state_of(tmp_path / "whole"))
+
+
+def state_of(folder):
+    state, _ = load_checkpoint(folder / "checkpoints" / "last")
+    return state
 
 
 def test_a_demonstrated_task_is_cloned_first(config, tmp_path):

@@ -1,7 +1,6 @@
 """Evaluations while a run learns: each exactly once, of the same episodes, and killing changes nothing."""
 
 import json
-import random
 import subprocess
 import sys
 
@@ -123,17 +122,25 @@ InlineRun(RunFolder.open(Path(sys.argv[1])), should_stop=look_up).run()
 """
 
 
-@pytest.mark.parametrize("settings", [(), ("learner.publish_every=37", "run.checkpoint_every_s=0.2")])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        ("learner.publish_every=37", "run.checkpoint_every_s=0.2"),
+        (
+            "learner.publish_every=1000",
+            "run.eval_every_steps=null",
+        ),  # trap: what practice began with, published anew by who catches up
+        ("learner.publish_every=50", "run.eval_every_steps=60"),  # trap: an evaluation publishes as well
+    ],
+)
 def test_killed_at_any_update_and_resumed_equals_uninterrupted(make, tmp_path, settings):
     """kill -9, more than once, without a checkpoint since the beginning, or with some: bit for bit the same, evaluations,
     optimisers, temperature, generators and counters included."""
     make("whole", *SCHEDULED, *settings).run()
     make("cut", *SCHEDULED, *settings).close()
-    rng = random.Random(7)
-    for _ in range(3):
-        done = subprocess.run(
-            [sys.executable, "-c", KILLABLE, str(tmp_path / "cut"), str(rng.randrange(150, 400))]
-        )
+    for polls in (280, 360, 190):
+        done = subprocess.run([sys.executable, "-c", KILLABLE, str(tmp_path / "cut"), str(polls)])
         assert done.returncode in (-9, 0)
     subprocess.run([sys.executable, "-c", KILLABLE, str(tmp_path / "cut"), "-1"], check=True)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
@@ -143,6 +150,28 @@ def test_killed_at_any_update_and_resumed_equals_uninterrupted(make, tmp_path, s
     for purpose in (Purpose.DEMO, Purpose.ONLINE):
         pairs = zip(episodes_of(whole, purpose), episodes_of(cut, purpose), strict=True)
         assert all(np.array_equal(a.column("executed"), b.column("executed")) for a, b in pairs)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_breaks_into_an_update_leaves_the_checkpoint_before_it(make, tmp_path, monkeypatch, error):
+    """Trap: a second Ctrl-C, or memory that runs out, between the critic's step and the actor's."""
+    make("whole", *SCHEDULED).run()
+    fit, count = RLPD._fit_critic, iter(range(10**9))
+
+    def broken(self, *arguments):
+        metrics = fit(self, *arguments)
+        if next(count) == 60:
+            raise error
+        return metrics
+
+    run = make("cut", *SCHEDULED)
+    with monkeypatch.context() as patched:
+        patched.setattr(RLPD, "_fit_critic", broken)
+        with pytest.raises(error):
+            run.run()
+    make("cut", resume=True).run()
+    assert same(state_of(tmp_path / "whole"), state_of(tmp_path / "cut"))
+    assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
 
 
 def test_the_best_checkpoint_is_by_the_scheduled_evaluations(make, tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ class Learner:
             request=algorithm.wants, robot=robot, replay=replay, rng=rng, num_ahead=num_ahead, device=device
         )
         self._bad = BadUpdates(max_bad_updates)
-        self.healthy = True  # until too many losses were not finite: from then on nothing is worth keeping
+        self.healthy = True  # until an update broke: from then on nothing is worth keeping
         self.num_warmup_updates = 0
         self.num_online_updates = 0
         self._seconds: dict[str, float] = defaultdict(float)
@@ -127,7 +127,7 @@ class Learner:
         except SkippedUpdate as reason:
             self._skip(reason)
             return {}
-        except FailureError:  # in the midst of it, so nobody may save what is left
+        except BaseException:  # in the midst of it, so nobody may save what is left
             self.healthy = False
             raise
         finally:

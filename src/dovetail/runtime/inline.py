@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 import numpy as np
 
 from dovetail.core.contracts import Actor, Algorithm
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
@@ -245,28 +245,36 @@ class InlineRun:
             learner.load_state_dict(self._keeping.load())
         else:
             self._keeping.save(learner)
-        try:
+        with self._saved(learner):
             num_updates = config.learner.warmup_updates if self._intake.demos else 0
             status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
             if learner.num_warmup_updates < num_updates:
                 learner.warm_up(num_updates, on_update=self._updated)
-                self._keeping.save(
-                    learner
-                )  # on demonstrations alone: not to be done again once there is more in replay
+                # on demonstrations alone: not to be done again once there is more in replay
+                self._keeping.save(learner)
             if online:
                 self._learn_online(learner)
             else:
                 self._keeping.weights.publish(learner.policy_weights())
-        finally:
-            if learner.healthy:  # otherwise the last good checkpoint stays
+
+    @contextmanager
+    def _saved(self, learner: Learner | OnPolicy) -> Iterator[None]:
+        """At the end, whoever asked for it. What else may come, a second Ctrl-C or memory that runs out, comes in the midst
+        of an update: then the last good checkpoint stays."""
+        try:
+            yield
+        except (Interrupted, DovetailError):
+            if learner.healthy:
                 self._keeping.save(learner)
+            raise
+        self._keeping.save(learner)
 
     def _practise(self, practice: OnPolicy) -> None:
         """On-policy: rollouts are learned from and forgotten; they never reach the replay, and the log on request."""
         if self._keeping.has_checkpoint:
             practice.load_state_dict(self._keeping.load())
         self._keeping.weights.publish(practice.policy_weights())
-        try:
+        with self._saved(practice), closing(practice):
             for lesson in practice.lessons(self.status, note=self._curves.lesson, save=self._keeping.save):
                 self._keeping.weights.publish(practice.policy_weights())
                 spent = {"acting": lesson.metrics["collect_s"], "updating": lesson.metrics["update_s"]}
@@ -277,10 +285,6 @@ class InlineRun:
                 self._evaluate_when_due(practice)
                 if self._solved():
                     break
-        finally:
-            practice.close()
-            if practice.healthy:
-                self._keeping.save(practice)
         self._look_up()
 
     def _learn_online(self, learner: Learner) -> None:
@@ -289,6 +293,9 @@ class InlineRun:
         status.begin("learning online", run.env_steps, done=status.env_steps)
         self._watch(status)
         saved_s = time.monotonic()
+        if not self._keeping.has_published:  # what the robot begins with, so that one who resumes knows
+            self._keeping.publish(learner)
+            self._keeping.save(learner)
         catch_up(
             learner,
             self._before,
@@ -343,8 +350,9 @@ class InlineRun:
         if name is None:
             return
         if isinstance(learner, Learner) and actor is not None and not self._keeping.is_published(learner):
-            self._keeping.publish(learner)  # what is evaluated is what the robot has
+            self._keeping.publish(learner)  # what is evaluated is what the robot has, and goes on with
             self._keeping.hand_over(actor)
+            self._keeping.save(learner)  # nor would who catches up publish here
         phase = (status.phase, status.total)
         with self._phases.phase("evaluating"):
             rate = self._evaluate(name, num_episodes=self._schedule.num_episodes)

@@ -42,9 +42,13 @@ class Keeping:
     # ---- weights
 
     def publish_when_due(self, learner: Learner) -> None:
-        every, published = self._folder.config.learner.publish_every, self._published
-        if published < 0 or every is None or learner.num_updates // every > published // every:
+        every = self._folder.config.learner.publish_every
+        if every is None or learner.num_updates // every > self._published // every:
             self.publish(learner)
+
+    @property
+    def has_published(self) -> bool:
+        return self._published >= 0
 
     def publish(self, learner: Learner) -> None:
         self.weights.publish(learner.policy_weights())

@@ -82,7 +82,7 @@ class OnPolicy:
         self._source: RolloutSource | None = None
         self._worlds: dict[str, Array] = {}  # where each stands
         self._bad = BadUpdates(config.learner.max_bad_updates)
-        self.healthy = True  # until too many losses were not finite: from then on nothing is worth keeping
+        self.healthy = True  # until an update broke: from then on nothing is worth keeping
         self.num_updates = 0  # rollouts learned from, and so the version of the weights
         self.env_steps = 0
         self.num_ended = 0  # episodes
@@ -171,6 +171,9 @@ class OnPolicy:
             except FailureError:
                 self.healthy = False
                 raise
+        except BaseException:  # in the midst of it
+            self.healthy = False
+            raise
         bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
         if bad:
             self.healthy = False
