@@ -9,7 +9,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dovetail.actor.actors import SequentialActor
 from dovetail.config.load import load
-from dovetail.core.types import SampleRequest, View
+from dovetail.core.types import Outcome, Purpose, SampleRequest, View
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.human import human_labels
+from dovetail.labels.store import LabelStore
 from dovetail.learn.coach import Advice, Severity
 from dovetail.learn.learner import Learner
 from dovetail.runtime import coaching
@@ -79,6 +82,36 @@ def test_without_a_reward(run):
 def test_with_a_labeler_that_lies(run):
     folder = run(*QUICK, "run.demos=0", "labels=[{type: 'sick_plugins:Liar'}]", "run.env_steps=300")
     assert re.match(r"(\d+) of the last \1 episodes are labelled", told(folder)["rewards_disagree"]["message"])
+
+
+def test_with_a_labeler_that_alone_knows(run):
+    """Success is hidden, so that what it sees was never told by anybody else: that is no lie."""
+    folder = run(
+        *QUICK, "labels=[{type: 'late_labelers:Witness'}]", "labeling.hide_success=true", "run.env_steps=500"
+    )
+    successes = [event["success"] for event in folder.events("episode")]
+    assert sum(successes) >= 0.2 * len(successes)
+    assert len(successes) >= 15
+    assert "rewards_disagree" not in told(folder)
+
+
+def test_with_a_person_who_corrects_verdicts(run):
+    corrected = set()
+
+    def correct(folder, status):
+        log = EpisodeLog(folder.episodes)
+        for episode_id in set(log.ids()) - corrected:
+            corrected.add(episode_id)
+            info = log.manifest(episode_id)
+            if info.purpose is Purpose.ONLINE and info.outcome is Outcome.TIMEOUT:
+                labels = human_labels(
+                    info.id, num_steps=info.num_steps, outcome=info.outcome, judgement=Outcome.SUCCESS, by="anna"
+                )
+                LabelStore(folder.labels).add(labels)
+
+    folder = run(*QUICK, "operator={type: none}", "run.env_steps=500", watch=correct)
+    assert sum(event["by"] == "human" for event in folder.events("labelled")) >= 10
+    assert "rewards_disagree" not in told(folder)
 
 
 def test_with_a_critic_that_believes_in_itself(run):

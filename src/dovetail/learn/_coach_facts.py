@@ -20,7 +20,7 @@ class EpisodeFacts:
 
     success: bool  # as it was labelled
     rewarded: bool  # some step was worth more than nothing
-    solved: bool | None = None  # as the task judged it, or whoever watched
+    solved: bool | None = None  # as the task judged it, or whoever watched, and not those who label
     value: float | None = None  # its discounted return
     human_share: float = 0.0  # of its steps
     saturated: float | None = None  # share of the policy's action numbers that lie at a limit

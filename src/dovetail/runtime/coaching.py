@@ -16,7 +16,6 @@ from dovetail.core.types import (
     Array,
     Episode,
     Labels,
-    Outcome,
     Purpose,
     SampleRequest,
     Source,
@@ -29,6 +28,7 @@ from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.canon import Canon
 from dovetail.policies.normalizer import CLIP
 from dovetail.policies.trainable import TrainablePolicy
+from dovetail.runtime._verdicts import Verdicts
 from dovetail.runtime.advice import BEGUN, OVER, open_advice
 from dovetail.runtime.experience import Known
 from dovetail.runtime.folder import RunFolder
@@ -81,6 +81,7 @@ class Coaching:
         gamma = self._settings.get("algorithm.gamma")
         self._gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self._coach = Coach(open_advice(folder))
+        self._verdicts = Verdicts(folder)
         self._episodes: deque[tuple[str, EpisodeFacts]] = deque(maxlen=_KEPT)  # by id, where they have one
         self._early: list[float] = []  # human shares
         self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of all that is learned from
@@ -100,6 +101,7 @@ class Coaching:
         """A demonstration or an online episode that has labels; of one that an earlier process ran, or that was labelled
         later, only what the books say."""
         labels, info = known.labels, known.info
+        self._verdicts.hear(info)
         if labels is None or labels.discard:
             return
         value = self._weigh(labels) if known.trains else None
@@ -109,7 +111,7 @@ class Coaching:
             EpisodeFacts(
                 success=labels.success,
                 rewarded=_rewarded(labels),
-                solved=(info.judgement or info.outcome) is Outcome.SUCCESS,
+                solved=self._verdicts.solved(known),
                 value=value,
                 human_share=info.num_human_steps / info.num_steps,
                 saturated=_saturated(episode) if episode else None,
@@ -129,7 +131,8 @@ class Coaching:
                 del self._episodes[place]
                 return
             value = self._weigh(labels) if known.trains else None
-            again = replace(facts, success=labels.success, rewarded=_rewarded(labels), value=value)
+            solved, rewarded = self._verdicts.solved(known), _rewarded(labels)
+            again = replace(facts, success=labels.success, rewarded=rewarded, solved=solved, value=value)
             self._episodes[place] = (episode_id, again)
             return
         self.count(known, episode)
