@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,20 +11,25 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dovetail.actor.actors import SequentialActor
 from dovetail.config.load import load
-from dovetail.core.types import Outcome, Purpose, SampleRequest, View
+from dovetail.core.types import Outcome, Purpose, SampleRequest, View, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
+from dovetail.labels.outcome import OutcomeLabeler
 from dovetail.labels.store import LabelStore
-from dovetail.learn.coach import Advice, Severity
+from dovetail.learn.coach import Advice, Look, Severity
 from dovetail.learn.learner import Learner
+from dovetail.learn.metrics import MetricsLog
 from dovetail.runtime import coaching
 from dovetail.runtime.advice import open_advice
 from dovetail.runtime.build import Station
-from dovetail.runtime.coaching import batch_sources, settings_of
+from dovetail.runtime.coaching import Coaching, batch_sources, settings_of
+from dovetail.runtime.experience import Known
 from dovetail.runtime.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 from dovetail.runtime.report import write_report
+from dovetail.runtime.status import RunStatus
 from dovetail.weights.store import DiskWeightStore
+from lamp_runs import lamp_episode, lamp_run
 from toy_run import TOY
 
 QUICK = (
@@ -32,6 +39,7 @@ QUICK = (
     "learner={utd: 0.1, warmup_updates: 0, bc_updates: 0, start_from: scratch}",
 )
 ALONE = ("run.demos=0", "operator={type: none}")
+FLAT = "policy={type: 'sick_plugins:Flat', hidden: [16]}"
 PRACTICE = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 8, tolerance: 0.001}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
@@ -195,12 +203,13 @@ def test_with_a_robot_that_waits(run, monkeypatch):
     assert "stands still 90 % of the time" in told(folder)["robot_waits"]["message"]
 
 
-def test_with_weights_that_do_not_reach_the_robot(run):
+@pytest.mark.parametrize("labels", ["outcome", "{type: 'late_labelers:Late'}"])
+def test_with_weights_that_do_not_reach_the_robot(run, labels):
     def pin(folder, status):
         if status.episodes == 1:
             DiskWeightStore(folder.weights).pin(1)
 
-    folder = run(*QUICK, "run.env_steps=350", watch=pin)
+    folder = run(*QUICK, f"labels=[{labels}]", "run.env_steps=350", watch=pin)
     found = told(folder)["stale_weights"]
     assert "versions old" in found["message"]
     assert "unpin version 1" in found["try"]
@@ -211,8 +220,9 @@ def test_with_a_robot_that_was_moved_after_the_demonstrations(run):
     assert "of the values of 'goal' are cut off" in told(folder)["out_of_range"]["message"]
 
 
-def test_with_a_policy_at_its_limits(run):
-    folder = run(*QUICK, *ALONE, "policy={type: 'sick_plugins:Flat', hidden: [16]}", "run.env_steps=400")
+@pytest.mark.parametrize("labels", ["outcome", "{type: 'late_labelers:Late'}"])
+def test_with_a_policy_at_its_limits(run, labels):
+    folder = run(*QUICK, *ALONE, FLAT, f"labels=[{labels}]", "run.env_steps=400")
     assert "full speed only" in told(folder)["saturated"]["message"]
 
 
@@ -275,6 +285,73 @@ def test_what_is_over_is_not_in_the_report(tmp_path):
 
 
 # ---- the parts that facts are made of
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The facts of each look."""
+    looks = []
+
+    def look(self, facts):
+        looks.append(facts)
+        return Look(begun=(), over=())
+
+    monkeypatch.setattr(coaching.Coach, "look", look)
+    return looks
+
+
+@pytest.fixture
+def lamp(tmp_path):
+    """Somebody who coaches, an episode with its labels, and weights of a version."""
+    episode = lamp_episode(0, success=True)
+    folder = lamp_run(tmp_path / "run", [episode])
+    policy = SimpleNamespace(spec=SimpleNamespace(horizon=1, action=episode.robot.action))
+    metrics = MetricsLog(folder.logs)
+    coach = Coaching(folder, status=RunStatus(name="run"), metrics=metrics, policy=policy, real_time=False)
+    known = Known(info=EpisodeLog(folder.episodes).manifest(episode.id), labels=OutcomeLabeler().label(episode))
+
+    def weights(version):
+        normalizer = {"mean/meter": np.full(2, 1000.0 - 1000.0 * (version - 1)), "std/meter": np.ones(2)}
+        return WeightSnapshot(version=version, components={"normalizer": normalizer}, hashes={})
+
+    yield SimpleNamespace(coach=coach, episode=episode, known=known, weights=weights)
+    metrics.close()
+
+
+def look(coach, *, updates=0):
+    pupil = SimpleNamespace(wants=wants({View(): 8}), num_online_updates=updates, owed=lambda steps: 0)
+    coach.look(pupil, Held())
+
+
+def test_steps_are_looked_at_when_they_come_and_not_when_their_labels_do(looks, lamp):
+    """By then the weights are others, the statistics too, and the episode may not be at hand."""
+    coach, newest = lamp.coach, 60
+    coach.published(1, lamp.weights(1))
+    coach.acted(lamp.episode)
+    coach.count(replace(lamp.known, labels=None))
+    coach.published(newest, lamp.weights(newest))
+    coach.correct(lamp.known)
+    look(coach)
+    (facts,) = looks[-1].episodes
+    assert (facts.versions_behind, facts.saturated, facts.outside) == (0, 0.0, {"meter": 0.0})
+    coach.correct(replace(lamp.known, labels=replace(lamp.known.labels, discard=True)))
+    coach.correct(lamp.known)  # not discarded after all
+    look(coach)
+    assert looks[-1].episodes == (facts,)
+
+
+def test_what_steps_showed_is_not_kept_for_ever(lamp):
+    for number in range(coaching._SEEN + 10):
+        lamp.coach.acted(replace(lamp.episode, id=str(number)))
+    assert list(lamp.coach._seen) == [str(number) for number in range(10, coaching._SEEN + 10)]
+
+
+def test_before_any_weights_are_known_nothing_is_old(looks, lamp):
+    """A store that was started anew."""
+    lamp.coach.acted(lamp.episode)
+    lamp.coach.count(lamp.known)
+    look(lamp.coach)
+    assert looks[-1].episodes[0].versions_behind is None
 
 
 class Held:

@@ -38,6 +38,7 @@ from dovetail.runtime.status import RunStatus
 __all__ = ["Coaching", "Pupil", "batch_sources", "settings_of"]
 
 _KEPT = 50  # episodes
+_SEEN = 1000  # those that may wait for their labels
 _EARLY = 20
 _ROLLOUTS = 10
 _TIMED = 5  # episodes and their updates
@@ -63,7 +64,7 @@ class Pupil(Protocol):
 
 
 class Coaching:
-    """`count` every episode that is learned from, say what was `published`, then `look`."""
+    """Tell it who has `acted`, `count` every episode that is learned from, say what was `published`, then `look`."""
 
     def __init__(
         self,
@@ -83,11 +84,12 @@ class Coaching:
         self._coach = Coach(open_advice(folder))
         self._verdicts = Verdicts(folder)
         self._episodes: deque[tuple[str, EpisodeFacts]] = deque(maxlen=_KEPT)  # by id, where they have one
+        self._seen: dict[str, dict[str, Any]] = {}  # by id, what the steps of an episode showed; the oldest first
         self._early: list[float] = []  # human shares
         self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of all that is learned from
         self._normalizer: Mapping[str, Array] = {}
         self._canon: Canon | None = getattr(getattr(policy, "canonical", policy), "canon", None)
-        self._newest = 0  # published version
+        self._newest: int | None = None  # published version; none that this process knows of
         self._pinned: int | None = None
         self._act_s: deque[float] = deque(maxlen=_TIMED)
         self._learn_s: deque[float] = deque(maxlen=_TIMED)
@@ -97,9 +99,9 @@ class Coaching:
 
     # ---- what happened
 
-    def count(self, known: Known, episode: Episode | None = None) -> None:
-        """A demonstration or an online episode that has labels; of one that an earlier process ran, or that was labelled
-        later, only what the books say."""
+    def count(self, known: Known) -> None:
+        """A demonstration or an online episode that has labels; of one that an earlier process ran, only what the books
+        say."""
         labels, info = known.labels, known.info
         self._verdicts.hear(info)
         if labels is None or labels.discard:
@@ -114,14 +116,12 @@ class Coaching:
                 solved=self._verdicts.solved(known),
                 value=value,
                 human_share=info.num_human_steps / info.num_steps,
-                saturated=_saturated(episode) if episode else None,
-                outside=_outside(episode, self._statistics(episode)) if episode else {},
-                versions_behind=self._behind(episode) if episode else None,
+                **self._seen.get(info.id, {}),
             ),
             episode_id=info.id,
         )
 
-    def correct(self, known: Known, episode: Episode | None = None) -> None:
+    def correct(self, known: Known) -> None:
         """What is said now of an episode that may have been counted before; it is not too long ago, or not at all."""
         labels, episode_id = known.labels, known.info.id
         for place, (counted, facts) in enumerate(self._episodes):
@@ -135,11 +135,19 @@ class Coaching:
             again = replace(facts, success=labels.success, rewarded=rewarded, solved=solved, value=value)
             self._episodes[place] = (episode_id, again)
             return
-        self.count(known, episode)
+        self.count(known)
 
-    def acted(self) -> None:
-        """An online episode has ended."""
+    def acted(self, episode: Episode) -> None:
+        """An online episode has ended. What only its steps tell is kept until its labels come, however late: by then they
+        may be far away, and the weights that were new are old."""
         self._act_s.append(self._turn())
+        self._seen[episode.id] = {
+            "saturated": _saturated(episode),
+            "outside": _outside(episode, self._statistics(episode)),
+            "versions_behind": self._behind(episode),
+        }
+        while len(self._seen) > _SEEN:
+            del self._seen[next(iter(self._seen))]
 
     def published(self, newest: int, served: WeightSnapshot) -> None:
         """The version that was published last, and the one that the robot is given."""
@@ -223,7 +231,8 @@ class Coaching:
 
     def _behind(self, episode: Episode) -> int | None:
         versions = episode.column("policy_version")[episode.column("source") == Source.POLICY]
-        return self._newest - int(versions.max()) if len(versions) else None
+        newest = self._newest
+        return newest - int(versions.max()) if len(versions) and newest is not None else None
 
     def _statistics(self, episode: Episode) -> Mapping[str, tuple[Array, Array]]:
         """Mean and standard deviation of each observation, by the robot's own names; in a shared policy, its own ones."""
