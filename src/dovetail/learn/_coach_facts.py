@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
+from typing import Final
 
-__all__ = ["EpisodeFacts", "Facts", "Finding", "Severity", "Tip"]
+__all__ = ["UNKNOWN", "Answer", "EpisodeFacts", "Facts", "Finding", "Severity", "Tip", "Unknown"]
 
 
 class Severity(IntEnum):
@@ -75,3 +76,14 @@ class Finding:
     severity: Severity
     message: str
     tips: tuple[Tip, ...]
+
+
+class Unknown(Enum):
+    """What a check says whose facts are missing: nothing for it, and nothing against it."""
+
+    UNKNOWN = "unknown"
+
+
+UNKNOWN: Final = Unknown.UNKNOWN
+
+Answer = Finding | Unknown | None  # none: all is well
