@@ -53,6 +53,12 @@ def source(name, share, **more):
     return facts(episodes(10), metrics={"q": 0.0}, sources=rest, **more)
 
 
+def unpublished(num, *, utd=2.0, num_episodes=20, **more):
+    settings = {"learner.utd": utd, "learner.publish_every": 10**6}
+    known = episodes(num_episodes, versions_behind=0)
+    return facts(known, unpublished=num, num_episodes=num_episodes, settings=settings, **more)
+
+
 RANGE = {"algorithm.target_range": [0.0, 1.0]}
 PRIOR = {"algorithm.prior_fraction": 0.5}
 
@@ -118,6 +124,10 @@ CASES = [
     ),
     ("stale_weights", facts(episodes(3, versions_behind=10)), facts(episodes(3, versions_behind=9))),
     ("stale_weights", facts(episodes(3, versions_behind=10)), facts(episodes(2, versions_behind=10))),
+    # 20 episodes of 50 steps, two updates each: ten earn a thousand
+    ("stale_weights", unpublished(1000), unpublished(999)),
+    ("stale_weights", unpublished(100, utd=0.1), unpublished(99, utd=0.1)),
+    ("stale_weights", unpublished(1000), unpublished(1000, num_episodes=9)),
     ("out_of_range", facts(episodes(5, outside={"a": 0.26})), facts(episodes(5, outside={"a": 0.25}))),
     ("saturated", facts(episodes(10, saturated=0.81)), facts(episodes(10, saturated=0.79))),
     (
@@ -186,6 +196,20 @@ def test_messages_have_the_numbers_that_were_seen():
     )
     racing = CHECKS["updates_racing"](facts(updates=1000, owed=-600))
     assert racing.message.startswith("1000 updates were done where 1000 online steps had earned 400:")
+
+
+def test_what_to_try_with_weights_that_are_not_published():
+    for ill, tried in (
+        (unpublished(1000), "publish weights more often (learner.publish_every, now 1000000)"),
+        (
+            unpublished(1000, pinned=0),
+            "unpin version 0: remove weights/pin.json from the run; "
+            "publish weights more often (learner.publish_every, now 1000000)",
+        ),
+    ):
+        said = CHECKS["stale_weights"](ill)
+        assert "1000 updates old" in said.message
+        assert Advice.of("stale_weights", said, ill.settings).try_ == tried
 
 
 # ---- when things are told

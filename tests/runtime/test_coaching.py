@@ -25,7 +25,7 @@ from dovetail.runtime.build import Station
 from dovetail.runtime.coaching import Coaching, batch_sources, settings_of
 from dovetail.runtime.experience import Known
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.inline import InlineRun
+from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.runtime.report import write_report
 from dovetail.runtime.status import RunStatus
 from dovetail.weights.store import DiskWeightStore
@@ -215,6 +215,13 @@ def test_with_weights_that_do_not_reach_the_robot(run, labels):
     assert "unpin version 1" in found["try"]
 
 
+def test_with_weights_that_are_hardly_ever_published(run):
+    folder = run(*QUICK, "learner.utd=1", "learner.publish_every=1000000", "run.env_steps=500")
+    found = told(folder)["stale_weights"]
+    assert "updates old" in found["message"]
+    assert "learner.publish_every, now 1000000" in found["try"]
+
+
 def test_with_a_robot_that_was_moved_after_the_demonstrations(run):
     folder = run(*QUICK, "robot={type: 'sick_plugins:Moved'}", "operator={type: none}", "run.env_steps=250")
     assert "of the values of 'goal' are cut off" in told(folder)["out_of_range"]["message"]
@@ -244,6 +251,48 @@ def test_on_policy_learning_with_values_that_learn_nothing(run):
     found = told(folder)
     assert set(found) == {"values_explain_nothing"}
     assert "rollouts the values explain" in found["values_explain_nothing"]["message"]
+
+
+# ---- in another process
+
+
+def interrupt_once(name):
+    """Somebody who watches, and ends the process when they are told of it."""
+    waits_for = {name}
+
+    def watch(folder, status):
+        if waits_for & set(told(folder)):
+            waits_for.clear()
+            raise Interrupted
+
+    return watch
+
+
+def names(folder, kind):
+    return [event["name"] for event in folder.events(kind)]
+
+
+def test_what_was_wrong_is_not_over_because_somebody_resumed(run):
+    """What steps have shown to an earlier process is not in the books."""
+    watch = interrupt_once("saturated")
+    with pytest.raises(Interrupted):
+        run(*QUICK, *ALONE, FLAT, "run.env_steps=1000", watch=watch)
+    folder = run(resume=True)
+    assert len(list(folder.events("episode"))) > 20  # of which the first process had hardly more than a dozen
+    assert names(folder, "coach").count("saturated") == 1
+    assert "saturated" not in names(folder, "coach: over")
+
+
+def test_on_policy_learning_that_was_resumed_has_no_episodes_at_first(run):
+    with pytest.raises(Interrupted):
+        run(
+            *("task.max_steps=32", "task.tolerance=1e-9", "run.env_steps=2000"),
+            config=PRACTICE,
+            watch=interrupt_once("no_reward"),
+        )
+    folder = run(config=PRACTICE, resume=True)
+    assert names(folder, "coach").count("no_reward") == 1
+    assert "no_reward" not in names(folder, "coach: over")
 
 
 # ---- where the words go
@@ -307,7 +356,7 @@ def lamp(tmp_path):
     folder = lamp_run(tmp_path / "run", [episode])
     policy = SimpleNamespace(spec=SimpleNamespace(horizon=1, action=episode.robot.action))
     metrics = MetricsLog(folder.logs)
-    coach = Coaching(folder, status=RunStatus(name="run"), metrics=metrics, policy=policy, real_time=False)
+    coach = Coaching(folder, status=RunStatus(name="run"), metrics=metrics, policy=policy, real_time=True)
     known = Known(info=EpisodeLog(folder.episodes).manifest(episode.id), labels=OutcomeLabeler().label(episode))
 
     def weights(version):
@@ -326,10 +375,10 @@ def look(coach, *, updates=0):
 def test_steps_are_looked_at_when_they_come_and_not_when_their_labels_do(looks, lamp):
     """By then the weights are others, the statistics too, and the episode may not be at hand."""
     coach, newest = lamp.coach, 60
-    coach.published(1, lamp.weights(1))
+    coach.published(1, lamp.weights(1), updates=0)
     coach.acted(lamp.episode)
     coach.count(replace(lamp.known, labels=None))
-    coach.published(newest, lamp.weights(newest))
+    coach.published(newest, lamp.weights(newest), updates=0)
     coach.correct(lamp.known)
     look(coach)
     (facts,) = looks[-1].episodes
@@ -352,6 +401,22 @@ def test_before_any_weights_are_known_nothing_is_old(looks, lamp):
     lamp.coach.count(lamp.known)
     look(lamp.coach)
     assert looks[-1].episodes[0].versions_behind is None
+    assert looks[-1].unpublished is None
+
+
+def test_who_waits_for_whom_is_known_after_some_turns(looks, lamp):
+    """The first one, after a resume, is spent on getting ready."""
+    for _ in range(coaching._TIMED):
+        lamp.coach.acted(lamp.episode)
+        look(lamp.coach)
+    assert [facts.act_s is None for facts in looks] == [True] * (coaching._TIMED - 1) + [False]
+
+
+def test_updates_since_the_newest_weights(looks, lamp):
+    lamp.coach.published(1, lamp.weights(1), updates=40)
+    for updates in (100, 30):  # where learner and books are apart, one may hear of weights before their updates
+        look(lamp.coach, updates=updates)
+    assert [facts.unpublished for facts in looks] == [60, 0]
 
 
 class Held:
@@ -360,6 +425,7 @@ class Held:
     def __init__(self, *, demo=100, human=50, policy=150):
         prior, online = demo + human, human + policy
         self._sizes = {"demo": demo, "human": human, "policy": policy, "prior": prior, "online": online}
+        self._sizes["all"] = demo + online
 
     def size(self, view):
         return self._sizes[view.part]

@@ -283,21 +283,29 @@ def robot_waits(facts: Facts) -> Answer:
 
 
 def stale_weights(facts: Facts) -> Answer:
+    """By the versions since, or, where hardly any is published, by the updates: as many as ten episodes earn."""
     behind = [episode.versions_behind for episode in facts.lately(3) if episode.versions_behind is not None]
-    if len(behind) < 3:
+    unpublished, utd = facts.unpublished or 0, facts.settings.get("learner.utd")
+    earned = utd * facts.env_steps / max(1, facts.num_episodes) if isinstance(utd, (int, float)) else 0.0
+    tips: tuple[Tip, ...]
+    if facts.num_episodes >= FEW and unpublished >= max(100.0, 10 * earned):
+        age, tips = f"{unpublished} updates", (Tip("publish weights more often", "learner.publish_every"),)
+    elif len(behind) < 3:
         return UNKNOWN
-    if min(behind) < 10:
+    elif min(behind) < 10:
         return None
-    if facts.pinned is not None:
-        tips: tuple[Tip, ...] = (Tip(f"unpin version {facts.pinned}: remove weights/pin.json from the run"),)
     else:
+        age = f"{behind[-1]} versions"
         tips = (
-            Tip("take newer weights up at every chunk", "actor.swap"),
-            FEWER_UPDATES,
+            ()
+            if facts.pinned is not None
+            else (Tip("take newer weights up at every chunk", "actor.swap"), FEWER_UPDATES)
         )
+    if facts.pinned is not None:
+        tips = (Tip(f"unpin version {facts.pinned}: remove weights/pin.json from the run"), *tips)
     return Finding(
         severity=Severity.WARNING,
-        message=f"the robot acts with weights that are {behind[-1]} versions old: what is learned does not reach it",
+        message=f"the robot acts with weights that are {age} old: what is learned does not reach it",
         tips=tips,
     )
 

@@ -46,6 +46,7 @@ class Facts:
     sources: Mapping[str, float] = field(default_factory=dict)  # of each batch, who acted: demo, human, policy
     updates: int | None = None  # online
     owed: int = 0  # earned by online steps, and not done yet
+    unpublished: int | None = None  # updates since the newest weights that the robot may have
     act_s: float | None = None  # lately, on a robot that real time passes for
     learn_s: float | None = None
     waiting: Mapping[str, int] = field(default_factory=dict)  # episodes without labels, by why

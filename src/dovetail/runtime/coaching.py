@@ -90,6 +90,7 @@ class Coaching:
         self._normalizer: Mapping[str, Array] = {}
         self._canon: Canon | None = getattr(getattr(policy, "canonical", policy), "canon", None)
         self._newest: int | None = None  # published version; none that this process knows of
+        self._newest_updates: int | None = None  # it was made after
         self._pinned: int | None = None
         self._act_s: deque[float] = deque(maxlen=_TIMED)
         self._learn_s: deque[float] = deque(maxlen=_TIMED)
@@ -149,9 +150,9 @@ class Coaching:
         while len(self._seen) > _SEEN:
             del self._seen[next(iter(self._seen))]
 
-    def published(self, newest: int, served: WeightSnapshot) -> None:
-        """The version that was published last, and the one that the robot is given."""
-        self._newest = newest
+    def published(self, newest: int, served: WeightSnapshot, *, updates: int) -> None:
+        """The version that was published last, after so many online updates, and the one that the robot is given."""
+        self._newest, self._newest_updates = newest, updates
         self._pinned = served.version if served.version != newest else None
         self._normalizer = served.components.get("normalizer", {})
 
@@ -159,15 +160,17 @@ class Coaching:
 
     def look(self, learner: Pupil, replay: ReplayReader) -> None:
         self._learn_s.append(self._turn())
-        status = self._status
+        status, published = self._status, self._newest_updates
+        timed = self._real_time and len(self._act_s) == len(self._learn_s) == _TIMED
         self._tell(
             Facts(
                 **self._common(),
                 sources=batch_sources(learner.wants, replay),
                 updates=learner.num_online_updates,
                 owed=learner.owed(status.trained_steps),
-                act_s=sum(self._act_s) if self._real_time else None,
-                learn_s=sum(self._learn_s) if self._real_time else None,
+                unpublished=None if published is None else max(0, learner.num_online_updates - published),
+                act_s=sum(self._act_s) if timed else None,
+                learn_s=sum(self._learn_s) if timed else None,
                 pinned=self._pinned,
                 waiting=dict(status.waiting),
             )
