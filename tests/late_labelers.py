@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from dovetail.core.errors import LabelError
+from dovetail.core.types import Outcome
 from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
 
 
@@ -35,3 +36,11 @@ class Seer(OutcomeLabeler):
 
     def judge(self, observation):
         return float(observation.values["goal"].size > 0)
+
+
+class Witness(OutcomeLabeler):
+    """Sees for itself whether the goal was reached, as a camera does, whatever the task says."""
+
+    def _outcome(self, episode):
+        reached = episode.column("metric/distance").min() < 0.02
+        return Outcome.SUCCESS if reached else Outcome.FAILURE

@@ -11,7 +11,7 @@ from dovetail.config.plugins import config_model, list_plugins, resolve
 from dovetail.config.schema import SECTION_KINDS
 from dovetail.learn import _coach_checks
 from dovetail.learn._coach_checks import CHECKS
-from dovetail.learn._coach_facts import EpisodeFacts, Facts, Tip
+from dovetail.learn._coach_facts import UNKNOWN, EpisodeFacts, Facts, Finding, Tip
 from dovetail.learn.coach import PATIENCE, REMIND, Advice, Coach, Severity, returns_to_go
 from dovetail.runtime.coaching import settings_of
 
@@ -51,6 +51,12 @@ def spread(std):
 def source(name, share, **more):
     rest = {"demo": 0.0, "human": 0.0, "policy": 0.0, name: share}
     return facts(episodes(10), metrics={"q": 0.0}, sources=rest, **more)
+
+
+def unpublished(num, *, utd=2.0, num_episodes=20, **more):
+    settings = {"learner.utd": utd, "learner.publish_every": 10**6}
+    known = episodes(num_episodes, versions_behind=0)
+    return facts(known, unpublished=num, num_episodes=num_episodes, settings=settings, **more)
 
 
 RANGE = {"algorithm.target_range": [0.0, 1.0]}
@@ -118,6 +124,10 @@ CASES = [
     ),
     ("stale_weights", facts(episodes(3, versions_behind=10)), facts(episodes(3, versions_behind=9))),
     ("stale_weights", facts(episodes(3, versions_behind=10)), facts(episodes(2, versions_behind=10))),
+    # 20 episodes of 50 steps, two updates each: ten earn a thousand
+    ("stale_weights", unpublished(1000), unpublished(999)),
+    ("stale_weights", unpublished(100, utd=0.1), unpublished(99, utd=0.1)),
+    ("stale_weights", unpublished(1000), unpublished(1000, num_episodes=9)),
     ("out_of_range", facts(episodes(5, outside={"a": 0.26})), facts(episodes(5, outside={"a": 0.25}))),
     ("saturated", facts(episodes(10, saturated=0.81)), facts(episodes(10, saturated=0.79))),
     (
@@ -135,13 +145,45 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "ill", "well"), CASES)
 def test_each_check_at_its_threshold(name, ill, well):
-    assert CHECKS[name](ill) is not None
-    assert CHECKS[name](well) is None
+    assert isinstance(CHECKS[name](ill), Finding)
+    assert not isinstance(CHECKS[name](well), Finding)
 
 
 def test_every_check_is_tried_above_and_silent_where_nothing_is_known():
     assert {name for name, _, _ in CASES} == set(CHECKS)
-    assert [check(facts()) for check in CHECKS.values()] == [None] * len(CHECKS)
+    said = {name: check(facts()) for name, check in CHECKS.items()}
+    assert said.pop("labels_waiting") is None  # nothing waits
+    assert set(said.values()) == {UNKNOWN}
+
+
+BOOKS = episodes(20, human_share=0.5)  # of an earlier process: what only steps or the learner tell is not known
+
+
+@pytest.mark.parametrize(
+    ("name", "missing"),
+    [
+        ("rewards_disagree", (EpisodeFacts(success=True, rewarded=True),) * 20),  # nobody judged them
+        ("q_above_returns", BOOKS),
+        ("entropy_collapsed", BOOKS),
+        ("help_not_falling", BOOKS[:19]),
+        ("one_source", BOOKS),
+        ("robot_waits", BOOKS),
+        ("stale_weights", BOOKS),
+        ("stale_weights", (*BOOKS, *episodes(2, versions_behind=0))),
+        ("out_of_range", (*BOOKS, *episodes(4, outside={"a": 0.0}))),
+        ("saturated", (*BOOKS, *episodes(9, saturated=0.0))),
+        ("values_explain_nothing", BOOKS),
+        ("policy_jumps", BOOKS),
+    ],
+)
+def test_what_is_not_known_is_neither_well_nor_ill(name, missing):
+    assert CHECKS[name](facts(missing, num_episodes=100, early_human=0.5)) is UNKNOWN
+
+
+def test_after_a_resume_it_is_not_known_how_well_it_goes():
+    told = {"updates": 20, "metrics": {"explained_variance": 0.0}, "num_episodes": 500}
+    assert CHECKS["values_explain_nothing"](facts(episodes(9, success=True), **told)) is UNKNOWN
+    assert CHECKS["values_explain_nothing"](facts(episodes(10, success=True), **told)) is None
 
 
 def test_messages_have_the_numbers_that_were_seen():
@@ -154,6 +196,20 @@ def test_messages_have_the_numbers_that_were_seen():
     )
     racing = CHECKS["updates_racing"](facts(updates=1000, owed=-600))
     assert racing.message.startswith("1000 updates were done where 1000 online steps had earned 400:")
+
+
+def test_what_to_try_with_weights_that_are_not_published():
+    for ill, tried in (
+        (unpublished(1000), "publish weights more often (learner.publish_every, now 1000000)"),
+        (
+            unpublished(1000, pinned=0),
+            "unpin version 0: remove weights/pin.json from the run; "
+            "publish weights more often (learner.publish_every, now 1000000)",
+        ),
+    ):
+        said = CHECKS["stale_weights"](ill)
+        assert "1000 updates old" in said.message
+        assert Advice.of("stale_weights", said, ill.settings).try_ == tried
 
 
 # ---- when things are told
@@ -191,6 +247,17 @@ def test_what_an_earlier_process_told_is_known():
     assert [coach.look(WELL).over for _ in range(PATIENCE)][-1] == (advice,)
 
 
+def test_what_is_not_known_is_not_over():
+    """After a resume, facts come back one after the other."""
+    known = [Advice(name=name, severity=Severity.HINT, message="m", try_="t") for name in CHECKS]
+    coach = Coach(known)
+    over = [advice.name for _ in range(5 * PATIENCE) for advice in coach.look(facts()).over]
+    assert over == ["labels_waiting"]
+    looks = [coach.look(one).over for one in (WELL, facts(), WELL, facts(), facts(), WELL)]
+    assert [len(over) for over in looks] == [0, 0, 0, 0, 0, 2]  # starving, and racing
+    assert len(coach.current) == len(CHECKS) - 3
+
+
 def test_the_worst_comes_first():
     coach = Coach()
     both = facts(episodes(10, saturated=1.0), updates=0, owed=500)
@@ -216,7 +283,8 @@ def known_settings():
 def all_tips():
     found = [ill for _, ill, _ in CASES] + [facts(episodes(5, outside={"a": 1.0}), settings={"run.demos": 0})]
     found += [critic(9.0, best_value=0.5, settings={"algorithm.backup_entropy": True})]
-    tips = [tip for ill in found for check in CHECKS.values() if (said := check(ill)) for tip in said.tips]
+    said = [check(ill) for ill in found for check in CHECKS.values()]
+    tips = [tip for one in said if isinstance(one, Finding) for tip in one.tips]
     return {*tips, *(value for value in vars(_coach_checks).values() if isinstance(value, Tip))}
 
 

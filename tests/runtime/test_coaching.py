@@ -2,6 +2,8 @@
 
 import json
 import re
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,17 +11,25 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dovetail.actor.actors import SequentialActor
 from dovetail.config.load import load
-from dovetail.core.types import SampleRequest, View
-from dovetail.learn.coach import Advice, Severity
+from dovetail.core.types import Outcome, Purpose, SampleRequest, View, WeightSnapshot
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.human import human_labels
+from dovetail.labels.outcome import OutcomeLabeler
+from dovetail.labels.store import LabelStore
+from dovetail.learn.coach import Advice, Look, Severity
 from dovetail.learn.learner import Learner
+from dovetail.learn.metrics import MetricsLog
 from dovetail.runtime import coaching
 from dovetail.runtime.advice import open_advice
 from dovetail.runtime.build import Station
-from dovetail.runtime.coaching import batch_sources, settings_of
+from dovetail.runtime.coaching import Coaching, batch_sources, settings_of
+from dovetail.runtime.experience import Known
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.inline import InlineRun
+from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.runtime.report import write_report
+from dovetail.runtime.status import RunStatus
 from dovetail.weights.store import DiskWeightStore
+from lamp_runs import lamp_episode, lamp_run
 from toy_run import TOY
 
 QUICK = (
@@ -29,6 +39,7 @@ QUICK = (
     "learner={utd: 0.1, warmup_updates: 0, bc_updates: 0, start_from: scratch}",
 )
 ALONE = ("run.demos=0", "operator={type: none}")
+FLAT = "policy={type: 'sick_plugins:Flat', hidden: [16]}"
 PRACTICE = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 8, tolerance: 0.001}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
@@ -79,6 +90,36 @@ def test_without_a_reward(run):
 def test_with_a_labeler_that_lies(run):
     folder = run(*QUICK, "run.demos=0", "labels=[{type: 'sick_plugins:Liar'}]", "run.env_steps=300")
     assert re.match(r"(\d+) of the last \1 episodes are labelled", told(folder)["rewards_disagree"]["message"])
+
+
+def test_with_a_labeler_that_alone_knows(run):
+    """Success is hidden, so that what it sees was never told by anybody else: that is no lie."""
+    folder = run(
+        *QUICK, "labels=[{type: 'late_labelers:Witness'}]", "labeling.hide_success=true", "run.env_steps=500"
+    )
+    successes = [event["success"] for event in folder.events("episode")]
+    assert sum(successes) >= 0.2 * len(successes)
+    assert len(successes) >= 15
+    assert "rewards_disagree" not in told(folder)
+
+
+def test_with_a_person_who_corrects_verdicts(run):
+    corrected = set()
+
+    def correct(folder, status):
+        log = EpisodeLog(folder.episodes)
+        for episode_id in set(log.ids()) - corrected:
+            corrected.add(episode_id)
+            info = log.manifest(episode_id)
+            if info.purpose is Purpose.ONLINE and info.outcome is Outcome.TIMEOUT:
+                labels = human_labels(
+                    info.id, num_steps=info.num_steps, outcome=info.outcome, judgement=Outcome.SUCCESS, by="anna"
+                )
+                LabelStore(folder.labels).add(labels)
+
+    folder = run(*QUICK, "operator={type: none}", "run.env_steps=500", watch=correct)
+    assert sum(event["by"] == "human" for event in folder.events("labelled")) >= 10
+    assert "rewards_disagree" not in told(folder)
 
 
 def test_with_a_critic_that_believes_in_itself(run):
@@ -162,15 +203,23 @@ def test_with_a_robot_that_waits(run, monkeypatch):
     assert "stands still 90 % of the time" in told(folder)["robot_waits"]["message"]
 
 
-def test_with_weights_that_do_not_reach_the_robot(run):
+@pytest.mark.parametrize("labels", ["outcome", "{type: 'late_labelers:Late'}"])
+def test_with_weights_that_do_not_reach_the_robot(run, labels):
     def pin(folder, status):
         if status.episodes == 1:
             DiskWeightStore(folder.weights).pin(1)
 
-    folder = run(*QUICK, "run.env_steps=350", watch=pin)
+    folder = run(*QUICK, f"labels=[{labels}]", "run.env_steps=350", watch=pin)
     found = told(folder)["stale_weights"]
     assert "versions old" in found["message"]
     assert "unpin version 1" in found["try"]
+
+
+def test_with_weights_that_are_hardly_ever_published(run):
+    folder = run(*QUICK, "learner.utd=1", "learner.publish_every=1000000", "run.env_steps=500")
+    found = told(folder)["stale_weights"]
+    assert "updates old" in found["message"]
+    assert "learner.publish_every, now 1000000" in found["try"]
 
 
 def test_with_a_robot_that_was_moved_after_the_demonstrations(run):
@@ -178,8 +227,9 @@ def test_with_a_robot_that_was_moved_after_the_demonstrations(run):
     assert "of the values of 'goal' are cut off" in told(folder)["out_of_range"]["message"]
 
 
-def test_with_a_policy_at_its_limits(run):
-    folder = run(*QUICK, *ALONE, "policy={type: 'sick_plugins:Flat', hidden: [16]}", "run.env_steps=400")
+@pytest.mark.parametrize("labels", ["outcome", "{type: 'late_labelers:Late'}"])
+def test_with_a_policy_at_its_limits(run, labels):
+    folder = run(*QUICK, *ALONE, FLAT, f"labels=[{labels}]", "run.env_steps=400")
     assert "full speed only" in told(folder)["saturated"]["message"]
 
 
@@ -201,6 +251,48 @@ def test_on_policy_learning_with_values_that_learn_nothing(run):
     found = told(folder)
     assert set(found) == {"values_explain_nothing"}
     assert "rollouts the values explain" in found["values_explain_nothing"]["message"]
+
+
+# ---- in another process
+
+
+def interrupt_once(name):
+    """Somebody who watches, and ends the process when they are told of it."""
+    waits_for = {name}
+
+    def watch(folder, status):
+        if waits_for & set(told(folder)):
+            waits_for.clear()
+            raise Interrupted
+
+    return watch
+
+
+def names(folder, kind):
+    return [event["name"] for event in folder.events(kind)]
+
+
+def test_what_was_wrong_is_not_over_because_somebody_resumed(run):
+    """What steps have shown to an earlier process is not in the books."""
+    watch = interrupt_once("saturated")
+    with pytest.raises(Interrupted):
+        run(*QUICK, *ALONE, FLAT, "run.env_steps=1000", watch=watch)
+    folder = run(resume=True)
+    assert len(list(folder.events("episode"))) > 20  # of which the first process had hardly more than a dozen
+    assert names(folder, "coach").count("saturated") == 1
+    assert "saturated" not in names(folder, "coach: over")
+
+
+def test_on_policy_learning_that_was_resumed_has_no_episodes_at_first(run):
+    with pytest.raises(Interrupted):
+        run(
+            *("task.max_steps=32", "task.tolerance=1e-9", "run.env_steps=2000"),
+            config=PRACTICE,
+            watch=interrupt_once("no_reward"),
+        )
+    folder = run(config=PRACTICE, resume=True)
+    assert names(folder, "coach").count("no_reward") == 1
+    assert "no_reward" not in names(folder, "coach: over")
 
 
 # ---- where the words go
@@ -244,12 +336,96 @@ def test_what_is_over_is_not_in_the_report(tmp_path):
 # ---- the parts that facts are made of
 
 
+@pytest.fixture
+def looks(monkeypatch):
+    """The facts of each look."""
+    looks = []
+
+    def look(self, facts):
+        looks.append(facts)
+        return Look(begun=(), over=())
+
+    monkeypatch.setattr(coaching.Coach, "look", look)
+    return looks
+
+
+@pytest.fixture
+def lamp(tmp_path):
+    """Somebody who coaches, an episode with its labels, and weights of a version."""
+    episode = lamp_episode(0, success=True)
+    folder = lamp_run(tmp_path / "run", [episode])
+    policy = SimpleNamespace(spec=SimpleNamespace(horizon=1, action=episode.robot.action))
+    metrics = MetricsLog(folder.logs)
+    coach = Coaching(folder, status=RunStatus(name="run"), metrics=metrics, policy=policy, real_time=True)
+    known = Known(info=EpisodeLog(folder.episodes).manifest(episode.id), labels=OutcomeLabeler().label(episode))
+
+    def weights(version):
+        normalizer = {"mean/meter": np.full(2, 1000.0 - 1000.0 * (version - 1)), "std/meter": np.ones(2)}
+        return WeightSnapshot(version=version, components={"normalizer": normalizer}, hashes={})
+
+    yield SimpleNamespace(coach=coach, episode=episode, known=known, weights=weights)
+    metrics.close()
+
+
+def look(coach, *, updates=0):
+    pupil = SimpleNamespace(wants=wants({View(): 8}), num_online_updates=updates, owed=lambda steps: 0)
+    coach.look(pupil, Held())
+
+
+def test_steps_are_looked_at_when_they_come_and_not_when_their_labels_do(looks, lamp):
+    """By then the weights are others, the statistics too, and the episode may not be at hand."""
+    coach, newest = lamp.coach, 60
+    coach.published(1, lamp.weights(1), updates=0)
+    coach.acted(lamp.episode)
+    coach.count(replace(lamp.known, labels=None))
+    coach.published(newest, lamp.weights(newest), updates=0)
+    coach.correct(lamp.known)
+    look(coach)
+    (facts,) = looks[-1].episodes
+    assert (facts.versions_behind, facts.saturated, facts.outside) == (0, 0.0, {"meter": 0.0})
+    coach.correct(replace(lamp.known, labels=replace(lamp.known.labels, discard=True)))
+    coach.correct(lamp.known)  # not discarded after all
+    look(coach)
+    assert looks[-1].episodes == (facts,)
+
+
+def test_what_steps_showed_is_not_kept_for_ever(lamp):
+    for number in range(coaching._SEEN + 10):
+        lamp.coach.acted(replace(lamp.episode, id=str(number)))
+    assert list(lamp.coach._seen) == [str(number) for number in range(10, coaching._SEEN + 10)]
+
+
+def test_before_any_weights_are_known_nothing_is_old(looks, lamp):
+    """A store that was started anew."""
+    lamp.coach.acted(lamp.episode)
+    lamp.coach.count(lamp.known)
+    look(lamp.coach)
+    assert looks[-1].episodes[0].versions_behind is None
+    assert looks[-1].unpublished is None
+
+
+def test_who_waits_for_whom_is_known_after_some_turns(looks, lamp):
+    """The first one, after a resume, is spent on getting ready."""
+    for _ in range(coaching._TIMED):
+        lamp.coach.acted(lamp.episode)
+        look(lamp.coach)
+    assert [facts.act_s is None for facts in looks] == [True] * (coaching._TIMED - 1) + [False]
+
+
+def test_updates_since_the_newest_weights(looks, lamp):
+    lamp.coach.published(1, lamp.weights(1), updates=40)
+    for updates in (100, 30):  # where learner and books are apart, one may hear of weights before their updates
+        look(lamp.coach, updates=updates)
+    assert [facts.unpublished for facts in looks] == [60, 0]
+
+
 class Held:
     """A replay of which only sizes are known: 100 steps of demonstrations, 50 of people, 150 of the policy."""
 
     def __init__(self, *, demo=100, human=50, policy=150):
         prior, online = demo + human, human + policy
         self._sizes = {"demo": demo, "human": human, "policy": policy, "prior": prior, "online": online}
+        self._sizes["all"] = demo + online
 
     def size(self, view):
         return self._sizes[view.part]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 
-from dovetail.learn._coach_facts import Facts, Finding, Severity, Tip
+from dovetail.learn._coach_facts import UNKNOWN, Answer, Facts, Finding, Severity, Tip
 
 __all__ = ["CHECKS"]
 
@@ -19,10 +19,12 @@ FEWER_UPDATES = Tip("do fewer updates per step", "learner.utd")
 SLOWER = Tip("learn more slowly", "algorithm.lr")
 
 
-def no_reward(facts: Facts) -> Finding | None:
+def no_reward(facts: Facts) -> Answer:
     latest = facts.lately(2 * MANY)
-    if len(latest) < FEW or any(episode.rewarded for episode in latest):
+    if any(episode.rewarded for episode in latest):
         return None
+    if len(latest) < FEW:
+        return UNKNOWN
     num = len(latest)
     which = f"the {num} online episodes so far" if num == facts.num_episodes else f"the last {num} online episodes"
     return Finding(
@@ -48,7 +50,7 @@ _WAITS_FOR = {
 }
 
 
-def labels_waiting(facts: Facts) -> Finding | None:
+def labels_waiting(facts: Facts) -> Answer:
     """What has no labels is not learned from; what it waits for can be anything but learning."""
     num = sum(facts.waiting.values())
     if num < FEW and not (num >= 3 and not facts.episodes):
@@ -77,7 +79,7 @@ def labels_waiting(facts: Facts) -> Finding | None:
     )
 
 
-def rewards_disagree(facts: Facts) -> Finding | None:
+def rewards_disagree(facts: Facts) -> Answer:
     judged = [episode for episode in facts.lately(MANY) if episode.solved is not None]
     missed = sum(bool(episode.solved) and not episode.success for episode in judged)
     invented = sum(episode.success and not episode.solved for episode in judged)
@@ -106,15 +108,15 @@ def rewards_disagree(facts: Facts) -> Finding | None:
                 SEE_IT,
             ),
         )
-    return None
+    return None if len(judged) >= FEW else UNKNOWN
 
 
-def q_above_returns(facts: Facts) -> Finding | None:
+def q_above_returns(facts: Facts) -> Answer:
     """The critic's mean over its batches against the mean over the steps of the best episode: no policy that acts from
     anywhere in an episode can expect more than that, give or take a share of what is at stake."""
     q, best, lowest = facts.metrics.get("q"), facts.best_value, facts.lowest_value
     if q is None or best is None or lowest is None:
-        return None
+        return UNKNOWN
     at_stake = max(best - lowest, facts.largest_reward) or 1.0
     bounds = facts.settings.get("algorithm.target_range")
     low, high = bounds if isinstance(bounds, list) else (-math.inf, math.inf)
@@ -142,10 +144,12 @@ def q_above_returns(facts: Facts) -> Finding | None:
     )
 
 
-def entropy_collapsed(facts: Facts) -> Finding | None:
+def entropy_collapsed(facts: Facts) -> Answer:
     """Far below its target; by the spread that it means, per number of an action, where there is none."""
     entropy, target, num = (*map(facts.metrics.get, ("entropy", "target_entropy")), facts.num_actions)
-    if entropy is None or not num or len(facts.episodes) < FEW or facts.success >= GOING_WELL:
+    if entropy is None or not num or len(facts.episodes) < FEW:
+        return UNKNOWN
+    if facts.success >= GOING_WELL:
         return None
     spread = math.exp(entropy / num - 0.5 * math.log(2 * math.pi * math.e))
     if target is None and spread >= 0.03:
@@ -168,11 +172,12 @@ def entropy_collapsed(facts: Facts) -> Finding | None:
     )
 
 
-def help_not_falling(facts: Facts) -> Finding | None:
+def help_not_falling(facts: Facts) -> Answer:
     """Much help for long: some of it comes and goes in a healthy run."""
-    if facts.early_human is None or facts.num_episodes < 3 * MANY:
-        return None
-    early, now = facts.early_human, _mean([episode.human_share for episode in facts.lately(MANY)])
+    early, latest = facts.early_human, facts.lately(MANY)
+    if early is None or len(latest) < MANY or facts.num_episodes < 3 * MANY:
+        return UNKNOWN
+    now = _mean([episode.human_share for episode in latest])
     if now < 0.3 or now < 0.9 * early:
         return None
     well = facts.success >= GOING_WELL
@@ -191,10 +196,10 @@ def help_not_falling(facts: Facts) -> Finding | None:
     )
 
 
-def one_source(facts: Facts) -> Finding | None:
+def one_source(facts: Facts) -> Answer:
     """Of learners with a critic: imitation is meant to see one hand only."""
     if "q" not in facts.metrics or len(facts.episodes) < FEW or not facts.sources:
-        return None
+        return UNKNOWN
     source, share = max(facts.sources.items(), key=lambda item: item[1])
     wants_prior = facts.settings.get("algorithm.prior_fraction")
     if share <= 0.9 or (source == "policy" and (not wants_prior or facts.success >= 0.5)):
@@ -220,8 +225,10 @@ def one_source(facts: Facts) -> Finding | None:
     return Finding(severity=Severity.HINT, message=message, tips=tips[source])
 
 
-def updates_starving(facts: Facts) -> Finding | None:
-    if facts.updates is None or facts.owed < 100 or facts.owed <= facts.updates:
+def updates_starving(facts: Facts) -> Answer:
+    if facts.updates is None:
+        return UNKNOWN
+    if facts.owed < 100 or facts.owed <= facts.updates:
         return None
     return Finding(
         severity=Severity.WARNING,
@@ -239,8 +246,10 @@ def updates_starving(facts: Facts) -> Finding | None:
     )
 
 
-def updates_racing(facts: Facts) -> Finding | None:
-    if facts.updates is None or facts.owed > -100 or -facts.owed <= 0.5 * facts.updates:
+def updates_racing(facts: Facts) -> Answer:
+    if facts.updates is None:
+        return UNKNOWN
+    if facts.owed > -100 or -facts.owed <= 0.5 * facts.updates:
         return None
     return Finding(
         severity=Severity.WARNING,
@@ -255,10 +264,10 @@ def updates_racing(facts: Facts) -> Finding | None:
     )
 
 
-def robot_waits(facts: Facts) -> Finding | None:
+def robot_waits(facts: Facts) -> Answer:
     """Where time is real: in simulation nobody minds."""
     if facts.act_s is None or facts.learn_s is None or facts.num_episodes < FEW:
-        return None
+        return UNKNOWN
     if facts.learn_s <= 3.0 * facts.act_s:
         return None
     share = facts.learn_s / (facts.learn_s + facts.act_s)
@@ -273,32 +282,44 @@ def robot_waits(facts: Facts) -> Finding | None:
     )
 
 
-def stale_weights(facts: Facts) -> Finding | None:
+def stale_weights(facts: Facts) -> Answer:
+    """By the versions since, or, where hardly any is published, by the updates: as many as ten episodes earn."""
     behind = [episode.versions_behind for episode in facts.lately(3) if episode.versions_behind is not None]
-    if len(behind) < 3 or min(behind) < 10:
+    unpublished, utd = facts.unpublished or 0, facts.settings.get("learner.utd")
+    earned = utd * facts.env_steps / max(1, facts.num_episodes) if isinstance(utd, (int, float)) else 0.0
+    tips: tuple[Tip, ...]
+    if facts.num_episodes >= FEW and unpublished >= max(100.0, 10 * earned):
+        age, tips = f"{unpublished} updates", (Tip("publish weights more often", "learner.publish_every"),)
+    elif len(behind) < 3:
+        return UNKNOWN
+    elif min(behind) < 10:
         return None
-    if facts.pinned is not None:
-        tips: tuple[Tip, ...] = (Tip(f"unpin version {facts.pinned}: remove weights/pin.json from the run"),)
     else:
+        age = f"{behind[-1]} versions"
         tips = (
-            Tip("take newer weights up at every chunk", "actor.swap"),
-            FEWER_UPDATES,
+            ()
+            if facts.pinned is not None
+            else (Tip("take newer weights up at every chunk", "actor.swap"), FEWER_UPDATES)
         )
+    if facts.pinned is not None:
+        tips = (Tip(f"unpin version {facts.pinned}: remove weights/pin.json from the run"), *tips)
     return Finding(
         severity=Severity.WARNING,
-        message=f"the robot acts with weights that are {behind[-1]} versions old: what is learned does not reach it",
+        message=f"the robot acts with weights that are {age} old: what is learned does not reach it",
         tips=tips,
     )
 
 
-def out_of_range(facts: Facts) -> Finding | None:
+def out_of_range(facts: Facts) -> Answer:
     latest = facts.lately(5)
     shares: dict[str, list[float]] = {}
     for episode in latest:
         for key, share in episode.outside.items():
             shares.setdefault(key, []).append(share)
     found = {key: _mean(values) for key, values in shares.items() if len(values) == 5}
-    if not found or facts.success >= GOING_WELL:
+    if not found:
+        return UNKNOWN
+    if facts.success >= GOING_WELL:
         return None
     key, share = max(found.items(), key=lambda item: item[1])
     if share <= 0.25:
@@ -319,9 +340,11 @@ def out_of_range(facts: Facts) -> Finding | None:
     )
 
 
-def saturated(facts: Facts) -> Finding | None:
+def saturated(facts: Facts) -> Answer:
     shares = [episode.saturated for episode in facts.lately(FEW) if episode.saturated is not None]
-    if len(shares) < FEW or _mean(shares) <= 0.8 or facts.success >= GOING_WELL:
+    if len(shares) < FEW:
+        return UNKNOWN
+    if _mean(shares) <= 0.8 or facts.success >= GOING_WELL:
         return None
     return Finding(
         severity=Severity.HINT,
@@ -339,9 +362,11 @@ def saturated(facts: Facts) -> Finding | None:
     )
 
 
-def values_explain_nothing(facts: Facts) -> Finding | None:
+def values_explain_nothing(facts: Facts) -> Answer:
     explained, num_rollouts = facts.metrics.get("explained_variance"), facts.updates or 0
-    if explained is None or explained > 0.05 or num_rollouts < MANY or facts.success >= GOING_WELL:
+    if explained is None or len(facts.episodes) < min(FEW, facts.num_episodes):  # they were an earlier process's
+        return UNKNOWN
+    if explained > 0.05 or num_rollouts < MANY or facts.success >= GOING_WELL:
         return None
     return Finding(
         severity=Severity.HINT,
@@ -358,9 +383,11 @@ def values_explain_nothing(facts: Facts) -> Finding | None:
     )
 
 
-def policy_jumps(facts: Facts) -> Finding | None:
+def policy_jumps(facts: Facts) -> Answer:
     kl, cut = facts.metrics.get("kl"), facts.metrics.get("clip_fraction")
-    if kl is None or cut is None or (kl <= 0.1 and cut <= 0.5):
+    if kl is None or cut is None:
+        return UNKNOWN
+    if kl <= 0.1 and cut <= 0.5:
         return None
     return Finding(
         severity=Severity.HINT,
@@ -376,7 +403,7 @@ def policy_jumps(facts: Facts) -> Finding | None:
     )
 
 
-CHECKS: Mapping[str, Callable[[Facts], Finding | None]] = {
+CHECKS: Mapping[str, Callable[[Facts], Answer]] = {
     check.__name__: check
     for check in (
         no_reward,

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import IntEnum
+from enum import Enum, IntEnum
+from typing import Final
 
-__all__ = ["EpisodeFacts", "Facts", "Finding", "Severity", "Tip"]
+__all__ = ["UNKNOWN", "Answer", "EpisodeFacts", "Facts", "Finding", "Severity", "Tip", "Unknown"]
 
 
 class Severity(IntEnum):
@@ -20,7 +21,7 @@ class EpisodeFacts:
 
     success: bool  # as it was labelled
     rewarded: bool  # some step was worth more than nothing
-    solved: bool | None = None  # as the task judged it, or whoever watched
+    solved: bool | None = None  # as the task judged it, or whoever watched, and not those who label
     value: float | None = None  # its discounted return
     human_share: float = 0.0  # of its steps
     saturated: float | None = None  # share of the policy's action numbers that lie at a limit
@@ -45,6 +46,7 @@ class Facts:
     sources: Mapping[str, float] = field(default_factory=dict)  # of each batch, who acted: demo, human, policy
     updates: int | None = None  # online
     owed: int = 0  # earned by online steps, and not done yet
+    unpublished: int | None = None  # updates since the newest weights that the robot may have
     act_s: float | None = None  # lately, on a robot that real time passes for
     learn_s: float | None = None
     waiting: Mapping[str, int] = field(default_factory=dict)  # episodes without labels, by why
@@ -75,3 +77,14 @@ class Finding:
     severity: Severity
     message: str
     tips: tuple[Tip, ...]
+
+
+class Unknown(Enum):
+    """What a check says whose facts are missing: nothing for it, and nothing against it."""
+
+    UNKNOWN = "unknown"
+
+
+UNKNOWN: Final = Unknown.UNKNOWN
+
+Answer = Finding | Unknown | None  # none: all is well

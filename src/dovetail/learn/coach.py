@@ -5,7 +5,8 @@
     look.begun, look.over         # what to tell now
     coach.current                 # what is still wrong, the worst first
 
-Facts in, words out: nothing here reads a clock, a file or a network. A check whose facts are missing says nothing.
+Facts in, words out: nothing here reads a clock, a file or a network. A check whose facts are missing says nothing, not
+even that what was wrong is over.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import numpy as np
 
 from dovetail.core.types import Array
 from dovetail.learn._coach_checks import CHECKS
-from dovetail.learn._coach_facts import EpisodeFacts, Facts, Finding, Severity
+from dovetail.learn._coach_facts import UNKNOWN, EpisodeFacts, Facts, Finding, Severity
 
 __all__ = ["Advice", "Coach", "EpisodeFacts", "Facts", "Look", "Severity", "returns_to_go"]
 
-PATIENCE = 3  # looks in a row that must find something before it is told, or nothing before it is over
+PATIENCE = 3  # looks in a row that must find something before it is told, or nothing before it is over; of those that know
 REMIND = 300  # looks after which what goes on is told again
 MAX_TIPS = 3
 
@@ -94,9 +95,11 @@ class Coach:
         begun, over = [], []
         for name, check in CHECKS.items():
             case, finding = self._cases[name], check(facts)
+            case.num_since += 1
+            if finding is UNKNOWN:
+                continue
             case.num_found = case.num_found + 1 if finding else 0
             case.num_clear = 0 if finding else case.num_clear + 1
-            case.num_since += 1
             if finding and case.num_found >= PATIENCE and (case.advice is None or case.num_since >= REMIND):
                 case.advice, case.num_since = Advice.of(name, finding, facts.settings), 0
                 begun.append(case.advice)

@@ -16,7 +16,6 @@ from dovetail.core.types import (
     Array,
     Episode,
     Labels,
-    Outcome,
     Purpose,
     SampleRequest,
     Source,
@@ -29,6 +28,7 @@ from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.canon import Canon
 from dovetail.policies.normalizer import CLIP
 from dovetail.policies.trainable import TrainablePolicy
+from dovetail.runtime._verdicts import Verdicts
 from dovetail.runtime.advice import BEGUN, OVER, open_advice
 from dovetail.runtime.experience import Known
 from dovetail.runtime.folder import RunFolder
@@ -38,6 +38,7 @@ from dovetail.runtime.status import RunStatus
 __all__ = ["Coaching", "Pupil", "batch_sources", "settings_of"]
 
 _KEPT = 50  # episodes
+_SEEN = 1000  # those that may wait for their labels
 _EARLY = 20
 _ROLLOUTS = 10
 _TIMED = 5  # episodes and their updates
@@ -63,7 +64,7 @@ class Pupil(Protocol):
 
 
 class Coaching:
-    """`count` every episode that is learned from, say what was `published`, then `look`."""
+    """Tell it who has `acted`, `count` every episode that is learned from, say what was `published`, then `look`."""
 
     def __init__(
         self,
@@ -81,12 +82,15 @@ class Coaching:
         gamma = self._settings.get("algorithm.gamma")
         self._gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self._coach = Coach(open_advice(folder))
+        self._verdicts = Verdicts(folder)
         self._episodes: deque[tuple[str, EpisodeFacts]] = deque(maxlen=_KEPT)  # by id, where they have one
+        self._seen: dict[str, dict[str, Any]] = {}  # by id, what the steps of an episode showed; the oldest first
         self._early: list[float] = []  # human shares
         self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of all that is learned from
         self._normalizer: Mapping[str, Array] = {}
         self._canon: Canon | None = getattr(getattr(policy, "canonical", policy), "canon", None)
-        self._newest = 0  # published version
+        self._newest: int | None = None  # published version; none that this process knows of
+        self._newest_updates: int | None = None  # it was made after
         self._pinned: int | None = None
         self._act_s: deque[float] = deque(maxlen=_TIMED)
         self._learn_s: deque[float] = deque(maxlen=_TIMED)
@@ -96,10 +100,11 @@ class Coaching:
 
     # ---- what happened
 
-    def count(self, known: Known, episode: Episode | None = None) -> None:
-        """A demonstration or an online episode that has labels; of one that an earlier process ran, or that was labelled
-        later, only what the books say."""
+    def count(self, known: Known) -> None:
+        """A demonstration or an online episode that has labels; of one that an earlier process ran, only what the books
+        say."""
         labels, info = known.labels, known.info
+        self._verdicts.hear(info)
         if labels is None or labels.discard:
             return
         value = self._weigh(labels) if known.trains else None
@@ -109,17 +114,15 @@ class Coaching:
             EpisodeFacts(
                 success=labels.success,
                 rewarded=_rewarded(labels),
-                solved=(info.judgement or info.outcome) is Outcome.SUCCESS,
+                solved=self._verdicts.solved(known),
                 value=value,
                 human_share=info.num_human_steps / info.num_steps,
-                saturated=_saturated(episode) if episode else None,
-                outside=_outside(episode, self._statistics(episode)) if episode else {},
-                versions_behind=self._behind(episode) if episode else None,
+                **self._seen.get(info.id, {}),
             ),
             episode_id=info.id,
         )
 
-    def correct(self, known: Known, episode: Episode | None = None) -> None:
+    def correct(self, known: Known) -> None:
         """What is said now of an episode that may have been counted before; it is not too long ago, or not at all."""
         labels, episode_id = known.labels, known.info.id
         for place, (counted, facts) in enumerate(self._episodes):
@@ -129,18 +132,27 @@ class Coaching:
                 del self._episodes[place]
                 return
             value = self._weigh(labels) if known.trains else None
-            again = replace(facts, success=labels.success, rewarded=_rewarded(labels), value=value)
+            solved, rewarded = self._verdicts.solved(known), _rewarded(labels)
+            again = replace(facts, success=labels.success, rewarded=rewarded, solved=solved, value=value)
             self._episodes[place] = (episode_id, again)
             return
-        self.count(known, episode)
+        self.count(known)
 
-    def acted(self) -> None:
-        """An online episode has ended."""
+    def acted(self, episode: Episode) -> None:
+        """An online episode has ended. What only its steps tell is kept until its labels come, however late: by then they
+        may be far away, and the weights that were new are old."""
         self._act_s.append(self._turn())
+        self._seen[episode.id] = {
+            "saturated": _saturated(episode),
+            "outside": _outside(episode, self._statistics(episode)),
+            "versions_behind": self._behind(episode),
+        }
+        while len(self._seen) > _SEEN:
+            del self._seen[next(iter(self._seen))]
 
-    def published(self, newest: int, served: WeightSnapshot) -> None:
-        """The version that was published last, and the one that the robot is given."""
-        self._newest = newest
+    def published(self, newest: int, served: WeightSnapshot, *, updates: int) -> None:
+        """The version that was published last, after so many online updates, and the one that the robot is given."""
+        self._newest, self._newest_updates = newest, updates
         self._pinned = served.version if served.version != newest else None
         self._normalizer = served.components.get("normalizer", {})
 
@@ -148,15 +160,17 @@ class Coaching:
 
     def look(self, learner: Pupil, replay: ReplayReader) -> None:
         self._learn_s.append(self._turn())
-        status = self._status
+        status, published = self._status, self._newest_updates
+        timed = self._real_time and len(self._act_s) == len(self._learn_s) == _TIMED
         self._tell(
             Facts(
                 **self._common(),
                 sources=batch_sources(learner.wants, replay),
                 updates=learner.num_online_updates,
                 owed=learner.owed(status.trained_steps),
-                act_s=sum(self._act_s) if self._real_time else None,
-                learn_s=sum(self._learn_s) if self._real_time else None,
+                unpublished=None if published is None else max(0, learner.num_online_updates - published),
+                act_s=sum(self._act_s) if timed else None,
+                learn_s=sum(self._learn_s) if timed else None,
                 pinned=self._pinned,
                 waiting=dict(status.waiting),
             )
@@ -220,7 +234,8 @@ class Coaching:
 
     def _behind(self, episode: Episode) -> int | None:
         versions = episode.column("policy_version")[episode.column("source") == Source.POLICY]
-        return self._newest - int(versions.max()) if len(versions) else None
+        newest = self._newest
+        return newest - int(versions.max()) if len(versions) and newest is not None else None
 
     def _statistics(self, episode: Episode) -> Mapping[str, tuple[Array, Array]]:
         """Mean and standard deviation of each observation, by the robot's own names; in a shared policy, its own ones."""

@@ -341,7 +341,7 @@ class InlineRun:
         status.done = status.env_steps
         with self._phases.phase("publishing"):
             self._keeping.publish_when_due(learner)
-            self._keeping.hand_over(actor)
+            self._keeping.hand_over(actor, learner)
         self._watch(status)
 
     def _evaluate_when_due(self, learner: Learner | OnPolicy, actor: Actor | None = None) -> None:
@@ -351,7 +351,7 @@ class InlineRun:
             return
         if isinstance(learner, Learner) and actor is not None and not self._keeping.is_published(learner):
             self._keeping.publish(learner)  # what is evaluated is what the robot has, and goes on with
-            self._keeping.hand_over(actor)
+            self._keeping.hand_over(actor, learner)
             self._keeping.save(learner)  # nor would who catches up publish here
         phase = (status.phase, status.total)
         with self._phases.phase("evaluating"):

@@ -82,7 +82,7 @@ class Intake:
             with self._phases.phase("adding"):
                 self._experience.learn_from(episode, labels)
         if known.info.purpose is Purpose.ONLINE:
-            self._coaching.acted()
+            self._coaching.acted(episode)
         self._count(known, episode)
         return labels
 
@@ -138,7 +138,7 @@ class Intake:
             return False
         known = Known(info=experience.log.manifest(episode_id), labels=labels)
         experience.relabel(known)
-        self._coaching.correct(known, experience.at_hand(episode_id))
+        self._coaching.correct(known)
         if known.info.purpose is Purpose.ONLINE:
             self._status.correct(episode_id, labels)
         self._note(known)
@@ -150,7 +150,7 @@ class Intake:
         return True
 
     def _count(self, known: Known, episode: Episode | None = None) -> None:
-        self._coaching.count(known, episode)
+        self._coaching.count(known)
         if known.info.purpose is Purpose.ONLINE:
             self._status.count(known.info, known.labels)
         else:

@@ -57,10 +57,11 @@ class Keeping:
     def is_published(self, learner: Learner) -> bool:
         return self._published == learner.num_updates
 
-    def hand_over(self, actor: Actor) -> None:
+    def hand_over(self, actor: Actor, learner: Learner) -> None:
         snapshot = self.weights.latest()  # the pinned version, where somebody has pinned one
         assert snapshot is not None
-        self._coaching.published(max(self.weights.versions()), snapshot)
+        updates = self._published - learner.num_warmup_updates
+        self._coaching.published(max(self.weights.versions()), snapshot, updates=updates)
         actor.load(snapshot)
 
     def newest(self) -> WeightSnapshot:

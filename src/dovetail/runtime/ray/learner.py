@@ -269,7 +269,8 @@ class LearnerRole(Role):
             else:
                 self._publisher.publish(self._disk.load(pinned).components, version=pinned)
             normalizer = dict(components.get("normalizer", {}))
-            self._told.published.remote(self._version, pinned or self._version, normalizer)
+            updates = self._learner.num_online_updates if self._learner else 0
+            self._told.published.remote(self._version, pinned or self._version, normalizer, updates=updates)
             self._published_s = time.monotonic()
             return self._version
 

@@ -248,11 +248,12 @@ class StoreRole(Role):
         with self._books:
             self._metrics.write(group, values, step=step)
 
-    def published(self, newest: int, version: int, normalizer: Mapping[str, Array]) -> None:
-        """The newest version, and the one that arms are given, which is another where somebody has pinned one."""
+    def published(self, newest: int, version: int, normalizer: Mapping[str, Array], *, updates: int) -> None:
+        """The newest version, made after so many online updates, and the one that arms are given, which is another where
+        somebody has pinned one."""
         with self._books:
             served = WeightSnapshot(version=version, components={"normalizer": normalizer}, hashes={})
-            self._coaching.published(newest, served)
+            self._coaching.published(newest, served, updates=updates)
 
     def settle(self, limit_s: float) -> bool:
         """Wait until all that was delivered is in the books and labelled; False if that takes too long."""
