@@ -106,6 +106,12 @@ class RunFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def holds_work(self) -> bool:
+        """Whether anything here took time to make. PPO, for one, has weights and checkpoints long before any episode."""
+        kept = (self.episodes, self.spool, self.weights, self.checkpoints)
+        return any(file.is_file() and file.name[0] != "." for folder in kept for file in folder.rglob("*"))
+
     def event(self, kind: str, /, **fields: Any) -> None:
         line = json.dumps({"time": time.time(), "event": kind, **fields})
         with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
