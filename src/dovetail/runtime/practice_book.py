@@ -6,13 +6,12 @@ it that had come as far as it has, or further.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.runtime.figures import CurveEpisode
-from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.folder import RunFolder, read_events
 
 if TYPE_CHECKING:  # it brings torch, which whoever reads a report can do without
     from dovetail.runtime.onpolicy import Lesson
@@ -60,15 +59,9 @@ class PracticeBook:
 
 def practice_lines(run: Path) -> list[dict[str, Any]]:
     """The lines that count, in order."""
-    try:
-        text = (run / "events.jsonl").read_text("utf-8")
-    except FileNotFoundError:
-        return []
     kept: list[dict[str, Any]] = []
-    for text_line in text.splitlines():
-        if f'"event": "{_EVENT}"' in text_line and text_line.endswith("}"):  # the last may be half written
-            line = json.loads(text_line)
-            while kept and kept[-1]["env_steps"] >= line["env_steps"]:
-                kept.pop()
-            kept.append(line)
+    for line in read_events(run, _EVENT):
+        while kept and kept[-1]["env_steps"] >= line["env_steps"]:
+            kept.pop()
+        kept.append(line)
     return kept
