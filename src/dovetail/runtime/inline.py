@@ -346,19 +346,24 @@ class InlineRun:
             self._keeping.publish(learner)  # what is evaluated is what the robot has
             self._keeping.hand_over(actor)
         phase = (status.phase, status.total)
-        with self._phases.phase("evaluating"):
-            rate = self._evaluate(name, num_episodes=self._schedule.num_episodes)
-        status.begin(*phase, done=status.env_steps)
-        if rate is not None and self._schedule.is_best(rate.rate):
-            self._keeping.save_best(learner, success=rate.rate, by=f"evaluation {name}")
 
-    def _evaluate(self, name: str, *, num_episodes: int) -> Rate | None:
+        def keep(rate: Rate) -> None:
+            if self._schedule.is_best(rate.rate):
+                self._keeping.save_best(learner, success=rate.rate, by=f"evaluation {name}")
+
+        with self._phases.phase("evaluating"):
+            self._evaluate(name, num_episodes=self._schedule.num_episodes, keep=keep)
+        status.begin(*phase, done=status.env_steps)
+
+    def _evaluate(self, name: str, *, num_episodes: int, keep: Callable[[Rate], None] = lambda rate: None) -> None:
         rate = self._evaluations.make(
-            name, lambda: None if name == "untrained" else self._keeping.newest(), num_episodes=num_episodes
+            name,
+            lambda: None if name == "untrained" else self._keeping.newest(),
+            num_episodes=num_episodes,
+            keep=keep,
         )
         if rate is not None and rate.episodes < num_episodes:  # asked to stop between two of them
             raise Interrupted
-        return rate
 
     # ---- episodes
 

@@ -123,9 +123,16 @@ class LearnerRole(Role):
 
     def save_best(self, success: float, by: str) -> None:
         with self._turn:
-            if self._learner is not None and self._learner.healthy:
-                facts = {**self._facts(), "success": success, "by": by}
-                save_checkpoint(self._folder.checkpoints / "best", self._learner.state_dict(), facts=facts)
+            if self._learner is None:  # started anew: what was evaluated, it saved before it rested
+                if not self._has_checkpoint:
+                    return
+                state, facts = load_checkpoint(self._checkpoint)
+            elif self._learner.healthy:
+                state, facts = self._learner.state_dict(), self._facts()
+            else:
+                return
+            best = {**facts, "success": success, "by": by}
+            save_checkpoint(self._folder.checkpoints / "best", state, facts=best)
 
     def report(self) -> dict[str, Any]:
         learner = self._learner
