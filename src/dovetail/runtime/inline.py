@@ -43,6 +43,7 @@ from dovetail.runtime.phases import Phases
 from dovetail.runtime.ranks import RankGroup
 from dovetail.runtime.retraining import retraining_of
 from dovetail.runtime.schedule import Schedule
+from dovetail.runtime.skipping import telling_skips
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 
 __all__ = ["InlineRun", "Interrupted"]
@@ -196,9 +197,9 @@ class InlineRun:
             self._fit_normalizer(policy)
             algorithm = Imitation(ImitationConfig(), policy=policy, seed=config.run.seed)
             self.status.begin("cloning the demonstrations", config.learner.bc_updates)
-            self._make_learner(algorithm, role="cloning").warm_up(
-                config.learner.bc_updates, on_update=self._updated
-            )
+            cloning = self._make_learner(algorithm, role="cloning")
+            with telling_skips(self._folder, cloning):
+                cloning.warm_up(config.learner.bc_updates, on_update=self._updated)
             self._keeping.weights.publish(policy.weights())
             self._evaluate("cloning", num_episodes=config.run.eval_episodes)
         if config.learner.start_from == "cloning" and not self._keeping.has_checkpoint:
@@ -249,7 +250,8 @@ class InlineRun:
             num_updates = config.learner.warmup_updates if self._intake.demos else 0
             status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
             if learner.num_warmup_updates < num_updates:
-                learner.warm_up(num_updates, on_update=self._updated)
+                with telling_skips(self._folder, learner):
+                    learner.warm_up(num_updates, on_update=self._updated)
                 self._keeping.save(
                     learner
                 )  # on demonstrations alone: not to be done again once there is more in replay
@@ -289,15 +291,16 @@ class InlineRun:
         status.begin("learning online", run.env_steps, done=status.env_steps)
         self._watch(status)
         saved_s = time.monotonic()
-        catch_up(
-            learner,
-            self._before,
-            folder=self._folder,
-            experience=self._experience,
-            status=status,
-            on_update=self._updated,
-            publish=lambda: self._keeping.publish_when_due(learner),
-        )
+        with telling_skips(self._folder, learner):
+            catch_up(
+                learner,
+                self._before,
+                folder=self._folder,
+                experience=self._experience,
+                status=status,
+                on_update=self._updated,
+                publish=lambda: self._keeping.publish_when_due(learner),
+            )
         self._before.clear()
         self._update(learner, actor)
         self._evaluate_when_due(learner, actor)
@@ -325,11 +328,10 @@ class InlineRun:
 
     def _update(self, learner: Learner, actor: Actor) -> None:
         """The updates that the last episode has earned, then their weights to the robot."""
-        status, num_skipped = self.status, learner.num_skipped_updates
-        status.metrics |= learner.step(env_steps=status.trained_steps, on_update=self._look_up)
+        status = self.status
+        with telling_skips(self._folder, learner):
+            status.metrics |= learner.step(env_steps=status.trained_steps, on_update=self._look_up)
         self._phases.add(learner.take_seconds())
-        if learner.num_skipped_updates > num_skipped:
-            self._folder.event("skipped updates", in_all=learner.num_skipped_updates, updates=learner.num_updates)
         status.updates = learner.num_updates
         status.done = status.env_steps
         with self._phases.phase("publishing"):

@@ -28,6 +28,7 @@ from dovetail.learn.finite import BadUpdates, SkippedUpdate
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runtime._collector import ProcessCollector, build_collector, collector_orders
 from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.skipping import telling_skips
 from dovetail.runtime.status import RunStatus
 
 __all__ = ["Lesson", "OnPolicy", "check_practice", "is_on_policy"]
@@ -78,7 +79,7 @@ class OnPolicy:
         self._control_hz = control_hz
         self._config, self._algorithm, self._should_stop = config, algorithm, should_stop
         self._practice = algorithm.practice
-        self._folder = folder  # of the run, where episodes are to be recorded
+        self._folder = folder  # of the run, for its events, and where episodes are to be recorded
         self._source: RolloutSource | None = None
         self._worlds: dict[str, Array] = {}  # where each stands
         self._bad = BadUpdates(config.learner.max_bad_updates)
@@ -99,7 +100,8 @@ class OnPolicy:
         self._count(status)
         status.begin("practising", run.env_steps, done=self.env_steps)
         while self.env_steps < run.env_steps and not self._should_stop():
-            lesson = self.step()
+            with telling_skips(self._folder, self):
+                lesson = self.step()
             if lesson is None:
                 return
             self._count(status, lesson)
@@ -131,6 +133,10 @@ class OnPolicy:
         return Lesson(
             metrics={**metrics, "reward_std": float(rollout["reward"].std()), **waited}, episodes=episodes
         )
+
+    @property
+    def num_skipped_updates(self) -> int:
+        return self._bad.count
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()
