@@ -269,7 +269,8 @@ class InlineRun:
             practice.load_state_dict(self._keeping.load())
         self._keeping.weights.publish(practice.policy_weights())
         try:
-            for lesson in practice.lessons(self.status, note=self._curves.lesson, save=self._keeping.save):
+            note, save = self._curves.lesson, self._keeping.save
+            for lesson in practice.lessons(self.status, note=note, save=save, solved=self._solved):
                 self._keeping.weights.publish(practice.policy_weights())
                 spent = {"acting": lesson.metrics["collect_s"], "updating": lesson.metrics["update_s"]}
                 self._phases.add(spent)
@@ -277,8 +278,6 @@ class InlineRun:
                 self._coaching.look_at(lesson)
                 self._watch(self.status)
                 self._evaluate_when_due(practice)
-                if self._solved():
-                    break
         finally:
             practice.close()
             if practice.healthy:
