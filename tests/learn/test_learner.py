@@ -1,6 +1,8 @@
 import dataclasses
 import hashlib
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -139,6 +141,25 @@ class TestCheckpointFiles:
         assert len(state["a"]) == 4
         assert facts["env_steps"] == 2
         assert len(list(folder.glob("state-*"))) == 1
+
+    def test_what_killed_ones_left_half_goes_with_the_next(self, folder):
+        for name in (".state-0123456789abcdef.safetensors.4711.tmp", ".manifest.json.4711.tmp"):
+            (folder / name).write_bytes(b"half")
+        save_checkpoint(folder, {"a": np.arange(4.0)}, facts={"env_steps": 2})
+        assert sorted(path.suffix for path in folder.iterdir()) == [".json", ".safetensors"]
+
+    def test_a_kill_in_the_midst_of_it_costs_no_room(self, folder):
+        code = (
+            "import os, signal, sys\nfrom pathlib import Path\nimport numpy as np\nfrom dovetail.core import disk\n"
+            "from dovetail.learn.checkpoint import save_checkpoint\n"
+            "disk.os.replace = lambda *names: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "save_checkpoint(Path(sys.argv[1]), {'a': np.arange(int(sys.argv[2]))}, facts={})\n"
+        )
+        for size in range(5, 8):
+            done = subprocess.run([sys.executable, "-c", code, str(folder), str(size)])
+            assert done.returncode == -9
+            assert len(list(folder.glob(".*.tmp"))) == 1
+        assert len(load_checkpoint(folder)[0]["a"]) == 3
 
     def test_a_flipped_byte_is_found(self, folder):
         (path,) = folder.glob("state-*")

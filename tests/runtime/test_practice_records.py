@@ -13,10 +13,12 @@ from dovetail.config.load import load
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome, Purpose, View
 from dovetail.episodes.log import EpisodeLog
+from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.inline import InlineRun
+from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.runtime.keeping import Keeping
 from dovetail.runtime.onpolicy import Lesson
-from dovetail.runtime.practice_book import PracticeBook, note_lesson
+from dovetail.runtime.practice_book import PracticeBook, note_lesson, practised_episodes
 from dovetail.runtime.report import write_report
 
 SHORT = ("task.max_steps=8", "task.tolerance=0.0001")  # nobody is that exact: all time out
@@ -70,6 +72,55 @@ def test_what_a_killed_run_did_again_counts_once(make_folder):
     book = PracticeBook.read(folder)
     assert (book.env_steps, book.robot_minutes) == (192, 3.0)
     assert [(one.end_minutes, one.success) for one in book.curve] == [(1.0, False), (1.5, True), (2.0, True)]
+
+
+# ---- going on
+
+
+def test_what_was_practised_until_a_checkpoint(make_folder):
+    folder = make_folder()
+    for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
+        rewards = np.arange(len(success), dtype=np.float32) + env_steps
+        episodes = {"success": np.array(success), "reward/nearer": rewards, "reward/success": rewards}
+        note_lesson(folder, Lesson(metrics={}, episodes=episodes), env_steps=env_steps, robot_minutes=1.0)
+    folder.event("practice", env_steps=256, success=[True, False], **{"reward/a": 0.5, "reward/b": 2.0})  # 0.6.0's
+    assert list(practised_episodes(folder.path, env_steps=0)) == []
+    first = [(False, 128.0), (True, 256.0), (True, 258.0)]
+    assert list(practised_episodes(folder.path, env_steps=192)) == first
+    assert list(practised_episodes(folder.path, env_steps=256)) == [*first, (True, 2.5), (False, 2.5)]
+
+
+SOLVED = ("task.tolerance=0.1", "run.env_steps=1280", "run.untrained_episodes=0", "run.checkpoint_every_s=0.0001")
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed", "stopped when solved"])
+def test_a_resumed_run_is_solved_where_an_uninterrupted_one_is(make_folder, tmp_path, monkeypatch, how):
+    config = make_folder(*SOLVED, "run.stop_when_solved={window: 20, success_rate: 0.5}").config
+    whole = InlineRun(RunFolder.create(tmp_path / "whole", config))
+    whole.run()
+    end = whole.status.env_steps
+    assert 256 < end < 1280
+    phase = "evaluating: after" if how == "stopped when solved" else "practising"
+    cut, seen = RunFolder.create(tmp_path / "cut", config), []
+
+    def watch(status):
+        seen.append(status.phase == phase and status.env_steps >= end - 64)
+
+    if how == "killed":  # the checkpoint knows nothing of the last two rollouts
+        save = Keeping.save
+        monkeypatch.setattr(
+            Keeping, "save", lambda self, one: save(self, one) if one.env_steps <= end - 192 else None
+        )
+    with pytest.raises(Interrupted):
+        InlineRun(cut, watch=watch, should_stop=lambda: any(seen)).run()
+    monkeypatch.undo()
+    again = InlineRun(RunFolder.open(tmp_path / "cut"))
+    again.run()
+    assert again.status.env_steps == end
+    for name in ("recent_success", "recent_return", "recent_human"):
+        assert getattr(again.status, name) == getattr(whole.status, name)
+    states = [load_checkpoint(tmp_path / name / "checkpoints" / "last")[0] for name in ("whole", "cut")]
+    assert np.array_equal(states[0]["practice/counters"], states[1]["practice/counters"])
 
 
 # ---- the log

@@ -10,6 +10,7 @@ import pytest
 from dovetail.cli._evaluation import find_source
 from dovetail.config.load import load
 from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.rlpd import RLPD
@@ -177,13 +178,19 @@ def test_what_breaks_into_an_update_leaves_the_checkpoint_before_it(make, tmp_pa
 def test_the_best_checkpoint_is_by_the_scheduled_evaluations(make, tmp_path, monkeypatch):
     run = make("a", *SCHEDULED)
     rates = iter((1, 3, 2, 3))
-    evaluate = run._evaluate
+    make_one = run._evaluations.make
 
-    def rigged(name, *, num_episodes):
-        rate = evaluate(name, num_episodes=num_episodes)
-        return type(rate)(successes=next(rates), episodes=3) if rate and name.startswith("at-") else rate
+    def rigged(name, snapshot, *, num_episodes, keep):
+        if not name.startswith("at-"):
+            return make_one(name, snapshot, num_episodes=num_episodes)
+        return make_one(
+            name,
+            snapshot,
+            num_episodes=num_episodes,
+            keep=lambda rate: keep(Rate(successes=next(rates), episodes=3)),
+        )
 
-    monkeypatch.setattr(run, "_evaluate", rigged)
+    monkeypatch.setattr(run._evaluations, "make", rigged)
     run.run()
     assert [e["by"][-8:] for e in events_of(tmp_path / "a", "best checkpoint")] == [
         "00000050",
@@ -197,6 +204,39 @@ def test_the_best_checkpoint_is_by_the_scheduled_evaluations(make, tmp_path, mon
     assert source.checkpoint == tmp_path / "a" / "checkpoints" / "best"
     with pytest.raises(UsageError, match="leave out one"):
         find_source(str(tmp_path / "a"), version=1, best=True, runs_dir=tmp_path)
+
+
+KILLED_AS_IT_NOTES = """
+import os, signal, sys
+from pathlib import Path
+from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+write_json, when = RunFolder.write_json, sys.argv[2]
+def killed(folder, name, data):
+    if when == "after":
+        write_json(folder, name, data)
+    if name.startswith("evaluations/at-"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if when == "before":
+        write_json(folder, name, data)
+RunFolder.write_json = killed
+InlineRun(RunFolder.open(Path(sys.argv[1]))).run()
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_as_it_notes_an_evaluation_it_has_the_best_checkpoint(make, tmp_path, when):
+    settings = ("run.eval_every_steps=50", "run.schedule_episodes=3", "run.env_steps=90")
+    make("whole", *settings).run()
+    make("cut", *settings).close()
+    done = subprocess.run([sys.executable, "-c", KILLED_AS_IT_NOTES, str(tmp_path / "cut"), when])
+    assert done.returncode == -9
+    make("cut", resume=True).run()
+    whole, cut = (load_checkpoint(tmp_path / name / "checkpoints" / "best") for name in ("whole", "cut"))
+    assert same(whole[0], cut[0])
+    assert whole[1] == cut[1]
+    assert cut[1]["by"] == "evaluation at-00000050"
+    assert evaluations_of(tmp_path / "whole") == evaluations_of(tmp_path / "cut")
 
 
 def test_without_a_schedule_the_best_is_by_recent_practice(make, tmp_path):

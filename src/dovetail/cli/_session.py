@@ -125,7 +125,7 @@ def _work(
             say(f"stopped; continue with: dovetail {again} --resume {_called(folder, request)}")
             return STOPPED
         except DovetailError:
-            if not request.resume and not folder.episodes.exists():
+            if not request.resume and not folder.holds_work:
                 shutil.rmtree(folder.path)  # ours, made a moment ago: a refusal leaves nothing behind
             raise
         finally:

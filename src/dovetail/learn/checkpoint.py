@@ -20,8 +20,13 @@ SCHEMA = 1
 
 
 def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[str, int | float | str]) -> None:
-    """The manifest is written last and names the data by its hash: a crash leaves the checkpoint before this one."""
+    """The manifest is written last and names the data by its hash: a crash leaves the checkpoint before this one.
+
+    There is one writer, the run's: so what lies half written in the folder was a killed one's, and goes first.
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    for half in folder.glob(".*.tmp"):
+        half.unlink()
     data = safetensors.numpy.save({name: value.copy() for name, value in state.items()})
     digest = hashlib.sha256(data).hexdigest()
     name = f"state-{digest[:16]}.safetensors"

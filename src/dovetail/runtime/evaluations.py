@@ -51,8 +51,16 @@ class Evaluations:
             (self._folder.path / name).rename(self._folder.path / "evaluations/trained.json")
             self._status.rates.pop("after")
 
-    def make(self, name: str, snapshot: Callable[[], WeightSnapshot | None], *, num_episodes: int) -> Rate | None:
-        """Unless it is known already. Fewer episodes than wanted: somebody asked to stop, and nothing is noted."""
+    def make(
+        self,
+        name: str,
+        snapshot: Callable[[], WeightSnapshot | None],
+        *,
+        num_episodes: int,
+        keep: Callable[[Rate], None] = lambda rate: None,
+    ) -> Rate | None:
+        """Unless it is known already. Fewer episodes than wanted: somebody asked to stop, and nothing is noted. What was
+        evaluated is there to `keep` before it is noted: from then on nobody comes back to it."""
         if not num_episodes or not self.enabled or self.known(name):
             return None
         status = self._status
@@ -76,6 +84,7 @@ class Evaluations:
         rate = Rate(successes=num_successes, episodes=len(ids))
         if len(ids) == num_episodes:
             version = None if weights is None else weights.version
+            keep(rate)
             self._note(name, rate, version=version, shown=ids[: self._folder.config.run.showcase_episodes])
         return rate
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -14,7 +15,9 @@ from dovetail.config.schema import RunConfig
 from dovetail.core.disk import MissingError, dump_json, load_json, read_file, write_atomic
 from dovetail.core.errors import RunFolderError, StoreError
 
-__all__ = ["RunFolder"]
+__all__ = ["RunFolder", "read_events"]
+
+_EVENTS = "events.jsonl"
 
 
 class RunFolder:
@@ -106,21 +109,26 @@ class RunFolder:
     def logs(self) -> Path:
         return self.path / "logs"
 
+    @property
+    def holds_work(self) -> bool:
+        """Whether anything here took time to make. PPO, for one, has weights and checkpoints long before any episode."""
+        kept = (self.episodes, self.spool, self.weights, self.checkpoints)
+        return any(file.is_file() and file.name[0] != "." for folder in kept for file in folder.rglob("*"))
+
     def event(self, kind: str, /, **fields: Any) -> None:
-        line = json.dumps({"time": time.time(), "event": kind, **fields})
-        with (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
+        line = json.dumps({"time": time.time(), "event": kind, **fields}).encode() + b"\n"
+        with (self.path / _EVENTS).open("a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                if (
+                    file.read(1) != b"\n"
+                ):  # a full disk, or lost power, left half a line: it is not to spoil this one
+                    line = b"\n" + line
+            file.write(line)
 
     def events(self, *kinds: str) -> Iterator[dict[str, Any]]:
         """What happened of these kinds, oldest first."""
-        try:
-            lines = (self.path / "events.jsonl").read_text("utf-8").splitlines()
-        except FileNotFoundError:
-            return
-        for line in lines:
-            # no need to parse all that episodes say; and the last line may be half written
-            if any(f'"event": {json.dumps(kind)}' in line for kind in kinds) and line.endswith("}"):
-                yield json.loads(line)
+        return read_events(self.path, *kinds)
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
         """A small file that the run needs again, with a checksum in it."""
@@ -135,3 +143,21 @@ class RunFolder:
             return None
         except StoreError as error:
             raise StoreError(f"{error}: delete it, and it is made anew") from error
+
+
+def read_events(run: Path, *kinds: str) -> Iterator[dict[str, Any]]:
+    """What happened of these kinds in the run of that folder, oldest first; but for lines that are not whole."""
+    try:
+        lines = (run / _EVENTS).read_bytes().split(b"\n")
+    except FileNotFoundError:
+        return
+    marks = [f'"event": {json.dumps(kind)}'.encode() for kind in kinds]
+    for line in lines:
+        if not any(mark in line for mark in marks):  # no need to parse all that episodes say
+            continue
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue  # what a kill, a full disk or lost power left of it
+        if isinstance(event, dict) and event.get("event") in kinds:
+            yield event

@@ -43,6 +43,7 @@ from dovetail.runtime.phases import Phases
 from dovetail.runtime.ranks import RankGroup
 from dovetail.runtime.retraining import retraining_of
 from dovetail.runtime.schedule import Schedule
+from dovetail.runtime.skipping import telling_skips
 from dovetail.runtime.status import RunStatus, Watcher, nobody
 
 __all__ = ["InlineRun", "Interrupted"]
@@ -196,9 +197,9 @@ class InlineRun:
             self._fit_normalizer(policy)
             algorithm = Imitation(ImitationConfig(), policy=policy, seed=config.run.seed)
             self.status.begin("cloning the demonstrations", config.learner.bc_updates)
-            self._make_learner(algorithm, role="cloning").warm_up(
-                config.learner.bc_updates, on_update=self._updated
-            )
+            cloning = self._make_learner(algorithm, role="cloning")
+            with telling_skips(self._folder, cloning):
+                cloning.warm_up(config.learner.bc_updates, on_update=self._updated)
             self._keeping.weights.publish(policy.weights())
             self._evaluate("cloning", num_episodes=config.run.eval_episodes)
         if config.learner.start_from == "cloning" and not self._keeping.has_checkpoint:
@@ -249,7 +250,8 @@ class InlineRun:
             num_updates = config.learner.warmup_updates if self._intake.demos else 0
             status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
             if learner.num_warmup_updates < num_updates:
-                learner.warm_up(num_updates, on_update=self._updated)
+                with telling_skips(self._folder, learner):
+                    learner.warm_up(num_updates, on_update=self._updated)
                 # on demonstrations alone: not to be done again once there is more in replay
                 self._keeping.save(learner)
             if online:
@@ -275,7 +277,8 @@ class InlineRun:
             practice.load_state_dict(self._keeping.load())
         self._keeping.weights.publish(practice.policy_weights())
         with self._saved(practice), closing(practice):
-            for lesson in practice.lessons(self.status, note=self._curves.lesson, save=self._keeping.save):
+            note, save = self._curves.lesson, self._keeping.save
+            for lesson in practice.lessons(self.status, note=note, save=save, solved=self._solved):
                 self._keeping.weights.publish(practice.policy_weights())
                 spent = {"acting": lesson.metrics["collect_s"], "updating": lesson.metrics["update_s"]}
                 self._phases.add(spent)
@@ -283,8 +286,6 @@ class InlineRun:
                 self._coaching.look_at(lesson)
                 self._watch(self.status)
                 self._evaluate_when_due(practice)
-                if self._solved():
-                    break
         self._look_up()
 
     def _learn_online(self, learner: Learner) -> None:
@@ -296,15 +297,16 @@ class InlineRun:
         if not self._keeping.has_published:  # what the robot begins with, so that one who resumes knows
             self._keeping.publish(learner)
             self._keeping.save(learner)
-        catch_up(
-            learner,
-            self._before,
-            folder=self._folder,
-            experience=self._experience,
-            status=status,
-            on_update=self._updated,
-            publish=lambda: self._keeping.publish_when_due(learner),
-        )
+        with telling_skips(self._folder, learner):
+            catch_up(
+                learner,
+                self._before,
+                folder=self._folder,
+                experience=self._experience,
+                status=status,
+                on_update=self._updated,
+                publish=lambda: self._keeping.publish_when_due(learner),
+            )
         self._before.clear()
         self._update(learner, actor)
         self._evaluate_when_due(learner, actor)
@@ -332,11 +334,10 @@ class InlineRun:
 
     def _update(self, learner: Learner, actor: Actor) -> None:
         """The updates that the last episode has earned, then their weights to the robot."""
-        status, num_skipped = self.status, learner.num_skipped_updates
-        status.metrics |= learner.step(env_steps=status.trained_steps, on_update=self._look_up)
+        status = self.status
+        with telling_skips(self._folder, learner):
+            status.metrics |= learner.step(env_steps=status.trained_steps, on_update=self._look_up)
         self._phases.add(learner.take_seconds())
-        if learner.num_skipped_updates > num_skipped:
-            self._folder.event("skipped updates", in_all=learner.num_skipped_updates, updates=learner.num_updates)
         status.updates = learner.num_updates
         status.done = status.env_steps
         with self._phases.phase("publishing"):
@@ -354,19 +355,24 @@ class InlineRun:
             self._keeping.hand_over(actor, learner)
             self._keeping.save(learner)  # nor would who catches up publish here
         phase = (status.phase, status.total)
-        with self._phases.phase("evaluating"):
-            rate = self._evaluate(name, num_episodes=self._schedule.num_episodes)
-        status.begin(*phase, done=status.env_steps)
-        if rate is not None and self._schedule.is_best(rate.rate):
-            self._keeping.save_best(learner, success=rate.rate, by=f"evaluation {name}")
 
-    def _evaluate(self, name: str, *, num_episodes: int) -> Rate | None:
+        def keep(rate: Rate) -> None:
+            if self._schedule.is_best(rate.rate):
+                self._keeping.save_best(learner, success=rate.rate, by=f"evaluation {name}")
+
+        with self._phases.phase("evaluating"):
+            self._evaluate(name, num_episodes=self._schedule.num_episodes, keep=keep)
+        status.begin(*phase, done=status.env_steps)
+
+    def _evaluate(self, name: str, *, num_episodes: int, keep: Callable[[Rate], None] = lambda rate: None) -> None:
         rate = self._evaluations.make(
-            name, lambda: None if name == "untrained" else self._keeping.newest(), num_episodes=num_episodes
+            name,
+            lambda: None if name == "untrained" else self._keeping.newest(),
+            num_episodes=num_episodes,
+            keep=keep,
         )
         if rate is not None and rate.episodes < num_episodes:  # asked to stop between two of them
             raise Interrupted
-        return rate
 
     # ---- episodes
 

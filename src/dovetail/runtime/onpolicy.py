@@ -28,6 +28,8 @@ from dovetail.learn.finite import BadUpdates, SkippedUpdate
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runtime._collector import ProcessCollector, build_collector, collector_orders
 from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.practice_book import practised_episodes
+from dovetail.runtime.skipping import telling_skips
 from dovetail.runtime.status import RunStatus
 
 __all__ = ["Lesson", "OnPolicy", "check_practice", "is_on_policy"]
@@ -78,7 +80,7 @@ class OnPolicy:
         self._control_hz = control_hz
         self._config, self._algorithm, self._should_stop = config, algorithm, should_stop
         self._practice = algorithm.practice
-        self._folder = folder  # of the run, where episodes are to be recorded
+        self._folder = folder  # of the run, for its events, and where episodes are to be recorded
         self._source: RolloutSource | None = None
         self._worlds: dict[str, Array] = {}  # where each stands
         self._bad = BadUpdates(config.learner.max_bad_updates)
@@ -93,13 +95,17 @@ class OnPolicy:
         *,
         note: Callable[[Lesson], None] = lambda lesson: None,
         save: Callable[[OnPolicy], None] = lambda practice: None,
+        solved: Callable[[], bool] = lambda: False,
     ) -> Iterator[Lesson]:
-        """Step until the run's budget is spent or it is to end; each is noted, then now and then all is saved."""
+        """Step until the run's budget is spent, its task is solved or it is to end; each is noted, then now and then all is
+        saved. One that goes on from a checkpoint begins with the recent episodes that the run had then."""
         run, saved_s = self._config.run, time.monotonic()
         self._count(status)
+        self._recall(status)
         status.begin("practising", run.env_steps, done=self.env_steps)
-        while self.env_steps < run.env_steps and not self._should_stop():
-            lesson = self.step()
+        while self.env_steps < run.env_steps and not solved() and not self._should_stop():
+            with telling_skips(self._folder, self):
+                lesson = self.step()
             if lesson is None:
                 return
             self._count(status, lesson)
@@ -132,6 +138,10 @@ class OnPolicy:
             metrics={**metrics, "reward_std": float(rollout["reward"].std()), **waited}, episodes=episodes
         )
 
+    @property
+    def num_skipped_updates(self) -> int:
+        return self._bad.count
+
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()
 
@@ -159,6 +169,17 @@ class OnPolicy:
             status.recent_success.extend(map(float, lesson.episodes.get("success", ())))
             status.recent_return.extend(map(float, lesson.returns))
             status.recent_human.extend(np.zeros(len(lesson.returns)))
+
+    def _recall(self, status: RunStatus) -> None:
+        """What tells whether it is solved, and which checkpoint is the best, goes on too."""
+        if self._folder is None:
+            return
+        known = list(practised_episodes(self._folder.path, env_steps=self.env_steps))
+        for recent in (status.recent_success, status.recent_return, status.recent_human):
+            recent.clear()
+        status.recent_success.extend(float(success) for success, _ in known)
+        status.recent_return.extend(value for _, value in known)
+        status.recent_human.extend(np.zeros(len(known)))
 
     def _update(self, rollout: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
         """A rollout that cannot be learned from counts all the same: it was collected, and a version follows it."""

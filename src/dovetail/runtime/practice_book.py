@@ -6,18 +6,18 @@ it that had come as far as it has, or further.
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dovetail.runtime.figures import CurveEpisode
-from dovetail.runtime.folder import RunFolder
+from dovetail.runtime.folder import RunFolder, read_events
 
 if TYPE_CHECKING:  # it brings torch, which whoever reads a report can do without
     from dovetail.runtime.onpolicy import Lesson
 
-__all__ = ["PracticeBook", "note_lesson", "practice_lines"]
+__all__ = ["PracticeBook", "note_lesson", "practice_lines", "practised_episodes"]
 
 _EVENT = "practice"
 
@@ -32,6 +32,7 @@ def note_lesson(folder: RunFolder, lesson: Lesson, *, env_steps: int, robot_minu
         robot_minutes=robot_minutes,
         success=[bool(one) for one in lesson.episodes.get("success", ())],
         length=[int(one) for one in lesson.episodes.get("length", ())],
+        returns=[float(one) for one in lesson.returns],
         **took,
         **rewards,
     )
@@ -60,15 +61,19 @@ class PracticeBook:
 
 def practice_lines(run: Path) -> list[dict[str, Any]]:
     """The lines that count, in order."""
-    try:
-        text = (run / "events.jsonl").read_text("utf-8")
-    except FileNotFoundError:
-        return []
     kept: list[dict[str, Any]] = []
-    for text_line in text.splitlines():
-        if f'"event": "{_EVENT}"' in text_line and text_line.endswith("}"):  # the last may be half written
-            line = json.loads(text_line)
-            while kept and kept[-1]["env_steps"] >= line["env_steps"]:
-                kept.pop()
-            kept.append(line)
+    for line in read_events(run, _EVENT):
+        while kept and kept[-1]["env_steps"] >= line["env_steps"]:
+            kept.pop()
+        kept.append(line)
     return kept
+
+
+def practised_episodes(run: Path, *, env_steps: int) -> Iterator[tuple[bool, float]]:
+    """Success and return of each that had ended by so many steps, in order. Lines that go further are of updates which a
+    checkpoint of these steps does not know: they are done again."""
+    for line in practice_lines(run):
+        if line["env_steps"] <= env_steps:
+            mean = sum(value for name, value in line.items() if name.startswith("reward/"))
+            # lines of before each return was written down have their mean only
+            yield from zip(line["success"], line.get("returns") or [mean] * len(line["success"]), strict=True)

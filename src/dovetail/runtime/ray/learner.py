@@ -30,6 +30,7 @@ from dovetail.runtime.ray.handles import StoreHandle
 from dovetail.runtime.ray.ranks import RankLost, RayRanks
 from dovetail.runtime.ray.role import Role, only_one
 from dovetail.runtime.ray.weights import Publisher
+from dovetail.runtime.skipping import telling_skips
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["LearnerRole"]
@@ -84,7 +85,8 @@ class LearnerRole(Role):
             def note() -> None:
                 self._progress = (learner.num_warmup_updates, num_updates)
 
-            learner.warm_up(num_updates, on_update=note)
+            with telling_skips(self._folder, learner):
+                learner.warm_up(num_updates, on_update=note)
             return self._publish(policy.weights(), keep=True)
 
     def learn(self, start_from: int | None) -> None:
@@ -123,9 +125,16 @@ class LearnerRole(Role):
 
     def save_best(self, success: float, by: str) -> None:
         with self._turn:
-            if self._learner is not None and self._learner.healthy:
-                facts = {**self._facts(), "success": success, "by": by}
-                save_checkpoint(self._folder.checkpoints / "best", self._learner.state_dict(), facts=facts)
+            if self._learner is None:  # started anew: what was evaluated, it saved before it rested
+                if not self._has_checkpoint:
+                    return
+                state, facts = load_checkpoint(self._checkpoint)
+            elif self._learner.healthy:
+                state, facts = self._learner.state_dict(), self._facts()
+            else:
+                return
+            best = {**facts, "success": success, "by": by}
+            save_checkpoint(self._folder.checkpoints / "best", state, facts=best)
 
     def report(self) -> dict[str, Any]:
         learner = self._learner
@@ -183,7 +192,7 @@ class LearnerRole(Role):
         warmup = self._config.learner.warmup_updates if self._has_demos else 0
         until_s = time.monotonic() + _A_WHILE_S
         if learner.num_warmup_updates < warmup:
-            with self.working("warming up"):
+            with self.working("warming up"), telling_skips(self._folder, learner):
                 self._metrics = dict(learner.warm_up(min(warmup, learner.num_warmup_updates + 20)))
             self._progress = (learner.num_warmup_updates, warmup)
             if learner.num_warmup_updates >= warmup:
@@ -199,7 +208,7 @@ class LearnerRole(Role):
                 self._tell(learner)
             return False
         done = learner.num_online_updates
-        with self.working("learning"):
+        with self.working("learning"), telling_skips(self._folder, learner):
             self._metrics |= learner.step(
                 env_steps=trained_steps,
                 on_update=lambda: self._updated(learner),

@@ -242,9 +242,12 @@ class RayRun:
         crew.rest()
         crew.learning = None
         version = crew.insist(crew.learner.rest.remote)
-        rate = self._evaluate(name, self._schedule.num_episodes, self._weights.load(version))
-        if rate is not None and self._schedule.is_best(rate.rate):
-            self._save_best(rate.rate, f"evaluation {name}")
+
+        def keep(rate: Rate) -> None:
+            if self._schedule.is_best(rate.rate):
+                self._save_best(rate.rate, f"evaluation {name}")
+
+        self._evaluate(name, self._schedule.num_episodes, self._weights.load(version), keep=keep)
         crew.learning = (cloned,)
         crew.insist(lambda: crew.learner.learn.remote(cloned))
         status.begin(*phase, done=status.env_steps)
@@ -263,9 +266,17 @@ class RayRun:
         self._crew.insist(lambda: self._crew.learner.save_best.remote(success, by))
         self._folder.event("best checkpoint", env_steps=self.status.env_steps, success=success, by=by)
 
-    def _evaluate(self, name: str, num_episodes: int, snapshot: WeightSnapshot | None) -> Rate | None:
+    def _evaluate(
+        self,
+        name: str,
+        num_episodes: int,
+        snapshot: WeightSnapshot | None,
+        *,
+        keep: Callable[[Rate], None] = lambda rate: None,
+    ) -> None:
+        """Unless it is known already. See `Evaluations.make` for `keep`."""
         if not num_episodes or self._known(name):
-            return None
+            return
         status, run = self.status, self._config.run
         status.begin(f"evaluating: {name}", num_episodes * len(self._kinds))
         done = self._each(Purpose.EVAL, {kind: range(num_episodes) for kind in self._kinds}, snapshot)
@@ -285,13 +296,13 @@ class RayRun:
             }
         if absent := [arm for kind in self._kinds if kind not in done for arm in kind]:
             facts["absent"] = absent
+        keep(rate)
         note_evaluation(self._folder, name, rate, status=status, version=version, shown=shown, facts=facts)
         curve = evaluation_curve(name, rate)
         if len(by) > 1:
             curve |= {f"{name if name in MAIN else 'scheduled'}_{arm}": of.rate for arm, of in by.items()}
         self._crew.insist(lambda: self._crew.store.note.remote("evaluation", curve, step=status.env_steps))
         self._watch(status)
-        return rate
 
     def _each(
         self, purpose: Purpose, wanted: Mapping[Kind, range], snapshot: WeightSnapshot | None

@@ -1,0 +1,63 @@
+"""PPO logs no episode before its first evaluation: what it has learned is not thrown away when it breaks."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from command_line import Cli
+from torch import Tensor
+
+from dovetail.learn.algorithms.ppo import PPO
+from dovetail.learn.checkpoint import checkpoint_facts
+from dovetail.learn.finite import SkippedUpdate
+
+PRACTICE = """
+task: {type: "dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
+robot: {type: "dovetail.testing.fakes:FakeArm"}
+policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [32, 32], value_hidden: [32, 32]}
+algorithm: {type: ppo, num_envs: 4, rollout_steps: 16, lr: 0.001, batch_size: 64, num_epochs: 2, gamma: 0.95}
+learner: {max_bad_updates: 3}
+run: {demos: 0, env_steps: 640, eval_episodes: 2, untrained_episodes: 0, showcase_episodes: 0, checkpoint_every_s: 0.0001}
+"""
+
+
+@pytest.fixture
+def practice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    (tmp_path / "practice.yaml").write_text(PRACTICE)
+    return "practice.yaml"
+
+
+def test_learning_that_breaks_keeps_its_checkpoints(
+    cli: Cli, practice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update, count = PPO.update, iter(range(10**9))
+
+    def breaks(self: PPO, rollout: Mapping[str, Tensor]) -> Mapping[str, float]:
+        if next(count) >= 3:
+            raise SkippedUpdate("the policy's loss is nan")
+        return update(self, rollout)
+
+    monkeypatch.setattr(PPO, "update", breaks)
+    result = cli("run", practice, "--name", "r", "--quiet")
+    assert "learner.max_bad_updates is 3" in result.line
+    assert not Path("runs/r/episodes").exists()
+    assert checkpoint_facts(Path("runs/r/checkpoints/last"))["env_steps"] >= 3 * 64
+    monkeypatch.setattr(PPO, "update", update)
+    assert cli("run", "--resume", "r", "--quiet").code == 0
+
+
+def test_so_does_a_collector_that_is_killed(cli: Cli, practice: str) -> None:
+    broken = ("task.type=dense_reach:Broken", "task.how=kill", "task.after=40", "algorithm.asynchronous=true")
+    result = cli("run", practice, *broken, "--name", "r", "--quiet")
+    assert "the collector has died: killed by SIGKILL" in result.line
+    assert checkpoint_facts(Path("runs/r/checkpoints/last"))["env_steps"] == 2 * 64
+
+
+def test_a_refusal_leaves_nothing_behind(cli: Cli, practice: str) -> None:
+    assert cli("train", practice, "--name", "r", "--quiet").code == 2  # it learns by practice alone
+    assert not Path("runs/r").exists()
