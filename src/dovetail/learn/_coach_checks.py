@@ -287,7 +287,7 @@ def stale_weights(facts: Facts) -> Answer:
     behind = [episode.versions_behind for episode in facts.lately(3) if episode.versions_behind is not None]
     unpublished, utd = facts.unpublished or 0, facts.settings.get("learner.utd")
     earned = utd * facts.env_steps / max(1, facts.num_episodes) if isinstance(utd, (int, float)) else 0.0
-    tips: tuple[Tip, ...]
+    tips: tuple[Tip, ...] = ()
     if facts.num_episodes >= FEW and unpublished >= max(100.0, 10 * earned):
         age, tips = f"{unpublished} updates", (Tip("publish weights more often", "learner.publish_every"),)
     elif len(behind) < 3:
@@ -296,11 +296,8 @@ def stale_weights(facts: Facts) -> Answer:
         return None
     else:
         age = f"{behind[-1]} versions"
-        tips = (
-            ()
-            if facts.pinned is not None
-            else (Tip("take newer weights up at every chunk", "actor.swap"), FEWER_UPDATES)
-        )
+        if facts.pinned is None:
+            tips = (Tip("take newer weights up at every chunk", "actor.swap"), FEWER_UPDATES)
     if facts.pinned is not None:
         tips = (Tip(f"unpin version {facts.pinned}: remove weights/pin.json from the run"), *tips)
     return Finding(
