@@ -203,6 +203,12 @@ def test_algorithms_keep_their_contract_on_mixed_batches(algorithm, config, poli
     )
 
 
+def test_the_target_entropy_counts_the_axes_that_arms_have():
+    """Log-densities are of these, three and two: of the common ones, the actor would be pressed to be sure."""
+    policy = Canonical(config_of(hidden=(8,)), robot=TALL)
+    assert RLPD(RLPDConfig(hidden=(8,)), policy=policy)._target_entropy == -2.5
+
+
 @pytest.mark.parametrize("algorithm", [Imitation, HGDAgger, HiORS])
 def test_what_stands_on_the_axis_that_the_short_arm_has_not_teaches_nothing(algorithm, mixed):
     """With or without nonsense there, the same weights come out."""

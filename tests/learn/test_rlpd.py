@@ -147,6 +147,12 @@ def test_rescues_are_credited_or_not(policy, robot):
     assert not make(chunks, credit_rescues=False).wants.window.until_taken_over
 
 
+def test_chunks_wait_until_they_were_done(policy, robot):
+    """Of an episode that still runs, what is missing of a chunk would pass for what is held past an end."""
+    assert make(policy).learns_from_running
+    assert not make(GaussianMLP(GaussianMLPConfig(horizon=4), robot=robot)).learns_from_running
+
+
 def test_where_nobody_did_anything_several_processes_stay_where_they_are_too(policy, batch, monkeypatch):
     """A step down nothing is one all the same: Adam goes on with what it remembers."""
     monkeypatch.setattr(Spread, "add_up", lambda self, tensors: torch._foreach_mul_(tensors, 2.0))  # two alike

@@ -141,18 +141,6 @@ class Canonical(NetworkPolicy):
         encoder: nn.ModuleDict = self._inner.encoder
         return encoder
 
-    @property
-    def caches(self) -> Mapping[str, ArraySpec]:
-        caches: Mapping[str, ArraySpec] = self._inner.caches
-        return caches
-
-    @property
-    def caches_digest(self) -> str:
-        return str(self._inner.caches_digest)
-
-    def encode(self, key: str, frames: Array) -> Array:
-        return np.asarray(self._inner.encode(key, frames))
-
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
         features: Tensor = self._inner.features(self._told(observations), encoder=encoder)
         return features
