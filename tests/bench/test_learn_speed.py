@@ -24,8 +24,8 @@ def test_multiply_adds_of_a_tiny_network():
 
 def test_multiply_adds_of_an_update_of_a_tiny_actor_critic():
     # actor 2 -> 3 -> 2: 12 a row; its gradient 12 + 6. critic 3 -> 3 -> 1: 12; its gradient 12 + 3, or down to one
-    # action 3 + 3
-    per_row = 12 + 2 * 12 + 5 * (12 + 15) + 5 * (12 + 6) + (12 + 18)
+    # action 3 + 3, of the least of the five alone
+    per_row = 12 + 2 * 12 + 5 * (12 + 15) + (5 * 12 + 6) + (12 + 18)
     assert soft_macs(features=2, actions=1, hidden=(3,), batch=4, critics=5, targets=2) == 4 * per_row
 
 
