@@ -244,3 +244,15 @@ def test_swept_away_while_opening_is_opened_again(tmp_path: Path, monkeypatch: p
     record(Spool(tmp_path), make_episode())
     assert swept
     assert Spool(tmp_path).pending() == ["e1"]
+
+
+def test_what_is_more_than_a_beginning(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "spool")
+    assert not spool.holds_steps
+    record(spool, make_episode(), num_segments=0, end=False)
+    assert not spool.holds_steps
+    record(spool, make_episode(id="e2"), num_segments=1, end=False)
+    assert spool.holds_steps  # and it is being recorded still
+    spool.close()
+    spool.set_aside("e2")
+    assert spool.holds_steps

@@ -75,7 +75,7 @@ def test_what_is_worth_keeping(folder):
     (folder.weights / ".lock").touch()
     folder.event("checkpoint")
     assert not folder.holds_work
-    for made in (folder.checkpoints / "last", folder.weights, folder.spool, folder.episodes / "one"):
+    for made in (folder.checkpoints / "last", folder.weights, folder.episodes / "one"):
         made.mkdir(parents=True, exist_ok=True)
         (made / "something").touch()
         assert folder.holds_work

@@ -135,6 +135,17 @@ class Spool:
         """Episodes that are being recorded, here or in another process."""
         return [path.name.removesuffix(SUFFIX) for path in self._journals() if is_recording(path)]
 
+    @property
+    def holds_steps(self) -> bool:
+        """Whether there is more here than beginnings of episodes. What is damaged may be worth a person's time."""
+        if any(self._folder.glob(f"*{DAMAGED}")):
+            return True
+        try:
+            tails = [self.tail(path.name.removesuffix(SUFFIX)) for path in self._journals()]
+        except StoreError:
+            return True
+        return any(tail is not None and tail.segments for tail in tails)
+
     def tail(self, episode_id: str, *, offset: int = 0) -> Tail | None:
         """What was taken down of an episode since an earlier look, which ended at `offset`; None if it is not here."""
         path = self._path(episode_id)

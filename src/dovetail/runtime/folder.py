@@ -14,6 +14,7 @@ from dovetail.config.load import config_hash, load_saved, save
 from dovetail.config.schema import RunConfig
 from dovetail.core.disk import MissingError, dump_json, load_json, read_file, write_atomic
 from dovetail.core.errors import RunFolderError, StoreError
+from dovetail.episodes.spool import Spool
 
 __all__ = ["RunFolder", "read_events"]
 
@@ -112,8 +113,9 @@ class RunFolder:
     @property
     def holds_work(self) -> bool:
         """Whether anything here took time to make. PPO, for one, has weights and checkpoints long before any episode."""
-        kept = (self.episodes, self.spool, self.weights, self.checkpoints)
-        return any(file.is_file() and file.name[0] != "." for folder in kept for file in folder.rglob("*"))
+        kept = (self.episodes, self.weights, self.checkpoints)
+        files = (path for folder in kept for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+        return Spool(self.spool).holds_steps or any(files)
 
     def event(self, kind: str, /, **fields: Any) -> None:
         line = json.dumps({"time": time.time(), "event": kind, **fields}).encode() + b"\n"
