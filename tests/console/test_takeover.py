@@ -209,8 +209,8 @@ def test_an_episode_is_judged_by_key(arm, page):
 def test_a_version_is_pinned_and_let_go(arm, page, tmp_path):
     arm.enter(page, "/learning")
     page.wait_for_selector(".dt-version")
-    number = page.get_attribute(".dt-version >> nth=-1", "data-version")
-    page.click(f".dt-version[data-version='{number}'] >> button")  # by then there may be newer ones
+    number = page.get_attribute(".dt-version >> nth=0", "data-version")  # the newest: the oldest goes any moment
+    page.click(f".dt-version[data-version='{number}'] >> button")
     page.wait_for_selector(f".dt-chosen[data-version='{number}']")
     assert json.loads((arm.run / "weights" / "pin.json").read_text())["version"] == int(number)
     page.screenshot(path=tmp_path / "learning.png")
