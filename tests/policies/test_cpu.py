@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
+from dovetail.learn.precision import compute_in_bf16
 from dovetail.policies.networks import EnsembleMLP, mlp
 
 
@@ -138,3 +139,14 @@ def test_other_precisions_and_shapes_go_torchs_way():
     assert mlp((3, 4, 2))(torch.randn(2, 5, 3)).shape == (2, 5, 2)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert EnsembleMLP((3, 4, 1), num_members=2)(torch.randn(5, 3)).dtype == torch.bfloat16
+
+
+def test_errors_are_computed_in_the_precision_that_was_set(ensemble):
+    """Trap: what is not a forward call passes by the hooks that set it."""
+    inputs, targets = torch.randn(7, 5), torch.randn(7)
+    exact, _ = ensemble.errors(inputs, targets)
+    compute_in_bf16([ensemble])
+    rounded, loss = ensemble.errors(inputs, targets)
+    assert torch.equal(rounded, ensemble(inputs).detach())
+    assert not torch.equal(rounded, exact)
+    assert loss.requires_grad
