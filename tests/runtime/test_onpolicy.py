@@ -265,6 +265,15 @@ def test_what_would_be_left_out_silently_is_refused(config, override, message):
         practice_of(config(override))
 
 
+def test_imported_demonstrations_are_demonstrations(config, tmp_path):
+    """With `run.demos=0` the config does not tell of them."""
+    run = InlineRun(RunFolder.create(tmp_path / "a", config("learner.bc_updates=5")))
+    run.collect(2)
+    run.close()
+    with pytest.raises(UsageError, match="shows a cloned policy another world than it was cloned in"):
+        InlineRun(RunFolder.open(tmp_path / "a")).run()
+
+
 def test_a_task_that_gives_up_ends_it(make):
     practice = make(BROKEN, "task.how=abort", "task.after=3")
     with pytest.raises(FailureError, match="gave up an episode of world 0"):

@@ -122,9 +122,7 @@ class RunFolder:
         with (self.path / _EVENTS).open("a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                if (
-                    file.read(1) != b"\n"
-                ):  # a full disk, or lost power, left half a line: it is not to spoil this one
+                if file.read(1) != b"\n":  # a full disk, or lost power, left half a line
                     line = b"\n" + line
             file.write(line)
 

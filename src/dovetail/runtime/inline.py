@@ -37,7 +37,7 @@ from dovetail.runtime.intake import Intake
 from dovetail.runtime.keeping import Keeping
 from dovetail.runtime.live import LiveLink
 from dovetail.runtime.live_status import tell_also
-from dovetail.runtime.onpolicy import OnPolicy, is_on_policy
+from dovetail.runtime.onpolicy import OnPolicy, check_practice, is_on_policy
 from dovetail.runtime.parts import keep_parts
 from dovetail.runtime.phases import Phases
 from dovetail.runtime.ranks import RankGroup
@@ -192,6 +192,8 @@ class InlineRun:
         self._fit_normalizer(self._policy)
         if not config.learner.bc_updates:
             return
+        if is_on_policy(config):
+            check_practice(config, demonstrated=True)
         if not self._evaluations.known("cloning"):
             policy = self._station.trainable()
             self._fit_normalizer(policy)

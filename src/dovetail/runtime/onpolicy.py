@@ -235,8 +235,8 @@ def is_on_policy(config: RunConfig) -> bool:
     return hasattr(resolve("algorithm", config.algorithm.type), "practice")
 
 
-def check_practice(config: RunConfig) -> None:
-    """Refuse what on-policy learning would silently leave out."""
+def check_practice(config: RunConfig, *, demonstrated: bool = False) -> None:
+    """Refuse what on-policy learning would silently leave out. `demonstrated`: somebody has shown it, imported or not."""
     labeler = PluginSection.parse("labeler", DEFAULT_SECTIONS["labels"][0])
     if config.labels != [labeler]:
         raise UsageError(
@@ -249,7 +249,12 @@ def check_practice(config: RunConfig) -> None:
             f"learner.ranks is for algorithms that learn from replay, and {config.algorithm.type} does not"
         )
     learner, normalizes = config.learner, getattr(config.algorithm.config, "normalize", False)
-    if config.run.demos and learner.bc_updates and learner.start_from == "cloning" and normalizes:
+    if (
+        (demonstrated or config.run.demos)
+        and learner.bc_updates
+        and learner.start_from == "cloning"
+        and normalizes
+    ):
         raise UsageError(
             "algorithm.normalize shows a cloned policy another world than it was cloned in: set it to false, or "
             "learner.start_from=scratch"
