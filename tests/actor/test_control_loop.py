@@ -4,7 +4,6 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from acting import Cell, ChunkPolicy, Person, order
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -29,6 +28,7 @@ from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.testing.fake_brains import FakeOperator, FakeOperatorConfig
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 from dovetail.testing.live import LiveArm, LiveArmConfig
+from support.acting import Cell, ChunkPolicy, Person, order
 
 ACTORS = [SequentialActor, NaiveActor, RtcActor, SoftActor]
 TICK_NS = 100_000_000

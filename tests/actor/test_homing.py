@@ -2,11 +2,11 @@
 
 import numpy as np
 import pytest
-from acting import Cell, ChunkPolicy, order
 
 from dovetail.actor.homing import Home
 from dovetail.core.errors import ConfigError, RobotFault
 from dovetail.core.types import Outcome
+from support.acting import Cell, ChunkPolicy, order
 
 HOME = tuple(np.linspace(-0.4, 0.4, 24).tolist())
 

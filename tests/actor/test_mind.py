@@ -4,7 +4,6 @@ import threading
 
 import numpy as np
 import pytest
-from acting import ChunkPolicy
 
 from dovetail.actor.board import Board, BoardLayout
 from dovetail.actor.mind import (
@@ -18,6 +17,7 @@ from dovetail.actor.mind import (
     think,
 )
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
+from support.acting import ChunkPolicy
 
 H, A = 4, 7
 

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from acting import SPEC
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.actor.modes import Naive, Plan, Rtc, Sequential, Soft
 from dovetail.core.errors import UsageError
+from support.acting import SPEC
 
 NAN = np.nan
 

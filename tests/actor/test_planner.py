@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from acting import SPEC, A, FakeClock, H, ScriptedMind, chunk, make_planner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,6 +15,7 @@ from dovetail.actor.planner import Delays
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import RobotFault, UsageError
+from support.acting import SPEC, A, FakeClock, H, ScriptedMind, chunk, make_planner
 
 MODES = [Sequential(), Naive(), Rtc(), Soft()]
 OVERLAPPING = MODES[1:]

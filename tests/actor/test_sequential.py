@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from acting import ChunkPolicy, Person, order
 
 from dovetail.actor.actors import ActorConfig, SequentialActor
 from dovetail.core.clock import SimulatedClock
@@ -18,6 +17,7 @@ from dovetail.testing.fakes import (
     FakeTask,
     FakeTaskConfig,
 )
+from support.acting import ChunkPolicy, Person, order
 
 
 def setup(*, operator=None, policy="chunks", bimanual=False, max_steps=12, config=None, **settings):

@@ -13,7 +13,7 @@ from dovetail.bench import learn_ppo
 from dovetail.bench._slow_actor_critic import SlowActorCritic, SlowActorCriticConfig
 from dovetail.config.load import load
 from dovetail.core.types import ActContext
-from dovetail.runtime.build import build_station
+from dovetail.runs.assembly.build import build_station
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 
 

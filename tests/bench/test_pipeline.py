@@ -21,10 +21,10 @@ from dovetail.bench._waiting import Corrector, CorrectorConfig
 from dovetail.config.cluster import ClusterConfig
 from dovetail.config.load import load
 from dovetail.core.types import ActContext
-from dovetail.runtime.build import build_station
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.ray.cluster import connected
-from dovetail.runtime.status import RunStatus
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.folder import RunFolder
+from dovetail.runs.status import RunStatus
+from dovetail.runtime.ray.cluster.connection import connected
 
 
 def looks(*rows):

@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import TOY, Cli, Result
 
 from dovetail.cli._terminal import console
 from dovetail.cli.main import main
+from support.command_line import TOY, Cli, Result
 
 
 @pytest.fixture

@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from command_line import Cli
 
 from dovetail.cli import _acknowledge
 from dovetail.config.load import load
-from dovetail.runtime.acknowledgements import acknowledge, take_acknowledged
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.acknowledgements import acknowledge, take_acknowledged
+from dovetail.runs.folder import RunFolder
+from support.command_line import Cli
 
 
 @pytest.fixture

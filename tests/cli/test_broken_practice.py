@@ -7,15 +7,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from command_line import Cli
 from torch import Tensor
 
 from dovetail.learn.algorithms.ppo import PPO
 from dovetail.learn.checkpoint import checkpoint_facts
 from dovetail.learn.finite import SkippedUpdate
+from support import TESTS
+from support.command_line import Cli
 
 PRACTICE = """
-task: {type: "dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
+task: {type: "support.dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
 policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [32, 32], value_hidden: [32, 32]}
 algorithm: {type: ppo, num_envs: 4, rollout_steps: 16, lr: 0.001, batch_size: 64, num_epochs: 2, gamma: 0.95}
@@ -27,7 +28,7 @@ run: {demos: 0, env_steps: 640, eval_episodes: 2, untrained_episodes: 0, showcas
 @pytest.fixture
 def practice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]), prepend=os.pathsep)
+    monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     (tmp_path / "practice.yaml").write_text(PRACTICE)
     return "practice.yaml"
 
@@ -52,7 +53,12 @@ def test_learning_that_breaks_keeps_its_checkpoints(
 
 
 def test_so_does_a_collector_that_is_killed(cli: Cli, practice: str) -> None:
-    broken = ("task.type=dense_reach:Broken", "task.how=kill", "task.after=40", "algorithm.asynchronous=true")
+    broken = (
+        "task.type=support.dense_reach:Broken",
+        "task.how=kill",
+        "task.after=40",
+        "algorithm.asynchronous=true",
+    )
     result = cli("run", practice, *broken, "--name", "r", "--quiet")
     assert "the collector has died: killed by SIGKILL" in result.line
     assert checkpoint_facts(Path("runs/r/checkpoints/last"))["env_steps"] == 2 * 64

@@ -13,8 +13,8 @@ from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Labels, Outcome, Purpose
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.labels.store import LabelStore
-from dovetail.runtime.folder import RunFolder
-from made_runs import label, made_episode, made_run
+from dovetail.runs.folder import RunFolder
+from support.made_runs import label, made_episode, made_run
 
 NOON = datetime(2026, 3, 1, 12, 0)
 

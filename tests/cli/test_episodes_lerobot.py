@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import TOY, Cli
 
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
-from made_runs import label, made_episode, made_run
+from support.command_line import TOY, Cli
+from support.made_runs import label, made_episode, made_run
 
 
 @pytest.fixture

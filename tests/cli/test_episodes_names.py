@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import Cli
 
 from dovetail.core.types import Outcome
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
-from dovetail.runtime.folder import RunFolder
-from made_runs import made_episode, made_run
+from dovetail.runs.folder import RunFolder
+from support.command_line import Cli
+from support.made_runs import made_episode, made_run
 
 IDS = (
     "20260301T093000-123456789-panda-9f86d081c3a1",

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import Cli
 
 from dovetail.core.types import Outcome
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.labels.store import LabelStore
 from dovetail.learn.checkpoint import save_checkpoint
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
-from made_runs import label, made_episode, made_run
+from support.command_line import Cli
+from support.made_runs import label, made_episode, made_run
 
 IDS = ("e1", "e2", "e3")
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
-from command_line import Cli
 
 from dovetail.core.types import Outcome
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.timelapse import COLOURS
-from made_runs import made_episode, made_run
+from dovetail.reports.timelapse import COLOURS
+from dovetail.runs.folder import RunFolder
+from support.command_line import Cli
+from support.made_runs import made_episode, made_run
 
 OUTCOMES = (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TIMEOUT, Outcome.ABORTED)
 

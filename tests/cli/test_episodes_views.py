@@ -12,14 +12,14 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from command_line import Cli
 
 from dovetail.cli._terminal import console
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
-from dovetail.runtime.folder import RunFolder
-from made_runs import label, made_episode, made_run
+from dovetail.runs.folder import RunFolder
+from support.command_line import Cli
+from support.made_runs import label, made_episode, made_run
 
 A, B, C = (f"20260301T12000{n}-000000000-panda-{n:012x}" for n in (1, 2, 3))
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import Cli
 
-from chat_server import ChatServer, Seen, bright
 from dovetail.core.types import Episode, Observation, Outcome
 from dovetail.labels.human import human_labels
 from dovetail.labels.store import LabelStore
-from dovetail.runtime.folder import RunFolder
-from made_runs import label, made_episode, made_run
-from tiny_vlm import make_tiny_vlm
+from dovetail.runs.folder import RunFolder
+from support.chat_server import ChatServer, Seen, bright
+from support.command_line import Cli
+from support.made_runs import label, made_episode, made_run
+from support.tiny_vlm import make_tiny_vlm
 
 TRUTH = (True, False, True, True, False, False)
 

@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Cli
 
 from dovetail import __version__
 from dovetail.cli import _inspect
+from support.command_line import Cli
 
 COMMANDS = (
     ["run"],

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import Cli
+
+from support.command_line import Cli
 
 AS_NOBODY = """
 import os, sys

@@ -14,14 +14,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import Cli
 
 from dovetail.cli import _evaluation
 from dovetail.core.types import ActContext, Episode
 from dovetail.episodes.log import EpisodeLog
-from dovetail.runtime.build import build_station
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
+from support.command_line import Cli
 
 
 def test_the_report(finished: Path) -> None:

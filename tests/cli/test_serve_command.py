@@ -12,19 +12,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import Cli, Result
 
 from dovetail.cli import _evaluation, _serve
 from dovetail.config.load import load
 from dovetail.core.errors import PolicyError
 from dovetail.core.types import ActContext
 from dovetail.policies.flow import Flow
-from dovetail.policies.remote import RemoteConfig, RemotePolicy
-from dovetail.runtime.build import build_station
-from dovetail.runtime.folder import RunFolder
+from dovetail.policies.remote.policy import RemoteConfig, RemotePolicy
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.folder import RunFolder
 from dovetail.testing.fake_brains import FakePolicy
 from dovetail.weights.store import DiskWeightStore
-from served import inputs, serve_process
+from support.command_line import Cli, Result
+from support.served import inputs, serve_process
 
 STILL = ActContext(deterministic=True)
 TOY = """
@@ -94,7 +94,7 @@ def test_a_flow_with_weights_of_a_run_that_goes_on_learning(tmp_path: Path) -> N
 
 def test_killed_in_the_middle_of_an_answer_and_started_again(tmp_path: Path) -> None:
     slow, thinking = tmp_path / "slow", tmp_path / "thinking"
-    run = made_run(tmp_path, f'{{type: "slow_policy:SlowPolicy", slow_file: "{slow}"}}')
+    run = made_run(tmp_path, f'{{type: "support.slow_policy:SlowPolicy", slow_file: "{slow}"}}')
     publish_fake(run)
     with serve_process("toy", "--port", "0", folder=tmp_path) as (process, address):
         remote = robot_side(run.path, address, timeout_s=30.0)
@@ -119,7 +119,7 @@ def test_killed_in_the_middle_of_an_answer_and_started_again(tmp_path: Path) -> 
 def test_a_slow_answer_and_ctrl_c(tmp_path: Path) -> None:
     """The robot does not wait longer than it said, and neither does whoever wants the server to end."""
     slow = tmp_path / "slow"
-    run = made_run(tmp_path, f'{{type: "slow_policy:SlowPolicy", slow_file: "{slow}"}}')
+    run = made_run(tmp_path, f'{{type: "support.slow_policy:SlowPolicy", slow_file: "{slow}"}}')
     publish_fake(run)
     with serve_process("toy", "--port", "0", folder=tmp_path) as (process, address):
         remote = robot_side(run.path, address, timeout_s=0.2)

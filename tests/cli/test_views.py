@@ -18,7 +18,7 @@ from dovetail.cli._terminal import duration, interval, sparkline
 from dovetail.core.errors import RunFolderError, UsageError
 from dovetail.core.stats import Rate
 from dovetail.learn.coach import Advice, Severity
-from dovetail.runtime.status import RunStatus, nobody
+from dovetail.runs.status import RunStatus, nobody
 
 
 def _status() -> RunStatus:

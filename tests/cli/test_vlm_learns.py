@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli.main import main
-from truthful_server import truthful_server
+from support.truthful_server import truthful_server
 
 
 def success(runs: Path, name: str, *settings: str) -> float:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # so that `sample_plugins:Class` resolves
-
-from sample_plugins import BASE
+from support.sample_plugins import BASE
 
 
 @pytest.fixture

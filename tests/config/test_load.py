@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sample_plugins
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sample_plugins import BASE
 
 from dovetail.config import _yaml
 from dovetail.config.load import config_hash, dump_yaml, load, load_saved, recipes, save
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import ConfigError, PluginError, RunFolderError, UsageError
+from support import sample_plugins
+from support.sample_plugins import BASE
 
 Write = Callable[[str, str], str]
 
@@ -48,14 +48,14 @@ def test_lists_are_replaced(base: str, write: Write) -> None:
 
 
 def test_a_changed_type_drops_the_old_settings(base: str, write: Write) -> None:
-    later = write("later.yaml", "task: {type: 'sample_plugins:OtherTask', angle_deg: 90}")
+    later = write("later.yaml", "task: {type: 'support.sample_plugins:OtherTask', angle_deg: 90}")
     task = load([base, later]).task
     assert task is not None
     assert task.config == sample_plugins.OtherTask.Config(angle_deg=90)
 
 
 def test_the_same_type_keeps_them(base: str, write: Write) -> None:
-    task = load([base, write("later.yaml", "task: sample_plugins:Task")]).task
+    task = load([base, write("later.yaml", "task: support.sample_plugins:Task")]).task
     assert task is not None
     assert task.config == sample_plugins.Task.Config(clearance_mm=0.5)
 
@@ -94,16 +94,16 @@ def test_override(base: str, override: str, field: str, expected: Any) -> None:
 
 @pytest.mark.parametrize("reverse", [False, True])
 def test_overriding_a_type_works_in_any_order(base: str, reverse: bool) -> None:
-    overrides = ["task.type=sample_plugins:OtherTask", "task.angle_deg=45"]
+    overrides = ["task.type=support.sample_plugins:OtherTask", "task.angle_deg=45"]
     task = load([base], overrides[::-1] if reverse else overrides).task
     assert task is not None
     assert task.config == sample_plugins.OtherTask.Config(angle_deg=45)
 
 
 def test_override_a_section_by_bare_name_and_a_list_entry(base: str) -> None:
-    config = load([base], ["task=sample_plugins:OtherTask", "labels.0.type=sample_plugins:Task"])
-    assert config.task is not None and config.task.type == "sample_plugins:OtherTask"
-    assert config.labels[0].type == "sample_plugins:Task"
+    config = load([base], ["task=support.sample_plugins:OtherTask", "labels.0.type=support.sample_plugins:Task"])
+    assert config.task is not None and config.task.type == "support.sample_plugins:OtherTask"
+    assert config.labels[0].type == "support.sample_plugins:Task"
 
 
 def test_override_of_an_optional_section(base: str, write: Write) -> None:
@@ -113,7 +113,7 @@ def test_override_of_an_optional_section(base: str, write: Write) -> None:
 
 
 def test_no_task_by_override(base: str) -> None:
-    config = load([base], ["task=null", "robot.type=sample_plugins:BringsTask", "robot.id=Reach-v4"])
+    config = load([base], ["task=null", "robot.type=support.sample_plugins:BringsTask", "robot.id=Reach-v4"])
     assert config.task is None
 
 
@@ -175,7 +175,7 @@ def test_bad_override(base: str, override: str, message: str) -> None:
             "later.yaml:4: unknown key 'policy.encoders.wrist.widht'. Did you mean 'width'?",
         ),
         (
-            "labels:\n  - type: sample_plugins:Task\n    promt: x\n",
+            "labels:\n  - type: support.sample_plugins:Task\n    promt: x\n",
             "later.yaml:3: unknown key 'labels.0.promt'. Did you mean 'prompt'?",
         ),
         ("run:\n  seed: '5'\n", "later.yaml:2: 'run.seed' should be a whole number, got '5'"),
@@ -213,7 +213,7 @@ def test_bad_override(base: str, override: str, message: str) -> None:
         ),
         ("labels: [{}]\n", "later.yaml:1: 'labels.0.type' should name a labeler. Valid: "),
         ("labels: []\n", "later.yaml:1: 'labels' "),
-        ("task: null\n", "later.yaml:1: robot 'sample_plugins:Robot' needs a task, e.g. task: push_cube"),
+        ("task: null\n", "later.yaml:1: robot 'support.sample_plugins:Robot' needs a task, e.g. task: push_cube"),
         (
             "run:\n  sede: 3\n  demos: x\n",
             "later.yaml:2: unknown key 'run.sede'. Did you mean 'seed'? (and 1 more)",
@@ -239,8 +239,8 @@ def test_mistake_in_a_file(base: str, write: Write, text: str, message: str) -> 
         ),
         ("robot: smi\n", "later.yaml:1: 'robot.type': no robot named 'smi'. Did you mean 'sim'?"),
         (
-            "labels: [sample_plugins:NoConfig]\n",
-            "later.yaml:1: 'labels.0.type': labeler 'sample_plugins:NoConfig': ",
+            "labels: [support.sample_plugins:NoConfig]\n",
+            "later.yaml:1: 'labels.0.type': labeler 'support.sample_plugins:NoConfig': ",
         ),
     ],
 )
@@ -259,8 +259,8 @@ def test_missing_section(write: Write) -> None:
 
 def test_missing_setting_of_a_plugin(base: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load([base], ["task=null", "robot=sample_plugins:BringsTask"])
-    assert str(caught.value) == "override 'robot=sample_plugins:BringsTask': the key 'robot.id' is missing"
+        load([base], ["task=null", "robot=support.sample_plugins:BringsTask"])
+    assert str(caught.value) == "override 'robot=support.sample_plugins:BringsTask': the key 'robot.id' is missing"
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def test_a_base_that_is_none(tmp_path: Path, text: str, problem: str) -> None:
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 POLICIES = st.fixed_dictionaries(
-    {"type": st.just("sample_plugins:Policy")},
+    {"type": st.just("support.sample_plugins:Policy")},
     optional={
         "hidden": st.lists(st.integers(2, 1024), max_size=3),
         "rate": st.floats(allow_nan=False, allow_infinity=False),

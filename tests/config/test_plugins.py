@@ -6,12 +6,12 @@ import types
 from pathlib import Path
 
 import pytest
-import sample_plugins
 
 from dovetail.config import plugins
 from dovetail.config.model import Config
 from dovetail.config.plugins import BUILTIN, build, list_plugins, locate, resolve
 from dovetail.core.errors import PluginError
+from support import sample_plugins
 
 
 @pytest.fixture
@@ -22,15 +22,15 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-lab\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(
         "[dovetail.task]\n"
-        "wipe_board = sample_plugins:Task\n"
+        "wipe_board = support.sample_plugins:Task\n"
         "broken = my_lab_that_is_not_there:Task\n"
-        "push_cube = sample_plugins:Task\n"
+        "push_cube = support.sample_plugins:Task\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
 
 
 def fake_builtin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(BUILTIN["task"], "peg_insertion", "sample_plugins:Task")
+    monkeypatch.setitem(BUILTIN["task"], "peg_insertion", "support.sample_plugins:Task")
 
 
 @pytest.mark.parametrize("name", ["peg_insertion", "peg-insertion"])
@@ -42,8 +42,8 @@ def test_builtin_by_either_spelling(name: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_module_and_class() -> None:
-    assert resolve("task", "sample_plugins:Task") is sample_plugins.Task
-    assert locate("task", "sample_plugins:Task").origin == "module"
+    assert resolve("task", "support.sample_plugins:Task") is sample_plugins.Task
+    assert locate("task", "support.sample_plugins:Task").origin == "module"
 
 
 @pytest.mark.parametrize("name", ["wipe_board", "wipe-board"])
@@ -85,8 +85,8 @@ def test_builtin_names_are_data_that_follow_one_pattern() -> None:
         ),
         (
             "task",
-            "sample_plugins:Taks",
-            "task 'sample_plugins:Taks': 'sample_plugins' has no 'Taks'. Did you mean 'Task'?",
+            "support.sample_plugins:Taks",
+            "task 'support.sample_plugins:Taks': 'sample_plugins' has no 'Taks'. Did you mean 'Task'?",
         ),
         (
             "task",
@@ -95,15 +95,15 @@ def test_builtin_names_are_data_that_follow_one_pattern() -> None:
         ),
         (
             "task",
-            "sample_plugins:NoConfig",
-            "task 'sample_plugins:NoConfig': 'sample_plugins:NoConfig' has no config model; give the class a "
+            "support.sample_plugins:NoConfig",
+            "task 'support.sample_plugins:NoConfig': 'support.sample_plugins:NoConfig' has no config model; give the class a "
             "`Config` attribute that is a subclass of dovetail.config.model.Config",
         ),
         (
             "task",
-            "sample_plugins:TypedConfig",
-            "task 'sample_plugins:TypedConfig': rename the field 'type' of "
-            "'sample_plugins:TypedConfig.Config', because `type` names the plugin",
+            "support.sample_plugins:TypedConfig",
+            "task 'support.sample_plugins:TypedConfig': rename the field 'type' of "
+            "'support.sample_plugins:TypedConfig.Config', because `type` names the plugin",
         ),
         ("task", ":Task", "task ':Task' should be written as 'package.module:Class', got ':Task'"),
         ("task", "a:b:c", "task 'a:b:c' should be written as 'package.module:Class', got 'a:b:c'"),

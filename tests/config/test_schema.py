@@ -5,25 +5,25 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import sample_plugins
 from pydantic import ValidationError
 
 from dovetail.config.schema import PluginSection, RunConfig
+from support import sample_plugins
 
 SECTIONS: dict[str, Any] = {
-    "task": "sample_plugins:Task",
-    "robot": {"type": "sample_plugins:Robot"},
-    "operator": "sample_plugins:Plain",
-    "actor": "sample_plugins:Plain",
-    "policy": {"type": "sample_plugins:Policy", "hidden": (8, 8)},
-    "labels": ["sample_plugins:Plain"],
-    "algorithm": "sample_plugins:Plain",
+    "task": "support.sample_plugins:Task",
+    "robot": {"type": "support.sample_plugins:Robot"},
+    "operator": "support.sample_plugins:Plain",
+    "actor": "support.sample_plugins:Plain",
+    "policy": {"type": "support.sample_plugins:Policy", "hidden": (8, 8)},
+    "labels": ["support.sample_plugins:Plain"],
+    "algorithm": "support.sample_plugins:Plain",
 }
 
 
 def test_a_section_holds_its_plugins_own_config() -> None:
     config = RunConfig.model_validate(SECTIONS)
-    assert config.policy.type == "sample_plugins:Policy"
+    assert config.policy.type == "support.sample_plugins:Policy"
     assert config.policy.config == sample_plugins.Policy.Config(hidden=(8, 8))
     assert config.labels[0].kind == "labeler"
 
@@ -36,7 +36,7 @@ def test_build_gives_the_config_first_and_handles_by_keyword() -> None:
 
 
 def test_sections_may_be_given_as_objects() -> None:
-    section = PluginSection.parse("task", "sample_plugins:OtherTask")
+    section = PluginSection.parse("task", "support.sample_plugins:OtherTask")
     assert RunConfig.model_validate({**SECTIONS, "task": section}).task is section
     with pytest.raises(ValidationError, match="is a plugin of kind task, not robot"):
         RunConfig.model_validate({**SECTIONS, "robot": section})
@@ -51,9 +51,9 @@ def test_a_config_never_changes() -> None:
 
 
 def test_no_task_only_with_a_robot_that_brings_its_own() -> None:
-    brings = {"type": "sample_plugins:BringsTask", "id": "FetchReach-v4"}
+    brings = {"type": "support.sample_plugins:BringsTask", "id": "FetchReach-v4"}
     assert RunConfig.model_validate({**SECTIONS, "task": None, "robot": brings}).task is None
-    with pytest.raises(ValidationError, match="robot 'sample_plugins:Robot' needs a task"):
+    with pytest.raises(ValidationError, match="robot 'support.sample_plugins:Robot' needs a task"):
         RunConfig.model_validate({**SECTIONS, "task": None})
     assert RunConfig.model_validate({**SECTIONS, "robot": brings}).task is not None  # judges instead of its own
 

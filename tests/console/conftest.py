@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from console_process import Opened, end_console, start_console
 from playwright.sync_api import Browser, Page, sync_playwright
-from recorded_runs import record_run
 
-from made_runs import made_run
+from support.console_process import Opened, end_console, start_console
+from support.made_runs import made_run
+from support.recorded_runs import record_run
 
 
 @pytest.fixture(scope="session")

@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from console_process import end_console, start_console
-from live_run import SETTINGS, until
 from test_takeover import events, is_at, state, take_over
 
 from dovetail.core.types import Purpose, Source
 from dovetail.episodes.log import EpisodeLog
+from support.console_process import end_console, start_console
+from support.live_run import SETTINGS, until
 
 SLOW_S = 300.0  # five processes that import torch, on a machine that may be busy
 

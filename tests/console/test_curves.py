@@ -5,7 +5,7 @@ import json
 import pytest
 
 from dovetail.console.curves import Story, thinned
-from dovetail.runtime.console import RunView
+from dovetail.console.run_source import RunView
 
 
 @pytest.fixture

@@ -9,17 +9,17 @@ import av
 import httpx
 import numpy as np
 import pytest
-from console_process import end_console, start_console
-from labelled_runs import LabelledRun
-from recorded_runs import record_run
 
+from dovetail.console.recorded_episodes import RunEpisodes
 from dovetail.core.types import Outcome
 from dovetail.episodes.lerobot.read import open_dataset
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
-from dovetail.runtime.console_episodes import RunEpisodes
-from dovetail.runtime.film import episode_frames
-from dovetail.runtime.folder import RunFolder
+from dovetail.reports.film import episode_frames
+from dovetail.runs.folder import RunFolder
+from support.console_process import end_console, start_console
+from support.labelled_runs import LabelledRun
+from support.recorded_runs import record_run
 
 PAGE = "0" * 32
 

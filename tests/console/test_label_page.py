@@ -6,14 +6,14 @@ import time
 
 import numpy as np
 import pytest
-from console_process import end_console, start_console
-from labelled_runs import LabelledRun, shown, wait_shown, wait_until
 from PIL import Image
-from recorded_runs import CAMERAS
 
 from dovetail.core.types import Labels
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.queue import Reason
+from support.console_process import end_console, start_console
+from support.labelled_runs import LabelledRun, shown, wait_shown, wait_until
+from support.recorded_runs import CAMERAS
 
 
 @pytest.fixture(scope="module")

@@ -3,10 +3,10 @@
 import httpx
 import pytest
 
-from dovetail.runtime.acknowledgements import take_acknowledged
-from dovetail.runtime.live import LiveLink
-from live_host import eventually
-from made_runs import ROBOT, made_run
+from dovetail.live.link import LiveLink
+from dovetail.runs.acknowledgements import take_acknowledged
+from support.live_host import eventually
+from support.made_runs import ROBOT, made_run
 
 ROLES = [
     {"name": "store", "health": "well", "doing": "", "host": "desk", "queue": 4, "episodes_per_min": 12.34},

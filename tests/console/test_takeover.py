@@ -4,12 +4,12 @@ import json
 
 import httpx
 import pytest
-from console_process import end_console, start_console
-from live_run import end_run, start_run, until
-from pusher import Pusher
 
 from dovetail.core.types import Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
+from support.console_process import end_console, start_console
+from support.live_run import end_run, start_run, until
+from support.pusher import Pusher
 
 
 @pytest.fixture(scope="module")

@@ -3,9 +3,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-import some_episodes
 
 from dovetail.core.types import Episode
+from support import some_episodes
 
 
 @pytest.fixture(scope="session")

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from some_episodes import assert_same
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Episode, Observation, Outcome, Purpose, Segment
 from dovetail.episodes.log import EpisodeLog
+from support.some_episodes import assert_same
 
 Make = Callable[..., Episode]
 

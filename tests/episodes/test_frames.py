@@ -4,10 +4,10 @@ import io
 
 import numpy as np
 import pytest
-from some_episodes import smooth
 
 from dovetail.core.types import Array
 from dovetail.episodes._frames import Colours, Distinct, Layout, decode, encode, is_image
+from support.some_episodes import smooth
 
 
 def coded(frames: Array, codec: str) -> tuple[bytes, Layout, list[int]]:

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from some_episodes import after, assert_same, cut_short, make_episode, record
 
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array, Episode, Outcome
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import verify_log, verify_spool
+from support.some_episodes import after, assert_same, cut_short, make_episode, record
 
 SIZE = 2 << 20
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from some_episodes import smooth
 
 from dovetail.core.errors import ConfigError, StoreError, UsageError
 from dovetail.core.types import Episode
 from dovetail.episodes import _encoder, _frames
 from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
+from support.some_episodes import smooth
 
 Make = Callable[..., Episode]
 CAMERA = "camera/wrist"

@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from support import SUPPORT
+
 
 def kill_writers(folder: Path, num_kills: int) -> dict[str, int]:
     """What was there in the end; the seed is in the message of a failure, though moments do not repeat."""
-    script = Path(__file__).with_name("kill_writers.py")
+    script = SUPPORT / "kill_writers.py"
     command = [
         sys.executable,
         str(script),

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from some_episodes import after, assert_same, cut_short, make_episode, record
 
 from dovetail.core.contracts import Recorder
 from dovetail.core.errors import StoreError, UsageError
@@ -19,6 +18,7 @@ from dovetail.core.types import Episode, Outcome
 from dovetail.episodes import _journal
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
+from support.some_episodes import after, assert_same, cut_short, make_episode, record
 
 Make = Callable[..., Episode]
 

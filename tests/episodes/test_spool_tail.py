@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from some_episodes import after, make_episode
 
 from dovetail.core.types import Outcome, Segment
 from dovetail.episodes.spool import Spool
+from support.some_episodes import after, make_episode
 
 
 def test_what_is_recorded_is_seen_from_outside_piece_by_piece(tmp_path: Path) -> None:

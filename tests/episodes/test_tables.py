@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from some_episodes import assert_bits
 
 from dovetail.core.errors import StoreError
 from dovetail.episodes._tables import from_ipc, from_parquet, parquet_note, to_ipc, to_parquet
+from support.some_episodes import assert_bits
 
 KINDS = st.sampled_from(["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 

@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from some_episodes import assert_same, cut_short, make_episode, record, smooth
 
 from dovetail.core.disk import dump_json
 from dovetail.core.errors import StoreError, UsageError
@@ -23,6 +22,7 @@ from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import Finding, repair, verify_log, verify_spool
+from support.some_episodes import assert_same, cut_short, make_episode, record, smooth
 
 IDS = ("b", "a", "c")
 

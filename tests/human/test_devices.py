@@ -29,7 +29,7 @@ from dovetail.testing.fakes import (
     FakeTaskConfig,
 )
 from dovetail.testing.operators import check_dead_man, check_operator
-from fake_devices import FakeEvdev, FakeInput, FakeSpaceMouse
+from support.fake_devices import FakeEvdev, FakeInput, FakeSpaceMouse
 
 SPEC = FakeArm(FakeArmConfig()).spec
 PAD_KEYS = (*gamepad.EVENTS, gamepad.BTN_TL, gamepad.BTN_SOUTH, gamepad.BTN_EAST)

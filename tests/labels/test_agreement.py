@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from some_labels import labels
 
 from dovetail.labels._lines import LabelRecord
 from dovetail.labels.agreement import Agreement, agreements, verdicts
+from support.some_labels import labels
 
 
 def table(both_success: int, only_first: int, only_second: int, both_failure: int) -> Agreement:

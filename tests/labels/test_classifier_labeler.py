@@ -21,7 +21,7 @@ from dovetail.labels.learned.report import mistakes, scores
 from dovetail.labels.learned.training import TrainingConfig, balanced_loss, train
 from dovetail.policies.backbones import ResNet, save_backbone
 from dovetail.policies.encoders import EncoderConfig
-from lamp_runs import ROBOT, lamp_episode, lamp_episodes
+from support.lamp_runs import ROBOT, lamp_episode, lamp_episodes
 
 QUICK = {
     "updates": 40,

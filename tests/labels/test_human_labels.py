@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from some_labels import assert_same, labels
 
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Labels, Outcome
 from dovetail.labels.human import HumanLabeler, Mark, human_labels
 from dovetail.labels.store import LabelStore
+from support.some_labels import assert_same, labels
 
 
 def person(judgement: Outcome, *, by: str = "anna", outcome: Outcome = Outcome.TIMEOUT, **other: object) -> Labels:

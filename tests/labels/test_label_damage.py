@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from some_labels import assert_same, labels
 
 from dovetail.core.errors import StoreError
 from dovetail.labels.store import LabelStore
 from dovetail.labels.verify import repair_labels, verify_labels
+from support.some_labels import assert_same, labels
 
 NAMES = ("e1", "e2", "e3", "e4")
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from some_labels import labels
 
 from dovetail.core.errors import UsageError
 from dovetail.labels.queue import LabelQueue, Opinion, Reason, Waiting
+from support.some_labels import labels
 
 EPISODES = ("e1", "e2", "e3")
 

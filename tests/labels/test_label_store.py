@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from some_labels import assert_same, labels
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.labels._lines import encode
 from dovetail.labels.store import LabelStore
+from support.some_labels import assert_same, labels
 
 
 def test_the_newest_counts_and_history_is_kept(tmp_path: Path) -> None:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from some_labels import assert_same, labels
 
 from dovetail.core.types import Labels
 from dovetail.labels.store import LabelStore
 from dovetail.labels.verify import verify_labels
+from support import TESTS
+from support.some_labels import assert_same, labels
 
 EPISODES = ("e1", "e2")
 
@@ -127,7 +128,7 @@ def check(store: LabelStore, model: Model) -> None:
 ADDING = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from some_labels import labels
+from support.some_labels import labels
 from dovetail.labels.store import LabelStore
 store = LabelStore(sys.argv[2])
 for number in range(40):
@@ -136,7 +137,7 @@ for number in range(40):
 
 
 def test_processes_that_add_at_once(tmp_path: Path) -> None:
-    here = str(Path(__file__).parent)
+    here = str(TESTS)
     names = ("left", "right")
     processes = [
         subprocess.Popen([sys.executable, "-c", ADDING, here, str(tmp_path), name], stderr=subprocess.PIPE)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from some_labels import labels
 
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.specs import RobotSpec
@@ -14,6 +13,7 @@ from dovetail.labels.human import HumanLabeler
 from dovetail.labels.outcome import OutcomeLabeler
 from dovetail.labels.panel import Panel
 from dovetail.labels.queue import Reason
+from support.some_labels import labels
 
 YES, NO = True, False
 

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filmed import filmed
 
-from chat_server import ChatServer, Seen, bright
 from dovetail.core.errors import LabelError
 from dovetail.core.types import Episode
 from dovetail.labels.store import LabelStore
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
+from support.chat_server import ChatServer, Seen, bright
+from support.filmed import filmed
 
 MOODS = ("drip", "429", "500", "truncated", "cut", "nonsense", "silence", "wrong length", "huge")
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from filmed import filmed
 from hypothesis import given
 from hypothesis import strategies as st
 
-from chat_server import ChatServer, Seen, bright
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Outcome
 from dovetail.labels._answers import read_answer
 from dovetail.labels.store import LabelStore
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
+from support.chat_server import ChatServer, Seen, bright
+from support.filmed import filmed
 
 FAST = {"backoff_s": 0.001, "timeout_s": 5.0}
 

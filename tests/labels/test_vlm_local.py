@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from filmed import filmed, picture_part
 
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.labels.learned.local_vlm import LocalVLM
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
-from tiny_vlm import make_tiny_vlm
+from support.filmed import filmed, picture_part
+from support.tiny_vlm import make_tiny_vlm
 
 
 @pytest.fixture(scope="module")

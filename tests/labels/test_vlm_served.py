@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from filmed import filmed, picture_part
 
 from dovetail.core.errors import LabelError
 from dovetail.labels._chat import Chat, ServerConfig
 from dovetail.labels.learned.local_vlm import LocalVLM
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
-from tiny_vlm import make_tiny_vlm
+from support.filmed import filmed, picture_part
+from support.tiny_vlm import make_tiny_vlm
 
 
 class Served:

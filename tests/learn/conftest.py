@@ -1,10 +1,10 @@
 import numpy as np
 import pytest
 import torch
-from toy_practice import fill
 
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
+from support.toy_practice import fill
 
 ROBOT = RobotSpec(
     name="arm",

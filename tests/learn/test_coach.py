@@ -13,7 +13,7 @@ from dovetail.learn import _coach_checks
 from dovetail.learn._coach_checks import CHECKS
 from dovetail.learn._coach_facts import UNKNOWN, EpisodeFacts, Facts, Finding, Tip
 from dovetail.learn.coach import PATIENCE, REMIND, Advice, Coach, Severity, returns_to_go
-from dovetail.runtime.coaching import settings_of
+from dovetail.runs.coaching import settings_of
 
 GAMMA = 0.9
 

@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from toy_practice import ARM, make_flow
 
 from dovetail.learn.algorithms.hg_dagger import HGDAgger
 from dovetail.learn.algorithms.hi_ors import HiORS
 from dovetail.policies.parts import PartConfig
 from dovetail.testing import check_algorithm
 from dovetail.testing.algorithms import random_batch
+from support.toy_practice import ARM, make_flow
 
 BOTH = pytest.mark.parametrize("kind", [HGDAgger, HiORS])
 

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from each_algorithm import algorithms, batch_for
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dovetail.config.load import load
@@ -11,7 +10,8 @@ from dovetail.core.errors import ConfigError, UsageError
 from dovetail.core.types import ActContext
 from dovetail.learn.device import device_of, find_device
 from dovetail.learn.precision import compute_in_bf16
-from toy_run import TOY
+from support.each_algorithm import algorithms, batch_for
+from support.toy_run import TOY
 
 
 class Watch(TorchDispatchMode):

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from toy_practice import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
 
 from dovetail.core.errors import CheckpointError
 from dovetail.core.types import View
@@ -12,6 +11,7 @@ from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.learner import Learner
 from dovetail.testing import check_algorithm
 from dovetail.testing.algorithms import random_batch
+from support.toy_practice import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
 
 
 def make(policy=None, **config):

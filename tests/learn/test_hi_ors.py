@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from toy_practice import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
 
 from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.specs import ArraySpec
@@ -16,6 +15,7 @@ from dovetail.learn.batches import batch_arrays
 from dovetail.learn.learner import Learner
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing import check_algorithm
+from support.toy_practice import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
 
 GRIPPING = dataclasses.replace(
     ARM,

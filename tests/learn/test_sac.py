@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from toy_practice import ARM, make_episode, spy_on
 
 from dovetail.config.plugins import resolve
 from dovetail.core.types import ActContext, View
@@ -15,6 +14,7 @@ from dovetail.learn.batches import Batches
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing.algorithms import check_algorithm
 from dovetail.testing.policies import check_policy
+from support.toy_practice import ARM, make_episode, spy_on
 
 HORIZON = 3
 

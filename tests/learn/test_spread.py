@@ -2,13 +2,10 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from each_algorithm import algorithms, batch_for
-from spread_process import learn
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import SampleRequest, View
@@ -20,6 +17,9 @@ from dovetail.learn.setup import set_up
 from dovetail.learn.spread import Spread
 from dovetail.policies.chance import SharedGenerator, normal, uniform
 from dovetail.policies.encoders import random_shift
+from support import SUPPORT
+from support.each_algorithm import algorithms, batch_for
+from support.spread_process import learn
 
 
 def close(a, b):
@@ -128,7 +128,7 @@ def two(tmp_path_factory):
     """What two real processes have learned together, each from its half of the rows."""
     folder = tmp_path_factory.mktemp("ranks")
     outs = [folder / f"{rank}.npz" for rank in (0, 1)]
-    script = Path(__file__).parent / "spread_process.py"
+    script = SUPPORT / "spread_process.py"
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), str(folder / "meeting"), str(rank), "2", str(out)], cwd=script.parent

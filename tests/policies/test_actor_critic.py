@@ -3,13 +3,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from toy_arm import ROBOT, batch
 
 from dovetail.core.specs import match
 from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig, ValuedPolicy
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing import check_policy
+from support.toy_arm import ROBOT, batch
 
 
 def make(**config):

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from toy_arm import ROBOT, STILL
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.policies.backbones import MobileNetV2, ResNet, convert, load_backbone, save_backbone
 from dovetail.policies.encoders import EncoderConfig, SpatialEmbedding
 from dovetail.policies.flow import Flow, FlowConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
+from support.toy_arm import ROBOT, STILL
 
 
 def images(num, height=64, width=64, seed=0):

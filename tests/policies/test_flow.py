@@ -6,12 +6,12 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from toy_arm import ROBOT, STILL, batch
 
 from dovetail.config.plugins import resolve
 from dovetail.core.errors import UsageError
 from dovetail.core.types import ActContext
 from dovetail.policies.flow import Flow, FlowConfig
+from support.toy_arm import ROBOT, STILL, batch
 
 SMALL = {"horizon": 6, "hidden": 16, "num_layers": 2}
 

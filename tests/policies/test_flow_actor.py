@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from toy_arm import ROBOT, STILL, batch
 
 from dovetail.config.plugins import resolve
 from dovetail.core.types import ActContext, WeightSnapshot
@@ -13,6 +12,7 @@ from dovetail.policies.flow_actor import FlowActor, FlowActorConfig
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.policies.velocity import noisy_path
 from dovetail.testing import check_policy
+from support.toy_arm import ROBOT, STILL, batch
 
 KINDS = ("gated", "transformer")
 M, S = 0.7, 0.4  # where a Gaussian flow ends

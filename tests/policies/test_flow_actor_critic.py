@@ -5,7 +5,6 @@ import math
 import numpy as np
 import pytest
 import torch
-from toy_arm import ROBOT, batch
 
 from dovetail.core.specs import match
 from dovetail.core.types import ActContext, WeightSnapshot
@@ -13,6 +12,7 @@ from dovetail.policies.actor_critic import ValuedPolicy
 from dovetail.policies.flow_actor_critic import FlowActorCritic, FlowActorCriticConfig
 from dovetail.policies.velocity import path_density
 from dovetail.testing import check_policy
+from support.toy_arm import ROBOT, batch
 
 
 def make(seed=3, **config):

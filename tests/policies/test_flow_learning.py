@@ -8,7 +8,7 @@ from dovetail.config.load import load
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import ActContext
 from dovetail.policies.flow import Flow, FlowConfig
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 
 HORIZON, NUM_ACTIONS = 8, 2

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from toy_arm import ROBOT
 
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec
@@ -23,6 +22,7 @@ from dovetail.learn.learner import Learner
 from dovetail.policies.flow import Flow, FlowConfig
 from dovetail.replay.mapped import MappedReplay
 from dovetail.testing import check_policy
+from support.toy_arm import ROBOT
 
 LEFT, RIGHT = "push the cube to the left", "push the cube to the right"
 

@@ -1,10 +1,10 @@
 import numpy as np
 import torch
-from toy_arm import ROBOT, batch
 
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.networks import EnsembleMLP
 from dovetail.policies.normalizer import Normalizer
+from support.toy_arm import ROBOT, batch
 
 
 def test_log_density_is_that_of_a_squashed_gaussian():

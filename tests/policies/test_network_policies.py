@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 import pytest
-from toy_arm import ROBOT, STILL, batch
 
 from dovetail.config.plugins import resolve
 from dovetail.core.errors import SpecMismatch, StoreError
@@ -12,6 +11,7 @@ from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.testing import check_policy
 from dovetail.testing.policies import random_inputs
+from support.toy_arm import ROBOT, STILL, batch
 
 SMALL = {"flow": {"horizon": 6, "hidden": 16, "num_layers": 2}, "gaussian_mlp": {"hidden": (16,)}}
 IMAGES = ("joint_pos", "force", "front")

@@ -15,14 +15,14 @@ from dovetail.config.plugins import resolve
 from dovetail.core.contracts import Policy
 from dovetail.core.errors import PolicyError, UsageError
 from dovetail.core.types import ActContext, WeightSnapshot
-from dovetail.policies.connection import Connection
 from dovetail.policies.flow import Flow, FlowConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
-from dovetail.policies.handshake import answer_hello
-from dovetail.policies.remote import RemoteConfig, RemotePolicy
-from dovetail.policies.wire import Message
+from dovetail.policies.remote.connection import Connection
+from dovetail.policies.remote.handshake import answer_hello
+from dovetail.policies.remote.policy import RemoteConfig, RemotePolicy
+from dovetail.policies.remote.wire import Message
 from dovetail.testing import check_policy
-from served import ROBOT, TOKEN, Spoken, client, inputs, serving
+from support.served import ROBOT, TOKEN, Spoken, client, inputs, serving
 
 POLICIES = {
     "gaussian_mlp": lambda: GaussianMLP(GaussianMLPConfig(history={"force": 3}), robot=ROBOT, seed=3),
@@ -156,7 +156,7 @@ def test_a_new_episode_is_told_and_it_says_where_the_time_went():
 
 
 def test_no_torch_where_the_robot_is():
-    code = "import sys, dovetail.policies.remote; print([m for m in ('torch', 'ray') if m in sys.modules])"
+    code = "import sys, dovetail.policies.remote.policy; print([m for m in ('torch', 'ray') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 

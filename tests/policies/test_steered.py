@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 import torch
-from toy_arm import ROBOT, STILL, batch
 
 from dovetail.config.plugins import resolve
 from dovetail.core.types import ActContext, WeightSnapshot
@@ -12,6 +11,7 @@ from dovetail.policies.flow import Flow, FlowConfig
 from dovetail.policies.steered import Steered, SteeredConfig
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.testing import check_algorithm, check_policy
+from support.toy_arm import ROBOT, STILL, batch
 
 SMALL = {"horizon": 6, "hidden": 16, "num_layers": 2}
 

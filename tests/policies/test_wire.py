@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dovetail.policies.connection import Connection, HungUp, TooSlow
-from dovetail.policies.wire import MAX_BODY, MAX_HEADER, Message, WireError, decode, encode
+from dovetail.policies.remote.connection import Connection, HungUp, TooSlow
+from dovetail.policies.remote.wire import MAX_BODY, MAX_HEADER, Message, WireError, decode, encode
 
 DTYPES = st.sampled_from(
     [

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_episodes import ROBOT, batch, images, label, make_episode, pictures, steps
 
 from dovetail.core.contracts import ReplayReader, ReplayWriter
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array, Outcome, Purpose, Segment, View, Window
 from dovetail.replay.mapped import MappedReplay
+from support.made_episodes import ROBOT, batch, images, label, make_episode, pictures, steps
 
 Open = Callable[..., MappedReplay]
 

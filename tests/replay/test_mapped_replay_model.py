@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_episodes import ROBOT, label, make_episode
-from replay_model import KEYS, Model, Refused, assert_same
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Episode, Labels, Purpose, Segment, View
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
+from support.made_episodes import ROBOT, label, make_episode
+from support.replay_model import KEYS, Model, Refused, assert_same
 
 ROBOTS = [dataclasses.replace(ROBOT, name=name) for name in ("panda", "x5", "so101")]
 TASKS = ("push_cube", "open_drawer")

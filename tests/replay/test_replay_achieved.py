@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_episodes import ROBOT, label, make_episode
-from replay_model import EachOnce
 
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Episode, Purpose, View, Window
 from dovetail.replay.mapped import MappedReplay
+from support.made_episodes import ROBOT, label, make_episode
+from support.replay_model import EachOnce
 
 Open = Callable[..., MappedReplay]
 

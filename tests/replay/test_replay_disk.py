@@ -16,9 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_episodes import ROBOT, batch, label, make_episode, steps
-from replay_model import Model, assert_same
-from replay_processes import CAPACITY_ROWS, Child, open_mapped
 
 from dovetail.core.errors import StoreError
 from dovetail.core.specs import ArraySpec
@@ -27,6 +24,9 @@ from dovetail.replay import _book, _files
 from dovetail.replay._seen import Seen
 from dovetail.replay.mapped import MappedReplay
 from dovetail.replay.reader import ReplayView
+from support.made_episodes import ROBOT, batch, label, make_episode, steps
+from support.replay_model import Model, assert_same
+from support.replay_processes import CAPACITY_ROWS, Child, open_mapped
 
 # ---- a full disk
 

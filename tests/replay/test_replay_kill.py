@@ -13,15 +13,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_episodes import TELLING, inconsistent, label, make_episode, telling_batch, telling_episode, verdict
-from replay_model import Model, assert_same
-from replay_processes import CAPACITY_ROWS, Child, Operation, Watcher, open_mapped, operations
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Purpose, View
 from dovetail.replay import _files, reader
 from dovetail.replay.mapped import MappedReplay
 from dovetail.replay.reader import ReplayView
+from support.made_episodes import (
+    TELLING,
+    inconsistent,
+    label,
+    make_episode,
+    telling_batch,
+    telling_episode,
+    verdict,
+)
+from support.replay_model import Model, assert_same
+from support.replay_processes import CAPACITY_ROWS, Child, Operation, Watcher, open_mapped, operations
 
 
 def is_same(replay: MappedReplay, model: Model) -> bool:

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from made_episodes import (
+
+from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.types import Purpose, View
+from dovetail.replay import _files, _gather, reader
+from dovetail.replay.reader import ReplayView
+from support.made_episodes import (
     TELLING,
     batch,
     images,
@@ -24,13 +29,8 @@ from made_episodes import (
     telling_episode,
     verdict,
 )
-from replay_model import EachOnce
-from replay_processes import Child, Watcher, open_mapped
-
-from dovetail.core.errors import StoreError, UsageError
-from dovetail.core.types import Purpose, View
-from dovetail.replay import _files, _gather, reader
-from dovetail.replay.reader import ReplayView
+from support.replay_model import EachOnce
+from support.replay_processes import Child, Watcher, open_mapped
 
 
 def write_on_and_on(folder: Path, *, capacity_rows: int, relabels: int, demos: int = 0) -> Callable[..., None]:

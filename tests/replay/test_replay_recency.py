@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from made_episodes import batch, label, make_episode, steps
 
 from dovetail.core.types import Array, Purpose, View
 from dovetail.replay._snapshot import Choice
 from dovetail.replay.mapped import MappedReplay
+from support.made_episodes import batch, label, make_episode, steps
 
 Open = Callable[..., MappedReplay]
 

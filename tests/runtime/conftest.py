@@ -1,3 +1,3 @@
-from live_host import live, processes
+from support.live_host import live, processes
 
 __all__ = ["live", "processes"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from dovetail.config.load import load
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
-from toy_run import TOY
+from support.toy_run import TOY
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
@@ -23,7 +23,7 @@ def test_a_whole_run(tmp_path, overrides):
 
 
 PRACTICE = """
-task: {type: "dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
+task: {type: "support.dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
 policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [16, 16], value_hidden: [16, 16]}
 algorithm: {type: ppo, num_envs: 2, rollout_steps: 32, num_epochs: 2, batch_size: 32}

@@ -13,12 +13,12 @@ from dovetail.core.types import Event, HumanInput, Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.rlpd import RLPD
 from dovetail.learn.checkpoint import load_checkpoint
-from dovetail.runtime.cell import Cell
-from dovetail.runtime.folder import RunFolder
+from dovetail.live.link import LiveLink
+from dovetail.runs.assembly.cell import Cell
+from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
-from dovetail.runtime.live import LiveLink
 from dovetail.weights.store import DiskWeightStore
-from toy_run import TOY
+from support.toy_run import TOY
 
 
 @pytest.fixture
@@ -198,7 +198,7 @@ def test_killed_at_any_moment_it_goes_on_twice_over(toy, tmp_path):
     """
     RunFolder.create(tmp_path / "k", toy("run.checkpoint_every_s=0.05", "run.env_steps=600"))
     code = (
-        "import sys; from pathlib import Path; from dovetail.runtime.folder import RunFolder;"
+        "import sys; from pathlib import Path; from dovetail.runs.folder import RunFolder;"
         "from dovetail.runtime.inline import InlineRun; InlineRun(RunFolder.open(Path(sys.argv[1]))).run()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "k")]

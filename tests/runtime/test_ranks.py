@@ -9,11 +9,11 @@ import pytest
 from dovetail.config.load import load
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.learn.checkpoint import load_checkpoint
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
-from dovetail.runtime.onpolicy import check_practice
+from dovetail.runtime.onpolicy.training import check_practice
 from dovetail.runtime.ranks import RankGroup
-from toy_run import TOY
+from support.toy_run import TOY
 
 TWO = (
     "learner.ranks=2",

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 import pytest
-from rollouts import make, play, reset, run_actions, run_expert
+
+from support.rollouts import make, play, reset, run_actions, run_expert
 
 TASK = "cap_tightening"
 ARMS = ("panda", "x5")

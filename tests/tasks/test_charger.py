@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from rollouts import make, play, reset, run_actions, run_expert
 
 from dovetail.core.types import Outcome
 from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
 from dovetail.robots.sim.rotations import quat_from_rotvec, quat_multiply, rotate
 from dovetail.tasks.charger import Charger
+from support.rollouts import make, play, reset, run_actions, run_expert
 
 TASK = "charger"
 ARMS = ("panda", "x5")

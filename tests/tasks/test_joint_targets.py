@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rollouts import play
 
 from dovetail.config.plugins import resolve
 from dovetail.core.types import Outcome
 from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
+from support.rollouts import play
 
 
 @pytest.mark.parametrize("arm", ["panda", "x5"])

@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
-from rollouts import make, play, reset, run_actions, run_expert
 
 from dovetail.config.plugins import resolve
 from dovetail.core.types import Outcome
 from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
 from dovetail.robots.sim.rotations import quat_conjugate, quat_from_rotvec, quat_multiply, rotate
+from support.rollouts import make, play, reset, run_actions, run_expert
 
 TASK = "peg_insertion"
 ARMS = ("panda", "x5")

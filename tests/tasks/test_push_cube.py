@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rollouts import make, play, reset, run_actions, run_expert
 
 from dovetail.core.types import Outcome
+from support.rollouts import make, play, reset, run_actions, run_expert
 
 TASK = "push_cube"
 ARMS = ("panda", "x5")

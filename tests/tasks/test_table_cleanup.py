@@ -7,10 +7,10 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-from rollouts import play, reset, run_actions, run_expert
 
 from dovetail.robots.sim.rotations import quat_from_axis_angle, quat_multiply
 from dovetail.tasks.table_cleanup import _THINGS
+from support.rollouts import play, reset, run_actions, run_expert
 
 TASK = "table_cleanup"
 THINGS = ("cube", "can", "bar")

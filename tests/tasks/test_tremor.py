@@ -1,7 +1,8 @@
 """A hand that trembles: for a tick, or as a person's does."""
 
 import numpy as np
-from rollouts import reset
+
+from support.rollouts import reset
 
 
 def deviations(tremor_s: float, num: int = 4000) -> np.ndarray:

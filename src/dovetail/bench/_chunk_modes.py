@@ -11,8 +11,8 @@ import numpy as np
 from dovetail.actor.actors import ActorConfig
 from dovetail.config.load import load
 from dovetail.core.types import Array, Episode, Outcome, WeightSnapshot
-from dovetail.runtime.build import build_station
-from dovetail.runtime.evaluate import evaluation_episodes
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.evaluate import evaluation_episodes
 
 __all__ = ["MODES", "Paired", "Trial", "paired_difference", "run_trials"]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from dovetail.config.load import config_hash, load
 from dovetail.config.schema import RunConfig
 from dovetail.core.types import WeightSnapshot
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.folder import RunFolder
+from dovetail.runs.status import RunStatus
 from dovetail.runtime.inline import InlineRun
-from dovetail.runtime.status import RunStatus
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["trained_flow"]

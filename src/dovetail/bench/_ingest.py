@@ -15,14 +15,14 @@ import ray
 from dovetail.config.schema import RunConfig
 from dovetail.core.types import Episode, Purpose
 from dovetail.episodes.ids import new_episode_id
-from dovetail.runtime.build import build_station
-from dovetail.runtime.evaluate import order_episode
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.ray.handles import StoreHandle
-from dovetail.runtime.ray.labeler import LabelerRole
-from dovetail.runtime.ray.learner import LearnerRole
-from dovetail.runtime.ray.store import StoreRole
-from dovetail.runtime.ray.weights import WeightsRole
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.evaluate import order_episode
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.ray.roles.handles import StoreHandle
+from dovetail.runtime.ray.roles.labeler import LabelerRole
+from dovetail.runtime.ray.roles.learner import LearnerRole
+from dovetail.runtime.ray.roles.store import StoreRole
+from dovetail.runtime.ray.roles.weights import WeightsRole
 
 __all__ = ["Arms", "Ingested", "Plant", "record"]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.types import Array
-from dovetail.runtime.ray.weights import WeightsReader
+from dovetail.runtime.ray.roles.weights import WeightsReader
 
 __all__ = ["NaiveReader", "NaiveWeights", "Reader", "make_network"]
 

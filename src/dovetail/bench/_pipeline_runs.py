@@ -21,9 +21,9 @@ from dovetail.core.clock import NS_PER_S
 from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.memory import keep_freed_memory
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.folder import RunFolder
+from dovetail.runs.status import RunStatus
 from dovetail.runtime.inline import InlineRun, Interrupted
-from dovetail.runtime.status import RunStatus
 
 __all__ = ["AFTER", "CASES", "LEARNING", "Case", "Look", "Pace", "Watch", "pace_of", "paced", "run_once", "run_to"]
 
@@ -215,7 +215,7 @@ def run_once(folder: RunFolder, watch: Watch) -> None:
     folder.lock()
     run: Callable[[], None]
     if folder.config.runtime == "ray":
-        from dovetail.runtime.ray.run import RayRun  # Ray takes a second to import
+        from dovetail.runtime.ray.driver.run import RayRun  # Ray takes a second to import
 
         run = RayRun(folder, watch=watch, should_stop=lambda: watch.ended).run
     else:

@@ -17,8 +17,8 @@ from dovetail.config.load import load
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.types import Purpose
 from dovetail.policies.flow import Flow
-from dovetail.runtime.build import build_station
-from dovetail.runtime.evaluate import order_episode
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.evaluate import order_episode
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["control_process", "plain_loop", "publish", "weight_swaps"]

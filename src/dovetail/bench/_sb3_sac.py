@@ -19,7 +19,7 @@ from dovetail.core.disk import write_atomic
 from dovetail.core.errors import UsageError
 from dovetail.core.streams import stream
 from dovetail.core.types import Array, Observation
-from dovetail.runtime.gym_env import DovetailEnv
+from dovetail.envs.gym_env import DovetailEnv
 
 __all__ = ["WAYS", "learned"]
 

@@ -13,8 +13,8 @@ from dovetail.core.contracts import Actor, Operator
 from dovetail.core.types import Array, Episode, HumanInput, Observation, Outcome, Purpose
 from dovetail.human.scripted import Demonstrator
 from dovetail.robots.sim.arm import ARMS
-from dovetail.runtime.build import Station, build_station
-from dovetail.runtime.evaluate import order_episode
+from dovetail.runs.assembly.build import Station, build_station
+from dovetail.runs.evaluate import order_episode
 
 __all__ = ["BlindReplay", "bench"]
 

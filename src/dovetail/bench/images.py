@@ -20,8 +20,8 @@ from dovetail.episodes.images import CODECS, ImageCodec
 from dovetail.human.scripted import Demonstrator
 from dovetail.robots.sim.film import TRACE_KEYS, Film
 from dovetail.robots.sim.robot import SimRobot
-from dovetail.runtime.build import build_station
-from dovetail.runtime.evaluate import order_episode
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.evaluate import order_episode
 
 __all__ = ["bench"]
 

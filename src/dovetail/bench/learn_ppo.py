@@ -22,9 +22,9 @@ from dovetail.bench.shards import Shards
 from dovetail.config.load import load
 from dovetail.core.disk import write_atomic
 from dovetail.learn.rollouts import OnPolicyAlgorithm
-from dovetail.runtime.build import build_station
-from dovetail.runtime.onpolicy import OnPolicy
-from dovetail.runtime.practice_book import practice_lines
+from dovetail.runs.assembly.build import build_station
+from dovetail.runtime.onpolicy.rollout_history import practice_lines
+from dovetail.runtime.onpolicy.training import OnPolicy
 
 __all__ = ["bench"]
 

@@ -16,8 +16,8 @@ from dovetail.bench._ingest import Ingested, Plant, record
 from dovetail.bench.rows import Row
 from dovetail.config.load import load
 from dovetail.core.types import Episode
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.ray.cluster import connected
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.ray.cluster.connection import connected
 
 __all__ = ["bench"]
 

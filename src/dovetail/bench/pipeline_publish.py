@@ -19,8 +19,8 @@ from dovetail.bench._naive_weights import NaiveReader, NaiveWeights, Reader
 from dovetail.bench.rows import Row
 from dovetail.config.cluster import ClusterConfig
 from dovetail.core.types import Array
-from dovetail.runtime.ray.cluster import connected
-from dovetail.runtime.ray.weights import Publisher, WeightsRole
+from dovetail.runtime.ray.cluster.connection import connected
+from dovetail.runtime.ray.roles.weights import Publisher, WeightsRole
 
 __all__ = ["bench", "latencies"]
 

@@ -17,9 +17,9 @@ from dovetail.bench.rows import Row, at_least
 from dovetail.config.load import load
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome
-from dovetail.runtime.build import build_station
-from dovetail.runtime.evaluate import evaluation_episodes
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.evaluate import evaluation_episodes
+from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["bench"]

@@ -16,10 +16,10 @@ from dovetail.core.clock import NS_PER_S
 from dovetail.core.types import EpisodeOrder, Purpose
 from dovetail.episodes.ids import new_episode_id
 from dovetail.human.mailbox import EXPIRY_S, Control
-from dovetail.runtime.build import Station, build_station
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.live import LiveLink
-from dovetail.runtime.live_view import LiveView
+from dovetail.live.link import LiveLink
+from dovetail.live.view import LiveView
+from dovetail.runs.assembly.build import Station, build_station
+from dovetail.runs.folder import RunFolder
 from dovetail.testing.live import JournalNote, read_journal
 
 __all__ = ["bench"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from dovetail.cli._runs import find_run
 from dovetail.cli._terminal import say
 from dovetail.core.errors import UsageError, did_you_mean
-from dovetail.runtime.acknowledgements import acknowledge as leave_note
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.acknowledgements import acknowledge as leave_note
+from dovetail.runs.folder import RunFolder
 
 __all__ = ["acknowledge"]
 

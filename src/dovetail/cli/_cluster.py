@@ -24,8 +24,8 @@ _UNTOLD = (*_ROLE, "pid", "born_unix_s", "stop_asked")
 
 def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:
     config = _read(files)
-    from dovetail.runtime.ray import joining
-    from dovetail.runtime.ray.token import check_token, make_token, token_path
+    from dovetail.runtime.ray.cluster import joining
+    from dovetail.runtime.ray.cluster.token import check_token, make_token, token_path
 
     machine = joining.this_machine(config, named=name)
     is_head, token = config.machines[machine].head, token_path(config)
@@ -35,7 +35,7 @@ def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:
         if is_new and len(config.machines) > 1:
             say(f"a new token is in {token}: copy the file to the same place on the other machines (scp -p)")
     else:
-        from dovetail.runtime.ray.cluster import check_admitted
+        from dovetail.runtime.ray.cluster.connection import check_admitted
 
         check_admitted(config)
     with console.status(f"joining as {machine}"):
@@ -46,7 +46,7 @@ def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:
 
 
 def _stay(machine: str) -> None:
-    from dovetail.runtime.ray import joining
+    from dovetail.runtime.ray.cluster import joining
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
@@ -74,7 +74,7 @@ def _stay(machine: str) -> None:
 
 def leave(files: Sequence[str], name: str | None) -> None:
     config = _read(files)
-    from dovetail.runtime.ray import joining
+    from dovetail.runtime.ray.cluster import joining
 
     machine = joining.this_machine(config, named=name)
     with console.status("leaving"):
@@ -89,7 +89,7 @@ def status(files: Sequence[str], *, as_json: bool) -> int:
             "the file names no cluster: say in cluster.machines who is in it, or in cluster.address where it is"
         )
     with console.status("asking"):
-        from dovetail.runtime.ray.status import cluster_status
+        from dovetail.runtime.ray.driver.status import cluster_status
 
         found = cluster_status(config)
     if as_json:

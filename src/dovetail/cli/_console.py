@@ -22,9 +22,9 @@ from dovetail.cli._runs import find_run
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import say
 from dovetail.console.app import make_app
+from dovetail.console.run_source import ConsoleLock, open_handles
 from dovetail.console.server import listen, serve
 from dovetail.core.errors import UsageError
-from dovetail.runtime.console import ConsoleLock, open_handles
 
 __all__ = ["console"]
 

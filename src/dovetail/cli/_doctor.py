@@ -191,7 +191,7 @@ def _plugins() -> Iterator[Check]:
 def _station(config: RunConfig) -> Iterator[Check]:
     """Robot, task, policy and the rest, built and matched."""
     from dovetail.cli._session import check_fits
-    from dovetail.runtime.band import completed
+    from dovetail.runs.assembly.fleet import completed
 
     task = config.task.type if config.task else "its own task"
     what = f"robot {config.robot.type}, {task}, policy {config.policy.type}, algorithm {config.algorithm.type}"

@@ -23,9 +23,9 @@ from dovetail.episodes.lerobot.export import export as write_dataset
 from dovetail.episodes.lerobot.read import Dataset, open_dataset
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
-from dovetail.runtime.build import build_station
-from dovetail.runtime.experience import image_codec
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.experience import image_codec
+from dovetail.runs.folder import RunFolder
 
 __all__ = ["export", "import_dataset"]
 

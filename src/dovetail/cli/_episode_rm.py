@@ -17,7 +17,7 @@ from dovetail.core.errors import UsageError
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.labels.store import LabelStore
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.folder import RunFolder
 
 __all__ = ["rm"]
 

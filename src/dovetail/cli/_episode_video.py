@@ -20,9 +20,9 @@ from dovetail.core.types import Array
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.video import write_video
 from dovetail.labels.store import LabelStore
-from dovetail.runtime.film import Filmer, episode_frames
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.timelapse import Pace, Scene, time_lapse
+from dovetail.reports.film import Filmer, episode_frames
+from dovetail.reports.timelapse import Pace, Scene, time_lapse
+from dovetail.runs.folder import RunFolder
 
 __all__ = ["merge", "one"]
 

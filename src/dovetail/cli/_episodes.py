@@ -260,7 +260,7 @@ def _moment(unix_ns: int) -> str:
 
 
 def _to_rerun(log: EpisodeLog, store: LabelStore, episode_id: str, *, save: Path | None, view: bool) -> None:
-    from dovetail.runtime.rerun import open_viewer, write_rrd
+    from dovetail.reports.rerun import open_viewer, write_rrd
 
     try:
         label = store.current(episode_id)

@@ -19,11 +19,11 @@ from dovetail.core.errors import CheckpointError, StoreError, UsageError
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome, WeightSnapshot
 from dovetail.learn.checkpoint import load_checkpoint
-from dovetail.runtime.arms import arm_configs, kinds
-from dovetail.runtime.band import build_band
-from dovetail.runtime.build import Station, build_station
-from dovetail.runtime.evaluate import evaluation_episodes
-from dovetail.runtime.folder import RunFolder
+from dovetail.runs.assembly.arms import arm_configs, kinds
+from dovetail.runs.assembly.build import Station, build_station
+from dovetail.runs.assembly.fleet import build_band
+from dovetail.runs.evaluate import evaluation_episodes
+from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["Source", "evaluate", "find_source"]

@@ -28,9 +28,9 @@ from dovetail.labels.agreement import agreements, verdicts
 from dovetail.labels.panel import OPINION
 from dovetail.labels.queue import LabelQueue
 from dovetail.labels.store import LabelStore
-from dovetail.runtime.build import build_labeler
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.relabel import Relabelled, has_label, relabel
+from dovetail.rewards.relabel import Relabelled, has_label, relabel
+from dovetail.runs.assembly.build import build_labeler
+from dovetail.runs.folder import RunFolder
 
 __all__ = ["Request", "label"]
 

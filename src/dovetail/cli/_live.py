@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dovetail.cli._terminal import advice_block, duration, rate_line, sparkline
 from dovetail.learn.coach import Advice
-from dovetail.runtime.status import RECENT, RunStatus, Watcher, nobody
+from dovetail.runs.status import RECENT, RunStatus, Watcher, nobody
 
 __all__ = ["RATE_LABELS", "LinesView", "LiveView", "view_for"]
 

@@ -8,8 +8,8 @@ from rich.text import Text
 
 from dovetail.cli._terminal import advice_block, console, duration, rate_line
 from dovetail.core.stats import Rate
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.report import REPORT, Report, write_report
+from dovetail.reports.report import REPORT, Report, write_report
+from dovetail.runs.folder import RunFolder
 
 __all__ = ["show"]
 

@@ -15,9 +15,9 @@ from dovetail.cli._terminal import console, say
 from dovetail.config.load import load_settings
 from dovetail.core.errors import UsageError
 from dovetail.labels.learned.training import TrainingConfig
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.reward_classifier import Made, train_classifier
-from dovetail.runtime.reward_classifier import Progress as OnProgress
+from dovetail.rewards.classifier_training import Made, train_classifier
+from dovetail.rewards.classifier_training import Progress as OnProgress
+from dovetail.runs.folder import RunFolder
 
 __all__ = ["train_reward_classifier"]
 

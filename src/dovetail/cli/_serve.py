@@ -20,12 +20,12 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
-from dovetail.policies.handshake import read_token
-from dovetail.runtime.build import build_station
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.following import FollowingPolicy
-from dovetail.runtime.parts import build_policy
-from dovetail.runtime.serve import PolicyServer
+from dovetail.policies.remote.handshake import read_token
+from dovetail.robot_host.following_policy import FollowingPolicy
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.assembly.policy_parts import build_policy
+from dovetail.runs.folder import RunFolder
+from dovetail.serve.server import PolicyServer
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["serve"]

@@ -29,20 +29,20 @@ from dovetail.labels.queue import LabelQueue
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.rollouts import OnPolicyAlgorithm
-from dovetail.runtime.arms import arm_configs, arm_name, kinds
-from dovetail.runtime.band import build_band, completed
-from dovetail.runtime.build import Station, build_station
-from dovetail.runtime.cell import demonstrates
-from dovetail.runtime.folder import RunFolder
+from dovetail.live.link import LiveLink
+from dovetail.runs.assembly.arms import arm_configs, arm_name, kinds
+from dovetail.runs.assembly.build import Station, build_station
+from dovetail.runs.assembly.cell import demonstrates
+from dovetail.runs.assembly.fleet import build_band, completed
+from dovetail.runs.folder import RunFolder
+from dovetail.runs.status import Watcher
 from dovetail.runtime.inline import InlineRun, Interrupted
-from dovetail.runtime.live import LiveLink
-from dovetail.runtime.onpolicy import check_practice, is_on_policy
+from dovetail.runtime.onpolicy.training import check_practice, is_on_policy
 from dovetail.runtime.ranks import check_ranks
-from dovetail.runtime.status import Watcher
 
 if TYPE_CHECKING:  # Ray takes a second to import
-    from dovetail.runtime.ray.practice import RayPractice
-    from dovetail.runtime.ray.run import RayRun
+    from dovetail.runtime.ray.driver.run import RayRun
+    from dovetail.runtime.ray.roles.on_policy import RayPractice
 
 __all__ = ["Request", "check_fits", "collect", "run", "shown", "train"]
 
@@ -148,10 +148,10 @@ def _runner(
     if folder.config.runtime == "inline" or again == "train":
         return InlineRun(folder, watch=watch, should_stop=should_stop, live=live)
     if is_on_policy(folder.config):
-        from dovetail.runtime.ray.practice import RayPractice
+        from dovetail.runtime.ray.roles.on_policy import RayPractice
 
         return RayPractice(folder, watch=watch, should_stop=should_stop, live=request.console)
-    from dovetail.runtime.ray.run import RayRun
+    from dovetail.runtime.ray.driver.run import RayRun
 
     return RayRun(folder, watch=watch, should_stop=should_stop, live=request.console, announce=say)
 

@@ -57,7 +57,7 @@ BUILTIN: dict[str, dict[str, str]] = {
         "flow_actor": "dovetail.policies.flow_actor:FlowActor",
         "steered": "dovetail.policies.steered:Steered",
         "shared": "dovetail.policies.embodiments:Shared",
-        "remote": "dovetail.policies.remote:RemotePolicy",
+        "remote": "dovetail.policies.remote.policy:RemotePolicy",
         "actor_critic": "dovetail.policies.actor_critic:ActorCritic",
         "flow_actor_critic": "dovetail.policies.flow_actor_critic:FlowActorCritic",
     },

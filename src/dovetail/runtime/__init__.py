@@ -1,1 +1,1 @@
-"""Which role runs where. `inline`: one process, one thing after another, deterministic for a seed."""
+"""Who executes a run: `inline` in one process, `ray` as several actors at once, `onpolicy` for PPO."""

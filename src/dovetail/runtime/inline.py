@@ -23,28 +23,28 @@ from dovetail.learn.device import find_device
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.learn.rollouts import OnPolicyAlgorithm
+from dovetail.live.link import LiveLink
+from dovetail.live.run_status import tell_also
 from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
-from dovetail.runtime.build import build_station
-from dovetail.runtime.catching_up import catch_up
-from dovetail.runtime.coaching import Coaching
-from dovetail.runtime.curves import Curves
-from dovetail.runtime.demonstrating import demonstrate
-from dovetail.runtime.evaluate import order_episode
-from dovetail.runtime.evaluations import Evaluations
-from dovetail.runtime.experience import Experience, image_codec
-from dovetail.runtime.folder import RunFolder
-from dovetail.runtime.intake import Intake
-from dovetail.runtime.keeping import Keeping
-from dovetail.runtime.live import LiveLink
-from dovetail.runtime.live_status import tell_also
-from dovetail.runtime.onpolicy import OnPolicy, check_practice, is_on_policy
-from dovetail.runtime.parts import keep_parts
-from dovetail.runtime.phases import Phases
+from dovetail.rewards.retraining import retraining_of
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.assembly.policy_parts import keep_parts
+from dovetail.runs.catch_up import catch_up
+from dovetail.runs.checkpoints import Keeping
+from dovetail.runs.coaching import Coaching
+from dovetail.runs.curves import Curves
+from dovetail.runs.demonstrations import demonstrate
+from dovetail.runs.evaluate import order_episode
+from dovetail.runs.evaluations import Evaluations
+from dovetail.runs.experience import Experience, image_codec
+from dovetail.runs.folder import RunFolder
+from dovetail.runs.intake import Intake
+from dovetail.runs.phase_times import Phases
+from dovetail.runs.schedule import Schedule
+from dovetail.runs.skipped_updates import telling_skips
+from dovetail.runs.status import RunStatus, Watcher, nobody
+from dovetail.runtime.onpolicy.training import OnPolicy, check_practice, is_on_policy
 from dovetail.runtime.ranks import RankGroup
-from dovetail.runtime.retraining import retraining_of
-from dovetail.runtime.schedule import Schedule
-from dovetail.runtime.skipping import telling_skips
-from dovetail.runtime.status import RunStatus, Watcher, nobody
 
 __all__ = ["InlineRun", "Interrupted"]
 

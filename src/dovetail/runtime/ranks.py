@@ -42,10 +42,10 @@ from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.setup import set_up
 from dovetail.learn.spread import Spread
-from dovetail.runtime._channel import Gone
-from dovetail.runtime._frames import Frames, run_child
-from dovetail.runtime.build import build_trainable
-from dovetail.runtime.folder import RunFolder
+from dovetail.processes.array_channel import Frames, run_child
+from dovetail.processes.channel import Gone
+from dovetail.runs.assembly.build import build_trainable
+from dovetail.runs.folder import RunFolder
 
 __all__ = ["Group", "LeadAlgorithm", "Link", "RankGroup", "check_ranks", "follow", "lead_ranks", "rank_orders"]
 

@@ -18,16 +18,17 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from lerobot_recordings import ROBOT, MemoryLog, StreamingLog
 
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import ArraySpec
 from dovetail.episodes.lerobot import FileSizes, _commit, export, open_dataset, read_dataset
+from support import TESTS
+from support.lerobot_recordings import ROBOT, MemoryLog, StreamingLog
 
 CHILD = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from lerobot_recordings import StreamingLog
+from support.lerobot_recordings import StreamingLog
 from dovetail.episodes.lerobot import FileSizes, export
 print("ready", flush=True)
 export(StreamingLog(range(int(sys.argv[3]))), sys.argv[1], sizes=FileSizes(data_mb=0.02))
@@ -125,7 +126,7 @@ def test_killed_before_any_of_the_moves(tmp_path: Path, monkeypatch: pytest.Monk
 
 def kill_an_export(root: Path, log: MemoryLog, *, after_s: float) -> None:
     """kill -9, and whatever is there then must be whole."""
-    command = [sys.executable, "-c", CHILD, str(root), str(Path(__file__).parent), str(len(log.ids()))]
+    command = [sys.executable, "-c", CHILD, str(root), str(TESTS), str(len(log.ids()))]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline(), "the export died by itself"

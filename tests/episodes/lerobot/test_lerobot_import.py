@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lerobot_recordings import picture, psnr_db
 from PIL import Image
 
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
@@ -22,6 +21,7 @@ from dovetail.core.types import Outcome, Purpose, Source
 from dovetail.episodes.ids import check_episode_id
 from dovetail.episodes.lerobot import import_episodes, open_dataset, read_dataset
 from dovetail.episodes.log import EpisodeLog
+from support.lerobot_recordings import picture, psnr_db
 
 LENGTHS = (4, 3)
 SIZE = (32, 48, 3)

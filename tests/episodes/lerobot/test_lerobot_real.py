@@ -14,17 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lerobot_recordings import MemoryLog, StreamingLog, psnr_db
 
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array, Episode, Outcome, Purpose
 from dovetail.episodes.lerobot import FileSizes, _commit, export, open_dataset, read_dataset
 from dovetail.episodes.lerobot._video import as_rgb
+from support import SUPPORT
+from support.lerobot_recordings import MemoryLog, StreamingLog, psnr_db
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[3]
-SCRIPT = Path(__file__).with_name("with_lerobot.py")
+SCRIPT = SUPPORT / "with_lerobot.py"
 CAMERAS = {
     "camera/front": ("observation.images.camera_front", (48, 64)),
     "wrist": ("observation.images.wrist", (34, 42)),

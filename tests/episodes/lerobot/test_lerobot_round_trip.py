@@ -12,13 +12,21 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from lerobot_recordings import ROBOT, WITH_DEPTH, MemoryLog, StreamingLog, make_episode, make_labels, psnr_db
 
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
 from dovetail.episodes.lerobot import export, import_episodes, open_dataset, read_dataset
 from dovetail.episodes.log import EpisodeLog
+from support.lerobot_recordings import (
+    ROBOT,
+    WITH_DEPTH,
+    MemoryLog,
+    StreamingLog,
+    make_episode,
+    make_labels,
+    psnr_db,
+)
 
 LOSSY_DB = 30.0
 

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from lerobot_recordings import WITH_DEPTH, MemoryLog, StreamingLog, make_labels
 
 from dovetail.core.types import Outcome
 from dovetail.episodes.lerobot import ExportReport, FileSizes, export
+from support.lerobot_recordings import WITH_DEPTH, MemoryLog, StreamingLog, make_labels
 
 STATISTICS = ("min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99")
 FRONT, WRIST = "observation.images.camera_front", "observation.images.wrist"

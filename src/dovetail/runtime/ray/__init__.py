@@ -1,1 +1,1 @@
-"""Everything at once: each role an actor of Ray's, none waiting for another. The only rooms that know Ray are here."""
+"""Run every role at once as a Ray actor. Only this folder imports Ray."""

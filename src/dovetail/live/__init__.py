@@ -1,0 +1,1 @@
+"""The link between a running run and the processes that watch it: state, camera images, and messages from people."""

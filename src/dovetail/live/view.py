@@ -1,0 +1,221 @@
+"""A running run, seen from another process: what the robot sees, who is in control, and how well the loop keeps time.
+
+    view = LiveView.attach(Path("runs/first-try"))     # raises NotLive, in one line, where nothing runs
+    while view.alive:
+        view.refresh()                                 # the board may be another one by now
+        state, picture = view.state(), view.frame("front")
+        view.writer.beat()                             # a console is there
+    view.close()
+
+Reads only, but for `writer`, and waits for nobody. One thread at a time: filming holds a GL context.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.actor.board import Board, BoardLayout
+from dovetail.core.clock import NS_PER_S, boot_id
+from dovetail.core.errors import DovetailError, FailureError
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Array, Source
+from dovetail.human.mailbox import Control, Mailbox, MailboxWriter
+from dovetail.live.help_hints import Hint, hint_for
+from dovetail.live.link import LIVE_JSON, VERSION, process_started
+from dovetail.live.rendering import LiveFilm
+from dovetail.processes.shared_memory import Bulletin, attach
+
+__all__ = ["LiveState", "LiveView", "NotLive"]
+
+_BROKEN = (OSError, KeyError, TypeError, ValueError)
+_IDLE_S = 1.0  # without a tick for so long, the robot is between episodes
+
+
+class NotLive(FailureError):
+    """Nothing runs in that folder now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LiveState:
+    """All plain values: ready for JSON."""
+
+    control: str  # policy, human, holding, paused, fault, or idle between episodes
+    reason: str  # why it holds, is paused or stopped; empty otherwise
+    may_drive: bool  # nobody helps in an evaluation
+    driver: int  # the session that drives; 0: none
+    episode: dict[str, Any]  # id, purpose, number; empty before the first
+    step: int
+    prompt: str
+    values: dict[str, list[float]]  # what the robot feels: joints, pose, gripper
+    executed: list[float]  # the last action, as it was executed
+    health: dict[str, float]  # ticks, overruns, late_ms, worst_late_ms, thinking_ms
+    policy_version: int  # that decided last
+    weights_age_s: float | None  # since the newest weights were published; None: none yet
+    mode: str  # how it acts: sequential, rtc...
+    hint: Hint | None
+    facts: dict[str, Any] = field(default_factory=dict)  # of the run: phase, figures, the coach's advice
+
+
+class LiveView:
+    """See above."""
+
+    def __init__(self, folder: Path, link: dict[str, Any]) -> None:
+        self._folder, self._link = folder, link
+        self._pid = int(link["pid"])
+        self.robot = RobotSpec.from_json(link["robot"])
+        self._film = LiveFilm(folder)
+        descriptors, num_axes = link["descriptors"], self.robot.action.shape[0]
+        memory = attach(self._pid, descriptors["mailbox"], Mailbox.num_bytes(num_axes), write=True)
+        self.writer = MailboxWriter(Mailbox(num_axes, memory))
+        self._bulletin = Bulletin(attach(self._pid, descriptors["bulletin"], Bulletin.NUM_BYTES))
+        self._board: Board | None = None
+        self._attach_board()
+
+    @staticmethod
+    def attach(folder: Path) -> LiveView:
+        link = _read(folder)
+        try:
+            return LiveView(folder, link)
+        except (DovetailError, *_BROKEN) as error:
+            raise NotLive(f"run {folder} runs, but cannot be watched: {error}") from error
+
+    @property
+    def alive(self) -> bool:
+        """Whether the run's process still runs."""
+        return process_started(self._pid) == int(self._link["started"])
+
+    def refresh(self) -> None:
+        """Look whether the run acts on another board now. Raises NotLive once the run is over."""
+        link = _read(self._folder)
+        if (link["pid"], link["started"]) != (self._link["pid"], self._link["started"]):
+            raise NotLive(f"run {self._folder} was started anew: attach again")
+        if link != self._link:
+            self._link = link
+            try:
+                self._attach_board()
+            except _BROKEN as error:
+                raise NotLive(f"run {self._folder} has just ended: {error}") from error
+
+    def _attach_board(self) -> None:
+        if self._link["board"] is None:
+            return
+        layout = BoardLayout.from_json(self._link["board"])
+        self._board = Board(layout, attach(self._pid, self._link["descriptors"]["board"], layout.num_bytes))
+
+    # ---- pictures
+
+    @property
+    def num_seen(self) -> int:
+        """How often the robot has looked: pictures may be new when this has changed."""
+        return self._board.num_seen if self._board else 0
+
+    @property
+    def cameras(self) -> tuple[str, ...]:
+        """Those that the robot has; or one that films the simulation from what is recorded of it."""
+        cameras = tuple(key for key, spec in self.robot.observation.items() if spec.is_image)
+        return cameras or self._film.cameras
+
+    def frame(self, camera: str) -> Array | None:
+        """The newest picture, uint8 [H, W, 3], a copy; None if there is none yet."""
+        board = self._board
+        if board is None or not board.num_seen:
+            return None
+        if camera in board.layout.frames:
+            for _ in range(3):
+                row = board.num_seen - 1
+                frame: Array = board.observation(row).values[camera].copy()
+                if not board.is_overwritten(row):
+                    return frame
+            return None
+        # before an episode's first step, its first row: a person who is to begin wants to see what is there
+        row = board.num_stepped - 1 if board.num_stepped > board.first else board.num_seen - 1
+        return self._film.picture(camera, board.extras(row))
+
+    # ---- the rest
+
+    def state(self) -> LiveState:
+        facts, board, box = dict(self._bulletin.read()), self._board, self.writer.box
+        stepped = board.num_stepped if board else 0
+        row = stepped - 1
+        idle_s = (time.monotonic_ns() - board.ticked_ns) / NS_PER_S if board and board.ticked_ns else None
+        source, policy_version, executed = Source.POLICY, 0, np.zeros(0)
+        if board and row >= 0:
+            source, policy_version, executed = board.look(row)
+        control, reason = _control(box, facts, source=source, idle_s=idle_s)
+        published_unix_s = facts.pop("weights_unix_s", None)
+        values: dict[str, list[float]] = {}
+        if board and board.num_seen:
+            seen = board.observation(board.num_seen - 1).values
+            values = {key: value.tolist() for key, value in seen.items() if value.ndim == 1}
+        step = max(0, stepped - board.first) if board else 0
+        hint = None
+        if board and control == "policy" and step and facts.get("episode", {}).get("purpose") == "online":
+            hint = hint_for(board, self.robot, usual_steps=facts.get("usual_steps"))
+        return LiveState(
+            control=control,
+            reason=reason,
+            may_drive=facts.get("episode", {}).get("purpose") != "eval",
+            driver=box.driver,
+            episode=facts.pop("episode", {}),
+            step=step,
+            prompt=board.prompt if board else "",
+            values=values,
+            executed=executed.tolist(),
+            health=_health(board),
+            policy_version=policy_version,
+            weights_age_s=None if published_unix_s is None else time.time() - published_unix_s,
+            mode=facts.pop("mode", ""),
+            hint=hint,
+            facts=facts,
+        )
+
+    def close(self) -> None:
+        self._film.close()
+        self._board = None
+
+
+def _control(box: Mailbox, facts: dict[str, Any], *, source: Source, idle_s: float | None) -> tuple[str, str]:
+    fault = facts.pop("fault", None)
+    if fault:
+        return "fault", fault
+    if box.emergency:
+        return "fault", "the emergency stop was pressed"
+    if idle_s is None or idle_s > _IDLE_S:
+        return "idle", str(facts.get("phase", ""))
+    if box.control is Control.HOLDING:
+        return "holding", "whoever drove was lost: take over again, or press start"
+    if box.control is Control.PAUSED:
+        return "paused", "press start to go on, or take over"
+    human = box.control is Control.HUMAN or source is Source.HUMAN
+    return ("human" if human else "policy"), ""
+
+
+def _health(board: Board | None) -> dict[str, float]:
+    if board is None:
+        return {}
+    health = board.health
+    in_ms = {
+        f"{name.removesuffix('_ns')}_ms": value / 1e6 for name, value in health.items() if name.endswith("_ns")
+    }
+    return {"ticks": health["ticks"], "overruns": health["overruns"], **in_ms}
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    nothing = f"nothing runs in {folder} now: start it with `dovetail run --resume {folder}`"
+    try:
+        link: dict[str, Any] = json.loads((folder / LIVE_JSON).read_text())
+        alive = link["boot_id"] == boot_id() and process_started(int(link["pid"])) == link["started"]
+        version = link["version"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise NotLive(nothing) from error
+    if not alive:
+        raise NotLive(nothing)
+    if version != VERSION:
+        raise NotLive(f"run {folder} runs another version of Dovetail: use that one's console")
+    return link

@@ -1,0 +1,1 @@
+"""The client of a policy server: the remote policy, its connection, handshake and wire format."""

@@ -1,0 +1,139 @@
+"""A robot at its task behind the safety filter, with its clock: what a control process is made of. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from dovetail.actor.control import EMERGENCY
+from dovetail.config.plugins import resolve
+from dovetail.config.schema import PluginSection
+from dovetail.core.clock import RealClock, SimulatedClock
+from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
+from dovetail.core.specs import match
+from dovetail.core.types import Array, Purpose
+from dovetail.human.browser import Desk, WithMailbox
+from dovetail.human.device import DeviceOperator, WithStop
+from dovetail.human.mailbox import Mailbox
+from dovetail.human.none import NoOperator
+from dovetail.human.scripted import Demonstrator
+from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.runs.assembly.hidden_success import Unjudged
+
+__all__ = ["Cell", "build_cell", "demonstrates"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    task: Task
+    robot: SafeRobot
+    clock: Clock
+    _raw: Robot
+    hides_success: bool = False  # from practice
+    _devices: dict[str, DeviceOperator] = field(
+        default_factory=dict
+    )  # one of each, whatever it is for: it is opened once
+
+    def task_for(self, purpose: Purpose) -> Task:
+        """As that purpose may know it: practice may be kept from knowing when it is done."""
+        return Unjudged(self.task) if self.hides_success and purpose is Purpose.ONLINE else self.task
+
+    @property
+    def probe(self) -> Callable[[], Mapping[str, Array]]:
+        """What should be recorded beside each observation: a simulator's own state, say."""
+        probe: Callable[[], Mapping[str, Array]] = getattr(self._raw, "probe", dict)
+        return probe
+
+    def operator(
+        self, purpose: Purpose, section: PluginSection, *, demo_noise: float, desk: Desk | None = None
+    ) -> Operator:
+        """Who may take over: the expert shows, or whose hands are configured; nobody helps in an evaluation, and
+        practice is as configured. Who sits at the `desk` comes before all of them."""
+        hands = demonstrates(section)
+        operator: Operator
+        if purpose is Purpose.DEMO and not hands:
+            operator = self._stoppable(Demonstrator(task=self.task, noise=demo_noise), section)
+        elif purpose is Purpose.EVAL:
+            operator = self._stoppable(NoOperator(), section)
+        else:
+            operator = self._device(section) or self._build_operator(section, self.task_for(purpose))
+        if desk is None:
+            return operator
+        return WithMailbox(
+            operator,
+            desk,
+            may_drive=purpose is not Purpose.EVAL,
+            demonstrates=purpose is Purpose.DEMO and hands,
+        )
+
+    def _stoppable(self, operator: Operator, section: PluginSection) -> Operator:
+        device = self._device(section)
+        return operator if device is None else WithStop(operator, device)
+
+    def _device(self, section: PluginSection) -> DeviceOperator | None:
+        """Whoever is configured, if that is a device."""
+        kind = resolve("operator", section.type)
+        if not (isinstance(kind, type) and issubclass(kind, DeviceOperator)):
+            return None
+        name = repr(section.to_plain())
+        if name not in self._devices:
+            operator = self._build_operator(section, self.task_for(Purpose.ONLINE))
+            assert isinstance(operator, DeviceOperator)
+            self._devices[name] = operator
+        return self._devices[name]
+
+    def _build_operator(self, section: PluginSection, task: Task) -> Operator:
+        """One that wraps another names that one in its config, as `operator`."""
+        handles: dict[str, Any] = {"task": task, "robot": self.robot.spec}
+        wrapped = getattr(section.config, "operator", None)
+        if wrapped is not None:
+            handles["inner"] = self._build_operator(PluginSection.parse("operator", wrapped), task)
+        operator: Operator = section.build(**handles)
+        if isinstance(operator, DeviceOperator) and isinstance(self.clock, SimulatedClock):
+            operator.keep_pace(1.0 / self.robot.spec.control_hz)
+        return operator
+
+    def desk(self, box: Mailbox, section: PluginSection) -> Desk:
+        """A place for a person, whose emergency stop the filter knows; where time is simulated, it keeps pace."""
+        self.robot.refuse_while(lambda: EMERGENCY if box.emergency else None)
+        pace_s = 1.0 / self.robot.spec.control_hz if isinstance(self.clock, SimulatedClock) else None
+        return Desk(box, self.robot.spec, pace_s=pace_s, speed=getattr(section.config, "speed", 1.0))
+
+    def close(self) -> None:
+        self.robot.stop()
+        for device in self._devices.values():
+            device.close()
+        close = getattr(self._raw, "close", None)
+        if close:
+            close()
+
+
+def demonstrates(section: PluginSection) -> bool:
+    """Whether an operator is a person's hands, who can show a task, and not a script or nobody."""
+    return bool(getattr(resolve("operator", section.type), "demonstrates", False))
+
+
+def build_cell(
+    *,
+    task: PluginSection | None,
+    robot: PluginSection,
+    safety: PluginSection,
+    hides_success: bool = False,
+    name: str | None = None,
+) -> Cell:
+    """Make robot and task, and let them check each other. `name`: see SafeRobot."""
+    job: Any = task.build() if task else None
+    raw: Any = robot.build(task=job)
+    job = job or raw.task
+    clock: Clock
+    if isinstance(raw, SimulatedRobot):
+        simulated = SimulatedClock(realtime=getattr(robot.config, "realtime", False))
+        simulated.on_advance(raw.advance)
+        clock = simulated
+    else:
+        clock = RealClock()
+    assert isinstance(safety.config, SafetyConfig)
+    safe = SafeRobot(raw, safety.config, clock, name=name)
+    match(safe.spec, task=job.spec)
+    return Cell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)

@@ -1,0 +1,57 @@
+"""What a run writes down while it learns: a line in its events and a point in its curves for each episode or lesson."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dovetail.core.types import Episode, Labels
+from dovetail.learn.metrics import MetricsLog
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.onpolicy.training import Lesson
+from dovetail.runs.phase_times import Phases
+from dovetail.runtime.onpolicy.rollout_history import note_lesson
+from dovetail.runs.status import RunStatus
+
+__all__ = ["Curves"]
+
+
+class Curves:
+    def __init__(self, folder: RunFolder, *, metrics: MetricsLog, status: RunStatus, phases: Phases) -> None:
+        self._folder, self._metrics, self._status, self._phases = folder, metrics, status, phases
+
+    def episode(self, episode: Episode, labels: Labels | None) -> None:
+        """What its labels say is left out where they are still to come."""
+        status = self._status
+        facts: dict[str, Any] = {}
+        if labels is not None:
+            facts = {"success": float(labels.success), "return": float(labels.rewards.sum())}
+        facts |= {"human_share": episode.num_human_steps / len(episode), "length": float(len(episode))}
+        version = int(episode.column("policy_version")[-1])
+        about = {
+            "id": episode.id,
+            "robot": episode.robot.name,
+            "outcome": episode.outcome,
+            "policy_version": version,
+        }
+        self._folder.event("episode", **about, env_steps=status.env_steps, **facts)
+        components = [name for name in episode.segments[0].columns if name.startswith("reward/")]
+        facts |= {name: float(episode.column(name).sum()) for name in components}  # what the task itself gave
+        self.times()
+        self._metrics.write("online", facts, step=status.env_steps)
+        self._metrics.write("learner", status.metrics, step=status.env_steps)
+        self._metrics.write("actor", status.telemetry, step=status.env_steps)
+        if status.waiting:
+            waiting = {"waiting": float(sum(status.waiting.values()))}
+            self._metrics.write("labels", waiting, step=status.env_steps)
+
+    def lesson(self, lesson: Lesson) -> None:
+        status = self._status
+        self._metrics.write("online", lesson.means(), step=status.env_steps)
+        self._metrics.write("learner", lesson.metrics, step=status.env_steps)
+        note_lesson(self._folder, lesson, env_steps=status.env_steps, robot_minutes=status.robot_minutes)
+
+    def times(self) -> None:
+        status = self._status
+        spent, rates = self._phases.lap(env_steps=status.env_steps, updates=status.updates)
+        self._metrics.write("time", spent, step=status.env_steps)
+        self._metrics.write("throughput", rates, step=status.env_steps)

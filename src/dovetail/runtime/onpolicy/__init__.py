@@ -1,0 +1,1 @@
+"""On-policy learning (PPO): simulated worlds, rollout collection, and the training loop."""

@@ -1,0 +1,56 @@
+"""What a world did, written to the log as an episode: only for who asks, since practice is learned from in memory."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dovetail.actor.actors import make_start
+from dovetail.config.schema import ImagesConfig
+from dovetail.core.types import Episode, EpisodeOrder, EpisodeStart, Observation, Outcome, Purpose, Segment, Step
+from dovetail.episodes.ids import new_episode_id
+from dovetail.episodes.log import EpisodeLog
+from dovetail.runs.assembly.cell import Cell
+from dovetail.runs.experience import image_codec
+
+__all__ = ["Recording"]
+
+
+class Recording:
+    """`begin`, `add` each step, `end`: the episode is in the log then. One that never ends is not."""
+
+    def __init__(self, cell: Cell, log: EpisodeLog, *, seed: int, config_hash: str) -> None:
+        self._cell, self._log = cell, log
+        self._seed, self._config_hash = seed, config_hash
+        self._start: EpisodeStart | None = None
+        self._steps: list[Step] = []
+
+    @staticmethod
+    def of(cell: Cell, orders: Mapping[str, Any], *, seed: int) -> Recording:
+        """As a collector is told to, in plain values."""
+        log = EpisodeLog(Path(orders["folder"]), images=image_codec(ImagesConfig(**orders["images"])))
+        return Recording(cell, log, seed=seed, config_hash=orders["config_hash"])
+
+    def begin(self, index: int) -> None:
+        spec, now_ns = self._cell.robot.spec, time.time_ns()
+        order = EpisodeOrder(
+            id=new_episode_id(unix_ns=now_ns, robot=spec.name),
+            purpose=Purpose.ONLINE,
+            seed=self._seed,
+            index=index,
+            config_hash=self._config_hash,
+            started_unix_ns=now_ns,
+        )
+        self._start = make_start(order, task=self._cell.task, robot=spec, operator="none")
+        self._steps.clear()
+
+    def add(self, step: Step) -> None:
+        self._steps.append(step)
+
+    def end(self, outcome: Outcome, *, last: Observation) -> None:
+        assert self._start is not None, "begin() comes first"
+        segment = Segment.of(self._steps, episode_id=self._start.id, last_observation=last)
+        self._log.commit(Episode.of(self._start, [segment], outcome=outcome))
+        self._start = None

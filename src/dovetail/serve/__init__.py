@@ -1,0 +1,1 @@
+"""The policy server: answers robots that request actions over the network."""

@@ -1,0 +1,351 @@
+"""A run seen and driven from another process, in both layouts: who is killed there never moves the arm here."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dovetail.config.load import load
+from dovetail.core.errors import UsageError
+from dovetail.core.types import Event, Outcome, Purpose, Source
+from dovetail.episodes.log import EpisodeLog
+from dovetail.live.link import LIVE_JSON, LiveLink
+from dovetail.live.rendering import LiveFilm
+from dovetail.live.view import LiveView, NotLive
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+from dovetail.testing.live import read_journal
+from support.live_host import eventually, order
+from support.toy_run import TOY
+
+CONFIG = """
+task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 100000, tolerance: 1.0e-9}
+robot: {type: "dovetail.testing.live:LiveArm", image_size: [8, 6], journal: "%s"}
+policy: {type: "dovetail.testing.live:MoodyPolicy"}
+actor: {type: naive, layout: %s, flush_s: 0.1, stall_s: 5.0, heartbeat_s: 5.0}
+algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
+"""
+DRIVER = """
+import sys, time
+from pathlib import Path
+from dovetail.live.view import LiveView
+view, sequence = LiveView.attach(Path(sys.argv[1])), 0
+print("attached", flush=True)
+while True:
+    sequence += 1
+    view.writer.drive(session=77, sequence=sequence, held=True, axes=[0, 0, 1, 0, 0, 0, 0])
+    time.sleep(0.02)
+"""
+FULL_STEP = 0.019  # of the person; the policy's are a tenth
+
+
+class Attended:
+    """A run's process, which this one is, with a link; `go()` has it run episodes until it is told to stop."""
+
+    def __init__(self, folder: Path, layout: str) -> None:
+        self.journal_path = folder / "journal"
+        path = folder / "live.yaml"
+        path.write_text(CONFIG % (self.journal_path, layout))
+        self.folder = RunFolder.create(folder / "run", load([path], ()))
+        self.stop, self.said = threading.Event(), []
+        self.station = build_station(
+            self.folder.config,
+            should_stop=self.stop.is_set,
+            live=lambda robot: LiveLink(self.folder.path, robot=robot, waits=True, announce=self.said.append),
+        )
+        self.actor = self.station.actor_for(Purpose.ONLINE)
+        self.episodes, self.error, self._thread, self.view = [], None, None, None
+
+    def go(self) -> None:
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+        eventually(lambda: self.num_moves() > 5 or self.error, within_s=60.0)
+        self.view = LiveView.attach(self.folder.path)
+
+    def _run(self) -> None:
+        try:
+            while not self.stop.is_set():
+                episode = self.actor.run(order(index=len(self.episodes)))
+                if episode is not None:
+                    self.episodes.append(episode)
+        except Exception as error:
+            self.error = error
+
+    def num_moves(self, since_ns: int = 0) -> int:
+        return sum(note.moves for note in self.after(since_ns))
+
+    def after(self, since_ns: int):
+        return [note for note in read_journal(self.journal_path) if note.time_ns >= since_ns]
+
+    def is_driven(self, since_ns: int) -> bool:
+        return any(np.abs(note.action[:3]).max() > FULL_STEP for note in self.after(since_ns) if note.action)
+
+    def holds_for(self, num_ticks: int, since_ns: int) -> bool:
+        return len(self.after(since_ns)) >= num_ticks
+
+    def close(self) -> None:
+        self.stop.set()
+        if self._thread is not None:
+            self._thread.join(20.0)
+            assert not self._thread.is_alive()
+        if self.station is None:
+            return
+        if self.view is not None:
+            self.view.close()
+        self.actor.close()
+        self.station.close()
+        self.station = self.actor = self.view = None  # a mapping holds a descriptor as long as anybody holds it
+        gc.collect()
+        assert self.error is None, self.error
+
+
+@pytest.fixture(params=["one_process", "processes"])
+def run(request, tmp_path, processes):
+    made = Attended(tmp_path, request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def driver(processes):
+    """A process that takes over, to be killed."""
+    started = []
+
+    def start(folder: Path) -> subprocess.Popen:
+        process = subprocess.Popen([sys.executable, "-c", DRIVER, str(folder)], stdout=subprocess.PIPE)
+        started.append(process)
+        assert process.stdout.readline()
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def posts(writer, event) -> bool:
+    try:
+        writer.post(event)
+    except UsageError:
+        return False
+    return True
+
+
+def test_who_drives_is_killed_and_the_arm_holds(run, driver):
+    run.go()
+    began_ns = time.monotonic_ns()
+    process = driver(run.folder.path)
+    eventually(lambda: run.is_driven(began_ns), within_s=20.0)
+    eventually(lambda: run.view.state().control == "human")
+    assert run.view.state().driver == 77
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    eventually(lambda: run.view.state().control == "holding")
+    assert "take over again" in run.view.state().reason
+    held_ns = time.monotonic_ns()
+    eventually(lambda: run.holds_for(25, held_ns))
+    assert run.num_moves(held_ns) == 0  # half a second, in which the policy would have moved
+    eventually(lambda: posts(run.view.writer, Event.START))  # once the dead one's place is free
+    eventually(lambda: run.num_moves(held_ns) > 10)
+    assert not run.is_driven(held_ns)  # that is the policy
+    run.stop.set()
+    run.close()
+    sources = np.concatenate([episode.column("source") for episode in run.episodes])
+    assert {Source.POLICY, Source.HUMAN} == {Source(int(source)) for source in np.unique(sources)}
+    assert run.episodes[0].operator == "none"  # nobody had been there when it began
+
+
+def test_an_emergency_stop_is_latched_until_it_is_acknowledged(run):
+    run.go()
+    run.view.writer.beat()
+    pressed_ns = time.monotonic_ns()
+    run.view.writer.post(Event.EMERGENCY)
+    eventually(lambda: any(note.what == "stop" for note in run.after(pressed_ns)))
+    eventually(lambda: any("waits for an acknowledgement" in line for line in run.said))
+    stopped_ns = next(note.time_ns for note in run.after(pressed_ns) if note.what == "stop")
+    state = run.view.state()
+    assert (state.control, "emergency stop" in state.reason) == ("fault", True)
+    run.view.writer.post(Event.START)  # is no acknowledgement
+    run.actor._link.acknowledge()  # nor what is said elsewhere
+    run.view.writer.drive(session=1, sequence=1, held=True, axes=[0, 0, 1, 0, 0, 0, 0], expires_s=2.0)
+    threading.Event().wait(0.3)
+    assert all(note.what == "stop" for note in run.after(stopped_ns))
+    acknowledged_ns = time.monotonic_ns()
+    run.view.writer.post(Event.ACKNOWLEDGE)
+    eventually(lambda: run.num_moves(acknowledged_ns) > 5)
+    eventually(lambda: run.view.state().control in ("policy", "human", "holding"))
+    assert run.episodes[0].outcome is Outcome.ABORTED
+    run.view.writer.post(Event.EMERGENCY)  # and again
+    eventually(lambda: run.view.state().control == "fault")
+
+
+def test_anybody_stops_it_and_one_acknowledgement_is_enough(run):
+    """A second console only looks on, but for the emergency stop; whoever has the mailbox acknowledges it, once."""
+    run.go()
+    run.view.writer.beat()
+    other = LiveView.attach(run.folder.path)
+    with pytest.raises(UsageError, match="another console"):
+        other.writer.post(Event.ACKNOWLEDGE)
+    other.writer.post(Event.EMERGENCY)
+    other.close()
+    eventually(lambda: any("waits for an acknowledgement" in line for line in run.said))
+    eventually(lambda: posts(run.view.writer, Event.ACKNOWLEDGE))
+    eventually(lambda: "acknowledged: going on" in run.said)
+
+
+def test_a_board_that_looks_like_the_old_one_is_taken_up(tmp_path, processes):
+    """Processes that were started anew share a new one, of the same layout and under the same descriptor."""
+    run = Attended(tmp_path, "processes")
+    try:
+        run.go()
+        os.kill(run.actor._inner.processes["control"], signal.SIGKILL)
+        eventually(lambda: any("waits for an acknowledgement" in line for line in run.said), within_s=20.0)
+        run.actor._link.acknowledge()  # by somebody who has no console
+        went_on_ns = time.monotonic_ns()
+        eventually(lambda: run.num_moves(went_on_ns) > 5, within_s=60.0)
+        run.view.refresh()
+        seen = run.view.num_seen
+        eventually(lambda: run.view.num_seen > seen)
+        assert run.view.state().control == "policy"
+    finally:
+        run.close()
+
+
+def test_what_is_seen_is_what_the_robot_sees(run):
+    run.go()
+    eventually(lambda: run.view.state().episode)
+    state = run.view.state()
+    assert state.episode["purpose"] == "online"
+    assert state.prompt == run.station.task.prompt
+    assert set(state.values) == {"ee_pose", "gripper", "goal"}
+    assert state.health["ticks"] > 0
+    assert run.view.cameras == ("front",)
+    before = run.view.frame("front").copy()
+    assert before.shape == (6, 8, 3)
+    eventually(lambda: not np.array_equal(run.view.frame("front"), before))
+    assert json.dumps(state.values)
+    steps = run.view.state().step
+    eventually(lambda: run.view.state().step > steps)
+
+
+def test_asking_to_stop_ends_the_episode(run):
+    run.go()
+    run.view.writer.post(Event.STOP)
+    eventually(lambda: run.actor.stopped)
+    assert run.station.should_stop()
+    run.stop.set()
+
+
+def test_a_run_that_is_over_is_not_live(tmp_path, processes):
+    run = Attended(tmp_path, "one_process")
+    view = LiveView.attach(run.folder.path)
+    assert view.alive
+    assert (run.folder.path / LIVE_JSON).exists()
+    run.close()
+    assert not (run.folder.path / LIVE_JSON).exists()
+    with pytest.raises(NotLive, match="dovetail run --resume"):
+        view.refresh()
+    view.close()
+    del view
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("pid", 2**22 - 1), ("started", 12345), ("boot_id", "other"), ("version", 99)]
+)
+def test_what_a_killed_run_left_is_told(tmp_path, processes, name, value):
+    run = Attended(tmp_path, "one_process")
+    try:
+        link = json.loads((run.folder.path / LIVE_JSON).read_text())
+        (run.folder.path / LIVE_JSON).write_text(json.dumps({**link, name: value}))
+        with pytest.raises(NotLive):
+            LiveView.attach(run.folder.path)
+        for text in ("{", "[]", "{}", '{"pid": "x"}'):
+            (run.folder.path / LIVE_JSON).write_text(text)
+            with pytest.raises(NotLive):
+                LiveView.attach(run.folder.path)
+    finally:
+        run.close()
+
+
+def test_a_mailbox_of_another_arm_is_not_attached_to(tmp_path, processes):
+    """In one line, and as what a console looks for again: it must not end over it."""
+    run = Attended(tmp_path, "one_process")
+    try:
+        run.station.link.mailbox.word["num_axes"][0] = 6
+        with pytest.raises(NotLive, match="no mailbox of 7 axes"):
+            LiveView.attach(run.folder.path)
+    finally:
+        run.close()
+
+
+def test_what_cannot_be_filmed_is_tried_once(tmp_path, monkeypatch):
+    """Building a world for every picture that does not come would take the machine from the robot."""
+    (tmp_path / "config.yaml").write_text("robot: {type: sim}\nrun: {showcase_camera: front}\n")
+    film, tried = LiveFilm(tmp_path), []
+
+    def fails(camera):
+        tried.append(camera)
+        raise OSError("no GL here")
+
+    monkeypatch.setattr(film, "_open", fails)
+    trace = {"sim_qpos": np.zeros(3)}
+    with pytest.raises(OSError, match="no GL"):
+        film.picture("front", trace)
+    assert film.picture("front", trace) is None
+    assert (tried, film.cameras) == (["front"], ())
+
+
+def test_a_person_shows_the_task_from_another_process(tmp_path):
+    """A demonstration by hand in simulated time: it waits for the person, keeps pace with them, and is theirs."""
+    path = tmp_path / "toy.yaml"
+    path.write_text(TOY)
+    config = load([path], ("operator={type: browser}", "robot.control_hz=50.0", "task.max_steps=400"))
+    folder = RunFolder.create(tmp_path / "run", config)
+    inline = InlineRun(folder, live=lambda robot: LiveLink(folder.path, robot=robot, waits=True))
+    collecting = threading.Thread(target=inline.collect, args=(1,))
+    collecting.start()
+    view = LiveView.attach(folder.path)
+    try:
+        eventually(lambda: view.refresh() or view.state().control == "paused")
+        assert view.state().step <= 1  # time stands still until somebody takes over
+        sequence = 0
+        while collecting.is_alive():
+            sequence += 1
+            assert sequence < 3000
+            seen = view.state().values
+            way = np.clip((np.array(seen["goal"]) - seen["ee_pose"][:3]) / 0.02, -1.0, 1.0)
+            view.writer.drive(session=5, sequence=sequence, held=True, axes=[*way, 0, 0, 0, 0])
+            time.sleep(0.01)
+    finally:
+        view.writer.post(Event.STOP)
+        collecting.join(20.0)
+        inline.close()
+        view.close()
+    log = EpisodeLog(folder.episodes)
+    (episode,) = [log.load(episode_id) for episode_id in log.ids()]
+    assert (episode.purpose, episode.outcome, episode.operator) == (Purpose.DEMO, Outcome.SUCCESS, "browser")
+    assert (episode.column("source") == Source.HUMAN).all()
+
+
+def test_what_is_too_much_for_the_bulletin_leaves_the_most_important(tmp_path):
+    run = Attended(tmp_path, "one_process")
+    view = LiveView.attach(run.folder.path)
+    try:
+        run.station.link.tell(phase="learning online", advice=["x" * 40_000])
+        eventually(lambda: view.state().facts.get("phase") == "learning online")
+        assert "advice" not in view.state().facts
+    finally:
+        view.close()
+        run.close()

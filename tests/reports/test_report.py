@@ -1,0 +1,314 @@
+"""The report against folders whose figures are known by hand."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+from PIL import Image
+
+from dovetail.config.load import load
+from dovetail.core.errors import RunFolderError
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.stats import Rate
+from dovetail.core.types import Episode, Labels, Observation, Outcome, Purpose, Segment, Source, Step, Verdict
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.store import LabelStore
+from dovetail.reports.figures import CurveEpisode, learning_curve, running_mean
+from dovetail.reports.report import write_report
+from dovetail.robots.sim import SimRobot
+from dovetail.runs.folder import RunFolder
+
+
+def robot_spec(*, images: bool) -> RobotSpec:
+    camera = {"front": ArraySpec(shape=(12, 16, 3), dtype="uint8")} if images else {}
+    return RobotSpec(
+        name="fake",
+        embodiment="fake",
+        observation={"state": ArraySpec(shape=(2,)), **camera},
+        action=ArraySpec(shape=(2,)),
+        action_kind="ee_delta",
+        control_hz=10.0,
+    )
+
+
+class Run:
+    """A run folder written by hand, piece by piece."""
+
+    def __init__(self, path: Path, *overrides: str) -> None:
+        self.folder = RunFolder.create(path, load(["peg-insertion"], ["run.demos=1", *overrides]))
+        self.log = EpisodeLog(self.folder.episodes)
+        self.labels = LabelStore(self.folder.labels)
+        self._count = 0
+
+    def episode(
+        self,
+        purpose: Purpose,
+        *,
+        steps: int,
+        outcome: Outcome,
+        human: tuple[int, ...] = (),
+        images: bool = False,
+        extras: dict[str, Any] | None = None,
+    ) -> str:
+        """`human` names the steps that a person made."""
+        self._count += 1
+        values: dict[str, Any] = {"state": np.zeros(2, np.float32)}
+        if images:
+            values["front"] = np.full((12, 16, 3), 10 * self._count, np.uint8)
+        rows = [
+            Step(
+                observation=Observation(time_ns=tick, values=values),
+                proposed=np.zeros(2, np.float32),
+                executed=np.zeros(2, np.float32),
+                source=Source.HUMAN if tick in human else Source.POLICY,
+                policy_version=1,
+                chunk_id=tick,
+                chunk_index=0,
+                verdict=Verdict(outcome=None),
+                extras=extras or {},
+            )
+            for tick in range(steps)
+        ]
+        episode_id = f"e{self._count:03}"
+        last = Observation(time_ns=steps, values=values)
+        self.log.commit(
+            Episode(
+                id=episode_id,
+                task="peg_insertion",
+                prompt="",
+                robot=robot_spec(images=images),
+                operator="scripted",
+                purpose=purpose,
+                outcome=outcome,
+                judgement=None,
+                seed=0,
+                config_hash=self.folder.config_hash,
+                started_unix_ns=self._count,
+                segments=(Segment.of(rows, episode_id=episode_id, last_observation=last),),
+            )
+        )
+        return episode_id
+
+    def label(self, episode_id: str, *, success: bool) -> None:
+        ones = np.ones(1, np.float32)
+        self.labels.add(
+            Labels(
+                episode_id=episode_id,
+                rewards=ones,
+                discounts=ones,
+                success=success,
+                confidence=1.0,
+                labeler="hand",
+                version="1",
+            )
+        )
+
+    def evaluation(self, name: str, successes: int, episodes: int, shown: tuple[str, ...] = ()) -> None:
+        rate = Rate(successes=successes, episodes=episodes)
+        facts = {"successes": successes, "shown": list(shown), **rate.to_json()}
+        self.folder.write_json(f"evaluations/{name}.json", facts)
+
+    def fill(self) -> None:
+        """20 + 10 demonstration steps; online 12 + 24 + 24, six of them by a person in two interventions."""
+        self.episode(Purpose.DEMO, steps=20, outcome=Outcome.SUCCESS)
+        self.episode(Purpose.DEMO, steps=10, outcome=Outcome.TIMEOUT)
+        self.episode(Purpose.ONLINE, steps=12, outcome=Outcome.SUCCESS)
+        self.episode(Purpose.ONLINE, steps=24, outcome=Outcome.SUCCESS, human=(3, 4, 5, 6, 10, 11))
+        self.episode(Purpose.ONLINE, steps=24, outcome=Outcome.TIMEOUT)
+        self.episode(Purpose.ONLINE, steps=50, outcome=Outcome.ABORTED, human=(1,))
+        self.episode(Purpose.EVAL, steps=30, outcome=Outcome.SUCCESS)
+
+    def finish(self) -> None:
+        self.fill()
+        self.evaluation("untrained", 0, 20)
+        self.evaluation("cloning", 53, 100)
+        self.evaluation("after", 99, 100)
+        self.folder.write_json("progress.json", {"wall_s": 123.5, "updates": 240})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path / "run")
+
+
+def test_figures_of_a_whole_run(run: Run) -> None:
+    run.finish()
+    report = write_report(run.folder)
+    found = json.loads((run.folder.path / "report.json").read_text("utf-8"))
+    assert found == report.to_json()
+    for name, successes, episodes in (
+        ("untrained", 0, 20),
+        ("success_before", 53, 100),
+        ("success_after", 99, 100),
+    ):
+        assert found.pop(name) == Rate(successes=successes, episodes=episodes).to_json()
+    assert found.pop("robots").keys() == {"fake"}
+    assert found == {
+        "verdict": "peg_insertion: 53 % → 99 % in 0.1 robot minutes",
+        "phase_s": {},
+        "scheduled": [],
+        "task": "peg_insertion",
+        "seed": 0,
+        "config_hash": run.folder.config_hash,
+        "interval_above": True,
+        "robot_minutes": pytest.approx(0.1),  # 60 steps at 10 Hz
+        "demo_minutes": pytest.approx(0.05),
+        "wall_s": 123.5,
+        "env_steps": 60,
+        "episodes": 3,
+        "updates": 240,
+        "interventions": 2,
+        "human_share": pytest.approx(0.1),
+        "demos": 1,
+        "missing": [],
+        "advice": [],
+        "figure": "learning_curve.png",
+        "video": None,
+        "video_missing": "no episodes were kept to be shown: run.showcase_episodes is 0",
+    }
+    with Image.open(run.folder.path / found["figure"]) as picture:
+        assert picture.size == (1800, 1050)
+
+
+def test_writing_it_again_changes_nothing(run: Run) -> None:
+    run.finish()
+    assert write_report(run.folder) == write_report(run.folder)
+    assert not [path.name for path in run.folder.path.iterdir() if path.name.endswith((".tmp", ".partial"))]
+
+
+def test_overlapping_intervals_are_not_above(run: Run) -> None:
+    run.evaluation("cloning", 50, 100)
+    run.evaluation("after", 62, 100)
+    assert write_report(run.folder).interval_above is False
+
+
+def test_labels_overrule_outcomes(run: Run) -> None:
+    demo = run.episode(Purpose.DEMO, steps=2, outcome=Outcome.SUCCESS)
+    assert write_report(run.folder).demos == 1
+    run.label(demo, success=False)
+    assert write_report(run.folder).demos == 0
+
+
+def test_a_run_cut_short_says_what_is_missing(run: Run) -> None:
+    report = write_report(run.folder)
+    assert report.missing == (
+        "untrained: not evaluated yet",
+        "demonstrations: 0 of 1",
+        "success_before: cloning was not evaluated yet",
+        "online episodes: none yet",
+        "success_after: not evaluated yet",
+        "wall_s: the run was killed, or is still going",
+    )
+    assert (report.success_after, report.interval_above, report.wall_s) == (None, None, None)
+    assert report.verdict == "peg_insertion: not evaluated yet"
+    assert report.video_missing == "there is no evaluation 'untrained' to show yet"
+    assert (run.folder.path / "learning_curve.png").is_file()
+
+
+def test_a_run_cut_short_after_cloning(run: Run) -> None:
+    run.evaluation("cloning", 53, 100)
+    report = write_report(run.folder)
+    assert report.verdict == "peg_insertion: 53 % before learning online, not evaluated after it yet"
+    assert report.video_missing == "there is no evaluation 'after' to show yet"
+
+
+def test_episodes_that_nobody_filmed_cost_the_video_only(run: Run) -> None:
+    shown = run.episode(Purpose.EVAL, steps=2, outcome=Outcome.SUCCESS)
+    run.evaluation("cloning", 53, 100, (shown,))
+    run.evaluation("after", 99, 100, (shown,))
+    report = write_report(run.folder)
+    assert report.video is None
+    assert "record them with robot.images=[front]" in (report.video_missing or "")
+
+
+def test_updates_come_from_the_newest_checkpoint_where_the_end_is_missing(run: Run) -> None:
+    run.folder.event("checkpoint", env_steps=10, updates=40)
+    run.folder.event("checkpoint", env_steps=20, updates=80)
+    with (run.folder.path / "events.jsonl").open("a") as file:
+        file.write('{"time": 1.0, "event": "checkpoint", "upda')  # killed while writing
+    assert write_report(run.folder).updates == 80
+
+
+def test_the_video_shows_the_same_resets_side_by_side(run: Run) -> None:
+    run.finish()
+    before = [run.episode(Purpose.EVAL, steps=8, outcome=Outcome.TIMEOUT, images=True) for _ in range(2)]
+    after = [run.episode(Purpose.EVAL, steps=5, outcome=Outcome.SUCCESS, images=True) for _ in range(2)]
+    run.evaluation("cloning", 53, 100, tuple(before))
+    run.evaluation("after", 99, 100, tuple(after))
+    report = write_report(run.folder)
+    assert (report.video, report.video_missing) == ("before_after.mp4", None)
+    with av.open(str(run.folder.path / "before_after.mp4")) as video:
+        num_frames = sum(1 for _ in video.decode(video=0))
+    assert num_frames == 9 + 1 + 15  # the longest clip, its frozen end, and one and a half seconds of that
+
+
+def test_long_episodes_are_shown_faster(run: Run) -> None:
+    shown = run.episode(Purpose.EVAL, steps=601, outcome=Outcome.SUCCESS, images=True)
+    run.evaluation("untrained", 0, 20, (shown,))
+    run.evaluation("after", 99, 100, (shown,))
+    assert write_report(run.folder).video
+    with av.open(str(run.folder.path / "before_after.mp4")) as video:
+        assert sum(1 for _ in video.decode(video=0)) == 121 + 1 + 15  # 602 frames, each fifth
+
+
+def test_no_gl_costs_the_video_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise ImportError("no EGL display")
+
+    run.finish()
+    config = run.folder.config
+    assert config.task is not None
+    probe = SimRobot(task=config.task.build()).probe()
+    shown = run.episode(Purpose.EVAL, steps=3, outcome=Outcome.SUCCESS, extras=dict(probe))
+    run.evaluation("cloning", 53, 100, (shown,))
+    run.evaluation("after", 99, 100, (shown,))
+    monkeypatch.setattr("mujoco.Renderer", refuse)
+    report = write_report(run.folder)
+    assert report.video is None
+    assert report.video_missing is not None
+    assert report.video_missing.startswith("no pictures can be rendered here (no EGL display)")
+    monkeypatch.undo()
+    assert write_report(run.folder).video == "before_after.mp4"
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(run: Run) -> None:
+    (run.folder.path / "learning_curve.png").mkdir()
+    with pytest.raises(RunFolderError, match="cannot write the report of run"):
+        write_report(run.folder)
+
+
+def test_running_mean() -> None:
+    np.testing.assert_allclose(running_mean([1, 0, 0, 1, 1], window=2), [1, 0.5, 0, 0.5, 1])
+    np.testing.assert_allclose(running_mean([1, 0, 0, 1, 1], window=20), [1, 1 / 2, 1 / 3, 1 / 2, 3 / 5])
+    assert running_mean([]).shape == (0,)
+
+
+def test_the_curve_is_drawn_in_its_colours() -> None:
+    """Far right of the plot: the line of a policy that works alone is at the top, and nobody helps any more."""
+    episodes = [
+        CurveEpisode(end_minutes=0.1 * (i + 1), success=i >= 5, human_share=0.5 if i < 20 else 0.0)
+        for i in range(60)
+    ]
+    nothing = {"untrained": None, "before": None, "after": None}
+    picture = learning_curve(episodes, title="t", subtitle="s", **nothing)
+    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
+    green = np.abs(pixels - (0x1D, 0x7F, 0x6E)).sum(-1) < 12
+    rows = np.flatnonzero(green[150:640, 1400])  # the upper panel, near its right end
+    assert len(rows)
+    assert rows.max() < 60  # at 100 %
+    blank = learning_curve([], title="t", subtitle="s", **nothing)
+    assert blank != picture
+
+
+def test_a_report_loads_neither_torch_nor_matplotlib_early() -> None:
+    code = "import sys, dovetail.reports.report; print({'torch', 'matplotlib', 'ray'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

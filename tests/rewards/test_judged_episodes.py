@@ -1,0 +1,142 @@
+"""Who is believed about how an episode ended, before a classifier is trained on it."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dovetail.core.errors import UsageError
+from dovetail.core.specs import ArraySpec
+from dovetail.core.types import Labels, Outcome
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.human import human_labels
+from dovetail.labels.learned.training import TrainingConfig
+from dovetail.labels.store import LabelStore
+from dovetail.rewards.judged_episodes import judged_episodes, truths
+from support.lamp_runs import ROBOT, SIDE, lamp_episode, lamp_run
+
+CONFIG = TrainingConfig(cameras=("front",))
+BY_CLASSIFIER = ("labels=[{type: classifier, folder: somewhere}]",)
+
+
+def said(folder, episode, labeler, *, success):
+    LabelStore(folder.labels).add(labels_of(episode, labeler, success=success))
+
+
+def labels_of(episode, labeler, *, success):
+    if labeler == "human":
+        return human_labels(
+            episode.id,
+            num_steps=len(episode),
+            outcome=episode.outcome,
+            judgement=Outcome.SUCCESS if success else Outcome.FAILURE,
+            by="somebody",
+        )
+    rewards = np.zeros(len(episode), np.float32)
+    rewards[-1] = success
+    return Labels(
+        episode_id=episode.id,
+        rewards=rewards,
+        discounts=np.ones(len(episode), np.float32),
+        success=success,
+        confidence=1.0,
+        labeler=labeler,
+        version="1",
+    )
+
+
+def test_a_person_is_believed_before_the_task(tmp_path):
+    episodes = [lamp_episode(number, success=True) for number in range(2)]
+    folder = lamp_run(tmp_path / "run", episodes)
+    said(folder, episodes[0], "human", success=False)
+    for episode in episodes:
+        said(folder, episode, "outcome", success=True)  # later, and no matter
+    assert [(truth.success, truth.by_person) for truth in truths(folder)] == [(False, True), (True, False)]
+
+
+def test_the_newest_word_of_a_person_counts(tmp_path):
+    episode = lamp_episode(0, success=True)
+    folder = lamp_run(tmp_path / "run", [episode])
+    for success in (True, False):
+        said(folder, episode, "human", success=success)
+    assert [truth.success for truth in truths(folder)] == [False]
+
+
+def test_what_was_taken_back_or_thrown_away_does_not_count(tmp_path):
+    kept, thrown = lamp_episode(0, success=True), lamp_episode(1, success=True)
+    folder = lamp_run(tmp_path / "run", [kept, thrown])
+    said(folder, kept, "human", success=False)
+    LabelStore(folder.labels).retract(labels_of(kept, "human", success=False))
+    LabelStore(folder.labels).add(
+        human_labels(thrown.id, num_steps=8, outcome=thrown.outcome, judgement=Outcome.ABORTED, by="somebody")
+    )
+    assert [(truth.info.id, truth.success) for truth in truths(folder)] == [(kept.id, True)]
+
+
+def test_without_labels_it_is_how_it_ended(tmp_path):
+    judged_by_operator = dataclasses.replace(lamp_episode(0, success=False), judgement=Outcome.SUCCESS)
+    folder = lamp_run(
+        tmp_path / "run",
+        [
+            judged_by_operator,
+            lamp_episode(1, success=True),
+            lamp_episode(2, success=False),
+            lamp_episode(3, success=True, outcome=Outcome.ABORTED),
+        ],
+    )
+    assert [truth.success for truth in truths(folder)] == [True, True, False]
+
+
+def test_a_classifier_never_learns_from_its_own_word(tmp_path):
+    """Neither from its labels, nor from an end that it may have brought about."""
+    episodes = [lamp_episode(number, success=True) for number in range(3)]
+    folder = lamp_run(tmp_path / "run", episodes, overrides=BY_CLASSIFIER)
+    ended = dataclasses.replace(
+        lamp_episode(3, success=True), operator="scripted+classifier", judgement=Outcome.SUCCESS
+    )
+    EpisodeLog(folder.episodes).commit(ended)
+    said(folder, episodes[0], "classifier", success=True)
+    said(folder, episodes[1], "vlm", success=True)
+    assert truths(folder) == []
+    said(folder, episodes[2], "human", success=False)
+    assert [(truth.info.id, truth.success) for truth in truths(folder)] == [(episodes[2].id, False)]
+    said(folder, ended, "outcome", success=True)  # which only repeats what the classifier said at the robot
+    assert [truth.info.id for truth in truths(folder)] == [episodes[2].id]
+
+
+def test_what_a_person_said_at_the_console_counts_before_the_task(tmp_path):
+    episode = dataclasses.replace(
+        lamp_episode(0, success=True), operator="scripted+browser", judgement=Outcome.FAILURE
+    )
+    folder = lamp_run(tmp_path / "run", [episode])
+    assert [truth.success for truth in truths(folder)] == [False]
+
+
+def test_their_frames_are_read_with_the_robot_that_saw_them(tmp_path):
+    episodes = [lamp_episode(0, success=True), lamp_episode(1, success=False)]
+    folder = lamp_run(tmp_path / "run", episodes)
+    read = []
+    found, robot = judged_episodes(truths(folder), CONFIG, on_read=read.append)
+    assert robot == EpisodeLog(folder.episodes).manifest(episodes[0].id).robot
+    assert [one.success for one in found] == [True, False]
+    assert found[0].frames["front"].shape == (9, SIDE, SIDE, 3)
+    assert (found[0].frames["front"][-1] == episodes[0].last_observation.values["front"]).all()
+    assert read == [1, 2]
+
+
+def test_runs_with_other_cameras_are_refused_in_one_line(tmp_path):
+    other = dataclasses.replace(
+        ROBOT, observation={**ROBOT.observation, "front": ArraySpec(shape=(8, 8, 3), dtype="uint8")}
+    )
+    runs = [
+        lamp_run(tmp_path / "a", [lamp_episode(0, success=True)]),
+        lamp_run(tmp_path / "b", [lamp_episode(1, success=True)]),
+    ]
+    found = [truth for run in runs for truth in truths(run)]
+    found[1] = dataclasses.replace(found[1], info=dataclasses.replace(found[1].info, robot=other))
+    with pytest.raises(
+        UsageError, match=r"run .*a has uint8\[16, 16, 3\] of 'front', where others have uint8\[8, 8, 3\]"
+    ):
+        judged_episodes(found, CONFIG)
+    with pytest.raises(UsageError, match="nobody has judged"):
+        judged_episodes([], CONFIG)

@@ -1,0 +1,76 @@
+"""When bulk labelling gives up, and when it does not."""
+
+from __future__ import annotations
+
+import types
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.core.errors import LabelError
+from dovetail.core.types import Labels
+from dovetail.labels.panel import OPINION
+from dovetail.labels.queue import LabelQueue, Reason
+from dovetail.labels.store import LabelStore
+from dovetail.rewards.relabel import relabel
+
+LOG: Any = types.SimpleNamespace(load=lambda episode_id: episode_id)  # who is asked needs the id alone
+
+
+class Moody:
+    """Answers about those that it is told to answer about."""
+
+    def __init__(self, fails: set[int]) -> None:
+        self._fails = fails
+
+    def label(self, episode: Any) -> Labels:
+        if int(episode) in self._fails:
+            raise LabelError("not now")
+        ones = np.ones(2, np.float32)
+        return Labels(
+            episode_id=episode,
+            rewards=ones,
+            discounts=ones,
+            success=True,
+            confidence=1.0,
+            labeler="moody",
+            version="1",
+        )
+
+
+def test_failures_that_are_not_in_a_row_do_not_end_it(tmp_path: Path) -> None:
+    done = relabel(map(str, range(20)), labeler=Moody(set(range(0, 20, 2))), log=LOG, store=LabelStore(tmp_path))
+    assert (done.num_labelled, len(done.failures), done.gave_up) == (10, 10, False)
+
+
+def test_what_counts_waits_no_longer(tmp_path: Path) -> None:
+    """An opinion decides nothing, and where a person is asked in any case, a machine's word is not enough."""
+    store, queue = LabelStore(tmp_path), LabelQueue(tmp_path / "queue")
+    for name, reason in (("0", Reason.AWAY), ("1", Reason.NEW), ("2", Reason.UNCERTAIN), ("3", Reason.AWAY)):
+        queue.put(name, (reason,))
+    relabel(("0", "1", "2"), labeler=Moody(set()), log=LOG, store=store, queue=queue, priority=OPINION)
+    assert queue.ids() == ["0", "1", "2", "3"]
+    relabel(map(str, range(4)), labeler=Moody({3}), log=LOG, store=store, queue=queue)
+    assert queue.ids() == ["1", "3"]
+
+
+def test_five_in_a_row_do(tmp_path: Path) -> None:
+    done = relabel(map(str, range(20)), labeler=Moody(set(range(3, 20))), log=LOG, store=LabelStore(tmp_path))
+    assert (done.num_labelled, list(done.failures), done.gave_up) == (3, ["3", "4", "5", "6", "7"], True)
+
+
+def test_what_is_no_failure_of_the_labeler_is_not_hidden(tmp_path: Path) -> None:
+    """A mistake in a labeler is not an episode that waits; what was labelled before it is kept."""
+
+    class Broken(Moody):
+        def label(self, episode: Any) -> Labels:
+            if episode == "2":
+                raise ZeroDivisionError
+            return super().label(episode)
+
+    store = LabelStore(tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        relabel(map(str, range(20)), labeler=Broken(set()), log=LOG, store=store)
+    assert store.ids() == ["0", "1"]

@@ -1,0 +1,247 @@
+"""People put a classifier right while it works: a real one, trained by a real process beside the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from dovetail.config.load import load
+from dovetail.core.types import Outcome
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.human import human_labels
+from dovetail.labels.learned.classifier import ClassifierConfig, ClassifierLabeler
+from dovetail.labels.learned.folder import save_classifier
+from dovetail.labels.learned.training import TrainingConfig, train
+from dovetail.labels.outcome import OutcomeLabeler
+from dovetail.labels.store import LabelStore
+from dovetail.policies.encoders import EncoderConfig
+from dovetail.rewards.classifier_training import facts_of
+from dovetail.rewards.judged_episodes import judged_episodes, truths
+from dovetail.rewards.retraining import Retraining, retrain, retraining_of
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime import inline
+from support.lamp_runs import ROBOT, lamp_episode, lamp_episodes, lamp_run
+from support.toy_run import TOY
+
+CONFIG = TrainingConfig(
+    cameras=("front",),
+    updates=60,
+    check_every=10,
+    batch_size=32,
+    shift=1,
+    unsure_frames=0,
+    encoder=EncoderConfig(features=32),
+)
+
+
+def glaring(number):
+    """A failure that looks like success to who has seen no other bright spot than a lamp: all is bright."""
+    episode = lamp_episode(number, success=False)
+    segment = episode.segments[0]
+    pictures = segment.columns["observation/front"].copy()
+    pictures[-1:] = 255
+    last = segment.last_observation
+    bright = dataclasses.replace(last, values={**last.values, "front": pictures[-1]})
+    columns = {**segment.columns, "observation/front": pictures}
+    return dataclasses.replace(
+        episode, segments=(dataclasses.replace(segment, columns=columns, last_observation=bright),)
+    )
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run whose classifier was trained elsewhere, on lamps alone, and its labeler."""
+    torch.set_num_threads(1)
+    before = lamp_run(tmp_path / "before", lamp_episodes(16))
+    found = truths(before)
+    episodes, _ = judged_episodes(found, CONFIG)
+    trained = train(episodes, CONFIG, robot=ROBOT)
+    save_classifier(tmp_path / "first", trained, facts=facts_of(trained, found))
+    section = f"labels=[{{type: classifier, folder: {tmp_path / 'first'}, retrain_after: 4}}]"
+    folder = lamp_run(tmp_path / "run", [], overrides=(section,))
+    labeler = ClassifierLabeler(
+        ClassifierConfig(folder=str(tmp_path / "first")), folder=folder.path / "classifiers"
+    )
+    return folder, labeler
+
+
+def practise(folder, labeler, episode, *, person):
+    """The classifier labels it, then a person does."""
+    EpisodeLog(folder.episodes).commit(episode)
+    store, said = LabelStore(folder.labels), labeler.label(episode)
+    store.add(said)
+    if person is not None:
+        judgement = Outcome.SUCCESS if person else Outcome.FAILURE
+        store.add(
+            human_labels(
+                episode.id, num_steps=len(episode), outcome=episode.outcome, judgement=judgement, by="somebody"
+            )
+        )
+    return said.success
+
+
+def wait_for(retraining, *, patience_s=900.0):
+    until_s = time.monotonic() + patience_s
+    while retraining.under_way:
+        assert time.monotonic() < until_s, "the process that trains takes too long"
+        retraining.look()
+        time.sleep(0.05)
+
+
+def is_put_right(folder, labeler):
+    """It knows glare now, which it has never seen in these episodes, and still knows lamps."""
+    assert not labeler.label(glaring(500)).success
+    assert [labeler.label(lamp_episode(600 + n, success=n % 2 == 0)).success for n in range(6)] == [
+        True,
+        False,
+    ] * 3
+
+
+def test_false_positives_that_people_name_are_unlearned(run):
+    folder, labeler = run
+    fooled = [practise(folder, labeler, glaring(100 + n), person=False) for n in range(4)]
+    assert all(fooled), "the test needs a classifier that can be fooled"
+    result = retrain(folder, labeler.path)
+    assert result["by_people"] == 4
+    assert result["errors_about_people"][1] < result["errors_about_people"][0] == 4
+    assert result["errors_held_out"][1] <= result["errors_held_out"][0]
+    labeler.adopt(result["name"])
+    is_put_right(folder, labeler)
+
+
+@pytest.mark.slow  # a process that is polite waits for its turn: on a busy machine, minutes
+def test_that_happens_beside_the_run(run):
+    folder, labeler = run
+    first = labeler.version
+    retraining = Retraining(folder, labeler, after=4)
+    for number in range(4):
+        practise(folder, labeler, glaring(100 + number), person=False)
+    retraining.look()
+    assert retraining.under_way
+    assert labeler.version == first  # the robot goes on with what it has
+    wait_for(retraining)
+    (event,) = folder.events("classifier retrained")
+    assert event["taken_up"], event
+    assert event["version"] == labeler.version != first
+    is_put_right(folder, labeler)
+    # a restart goes on with the new one, and sees no reason to train again
+    config = ClassifierConfig(folder=folder.config.labels[0].config.folder)
+    again = ClassifierLabeler(config, folder=folder.path / "classifiers")
+    assert again.version == labeler.version
+    resumed = Retraining(folder, again, after=4)
+    resumed.look()
+    assert not resumed.under_way
+
+
+def test_it_waits_for_enough_people_and_takes_up_what_comes(run, monkeypatch):
+    """The process itself is a stand-in that answers at once."""
+    folder, labeler = run
+    first, retraining = labeler.version, Retraining(folder, labeler, after=4)
+    for number in range(3):
+        practise(folder, labeler, glaring(100 + number), person=False)
+    retraining.look()
+    assert not retraining.under_way  # three are not four
+    shutil.copytree(labeler.path, folder.path / "classifiers" / "retrained-1")
+    popen = subprocess.Popen
+    answer = json.dumps({"name": "retrained-1", "by_people": 4})
+
+    def stand_in(arguments, **settings):
+        assert arguments[-2:] == [str(folder.path), str(labeler.path)]
+        return popen([sys.executable, "-c", f"print({answer!r})"], **settings)
+
+    monkeypatch.setattr(subprocess, "Popen", stand_in)
+    practise(folder, labeler, glaring(103), person=False)
+    retraining.look()
+    assert retraining.under_way
+    wait_for(retraining)
+    (event,) = folder.events("classifier retrained")
+    assert (event["taken_up"], event["by_people"]) == (True, 4)
+    assert labeler.path.name == "retrained-1"
+    assert labeler.version == first  # a copy is the same one
+    retraining.look()
+    assert not retraining.under_way  # the same labels are no reason twice
+
+
+def test_people_who_agree_are_no_reason(run):
+    folder, labeler = run
+    retraining = Retraining(folder, labeler, after=4)
+    for number in range(6):
+        practise(folder, labeler, lamp_episode(200 + number, success=number % 2 == 0), person=number % 2 == 0)
+    retraining.look()
+    assert not retraining.under_way
+
+
+def test_what_is_not_better_is_not_kept(run):
+    """People who call a dark lamp lit cannot be learned from without forgetting what was learned: the old one stays."""
+    folder, labeler = run
+    for number in range(6):
+        practise(folder, labeler, lamp_episode(300 + number, success=False), person=number % 2 == 0)
+    result = retrain(folder, labeler.path)
+    (before, after), (held_before, held_after) = result["errors_about_people"], result["errors_held_out"]
+    assert before == 3
+    assert ("name" in result) == (after < before and held_after <= held_before)
+    assert [path.name for path in (folder.path / "classifiers").glob("retrained-*")] == (
+        [result["name"]] if "name" in result else []
+    )
+
+
+def test_a_process_that_dies_leaves_the_old_one_and_a_line(run):
+    folder, labeler = run
+    first = labeler.version
+    retraining = Retraining(folder, labeler, after=1)
+    practise(folder, labeler, glaring(400), person=False)
+    retraining.look()
+    assert retraining._process is not None
+    retraining._process.kill()
+    wait_for(retraining)
+    (event,) = folder.events("classifier retrained")
+    assert not event["taken_up"]
+    assert "has died" in event["error"]
+    assert labeler.version == first
+    assert json.loads((folder.path / "classifiers" / "current.json").read_text())["name"] in first
+
+
+def test_it_ends_with_its_run(run):
+    folder, labeler = run
+    retraining = Retraining(folder, labeler, after=1)
+    practise(folder, labeler, glaring(401), person=False)
+    retraining.look()
+    process = retraining._process
+    assert process is not None
+    retraining.close()
+    assert process.returncode is not None
+    assert not list(folder.events("classifier retrained"))
+
+
+def test_only_who_asks_for_it_is_retrained(run):
+    folder, labeler = run
+    assert labeler.retrain_after is None
+    assert retraining_of(folder, [OutcomeLabeler(), labeler]) is None
+    asks = ClassifierLabeler(folder.config.labels[0].config)
+    assert isinstance(retraining_of(folder, [OutcomeLabeler(), asks]), Retraining)
+
+
+def test_a_run_looks_between_episodes_and_closes_it(tmp_path, monkeypatch):
+    class Spy:
+        looks, closed = 0, False
+
+        def look(self):
+            self.looks += 1
+
+        def close(self):
+            self.closed = True
+
+    spy = Spy()
+    monkeypatch.setattr(inline, "retraining_of", lambda folder, labelers: spy)
+    (tmp_path / "toy.yaml").write_text(TOY)
+    done = inline.InlineRun(RunFolder.create(tmp_path / "run", load([tmp_path / "toy.yaml"])))
+    done.run()
+    assert spy.looks == done.status.episodes > 0
+    assert spy.closed

@@ -1,0 +1,97 @@
+"""In simulated time it makes no difference whether an actor is one process or several: the same seed, the same episode."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from dovetail.config.load import load
+from dovetail.core.types import Outcome, Purpose, Source
+from dovetail.episodes.log import EpisodeLog
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.evaluate import order_episode
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+from dovetail.weights.store import DiskWeightStore
+from support.toy_run import TOY
+
+SCENE = """
+task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 40, tolerance: 0.02}
+robot: {type: "dovetail.testing.fakes:FakeArm", image_size: [16, 12]}
+operator: {type: scripted, share: 1.0, patience_steps: 4}
+policy: {type: "dovetail.testing.fake_brains:FakePolicy", horizon: 8, history: {ee_pose: 3, front: 2}}
+actor: {type: sequential}
+algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
+"""
+RESTLESS = (
+    "operator={type: 'dovetail.testing.fake_brains:FakeOperator', share: 0.2}"  # for a tick, again and again
+)
+FLOW = "policy={type: flow, horizon: 8, hidden: 16, inputs: [ee_pose, goal]}"
+
+
+def episodes(path, layout, *overrides):
+    """A demonstration, two of practice with somebody who takes over, and an evaluation."""
+    station = build_station(load([path], (*overrides, f"actor.layout={layout}")))
+    try:
+        found = []
+        for purpose, index in ((Purpose.DEMO, 0), (Purpose.ONLINE, 0), (Purpose.ONLINE, 1), (Purpose.EVAL, 0)):
+            order = order_episode(station, purpose=purpose, index=index, config_hash="0" * 64)
+            found.append(station.actor_for(purpose).run(order))
+        return found
+    finally:
+        station.close()
+
+
+def assert_same(one, other):
+    ours, theirs = (
+        {name: episode.column(name) for name in episode.segments[0].columns} for episode in (one, other)
+    )
+    assert ours.keys() == theirs.keys()
+    for name, column in ours.items():
+        assert column.dtype == theirs[name].dtype, name
+        assert np.array_equal(column, theirs[name], equal_nan=column.dtype.kind == "f"), name
+    for key, value in one.last_observation.values.items():
+        assert np.array_equal(value, other.last_observation.values[key]), key
+    for field in ("task", "prompt", "robot", "operator", "purpose", "outcome", "judgement", "seed", "config_hash"):
+        assert getattr(one, field) == getattr(other, field), field
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("actor.type=sequential", "actor.simulated_delay_ticks=0"),
+        ("actor.type=sequential", "actor.simulated_delay_ticks=3"),
+        ("actor.type=naive", "actor.simulated_delay_ticks=0"),
+        ("actor.type=naive", "actor.simulated_delay_ticks=3", "actor.execution_horizon=4"),
+        ("actor.type=naive", "actor.simulated_delay_ticks=2", RESTLESS),
+        ("actor.type=rtc", "actor.simulated_delay_ticks=0", FLOW),
+        ("actor.type=rtc", "actor.simulated_delay_ticks=3", "actor.execution_horizon=4", FLOW),
+    ],
+)
+def test_the_same_seed_gives_the_same_episodes_in_every_layout(tmp_path, processes, overrides):
+    path = tmp_path / "scene.yaml"
+    path.write_text(SCENE)
+    one, other = (episodes(path, layout, *overrides) for layout in ("one_process", "processes"))
+    for ours, theirs in zip(one, other, strict=True):
+        assert_same(ours, theirs)
+    assert {Source.HUMAN, Source.POLICY} == set(one[1].column("source"))  # somebody did take over
+    assert one[3].column("chunk_id").max() > 1
+    assert one[0].outcome is Outcome.SUCCESS
+
+
+def test_a_run_learns_the_same_in_every_layout(tmp_path, processes):
+    path = tmp_path / "toy.yaml"
+    path.write_text(TOY)
+    weights, outcomes = [], []
+    for layout in ("one_process", "processes"):
+        folder = RunFolder.create(tmp_path / layout, load([path], (f"actor.layout={layout}",)))
+        InlineRun(folder).run()
+        snapshot = DiskWeightStore(folder.weights).latest()
+        weights.append({f"{c}/{n}": v for c, arrays in snapshot.components.items() for n, v in arrays.items()})
+        log = EpisodeLog(folder.episodes)
+        found = [log.manifest(episode_id) for episode_id in log.ids()]
+        outcomes.append([(info.purpose, info.outcome, info.num_steps, info.policy_versions) for info in found])
+        assert not list(folder.spool.glob("*"))  # all of it was handed over
+    assert outcomes[0] == outcomes[1]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -1,0 +1,39 @@
+"""Who may say what, by what an episode is for."""
+
+import sys
+
+import numpy as np
+import pytest
+
+from dovetail.config.schema import PluginSection
+from dovetail.core.types import Event, Purpose
+from dovetail.human import gamepad
+from dovetail.runs.assembly.cell import build_cell
+from support.fake_devices import FakeEvdev, FakeInput
+
+
+@pytest.mark.parametrize("purpose", [Purpose.EVAL, Purpose.DEMO, Purpose.ONLINE])
+@pytest.mark.parametrize("by", ["gamepad", "pedal"])
+def test_a_gamepads_emergency_stop_is_heard_whatever_the_episode_is_for(purpose, by, monkeypatch):
+    """Also where nobody may help, and where an expert shows the task. The device is opened once."""
+    keys = [*gamepad.EVENTS, gamepad.BTN_TL]
+    pad, pedal = FakeInput(keys), FakeInput([48], path="/dev/input/event1")
+    monkeypatch.setitem(sys.modules, "evdev", FakeEvdev(pad, pedal))
+    plain = {"type": "gamepad"} if by == "gamepad" else {"type": "pedal", "operator": {"type": "gamepad"}}
+    section = PluginSection.parse("operator", plain)
+    cell = build_cell(
+        task=PluginSection.parse("task", {"type": "dovetail.testing.fakes:FakeTask"}),
+        robot=PluginSection.parse("robot", {"type": "dovetail.testing.fakes:FakeArm"}),
+        safety=PluginSection.parse("safety", {}),
+    )
+    practice = cell.operator(Purpose.ONLINE, section, demo_noise=0.0)
+    operator = cell.operator(purpose, section, demo_noise=0.0)
+    cell.task.reset(cell.robot, rng=np.random.default_rng(0))
+    for one in (practice, operator):
+        one.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+    pad.press(gamepad.BTN_MODE)
+    seen = cell.robot.observe()
+    assert operator.poll(seen).event is Event.EMERGENCY
+    assert practice.poll(seen).event is None  # it is not said twice
+    cell.close()
+    assert not pad.is_open

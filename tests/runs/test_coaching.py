@@ -1,0 +1,453 @@
+"""The coach on whole runs, each made to have one illness; silent on a healthy one."""
+
+import json
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from dovetail.actor.actors import SequentialActor
+from dovetail.config.load import load
+from dovetail.core.types import Outcome, Purpose, SampleRequest, View, WeightSnapshot
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.human import human_labels
+from dovetail.labels.outcome import OutcomeLabeler
+from dovetail.labels.store import LabelStore
+from dovetail.learn.coach import Advice, Look, Severity
+from dovetail.learn.learner import Learner
+from dovetail.learn.metrics import MetricsLog
+from dovetail.runs import coaching
+from dovetail.runs.advice import open_advice
+from dovetail.runs.assembly.build import Station
+from dovetail.runs.coaching import Coaching, batch_sources, settings_of
+from dovetail.runs.experience import Known
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.reports.report import write_report
+from dovetail.runs.status import RunStatus
+from dovetail.weights.store import DiskWeightStore
+from support.lamp_runs import lamp_episode, lamp_run
+from support.toy_run import TOY
+
+QUICK = (
+    "run.eval_episodes=1",
+    "run.untrained_episodes=0",
+    "run.showcase_episodes=0",
+    "learner={utd: 0.1, warmup_updates: 0, bc_updates: 0, start_from: scratch}",
+)
+ALONE = ("run.demos=0", "operator={type: none}")
+FLAT = "policy={type: 'support.sick_plugins:Flat', hidden: [16]}"
+PRACTICE = """
+task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 8, tolerance: 0.001}
+robot: {type: "dovetail.testing.fakes:FakeArm"}
+policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [16, 16], value_hidden: [16, 16]}
+algorithm: {type: ppo, num_envs: 4, rollout_steps: 8, batch_size: 32, num_epochs: 2}
+run: {demos: 0, env_steps: 800, eval_episodes: 1, untrained_episodes: 0, showcase_episodes: 0}
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A run to its end; gives its folder."""
+
+    def run(*overrides, config=TOY, watch=lambda folder, status: None, resume=False):
+        path = tmp_path / "toy.yaml"
+        path.write_text(config)
+        folder = (
+            RunFolder.open(tmp_path / "run")
+            if resume
+            else RunFolder.create(tmp_path / "run", load([path], overrides))
+        )
+        InlineRun(folder, watch=lambda status: watch(folder, status)).run()
+        return folder
+
+    return run
+
+
+def told(folder):
+    return {event["name"]: event for event in folder.events("coach")}
+
+
+def test_a_healthy_run_is_left_in_peace(run):
+    folder = run("run.env_steps=500", "learner={utd: 1, warmup_updates: 100, bc_updates: 200}")
+    assert told(folder) == {}
+    assert write_report(folder).advice == ()
+    assert len(list(folder.events("episode"))) > 15  # enough for every check to have its say
+
+
+def test_without_a_reward(run):
+    folder = run(*QUICK, *ALONE, "task.tolerance=1e-9", "task.max_steps=8", "run.env_steps=130")
+    found = told(folder)
+    assert found["no_reward"]["severity"] == "warning"
+    assert "none of the 12 online episodes so far has earned a reward" in found["no_reward"]["message"]
+    assert "run.demos, now 0" in found["no_reward"]["try"]
+    assert "operator.share" not in found["no_reward"]["try"]  # there is nobody to ask
+
+
+def test_with_a_labeler_that_lies(run):
+    folder = run(*QUICK, "run.demos=0", "labels=[{type: 'support.sick_plugins:Liar'}]", "run.env_steps=300")
+    assert re.match(r"(\d+) of the last \1 episodes are labelled", told(folder)["rewards_disagree"]["message"])
+
+
+def test_with_a_labeler_that_alone_knows(run):
+    """Success is hidden, so that what it sees was never told by anybody else: that is no lie."""
+    folder = run(
+        *QUICK, "labels=[{type: 'support.late_labelers:Witness'}]", "labeling.hide_success=true", "run.env_steps=500"
+    )
+    successes = [event["success"] for event in folder.events("episode")]
+    assert sum(successes) >= 0.2 * len(successes)
+    assert len(successes) >= 15
+    assert "rewards_disagree" not in told(folder)
+
+
+def test_with_a_person_who_corrects_verdicts(run):
+    corrected = set()
+
+    def correct(folder, status):
+        log = EpisodeLog(folder.episodes)
+        for episode_id in set(log.ids()) - corrected:
+            corrected.add(episode_id)
+            info = log.manifest(episode_id)
+            if info.purpose is Purpose.ONLINE and info.outcome is Outcome.TIMEOUT:
+                labels = human_labels(
+                    info.id, num_steps=info.num_steps, outcome=info.outcome, judgement=Outcome.SUCCESS, by="anna"
+                )
+                LabelStore(folder.labels).add(labels)
+
+    folder = run(*QUICK, "operator={type: none}", "run.env_steps=500", watch=correct)
+    assert sum(event["by"] == "human" for event in folder.events("labelled")) >= 10
+    assert "rewards_disagree" not in told(folder)
+
+
+def test_with_a_critic_that_believes_in_itself(run):
+    """Temperature 1 with entropy backup: the trap of the field."""
+    folder = run(
+        *QUICK,
+        "learner.utd=4",
+        "run.env_steps=200",
+        "algorithm={temperature: 1.0, backup_entropy: true, target_entropy: 4.0, gamma: 0.99, tau: 0.1}",
+    )
+    found = told(folder)["q_above_returns"]
+    assert "algorithm.backup_entropy, now True" in found["try"]
+    assert "algorithm.target_range, now null" in found["try"]
+
+
+def test_with_a_policy_that_tries_nothing(run):
+    folder = run(
+        *QUICK,
+        *ALONE,
+        "learner.utd=0.5",
+        "task.max_steps=8",
+        "run.env_steps=120",
+        "policy={type: 'support.sick_plugins:Sure', hidden: [16]}",
+    )
+    assert "(-7.0 is aimed at), and 0 % of the last" in told(folder)["entropy_collapsed"]["message"]
+
+
+def test_with_a_person_who_never_lets_go(run):
+    folder = run(
+        *QUICK,
+        "operator={share: 1.0, fade_minutes: 100000, patience_steps: 1, min_progress: 10, min_steps: 60, max_steps: 60}",
+        "run.env_steps=1100",
+    )
+    found = told(folder)
+    assert "is not left alone" in found["help_not_falling"]["message"]
+    assert "people's" in found["one_source"]["message"]
+
+
+def test_without_anything_to_learn_from(run):
+    folder = run(*QUICK, *ALONE, "learner.utd=2", "algorithm={type: hg_dagger}", "run.env_steps=200")
+    found = told(folder)["updates_starving"]
+    assert "only 0 are done" in found["message"]
+    assert "learner.utd, now 2.0" in found["try"]
+
+
+def test_with_a_learner_that_runs_free(run, monkeypatch):
+    step = Learner.step
+
+    def free(self, *, env_steps, on_update=lambda: None):
+        return step(self, env_steps=env_steps + 400, on_update=on_update)
+
+    monkeypatch.setattr(Learner, "step", free)
+    folder = run(*QUICK, "learner.utd=1", "run.env_steps=60")
+    assert "the same few steps" in told(folder)["updates_racing"]["message"]
+
+
+class Time:
+    """A clock that somebody else turns."""
+
+    now_s = 0.0
+
+    def monotonic(self):
+        return self.now_s
+
+
+def test_with_a_robot_that_waits(run, monkeypatch):
+    time, act, step = Time(), SequentialActor.run, Learner.step
+
+    def takes(work, seconds):
+        def slow(*arguments, **options):
+            time.now_s += seconds
+            return work(*arguments, **options)
+
+        return slow
+
+    monkeypatch.setattr(coaching, "time", time)
+    monkeypatch.setattr(Station, "real_time", True)
+    monkeypatch.setattr(SequentialActor, "run", takes(act, 1.0))
+    monkeypatch.setattr(Learner, "step", takes(step, 9.0))
+    folder = run(*QUICK, "run.env_steps=300")
+    assert "stands still 90 % of the time" in told(folder)["robot_waits"]["message"]
+
+
+@pytest.mark.parametrize("labels", ["outcome", "{type: 'support.late_labelers:Late'}"])
+def test_with_weights_that_do_not_reach_the_robot(run, labels):
+    def pin(folder, status):
+        if status.episodes == 1:
+            DiskWeightStore(folder.weights).pin(1)
+
+    folder = run(*QUICK, f"labels=[{labels}]", "run.env_steps=350", watch=pin)
+    found = told(folder)["stale_weights"]
+    assert "versions old" in found["message"]
+    assert "unpin version 1" in found["try"]
+
+
+def test_with_weights_that_are_hardly_ever_published(run):
+    folder = run(*QUICK, "learner.utd=1", "learner.publish_every=1000000", "run.env_steps=500")
+    found = told(folder)["stale_weights"]
+    assert "updates old" in found["message"]
+    assert "learner.publish_every, now 1000000" in found["try"]
+
+
+def test_with_a_robot_that_was_moved_after_the_demonstrations(run):
+    folder = run(*QUICK, "robot={type: 'support.sick_plugins:Moved'}", "operator={type: none}", "run.env_steps=250")
+    assert "of the values of 'goal' are cut off" in told(folder)["out_of_range"]["message"]
+
+
+@pytest.mark.parametrize("labels", ["outcome", "{type: 'support.late_labelers:Late'}"])
+def test_with_a_policy_at_its_limits(run, labels):
+    folder = run(*QUICK, *ALONE, FLAT, f"labels=[{labels}]", "run.env_steps=400")
+    assert "full speed only" in told(folder)["saturated"]["message"]
+
+
+@pytest.mark.parametrize("actor_after", [0, 2])
+def test_on_policy_learning_is_coached_too(run, actor_after):
+    """Of a rollout that the actor did not learn from, less is known."""
+    folder = run("algorithm.lr=0.05", f"algorithm.actor_after={actor_after}", "run.env_steps=300", config=PRACTICE)
+    found = told(folder)
+    assert found["no_reward"]["severity"] == "warning"
+    assert "algorithm.num_epochs, now 2" in found["policy_jumps"]["try"]
+
+
+def test_on_policy_learning_with_values_that_learn_nothing(run):
+    folder = run(
+        "algorithm={value_coef: 0.0, gae_lambda: 1.0}",
+        "task={type: 'support.dense_reach:DenseReach', max_steps: 8, tolerance: 0.001}",
+        config=PRACTICE,
+    )
+    found = told(folder)
+    assert set(found) == {"values_explain_nothing"}
+    assert "rollouts the values explain" in found["values_explain_nothing"]["message"]
+
+
+# ---- in another process
+
+
+def interrupt_once(name):
+    """Somebody who watches, and ends the process when they are told of it."""
+    waits_for = {name}
+
+    def watch(folder, status):
+        if waits_for & set(told(folder)):
+            waits_for.clear()
+            raise Interrupted
+
+    return watch
+
+
+def names(folder, kind):
+    return [event["name"] for event in folder.events(kind)]
+
+
+def test_what_was_wrong_is_not_over_because_somebody_resumed(run):
+    """What steps have shown to an earlier process is not in the books."""
+    watch = interrupt_once("saturated")
+    with pytest.raises(Interrupted):
+        run(*QUICK, *ALONE, FLAT, "run.env_steps=1000", watch=watch)
+    folder = run(resume=True)
+    assert len(list(folder.events("episode"))) > 20  # of which the first process had hardly more than a dozen
+    assert names(folder, "coach").count("saturated") == 1
+    assert "saturated" not in names(folder, "coach: over")
+
+
+def test_on_policy_learning_that_was_resumed_has_no_episodes_at_first(run):
+    with pytest.raises(Interrupted):
+        run(
+            *("task.max_steps=32", "task.tolerance=1e-9", "run.env_steps=2000"),
+            config=PRACTICE,
+            watch=interrupt_once("no_reward"),
+        )
+    folder = run(config=PRACTICE, resume=True)
+    assert names(folder, "coach").count("no_reward") == 1
+    assert "no_reward" not in names(folder, "coach: over")
+
+
+# ---- where the words go
+
+
+def test_words_go_to_events_curves_report_and_the_next_process(run):
+    sick = (*QUICK, *ALONE, "task.tolerance=1e-9", "task.max_steps=8", "run.env_steps=130")
+    shown = []
+    folder = run(*sick, watch=lambda _, status: shown.append([advice.name for advice in status.advice]))
+    assert shown[0] == []
+    assert shown[-1] == ["no_reward", "one_source"]
+    curves = EventAccumulator(str(folder.logs))
+    curves.Reload()
+    course = [event.value for event in curves.Scalars("coach/no_reward")]
+    assert course[0] == 0.0
+    assert course[-1] == 1.0
+    assert len(course) == len(list(folder.events("episode")))
+    assert "coach/text_summary" in curves.Tags()["tensors"]
+    advice = write_report(folder).advice
+    written = json.loads((folder.path / "report.json").read_text())["advice"]
+    assert [one["name"] for one in written] == ["no_reward", "one_source"]
+    run(resume=True)
+    assert len(list(folder.events("coach"))) == 2  # told once, whoever asks
+    assert open_advice(folder) == advice
+
+
+def test_what_is_over_is_not_in_the_report(tmp_path):
+    folder = RunFolder.create(tmp_path / "made", load(["peg-insertion"]))
+    worse = Advice(name="no_reward", severity=Severity.WARNING, message="none", try_="more")
+    hint = Advice(name="saturated", severity=Severity.HINT, message="fast", try_="slow")
+    for advice in (hint, worse):
+        folder.event("coach", env_steps=1, **advice.to_json())
+    assert open_advice(folder) == (worse, hint)  # the worst first
+    folder.event("coach: over", env_steps=2, name="no_reward")
+    assert open_advice(folder) == (hint,)
+    with (folder.path / "events.jsonl").open("a") as file:
+        file.write('{"time": 1.0, "event": "coach", "na')  # killed in the middle of a word
+    assert open_advice(folder) == (hint,)
+
+
+# ---- the parts that facts are made of
+
+
+@pytest.fixture
+def looks(monkeypatch):
+    """The facts of each look."""
+    looks = []
+
+    def look(self, facts):
+        looks.append(facts)
+        return Look(begun=(), over=())
+
+    monkeypatch.setattr(coaching.Coach, "look", look)
+    return looks
+
+
+@pytest.fixture
+def lamp(tmp_path):
+    """Somebody who coaches, an episode with its labels, and weights of a version."""
+    episode = lamp_episode(0, success=True)
+    folder = lamp_run(tmp_path / "run", [episode])
+    policy = SimpleNamespace(spec=SimpleNamespace(horizon=1, action=episode.robot.action))
+    metrics = MetricsLog(folder.logs)
+    coach = Coaching(folder, status=RunStatus(name="run"), metrics=metrics, policy=policy, real_time=True)
+    known = Known(info=EpisodeLog(folder.episodes).manifest(episode.id), labels=OutcomeLabeler().label(episode))
+
+    def weights(version):
+        normalizer = {"mean/meter": np.full(2, 1000.0 - 1000.0 * (version - 1)), "std/meter": np.ones(2)}
+        return WeightSnapshot(version=version, components={"normalizer": normalizer}, hashes={})
+
+    yield SimpleNamespace(coach=coach, episode=episode, known=known, weights=weights)
+    metrics.close()
+
+
+def look(coach, *, updates=0):
+    pupil = SimpleNamespace(wants=wants({View(): 8}), num_online_updates=updates, owed=lambda steps: 0)
+    coach.look(pupil, Held())
+
+
+def test_steps_are_looked_at_when_they_come_and_not_when_their_labels_do(looks, lamp):
+    """By then the weights are others, the statistics too, and the episode may not be at hand."""
+    coach, newest = lamp.coach, 60
+    coach.published(1, lamp.weights(1), updates=0)
+    coach.acted(lamp.episode)
+    coach.count(replace(lamp.known, labels=None))
+    coach.published(newest, lamp.weights(newest), updates=0)
+    coach.correct(lamp.known)
+    look(coach)
+    (facts,) = looks[-1].episodes
+    assert (facts.versions_behind, facts.saturated, facts.outside) == (0, 0.0, {"meter": 0.0})
+    coach.correct(replace(lamp.known, labels=replace(lamp.known.labels, discard=True)))
+    coach.correct(lamp.known)  # not discarded after all
+    look(coach)
+    assert looks[-1].episodes == (facts,)
+
+
+def test_what_steps_showed_is_not_kept_for_ever(lamp):
+    for number in range(coaching._SEEN + 10):
+        lamp.coach.acted(replace(lamp.episode, id=str(number)))
+    assert list(lamp.coach._seen) == [str(number) for number in range(10, coaching._SEEN + 10)]
+
+
+def test_before_any_weights_are_known_nothing_is_old(looks, lamp):
+    """A store that was started anew."""
+    lamp.coach.acted(lamp.episode)
+    lamp.coach.count(lamp.known)
+    look(lamp.coach)
+    assert looks[-1].episodes[0].versions_behind is None
+    assert looks[-1].unpublished is None
+
+
+def test_who_waits_for_whom_is_known_after_some_turns(looks, lamp):
+    """The first one, after a resume, is spent on getting ready."""
+    for _ in range(coaching._TIMED):
+        lamp.coach.acted(lamp.episode)
+        look(lamp.coach)
+    assert [facts.act_s is None for facts in looks] == [True] * (coaching._TIMED - 1) + [False]
+
+
+def test_updates_since_the_newest_weights(looks, lamp):
+    lamp.coach.published(1, lamp.weights(1), updates=40)
+    for updates in (100, 30):  # where learner and books are apart, one may hear of weights before their updates
+        look(lamp.coach, updates=updates)
+    assert [facts.unpublished for facts in looks] == [60, 0]
+
+
+class Held:
+    """A replay of which only sizes are known: 100 steps of demonstrations, 50 of people, 150 of the policy."""
+
+    def __init__(self, *, demo=100, human=50, policy=150):
+        prior, online = demo + human, human + policy
+        self._sizes = {"demo": demo, "human": human, "policy": policy, "prior": prior, "online": online}
+        self._sizes["all"] = demo + online
+
+    def size(self, view):
+        return self._sizes[view.part]
+
+
+def wants(rows, **other):
+    return SampleRequest(observation_keys=("state",), rows=rows, **other)
+
+
+def test_who_took_the_steps_of_a_batch():
+    half = wants({View(part="prior"): 64, View(part="online"): 64})
+    shares = batch_sources(half, Held())
+    # demo: 64 * 100/150; human: 64 * 50/150 + 64 * 50/200; policy: 64 * 150/200
+    np.testing.assert_allclose([shares[h] for h in ("demo", "human", "policy")], [1 / 3, 7 / 24, 3 / 8])
+    assert batch_sources(wants({View(part="online", return_above=0.5): 64}), Held()) == {}
+    alone = batch_sources(wants(half.rows, when_empty=View()), Held(demo=0, human=0))
+    assert alone == {"demo": 0.0, "human": 0.0, "policy": 1.0}
+
+
+def test_settings_have_the_names_of_the_command_line():
+    assert settings_of({"run": {"seed": 1}, "labels": [{"type": "outcome"}], "task": None}) == {
+        "run.seed": 1,
+        "labels": [{"type": "outcome"}],
+        "task": None,
+    }

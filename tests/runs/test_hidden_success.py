@@ -1,0 +1,55 @@
+"""What a simulated task knows of its success does not reach practice where it shall not."""
+
+import pytest
+
+from dovetail.config.load import load
+from dovetail.core.errors import UsageError
+from dovetail.core.types import Outcome, Purpose
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.evaluate import order_episode
+from dovetail.runs.assembly.hidden_success import Unjudged
+from support.toy_run import TOY
+
+
+@pytest.fixture
+def toy(tmp_path):
+    (tmp_path / "toy.yaml").write_text(TOY)
+    return tmp_path / "toy.yaml"
+
+
+def episode_of(station, purpose):
+    return station.actor_for(purpose).run(order_episode(station, purpose=purpose, index=0, config_hash=""))
+
+
+def helped(toy, *, hide):
+    """A person who takes over at once and brings it to the goal."""
+    person = (
+        "operator={type: scripted, share: 1.0, patience_steps: 1, min_progress: 1.0, min_steps: 30, max_steps: 30}"
+    )
+    return build_station(load([toy], [person, f"labeling.hide_success={str(hide).lower()}"]))
+
+
+def test_practice_goes_on_until_time_is_up_and_nobody_says_why(toy):
+    shown = episode_of(helped(toy, hide=False), Purpose.ONLINE)
+    hidden = episode_of(helped(toy, hide=True), Purpose.ONLINE)
+    assert shown.outcome is Outcome.SUCCESS
+    assert len(shown) < 30
+    assert hidden.outcome is Outcome.TIMEOUT
+    assert hidden.judgement is None
+    assert len(hidden) == 30
+    assert hidden.column("metric/distance")[-1] < 0.02  # it was done, as the task's own metrics tell whoever looks
+    assert not hidden.column("reward/success").any()
+
+
+def test_demonstrations_and_evaluations_know_it(toy):
+    station = helped(toy, hide=True)
+    assert station.cell.task_for(Purpose.EVAL) is station.task
+    assert episode_of(station, Purpose.DEMO).outcome is Outcome.SUCCESS
+
+
+def test_a_task_without_an_end_is_refused(toy):
+    class Endless:
+        spec = helped(toy, hide=False).task.spec
+
+    with pytest.raises(UsageError, match="does not say how long an episode may last"):
+        Unjudged(Endless())

@@ -1,0 +1,254 @@
+"""Labels that come later, from a slow labeler, a person or another process: the run goes on, and they all arrive."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from support import TESTS
+from dovetail.cli._session import check_fits
+from dovetail.config.load import load
+from dovetail.core.errors import UsageError
+from dovetail.core.types import Outcome, Purpose, View
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.human import human_labels
+from dovetail.labels.queue import LabelQueue, Reason
+from dovetail.labels.store import LabelStore
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun, Interrupted
+from support.toy_run import TOY
+
+QUICK = (
+    "run={demos: 2, env_steps: 60, eval_episodes: 1, untrained_episodes: 0, showcase_episodes: 0}",
+    "learner={utd: 1, warmup_updates: 2, bc_updates: 2}",
+)
+
+
+@pytest.fixture
+def make(tmp_path):
+    path = tmp_path / "toy.yaml"
+    path.write_text(TOY)
+
+    def make(*overrides):
+        return RunFolder.create(tmp_path / "run", load([path], [*QUICK, *overrides]))
+
+    return make
+
+
+def practised(folder, *purposes):
+    log = EpisodeLog(folder.episodes)
+    infos = [log.manifest(episode_id) for episode_id in log.ids()]
+    wanted = purposes or (Purpose.DEMO, Purpose.ONLINE)
+    return [info for info in infos if info.purpose in wanted and info.outcome is not Outcome.ABORTED]
+
+
+def said_of(folder, info):
+    return [record.labels for record in LabelStore(folder.labels).history(info.id) if record.labels.priority >= 0]
+
+
+def person_says(folder, info, judgement, by="anna"):
+    labels = human_labels(info.id, num_steps=info.num_steps, outcome=info.outcome, judgement=judgement, by=by)
+    LabelStore(folder.labels).add(labels)
+    return labels
+
+
+def events(folder, kind):
+    return list(folder.events(kind))
+
+
+def test_a_labeler_beside_the_robot(make):
+    folder = make("labels=[{type: 'support.late_labelers:Late'}]")
+    run = InlineRun(folder)
+    run.run()
+    status = run.status
+    assert all(len(said_of(folder, info)) == 1 for info in practised(folder))
+    assert status.trained_steps == status.env_steps >= 60
+    assert status.updates == 2 + status.env_steps  # what came late was learned from all the same
+    assert not any(map(math.isnan, status.recent_success))
+    assert status.waiting == {}
+    late = {event["id"] for event in events(folder, "labelled")}
+    assert late == {info.id for info in practised(folder)}
+
+
+def test_a_server_that_is_away_from_beginning_to_end(make, tmp_path):
+    """Practice goes on, nothing is learned from it, the coach says why; when it is back, resuming takes all of it up."""
+    away = tmp_path / "away"
+    late = f"{{type: 'support.late_labelers:Late', away_while: '{away}'}}"
+    folder = make(
+        f"labels=[{late}]",
+        "labeling.retry_s=0.01",
+        "labeling.max_retry_s=0.02",
+        "run.env_steps=150",
+        "run.demos=1",
+    )
+
+    def watch(status):
+        if status.phase == "learning online" and not away.exists() and status.episodes == 0:
+            away.touch()
+
+    run = InlineRun(folder, watch=watch)
+    run.run()
+    assert run.status.env_steps >= 150
+    assert run.status.trained_steps == 0
+    assert run.status.updates == 2  # of warming up
+    waiting = LabelQueue(folder.label_queue).waiting()
+    assert {item.episode_id for item in waiting} <= {info.id for info in practised(folder, Purpose.ONLINE)}
+    assert waiting
+    assert {item.reasons for item in waiting} == {(Reason.AWAY,)}
+    assert run.status.waiting["away"] == len(waiting)
+    assert "labels_waiting" in [advice.name for advice in run.status.advice]
+    assert events(folder, "labels wait")[-1]["away"] == len(waiting)
+    away.unlink()
+    (folder.path / "evaluations/after.json").unlink()  # not the end yet
+    again = InlineRun(RunFolder.open(folder.path))
+    again.run()
+    assert all(len(said_of(folder, info)) == 1 for info in practised(folder))
+    assert again.status.trained_steps == again.status.env_steps
+    assert LabelQueue(folder.label_queue).ids() == []
+
+
+def test_a_person_as_the_only_labeler(make):
+    """From another thread, as from another process: through the files alone."""
+    folder = make("labels=[human]")
+    over = threading.Event()
+
+    def person():
+        queue, log = LabelQueue(folder.label_queue), EpisodeLog(folder.episodes)
+        while not over.is_set():
+            for item in queue.waiting():
+                assert item.reasons == (Reason.NEW,)
+                info = log.manifest(item.episode_id)
+                person_says(folder, info, info.outcome if info.outcome is Outcome.SUCCESS else Outcome.FAILURE)
+                queue.done(item.episode_id)
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=person)
+    thread.start()
+    try:
+        run = InlineRun(folder)
+        run.run()
+    finally:
+        over.set()
+        thread.join()
+    demos = practised(folder, Purpose.DEMO)
+    assert [said_of(folder, info)[0].labeler for info in demos] == ["human"] * len(demos)
+    assert run.status.env_steps >= 60
+
+
+def test_what_a_person_says_while_it_runs(make):
+    """Overrules, discards, takes back: replay, status and coach follow, and a rebuild comes to the same."""
+    folder = make("run.env_steps=200", "operator={type: none}")
+    todo = ["overrule", "discard", "undo", "end"]
+    held, steps, labels = [], [], {}
+
+    def watch(status):
+        if status.phase != "learning online" or status.episodes < 2 or not todo:
+            return
+        infos = practised(folder, Purpose.ONLINE)
+        held.append(set(run._experience.replay.ids()) & {infos[0].id, infos[1].id})
+        steps.append((status.env_steps, status.trained_steps))
+        what = todo.pop(0)
+        if what == "overrule":
+            person_says(folder, infos[0], Outcome.SUCCESS)
+        if what == "discard":
+            labels["discard"] = person_says(folder, infos[1], Outcome.ABORTED)
+        if what == "undo":
+            assert LabelStore(folder.labels).retract(labels["discard"])
+
+    run = InlineRun(folder, watch=watch)
+    run.run()
+    first, second = (info.id for info in practised(folder, Purpose.ONLINE)[:2])
+    length = practised(folder, Purpose.ONLINE)[1].num_steps
+    assert held == [{first, second}, {first, second}, {first}, {first, second}]
+    assert [acted - trained for acted, trained in steps] == [0, 0, length, 0]
+    assert run.status.recent_success[0] == 1.0
+    facts = events(folder, "labelled")
+    assert [(event["id"], event["by"]) for event in facts] == [
+        (first, "human"),
+        (second, "human"),
+        (second, "outcome"),
+    ]
+    again = InlineRun(RunFolder.open(folder.path))
+    assert list(again.status.recent_success) == list(run.status.recent_success)
+    assert again._experience.replay.size(View(part="online")) == again.status.env_steps
+    again.close()
+
+
+def test_killed_while_labels_are_out(make, tmp_path):
+    away = tmp_path / "away"
+    late = f"{{type: 'support.late_labelers:Late', away_while: '{away}'}}"
+    folder = make(f"labels=[{late}]", "labeling.retry_s=0.01", "labeling.max_retry_s=0.02", "run.env_steps=100000")
+    code = (
+        "import sys; from pathlib import Path; from dovetail.runs.folder import RunFolder;"
+        "from dovetail.runtime.inline import InlineRun; InlineRun(RunFolder.open(Path(sys.argv[1]))).run()"
+    )
+    paths = os.pathsep.join([str(TESTS), *filter(None, sys.path)])
+    environment = {**os.environ, "PYTHONPATH": paths}
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder.path)], env=environment)
+    deadline_s = time.monotonic() + 120
+    try:
+        while len(practised(folder, Purpose.ONLINE)) < 3 and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+        away.touch()
+        while len(LabelQueue(folder.label_queue).ids()) < 2 and time.monotonic() < deadline_s:
+            time.sleep(0.02)
+    finally:
+        process.kill()
+        process.wait()
+    unlabelled = [info for info in practised(folder) if not said_of(folder, info)]
+    assert len(unlabelled) >= 2
+    away.unlink()
+
+    store, left = LabelStore(folder.labels), [info.id for info in unlabelled]
+
+    def labelled():
+        while left and store.current(left[-1]) is not None:
+            left.pop()
+        return not left
+
+    with pytest.raises(Interrupted):
+        InlineRun(RunFolder.open(folder.path), should_stop=labelled).run()
+    assert [len(said_of(folder, info)) for info in unlabelled] == [1] * len(unlabelled)
+    assert all(len(said_of(folder, info)) <= 1 for info in practised(folder))
+    assert not set(LabelQueue(folder.label_queue).ids()) & {info.id for info in unlabelled}
+
+
+def test_a_labeler_ends_an_episode(make):
+    folder = make("labels=[{type: 'support.late_labelers:Seer'}]", "labeling.terminate_on_success={}", "operator=none")
+    InlineRun(folder).run()
+    online = practised(folder, Purpose.ONLINE)
+    assert {(info.num_steps, info.outcome, info.judgement) for info in online} == {
+        (4, Outcome.SUCCESS, Outcome.SUCCESS)  # five observations
+    }
+    assert {info.operator for info in online} == {"none+seer"}
+    assert all(said_of(folder, info)[0].success for info in online)
+    others = practised(
+        folder, Purpose.EVAL, Purpose.DEMO
+    )  # of which the task is the judge, whatever a labeler sees
+    assert {info.operator for info in others} == {"none", "scripted"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (["labels=[outcome]"], "put `classifier` into `labels`"),
+        (["labels=[{type: 'support.late_labelers:Seer'}]", "actor.layout=processes"], "set actor.layout=one_process"),
+    ],
+)
+def test_who_cannot_judge_while_it_happens(make, overrides, problem):
+    with pytest.raises(UsageError, match=problem):
+        InlineRun(make("labeling.terminate_on_success={}", *overrides))
+
+
+def test_what_nobody_measures_is_refused_before_there_is_a_run(make):
+    """Trap: a labeler required a key that nobody recorded, swallowed the error and dropped every episode."""
+    stage = "{metric: grasped, at_least: 1, reward: 1}"
+    with pytest.raises(UsageError, match="labeler 'outcome' has a stage of metric 'grasped'"):
+        check_fits(make(f"labels=[{{type: outcome, stages: [{stage}]}}]").config)

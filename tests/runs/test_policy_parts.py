@@ -1,0 +1,230 @@
+"""Policies whose components come from elsewhere, frozen or trained."""
+
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+
+from dovetail.cli._evaluation import find_source
+from dovetail.config.load import load
+from dovetail.config.schema import PluginSection
+from dovetail.core.errors import DovetailError, StoreError, UsageError
+from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+from dovetail.runs.assembly.policy_parts import build_policy, read_part
+from dovetail.weights.store import DiskWeightStore
+
+ROBOT = RobotSpec(
+    name="arm",
+    embodiment="toy",
+    observation={"joint_pos": ArraySpec(shape=(3,)), "front": ArraySpec(shape=(20, 16, 3), dtype="uint8")},
+    action=ArraySpec(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
+    action_kind="ee_delta",
+    control_hz=10.0,
+)
+SMALL = {
+    "gaussian_mlp": {"hidden": [8]},
+    "flow": {
+        "hidden": 8,
+        "num_layers": 1,
+        "horizon": 2,
+        "encoder": {"features": 4},
+        "inputs": ["joint_pos", "front"],
+    },
+    "flow_actor": {"hidden": 8, "num_layers": 1},
+    "steered": {"hidden": 8, "num_layers": 1, "horizon": 2, "steering_hidden": [8]},
+    "actor_critic": {"hidden": [8], "value_hidden": [8]},
+    "flow_actor_critic": {"hidden": 8, "num_layers": 1, "value_hidden": [8]},
+}
+
+
+def make(kind="flow", seed=0, **components):
+    section = PluginSection.parse("policy", {"type": kind, **SMALL[kind], "components": components})
+    return build_policy(section, robot=ROBOT, seed=seed)
+
+
+def same(ours, theirs):
+    return ours.keys() == theirs.keys() and all(np.array_equal(ours[key], theirs[key]) for key in ours)
+
+
+def save(path, arrays):
+    path.write_bytes(safetensors.numpy.save(dict(arrays)))
+    return str(path)
+
+
+# ---- where a part may come from
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_every_part_of_every_policy_can_come_from_a_file_of_its_own(kind, tmp_path):
+    given = make(kind, seed=1).weights()
+    for name, arrays in given.items():
+        source = save(tmp_path / f"{name}.safetensors", arrays)
+        taken = make(kind, **{name: {"checkpoint": source}}).weights()
+        assert same(taken[name], arrays)
+        for other in given.keys() - {name, "normalizer"}:
+            assert not same(taken[other], given[other])  # made anew, by its own seed
+
+
+def test_a_part_can_come_from_a_run_its_weights_a_version_or_a_checkpoint(tmp_path):
+    old, new = make(seed=1).weights(), make(seed=2).weights()
+    store = DiskWeightStore(tmp_path / "run" / "weights")
+    store.publish(old)
+    store.publish(new)
+    flat = {f"algorithm/policy/{part}/{name}": v for part, of in old.items() for name, v in of.items()}
+    save_checkpoint(tmp_path / "run" / "checkpoints" / "last", {**flat, "learner/counters": np.zeros(2)}, facts={})
+    for source, expected in {
+        "run": new,
+        "run/weights": new,
+        "run/weights/v00000001.json": old,
+        "run/checkpoints/last": old,
+    }.items():
+        assert same(read_part(tmp_path / source, "encoder"), expected["encoder"])
+        assert same(make(encoder={"checkpoint": str(tmp_path / source)}).weights()["encoder"], expected["encoder"])
+
+
+def test_old_statistics_stay_as_they_were_told(tmp_path):
+    path = tmp_path / "old_stats.pkl"
+    path.write_bytes(
+        pickle.dumps({"joint_pos": {"mean": [1, 2, 3], "std": [1, 1, 2]}, "action": {"mean": 0, "std": 1}})
+    )
+    policy = make(normalizer={"checkpoint": str(path)})
+    policy.fit_normalizer({"joint_pos": np.full((4, 3), 9.0)})  # as a run does with its demonstrations
+    seen = {"joint_pos": torch.tensor([[2.0, 2.0, 1.0]]), "front": torch.zeros(1, 20, 16, 3, dtype=torch.uint8)}
+    assert policy.features(seen)[0, :3].tolist() == [1.0, 0.0, -1.0]
+    fitted = make(normalizer={"checkpoint": str(path), "frozen": False})
+    fitted.fit_normalizer({"joint_pos": np.full((4, 3), 9.0)})
+    assert fitted.weights()["normalizer"]["mean/joint_pos"].tolist() == [9.0, 9.0, 9.0]
+
+
+# ---- and what is refused, in one line
+
+
+@pytest.mark.parametrize(
+    ("components", "because"),
+    [
+        ({"encodr": {}}, r"no component 'encodr'. Did you mean 'encoder'\? It has actor, encoder, normalizer"),
+        ({"zzz": {}}, "no component 'zzz'. Valid: actor, encoder, normalizer"),
+        ({"actor": {"checkpoint": "gone.safetensors"}}, "gone.safetensors is not there"),
+        ({"actor": {"checkpoint": "notes.txt"}}, "notes.txt is no file of weights"),
+        ({"actor": {"checkpoint": "stats.json"}}, "stats.json is no file of weights: expected .safetensors$"),
+        ({"actor": {"checkpoint": "empty"}}, "empty holds no weights"),
+        ({"actor": {"checkpoint": "junk.safetensors"}}, "not a safetensors file"),
+        ({"actor": {"checkpoint": "other.safetensors"}}, "other.safetensors does not fit policy 'flow': of 'actor'"),
+        ({"actor": {"checkpoint": "wide.safetensors"}}, r"actor/chunk.weight is \(9, 4\), should be \(8, 4\)"),
+        ({"actor": {"checkpoint": "nan.safetensors"}}, "non-finite"),
+        ({"normalizer": {"checkpoint": "stats.json"}}, "of 'normalizer', mean/joint_pos, std/joint_pos is only"),
+        ({"steering": {"checkpoint": "run"}}, "no component 'steering'"),
+        ({"encoder": {"checkpoint": "run"}}, "hold no component 'encoder'"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused(components, because, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    weights = make(seed=1).weights()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "notes.txt").write_text("")
+    (tmp_path / "stats.json").write_text('{"gripper": {"mean": [0.0], "std": [1.0]}}')
+    (tmp_path / "junk.safetensors").write_bytes(b"junk")
+    save(tmp_path / "other.safetensors", weights["encoder"])
+    save(tmp_path / "wide.safetensors", {**weights["actor"], "chunk.weight": np.zeros((9, 4), np.float32)})
+    save(tmp_path / "nan.safetensors", {k: np.full_like(v, np.nan) for k, v in weights["actor"].items()})
+    DiskWeightStore(tmp_path / "run" / "weights").publish({"actor": weights["actor"]})
+    with pytest.raises(DovetailError, match=because) as refusal:
+        make(**components)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_misspelt_setting_is_named():
+    with pytest.raises(UsageError, match=r"unknown key 'policy.components.actor.frozn'.*Did you mean 'frozen'"):
+        load(["push-cube"], ["policy.components.actor.frozn=true"])
+
+
+def test_nothing_is_left_half_loaded(tmp_path):
+    weights = make(seed=1).weights()
+    good = save(tmp_path / "good.safetensors", weights["encoder"])
+    bad = save(tmp_path / "bad.safetensors", weights["normalizer"])
+    section = PluginSection.parse(
+        "policy",
+        {
+            "type": "flow",
+            **SMALL["flow"],
+            "components": {"encoder": {"checkpoint": good}, "actor": {"checkpoint": bad}},
+        },
+    )
+    policy = section.build(robot=ROBOT, seed=0)
+    before = policy.weights()
+    with pytest.raises(StoreError):
+        policy.assemble(lambda name, source: read_part(tmp_path / source, name))
+    assert all(same(policy.weights()[name], before[name]) for name in before)
+
+
+# ---- runs
+
+
+@pytest.fixture
+def pretrained(tmp_path):
+    """A velocity network that some other run has made."""
+    config = load(["peg-insertion-sac-flow"], ["policy.hidden=16", "run.seed=9"])
+    station = build_station(config)
+    try:
+        DiskWeightStore(tmp_path / "pretrained" / "weights").publish(station.trainable().weights())
+    finally:
+        station.close()
+    return tmp_path / "pretrained"
+
+
+def settings(source):
+    return [
+        "policy.hidden=16",
+        f"policy.components.sigma.checkpoint={source}",
+        "policy.components.sigma.frozen=true",
+        "algorithm.hidden=[16]",
+        "algorithm.batch_size=8",
+        "algorithm.actor_after=0",
+        "run.demos=1",
+        "run.untrained_episodes=0",
+        "run.eval_episodes=1",
+        "run.showcase_episodes=0",
+        "learner.bc_updates=5",
+        "learner.warmup_updates=8",
+        "learner.utd=0.05",
+    ]
+
+
+def run(folder, config):
+    InlineRun(RunFolder.open(folder) if folder.exists() else RunFolder.create(folder, config)).run()
+
+
+def test_training_leaves_what_is_frozen_as_it_was_and_a_resumed_run_does_too(pretrained, tmp_path):
+    given = DiskWeightStore(pretrained / "weights").load(1).components
+    config = load(["peg-insertion-sac-flow"], [*settings(pretrained), "run.env_steps=1"])
+    folder = tmp_path / "runs" / "first"
+    run(folder, config)
+    shutil.rmtree(pretrained)  # a run keeps what it took
+    (folder / "evaluations" / "after.json").unlink()  # as if it had been stopped before
+    checkpoint, _ = load_checkpoint(folder / "checkpoints" / "last")
+    assert same(_of(checkpoint, "algorithm/policy/sigma/"), given["sigma"])
+    assert not any("averaged/sigma" in name for name in checkpoint)
+    run(folder, config)
+    store = DiskWeightStore(folder / "weights", keep=99)
+    versions = [store.load(version) for version in store.versions()]
+    assert len(versions) > 2
+    assert all(same(version.components["sigma"], given["sigma"]) for version in versions)
+    assert len({version.hashes["sigma"] for version in versions}) == 1  # and is published once
+    assert len({version.hashes["velocity"] for version in versions}) > 1
+    station = build_station(config, parts=folder / "parts")
+    try:  # `dovetail eval RUN/checkpoints/last` needs no more than the run
+        found = find_source(str(folder / "checkpoints" / "last"), version=None, runs_dir=folder.parent)
+        assert same(found.snapshot(station).components["sigma"], given["sigma"])
+    finally:
+        station.close()
+
+
+def _of(state, prefix):
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

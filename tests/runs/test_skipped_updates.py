@@ -1,0 +1,91 @@
+"""Updates that are skipped: a line in the run's events, whatever is being learned."""
+
+import pytest
+from test_onpolicy import PRACTICE
+
+from dovetail.config.load import load
+from dovetail.core.errors import FailureError
+from dovetail.learn.algorithms.imitation import Imitation
+from dovetail.learn.algorithms.ppo import PPO
+from dovetail.learn.algorithms.rlpd import RLPD
+from dovetail.learn.finite import SkippedUpdate
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.runs.checkpoints import Keeping
+from support.toy_run import TOY
+
+
+@pytest.fixture
+def make(tmp_path):
+    def make(recipe, *overrides):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(recipe)
+        return RunFolder.create(tmp_path / "run", load([path], overrides))
+
+    return make
+
+
+@pytest.fixture
+def skip(monkeypatch):
+    def skip(algorithm, *numbers):
+        """Its updates of these numbers, from now on."""
+        update, count = algorithm.update, iter(range(10**9))
+
+        def some(self, batch):
+            if next(count) in numbers:
+                raise SkippedUpdate("a loss is nan")
+            return update(self, batch)
+
+        monkeypatch.setattr(algorithm, "update", some)
+
+    return skip
+
+
+def told(folder):
+    return [(event["in_all"], event["updates"]) for event in folder.events("skipped updates")]
+
+
+def test_cloning_warming_up_and_learning_online_tell(make, skip):
+    folder = make(TOY)
+    skip(Imitation, 3, 4)
+    skip(RLPD, 5, 60)
+    InlineRun(folder).run()
+    (cloning, warming, online) = told(folder)
+    assert (cloning, warming) == ((2, 20), (1, 20))
+    assert online[0] == 2
+    assert 20 + 40 < online[1] <= 20 + 70  # after the episode that had earned it
+
+
+def test_one_too_many_is_told_as_well(make, skip):
+    folder = make(TOY, "learner.max_bad_updates=2")
+    skip(RLPD, 5, 6)
+    with pytest.raises(FailureError, match="2 updates were skipped"):
+        InlineRun(folder).run()
+    assert told(folder) == [(2, 6)]
+
+
+def test_catching_up_tells(make, skip, monkeypatch):
+    folder = make(TOY)
+    save, saved = Keeping.save, []
+
+    def before_practice(self, learner):
+        if len(saved) < 2:
+            saved.append(save(self, learner))
+
+    monkeypatch.setattr(Keeping, "save", before_practice)
+    run = InlineRun(folder)
+    run._should_stop = lambda: run.status.env_steps > 60
+    with pytest.raises(Interrupted):
+        run.run()
+    monkeypatch.setattr(Keeping, "save", save)
+    skip(RLPD, 3)
+    InlineRun(RunFolder.open(folder.path)).run()
+    (owed,) = (event["updates"] for event in folder.events("catching up"))
+    assert told(folder) == [(1, 20 + owed)]
+
+
+def test_practice_tells(make, skip):
+    folder = make(PRACTICE)
+    skip(PPO, 1, 2)
+    InlineRun(folder).run()
+    assert told(folder) == [(1, 2), (2, 3)]

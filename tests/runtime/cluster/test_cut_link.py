@@ -1,0 +1,80 @@
+"""Two hosts, as network namespaces with a cable between them that can be pulled."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dovetail.runtime.ray.cluster.joining import membership
+from dovetail.runtime.ray.cluster.process_marks import marked
+from support.lab import dovetail, lab_file, until
+from support.namespaces import hosts, ip, needs_namespaces
+
+__all__ = ["hosts"]
+
+pytestmark = [pytest.mark.slow, needs_namespaces]
+
+_DRIVER = """
+import os, sys, time, ray
+from dovetail.config.cluster import ClusterConfig, Place
+from dovetail.config.load import load_section
+from dovetail.runtime.ray.cluster.connection import connected, machines, placed
+
+class Role:
+    def pid(self):
+        return os.getpid()
+
+config = load_section(ClusterConfig, "cluster", [sys.argv[1]])
+with connected(config):
+    options = placed(Place(machine="cell", resources={"inference": 1}), role="robot", config=config)
+    role = ray.remote(Role).options(**options, max_restarts=-1, max_task_retries=-1).remote()
+    print(ray.get(role.pid.remote()), flush=True)
+    input()
+    start = time.monotonic()
+    while len(machines()) > 1:
+        time.sleep(0.1)
+    print(time.monotonic() - start, flush=True)
+    input()
+    print(ray.get(role.pid.remote()), flush=True)
+"""
+
+
+def test_a_cut_machine_is_missed_soon_and_comes_back(hosts, tmp_path):
+    (desk, cell), cable = hosts
+    lab = lab_file(tmp_path, desk="10.203.77.1", cell="10.203.77.2")
+    within = {name: ("ip", "netns", "exec", name) for name in (desk, cell)}
+    for host in (desk, cell):  # each finds out by its address which one it is
+        joined = dovetail("cluster", "join", lab, inside=within[host])
+        assert joined.returncode == 0, joined.stderr
+    seen = dovetail("cluster", "status", lab, inside=within[desk])
+    assert seen.returncode == 0, seen.stdout + seen.stderr
+
+    driver = subprocess.Popen(
+        [*within[desk], sys.executable, "-c", _DRIVER, str(lab)], stdin=-1, stdout=-1, stderr=-1, text=True
+    )
+    try:
+        before = driver.stdout.readline()
+        assert before, driver.stderr.read()
+        ip("-n", desk, "link", "set", cable, "down")
+        driver.stdin.write("\n")
+        driver.stdin.flush()
+        missed_s = float(driver.stdout.readline())
+        assert missed_s < 30  # 4.4 s where nothing else runs; Ray's own settings: 66 s
+        assert Path(f"/proc/{int(before)}/exe").exists()  # cut off, not dead: it can finish what it does
+        ip("-n", desk, "link", "set", cable, "up")
+        until(lambda: membership("cell").state == "lost", seconds=120)
+        until(lambda: membership("cell").state == "joined", seconds=120)
+        driver.stdin.write("\n")
+        driver.stdin.flush()
+        after = driver.stdout.readline()
+        assert after, driver.stderr.read()
+        assert after != before
+        assert driver.wait(60) == 0
+    finally:
+        driver.kill()
+    folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}"
+    for host, name in ((cell, "cell"), (desk, "desk")):
+        assert dovetail("cluster", "leave", lab, inside=within[host]).returncode == 0
+        assert not marked(folder / name)

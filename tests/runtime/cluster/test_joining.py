@@ -1,0 +1,187 @@
+"""Two machines join by one file, are seen, come back when they are lost, and leave nothing behind."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import ray
+
+from dovetail.cli.main import main
+from dovetail.config.cluster import ClusterConfig, Place
+from dovetail.config.load import load_section
+from dovetail.core.errors import UsageError
+from dovetail.runtime.ray.cluster.connection import connected, machines, placed
+from dovetail.runtime.ray.cluster.joining import join, leave, membership, this_machine
+from dovetail.runtime.ray.cluster.process_marks import marked
+from support.lab import dovetail, lab_file, until
+
+
+@pytest.fixture
+def lab(tmp_path):
+    path = lab_file(tmp_path)
+    yield path
+    for name in ("cell", "desk"):
+        leave(name)
+
+
+def read(path):
+    return load_section(ClusterConfig, "cluster", [path])
+
+
+def role_class():
+    """In a function, so that it travels as it is: this module is not to be found elsewhere."""
+
+    class Role:
+        def where(self):
+            return ray.get_runtime_context().get_node_id(), os.getpid()
+
+        def report(self):
+            role = {
+                "name": "robot-0",
+                "health": "well",
+                "host": "nuc-1",
+                "starts": 2,
+                "in_spool": 3,
+                "rate_hz": 9.97,
+            }
+            return {"phase": "learning online", "roles": [role], "seconds_since_weights": 1.25}
+
+    return ray.remote(Role)
+
+
+@pytest.fixture
+def here(capfd):
+    """A command in this process: its exit code, and what reaches the terminal, from wherever."""
+
+    def run(*words):
+        code = main(["cluster", *map(str, words)])
+        said = capfd.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_two_machines_by_one_file(lab, tmp_path, here):
+    code, _, said = here("join", lab, "--as", "cell")
+    assert (code, said.count("\n")) == (2, 1)
+    assert f"no token at {tmp_path / 'token'}" in said
+
+    code, told, said = here("join", lab, "--as", "desk")
+    assert code == 0, said
+    assert "a new token is in" in told
+    assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
+    code, told, said = here("status", lab)
+    assert (code, said) == (1, "")
+    assert "cell (127.0.0.3) is missing: run `dovetail cluster join" in told
+
+    good = (tmp_path / "token").read_text()
+    (tmp_path / "token").write_text("f" * 64)
+    code, _, said = here("join", lab, "--as", "cell")
+    assert (code, said.count("\n")) == (2, 1)
+    assert "does not know the token" in said
+    (tmp_path / "token").write_text(good)
+
+    config = read(lab)
+    with connected(config), pytest.raises(UsageError) as refused:
+        placed(Place(resources={"inference": 1}), role="robot", config=config)
+    assert "cluster.robot needs 1 of 'inference'" in str(refused.value)
+    assert "`dovetail cluster join FILE --as cell` on cell" in str(refused.value)
+
+    code, told, said = here("join", lab, "--as", "cell")
+    assert code == 0, said
+    assert here("join", lab, "--as", "cell") == (0, told, "")
+
+    with connected(config):
+        cell = next(one for one in machines() if one["NodeManagerAddress"] == "127.0.0.3")
+        options = placed(Place(machine="cell", num_cpus=1), role="robots.left", config=config)
+        role = role_class().options(**options, name="dovetail:first-try").remote()
+        where, role_pid = ray.get(role.where.remote())
+        assert where == cell["NodeID"]
+        shown = dovetail("cluster", "status", lab)
+        assert shown.returncode == 0, shown.stderr
+        for words in (
+            r"desk +\S+ +127.0.0.2 +head +CPU 2, training 1",
+            r"cell +\S+ +127.0.0.3 +there +CPU 2, inference 1",
+            r"run first-try: phase learning online, seconds since weights 1.25",
+            r"robot-0 +nuc-1 +well +2 +in spool 3, rate hz 9.97",
+        ):
+            assert re.search(words, shown.stdout), shown.stdout
+
+    folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}"
+    pids = marked(folder / "cell")
+    assert membership("cell").keeper in pids
+    for name in ("cell", "desk"):
+        assert here("leave", lab, "--as", name)[1] == f"{name} has left the cluster\n"
+    assert not [pid for pid in (*pids, role_pid) if Path(f"/proc/{pid}/exe").exists()]
+    assert not any(folder.iterdir())
+    assert here("leave", lab, "--as", "cell")[1] == "cell was in no cluster\n"
+
+
+@pytest.mark.slow
+def test_a_machine_that_is_lost_comes_back_and_so_does_its_role(lab):
+    for name in ("desk", "cell"):
+        assert dovetail("cluster", "join", lab, "--as", name).returncode == 0
+    config = read(lab)
+    with connected(config):
+        options = placed(Place(machine="cell"), role="robot", config=config)
+        role = role_class().options(**options, max_restarts=-1, max_task_retries=-1).remote()
+        before, pid = ray.get(role.where.remote())
+        folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}" / "cell"
+        raylets = [one for one in marked(folder) if b"raylet/raylet" in Path(f"/proc/{one}/cmdline").read_bytes()]
+        os.kill(raylets[0], signal.SIGKILL)
+        until(lambda: membership("cell").state == "lost")
+        until(lambda: membership("cell").state == "joined")
+        after, _ = ray.get(role.where.remote(), timeout=60)
+        assert after != before
+        assert not Path(f"/proc/{pid}/exe").exists()
+
+
+@pytest.mark.slow
+def test_a_keeper_that_is_killed_takes_its_node_along(lab):
+    assert dovetail("cluster", "join", lab, "--as", "desk").returncode == 0
+    folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}" / "desk"
+    assert len(marked(folder)) > 4
+    os.kill(membership("desk").keeper, signal.SIGKILL)
+    until(lambda: not marked(folder))
+    assert dovetail("cluster", "join", lab, "--as", "desk").returncode == 0
+
+
+@pytest.mark.slow
+def test_who_waits_leaves_when_interrupted(lab):
+    command = [sys.executable, "-m", "dovetail.cli", "cluster", "join", str(lab), "--as", "desk", "--wait"]
+    waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    until(lambda: (known := membership("desk")) and known.state == "joined", seconds=120)
+    until(lambda: "is the head of" in waiting.stdout.readline(), seconds=120)
+    waiting.send_signal(signal.SIGTERM)
+    assert waiting.wait(60) == 0, waiting.stderr.read()
+    assert membership("desk") is None
+
+
+def test_a_port_that_is_taken_is_named_before_anything_starts(lab):
+    config = read(lab)
+    port = config.machines["desk"].ports.objects
+    with socket.create_server(("127.0.0.2", port)), pytest.raises(UsageError) as refused:
+        join(config, "desk")
+    assert f"cannot listen on 127.0.0.2:{port}" in str(refused.value)
+    assert "cluster.machines.desk.address and .ports.objects" in str(refused.value)
+    assert membership("desk") is None
+
+
+def test_a_machine_knows_itself_by_name_or_address():
+    def cluster(**cell):
+        desk = {"head": True, "address": "192.0.2.250"}
+        return ClusterConfig.model_validate(
+            {"machines": {"desk": desk, "cell": {"address": "192.0.2.251", **cell}}}
+        )
+
+    assert this_machine(cluster(host=os.uname().nodename)) == "cell"
+    assert this_machine(cluster(), named="desk") == "desk"
+    with pytest.raises(UsageError, match="add --as desk or cell"):
+        this_machine(cluster())
+    with pytest.raises(UsageError, match=r"no machine 'celll' in cluster\.machines\. Did you mean 'cell'"):
+        this_machine(cluster(), named="celll")

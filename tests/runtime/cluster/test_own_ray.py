@@ -1,0 +1,126 @@
+"""A Ray of our own: nobody outside the machine reaches it, the token guards it, and nothing of it is left."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import ray
+
+from dovetail.config.cluster import ClusterConfig, Place, RobotPlace
+from dovetail.core.errors import UsageError
+from dovetail.runtime.ray.cluster.connection import beside, check_places, connected, machines, placed
+from dovetail.runtime.ray.cluster.process_marks import marked
+from support.lab import until
+
+_KILLED = """
+import os, signal, subprocess, ray
+from dovetail.config.cluster import ClusterConfig
+from dovetail.runtime.ray.cluster.connection import connected
+
+class Role:
+    def start(self):
+        child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        return os.getpid(), child.pid
+
+with connected(ClusterConfig(), num_cpus=1):
+    role = ray.remote(Role).remote()
+    print(*ray.get(role.start.remote()), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+_STRANGER = """
+import sys
+from ray._raylet import GcsClient
+GcsClient(address=sys.argv[1])
+"""
+
+
+def folders():
+    return set(Path(tempfile.gettempdir()).glob("dvt-*"))
+
+
+def alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def listening(pids):
+    """Addresses that these processes listen on, as the kernel writes them."""
+    sockets = set()
+    for pid in pids:
+        for link in Path(f"/proc/{pid}/fd").iterdir():
+            try:
+                sockets.add(os.readlink(link))
+            except OSError:
+                continue
+    found = []
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for row in Path(table).read_text().splitlines()[1:]:
+            cells = row.split()
+            if cells[3] == "0A" and f"socket:[{cells[9]}]" in sockets:
+                found.append(cells[1].partition(":")[0])
+    return found
+
+
+def test_it_is_closed_to_the_network_and_leaves_nothing():
+    with connected(ClusterConfig(), num_cpus=2):
+        (folder,) = folders()
+        (machine,) = machines()
+        host = machine["NodeManagerHostname"]
+        options = placed(Place(machine=host, num_cpus=1), role="learner", config=ClusterConfig())
+
+        class Role:
+            def mode(self):
+                return os.environ["RAY_AUTH_MODE"]
+
+        role = ray.remote(Role).options(**options).remote()
+        assert ray.get(role.mode.remote()) == "token"
+        for place, line in [
+            (
+                Place(resources={"training": 1}),
+                "cluster.learner needs 1 of 'training', and the best of the machines",
+            ),
+            (Place(num_gpus=9), "cluster.learner needs 9 of 'GPU'"),
+            (Place(machine="nowhere"), f"machine 'nowhere' of cluster.learner is not there; there are {host}"),
+        ]:
+            with pytest.raises(UsageError) as refused:
+                placed(place, role="learner", config=ClusterConfig())
+            assert line in str(refused.value)
+        near = placed(Place(num_cpus=2), role="learner", config=ClusterConfig(), pinned=True)
+        assert beside(near) == {"num_cpus": 0, "num_gpus": 0, "resources": {"node:127.0.0.1": 0.001}}
+        greedy = {name: RobotPlace(num_cpus=1) for name in ("left", "right")}
+        check_places(ClusterConfig(robots=greedy))
+        with pytest.raises(UsageError, match=r"cluster\.robots\.right finds no room: others have taken 'CPU'"):
+            check_places(ClusterConfig(robots=greedy, learner=Place(num_cpus=1)))
+        pids = marked(folder)
+        heard = listening(pids)
+        loopback = ("0100007F", "0000000000000000FFFF00000100007F")
+        assert len(heard) >= 5
+        assert set(heard) <= set(loopback)
+        assert folder.stat().st_mode & 0o777 == 0o700
+        assert (folder / "token").stat().st_mode & 0o777 == 0o600
+        stranger = subprocess.run(
+            [sys.executable, "-c", _STRANGER, ray.get_runtime_context().gcs_address],
+            env={**os.environ, "RAY_AUTH_TOKEN": "f" * 64},
+            capture_output=True,
+            text=True,
+        )
+        assert "AuthenticationError" in stranger.stderr
+    assert not [pid for pid in pids if alive(pid)]
+    assert folders() == set()
+
+
+@pytest.mark.slow
+def test_who_is_killed_takes_it_along():
+    driver = subprocess.run([sys.executable, "-c", _KILLED], capture_output=True, text=True)
+    pids = [int(word) for word in driver.stdout.split()]
+    assert len(pids) == 2, driver.stderr
+    (folder,) = folders()
+    until(lambda: not folders())
+    assert not marked(folder)
+    assert not [pid for pid in pids if alive(pid)]

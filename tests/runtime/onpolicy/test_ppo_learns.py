@@ -1,0 +1,23 @@
+"""The shipped PPO recipe on its task, until practice succeeds: minutes of an idle core each, an hour of a busy one."""
+
+import pytest
+
+from dovetail.config.load import load
+from dovetail.reports.report import write_report
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_the_recipe_lifts_the_policy_it_starts_from(tmp_path, seed):
+    folder = RunFolder.create(tmp_path / "run", load(["push-cube-ppo"], [f"run.seed={seed}"]))
+    InlineRun(folder).run()
+    report = write_report(folder)
+    before = report.success_before or report.untrained
+    assert before is not None
+    assert report.success_after is not None
+    assert report.success_after.episodes == 100
+    assert report.success_after.low > before.high
+    assert report.env_steps > 0
+    assert report.episodes > 0

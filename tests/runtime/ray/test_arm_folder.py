@@ -1,0 +1,36 @@
+"""Where an arm keeps what it has not delivered: in the run's folder, or on its own machine; found again either way."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dovetail.runtime.ray.driver.supervisor import _key
+from dovetail.runtime.ray.roles.robot import KEY, Arm
+
+
+def arm(run: Path, key: str) -> Arm:
+    return Arm(name="left", config={}, config_hash="h", run=run, key=key)
+
+
+def test_in_the_runs_folder_where_that_is_in_reach(tmp_path: Path) -> None:
+    assert arm(tmp_path, _key(tmp_path / KEY)).folder() == tmp_path / "robots/left"
+
+
+def test_elsewhere_under_a_name_that_a_restarted_run_has_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: "/scratch")
+    key = _key(tmp_path / KEY)
+    assert _key(tmp_path / KEY) == key
+    away = tmp_path / "not" / tmp_path.name
+    folder = arm(away, key).folder()
+    assert folder == Path("/scratch") / f"dovetail-{tmp_path.name}-{key}" / "left"
+    assert arm(away, _key(tmp_path / KEY)).folder() == folder
+
+
+def test_a_folder_of_the_same_path_on_another_machine_is_not_the_runs(tmp_path: Path) -> None:
+    (tmp_path / KEY).write_bytes(b"another")
+    assert not arm(tmp_path, "ours").folder().is_relative_to(tmp_path)

@@ -1,0 +1,60 @@
+"""Whoever is killed is started anew alone, and the run goes on to its end with all that was recorded."""
+
+import pytest
+
+from support.ray_world import HOST_ROLES, world
+
+NAMES = {
+    "LabelerRole": "labeler",
+    "WeightsRole": "weights",
+    "LearnerRole": "learner",
+    "StoreRole": "store",
+    "RobotRole": "robot-0",
+    **{role: f"robot-0/{role}" for role in HOST_ROLES},
+}
+MOVE_IT = ("RobotRole", *HOST_ROLES)
+
+
+def kill(one, *roles):
+    """All of them at once, and see them come back."""
+    names = [NAMES[role] for role in roles]
+    before, checkpoint = {name: (one.lost(name), one.anew(name)) for name in names}, one.checkpoint()
+    for role in roles:
+        _, killed_ns = one.kill(role)
+        if role in MOVE_IT:
+            one.until(lambda since=killed_ns: one.stands_since(since), within_s=5.0, what="the arm stands")
+            assert one.stood_after_s(killed_ns) < 0.7  # heartbeat_s, and a tick or two
+    for name in names:
+        lost, anew = before[name]
+        one.until(lambda name=name, lost=lost: one.lost(name) > lost, what=f"somebody misses {name}")
+        one.until(lambda name=name, anew=anew: one.anew(name) > anew, what=f"{name} is started anew")
+    one.practised(2)
+    one.until(lambda: one.checkpoint()["version"] > checkpoint["version"], what="it goes on learning")
+
+
+def finish(one):
+    one.enough()
+    assert one.finished()["success_after"]["episodes"] == 2
+    one.gone()
+    one.check_nothing_lost()
+    one.check_only_forward()
+
+
+def test_several_at_once(tmp_path):
+    with world(tmp_path) as one:
+        one.start()
+        one.until(lambda: one.num_practised() > 2, what="practice")
+        kill(one, "LearnerRole", "WeightsRole", "LabelerRole")
+        kill(one, "StoreRole", "RobotRole")
+        kill(one, "inference")
+        finish(one)
+
+
+@pytest.mark.slow
+def test_each_in_turn(tmp_path):
+    with world(tmp_path) as one:
+        one.start("cluster.num_labelers=2", "run.demos=2")
+        one.until(lambda: one.num_practised() > 2, what="practice")
+        for role in NAMES:
+            kill(one, role)
+        finish(one)

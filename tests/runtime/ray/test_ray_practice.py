@@ -1,0 +1,137 @@
+"""PPO as a role: a run from nothing to its report, whoever is killed on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from dovetail.config.load import load
+from dovetail.core.errors import UsageError
+from dovetail.learn.checkpoint import load_checkpoint
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.ray.roles.on_policy import PracticeRole, RayPractice
+from support import TESTS
+
+HERE = str(TESTS)  # where the task is found
+PRACTICE = """
+task: {type: "support.dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
+robot: {type: "dovetail.testing.fakes:FakeArm"}
+policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [32, 32], value_hidden: [32, 32]}
+algorithm: {type: ppo, num_envs: 4, rollout_steps: 16, lr: 0.001, batch_size: 64, num_epochs: 2, gamma: 0.95}
+run: {demos: 0, env_steps: 6400, eval_episodes: 2, untrained_episodes: 1, showcase_episodes: 0, checkpoint_every_s: 0.5}
+runtime: ray
+"""
+
+
+def test_several_arms_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ppo.yaml").write_text(PRACTICE)
+    folder = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["cluster.num_robots=2"]))
+    with pytest.raises(UsageError, match="ppo practises in worlds of its own"):
+        RayPractice(folder)
+
+
+def ended(role: PracticeRole) -> str | None:
+    while (report := role.report())["ended"] is None and report["problem"] is None:
+        time.sleep(0.02)
+    assert report["problem"] is None
+    return str(report["ended"])
+
+
+def test_told_to_stop_it_saves_and_another_process_goes_on(tmp_path: Path) -> None:
+    """The role alone, without Ray: what it forgets with its process is in the folder."""
+    (tmp_path / "ppo.yaml").write_text(PRACTICE)
+    path = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["run.env_steps=640"])).path
+    first = PracticeRole("practice", path=path, live=False)
+    first.go(None)
+    while not first.report()["updates"]:
+        time.sleep(0.01)
+    first.stop()
+    assert ended(first) == "interrupted"
+    before = int(load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"][0])
+    assert 0 < before < 10
+    first._lock.close()
+    second = PracticeRole("practice", path=path, live=False)
+    second.go(None)
+    second.go(None)  # harmless
+    assert ended(second) == "done"
+    assert second.report()["doing"] == "evaluating: after"
+    counters = load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"]
+    assert (int(counters[0]), int(counters[1])) == (10, 640)
+
+
+def started(tmp_path: Path, *settings: str, **more: str) -> subprocess.Popen[str]:
+    (tmp_path / "ppo.yaml").write_text(PRACTICE)
+    return subprocess.Popen(
+        [sys.executable, "-m", "dovetail.cli", "run", "ppo.yaml", *settings, "--name", "r", "--quiet"],
+        cwd=tmp_path,
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join((str(TESTS), os.environ.get("PYTHONPATH", ""))),
+            **more,
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_without_its_node_of_ray_it_ends_with_one_line(tmp_path: Path) -> None:
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    process = started(tmp_path, RAY_PRACTICE=mark)
+    try:
+        end_s = time.monotonic() + 300
+        while not any(one["event"] == "checkpoint" for one in events(tmp_path / "runs" / "r")):
+            assert process.poll() is None and time.monotonic() < end_s
+            time.sleep(0.05)
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                ours = f"RAY_PRACTICE={mark}".encode() in (entry / "environ").read_bytes()
+                if ours and b"raylet/raylet" in (entry / "cmdline").read_bytes():
+                    os.kill(int(entry.name), signal.SIGKILL)
+        _, said = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert [line for line in said.splitlines() if line.startswith("error: Ray's node on this machine has died")]
+
+
+@pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_killed_on_the_way_it_goes_on_from_its_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
+    run = tmp_path / "runs" / "r"
+    process = started(tmp_path, f"algorithm.asynchronous={str(asynchronous).lower()}")
+    try:
+        end_s, killed = time.monotonic() + 1200, False
+        while process.poll() is None and time.monotonic() < end_s:
+            if not killed and any(one["event"] == "checkpoint" for one in events(run)):
+                link = json.loads((run / "live.json").read_text())  # the practice's own process holds it
+                assert link["pid"] != process.pid
+                os.kill(link["pid"], signal.SIGKILL)
+                killed = True
+            time.sleep(0.05)
+        _, said = process.communicate(timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode == 0, said
+    assert killed
+    assert [one["role"] for one in events(run) if one["event"] == "started anew"] == ["practice"]
+    report = json.loads((run / "report.json").read_text())
+    assert report["success_after"]["episodes"] == 2
+    state, _ = load_checkpoint(run / "checkpoints" / "last")
+    updates, env_steps, *_ = (int(n) for n in state["practice/counters"])
+    assert env_steps >= 6400 and updates == env_steps // 64  # none twice, none left out
+    assert not (run / "live.json").exists()
+
+
+def events(run: Path) -> list[dict[str, object]]:
+    path = run / "events.jsonl"
+    return (
+        [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    )

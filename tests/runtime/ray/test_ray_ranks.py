@@ -1,0 +1,143 @@
+"""Several processes that learn as one, as actors of Ray's: bit by bit what they learn inline; and one of them killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dovetail.config.load import load
+from dovetail.core.errors import UsageError
+from dovetail.core.streams import stream
+from dovetail.core.types import Array
+from dovetail.learn.checkpoint import load_checkpoint
+from dovetail.learn.learner import Learner
+from dovetail.runs.assembly.build import build_station
+from dovetail.runs.folder import RunFolder
+from dovetail.runtime.inline import InlineRun
+from dovetail.runtime.ranks import RankGroup
+from dovetail.runtime.ray.cluster.connection import connected
+from dovetail.runtime.ray.roles.ranks import RankLost, RayRanks
+from support.toy_run import TOY
+
+TWO = ("learner.ranks=2", "learner.bc_updates=0", "run.untrained_episodes=0", "run.eval_episodes=1")
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Path:
+    (tmp_path / "toy.yaml").write_text(TOY)
+    return tmp_path / "toy.yaml"
+
+
+def learned(folder: RunFolder, group: Any, *, updates: int = 8) -> dict[str, Array]:
+    """The learner's state after so many updates on what is in the folder's replay."""
+    station = build_station(folder.config)
+    policy = station.trainable()
+    algorithm = station.algorithm(policy)
+    lead = group.lead(algorithm) if isinstance(group, RayRanks) else group.lead(algorithm, folder.config)
+    learner = Learner(
+        algorithm=lead,
+        replay=station.replay(folder.replay, keys=tuple(policy.spec.observation)),
+        robot=station.robot.spec,
+        rng=stream(0, "learner"),
+        utd=1.0,
+    )
+    learner.warm_up(updates)
+    return dict(learner.state_dict())
+
+
+def test_they_learn_what_they_learn_inline_and_who_is_killed_is_told(toy: Path, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", load([toy], [*TWO, "run.env_steps=60"]))
+    InlineRun(folder).run()  # fills the replay
+    robot = build_station(folder.config).robot.spec
+    inline = RankGroup(folder.path, size=2, robot=robot, replay=folder.replay)
+    try:
+        wanted = learned(folder, inline)
+    finally:
+        inline.close()
+    with connected(folder.config.cluster):
+        group = RayRanks(folder, robot=robot, replayed=robot)
+        try:
+            group.start()
+            found = learned(folder, group)
+            assert found.keys() == wanted.keys()
+            assert all(np.array_equal(found[key], wanted[key]) for key in wanted)
+            (report,) = group.reports()
+            assert report["pid"] != os.getpid() and report["doing"] == "following"
+            os.kill(report["pid"], signal.SIGKILL)
+            with pytest.raises(RankLost, match=r"^learning rank 1 was killed$"):
+                until_it_dies(group)
+        finally:
+            group.close()
+        greedy = load([toy], [*TWO, "cluster.learner.num_cpus=1000"])
+        with pytest.raises(UsageError, match=r"learner.ranks=2 with 1000 of 'CPU' each need 2000"):
+            RayRanks(RunFolder(folder.path, greedy), robot=robot, replayed=robot).start()
+
+
+def until_it_dies(group: RayRanks) -> None:
+    while True:
+        group.reports()
+
+
+def ranks_of(folder: Path) -> list[int]:
+    """Processes of ranks whose Ray belongs to this test."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        try:
+            is_rank = entry.name.isdecimal() and (entry / "cmdline").read_bytes().startswith(b"ray::RankRole")
+            if is_rank and f"TMPDIR={folder}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def events(run: Path) -> list[dict[str, Any]]:
+    path = run / "events.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.slow
+def test_a_rank_is_killed_and_the_learner_goes_on_from_its_checkpoint_with_a_new_group(
+    toy: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "dovetail.cli", "run", str(toy), *TWO, "runtime=ray", "run.env_steps=600"]
+    temporary = Path("/tmp") / f"rk{os.getpid()}"
+    temporary.mkdir()
+    run = tmp_path / "runs" / "r"
+    process = subprocess.Popen(
+        [*command, "run.checkpoint_every_s=1", "--runs-dir", str(run.parent), "--name", "r", "--quiet"],
+        env={**os.environ, "TMPDIR": str(temporary)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        end_s, killed = time.monotonic() + 1200, []
+        while process.poll() is None and time.monotonic() < end_s:
+            saved = [one for one in events(run) if one["event"] == "checkpoint" and one["env_steps"] > 50]
+            if saved and not killed:
+                killed = ranks_of(temporary)
+                assert len(killed) == 1
+                os.kill(killed[0], signal.SIGKILL)
+            time.sleep(0.1)
+        _, said = process.communicate(timeout=10)
+        assert process.returncode == 0, said
+        assert killed
+        assert any(one["event"] == "started anew" and one["role"] == "learner" for one in events(run))
+        assert any(one["event"] == "lost" and "rank 1 was killed" in one.get("reason", "") for one in events(run))
+        state, _ = load_checkpoint(run / "checkpoints" / "last")
+        updates = int(state["algorithm/num_updates"])
+        assert updates >= 20 + 600  # all that warming up and every step have earned, the lost ones again
+        assert json.loads((run / "report.json").read_text())["updates"] == updates
+        assert ranks_of(temporary) == []
+    finally:
+        process.kill()
+        subprocess.run(["rm", "-rf", str(temporary)], check=False)

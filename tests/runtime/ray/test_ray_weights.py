@@ -1,0 +1,131 @@
+"""Weights on their way to the arms: what is put where, who fetches what, and what half of a float is worth."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from dovetail.core.types import Array
+from dovetail.runtime.ray.roles import weights
+from dovetail.runtime.ray.roles.weights import Publisher, WeightsReader, WeightsRole, _packed, _unpacked
+
+LOOP = asyncio.new_event_loop()
+
+
+class FakeRay:
+    """An object store that counts; what was put may be lost with its owner."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, Any] = {}
+        self.num_fetched = 0
+
+    def put(self, value: Any) -> int:
+        self.kept[len(self.kept)] = copy.deepcopy(value)
+        return len(self.kept) - 1
+
+    def get(self, reference: Any, timeout: float = 0.0) -> Any:
+        if not isinstance(reference, int):
+            return LOOP.run_until_complete(reference)
+        self.num_fetched += 1
+        if reference not in self.kept:
+            raise weights.RayError
+        return self.kept[reference]
+
+
+class Remote:
+    """A role's methods, called here and now."""
+
+    def __init__(self, role: WeightsRole) -> None:
+        self._role = role
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._role, name)
+
+        class Call:
+            def remote(self, *arguments: Any, **named: Any) -> Any:
+                if name == "publish":
+                    return LOOP.run_until_complete(method(*arguments, **named))
+                return method(*arguments, **named)
+
+        return Call()
+
+
+@pytest.fixture
+def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
+    made = FakeRay()
+    monkeypatch.setattr(weights.ray, "put", made.put)
+    monkeypatch.setattr(weights.ray, "get", made.get)
+    return made
+
+
+def components(actor: float, encoder: float = 1.0) -> Mapping[str, Mapping[str, Array]]:
+    return {"actor": {"w": np.full(3, actor, np.float32)}, "encoder": {"w": np.full(4, encoder, np.float32)}}
+
+
+def test_what_did_not_change_is_put_and_fetched_once(fake: FakeRay) -> None:
+    role = Remote(WeightsRole())
+    publisher, reader = Publisher(role), WeightsReader(role)
+    assert reader.latest() is None
+    publisher.publish(components(1.0), version=1)
+    first = reader.latest()
+    assert first is not None and first.version == 1
+    assert (len(fake.kept), fake.num_fetched) == (2, 2 + 2)  # who publishes looks at them too, to compare
+    publisher.publish(components(2.0), version=2)
+    second = reader.latest(newer_than=1)
+    assert second is not None and second.version == 2
+    assert (len(fake.kept), fake.num_fetched) == (3, 4 + 2)  # the actor alone
+    np.testing.assert_array_equal(second.components["actor"]["w"], np.full(3, 2.0))
+    assert first.hashes["encoder"] == second.hashes["encoder"]
+    assert first.hashes["actor"] != second.hashes["actor"]
+    assert reader.latest(newer_than=2) is None
+
+
+def test_the_latest_wins_and_nobody_is_told_of_what_was_between(fake: FakeRay) -> None:
+    role = Remote(WeightsRole())
+    publisher, reader = Publisher(role), WeightsReader(role)
+    for version in (1, 2, 3):
+        publisher.publish(components(float(version)), version=version)
+    fake.num_fetched = 0
+    snapshot = reader.latest()
+    assert snapshot is not None and snapshot.version == 3
+    assert fake.num_fetched == 2
+
+
+def test_a_pinned_version_is_given_to_who_has_a_newer_one(fake: FakeRay) -> None:
+    role = Remote(WeightsRole())
+    Publisher(role).publish(components(1.0), version=4)
+    snapshot = WeightsReader(role).latest(newer_than=9)
+    assert snapshot is not None and snapshot.version == 4
+
+
+def test_weights_whose_owner_died_are_no_news(fake: FakeRay) -> None:
+    role = Remote(WeightsRole())
+    Publisher(role).publish(components(1.0), version=1)
+    fake.kept.clear()
+    assert WeightsReader(role).latest() is None
+
+
+@given(arrays.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32)))
+def test_half_of_a_float_is_a_bfloat16(values: Array) -> None:
+    name, half = _packed("w", values, half=True)
+    assert half.dtype == np.uint16
+    key, back = _unpacked(name, half)
+    assert key == "w"
+    expected = torch.from_numpy(values.copy()).to(torch.bfloat16).to(torch.float32).numpy()
+    np.testing.assert_array_equal(back, expected)
+
+
+def test_what_is_no_float_travels_as_it_is() -> None:
+    counts = np.arange(3, dtype=np.int64)
+    name, same = _packed("n", counts, half=True)
+    assert name == "n" and same is counts
+    assert _unpacked("n", counts)[1] is counts

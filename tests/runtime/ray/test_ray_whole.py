@@ -1,0 +1,47 @@
+"""A whole run with everything at once, on a real Ray: what inline gives, and what only this gives."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from dovetail.core.types import Purpose
+from dovetail.episodes.log import EpisodeLog
+from dovetail.labels.store import LabelStore
+from dovetail.weights.store import DiskWeightStore
+from support.toy_run import TOY
+
+
+def dovetail(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "dovetail.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def test_a_run_from_nothing_to_its_report_and_resumed_with_nothing_left_to_do(tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(TOY)
+    done = dovetail("run", "toy.yaml", "runtime=ray", "--name", "r", "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    run = tmp_path / "runs" / "r"
+    report = json.loads((run / "report.json").read_text())
+    assert report["success_after"]["episodes"] == 4
+    log, labels = EpisodeLog(run / "episodes"), LabelStore(run / "labels")
+    infos = [log.manifest(episode_id) for episode_id in log.ids()]
+    practised = [info for info in infos if info.purpose is Purpose.ONLINE]
+    assert sum(info.num_steps for info in practised) >= 120
+    assert sum(info.purpose is Purpose.DEMO for info in infos) >= 3
+    assert sum(info.purpose is Purpose.EVAL for info in infos) == 10
+    for info in infos:
+        assert (labels.current(info.id) is None) == (info.purpose is Purpose.EVAL)
+        log.verify(info.id)
+    used = {version for info in practised for version in info.policy_versions} - {0}
+    assert len(used) > 1  # newer weights came while it practised
+    assert max(used) <= max(DiskWeightStore(run / "weights").versions())
+    assert list((run / "robots/robot-0/spool").glob("*")) == []  # all of it was delivered
+    updates = report["updates"]
+    assert updates >= 20 + 120  # what warming up and every step have earned
+    again = dovetail("run", "--resume", "r", "--quiet", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr[-2000:]
+    assert json.loads((run / "report.json").read_text())["updates"] == updates
+    assert len(log.ids()) == len(infos)

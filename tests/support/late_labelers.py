@@ -1,0 +1,46 @@
+"""Labelers that are slow, or away, as a server is: `support.late_labelers:Class`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar
+
+from dovetail.core.errors import LabelError
+from dovetail.core.types import Outcome
+from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
+
+
+class LateConfig(OutcomeConfig):
+    away_while: str = ""
+    """While there is such a file, nobody answers."""
+
+
+class Late(OutcomeLabeler):
+    """The truth, but on another thread."""
+
+    Config: ClassVar = LateConfig
+    max_concurrent = 2
+
+    def label(self, episode):
+        away = self._config.away_while
+        if away and Path(away).exists():
+            raise LabelError("nobody answers")
+        return super().label(episode)
+
+
+class Seer(OutcomeLabeler):
+    """Sees success in every single observation, and believes it after five."""
+
+    threshold = 0.5
+    consecutive = 5
+
+    def judge(self, observation):
+        return float(observation.values["goal"].size > 0)
+
+
+class Witness(OutcomeLabeler):
+    """Sees for itself whether the goal was reached, as a camera does, whatever the task says."""
+
+    def _outcome(self, episode):
+        reached = episode.column("metric/distance").min() < 0.02
+        return Outcome.SUCCESS if reached else Outcome.FAILURE

@@ -1,0 +1,208 @@
+"""What tests of the robot host share: a real-time arm with real processes to kill, and a look at what they leave.
+
+As a command, `python live_host.py FOLDER [key=value ...]`, it is a supervisor that runs one episode, to be killed.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dovetail.config.load import load
+from dovetail.core.types import Episode, EpisodeOrder, Purpose
+from dovetail.episodes.ids import new_episode_id
+from dovetail.rewards.early_success import Ruling
+from dovetail.robot_host.host import RobotHost
+from dovetail.runs.assembly.cell import build_cell
+from dovetail.testing.fakes import FakeTask
+from dovetail.testing.live import JournalNote, read_journal
+from support import TESTS
+
+__all__ = ["BrokenTask", "Live", "Processes", "eventually", "order"]
+
+CONFIG = """
+task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 100000, tolerance: 1.0e-9}
+robot: {type: "dovetail.testing.live:LiveArm", journal: "%s"}
+policy: {type: "dovetail.testing.live:MoodyPolicy"}
+actor: {type: naive, layout: processes, flush_s: 0.1, stall_s: 0.5, heartbeat_s: 0.5}
+algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
+"""
+
+
+class BrokenTask(FakeTask):
+    """Its author has made a mistake that shows at the tenth step."""
+
+    def judge(self, robot, observation, *, num_steps):
+        if num_steps == 10:
+            raise KeyError("no such pose")
+        return super().judge(robot, observation, num_steps=num_steps)
+
+
+def order(purpose: Purpose = Purpose.ONLINE, *, index: int = 0) -> EpisodeOrder:
+    now_ns = time.time_ns()
+    return EpisodeOrder(
+        id=new_episode_id(unix_ns=now_ns, robot="live"),
+        purpose=purpose,
+        seed=0,
+        index=index,
+        config_hash="0" * 64,
+        deterministic=False,
+        robot_minutes=0.0,
+        started_unix_ns=now_ns,
+    )
+
+
+def eventually(what: Callable[[], bool], *, within_s: float = 10.0) -> float:
+    """Wait for it; returns how many seconds it took."""
+    began_s = time.monotonic()
+    while not what():
+        passed_s = time.monotonic() - began_s
+        assert passed_s < within_s, f"not after {passed_s:.1f} s"
+        time.sleep(0.002)
+    return time.monotonic() - began_s
+
+
+class Processes:
+    """Those that carry a mark in their environment, of this test alone."""
+
+    def __init__(self, mark: str) -> None:
+        self._mark = f"LIVE_HOST={mark}".encode()
+
+    def alive(self) -> dict[int, str]:
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    if self._mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:
+                    continue  # gone meanwhile, or somebody else's
+        return found
+
+
+class Live:
+    """A host with its arm. `go()` runs an episode in a thread; the test then does harm, and `ended()` waits."""
+
+    def __init__(self, folder: Path, *overrides: str, spool: bool = True, ruling: Ruling | None = None) -> None:
+        self.journal_path, self.spool = folder / "journal", folder / "spool" if spool else None
+        path = folder / "live.yaml"
+        path.write_text(CONFIG % self.journal_path)
+        config = load([path], overrides)
+        self.stop, self.weights = threading.Event(), folder / "weights"
+        self.cell = build_cell(task=config.task, robot=config.robot, safety=config.safety)
+        self.host = RobotHost(
+            config,
+            cell=self.cell,
+            policy=config.policy.build(robot=self.cell.robot.spec, seed=0).spec,
+            spool=self.spool,
+            weights=self.weights,
+            should_stop=self.stop.is_set,
+            ruling=ruling,
+        )
+        self.episode: Episode | None = None
+        self.error: Exception | None = None
+
+    def go(self, *, until_moves: int = 15, purpose: Purpose = Purpose.ONLINE) -> None:
+        self.episode, self.error, self.order = None, None, order(purpose)
+        before = len(self.journal())
+        self._thread = threading.Thread(target=self._run, name="supervising")
+        self._thread.start()
+        eventually(lambda: self.num_moves(before) >= until_moves or not self._thread.is_alive(), within_s=20.0)
+
+    def _run(self) -> None:
+        try:
+            self.episode = self.host.run(self.order)
+        except Exception as error:
+            self.error = error
+
+    def ended(self, *, within_s: float = 5.0) -> Episode | None:
+        self._thread.join(within_s)
+        assert not self._thread.is_alive(), "the episode goes on"
+        return self.episode
+
+    def harm(self, role: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal to a process; returns when, in monotonic ns."""
+        now_ns = time.monotonic_ns()
+        os.kill(self.host.processes[role], number)
+        return now_ns
+
+    def journal(self) -> list[JournalNote]:
+        return read_journal(self.journal_path)
+
+    def num_moves(self, since: int = 0) -> int:
+        return sum(note.moves for note in self.journal()[since:])
+
+    def after(self, time_ns: int) -> list[JournalNote]:
+        return [note for note in self.journal() if note.time_ns >= time_ns]
+
+    def close(self) -> None:
+        self.stop.set()
+        self.host.close()
+        self.cell.close()
+
+
+@pytest.fixture
+def processes(tmp_path, monkeypatch):
+    """What a test starts carries its mark; afterwards nothing of it may be there: no process, no memory with a name,
+    no folder, no thread, no open file."""
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    mark = f"{os.getpid()}-{time.monotonic_ns()}"
+    monkeypatch.setenv("LIVE_HOST", mark)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONPATH", str(TESTS))
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    monkeypatch.setattr("tempfile.tempdir", str(temporary))
+    threads, files = set(threading.enumerate()), _open_files()
+    marked = Processes(mark)
+    yield marked
+    gc.collect()  # a mapping holds its descriptor until it is collected
+    assert marked.alive() == {}
+    assert list(temporary.iterdir()) == []
+    assert [name for name in os.listdir("/dev/shm") if "dovetail" in name] == []
+    assert set(threading.enumerate()) <= threads
+    assert _open_files() <= files
+
+
+def _open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture
+def live(tmp_path, processes):
+    made: list[Live] = []
+
+    def make(*overrides: str, spool: bool = True, ruling: Ruling | None = None) -> Live:
+        made.append(Live(tmp_path, *overrides, spool=spool, ruling=ruling))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def main() -> None:
+    one = Live(Path(sys.argv[1]), *sys.argv[2:])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: one.stop.set())
+    one.host.start()
+    sys.stdout.write(json.dumps({**one.host.processes}) + "\n")
+    sys.stdout.flush()
+    episode = one.host.run(order())
+    fault = one.host.fault
+    one.close()
+    told = {"fault": fault, "outcome": episode and episode.outcome, "steps": len(episode) if episode else 0}
+    sys.stdout.write(json.dumps(told) + "\n")
+
+
+if __name__ == "__main__":
+    main()
