@@ -6,12 +6,12 @@ import subprocess
 import sys
 
 import pytest
-from test_takeover import events, is_at, state, take_over
 
 from dovetail.core.types import Purpose, Source
 from dovetail.episodes.log import EpisodeLog
 from support.console_process import end_console, start_console
 from support.live_run import SETTINGS, until
+from support.takeover_page import has_control, read_events, read_state, take_over
 
 SLOW_S = 300.0  # five processes that import torch, on a machine that may be busy
 
@@ -33,7 +33,7 @@ def test_watched_taken_over_judged_stopped_acknowledged_and_ended(page, tmp_path
         until(lambda: live.exists() or process.poll() is not None, what="the arm to be there", timeout_s=SLOW_S)
         console = start_console(tmp_path / "arm")
         until(
-            lambda: (now := state(console)) and now["episode"].get("purpose") == "online",
+            lambda: (now := read_state(console)) and now["episode"].get("purpose") == "online",
             what="practice to begin",
             timeout_s=SLOW_S,
         )
@@ -45,21 +45,21 @@ def test_watched_taken_over_judged_stopped_acknowledged_and_ended(page, tmp_path
         )
         page.screenshot(path=tmp_path / "roles.png", full_page=True)
         take_over(console, page)
-        until(is_at(console, "human"), what="the person to drive")
-        ids = {state(console)["episode"]["id"]}
+        until(has_control(console, "human"), what="the person to drive")
+        ids = {read_state(console)["episode"]["id"]}
         page.keyboard.press("y")
-        judged = until(lambda: [e for e in events(console) if e.get("id") in ids], what="the episode to end")
+        judged = until(lambda: [e for e in read_events(console) if e.get("id") in ids], what="the episode to end")
         page.keyboard.up("Space")
         log = EpisodeLog(console.run / "episodes")
         episode = log.load(judged[0]["id"])
         assert episode.purpose is Purpose.ONLINE and (episode.column("source") == Source.HUMAN).any()
-        until(is_at(console, "policy"), what="the policy to act")
+        until(has_control(console, "policy"), what="the policy to act")
         page.keyboard.press("Escape")
-        until(is_at(console, "fault"), what="the arm to stop")
+        until(has_control(console, "fault"), what="the arm to stop")
         page.goto(console.address)
         page.wait_for_selector("[data-role=robot-0].dt-worry")
         page.click('[data-event="acknowledge"]')
-        until(is_at(console, "policy", "idle"), what="the arm to go on")
+        until(has_control(console, "policy", "idle"), what="the arm to go on")
         page.on("dialog", lambda dialog: dialog.accept())
         page.click('[data-event="stop"]')
         said, _ = process.communicate(timeout=60)

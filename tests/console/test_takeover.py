@@ -2,7 +2,6 @@
 
 import json
 
-import httpx
 import pytest
 
 from dovetail.core.types import Outcome, Purpose, Source
@@ -10,6 +9,7 @@ from dovetail.episodes.log import EpisodeLog
 from support.console_process import end_console, start_console
 from support.live_run import end_run, start_run, until
 from support.pusher import Pusher
+from support.takeover_page import has_control, read_events, read_state, resumes, send_event, take_over
 
 
 @pytest.fixture(scope="module")
@@ -25,37 +25,8 @@ def arm(tmp_path_factory):
         end_run(process)
 
 
-def state(console):
-    return httpx.get(f"{console.address}api/state", headers=console.headers).json()["state"]
-
-
-def is_at(console, *controls):
-    return lambda: (now := state(console)) and now["control"] in controls and now
-
-
-def events(console):
-    lines = (console.run / "events.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines if line.endswith("}")]
-
-
-def take_over(console, page):
-    console.enter(page, "/takeover")
-    page.wait_for_selector("body[data-drives]")
-    page.wait_for_function("window.dovetail.state?.may_drive")
-    page.keyboard.down("Space")
-
-
-def goes_on(arm):
-    """Whether the policy acts again. Where a busy machine was silent for a quarter of a second the arm holds instead, and
-    rightly so: then somebody says start."""
-    control = state(arm)["control"]
-    if control == "holding":
-        httpx.post(f"{arm.address}api/event", headers=arm.headers, json={"event": "start"})
-    return control in ("policy", "idle")
-
-
 def test_frames_arrive_and_it_says_that_it_waits(arm, page, tmp_path):
-    until(is_at(arm, "paused"), what="the demonstration to wait for its person")
+    until(has_control(arm, "paused"), what="the demonstration to wait for its person")
     arm.enter(page)
     page.wait_for_function("document.querySelector('canvas')?.dataset.frames >= 1")
     assert page.inner_text("#dt-who b") == "Paused"
@@ -69,7 +40,7 @@ def test_frames_arrive_and_it_says_that_it_waits(arm, page, tmp_path):
 
 def test_the_cube_is_pushed_onto_the_mark_by_keys(arm, page, tmp_path):
     take_over(arm, page)
-    until(is_at(arm, "human"), what="the person to drive")
+    until(has_control(arm, "human"), what="the person to drive")
     pusher, log = Pusher(page), EpisodeLog(arm.run / "episodes")
     until(lambda: pusher.step() or log.ids(), what="the cube to lie on the mark", timeout_s=90)
     pusher.rest()
@@ -81,7 +52,7 @@ def test_the_cube_is_pushed_onto_the_mark_by_keys(arm, page, tmp_path):
 
 
 def test_pictures_keep_coming_while_it_practises(arm, page):
-    until(lambda: (now := state(arm)) and now["episode"].get("purpose") == "online", what="practice to begin")
+    until(lambda: (now := read_state(arm)) and now["episode"].get("purpose") == "online", what="practice to begin")
     arm.enter(page)
     page.wait_for_function("+document.querySelector('canvas')?.dataset.frames >= 20")
     assert page.get_attribute("#dt-who", "data-control") in ("policy", "idle")
@@ -94,18 +65,18 @@ def test_who_lets_go_gives_back_and_a_second_driver_waits(arm, browser, page):
     page.keyboard.up("Space")
     page.reload()
     take_over(arm, page)
-    until(lambda: (now := state(arm)) and now["driver"] == "Ada", what="Ada to drive")
+    until(lambda: (now := read_state(arm)) and now["driver"] == "Ada", what="Ada to drive")
     context = browser.new_context()
     try:
         other = context.new_page()
         take_over(arm, other)
         other.wait_for_selector("text=Ada is driving")
-        assert state(arm)["driver"] == "Ada"
+        assert read_state(arm)["driver"] == "Ada"
         other.keyboard.up("Space")
     finally:
         context.close()
     page.keyboard.up("Space")
-    until(lambda: goes_on(arm), what="the policy to go on")
+    until(lambda: resumes(arm), what="the policy to go on")
 
 
 def test_a_tab_that_is_closed_while_driving_leaves_the_arm_holding(arm, browser):
@@ -113,31 +84,33 @@ def test_a_tab_that_is_closed_while_driving_leaves_the_arm_holding(arm, browser)
     page = context.new_page()
     take_over(arm, page)
     page.keyboard.down("w")
-    until(is_at(arm, "human"), what="the person to drive")
+    until(has_control(arm, "human"), what="the person to drive")
     page.close()
     context.close()
-    held = until(is_at(arm, "holding"), what="the arm to hold")
+    held = until(has_control(arm, "holding"), what="the arm to hold")
     assert "lost" in held["reason"]
-    still = state(arm)["values"]["ee_pose"][:3]
+    still = read_state(arm)["values"]["ee_pose"][:3]
     until(
-        lambda: state(arm)["health"]["ticks"] > held["health"]["ticks"] + 5 or state(arm)["step"],
+        lambda: read_state(arm)["health"]["ticks"] > held["health"]["ticks"] + 5 or read_state(arm)["step"],
         what="some ticks",
     )
-    assert state(arm)["control"] == "holding"
-    assert max(abs(a - b) for a, b in zip(still, state(arm)["values"]["ee_pose"][:3], strict=True)) < 0.01
-    httpx.post(f"{arm.address}api/event", headers=arm.headers, json={"event": "start"})
-    until(is_at(arm, "policy", "idle"), what="the policy to go on once somebody said start")
+    assert read_state(arm)["control"] == "holding"
+    assert max(abs(a - b) for a, b in zip(still, read_state(arm)["values"]["ee_pose"][:3], strict=True)) < 0.01
+    send_event(arm, "start")
+    until(has_control(arm, "policy", "idle"), what="the policy to go on once somebody said start")
 
 
 def test_a_page_that_loses_the_focus_leaves_the_arm_holding(arm, page):
     take_over(arm, page)
-    until(is_at(arm, "human"), what="the person to drive")
+    until(has_control(arm, "human"), what="the person to drive")
     page.evaluate("window.dispatchEvent(new Event('blur'))")
-    until(is_at(arm, "holding"), what="the arm to hold")
+    until(has_control(arm, "holding"), what="the arm to hold")
     page.keyboard.up("Space")
-    assert state(arm)["control"] == "holding"  # letting go of the key is no longer heard: the arm was lost before
+    assert (
+        read_state(arm)["control"] == "holding"
+    )  # letting go of the key is no longer heard: the arm was lost before
     page.keyboard.press("c")
-    until(is_at(arm, "policy", "idle"), what="the policy to go on")
+    until(has_control(arm, "policy", "idle"), what="the policy to go on")
 
 
 def test_sticks_on_the_screen_drive_too(arm, page):
@@ -148,11 +121,11 @@ def test_sticks_on_the_screen_drive_too(arm, page):
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
-    now = until(is_at(arm, "human"), what="the person to drive")
+    now = until(has_control(arm, "human"), what="the person to drive")
     before = now["values"]["ee_pose"][0]
-    until(lambda: state(arm)["values"]["ee_pose"][0] > before + 0.01, what="the arm to go away from its base")
+    until(lambda: read_state(arm)["values"]["ee_pose"][0] > before + 0.01, what="the arm to go away from its base")
     page.mouse.up()
-    until(lambda: goes_on(arm), what="the policy to go on")
+    until(lambda: resumes(arm), what="the policy to go on")
 
 
 _GAMEPAD = """
@@ -169,39 +142,39 @@ def test_a_gamepad_drives_while_its_shoulder_button_is_held(arm, page):
     page.evaluate("dispatchEvent(Object.assign(new Event('gamepadconnected'), { gamepad: window.pad }))")
     page.wait_for_function("window.dovetail.state?.may_drive")
     page.evaluate("window.pad.axes[1] = -1; window.pad.buttons[5].pressed = true")
-    before = until(is_at(arm, "human"), what="the person to drive")["values"]["ee_pose"][0]
-    until(lambda: state(arm)["values"]["ee_pose"][0] > before + 0.01, what="the arm to go away from its base")
+    before = until(has_control(arm, "human"), what="the person to drive")["values"]["ee_pose"][0]
+    until(lambda: read_state(arm)["values"]["ee_pose"][0] > before + 0.01, what="the arm to go away from its base")
     page.evaluate("window.pad.buttons[5].pressed = false")
-    until(lambda: goes_on(arm), what="the policy to go on")
+    until(lambda: resumes(arm), what="the policy to go on")
     page.evaluate("window.pad.axes[1] = 0; window.pad.buttons[4].pressed = true")
-    until(is_at(arm, "human"), what="the person to drive again")
+    until(has_control(arm, "human"), what="the person to drive again")
     page.evaluate("window.pad.connected = false; dispatchEvent(new Event('gamepaddisconnected'))")
-    until(is_at(arm, "holding"), what="the arm to hold")
+    until(has_control(arm, "holding"), what="the arm to hold")
     page.keyboard.press("c")
-    until(is_at(arm, "policy", "idle"), what="the policy to go on")
+    until(has_control(arm, "policy", "idle"), what="the policy to go on")
 
 
 def test_the_emergency_key_stops_the_arm_until_it_is_acknowledged(arm, page, tmp_path):
-    until(is_at(arm, "policy"), what="the policy to act")
+    until(has_control(arm, "policy"), what="the policy to act")
     arm.enter(page, "/learning")  # it works on every page
     page.keyboard.press("Escape")
-    stopped = until(is_at(arm, "fault"), what="the arm to stop")
+    stopped = until(has_control(arm, "fault"), what="the arm to stop")
     assert "emergency" in stopped["reason"].lower()
     page.goto(arm.address)
     page.wait_for_selector('#dt-who[data-control="fault"]')
     page.screenshot(path=tmp_path / "stopped.png")
     page.keyboard.press("c")
-    assert state(arm)["control"] == "fault"  # start alone does not do
+    assert read_state(arm)["control"] == "fault"  # start alone does not do
     page.click('[data-event="acknowledge"]')
-    until(is_at(arm, "policy", "idle"), what="the arm to go on")
+    until(has_control(arm, "policy", "idle"), what="the arm to go on")
 
 
 def test_an_episode_is_judged_by_key(arm, page):
     take_over(arm, page)
-    until(is_at(arm, "human"), what="the person to drive")
-    ids = {state(arm)["episode"]["id"]}
+    until(has_control(arm, "human"), what="the person to drive")
+    ids = {read_state(arm)["episode"]["id"]}
     page.keyboard.press("y")
-    judged = until(lambda: [e for e in events(arm) if e.get("id") in ids], what="the episode to end")
+    judged = until(lambda: [e for e in read_events(arm) if e.get("id") in ids], what="the episode to end")
     page.keyboard.up("Space")
     assert judged[0]["outcome"] == "success" and judged[0]["human_share"] > 0
 
