@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_docs import ROOT, files
 
 from dovetail.cli._session import check_fits
 from dovetail.config.load import load
 from dovetail.config.plugins import locate
 from dovetail.core.errors import RobotError, UsageError
 from dovetail.testing import check_robot
+from support.docs_pages import ROOT, files
 
 PAGE = (ROOT / "docs" / "extending.md").read_text()
 NAMES = {

@@ -11,12 +11,12 @@ import typer
 import yaml
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
-from test_docs import INLINE, LINK, ROOT, command_problem, is_placeholder
 
 from dovetail.cli.main import app
 from dovetail.config.plugins import list_plugins, locate, normalise, resolve
 from dovetail.config.schema import SECTION_KINDS, PluginSection, RunConfig
 from dovetail.core.errors import DovetailError
+from support.docs_pages import INLINE, LINK, ROOT, command_problem, is_placeholder
 
 PAGE = (ROOT / "docs" / "migrating.md").read_text()
 KEY = re.compile(r"(?P<key>[a-z_]+(\.[A-Za-z_]+)*)(=(?P<value>.+))?")
