@@ -1,7 +1,6 @@
 """Updates that are skipped: a line in the run's events, whatever is being learned."""
 
 import pytest
-from test_onpolicy import PRACTICE
 
 from dovetail.config.load import load
 from dovetail.core.errors import FailureError
@@ -9,9 +8,10 @@ from dovetail.learn.algorithms.imitation import Imitation
 from dovetail.learn.algorithms.ppo import PPO
 from dovetail.learn.algorithms.rlpd import RLPD
 from dovetail.learn.finite import SkippedUpdate
+from dovetail.runs.checkpoints import Keeping
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
-from dovetail.runs.checkpoints import Keeping
+from support.onpolicy_runs import PPO_RUN
 from support.toy_run import TOY
 
 
@@ -85,7 +85,7 @@ def test_catching_up_tells(make, skip, monkeypatch):
 
 
 def test_practice_tells(make, skip):
-    folder = make(PRACTICE)
+    folder = make(PPO_RUN)
     skip(PPO, 1, 2)
     InlineRun(folder).run()
     assert told(folder) == [(1, 2), (2, 3)]

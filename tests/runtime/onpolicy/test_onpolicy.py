@@ -14,27 +14,20 @@ import torch
 from dovetail.config.load import load
 from dovetail.core.clock import RealClock
 from dovetail.core.errors import FailureError, UsageError
-from dovetail.core.types import Purpose, WeightSnapshot
+from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.ppo import PPO
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.processes.array_channel import Frames
-from dovetail.runs.assembly.cell import Cell, build_cell
+from dovetail.runs.assembly.workcell import Workcell, build_workcell
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.runtime.onpolicy.collector import ProcessCollector, build_collector, collector_orders
-from dovetail.runtime.onpolicy.training import OnPolicy
 from dovetail.runtime.onpolicy.worlds import World
 from dovetail.weights.store import DiskWeightStore
 from support import TESTS
+from support.onpolicy_runs import PPO_RUN, build_policy, build_training
 
-PRACTICE = """
-task: {type: "support.dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
-robot: {type: "dovetail.testing.fakes:FakeArm"}
-policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [32, 32], value_hidden: [32, 32]}
-algorithm: {type: ppo, num_envs: 4, rollout_steps: 16, lr: 0.001, batch_size: 64, num_epochs: 2, gamma: 0.95}
-run: {demos: 0, env_steps: 256, eval_episodes: 2, untrained_episodes: 1, showcase_episodes: 0}
-"""
 BROKEN = "task.type=support.dense_reach:Broken"
 
 
@@ -46,7 +39,7 @@ def _found_by_processes(monkeypatch):
 @pytest.fixture
 def config(tmp_path):
     path = tmp_path / "practice.yaml"
-    path.write_text(PRACTICE)
+    path.write_text(PPO_RUN)
     return lambda *overrides: load([path], overrides)
 
 
@@ -55,7 +48,7 @@ def make(config):
     made = []
 
     def make(*overrides, **settings):
-        made.append(practice_of(config(*overrides), **settings))
+        made.append(build_training(config(*overrides), **settings))
         return made[-1]
 
     yield make
@@ -63,16 +56,8 @@ def make(config):
         practice.close()
 
 
-def practice_of(config, **settings):
-    torch.set_num_threads(1)
-    robot = config.robot.build(task=config.task.build()).spec
-    policy = config.policy.build(robot=robot, seed=config.run.seed)
-    algorithm = config.algorithm.build(policy=policy, seed=config.run.seed)
-    return OnPolicy(config, algorithm=algorithm, control_hz=robot.control_hz, **settings)
-
-
 def collector_of(config, *, num_rollouts=0, worlds=MappingProxyType({})):
-    practice = practice_of(config)
+    practice = build_training(config)
     orders = collector_orders(config, practice._practice, num_rollouts=num_rollouts)
     return build_collector(orders, worlds), practice
 
@@ -160,13 +145,6 @@ def test_log_densities_and_versions_are_of_what_behaved(config):
     collector.close()
 
 
-def build_policy(config, weights):
-    practice = practice_of(config)
-    policy = practice._algorithm._policy
-    policy.load(WeightSnapshot(version=1, components=weights, hashes={}))
-    return policy
-
-
 # ---- learning
 
 
@@ -213,7 +191,7 @@ def test_a_resumed_learner_is_where_it_was(make):
 def test_a_resumed_simulator_goes_on_in_the_midst_of_its_episodes():
     """Real physics, with contact: begun again and sent the same actions, it stands where it stood."""
     settings = ["algorithm.num_envs=2", "algorithm.rollout_steps=12", "algorithm.num_epochs=2", "run.demos=0"]
-    made = [practice_of(load(["push-cube-ppo"], [*settings, "task.time_limit_s=2.0"])) for _ in range(2)]
+    made = [build_training(load(["push-cube-ppo"], [*settings, "task.time_limit_s=2.0"])) for _ in range(2)]
     practice, resumed = made
     for _ in range(3):
         practice.step()
@@ -263,7 +241,7 @@ def test_a_rollout_that_is_not_finite_is_skipped_and_too_many_end_it(make):
 )
 def test_what_would_be_left_out_silently_is_refused(config, override, message):
     with pytest.raises(UsageError, match=message):
-        practice_of(config(override))
+        build_training(config(override))
 
 
 def test_imported_demonstrations_are_demonstrations(config, tmp_path):
@@ -330,7 +308,7 @@ def test_a_collector_that_dies_is_noticed(make, how, message):
 
 
 def test_a_collector_that_says_nothing_is_not_waited_for_for_ever(config):
-    practice = practice_of(config())
+    practice = build_training(config())
     orders = collector_orders(config(), practice._practice, num_rollouts=0)
     collector = ProcessCollector(orders, {}, patience_s=0.2)  # it gets no weights, and so does nothing
     with pytest.raises(FailureError, match="no rollout came from the collector in 0 s"):
@@ -347,8 +325,8 @@ def test_a_stop_is_heard_while_waiting(make):
 def test_a_collector_ends_with_its_learner(config, tmp_path):
     """However the learner ended."""
     code = (
-        "import sys, os\nfrom dovetail.config.load import load\nimport test_onpolicy as t\n"
-        "practice = t.practice_of(load([sys.argv[1]], ['algorithm.asynchronous=true']))\n"
+        "import sys, os\nfrom dovetail.config.load import load\nfrom support.onpolicy_runs import build_training\n"
+        "practice = build_training(load([sys.argv[1]], ['algorithm.asynchronous=true']))\n"
         "practice.step()\nprint(practice._source.popen.pid, flush=True)\nos.kill(os.getpid(), 9)\n"
     )
     paths = os.pathsep.join((str(TESTS), os.environ["PYTHONPATH"]))
@@ -453,7 +431,7 @@ def test_a_demonstrated_task_is_cloned_first(config, tmp_path):
 
 def test_practice_needs_a_simulator(config):
     whole = config()
-    cell = build_cell(task=whole.task, robot=whole.robot, safety=whole.safety)
-    real = Cell(task=cell.task, robot=cell.robot, clock=RealClock(), _raw=cell._raw)
+    cell = build_workcell(task=whole.task, robot=whole.robot, safety=whole.safety)
+    real = Workcell(task=cell.task, robot=cell.robot, clock=RealClock(), _raw=cell._raw)
     with pytest.raises(UsageError, match="on-policy rollouts come from simulators only"):
         World(real, number=0, num_worlds=1, seed=0)

@@ -6,7 +6,6 @@ import os
 import numpy as np
 import pytest
 import torch
-from test_onpolicy import PRACTICE, build_policy, practice_of
 
 from dovetail.config.load import load
 from dovetail.core.errors import UsageError
@@ -20,6 +19,7 @@ from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.runtime.onpolicy.rollout_history import PracticeBook, note_lesson, practised_episodes
 from dovetail.runtime.onpolicy.training import Lesson
 from support import TESTS
+from support.onpolicy_runs import PPO_RUN, build_policy, build_training
 
 SHORT = ("task.max_steps=8", "task.tolerance=0.0001")  # nobody is that exact: all time out
 
@@ -28,7 +28,7 @@ SHORT = ("task.max_steps=8", "task.tolerance=0.0001")  # nobody is that exact: a
 def make_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
     recipe = tmp_path / "practice.yaml"
-    recipe.write_text(PRACTICE)
+    recipe.write_text(PPO_RUN)
     return lambda *overrides: RunFolder.create(tmp_path / "run", load([recipe], overrides))
 
 
@@ -131,7 +131,7 @@ def test_a_recorded_episode_is_what_was_learned_from(make_folder, mode):
     folder = make_folder(
         *SHORT, "algorithm.record=true", f"algorithm.asynchronous={mode}", "run.untrained_episodes=0"
     )
-    before = practice_of(folder.config).policy_weights()
+    before = build_training(folder.config).policy_weights()
     InlineRun(folder).run()
     episodes = practised(folder)
     assert len(episodes) >= 32  # a collector of its own is at the next ones when it is told to end
@@ -168,6 +168,6 @@ def test_what_was_recorded_is_never_replayed_nor_counted_twice(make_folder):
 
 
 def test_there_must_be_somewhere_to_record_to(make_folder):
-    practice = practice_of(make_folder("algorithm.record=true").config)
+    practice = build_training(make_folder("algorithm.record=true").config)
     with pytest.raises(UsageError, match=r"algorithm\.record needs a run's folder"):
         practice.step()
