@@ -21,7 +21,7 @@ from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.runs import coaching
 from dovetail.runs.advice import open_advice
-from dovetail.runs.assembly.build import Station
+from dovetail.runs.assembly.build import Assembly
 from dovetail.runs.coaching import Coaching, batch_sources, settings_of
 from dovetail.runs.experience import Known
 from dovetail.runs.folder import RunFolder
@@ -196,7 +196,7 @@ def test_with_a_robot_that_waits(run, monkeypatch):
         return slow
 
     monkeypatch.setattr(coaching, "time", time)
-    monkeypatch.setattr(Station, "real_time", True)
+    monkeypatch.setattr(Assembly, "real_time", True)
     monkeypatch.setattr(SequentialActor, "run", takes(act, 1.0))
     monkeypatch.setattr(Learner, "step", takes(step, 9.0))
     folder = run(*QUICK, "run.env_steps=300")

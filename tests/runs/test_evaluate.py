@@ -6,7 +6,7 @@ import pytest
 from dovetail.config.load import load
 from dovetail.core.errors import FailureError
 from dovetail.core.types import Purpose
-from dovetail.runs.assembly.build import build_station
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.evaluate import evaluation_episodes, order_episode
 from support.toy_run import TOY
 
@@ -14,7 +14,7 @@ from support.toy_run import TOY
 def test_a_fault_is_no_failure_of_the_policy(tmp_path):
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)
-    station = build_station(load([path]))
+    station = build_assembly(load([path]))
     raw = station.task.robot
     observe, num = raw.observe, iter(range(10_000))
 
@@ -34,7 +34,7 @@ def test_examinations_are_calm_unless_chance_is_how_it_searches(tmp_path):
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)
     for noise in (False, True):
-        station = build_station(load([path], [f"run.eval_noise={str(noise).lower()}", "run.noiseless_share=0.0"]))
+        station = build_assembly(load([path], [f"run.eval_noise={str(noise).lower()}", "run.noiseless_share=0.0"]))
         orders = {
             purpose: order_episode(station, purpose=purpose, index=0, config_hash="")
             for purpose in (Purpose.EVAL, Purpose.ONLINE)
@@ -47,7 +47,7 @@ def test_examinations_are_calm_unless_chance_is_how_it_searches(tmp_path):
 def test_noise_differs_between_episodes_and_is_the_same_the_next_time(tmp_path):
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)
-    station = build_station(load([path], ["run.eval_noise=true"]))
+    station = build_assembly(load([path], ["run.eval_noise=true"]))
     first, again = (
         [
             episode.column("executed")[0]

@@ -5,9 +5,9 @@ import pytest
 from dovetail.config.load import load
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome, Purpose
-from dovetail.runs.assembly.build import build_station
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.evaluate import order_episode
-from dovetail.runs.assembly.hidden_success import Unjudged
+from dovetail.runs.assembly.hidden_success import HiddenSuccess
 from support.toy_run import TOY
 
 
@@ -26,7 +26,7 @@ def helped(toy, *, hide):
     person = (
         "operator={type: scripted, share: 1.0, patience_steps: 1, min_progress: 1.0, min_steps: 30, max_steps: 30}"
     )
-    return build_station(load([toy], [person, f"labeling.hide_success={str(hide).lower()}"]))
+    return build_assembly(load([toy], [person, f"labeling.hide_success={str(hide).lower()}"]))
 
 
 def test_practice_goes_on_until_time_is_up_and_nobody_says_why(toy):
@@ -52,4 +52,4 @@ def test_a_task_without_an_end_is_refused(toy):
         spec = helped(toy, hide=False).task.spec
 
     with pytest.raises(UsageError, match="does not say how long an episode may last"):
-        Unjudged(Endless())
+        HiddenSuccess(Endless())

@@ -16,7 +16,7 @@ from dovetail.labels.human import HumanLabeler, human_labels
 from dovetail.labels.panel import Panel
 from dovetail.labels.queue import LabelQueue, Reason
 from dovetail.labels.store import LabelStore
-from dovetail.runs.labeling import LabelDesk
+from dovetail.runs.labeling import LabelDispatcher
 
 
 class Named:
@@ -74,9 +74,9 @@ class Time:
         return self.s
 
 
-def desk_of(folder: Path, *labelers: Any, **settings: Any) -> tuple[LabelDesk, LabelStore, LabelQueue, Time]:
+def desk_of(folder: Path, *labelers: Any, **settings: Any) -> tuple[LabelDispatcher, LabelStore, LabelQueue, Time]:
     store, queue, time = LabelStore(folder), LabelQueue(folder / "queue"), Time()
-    desk = LabelDesk(
+    desk = LabelDispatcher(
         panel=Panel(labelers),
         store=store,
         queue=queue,
@@ -87,11 +87,11 @@ def desk_of(folder: Path, *labelers: Any, **settings: Any) -> tuple[LabelDesk, L
     return desk, store, queue, time
 
 
-def label(desk: LabelDesk, *names: str) -> list[Labels | None]:
+def label(desk: LabelDispatcher, *names: str) -> list[Labels | None]:
     return [desk.label(Named(name)) for name in names]  # type: ignore[arg-type]
 
 
-def until(desk: LabelDesk, *, num: int = 0) -> None:
+def until(desk: LabelDispatcher, *, num: int = 0) -> None:
     """Wait for answers, which are let out."""
     while desk.num_under_way > num:
         desk._turn(wait_s=5.0)

@@ -9,7 +9,7 @@ import pytest
 from dovetail.config.load import load
 from dovetail.core.types import Labels, Outcome
 from dovetail.episodes.log import EpisodeLog
-from dovetail.runs.trusted_outcomes import Verdicts
+from dovetail.runs.trusted_outcomes import TrustedOutcomes
 from dovetail.runs.experience import Known
 from dovetail.runs.folder import RunFolder
 from support.lamp_runs import lamp_episode, lamp_run
@@ -28,7 +28,7 @@ def said(tmp_path):
     def said(*others, overrides=(), labeler="vlm", **how):
         folder = RunFolder.create(tmp_path / f"run{next(runs)}", load(["peg-insertion"], overrides))
         own = dataclasses.replace(info, config_hash=folder.config_hash, judgement=None)
-        verdicts = Verdicts(folder)
+        verdicts = TrustedOutcomes(folder)
         for other in others:
             verdicts.hear(dataclasses.replace(own, **other))
         zeros = np.zeros(8, np.float32)

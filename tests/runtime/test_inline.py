@@ -14,7 +14,7 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.rlpd import RLPD
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.live.link import LiveLink
-from dovetail.runs.assembly.cell import Cell
+from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.weights.store import DiskWeightStore
@@ -157,9 +157,9 @@ class Discarding:
 def test_a_discarded_episode_is_kept_and_never_trained_on(make, tmp_path, monkeypatch):
     run = make("a", "run.env_steps=40")
     person = Discarding()
-    usual = Cell.operator
+    usual = Workcell.operator
     monkeypatch.setattr(
-        Cell,
+        Workcell,
         "operator",
         lambda self, purpose, *rest, **noise: (
             person if purpose is Purpose.ONLINE else usual(self, purpose, *rest, **noise)

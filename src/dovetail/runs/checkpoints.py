@@ -13,15 +13,15 @@ from dovetail.learn.learner import Learner
 from dovetail.runs.coaching import Coaching
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.onpolicy.training import OnPolicy
-from dovetail.runs.phase_times import Phases
+from dovetail.runs.phase_times import PhaseTimes
 from dovetail.runs.schedule import Schedule
 from dovetail.runs.status import RunStatus
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["Keeping"]
+__all__ = ["Checkpoints"]
 
 
-class Keeping:
+class Checkpoints:
     """`publish` as often as the config says, `hand_over` to the robot, `save` and `load`."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Keeping:
         folder: RunFolder,
         *,
         status: RunStatus,
-        phases: Phases,
+        phases: PhaseTimes,
         schedule: Schedule,
         coaching: Coaching,
         write_progress: Callable[[], None],

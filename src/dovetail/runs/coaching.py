@@ -25,17 +25,17 @@ from dovetail.core.types import (
 from dovetail.learn.batches import drawn_from
 from dovetail.learn.coach import Coach, EpisodeFacts, Facts, returns_to_go
 from dovetail.learn.metrics import MetricsLog
-from dovetail.policies.canon import Canon
+from dovetail.policies.embodiments.canonical_space import Canon
 from dovetail.policies.normalizer import CLIP
 from dovetail.policies.trainable import TrainablePolicy
-from dovetail.runs.trusted_outcomes import Verdicts
+from dovetail.runs.trusted_outcomes import TrustedOutcomes
 from dovetail.runs.advice import BEGUN, OVER, open_advice
 from dovetail.runs.experience import Known
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.onpolicy.training import Lesson
 from dovetail.runs.status import RunStatus
 
-__all__ = ["Coaching", "Pupil", "batch_sources", "settings_of"]
+__all__ = ["Coaching", "LearnerView", "batch_sources", "settings_of"]
 
 _KEPT = 50  # episodes
 _SEEN = 1000  # those that may wait for their labels
@@ -51,7 +51,7 @@ _HANDS = {  # who took the steps of a part of the replay
 }
 
 
-class Pupil(Protocol):
+class LearnerView(Protocol):
     """What is looked at of a learner, wherever it is."""
 
     @property
@@ -82,7 +82,7 @@ class Coaching:
         gamma = self._settings.get("algorithm.gamma")
         self._gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self._coach = Coach(open_advice(folder))
-        self._verdicts = Verdicts(folder)
+        self._verdicts = TrustedOutcomes(folder)
         self._episodes: deque[tuple[str, EpisodeFacts]] = deque(maxlen=_KEPT)  # by id, where they have one
         self._seen: dict[str, dict[str, Any]] = {}  # by id, what the steps of an episode showed; the oldest first
         self._early: list[float] = []  # human shares
@@ -158,7 +158,7 @@ class Coaching:
 
     # ---- a look
 
-    def look(self, learner: Pupil, replay: ReplayReader) -> None:
+    def look(self, learner: LearnerView, replay: ReplayReader) -> None:
         self._learn_s.append(self._turn())
         status, published = self._status, self._newest_updates
         timed = self._real_time and len(self._act_s) == len(self._learn_s) == _TIMED

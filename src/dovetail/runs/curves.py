@@ -8,7 +8,7 @@ from dovetail.core.types import Episode, Labels
 from dovetail.learn.metrics import MetricsLog
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.onpolicy.training import Lesson
-from dovetail.runs.phase_times import Phases
+from dovetail.runs.phase_times import PhaseTimes
 from dovetail.runtime.onpolicy.rollout_history import note_lesson
 from dovetail.runs.status import RunStatus
 
@@ -16,7 +16,7 @@ __all__ = ["Curves"]
 
 
 class Curves:
-    def __init__(self, folder: RunFolder, *, metrics: MetricsLog, status: RunStatus, phases: Phases) -> None:
+    def __init__(self, folder: RunFolder, *, metrics: MetricsLog, status: RunStatus, phases: PhaseTimes) -> None:
         self._folder, self._metrics, self._status, self._phases = folder, metrics, status, phases
 
     def episode(self, episode: Episode, labels: Labels | None) -> None:

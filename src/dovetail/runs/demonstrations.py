@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dovetail.core.contracts import Actor
 from dovetail.core.errors import FailureError
 from dovetail.core.types import Episode
-from dovetail.runs.intake import Intake
-from dovetail.runs.status import RunStatus, Watcher
+from dovetail.runs.ingest import EpisodeIngest
+from dovetail.runs.status import RunStatus, StatusListener
 
 __all__ = ["demonstrate"]
 
@@ -17,14 +17,14 @@ _LOOK_S = 0.2  # between two looks for labels, where there is nothing else to do
 
 
 def demonstrate(
-    intake: Intake,
+    intake: EpisodeIngest,
     num_demos: int,
     *,
     status: RunStatus,
     task: str,
     actor: Callable[[], Actor],
     run: Callable[[Actor, int], Episode | None],
-    watch: Watcher,
+    watch: StatusListener,
     look_up: Callable[[], None],
 ) -> None:
     """`run(actor, index)` makes one; `look_up` may end it by raising."""
@@ -53,7 +53,7 @@ def demonstrate(
 
 
 def _wait_for_labels(
-    intake: Intake, num_demos: int, *, status: RunStatus, watch: Watcher, look_up: Callable[[], None]
+    intake: EpisodeIngest, num_demos: int, *, status: RunStatus, watch: StatusListener, look_up: Callable[[], None]
 ) -> None:
     """All that can be done now is to wait for what is said of them; more are recorded if one is turned down."""
     status.begin("waiting for labels of the demonstrations", num_demos, done=len(intake.demos))

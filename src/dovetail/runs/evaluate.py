@@ -12,13 +12,13 @@ from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightS
 from dovetail.episodes.ids import new_episode_id
 from dovetail.episodes.spool import Spool
 from dovetail.robot_host.attended_actor import AttendedActor
-from dovetail.runs.assembly.build import Station
+from dovetail.runs.assembly.build import Assembly
 
 __all__ = ["evaluation_episodes", "order_episode"]
 
 
 def order_episode(
-    station: Station, *, purpose: Purpose, index: int, config_hash: str, robot_minutes: float = 0.0
+    station: Assembly, *, purpose: Purpose, index: int, config_hash: str, robot_minutes: float = 0.0
 ) -> EpisodeOrder:
     """What to tell an actor. Chance is keyed by the run's seed, the purpose and the index alone."""
     now_ns = time.time_ns()
@@ -37,7 +37,7 @@ def order_episode(
 
 
 def evaluation_episodes(
-    station: Station,
+    station: Assembly,
     snapshot: WeightSnapshot | None,
     *,
     num_episodes: int,

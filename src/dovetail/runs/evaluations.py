@@ -9,10 +9,10 @@ from dovetail.core.stats import Rate
 from dovetail.core.types import Episode, Outcome, WeightSnapshot
 from dovetail.episodes.spool import Spool
 from dovetail.learn.metrics import MetricsLog
-from dovetail.runs.assembly.build import Station
+from dovetail.runs.assembly.build import Assembly
 from dovetail.runs.evaluate import evaluation_episodes
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.status import RunStatus, Watcher
+from dovetail.runs.status import RunStatus, StatusListener
 
 __all__ = ["MAIN", "Evaluations", "evaluation_curve", "known_evaluation", "note_evaluation"]
 
@@ -26,11 +26,11 @@ class Evaluations:
         self,
         folder: RunFolder,
         *,
-        station: Station,
+        station: Assembly,
         spool: Spool,
         metrics: MetricsLog,
         status: RunStatus,
-        watch: Watcher,
+        watch: StatusListener,
         commit: Callable[[Episode], None],
     ) -> None:
         self._folder, self._station, self._spool = folder, station, spool

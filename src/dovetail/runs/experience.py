@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from dovetail.config.schema import ImagesConfig
-from dovetail.core.contracts import ReplayReader, ReplayWriter
+from dovetail.core.contracts import Replay
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Labels, Outcome, Purpose
 from dovetail.episodes.images import CODECS, ImageCodec
@@ -19,38 +18,13 @@ from dovetail.policies.trainable import CachesFeatures
 from dovetail.runs.assembly.features import encode_episode, encoded_robot
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.drain_spool import hand_over
-from dovetail.runs.labeling import Hears, LabelDesk
+from dovetail.runs.labeling import Hears, LabelDispatcher
 
-__all__ = ["Experience", "Known", "Replay", "image_codec"]
+__all__ = ["Experience", "Known", "image_codec"]
 
 
 def image_codec(config: ImagesConfig) -> ImageCodec:
     return ImageCodec(name=config.codec, lossless_up_to_px=config.lossless_up_to_px, crf=config.crf)
-
-
-class Replay(ReplayReader, ReplayWriter, Protocol):
-    """Both ends of a replay, as one process has it, and what it takes to bring it up to date."""
-
-    def open(self) -> str | None:
-        """Take up what is there; the reason, if that had to be thrown away."""
-
-    def close(self) -> None: ...
-
-    def ids(self) -> list[str]: ...
-
-    def knows(self, episode_id: str) -> bool:
-        """Whether an episode was ever added, held or not."""
-
-    def was_dropped(self, episode_id: str) -> bool: ...
-
-    def reset(self) -> None:
-        """Forget everything that was ever added."""
-
-    def skip(self, episode_id: str, robot: RobotSpec, *, num_steps: int) -> None:
-        """Count an episode as known, and its steps as older than those to come, without adding it."""
-
-    def room(self, robot: RobotSpec) -> int:
-        """Rows there are in all; an episode takes one more than it has steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +71,7 @@ class Experience:
         self.spool = Spool(folder.spool)
         self.log = EpisodeLog(folder.episodes, images=codec)
         self.labels = LabelStore(folder.labels)
-        self.desk = LabelDesk(
+        self.desk = LabelDispatcher(
             panel=panel,
             store=self.labels,
             queue=LabelQueue(folder.label_queue),

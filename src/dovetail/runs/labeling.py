@@ -22,7 +22,7 @@ from dovetail.labels.panel import Hearing
 from dovetail.labels.queue import LabelQueue, Opinion, Reason
 from dovetail.labels.store import Cursor, LabelStore
 
-__all__ = ["Hears", "LabelDesk"]
+__all__ = ["Hears", "LabelDispatcher"]
 
 _LOOK_S = 0.2  # between two looks at what is under way, for those who wait for it
 
@@ -52,7 +52,7 @@ class Hears(Protocol):
     def go_on(self, episode: Episode, hearing: Hearing) -> Hearing: ...
 
 
-class LabelDesk:
+class LabelDispatcher:
     """`label` each new episode; `news` between two of them. `load` is called on other threads too."""
 
     def __init__(

@@ -7,10 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["Phases"]
+__all__ = ["PhaseTimes"]
 
 
-class Phases:
+class PhaseTimes:
     """Seconds of each since the run began, whatever processes it had. What is inside another is counted there only."""
 
     def __init__(self, before: Mapping[str, float] | None = None) -> None:

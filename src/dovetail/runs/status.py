@@ -15,7 +15,7 @@ from dovetail.core.types import Labels
 from dovetail.episodes.log import EpisodeInfo
 from dovetail.learn.coach import Advice
 
-__all__ = ["RECENT", "ArmStatus", "RunStatus", "Watcher", "nobody"]
+__all__ = ["RECENT", "ArmStatus", "RunStatus", "StatusListener", "ignore_status"]
 
 RECENT = 20  # episodes that a live figure looks back at
 LONGEST = 1000
@@ -169,9 +169,9 @@ def _return(labels: Labels | None) -> float:
     return math.nan if labels is None or labels.discard else float(labels.rewards.sum())
 
 
-class Watcher(Protocol):
+class StatusListener(Protocol):
     def __call__(self, status: RunStatus) -> None: ...
 
 
-def nobody(status: RunStatus) -> None:
+def ignore_status(status: RunStatus) -> None:
     """Nobody watches."""

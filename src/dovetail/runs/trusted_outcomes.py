@@ -8,12 +8,12 @@ from dovetail.labels.human import HUMAN
 from dovetail.runs.experience import Known
 from dovetail.runs.folder import RunFolder
 
-__all__ = ["Verdicts"]
+__all__ = ["TrustedOutcomes"]
 
 _NO_HANDS = {"none", "scripted"}  # operators who know no more than the task does
 
 
-class Verdicts:
+class TrustedOutcomes:
     """`hear` of every episode of the run; then ask whether one was `solved`."""
 
     def __init__(self, folder: RunFolder) -> None:

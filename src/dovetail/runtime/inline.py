@@ -27,10 +27,10 @@ from dovetail.live.link import LiveLink
 from dovetail.live.run_status import tell_also
 from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
 from dovetail.rewards.retraining import retraining_of
-from dovetail.runs.assembly.build import build_station
-from dovetail.runs.assembly.policy_parts import keep_parts
+from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.assembly.policy_components import keep_parts
 from dovetail.runs.catch_up import catch_up
-from dovetail.runs.checkpoints import Keeping
+from dovetail.runs.checkpoints import Checkpoints
 from dovetail.runs.coaching import Coaching
 from dovetail.runs.curves import Curves
 from dovetail.runs.demonstrations import demonstrate
@@ -38,11 +38,11 @@ from dovetail.runs.evaluate import order_episode
 from dovetail.runs.evaluations import Evaluations
 from dovetail.runs.experience import Experience, image_codec
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.intake import Intake
-from dovetail.runs.phase_times import Phases
+from dovetail.runs.ingest import EpisodeIngest
+from dovetail.runs.phase_times import PhaseTimes
 from dovetail.runs.schedule import Schedule
 from dovetail.runs.skipped_updates import telling_skips
-from dovetail.runs.status import RunStatus, Watcher, nobody
+from dovetail.runs.status import RunStatus, StatusListener, ignore_status
 from dovetail.runtime.onpolicy.training import OnPolicy, check_practice, is_on_policy
 from dovetail.runtime.ranks import RankGroup
 
@@ -60,13 +60,13 @@ class InlineRun:
         self,
         folder: RunFolder,
         *,
-        watch: Watcher = nobody,
+        watch: StatusListener = ignore_status,
         should_stop: Callable[[], bool] = lambda: False,
         live: Callable[[RobotSpec], LiveLink] | None = None,
     ) -> None:
         self._folder = folder
         self._config = folder.config
-        self._station = build_station(folder.config, parts=folder.parts, should_stop=should_stop, live=live)
+        self._station = build_assembly(folder.config, parts=folder.parts, should_stop=should_stop, live=live)
         self._should_stop = self._station.should_stop
         self._watch = watch if self._station.link is None else tell_also(watch, self._station.link, folder)
         self._policy = self._station.trainable()  # the learner's; actors load what is published
@@ -92,9 +92,9 @@ class InlineRun:
         before = folder.read_json("progress.json") or {"wall_s": 0.0, "updates": 0}
         self._wall_before_s = float(before["wall_s"])
         self.status.updates = int(before["updates"])
-        self._phases = Phases(before.get("phases"))
+        self._phases = PhaseTimes(before.get("phases"))
         low_dimensional = [key for key, spec in self._policy.spec.observation.items() if len(spec.shape) < 3]
-        self._intake = Intake(
+        self._intake = EpisodeIngest(
             folder,
             experience=self._experience,
             status=self.status,
@@ -104,7 +104,7 @@ class InlineRun:
         )
         self._curves = Curves(folder, metrics=self._metrics, status=self.status, phases=self._phases)
         self._schedule = Schedule(folder)
-        self._keeping = Keeping(
+        self._keeping = Checkpoints(
             folder,
             status=self.status,
             phases=self._phases,

@@ -20,7 +20,7 @@ from dovetail.core.streams import stream
 from dovetail.core.types import Array
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.learn.learner import Learner
-from dovetail.runs.assembly.build import build_station
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 from dovetail.runtime.ranks import RankGroup
@@ -39,7 +39,7 @@ def toy(tmp_path: Path) -> Path:
 
 def learned(folder: RunFolder, group: Any, *, updates: int = 8) -> dict[str, Array]:
     """The learner's state after so many updates on what is in the folder's replay."""
-    station = build_station(folder.config)
+    station = build_assembly(folder.config)
     policy = station.trainable()
     algorithm = station.algorithm(policy)
     lead = group.lead(algorithm) if isinstance(group, RayRanks) else group.lead(algorithm, folder.config)
@@ -57,7 +57,7 @@ def learned(folder: RunFolder, group: Any, *, updates: int = 8) -> dict[str, Arr
 def test_they_learn_what_they_learn_inline_and_who_is_killed_is_told(toy: Path, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", load([toy], [*TWO, "run.env_steps=60"]))
     InlineRun(folder).run()  # fills the replay
-    robot = build_station(folder.config).robot.spec
+    robot = build_assembly(folder.config).robot.spec
     inline = RankGroup(folder.path, size=2, robot=robot, replay=folder.replay)
     try:
         wanted = learned(folder, inline)

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dovetail.core.contracts import Replay
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeStart, Labels, Segment, View, Window
 from dovetail.learn.mixing import MixedReplay
-from dovetail.policies.canon import Canon
-from dovetail.runs.experience import Replay
+from dovetail.policies.embodiments.canonical_space import Canon
 
 __all__ = ["ArmReplays"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dovetail.config.load import robot_config
 from dovetail.config.schema import RunConfig
 
-__all__ = ["arm_configs", "arm_name", "config_of", "kinds"]
+__all__ = ["arm_configs", "arm_name", "config_of", "arm_groups"]
 
 
 def arm_configs(config: RunConfig) -> dict[str, RunConfig]:
@@ -27,7 +27,7 @@ def config_of(config: RunConfig, robot: str) -> RunConfig:
     return robot_config(config, robot, place) if place else config
 
 
-def kinds(config: RunConfig) -> list[tuple[str, ...]]:
+def arm_groups(config: RunConfig) -> list[tuple[str, ...]]:
     """Names of arms, those together that do the same."""
     alike: dict[str, list[str]] = {}
     for name, own in arm_configs(config).items():

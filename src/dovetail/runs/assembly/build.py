@@ -17,7 +17,7 @@ from dovetail.actor.modes import Mode
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection, RunConfig
 from dovetail.core.clock import SimulatedClock
-from dovetail.core.contracts import Actor, Algorithm, Clock, Labeler, Operator, Policy, Task
+from dovetail.core.contracts import Actor, Algorithm, Clock, Labeler, Operator, Policy, Replay, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import PolicySpec, RobotSpec, match
 from dovetail.core.types import Purpose
@@ -29,27 +29,26 @@ from dovetail.learn.setup import set_up
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.robots.safety import SafeRobot
 from dovetail.robot_host.attended_actor import AttendedActor, DeskWatch
-from dovetail.runs.assembly.cell import Cell, build_cell
-from dovetail.runs.experience import Replay
+from dovetail.runs.assembly.workcell import Workcell, build_workcell
 from dovetail.robot_host.host import RobotHost
 from dovetail.rewards.early_success import check_judge, ruling_of
 from dovetail.live.link import LiveLink
-from dovetail.runs.assembly.policy_parts import build_policy
+from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.robot_host.restarting_actor import RestartedActor
 
-__all__ = ["Station", "build_labeler", "build_panel", "build_station", "build_trainable"]
+__all__ = ["Assembly", "build_labeler", "build_panel", "build_assembly", "build_trainable"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Station:
+class Assembly:
     """A cell and everything else that a config asks for."""
 
     config: RunConfig
-    cell: Cell
+    cell: Workcell
     should_stop: Callable[[], bool]
     parts: Path | None = None  # where its run keeps what its policy's components started from
     link: LiveLink | None = None  # to whoever watches
-    on_restart: Callable[[str, int], None] | None = None  # see `build_station`
+    on_restart: Callable[[str, int], None] | None = None  # see `build_assembly`
     holds: int | None = None
     _desk: Desk | None = None
     _boards: list[Board] = field(default_factory=list)
@@ -209,7 +208,7 @@ class Station:
 
 
 def build_panel(config: RunConfig, folder: Path | None = None) -> Panel:
-    """The labelers of a config. `folder`: see Station."""
+    """The labelers of a config. `folder`: see Assembly."""
     labelers = [build_labeler(section, folder) for section in config.labels]
     return Panel(labelers, min_confidence=config.labeling.min_confidence, cross_check=config.labeling.cross_check)
 
@@ -222,7 +221,7 @@ def build_labeler(section: PluginSection, folder: Path | None = None) -> Labeler
     return labeler
 
 
-def build_station(
+def build_assembly(
     config: RunConfig,
     *,
     parts: Path | None = None,
@@ -231,12 +230,12 @@ def build_station(
     on_restart: Callable[[str, int], None] | None = None,
     name: str | None = None,
     holds: int | None = None,
-) -> Station:
+) -> Assembly:
     """Make robot and task, and let them check each other. `live` makes the link to whoever watches; `name` is what the
     robot is called among others. With `on_restart`, a process of the arm's that was killed is started anew, and this told;
     without, that is a fault. `holds`: see RobotHost."""
     torch.set_num_threads(1)  # two busy processes with two threads each would crawl
-    cell = build_cell(
+    cell = build_workcell(
         task=config.task,
         robot=config.robot,
         safety=config.safety,
@@ -244,12 +243,12 @@ def build_station(
         name=name,
     )
     if live is None:
-        return Station(
+        return Assembly(
             config=config, cell=cell, should_stop=should_stop, parts=parts, on_restart=on_restart, holds=holds
         )
     link = live(cell.robot.spec)
     link.open()
-    return Station(
+    return Assembly(
         config=config,
         cell=cell,
         should_stop=lambda: should_stop() or link.stop_asked,
@@ -264,7 +263,7 @@ def build_station(
 def build_trainable(
     config: RunConfig, robot: RobotSpec, *, device: torch.device, parts: Path | None = None
 ) -> TrainablePolicy:
-    """A policy for a learner, where that computes. `parts`: see Station."""
+    """A policy for a learner, where that computes. `parts`: see Assembly."""
     policy = build_policy(config.policy, robot=robot, seed=config.run.seed, parts=parts)
     if not hasattr(type(policy), "imitation_loss"):
         raise UsageError(

@@ -15,20 +15,19 @@ import numpy as np
 
 from dovetail.config.schema import RunConfig
 from dovetail.core.achieved import gripper_axes
-from dovetail.core.contracts import Algorithm
+from dovetail.core.contracts import Algorithm, Replay
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import RobotSpec, match
 from dovetail.core.types import Array, Episode
-from dovetail.policies.canon import EMBODIMENT, Canon, EmbodimentConfig
-from dovetail.policies.embodiments import SharedConfig
+from dovetail.policies.embodiments.canonical_space import EMBODIMENT, Canon, EmbodimentConfig
+from dovetail.policies.embodiments.shared_policy import SharedConfig
 from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
 from dovetail.runs.assembly.features import encoded_robot
 from dovetail.runs.assembly.arm_replays import ArmReplays
-from dovetail.runs.assembly.arms import arm_configs, arm_name, kinds
-from dovetail.runs.assembly.build import Station, build_station
-from dovetail.runs.experience import Replay
+from dovetail.runs.assembly.arms import arm_configs, arm_name, arm_groups
+from dovetail.runs.assembly.build import Assembly, build_assembly
 
-__all__ = ["Band", "build_band", "check_equal", "completed"]
+__all__ = ["Fleet", "build_fleet", "check_equal", "completed"]
 
 
 def completed(config: RunConfig) -> RunConfig:
@@ -36,7 +35,7 @@ def completed(config: RunConfig) -> RunConfig:
     policy = config.policy.config
     if not isinstance(policy, SharedConfig) or policy.embodiments:
         return config
-    made = [(names, _specs(config, names)) for names in kinds(config)]
+    made = [(names, _specs(config, names)) for names in arm_groups(config)]
     bodies = Counter(specs[names[0]].embodiment for names, specs in made)
     rows: dict[str, RobotSpec] = {}
     for names, specs in made:  # by its body, where that says who is meant
@@ -69,17 +68,17 @@ def _embodiments(rows: Mapping[str, RobotSpec], wanted: tuple[str, ...]) -> dict
 
 def _specs(config: RunConfig, names: tuple[str, ...]) -> dict[str, RobotSpec]:
     """What arms of one kind say of themselves."""
-    station = build_station(arm_configs(config)[names[0]])
+    station = build_assembly(arm_configs(config)[names[0]])
     spec = station.robot.spec
     station.close()
     return {name: replace(spec, name=arm_name(config, name) or spec.name) for name in names}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class Fleet:
     """All arms of a run, for whoever keeps and learns from what they do."""
 
-    station: Station  # the first one's
+    station: Assembly  # the first one's
     robots: Mapping[str, RobotSpec]
 
     def trainable(self) -> TrainablePolicy:
@@ -155,14 +154,14 @@ def check_equal(robots: Mapping[str, RobotSpec]) -> None:
         )
 
 
-def build_band(config: RunConfig, *, parts: Path | None = None) -> Band:
+def build_fleet(config: RunConfig, *, parts: Path | None = None) -> Fleet:
     """Everybody is made once, to say what it is; only the first is kept."""
     robots: dict[str, RobotSpec] = {}
-    for names in kinds(config):
+    for names in arm_groups(config):
         robots |= _specs(config, names)
     first = next(iter(config.cluster.named_robots()))
-    station = build_station(arm_configs(config)[first], parts=parts, name=arm_name(config, first))
-    return Band(station=station, robots={name: robots[name] for name in config.cluster.named_robots()})
+    station = build_assembly(arm_configs(config)[first], parts=parts, name=arm_name(config, first))
+    return Fleet(station=station, robots={name: robots[name] for name in config.cluster.named_robots()})
 
 
 def _canon(policy: Any) -> Canon | None:

@@ -14,12 +14,12 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import TaskSpec
 from dovetail.core.types import Array, Observation, Outcome, Verdict
 
-__all__ = ["Unjudged"]
+__all__ = ["HiddenSuccess"]
 
 _ALMOST = 0.99  # as far along as an expert may say it is
 
 
-class Unjudged:
+class HiddenSuccess:
     """See the Task contract. Only for tasks that say how long an episode may last (`max_steps`): one that is done goes on
     until then, unless labels end it."""
 

@@ -29,7 +29,7 @@ from dovetail.learn.rollouts import Practice
 from dovetail.policies.actor_critic import ValuedPolicy
 from dovetail.processes.array_channel import Frames, run_child
 from dovetail.processes.channel import Gone
-from dovetail.runs.assembly.cell import build_cell
+from dovetail.runs.assembly.workcell import build_workcell
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.onpolicy.recording import Recording
 from dovetail.runtime.onpolicy.worlds import Collector
@@ -75,7 +75,7 @@ def build_collector(orders: Mapping[str, Any], worlds: Mapping[str, Array]) -> C
     parts = {kind: PluginSection.parse(kind, orders[kind]) for kind in kinds if orders[kind] is not None}
     practice = Practice(**orders["practice"])
     cells = [
-        build_cell(task=parts.get("task"), robot=parts["robot"], safety=parts["safety"])
+        build_workcell(task=parts.get("task"), robot=parts["robot"], safety=parts["safety"])
         for _ in range(practice.num_envs)
     ]
     policy: ValuedPolicy = parts["policy"].build(robot=cells[0].robot.spec, seed=orders["seed"])

@@ -12,7 +12,7 @@ from dovetail.config.schema import ImagesConfig
 from dovetail.core.types import Episode, EpisodeOrder, EpisodeStart, Observation, Outcome, Purpose, Segment, Step
 from dovetail.episodes.ids import new_episode_id
 from dovetail.episodes.log import EpisodeLog
-from dovetail.runs.assembly.cell import Cell
+from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runs.experience import image_codec
 
 __all__ = ["Recording"]
@@ -21,14 +21,14 @@ __all__ = ["Recording"]
 class Recording:
     """`begin`, `add` each step, `end`: the episode is in the log then. One that never ends is not."""
 
-    def __init__(self, cell: Cell, log: EpisodeLog, *, seed: int, config_hash: str) -> None:
+    def __init__(self, cell: Workcell, log: EpisodeLog, *, seed: int, config_hash: str) -> None:
         self._cell, self._log = cell, log
         self._seed, self._config_hash = seed, config_hash
         self._start: EpisodeStart | None = None
         self._steps: list[Step] = []
 
     @staticmethod
-    def of(cell: Cell, orders: Mapping[str, Any], *, seed: int) -> Recording:
+    def of(cell: Workcell, orders: Mapping[str, Any], *, seed: int) -> Recording:
         """As a collector is told to, in plain values."""
         log = EpisodeLog(Path(orders["folder"]), images=image_codec(ImagesConfig(**orders["images"])))
         return Recording(cell, log, seed=seed, config_hash=orders["config_hash"])

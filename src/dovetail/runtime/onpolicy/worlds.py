@@ -24,7 +24,7 @@ from dovetail.core.types import (
 )
 from dovetail.learn.rollouts import Practice, RolloutBuffer
 from dovetail.policies.actor_critic import ValuedPolicy
-from dovetail.runs.assembly.cell import Cell
+from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runtime.onpolicy.recording import Recording
 
 __all__ = ["Collector", "World"]
@@ -35,7 +35,7 @@ class World:
 
     def __init__(
         self,
-        cell: Cell,
+        cell: Workcell,
         *,
         number: int,
         num_worlds: int,
@@ -137,7 +137,7 @@ class Collector:
 
     def __init__(
         self,
-        cells: Sequence[Cell],
+        cells: Sequence[Workcell],
         *,
         policy: ValuedPolicy,
         practice: Practice,

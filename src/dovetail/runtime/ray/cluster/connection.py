@@ -224,7 +224,7 @@ def check_places(config: ClusterConfig) -> None:
             nodes = _candidates(place, role=role, config=config)
         except UsageError:
             if role.startswith("robots.") and config.min_robots is not None:
-                continue  # it may come later, or not at all: see Muster
+                continue  # it may come later, or not at all: see ArmStartup
             raise
         room = next(
             (free[node["NodeID"]] for node in nodes if not _lacking(_wanted(place), [free[node["NodeID"]]])), None

@@ -18,7 +18,7 @@ from dovetail import __version__
 from dovetail.config.load import robot_config
 from dovetail.core.errors import DovetailError, FailureError, SpecMismatch, UsageError
 from dovetail.core.specs import RobotSpec
-from dovetail.policies.embodiments import SharedConfig
+from dovetail.policies.embodiments.shared_policy import SharedConfig
 from dovetail.runs.assembly.fleet import check_equal
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.ray.cluster.connection import placed
@@ -26,7 +26,7 @@ from dovetail.runtime.ray.driver.health import last_words
 from dovetail.runtime.ray.roles.handles import AWAY
 from dovetail.runtime.ray.roles.robot import Arm
 
-__all__ = ["Muster"]
+__all__ = ["ArmStartup"]
 
 _TRY_S = 1.0
 
@@ -39,9 +39,9 @@ class _Coming:
     why: str = ""  # it is not there yet
 
 
-class Muster:
+class ArmStartup:
     """`gather` them, then `look` for those who come later. `robots` are those that have come, by name; some of them may
-    have left since, which is for Supervision to say."""
+    have left since, which is for HealthMonitor to say."""
 
     def __init__(self, folder: RunFolder, *, key: str, live: bool, make: Callable[..., Any]) -> None:
         """`make(arm, **options)` starts one."""

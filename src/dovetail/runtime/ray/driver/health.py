@@ -14,7 +14,7 @@ from ray.exceptions import RayError
 from dovetail.core.errors import FailureError
 from dovetail.runtime.ray.roles.handles import AWAY
 
-__all__ = ["Supervision", "Watched", "last_words"]
+__all__ = ["HealthMonitor", "Watched", "last_words"]
 
 _EVERY_S = 0.25
 _SILENT_S = 10.0
@@ -57,7 +57,7 @@ class Watched:
         return "silent" if self.silent_s > _SILENT_S else "well"
 
 
-class Supervision:
+class HealthMonitor:
     """`look` as often as you like: it takes the answers that have come, and asks those whose turn it is."""
 
     def __init__(self, *, tell: Callable[..., None]) -> None:

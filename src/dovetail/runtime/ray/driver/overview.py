@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from dovetail.runtime.ray.driver.health import Supervision, Watched
+from dovetail.runtime.ray.driver.health import HealthMonitor, Watched
 
 __all__ = ["Overview"]
 
@@ -21,7 +21,7 @@ _MOST_ROLES = 40
 class Overview:
     """`rows` of all roles, and `facts` of the whole. Ask as often as you like: rates are of what was reported."""
 
-    def __init__(self, supervision: Supervision) -> None:
+    def __init__(self, supervision: HealthMonitor) -> None:
         self._supervision = supervision
         self._paces: dict[str, _Pace] = {}
 

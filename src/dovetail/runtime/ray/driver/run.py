@@ -21,14 +21,14 @@ from dovetail.core.errors import FailureError
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome, Purpose, WeightSnapshot
 from dovetail.live.run_status import figures
-from dovetail.runs.assembly.arms import kinds
+from dovetail.runs.assembly.arms import arm_groups
 from dovetail.runs.evaluations import MAIN, evaluation_curve, known_evaluation, note_evaluation
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.schedule import Schedule
-from dovetail.runs.status import RunStatus, Watcher, nobody
+from dovetail.runs.status import RunStatus, StatusListener, ignore_status
 from dovetail.runtime.inline import Interrupted
 from dovetail.runtime.ray.cluster.connection import connected
-from dovetail.runtime.ray.driver.supervisor import Crew, ours
+from dovetail.runtime.ray.driver.supervisor import RoleSupervisor, ours
 from dovetail.runtime.ray.roles.handles import AWAY
 from dovetail.weights.store import DiskWeightStore
 
@@ -67,18 +67,18 @@ class RayRun:
         self,
         folder: RunFolder,
         *,
-        watch: Watcher = nobody,
+        watch: StatusListener = ignore_status,
         should_stop: Callable[[], bool] = lambda: False,
         live: bool = False,
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:
         self._folder, self._config, self._watch, self._should_stop = folder, folder.config, watch, should_stop
         self.status = RunStatus(name=folder.path.name)
-        self._crew = Crew(folder, live=live, told=lambda: figures(self.status, self._folder), each_look=self._look)
+        self._crew = RoleSupervisor(folder, live=live, told=lambda: figures(self.status, self._folder), each_look=self._look)
         self._weights = DiskWeightStore(folder.weights)
         self._schedule = Schedule(folder)
         self._announce, self._faults = announce, dict[str, str | None]()  # of arms that wait for somebody
-        self._kinds: list[Kind] = kinds(folder.config)
+        self._kinds: list[Kind] = arm_groups(folder.config)
         self._posted_s = 0.0
         self._asked: Any = None  # the store, for its books
         self._best_at = 0  # episodes

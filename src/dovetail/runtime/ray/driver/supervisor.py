@@ -18,8 +18,8 @@ from dovetail.core.errors import DovetailError, FailureError, one_line
 from dovetail.runs.acknowledgements import take_acknowledged
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.ray.cluster.connection import OwnNode, beside, check_places, placed, speechless
-from dovetail.runtime.ray.driver.arm_startup import Muster
-from dovetail.runtime.ray.driver.health import Supervision, last_words
+from dovetail.runtime.ray.driver.arm_startup import ArmStartup
+from dovetail.runtime.ray.driver.health import HealthMonitor, last_words
 from dovetail.runtime.ray.driver.notice import NoticeRole
 from dovetail.runtime.ray.driver.overview import Overview
 from dovetail.runtime.ray.driver.status import BOARD
@@ -30,7 +30,7 @@ from dovetail.runtime.ray.roles.robot import KEY, Arm, RobotRole
 from dovetail.runtime.ray.roles.store import StoreRole
 from dovetail.runtime.ray.roles.weights import WeightsRole
 
-__all__ = ["Crew", "ours"]
+__all__ = ["RoleSupervisor", "ours"]
 
 _LOOK_S = 0.05
 _CLOSE_S = 30.0
@@ -38,7 +38,7 @@ _NAMED_S = 3.0
 _LIVES: dict[str, Any] = {"max_restarts": -1}  # whoever dies is started anew
 
 
-class Crew:
+class RoleSupervisor:
     """`start` them, `look` at them all the time, `insist` on an answer; `end` them, those that move first.
 
     `told` gives what those who watch an arm may see; `each_look` is called while somebody is waited for, and may raise.
@@ -53,14 +53,14 @@ class Crew:
         each_look: Callable[[], None],
     ) -> None:
         self._folder, self._live, self._told, self._each_look = folder, live, told, each_look
-        self.supervision = Supervision(tell=folder.event)
+        self.supervision = HealthMonitor(tell=folder.event)
         self._overview = Overview(self.supervision)
         self.store: Any = None
         self.learner: Any = None
         self._notice: Any = None
         self.practise = False  # what the arms are to do
         self.learning: tuple[int | None] | None = None  # what the learner is to do, and where it began
-        self._muster: Muster | None = None
+        self._muster: ArmStartup | None = None
         self.newcomers: list[str] = []  # arms that have come since somebody asked
         self.holding: set[str] = set()  # arms that are not to practise with the others
         self.resting: Mapping[str, str] = {}  # arms that somebody must see to, and why
@@ -122,7 +122,7 @@ class Crew:
         def make(arm: Arm, **options: Any) -> Any:
             return _actor(RobotRole, **options, max_concurrency=8).remote(arm, store=self.store, weights=weights)
 
-        self._muster = Muster(folder, key=_key(path / KEY), live=self._live, make=make)
+        self._muster = ArmStartup(folder, key=_key(path / KEY), live=self._live, make=make)
         self._muster.gather(self._each_look)
         self.newcomers.clear()
         self.insist(self.store.report.remote)

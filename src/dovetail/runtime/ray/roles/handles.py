@@ -13,7 +13,7 @@ from dovetail.core.contracts import Labeler
 from dovetail.core.errors import LabelError
 from dovetail.core.types import Array, Episode, EpisodeStart, SampleRequest, Segment
 from dovetail.labels.panel import Hearing
-from dovetail.runtime.ray.roles.tickets import Ticket
+from dovetail.runtime.ray.roles.permits import EpisodePermit
 
 __all__ = ["AWAY", "LabelerHandles", "StoreHandle", "insist"]
 
@@ -49,8 +49,8 @@ class StoreHandle:
         """False: it wants the episode from its beginning."""
         return self._once(self._role.stream, start, list(segments)) is True
 
-    def ticket(self, *, robot: str, real_time: bool) -> Ticket | None:
-        ticket: Ticket | None = self._once(self._role.ticket, robot, real_time)
+    def ticket(self, *, robot: str, real_time: bool) -> EpisodePermit | None:
+        ticket: EpisodePermit | None = self._once(self._role.ticket, robot, real_time)
         return ticket
 
     def demonstrated(self) -> Mapping[str, Array]:

@@ -23,8 +23,8 @@ from dovetail.learn.device import find_device
 from dovetail.learn.learner import Learner
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.policies.trainable import TrainablePolicy
-from dovetail.runs.assembly.fleet import Band, build_band
-from dovetail.runs.assembly.policy_parts import keep_parts
+from dovetail.runs.assembly.fleet import Fleet, build_fleet
+from dovetail.runs.assembly.policy_components import keep_parts
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.skipped_updates import telling_skips
 from dovetail.runtime.ray.roles.handles import StoreHandle
@@ -56,7 +56,7 @@ class LearnerRole(Role):
         self._publisher = Publisher(weights, half=self._config.cluster.weights_precision == "bf16")
         self._lock = only_one(path / ".learner.lock")
         self._disk = DiskWeightStore(self._folder.weights)
-        self._band: Band | None = None
+        self._band: Fleet | None = None
         self._policy: TrainablePolicy | None = None  # that learns online
         self._learner: Learner | None = None
         self._ranks: RayRanks | None = None  # those that learn with it, where there are any
@@ -322,10 +322,10 @@ class LearnerRole(Role):
 
     # ---- small things
 
-    def _made(self) -> Band:
+    def _made(self) -> Fleet:
         """What it learns with, made when it is first needed; and the version to count on from."""
         if self._band is None:
-            self._band = build_band(self._config, parts=self._folder.parts)
+            self._band = build_fleet(self._config, parts=self._folder.parts)
             before = self._folder.read_json(_VERSIONS) or {"used_up_to": 0}
             self._version = max(before["used_up_to"], max(self._disk.versions(), default=0))
         return self._band

@@ -23,16 +23,16 @@ from dovetail.core.specs import RobotSpec
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.live.link import LiveLink
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.status import RunStatus, Watcher, nobody
+from dovetail.runs.status import RunStatus, StatusListener, ignore_status
 from dovetail.runtime.inline import InlineRun, Interrupted
 from dovetail.runtime.ray.cluster.connection import OwnNode, connected, placed
-from dovetail.runtime.ray.driver.health import Supervision
+from dovetail.runtime.ray.driver.health import HealthMonitor
 from dovetail.runtime.ray.driver.notice import NoticeRole
 from dovetail.runtime.ray.driver.overview import Overview
 from dovetail.runtime.ray.driver.status import BOARD
 from dovetail.runtime.ray.roles.role import Role, only_one
 
-__all__ = ["PracticeRole", "RayPractice"]
+__all__ = ["OnPolicyRole", "RayOnPolicyRun"]
 
 _NAME = "practice"
 _LOOK_S = 0.05
@@ -41,7 +41,7 @@ _COPY_S = 0.2
 _END_S = 30.0
 
 
-class PracticeRole(Role):
+class OnPolicyRole(Role):
     """`go` until it is done, or told to `stop`; `report` tells how far it is."""
 
     def __init__(self, name: str, *, path: Path, live: bool) -> None:
@@ -103,14 +103,14 @@ class PracticeRole(Role):
             self._copied_s, self._status = now_s, copy.deepcopy(status)
 
 
-class RayPractice:
+class RayOnPolicyRun:
     """The driver of such a run: see `RayRun`."""
 
     def __init__(
         self,
         folder: RunFolder,
         *,
-        watch: Watcher = nobody,
+        watch: StatusListener = ignore_status,
         should_stop: Callable[[], bool] = lambda: False,
         live: bool = False,
     ) -> None:
@@ -122,7 +122,7 @@ class RayPractice:
             )
         self._folder, self._watch, self._should_stop, self._live = folder, watch, should_stop, live
         self.status = RunStatus(name=folder.path.name)
-        self._supervision = Supervision(tell=folder.event)
+        self._supervision = HealthMonitor(tell=folder.event)
         self._overview = Overview(self._supervision)
 
     def run(self) -> None:
@@ -143,7 +143,7 @@ class RayPractice:
             self._watch(self.status)
             notice: Any = ray.remote(NoticeRole)
             notice = notice.options(num_cpus=0, name=f"{BOARD}{path.name}").remote()
-            practice: Any = ray.remote(PracticeRole)
+            practice: Any = ray.remote(OnPolicyRole)
             options = placed(cluster.learner, role="learner", config=cluster, pinned=True)
             practice = practice.options(**options, max_restarts=-1, max_concurrency=4).remote(
                 _NAME, path=path, live=self._live

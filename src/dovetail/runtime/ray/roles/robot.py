@@ -28,7 +28,7 @@ from dovetail.episodes.spool import Spool
 from dovetail.live.link import LiveLink
 from dovetail.robot_host.attended_actor import AttendedActor
 from dovetail.runs.assembly.arms import arm_name
-from dovetail.runs.assembly.build import Station, build_station
+from dovetail.runs.assembly.build import Assembly, build_assembly
 from dovetail.runs.drain_spool import hand_over
 from dovetail.runs.evaluate import order_episode
 from dovetail.runtime.ray.roles.handles import StoreHandle
@@ -79,7 +79,7 @@ class RobotRole(Role):
         self._spool = self._folder / "spool"
         self._store = StoreHandle(store, until=self._ended.is_set)
         self._weights = WeightsReader(weights)
-        self._station: Station | None = None
+        self._station: Assembly | None = None
         self._link: LiveLink | None = None
         self._actors: dict[Purpose, Actor] = {}
         self._newest: WeightSnapshot | None = None
@@ -230,10 +230,10 @@ class RobotRole(Role):
             actor.load(snapshot)
             self._loaded = (purpose, snapshot.version)
 
-    def _made(self) -> Station:
+    def _made(self) -> Assembly:
         if self._station is None:
             with self.working("starting"):
-                self._station = build_station(
+                self._station = build_assembly(
                     self._config,
                     parts=self._arm.run / "parts",
                     should_stop=self._should_stop,

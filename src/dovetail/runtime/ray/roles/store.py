@@ -33,18 +33,18 @@ from dovetail.labels.panel import Panel
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.trainable import CachesFeatures
 from dovetail.rewards.retraining import retraining_of
-from dovetail.runs.assembly.arms import kinds
-from dovetail.runs.assembly.fleet import Band, build_band
-from dovetail.runs.coaching import Coaching, Pupil
+from dovetail.runs.assembly.arms import arm_groups
+from dovetail.runs.assembly.fleet import Fleet, build_fleet
+from dovetail.runs.coaching import Coaching, LearnerView
 from dovetail.runs.curves import Curves
 from dovetail.runs.experience import Experience, image_codec
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.intake import Intake
-from dovetail.runs.phase_times import Phases
+from dovetail.runs.ingest import EpisodeIngest
+from dovetail.runs.phase_times import PhaseTimes
 from dovetail.runs.status import RunStatus
 from dovetail.runtime.ray.roles.handles import LabelerHandles
 from dovetail.runtime.ray.roles.role import Role, only_one
-from dovetail.runtime.ray.roles.tickets import InStep, Ticket, Tickets
+from dovetail.runtime.ray.roles.permits import ArmBalance, EpisodePermit, EpisodePermits
 
 __all__ = ["StoreRole"]
 
@@ -66,9 +66,9 @@ class StoreRole(Role):
         self._fresh: OrderedDict[str, Episode] = OrderedDict()
         self._unplotted: dict[str, float] = {}  # in the books since, and not in the curves
         self._running: dict[str, int] = {}  # steps of episodes that are streamed, while they run
-        self._kinds = kinds(self._folder.config)
+        self._kinds = arm_groups(self._folder.config)
         behind = self._folder.config.cluster.max_behind_steps
-        self._in_step = InStep(slack_steps=behind / len(self._folder.config.cluster.named_robots()))
+        self._in_step = ArmBalance(slack_steps=behind / len(self._folder.config.cluster.named_robots()))
         self._ended = threading.Event()
         self._lock = only_one(path / ".store.lock")
         learner = self._folder.config.learner
@@ -87,9 +87,9 @@ class StoreRole(Role):
     def _open(self) -> None:
         folder, config = self._folder, self._folder.config
         with self.working("recovering"):
-            band = build_band(config, parts=folder.parts)
+            band = build_fleet(config, parts=folder.parts)
             station, policy = band.station, band.trainable()
-            self._status, phases = RunStatus(name=folder.path.name), Phases()
+            self._status, phases = RunStatus(name=folder.path.name), PhaseTimes()
             self._metrics = MetricsLog(
                 folder.logs, wandb=config.run.wandb, name=folder.path.name, config=config.model_dump(mode="json")
             )
@@ -99,7 +99,7 @@ class StoreRole(Role):
             self._experience = self._make_experience(band, policy)
             self._log = EpisodeLog(folder.episodes, images=image_codec(config.images))  # of those who deliver
             self._retraining = retraining_of(folder, self._panel.labelers)
-            self._intake = Intake(
+            self._intake = EpisodeIngest(
                 folder,
                 experience=self._experience,
                 status=self._status,
@@ -108,7 +108,7 @@ class StoreRole(Role):
                 seen=band.seen(policy),
             )
             self._curves = Curves(folder, metrics=self._metrics, status=self._status, phases=phases)
-            self._tickets = Tickets(
+            self._tickets = EpisodePermits(
                 utd=config.learner.utd,
                 start_after_steps=config.learner.start_after_steps,
                 max_behind_steps=config.cluster.max_behind_steps,
@@ -123,7 +123,7 @@ class StoreRole(Role):
             self._settle()
             band.close()
 
-    def _make_experience(self, band: Band, policy: Any) -> Experience:
+    def _make_experience(self, band: Fleet, policy: Any) -> Experience:
         folder, config, keys = self._folder, self._folder.config, policy.spec.observation
         panel: Panel = band.station.panel(folder.labels)
         for robot in band.robots.values():
@@ -187,7 +187,7 @@ class StoreRole(Role):
 
     # ---- what is asked
 
-    def ticket(self, robot: str, real_time: bool) -> Ticket | None:
+    def ticket(self, robot: str, real_time: bool) -> EpisodePermit | None:
         """Whether this arm may run an episode, and which. A real one is never kept waiting."""
         with self._books:
             slow = self._experience.desk.num_under_way > self._folder.config.labeling.max_under_way
@@ -321,7 +321,7 @@ class StoreRole(Role):
         now_s = time.monotonic()
         if self._pupil.wants is not None and now_s - self._coached_s > _COACH_S:
             self._coached_s = now_s
-            self._coaching.look(cast(Pupil, self._pupil), self._experience.replay)
+            self._coaching.look(cast(LearnerView, self._pupil), self._experience.replay)
 
     def _plot(self) -> None:
         """Into the curves and events, once it has labels; or without them, where those take long. An episode with

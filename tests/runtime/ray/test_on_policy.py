@@ -17,7 +17,7 @@ from dovetail.config.load import load
 from dovetail.core.errors import UsageError
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.ray.roles.on_policy import PracticeRole, RayPractice
+from dovetail.runtime.ray.roles.on_policy import OnPolicyRole, RayOnPolicyRun
 from support import TESTS
 
 HERE = str(TESTS)  # where the task is found
@@ -35,10 +35,10 @@ def test_several_arms_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ppo.yaml").write_text(PRACTICE)
     folder = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["cluster.num_robots=2"]))
     with pytest.raises(UsageError, match="ppo practises in worlds of its own"):
-        RayPractice(folder)
+        RayOnPolicyRun(folder)
 
 
-def ended(role: PracticeRole) -> str | None:
+def ended(role: OnPolicyRole) -> str | None:
     while (report := role.report())["ended"] is None and report["problem"] is None:
         time.sleep(0.02)
     assert report["problem"] is None
@@ -49,7 +49,7 @@ def test_told_to_stop_it_saves_and_another_process_goes_on(tmp_path: Path) -> No
     """The role alone, without Ray: what it forgets with its process is in the folder."""
     (tmp_path / "ppo.yaml").write_text(PRACTICE)
     path = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["run.env_steps=640"])).path
-    first = PracticeRole("practice", path=path, live=False)
+    first = OnPolicyRole("practice", path=path, live=False)
     first.go(None)
     while not first.report()["updates"]:
         time.sleep(0.01)
@@ -58,7 +58,7 @@ def test_told_to_stop_it_saves_and_another_process_goes_on(tmp_path: Path) -> No
     before = int(load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"][0])
     assert 0 < before < 10
     first._lock.close()
-    second = PracticeRole("practice", path=path, live=False)
+    second = OnPolicyRole("practice", path=path, live=False)
     second.go(None)
     second.go(None)  # harmless
     assert ended(second) == "done"

@@ -14,10 +14,10 @@ from dovetail.config.schema import PluginSection
 from dovetail.core.errors import DovetailError, StoreError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
-from dovetail.runs.assembly.build import build_station
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
-from dovetail.runs.assembly.policy_parts import build_policy, read_part
+from dovetail.runs.assembly.policy_components import build_policy, read_part
 from dovetail.weights.store import DiskWeightStore
 
 ROBOT = RobotSpec(
@@ -171,7 +171,7 @@ def test_nothing_is_left_half_loaded(tmp_path):
 def pretrained(tmp_path):
     """A velocity network that some other run has made."""
     config = load(["peg-insertion-sac-flow"], ["policy.hidden=16", "run.seed=9"])
-    station = build_station(config)
+    station = build_assembly(config)
     try:
         DiskWeightStore(tmp_path / "pretrained" / "weights").publish(station.trainable().weights())
     finally:
@@ -218,7 +218,7 @@ def test_training_leaves_what_is_frozen_as_it_was_and_a_resumed_run_does_too(pre
     assert all(same(version.components["sigma"], given["sigma"]) for version in versions)
     assert len({version.hashes["sigma"] for version in versions}) == 1  # and is published once
     assert len({version.hashes["velocity"] for version in versions}) > 1
-    station = build_station(config, parts=folder / "parts")
+    station = build_assembly(config, parts=folder / "parts")
     try:  # `dovetail eval RUN/checkpoints/last` needs no more than the run
         found = find_source(str(folder / "checkpoints" / "last"), version=None, runs_dir=folder.parent)
         assert same(found.snapshot(station).components["sigma"], given["sigma"])

@@ -7,11 +7,11 @@ import time
 from typing import Any
 
 from dovetail.processes.shared_memory import Bulletin
-from dovetail.runtime.ray.driver.health import Supervision
+from dovetail.runtime.ray.driver.health import HealthMonitor
 from dovetail.runtime.ray.driver.overview import Overview
 
 
-def reported(supervision: Supervision, name: str, *, ago_s: float = 0.0, starts: int = 1, **report: Any) -> None:
+def reported(supervision: HealthMonitor, name: str, *, ago_s: float = 0.0, starts: int = 1, **report: Any) -> None:
     role = supervision.roles.get(name) or supervision.add(name, None, ask=lambda: None)
     role.report, role.heard_s, role.num_starts = (
         {"host": "h", "doing": "", **report},
@@ -21,7 +21,7 @@ def reported(supervision: Supervision, name: str, *, ago_s: float = 0.0, starts:
 
 
 def test_queues_staleness_rates_and_the_age_of_weights() -> None:
-    supervision = Supervision(tell=lambda *_, **__: None)
+    supervision = HealthMonitor(tell=lambda *_, **__: None)
     overview = Overview(supervision)
     for ago_s, done in ((10.0, 0), (0.0, 20)):
         reported(
@@ -47,7 +47,7 @@ def test_queues_staleness_rates_and_the_age_of_weights() -> None:
 
 
 def test_who_was_started_anew_counts_from_nothing_and_a_fault_is_told() -> None:
-    supervision = Supervision(tell=lambda *_, **__: None)
+    supervision = HealthMonitor(tell=lambda *_, **__: None)
     overview = Overview(supervision)
     reported(supervision, "learner", ago_s=5.0, updates=1000)
     overview.facts()
@@ -64,7 +64,7 @@ def test_who_was_started_anew_counts_from_nothing_and_a_fault_is_told() -> None:
 
 
 def test_it_fits_into_a_bulletin_whatever_is_told() -> None:
-    supervision = Supervision(tell=lambda *_, **__: None)
+    supervision = HealthMonitor(tell=lambda *_, **__: None)
     for number in range(64):
         reported(
             supervision,

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["InStep", "Ticket", "Tickets"]
+__all__ = ["ArmBalance", "EpisodePermit", "EpisodePermits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ticket:
+class EpisodePermit:
     index: int  # of the episode, over all arms
     robot_minutes: float
     streams: bool = False  # its steps are wanted while it runs
 
 
-class Tickets:
+class EpisodePermits:
     """The update-to-data ratio of all arms together. The counts are kept up to date by whoever has them."""
 
     def __init__(self, *, utd: float, start_after_steps: int, max_behind_steps: int, max_steps: int) -> None:
@@ -33,18 +33,18 @@ class Tickets:
         """Steps that the learner has not done the updates for."""
         return max(0.0, max(0, self.trained_steps - self._start_after) - self.updates / self._utd)
 
-    def take(self, *, real_time: bool, robot_minutes: float = 0.0) -> Ticket | None:
+    def take(self, *, real_time: bool, robot_minutes: float = 0.0) -> EpisodePermit | None:
         """None: not now."""
         if self.env_steps >= self._max_steps:
             return None
         if not real_time and not self.waits and self.behind_steps > self._max_behind:
             return None
-        ticket = Ticket(index=self.next_index, robot_minutes=robot_minutes, streams=self.streams)
+        ticket = EpisodePermit(index=self.next_index, robot_minutes=robot_minutes, streams=self.streams)
         self.next_index += 1
         return ticket
 
 
-class InStep:
+class ArmBalance:
     """Where time is simulated, arms that do different things keep step, however long each takes to simulate: who is more
     than `slack_steps` ahead waits. One that has been silent for long is not waited for; when it comes back, or comes late,
     it begins where the others are."""

@@ -8,7 +8,7 @@ import pytest
 from dovetail.config.schema import PluginSection
 from dovetail.core.types import Event, Purpose
 from dovetail.human import gamepad
-from dovetail.runs.assembly.cell import build_cell
+from dovetail.runs.assembly.workcell import build_workcell
 from support.fake_devices import FakeEvdev, FakeInput
 
 
@@ -21,7 +21,7 @@ def test_a_gamepads_emergency_stop_is_heard_whatever_the_episode_is_for(purpose,
     monkeypatch.setitem(sys.modules, "evdev", FakeEvdev(pad, pedal))
     plain = {"type": "gamepad"} if by == "gamepad" else {"type": "pedal", "operator": {"type": "gamepad"}}
     section = PluginSection.parse("operator", plain)
-    cell = build_cell(
+    cell = build_workcell(
         task=PluginSection.parse("task", {"type": "dovetail.testing.fakes:FakeTask"}),
         robot=PluginSection.parse("robot", {"type": "dovetail.testing.fakes:FakeArm"}),
         safety=PluginSection.parse("safety", {}),

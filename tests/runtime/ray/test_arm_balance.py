@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dovetail.runtime.ray.roles.tickets import InStep
+from dovetail.runtime.ray.roles.permits import ArmBalance
 
 
 def test_who_is_too_far_ahead_waits_for_the_others() -> None:
-    pace = InStep(slack_steps=100.0, silent_s=10.0)
+    pace = ArmBalance(slack_steps=100.0, silent_s=10.0)
     pace.hear("quick", {}, 0.0)
     pace.hear("slow", {}, 0.0)
     assert not pace.is_ahead("quick", {"quick": 100}, 1.0)
@@ -16,7 +16,7 @@ def test_who_is_too_far_ahead_waits_for_the_others() -> None:
 
 
 def test_nobody_waits_for_one_that_is_silent() -> None:
-    pace = InStep(slack_steps=100.0, silent_s=10.0)
+    pace = ArmBalance(slack_steps=100.0, silent_s=10.0)
     pace.hear("slow", {}, 0.0)
     pace.hear("quick", {}, 5.0)
     assert pace.is_ahead("quick", {"quick": 500}, 10.0)
@@ -24,7 +24,7 @@ def test_nobody_waits_for_one_that_is_silent() -> None:
 
 
 def test_who_comes_late_begins_where_the_others_are() -> None:
-    pace = InStep(slack_steps=100.0, silent_s=10.0)
+    pace = ArmBalance(slack_steps=100.0, silent_s=10.0)
     pace.hear("early", {"early": 2000}, 0.0)
     pace.hear("late", {"early": 2000}, 1.0)
     assert not pace.is_ahead("early", {"early": 2100}, 2.0)
@@ -33,7 +33,7 @@ def test_who_comes_late_begins_where_the_others_are() -> None:
 
 
 def test_a_short_silence_is_no_head_start() -> None:
-    pace = InStep(slack_steps=100.0, silent_s=10.0)
+    pace = ArmBalance(slack_steps=100.0, silent_s=10.0)
     pace.hear("one", {}, 0.0)
     pace.hear("two", {}, 0.0)
     steps = {"one": 300, "two": 0}

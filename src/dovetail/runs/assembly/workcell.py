@@ -19,13 +19,13 @@ from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
 from dovetail.robots.safety import SafeRobot, SafetyConfig
-from dovetail.runs.assembly.hidden_success import Unjudged
+from dovetail.runs.assembly.hidden_success import HiddenSuccess
 
-__all__ = ["Cell", "build_cell", "demonstrates"]
+__all__ = ["Workcell", "build_workcell", "demonstrates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class Workcell:
     task: Task
     robot: SafeRobot
     clock: Clock
@@ -37,7 +37,7 @@ class Cell:
 
     def task_for(self, purpose: Purpose) -> Task:
         """As that purpose may know it: practice may be kept from knowing when it is done."""
-        return Unjudged(self.task) if self.hides_success and purpose is Purpose.ONLINE else self.task
+        return HiddenSuccess(self.task) if self.hides_success and purpose is Purpose.ONLINE else self.task
 
     @property
     def probe(self) -> Callable[[], Mapping[str, Array]]:
@@ -114,14 +114,14 @@ def demonstrates(section: PluginSection) -> bool:
     return bool(getattr(resolve("operator", section.type), "demonstrates", False))
 
 
-def build_cell(
+def build_workcell(
     *,
     task: PluginSection | None,
     robot: PluginSection,
     safety: PluginSection,
     hides_success: bool = False,
     name: str | None = None,
-) -> Cell:
+) -> Workcell:
     """Make robot and task, and let them check each other. `name`: see SafeRobot."""
     job: Any = task.build() if task else None
     raw: Any = robot.build(task=job)
@@ -136,4 +136,4 @@ def build_cell(
     assert isinstance(safety.config, SafetyConfig)
     safe = SafeRobot(raw, safety.config, clock, name=name)
     match(safe.spec, task=job.spec)
-    return Cell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)
+    return Workcell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)

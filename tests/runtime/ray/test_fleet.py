@@ -10,10 +10,10 @@ import pytest
 from dovetail.config.load import load
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import UsageError
-from dovetail.policies.embodiments import SharedConfig
+from dovetail.policies.embodiments.shared_policy import SharedConfig
 from dovetail.runs.assembly.arm_replays import ArmReplays
-from dovetail.runs.assembly.arms import config_of, kinds
-from dovetail.runs.assembly.fleet import build_band, check_equal, completed
+from dovetail.runs.assembly.arms import config_of, arm_groups
+from dovetail.runs.assembly.fleet import build_fleet, check_equal, completed
 
 SHARED = ["policy.type=shared", "policy.policy={type: gaussian_mlp, hidden: [8], inputs: [ee_error, task_state]}"]
 
@@ -29,7 +29,7 @@ def embodiments(of: RunConfig) -> dict[str, object]:
 
 def test_arms_that_do_the_same_are_of_one_kind() -> None:
     three = config("{a: {}, b: {machine: elsewhere}, c: {task: {time_limit_s: 3.0}}}")
-    assert kinds(three) == [("a", "b"), ("c",)]
+    assert arm_groups(three) == [("a", "b"), ("c",)]
     assert config_of(three, "c").task.config.time_limit_s == 3.0  # type: ignore[union-attr]
     assert config_of(three, "sim_panda") is three  # imported from elsewhere
 
@@ -50,7 +50,7 @@ def test_and_by_their_name_where_two_of_one_body_do_different_things() -> None:
 
 def test_one_replay_for_each_that_the_policy_knows_apart(tmp_path: Path) -> None:
     two = completed(config("{push: {}, cap: {task: {type: cap_tightening}}}"))
-    band = build_band(two)
+    band = build_fleet(two)
     try:
         policy = band.trainable()
         assert band.robot(policy).action.shape == (7,)
@@ -65,7 +65,7 @@ def test_one_replay_for_each_that_the_policy_knows_apart(tmp_path: Path) -> None
 
 
 def test_equal_arms_have_one_replay_and_the_policy_of_one(tmp_path: Path) -> None:
-    band = build_band(load(["push-cube"], ["runtime=ray", "cluster.num_robots=2"]))
+    band = build_fleet(load(["push-cube"], ["runtime=ray", "cluster.num_robots=2"]))
     try:
         policy = band.trainable()
         assert policy.spec.name == "gaussian_mlp"
@@ -78,7 +78,7 @@ def test_equal_arms_have_one_replay_and_the_policy_of_one(tmp_path: Path) -> Non
 
 def test_arms_that_differ_are_told_apart_by_name_and_by_what() -> None:
     plain = load(["push-cube"], ["runtime=ray", "cluster.robots={a: {}, b: {robot: {arm: x5}}}"])
-    band = build_band(plain)
+    band = build_fleet(plain)
     try:
         with pytest.raises(UsageError, match=r"'a' and 'b' differ \(observation 'joint_pos'.*policy\.type=shared"):
             band.trainable()
@@ -88,7 +88,7 @@ def test_arms_that_differ_are_told_apart_by_name_and_by_what() -> None:
 
 def test_what_normalisation_is_fitted_to_is_padded_and_says_whose_it_is() -> None:
     two = completed(config("{push: {}, cap: {task: {type: cap_tightening}}}"))
-    band = build_band(two)
+    band = build_fleet(two)
     try:
         policy = band.trainable()
         canon = policy.canon  # type: ignore[attr-defined]

@@ -12,13 +12,13 @@ import pytest
 
 from dovetail.config.load import load
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.ray.driver.supervisor import Crew
+from dovetail.runtime.ray.driver.supervisor import RoleSupervisor
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> Crew:
+def crew(tmp_path: Path) -> RoleSupervisor:
     folder = RunFolder.create(tmp_path / "r", load(["peg-insertion"], ["runtime=ray", "cluster.num_robots=3"]))
-    made = Crew(folder, live=False, told=dict, each_look=lambda: None)
+    made = RoleSupervisor(folder, live=False, told=dict, each_look=lambda: None)
     robots = {"well": None, "ill": None, "new": None}
     made._muster = SimpleNamespace(robots=robots, missing={}, look=list)  # type: ignore[assignment]
     for name in ("well", "ill"):
@@ -28,13 +28,13 @@ def crew(tmp_path: Path) -> Crew:
     return made
 
 
-def report(crew: Crew, name: str, **facts: Any) -> None:
+def report(crew: RoleSupervisor, name: str, **facts: Any) -> None:
     role = crew.supervision.roles[name]
     role.report, role.heard_s = {"pid": 1, "host": "h", **facts}, time.monotonic()
 
 
 @pytest.mark.parametrize("illness", [{"problem": "the elbow is stuck"}, {"fault": "the elbow is stuck"}])
-def test_one_that_somebody_must_see_to_is_not_waited_for(crew: Crew, illness: dict[str, str]) -> None:
+def test_one_that_somebody_must_see_to_is_not_waited_for(crew: RoleSupervisor, illness: dict[str, str]) -> None:
     crew.look()
     assert crew.is_fit("ill")
     report(crew, "ill", **illness)
@@ -49,6 +49,6 @@ def test_one_that_somebody_must_see_to_is_not_waited_for(crew: Crew, illness: di
     assert crew.is_fit("ill")
 
 
-def test_one_that_came_and_was_refused_is_not_here(crew: Crew) -> None:
+def test_one_that_came_and_was_refused_is_not_here(crew: RoleSupervisor) -> None:
     assert not crew.is_here("new")
     assert crew.unfit_s("new") == math.inf

@@ -13,13 +13,13 @@ from dovetail.core.types import Array, Episode, Labels, Purpose
 from dovetail.runs.coaching import Coaching
 from dovetail.runs.experience import Experience, Known
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.phase_times import Phases
-from dovetail.runs.status import RunStatus, Watcher
+from dovetail.runs.phase_times import PhaseTimes
+from dovetail.runs.status import RunStatus, StatusListener
 
-__all__ = ["Intake"]
+__all__ = ["EpisodeIngest"]
 
 
-class Intake:
+class EpisodeIngest:
     """`recover` what an earlier process left, `take` each new episode in, and ask for `news` between two of them."""
 
     def __init__(
@@ -29,7 +29,7 @@ class Intake:
         experience: Experience,
         status: RunStatus,
         coaching: Coaching,
-        phases: Phases,
+        phases: PhaseTimes,
         seen: Callable[[Episode], dict[str, Array]],
     ) -> None:
         """`seen` gives what normalisation is fitted to, of a demonstration."""
@@ -93,7 +93,7 @@ class Intake:
             self._tell_waiting()
         return len(changed)
 
-    def finish(self, *, watch: Watcher, look_up: Callable[[], None]) -> int:
+    def finish(self, *, watch: StatusListener, look_up: Callable[[], None]) -> int:
         """At the end of practice, wait for what is under way, as long as the config says; what waits for a person, or for
         a labeler that is away, is not waited for, but told. Returns as `news`."""
         desk, status = self._experience.desk, self._status

@@ -9,7 +9,7 @@ import ray
 from dovetail.config.cluster import ClusterConfig
 from dovetail.core.errors import FailureError, LabelError
 from dovetail.runtime.ray.cluster.connection import connected
-from dovetail.runtime.ray.driver.health import Supervision
+from dovetail.runtime.ray.driver.health import HealthMonitor
 from dovetail.runtime.ray.roles.handles import LabelerHandles
 
 
@@ -62,7 +62,7 @@ def ill(**how):
 
 def watched(handle):
     told = []
-    supervision = Supervision(tell=lambda kind, **facts: told.append((kind, facts)))
+    supervision = HealthMonitor(tell=lambda kind, **facts: told.append((kind, facts)))
     supervision.add("role", handle)
     return supervision, told
 

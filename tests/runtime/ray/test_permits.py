@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dovetail.runtime.ray.roles.store import _Pupil
-from dovetail.runtime.ray.roles.tickets import Tickets
+from dovetail.runtime.ray.roles.permits import EpisodePermits
 
 
-def tickets(**changes: float) -> Tickets:
+def tickets(**changes: float) -> EpisodePermits:
     settings = {"utd": 4.0, "start_after_steps": 100, "max_behind_steps": 50, "max_steps": 1000} | changes
-    return Tickets(**settings)  # type: ignore[arg-type]
+    return EpisodePermits(**settings)  # type: ignore[arg-type]
 
 
 def test_episodes_are_numbered_over_all_arms() -> None:

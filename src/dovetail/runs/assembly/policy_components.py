@@ -86,7 +86,7 @@ def read_part(path: Path, name: str) -> Mapping[str, Array]:
     if path.suffix == ".safetensors":
         return _one_of_many(_arrays(path), name, path)
     if path.suffix in (".pkl", ".pickle", ".json") and name == "normalizer":
-        from dovetail.policies.statistics import read_statistics  # torch comes with it
+        from dovetail.policies.statistics_files import read_statistics  # torch comes with it
 
         return read_statistics(read_file(path), name=str(path))
     raise UsageError(

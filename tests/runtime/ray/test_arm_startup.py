@@ -15,7 +15,7 @@ from dovetail.core.errors import FailureError, SpecMismatch, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.ray.driver import arm_startup as muster
-from dovetail.runtime.ray.driver.arm_startup import Muster
+from dovetail.runtime.ray.driver.arm_startup import ArmStartup
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 from support.toy_run import TOY
 
@@ -68,13 +68,13 @@ class Cluster:
 
 @pytest.fixture
 def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def made(cluster: Cluster, *overrides: str) -> tuple[Muster, RunFolder]:
+    def made(cluster: Cluster, *overrides: str) -> tuple[ArmStartup, RunFolder]:
         (tmp_path / "toy.yaml").write_text(TOY)
         robots = "cluster.robots={left: {}, right: {}}"
         folder = RunFolder.create(tmp_path / "run", load([tmp_path / "toy.yaml"], [robots, *overrides]))
         monkeypatch.setattr(muster, "ray", cluster)
         monkeypatch.setattr(muster, "placed", cluster.placed)
-        return Muster(folder, key="k", live=False, make=cluster.make), folder
+        return ArmStartup(folder, key="k", live=False, make=cluster.make), folder
 
     return made
 
@@ -83,7 +83,7 @@ def named(spec: RobotSpec, name: str) -> RobotSpec:
     return replace(spec, name=name)
 
 
-def gathered(crew: Muster) -> None:
+def gathered(crew: ArmStartup) -> None:
     def look() -> None:
         crew.look()
 
