@@ -1,19 +1,20 @@
-"""The contracts between the rooms: small Protocols, numpy at every border.
+"""The contracts between folders: small Protocols, with numpy arrays at every boundary. Optional abilities are in
+`dovetail.core.abilities`.
 
-The loop that uses them, as the inline runtime runs it:
+A shortened version of the loop that uses them:
 
     task.reset(robot, rng=rng)
     observation = robot.observe()
-    while True:
-        person = operator.poll(observation)
-        action = person.action if person.action is not None else chunk.actions[i]
+    while outcome is None:
+        human = operator.poll(observation)
+        action = human.action if human.action is not None else chunk.actions[i]
         executed = robot.send(action)
         clock.sleep_until(next_tick)
         observation = robot.observe()
-        verdict = task.judge(robot, observation, num_steps=n)
-        ...
-    episodes.commit(episode)
-    replay.add(segment, labeler.label(episode))
+        outcome = task.judge(robot, observation, num_steps=n).outcome
+    recorder.end(outcome=outcome, judgement=human.judgement)
+    replay.add(episode, labeler.label(episode))
+    replay.sample(batch, view=view, rng=rng)
     metrics = algorithm.update(batch)
     weights.publish(algorithm.policy_weights())
 """
@@ -55,6 +56,7 @@ __all__ = [
     "Operator",
     "Policy",
     "Recorder",
+    "Replay",
     "ReplayReader",
     "ReplayWriter",
     "Robot",
@@ -66,7 +68,7 @@ __all__ = [
 
 @runtime_checkable
 class Clock(Protocol):
-    """Monotonic time, and a way to wait for a moment of it."""
+    """Monotonic time that the control loop reads and waits for."""
 
     def now_ns(self) -> int: ...
 
@@ -75,7 +77,7 @@ class Clock(Protocol):
 
 @runtime_checkable
 class Robot(Protocol):
-    """Hardware in, executed action out. Only ever handed out wrapped in the safety filter."""
+    """Hardware. Callers always receive it wrapped in the safety filter."""
 
     @property
     def spec(self) -> RobotSpec: ...
@@ -83,93 +85,92 @@ class Robot(Protocol):
     def observe(self) -> Observation: ...
 
     def send(self, action: Array) -> Array:
-        """Command one tick; returns the action really executed, at once. The clock, not this call, waits."""
+        """Command one tick and return the executed action. Must not block: the clock waits for the next tick."""
 
     def stop(self) -> None:
-        """Hold still and let go of the motion. May be called twice, and by anybody, at any time."""
+        """Stop the motion. Any thread may call it at any time, more than once."""
 
 
 @runtime_checkable
 class GuardedRobot(Robot, Protocol):
-    """A robot behind the safety filter: what everybody but the filter is given."""
+    """A robot behind the safety filter."""
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the last observation, such as a NaN; None: it may be acted on, and learned from."""
+        """What is wrong with the last observation, such as a NaN. None if it is valid."""
 
     def safety_extras(self) -> Mapping[str, Array]:
-        """What the filter did to the last action, as columns to record: clipped axes, held, reasons."""
+        """Columns to record about the last action: clipped axes, held, reasons."""
 
     def reset(self) -> None:
-        """A new episode starts from where the robot now is."""
+        """Start a new episode at the current pose."""
 
     def hold(self) -> Array:
-        """Command standing still for a tick; returns the action that does it."""
+        """Stand still for one tick and return the action that was sent."""
 
     def ease(self) -> Array:
-        """Half of the way from the last command to standing still: a few of them bring the arm to rest gently."""
+        """Send an action halfway between the last command and standing still. Repeated calls stop the arm gently."""
 
     def trip(self, why: str) -> None:
-        """Stop, and latch a fault that something else than the filter has found."""
+        """Stop and latch a fault that was found outside the filter."""
 
     def acknowledge(self) -> None:
-        """A person has seen the latched fault and takes responsibility for moving on."""
+        """Clear the latched fault after a person has confirmed it."""
 
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
-        """Let a driver that can put each new frame of a camera where `next_buffer(key)` says, so that nobody copies
-        it. A driver that cannot goes on as before."""
+        """Pass `next_buffer` to a driver that is `UsesBuffers`; other drivers are not affected."""
 
 
 @runtime_checkable
 class Actor(Protocol):
-    """Runs episodes. How it ticks and when it thinks is its own affair."""
+    """Runs episodes: control ticks, inference and recording."""
 
     @property
     def stopped(self) -> bool:
-        """Whether the last episode ended because the run is to end."""
+        """Whether the last episode ended because the run is stopping."""
 
     @property
     def fault(self) -> str | None:
-        """What the last episode was cut short by, and nothing moves for; None: all is well."""
+        """Why the last episode was aborted and the robot does not move. None without a fault."""
 
     def acknowledge(self) -> None:
-        """A person has seen the fault: the robot may move again."""
+        """Clear the fault after a person has confirmed it; the robot may move again."""
 
     def run(self, order: EpisodeOrder) -> Episode | None:
-        """One episode from reset to verdict; None if it ended before its first step."""
+        """Run one episode from reset to verdict. None if it ended before its first step."""
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        """Act with these weights from the next episode on."""
+        """Use these weights from the next episode on."""
 
     def telemetry(self) -> Mapping[str, float]:
-        """How time was kept and what thinking cost, since the actor was made."""
+        """Timing of ticks and of inference since the actor was built."""
 
     def close(self) -> None:
-        """Let go of everything but the robot's standing still."""
+        """Release all resources. The robot stays at rest."""
 
 
 @runtime_checkable
 class SimulatedRobot(Robot, Protocol):
-    """A robot whose time is ours: the simulated clock calls `advance` while the control loop sleeps."""
+    """A robot in simulated time. The simulated clock calls `advance` while the control loop sleeps."""
 
     def advance(self, duration_ns: int) -> None: ...
 
 
 @runtime_checkable
 class Expert(Protocol):
-    """A scripted solver of a task: what demonstrates, takes over and judges where no person is at hand."""
+    """A scripted solution of a task. It replaces a person for demonstrations, takeovers and verdicts."""
 
     def reset(self, rng: np.random.Generator, *, noise: float = 0.0) -> None: ...
 
     def act(self, observation: Observation) -> Array: ...
 
     def progress(self, observation: Observation) -> float:
-        """How far along the task is, 0 to 1, monotone along the expert's own way."""
+        """Progress of the task from 0 to 1; never decreases while the expert acts."""
 
 
 @runtime_checkable
 class Task(Protocol):
-    """A job: how to reset it, when it is done, what it is called in words, and who can show it."""
+    """A task: how to reset it, when it is done, its prompt and its scripted expert."""
 
     @property
     def spec(self) -> TaskSpec: ...
@@ -182,16 +183,16 @@ class Task(Protocol):
     def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict: ...
 
     def expert(self) -> Expert:
-        """A scripted expert; raises UsageError for a task that has none."""
+        """Return a scripted expert. Raises UsageError if the task has none."""
 
 
 @runtime_checkable
 class Operator(Protocol):
-    """Who may take over. Polled once a tick, and once more after the last one, to judge."""
+    """The person, or script, that may take over. Polled once per tick and once after the last tick for a verdict."""
 
     @property
     def name(self) -> str:
-        """Recorded with each episode: `none`, `scripted`, or a person's device."""
+        """Recorded with each episode: `none`, `scripted`, or the name of a device."""
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None: ...
 
@@ -200,11 +201,11 @@ class Operator(Protocol):
 
 @runtime_checkable
 class Policy(Protocol):
-    """Observation in, action chunk out; numpy outside, torch and normalisation inside.
+    """Observations in, action chunk out. Numpy outside; torch and normalization inside.
 
     Arrays have a leading batch axis. A key with history h has shape [B, h, ...], oldest first, left-padded, and
-    comes with `<key>/mask` [B, h], true where a tick was really seen. A policy that is `prompted` is given the task in
-    words as `prompt`, uint8 [B, 256] (core.prompts).
+    comes with `<key>/mask` [B, h], false for padding. A policy that is `prompted` receives the task's text as `prompt`,
+    uint8 [B, 256] (core.prompts).
     """
 
     @property
@@ -221,13 +222,10 @@ class Policy(Protocol):
 
 @runtime_checkable
 class Labeler(Protocol):
-    """Episode in, rewards out. Raises LabelError while it cannot answer: then the episode waits.
+    """Episode in, rewards out. Raises LabelError while it cannot answer; the episode then stays unlabeled.
 
-    It may have more: `check(robot)` refuses, before anything moves, a robot that lacks what it looks at;
-    `judge(observation)` is the probability that a single observation shows success; a `max_concurrent` says that it is
-    slow, and about how many episodes it may be asked at once, on other threads; `rewards_at_the_end` that all but the last
-    step of an episode earn nothing, so that steps can be learned from before it has ended. One that takes a `folder` is
-    given a place in the run.
+    Optional abilities: `ChecksRobot`, `ChecksMetrics`, `JudgesObservations`, `SlowLabeler`, `RewardsAtEnd`, `HasVersion`.
+    A constructor with a `folder` parameter receives a folder inside the run.
     """
 
     def label(self, episode: Episode) -> Labels: ...
@@ -235,64 +233,92 @@ class Labeler(Protocol):
 
 @runtime_checkable
 class Recorder(Protocol):
-    """Takes an episode down while it happens, so that a crash costs its last seconds and not the episode."""
+    """Records an episode while it runs, so that a crash loses seconds and not the episode."""
 
     def begin(self, start: EpisodeStart) -> None: ...
 
     def append(self, segment: Segment, *, after: Observation) -> None:
-        """Contiguous steps, and the observation after the last of them; durable when it returns."""
+        """Write contiguous steps and the observation after the last one; durable on return."""
 
     def end(self, *, outcome: Outcome, judgement: Outcome | None) -> None: ...
 
 
 @runtime_checkable
 class ReplayWriter(Protocol):
-    """The one writer of a replay. Doing anything twice is harmless."""
+    """The only writer of a replay. Every call may be repeated."""
 
     def add(self, episode: Episode, labels: Labels) -> None:
-        """Make an episode's steps available for sampling. Evaluation and what was aborted are refused."""
+        """Make the episode's steps available for sampling. Raises UsageError for evaluations and aborted episodes."""
 
     def extend(self, start: EpisodeStart, segment: Segment) -> None:
-        """The same for a segment of an episode that is still running: no rewards yet, and never a true end."""
+        """Add a segment of an episode that is still running: rewards are zero and no step is terminal."""
 
     def relabel(self, labels: Labels) -> None:
-        """Put newer rewards in the place of older ones."""
+        """Replace the rewards of an episode."""
 
     def drop(self, episode_id: str) -> None:
-        """Draw nothing of this episode any more."""
+        """Stop sampling from this episode."""
 
 
 @runtime_checkable
 class ReplayReader(Protocol):
-    """Labelled steps in, batches out, into arrays that the caller owns."""
+    """Samples batches of labeled steps into arrays of the caller."""
 
     def size(self, view: View) -> int:
-        """How many steps can be drawn from a view."""
+        """Number of steps that can be sampled from a view."""
 
     def sample(
         self, into: Mapping[str, Array], *, view: View, rng: np.random.Generator, window: Window = ...
     ) -> None:
-        """Fill `into`, arrays [B, ...], with B steps of a view, drawn with replacement, and what is around them.
+        """Fill `into`, arrays [B, ...], with B steps of a view, sampled with replacement.
 
-        `observation/<key>`: [B, ...], or [B, h, ...] with history and then `observation/<key>/mask` [B, h].
-        `action`, `human`: what was executed, and whether by a person: [B, ...], or [B, H, ...] with a horizon and
-        then `action/mask` [B, H]. `achieved`: like `action`, what it came to (core.achieved), where the robot tells;
-        NaN where that is unknown, as while an episode runs. `reward`: the sum of gamma^k times the k-th reward, over
-        `num_steps` steps or to the end. `next/<key>`: the observation after the last of them, like
-        `observation/<key>`. `discount`: what its value counts for, gamma^n; 0 after a true end. `prompt`: the task in
-        words, uint8 [B, 256] (core.prompts).
+        `observation/<key>`: [B, ...]; with history [B, h, ...] and `observation/<key>/mask` [B, h].
+        `action`: the executed action, [B, ...]; with a horizon [B, H, ...] and `action/mask` [B, H].
+        `human`: whether a person gave the action; same leading axes as `action`.
+        `achieved`: the motion that the action caused (core.achieved), like `action`; NaN where unknown.
+        `reward`: the sum of gamma^k times the k-th reward, over `num_steps` steps or to the end.
+        `next/<key>`: the observation after these steps, like `observation/<key>`.
+        `discount`: gamma^n for the value of that observation; 0 after a terminal step.
+        `prompt`: the task's text, uint8 [B, 256] (core.prompts).
         """
 
 
 @runtime_checkable
+class Replay(ReplayReader, ReplayWriter, Protocol):
+    """A whole replay, as the process that owns it uses it."""
+
+    def open(self) -> str | None:
+        """Load the stored content. Return the reason if it had to be discarded."""
+
+    def close(self) -> None: ...
+
+    def ids(self) -> list[str]:
+        """Ids of the episodes that can be sampled."""
+
+    def knows(self, episode_id: str) -> bool:
+        """Whether an episode was ever added or skipped, even if it is gone now."""
+
+    def was_dropped(self, episode_id: str) -> bool: ...
+
+    def reset(self) -> None:
+        """Forget every episode."""
+
+    def skip(self, episode_id: str, robot: RobotSpec, *, num_steps: int) -> None:
+        """Count an episode as known without adding it. Its steps are older than all later ones."""
+
+    def room(self, robot: RobotSpec) -> int:
+        """Total number of rows for a robot. An episode needs one row more than it has steps."""
+
+
+@runtime_checkable
 class Algorithm(Protocol):
-    """One way to learn: batches in, weights out."""
+    """A learning method: batches in, weights out."""
 
     @property
     def wants(self) -> SampleRequest: ...
 
     def update(self, batch: Mapping[str, Any]) -> Mapping[str, float]:
-        """One update on what it wanted: tensors by the names of `ReplayReader.sample`, a row for each step drawn."""
+        """Do one update. `batch` holds tensors with the names of `ReplayReader.sample`, one row per sampled step."""
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]: ...
 
@@ -303,13 +329,13 @@ class Algorithm(Protocol):
 
 @runtime_checkable
 class WeightStore(Protocol):
-    """Versioned snapshots. The reader owns its cursor: any number of readers, none in the others' way."""
+    """Versioned snapshots of weights for any number of readers. Each reader remembers its own version."""
 
     def publish(self, components: Mapping[str, Mapping[str, Array]]) -> int: ...
 
     def latest(self, *, newer_than: int = 0) -> WeightSnapshot | None: ...
 
     def pin(self, version: int | None) -> None:
-        """Serve this version to everybody until unpinned with None."""
+        """Serve this version to all readers. None unpins."""
 
     def versions(self) -> Iterable[int]: ...

@@ -1,0 +1,345 @@
+"""Optional abilities of plugins. The runtime tests for each one with `isinstance`:
+
+    if isinstance(robot, UsesBuffers):
+        robot.use_buffers(next_buffer)
+
+Some abilities are class attributes, because the runtime asks before it builds the object. The class itself is tested then:
+`isinstance(resolve("operator", name), Demonstrates)`. Each Protocol has few members: `isinstance` reads all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Array, Observation
+
+__all__ = [
+    "AsksAgain",
+    "AsksPerson",
+    "BringsTask",
+    "CanonicalPolicy",
+    "ChecksMetrics",
+    "ChecksRobot",
+    "Closes",
+    "ConfiguresImages",
+    "ConfiguresLayout",
+    "ConfiguresNormalization",
+    "ConfiguresRealtime",
+    "ConfiguresSpeed",
+    "ConfiguresSwap",
+    "CountsSampledActions",
+    "DecidesSuccess",
+    "Demonstrates",
+    "HasMode",
+    "HasVersion",
+    "HasWorld",
+    "JudgesObservations",
+    "LearnsByImitation",
+    "LearnsFromRunning",
+    "LearnsOnPolicy",
+    "LimitsSteps",
+    "MovesToDevice",
+    "Probes",
+    "Resumes",
+    "RewardsAtEnd",
+    "Shards",
+    "SlowLabeler",
+    "UsesBuffers",
+    "WrapsCanonicalPolicy",
+    "WrapsOperator",
+]
+
+# ---- any plugin
+
+
+@runtime_checkable
+class Closes(Protocol):
+    """Holds a device, file or simulator that must be closed."""
+
+    def close(self) -> None: ...
+
+
+# ---- labelers
+
+
+@runtime_checkable
+class JudgesObservations(Protocol):
+    """A labeler that judges a single observation, fast enough for the control loop."""
+
+    def judge(self, observation: Observation) -> float:
+        """Return the probability that the observation shows success."""
+
+
+@runtime_checkable
+class DecidesSuccess(Protocol):
+    """A labeler with calibrated values for ending an episode early."""
+
+    @property
+    def threshold(self) -> float:
+        """Probability from which an observation counts as success."""
+
+    @property
+    def consecutive(self) -> int:
+        """Number of successful observations in a row that end an episode."""
+
+
+@runtime_checkable
+class SlowLabeler(Protocol):
+    """A labeler that may take seconds. It is called on other threads."""
+
+    @property
+    def max_concurrent(self) -> int:
+        """Number of episodes that it labels at the same time."""
+
+
+@runtime_checkable
+class ChecksRobot(Protocol):
+    """A labeler that needs something of the robot, such as a camera."""
+
+    def check(self, robot: RobotSpec) -> None:
+        """Raise UsageError for a robot that it cannot label. Called before anything moves."""
+
+
+@runtime_checkable
+class ChecksMetrics(Protocol):
+    """A labeler that may read the task's metrics."""
+
+    @property
+    def reads_metrics(self) -> bool: ...
+
+    def check_metrics(self, names: Collection[str]) -> None:
+        """Raise UsageError if the task does not measure what this labeler reads."""
+
+
+@runtime_checkable
+class RewardsAtEnd(Protocol):
+    """A labeler whose reward may be zero before the last step, so that running episodes can be learned from."""
+
+    @property
+    def rewards_at_the_end(self) -> bool: ...
+
+
+@runtime_checkable
+class AsksPerson(Protocol):
+    """A labeler that stands for a person in the console. It comes last. Class attribute."""
+
+    @property
+    def asks_person(self) -> bool: ...
+
+
+@runtime_checkable
+class AsksAgain(Protocol):
+    """A labeler that stores its answers and can ignore the stored ones."""
+
+    def ask_again(self) -> None:
+        """Ask about every episode from now on; new answers replace stored ones."""
+
+
+@runtime_checkable
+class HasVersion(Protocol):
+    """A labeler whose labels carry the version of its settings and weights."""
+
+    @property
+    def version(self) -> str: ...
+
+
+# ---- robots and tasks
+
+
+@runtime_checkable
+class UsesBuffers(Protocol):
+    """A robot that writes each camera frame into a given buffer, which saves a copy."""
+
+    def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
+        """Write each new frame of camera `key` into `next_buffer(key)`."""
+
+
+@runtime_checkable
+class Probes(Protocol):
+    """A robot with extra columns to record beside each observation, such as a simulator's state."""
+
+    def probe(self) -> Mapping[str, Array]: ...
+
+
+@runtime_checkable
+class BringsTask(Protocol):
+    """A robot that contains its task, as a Gymnasium environment does. Class attribute."""
+
+    @property
+    def brings_task(self) -> bool: ...
+
+
+@runtime_checkable
+class HasWorld(Protocol):
+    """A robot in a MuJoCo world, which can be rendered from any camera."""
+
+    @property
+    def world(self) -> Any: ...
+
+
+@runtime_checkable
+class LimitsSteps(Protocol):
+    """A task with a maximum episode length."""
+
+    @property
+    def max_steps(self) -> int: ...
+
+
+# ---- operators
+
+
+@runtime_checkable
+class Demonstrates(Protocol):
+    """An operator with which a person can give demonstrations. Class attribute."""
+
+    @property
+    def demonstrates(self) -> bool: ...
+
+
+@runtime_checkable
+class Resumes(Protocol):
+    """An operator that holds the arm after a lost device until it is resumed."""
+
+    def resume(self) -> None: ...
+
+
+# ---- actors
+
+
+@runtime_checkable
+class HasMode(Protocol):
+    """An actor with a `dovetail.actor.modes.Mode`: how it goes from chunk to chunk. Class attribute."""
+
+    @property
+    def mode(self) -> Any: ...
+
+
+# ---- policies
+
+
+@runtime_checkable
+class LearnsByImitation(Protocol):
+    """A policy that can be trained here: see `dovetail.policies.trainable.TrainablePolicy`."""
+
+    def imitation_loss(self, features: Any, actions: Any, mask: Any = None, *, generator: Any = None) -> Any: ...
+
+
+@runtime_checkable
+class MovesToDevice(Protocol):
+    """A policy that can compute on another device than the CPU."""
+
+    def to(self, device: Any) -> Any: ...
+
+
+@runtime_checkable
+class CountsSampledActions(Protocol):
+    """A policy that samples another number of values than horizon * action size."""
+
+    @property
+    def num_drawn(self) -> int: ...
+
+
+@runtime_checkable
+class CanonicalPolicy(Protocol):
+    """A policy in the canonical action space that several embodiments share."""
+
+    @property
+    def canon(self) -> Any: ...
+
+
+@runtime_checkable
+class WrapsCanonicalPolicy(Protocol):
+    """A policy for one embodiment on top of a canonical policy."""
+
+    @property
+    def canonical(self) -> CanonicalPolicy: ...
+
+
+# ---- algorithms
+
+
+@runtime_checkable
+class LearnsFromRunning(Protocol):
+    """An algorithm that may learn from an episode before it has ended."""
+
+    @property
+    def learns_from_running(self) -> bool: ...
+
+
+@runtime_checkable
+class LearnsOnPolicy(Protocol):
+    """An algorithm that learns from rollouts of the current policy, without a replay. Class attribute."""
+
+    @property
+    def practice(self) -> Any: ...
+
+
+@runtime_checkable
+class Shards(Protocol):
+    """An algorithm that can divide its networks over several processes (FSDP)."""
+
+    def check_shard(self) -> None:
+        """Raise UsageError for settings that cannot be sharded."""
+
+    def shard(self) -> None: ...
+
+
+# ---- config models of plugins
+
+
+@runtime_checkable
+class ConfiguresRealtime(Protocol):
+    """A simulated robot that may run at the speed of the real clock."""
+
+    @property
+    def realtime(self) -> bool: ...
+
+
+@runtime_checkable
+class ConfiguresImages(Protocol):
+    """A robot with a choice of cameras."""
+
+    @property
+    def images(self) -> Collection[str]: ...
+
+
+@runtime_checkable
+class ConfiguresLayout(Protocol):
+    """An actor that runs in one process or in several."""
+
+    @property
+    def layout(self) -> str: ...
+
+
+@runtime_checkable
+class ConfiguresSwap(Protocol):
+    """An actor that loads new weights between episodes or between chunks."""
+
+    @property
+    def swap(self) -> str: ...
+
+
+@runtime_checkable
+class ConfiguresSpeed(Protocol):
+    """An operator with a maximum speed, relative to the arm's limits."""
+
+    @property
+    def speed(self) -> float: ...
+
+
+@runtime_checkable
+class WrapsOperator(Protocol):
+    """An operator config that names another operator inside it."""
+
+    @property
+    def operator(self) -> Any: ...
+
+
+@runtime_checkable
+class ConfiguresNormalization(Protocol):
+    """An algorithm that may normalize observations by running statistics."""
+
+    @property
+    def normalize(self) -> bool: ...
