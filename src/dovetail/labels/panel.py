@@ -11,8 +11,8 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from dovetail.core.abilities import AsksPerson, ChecksMetrics, ChecksRobot, JudgesObservations, SlowLabeler
 from dovetail.core.contracts import Labeler
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
@@ -45,7 +45,7 @@ class Hearing:
 class Panel:
     """A labeler that has a `max_concurrent` is slow, and may be asked about so many episodes at once; one that
     `asks_person` stands for a person, and comes last. One that has a `check(robot)` may refuse
-    a robot, one that `looks_at_metrics` a task, by
+    a robot, one that `reads_metrics` a task, by
     `check_metrics(names)`."""
 
     def __init__(
@@ -66,31 +66,30 @@ class Panel:
     @property
     def max_concurrent(self) -> int | None:
         """How many episodes its slow labelers may be asked about at once; None: all are quick."""
-        limits = [labeler.max_concurrent for labeler in self._slow()]
+        limits = [one.max_concurrent for one in self._labelers if isinstance(one, SlowLabeler)]
         return min(limits) if limits else None
 
     @property
-    def judge(self) -> Labeler | None:
+    def judge(self) -> JudgesObservations | None:
         """The first who can judge a single observation, quickly: `judge(observation)`, the probability that it is done."""
-        return next((labeler for labeler in self._labelers if hasattr(labeler, "judge")), None)
+        return next((one for one in self._labelers if isinstance(one, JudgesObservations)), None)
 
     def check(self, robot: RobotSpec) -> None:
         """Refuse, before anything moves, a robot that does not have what a labeler looks at."""
         for labeler in self._labelers:
-            check = getattr(labeler, "check", None)
-            if check is not None:
-                check(robot)
+            if isinstance(labeler, ChecksRobot):
+                labeler.check(robot)
 
     @property
-    def looks_at_metrics(self) -> bool:
+    def reads_metrics(self) -> bool:
         """Whether it matters what the task measures."""
-        return any(getattr(labeler, "looks_at_metrics", False) for labeler in self._labelers)
+        return any(isinstance(one, ChecksMetrics) and one.reads_metrics for one in self._labelers)
 
     def check_metrics(self, names: Collection[str]) -> None:
         """Refuse, before anything is recorded, a task that does not measure what a labeler looks at."""
-        labelers: list[Any] = [one for one in self._labelers if getattr(one, "looks_at_metrics", False)]
-        for labeler in labelers:
-            labeler.check_metrics(names)
+        for labeler in self._labelers:
+            if isinstance(labeler, ChecksMetrics) and labeler.reads_metrics:
+                labeler.check_metrics(names)
 
     def ask(self, episode: Episode) -> Hearing:
         """Those that are quick, up to the first slow one."""
@@ -108,7 +107,7 @@ class Panel:
         for labeler in self._labelers[len(said) :]:
             if not self._cross_check and said and self.is_sure(said[-1]):
                 break
-            if _is_slow(labeler) and not slow:
+            if isinstance(labeler, SlowLabeler) and not slow:
                 return Hearing(said=tuple(said))
             said.append(labeler.label(episode))
         return self._close(tuple(said))
@@ -125,13 +124,6 @@ class Panel:
             reasons.append(Reason.NEW)
         return Hearing(said=said, over=True, decided=decided, reasons=tuple(reasons))
 
-    def _slow(self) -> list[Any]:
-        return [labeler for labeler in self._labelers if _is_slow(labeler)]
-
-
-def _is_slow(labeler: Labeler) -> bool:
-    return hasattr(labeler, "max_concurrent")
-
 
 def _is_person(labeler: Labeler) -> bool:
-    return bool(getattr(labeler, "asks_person", False))
+    return isinstance(labeler, AsksPerson) and labeler.asks_person
