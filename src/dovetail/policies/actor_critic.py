@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.chance import normal
+from dovetail.policies.random_draws import normal
 from dovetail.policies.networks import masked_mse, mlp
-from dovetail.policies.parts import PartsConfig
+from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["ActorCritic", "ActorCriticConfig", "ValuedPolicy", "value_mlp"]
@@ -42,7 +42,7 @@ class ValuedPolicy(TrainablePolicy, Protocol):
         """Log-density and entropy of the distribution that `drawn` [B, D] came from, and the value: [B] each."""
 
 
-class ActorCriticConfig(PartsConfig):
+class ActorCriticConfig(NetworkPolicyConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at; none: every low-dimensional one the robot gives."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from dovetail.core.types import Array
 
-__all__ = ["fill", "sharded_like", "to_numpy"]
+__all__ = ["fill_module", "sharded_like", "to_numpy"]
 
 
 def to_numpy(tensor: Tensor) -> Array:
@@ -31,7 +31,7 @@ def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
     return distribute_tensor(whole, example.device_mesh, example.placements, src_data_rank=None)
 
 
-def fill(module: nn.Module, arrays: Mapping[str, Array]) -> None:
+def fill_module(module: nn.Module, arrays: Mapping[str, Array]) -> None:
     """Load a module's state, whole, by the names of its `state_dict`."""
     tensors = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
     own = module.state_dict()

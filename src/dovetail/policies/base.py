@@ -14,11 +14,11 @@ from dovetail.core.errors import SpecMismatch, StoreError, did_you_mean
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
-from dovetail.policies.arrays import fill, to_numpy
-from dovetail.policies.chance import normal
-from dovetail.policies.encoders import EncoderConfig, FrozenEyes, make_encoder
+from dovetail.policies.arrays import fill_module, to_numpy
+from dovetail.policies.random_draws import normal
+from dovetail.policies.images.encoders import EncoderConfig, FrozenEncoder, make_encoder
 from dovetail.policies.normalizer import Normalizer
-from dovetail.policies.parts import NORMALIZER, PartConfig, check_names, freeze, is_frozen
+from dovetail.policies.components import NORMALIZER, ComponentConfig, check_component_names, freeze, is_frozen
 
 __all__ = ["Axes", "NetworkPolicy", "policy_spec"]
 
@@ -39,13 +39,13 @@ class NetworkPolicy(ABC):
     axes: Axes | None = None  # set by whoever wraps it for several arms; None: all of them are real
 
     def __init__(
-        self, spec: PolicySpec, parts: Mapping[str, PartConfig], *, encoder: EncoderConfig | None = None
+        self, spec: PolicySpec, parts: Mapping[str, ComponentConfig], *, encoder: EncoderConfig | None = None
     ) -> None:
         low, high = spec.action.bounds
-        self._spec, self._parts = spec, parts
+        self._spec, self._component_configs = spec, parts
         self._eyes = encoder or EncoderConfig()
         self._images = tuple(key for key, s in spec.observation.items() if s.is_image)
-        self._frozen = FrozenEyes(self._eyes) if self._images and self._eyes.type == "frozen" else None
+        self._frozen = FrozenEncoder(self._eyes) if self._images and self._eyes.type == "frozen" else None
         self._caches: dict[str, ArraySpec] = {}
         if self._frozen is not None:
             self._caches = {key: self._frozen.spec(spec.observation[key]) for key in self._images}
@@ -151,11 +151,11 @@ class NetworkPolicy(ABC):
     # ---- what a frozen encoder gives may be kept instead of the pixels
 
     @property
-    def caches(self) -> Mapping[str, ArraySpec]:
+    def feature_specs(self) -> Mapping[str, ArraySpec]:
         return self._caches
 
     @property
-    def caches_digest(self) -> str:
+    def feature_digest(self) -> str:
         return "" if self._frozen is None else self._frozen.digest
 
     def encode(self, key: str, frames: Array) -> Array:
@@ -195,12 +195,12 @@ class NetworkPolicy(ABC):
             NORMALIZER: self._normalizer.to_arrays(),
         }
 
-    def assemble(self, read: Callable[[str, str], Mapping[str, Array]]) -> None:
+    def load_components(self, read: Callable[[str, str], Mapping[str, Array]]) -> None:
         """Give each part what it should start from, and freeze those that should stay so. `read(name, checkpoint)` gives
         the arrays of one part; whoever built this policy knows how, and calls this before anything learns."""
-        check_names(self._parts, [*self.components, NORMALIZER], policy=self._spec.name)
+        check_component_names(self._component_configs, [*self.components, NORMALIZER], policy=self._spec.name)
         expected = self._expected()
-        sources = {name: part.checkpoint for name, part in self._parts.items() if part.checkpoint is not None}
+        sources = {name: part.checkpoint for name, part in self._component_configs.items() if part.checkpoint is not None}
         found: dict[str, Mapping[str, Array]] = {}
         for name, source in sources.items():
             arrays = read(name, source)
@@ -216,12 +216,12 @@ class NetworkPolicy(ABC):
                 freeze(module)
 
     @property
-    def parts(self) -> Mapping[str, PartConfig]:
+    def component_configs(self) -> Mapping[str, ComponentConfig]:
         """What the config says of the components that are not simply made anew and trained."""
-        return self._parts
+        return self._component_configs
 
     def _is_frozen(self, name: str) -> bool:
-        return name in self._parts and is_frozen(name, self._parts[name])
+        return name in self._component_configs and is_frozen(name, self._component_configs[name])
 
     def _expected(self) -> dict[str, dict[str, tuple[int, ...]]]:
         states = {name: module.state_dict() for name, module in self.components.items()}
@@ -234,7 +234,7 @@ class NetworkPolicy(ABC):
         if name == NORMALIZER:
             self._normalizer.load_arrays(arrays)
         else:
-            fill(self.components[name], arrays)
+            fill_module(self.components[name], arrays)
 
     def load(self, snapshot: WeightSnapshot) -> None:
         misfit = f"weights version {snapshot.version} do not fit policy '{self._spec.name}': "

@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.canon import EMBODIMENT
-from dovetail.policies.chance import integers, uniform
-from dovetail.policies.encoders import EncoderConfig
-from dovetail.policies.grasping import NUM_CHOICES, STAY, gripper_axis, margin_loss
+from dovetail.policies.embodiments.canonical_space import EMBODIMENT
+from dovetail.policies.random_draws import integers, uniform
+from dovetail.policies.images.encoders import EncoderConfig
+from dovetail.policies.discrete_gripper import NUM_CHOICES, STAY, gripper_axis, margin_loss
 from dovetail.policies.networks import masked_mse, mlp
-from dovetail.policies.parts import PartsConfig
-from dovetail.policies.squashed import gaussian, sample_squashed
+from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.tanh_gaussian import mean_and_log_std, sample_tanh_gaussian
 
 __all__ = ["GaussianMLP", "GaussianMLPConfig"]
 
 
-class GaussianMLPConfig(PartsConfig):
+class GaussianMLPConfig(NetworkPolicyConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at, images among them; none: every low-dimensional one the robot gives."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
@@ -161,7 +161,7 @@ class GaussianMLP(NetworkPolicy):
         real = self._real(features)
         if real is not None:
             real = real.repeat(1, self._spec.horizon)
-        return sample_squashed(*self._distribution(features), generator=generator, real=real)
+        return sample_tanh_gaussian(*self._distribution(features), generator=generator, real=real)
 
     def imitation_loss(
         self,
@@ -186,4 +186,4 @@ class GaussianMLP(NetworkPolicy):
         return len(mean), self._spec.horizon, self._num_actions
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        return gaussian(self._actor(features))
+        return mean_and_log_std(self._actor(features))

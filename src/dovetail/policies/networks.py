@@ -10,20 +10,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.policies import _cpu
+from dovetail.policies import _cpu_mlp as _cpu
 
 __all__ = [
-    "NUM_TIME_WAVES",
+    "NUM_TIME_FREQUENCIES",
     "DenoisingMLP",
     "EnsembleMLP",
     "PromptEncoder",
-    "held_chunks",
+    "repeat_last_action",
     "masked_mse",
     "mlp",
-    "time_waves",
+    "time_embedding",
 ]
 
-NUM_TIME_WAVES = 8
+NUM_TIME_FREQUENCIES = 8
 
 
 def mlp(sizes: Sequence[int]) -> nn.Sequential:
@@ -66,7 +66,7 @@ def masked_mse(predicted: Tensor, wanted: Tensor, mask: Tensor | None, real: Ten
     return functional.mse_loss(predicted, wanted, reduction="sum") / (mask.sum().clamp(min=1) * wanted.shape[-1])
 
 
-def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:
+def repeat_last_action(actions: Tensor, mask: Tensor) -> Tensor:
     """Chunks whose missing actions repeat the last one before them: the network sees them beside the others."""
     index = torch.arange(mask.shape[1], device=mask.device).expand_as(mask)
     last = torch.where(mask, index, -1).cummax(dim=1).values
@@ -74,9 +74,9 @@ def held_chunks(actions: Tensor, mask: Tensor) -> Tensor:
     return torch.where(last[..., None] >= 0, held, 0.0)
 
 
-def time_waves(t: Tensor) -> Tensor:
-    """A time from 0 to 1 as a network can tell it from others, [B] -> [B, 2 NUM_TIME_WAVES]."""
-    waves = t[:, None] * math.pi * torch.arange(1, NUM_TIME_WAVES + 1, device=t.device) / 2
+def time_embedding(t: Tensor) -> Tensor:
+    """A time from 0 to 1 as a network can tell it from others, [B] -> [B, 2 NUM_TIME_FREQUENCIES]."""
+    waves = t[:, None] * math.pi * torch.arange(1, NUM_TIME_FREQUENCIES + 1, device=t.device) / 2
     return torch.cat((waves.sin(), waves.cos()), dim=1)
 
 
@@ -145,7 +145,7 @@ class DenoisingMLP(nn.Module):
         super().__init__()
         self.chunk = nn.Linear(horizon * num_actions, hidden)
         self.condition = nn.Sequential(
-            nn.Linear(num_features + 2 * NUM_TIME_WAVES, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()
+            nn.Linear(num_features + 2 * NUM_TIME_FREQUENCIES, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU()
         )
         self.modulations = nn.ModuleList(nn.Linear(hidden, 2 * hidden) for _ in range(num_layers))
         self.layers = nn.ModuleList(
@@ -155,7 +155,7 @@ class DenoisingMLP(nn.Module):
         self.end = nn.Sequential(nn.LayerNorm(hidden), nn.Linear(hidden, horizon * num_actions))
 
     def forward(self, chunk: Tensor, features: Tensor, t: Tensor) -> Tensor:
-        condition = self.condition(torch.cat((features, time_waves(t)), dim=1))
+        condition = self.condition(torch.cat((features, time_embedding(t)), dim=1))
         hidden = self.chunk(chunk.flatten(1))
         for modulation, layer in zip(self.modulations, self.layers, strict=True):
             scale, shift = modulation(condition).chunk(2, dim=1)

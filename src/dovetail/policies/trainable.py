@@ -64,11 +64,11 @@ class CachesFeatures(Protocol):
     every batch that it is in. Its `features` takes either."""
 
     @property
-    def caches(self) -> Mapping[str, ArraySpec]:
+    def feature_specs(self) -> Mapping[str, ArraySpec]:
         """What there is to keep in the place of each camera's images; empty: nothing."""
 
     @property
-    def caches_digest(self) -> str:
+    def feature_digest(self) -> str:
         """Another one means that what was kept is worth nothing."""
 
     def encode(self, key: str, frames: Array) -> Array:

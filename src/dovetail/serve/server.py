@@ -12,7 +12,7 @@ from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.remote.connection import Connection
-from dovetail.policies.remote.handshake import answer_hello, check_token
+from dovetail.policies.remote.handshake import server_handshake, check_token
 from dovetail.policies.remote.requests import chunk_message, max_request, read_act
 from dovetail.policies.remote.wire import Message, WireError
 
@@ -107,7 +107,7 @@ class PolicyServer:
 
     def _attend(self, connection: Connection, name: str) -> None:
         try:
-            answer_hello(connection, self._token, self._policy.spec, deadline_s=time.monotonic() + HELLO_S)
+            server_handshake(connection, self._token, self._policy.spec, deadline_s=time.monotonic() + HELLO_S)
             self._tell(f"{name} connected")
             limit = max_request(self._policy.spec)
             while connection.wait():

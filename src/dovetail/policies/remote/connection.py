@@ -8,16 +8,16 @@ import time
 
 from dovetail.policies.remote.wire import MAX_BODY, PREFIX, Header, Message, WireError, encode, read_sizes
 
-__all__ = ["Connection", "HungUp", "TooSlow"]
+__all__ = ["Connection", "ConnectionLost", "DeadlineExceeded"]
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a pulled cable shows within a minute
 
 
-class TooSlow(WireError):
+class DeadlineExceeded(WireError):
     """The time was over first."""
 
 
-class HungUp(WireError):
+class ConnectionLost(WireError):
     """The other side is gone."""
 
 
@@ -57,7 +57,7 @@ class Connection:
         except OSError:
             return False
 
-    def is_quiet(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether the line stands and nothing lies on it: what it should be before a question is asked."""
         try:
             self._sock.settimeout(0.0)
@@ -82,7 +82,7 @@ class Connection:
                 self._sock.settimeout(_left_s(deadline_s))
                 count = self._sock.recv_into(view[done:])
                 if not count:
-                    raise HungUp("hung up")
+                    raise ConnectionLost("hung up")
                 done += count
         except OSError as error:
             raise _broken(error) from error
@@ -98,5 +98,5 @@ def _left_s(deadline_s: float) -> float:
 
 def _broken(error: OSError) -> WireError:
     if isinstance(error, TimeoutError):
-        return TooSlow("did not answer in time")
-    return HungUp(f"hung up ({(error.strerror or str(error)).lower()})")
+        return DeadlineExceeded("did not answer in time")
+    return ConnectionLost(f"hung up ({(error.strerror or str(error)).lower()})")

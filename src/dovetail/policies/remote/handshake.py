@@ -24,9 +24,9 @@ from typing import Any
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.policies.remote.connection import Connection
-from dovetail.policies.remote.wire import Message, WireError, whole
+from dovetail.policies.remote.wire import Message, WireError, checked_int
 
-__all__ = ["MIN_TOKEN", "PROTOCOL", "answer_hello", "check_token", "read_token", "say_hello"]
+__all__ = ["MIN_TOKEN", "PROTOCOL", "server_handshake", "check_token", "read_token", "client_handshake"]
 
 PROTOCOL = 1
 MIN_TOKEN = 16
@@ -57,7 +57,7 @@ def check_token(token: bytes, *, where: str) -> bytes:
 # ---- hello: versions that match, and a token that both sides know
 
 
-def answer_hello(connection: Connection, token: bytes, spec: PolicySpec, *, deadline_s: float) -> None:
+def server_handshake(connection: Connection, token: bytes, spec: PolicySpec, *, deadline_s: float) -> None:
     """The server's side. Raises WireError, after telling the other, for whoever should not be here."""
     mine = secrets.token_hex(32)
     connection.send(Message(kind="hello", fields={"protocol": PROTOCOL, "nonce": mine}), deadline_s=deadline_s)
@@ -76,7 +76,7 @@ def answer_hello(connection: Connection, token: bytes, spec: PolicySpec, *, dead
     connection.send(Message(kind="welcome", fields=fields), deadline_s=deadline_s)
 
 
-def say_hello(connection: Connection, token: bytes, *, deadline_s: float) -> PolicySpec:
+def client_handshake(connection: Connection, token: bytes, *, deadline_s: float) -> PolicySpec:
     """The robot's side: what the policy there needs to see, and what it gives."""
     hello = connection.receive(deadline_s=deadline_s, max_body=0).expect("hello")
     _check_protocol(hello)
@@ -126,9 +126,9 @@ def _spec_to_json(spec: PolicySpec) -> dict[str, Any]:
 def _spec_from_json(data: Any) -> PolicySpec:
     try:
         spec = PolicySpec.from_json(data)
-        whole(spec.horizon, low=1)
+        checked_int(spec.horizon, low=1)
         for num in spec.history.values():
-            whole(num, low=1)
+            checked_int(num, low=1)
         return replace(
             spec,
             name=str(spec.name),
@@ -150,4 +150,4 @@ def _array_to_json(spec: ArraySpec) -> dict[str, Any]:
 
 def _array_from_json(data: Mapping[str, Any]) -> ArraySpec:
     limits = {side: [float(x) for x in data[side]] for side in ("low", "high")}
-    return ArraySpec.from_json({**data, **limits, "shape": [whole(n, low=0) for n in data["shape"]]})
+    return ArraySpec.from_json({**data, **limits, "shape": [checked_int(n, low=0) for n in data["shape"]]})

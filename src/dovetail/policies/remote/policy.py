@@ -18,8 +18,8 @@ from dovetail.core.errors import PolicyError, UsageError
 from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
-from dovetail.policies.remote.connection import Connection, HungUp, TooSlow
-from dovetail.policies.remote.handshake import check_token, read_token, say_hello
+from dovetail.policies.remote.connection import Connection, ConnectionLost, DeadlineExceeded
+from dovetail.policies.remote.handshake import check_token, read_token, client_handshake
 from dovetail.policies.remote.requests import act_message, check_inputs, max_answer, read_chunk
 from dovetail.policies.remote.wire import Message, WireError
 
@@ -27,8 +27,8 @@ __all__ = ["RemoteConfig", "RemotePolicy"]
 
 T = TypeVar("T")
 _ADVICE = {
-    TooSlow: ": see what keeps it, or raise policy.timeout_s",
-    HungUp: ": see whether it still runs. The next question connects anew",
+    DeadlineExceeded: ": see what keeps it, or raise policy.timeout_s",
+    ConnectionLost: ": see whether it still runs. The next question connects anew",
 }
 
 
@@ -87,7 +87,7 @@ class RemotePolicy:
             return self._ask(lambda connection, spec: self._chunk(connection, spec, observations, context))
 
     def warmup(self) -> None:
-        """A whole question and answer, before anything moves."""
+        """A checked_int question and answer, before anything moves."""
         batch: dict[str, Array] = {}
         for key, array in self.spec.observation.items():
             num = self.spec.history.get(key)
@@ -157,7 +157,7 @@ class RemotePolicy:
 
     def _connected(self) -> tuple[Connection, PolicySpec]:
         # Nothing of the question is on its way yet: a server that was restarted meanwhile costs no error
-        if self._connection is not None and self._spec is not None and self._connection.is_quiet():
+        if self._connection is not None and self._spec is not None and self._connection.is_idle():
             return self._connection, self._spec
         self._hang_up()
         token, deadline_s = self._token(), time.monotonic() + self._config.connect_timeout_s
@@ -169,7 +169,7 @@ class RemotePolicy:
             advice = "start it there with `dovetail serve RUN`, or set policy.address right"
             raise WireError(f"cannot be reached ({reason}): {advice}") from error
         self._connection = Connection(sock)
-        spec = say_hello(self._connection, token, deadline_s=deadline_s)
+        spec = client_handshake(self._connection, token, deadline_s=deadline_s)
         if self._spec is not None and spec != self._spec:
             raise WireError("serves another policy than before: start this side again")
         self._spec = spec

@@ -16,7 +16,7 @@ from dovetail.core.errors import UsageError
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActContext, ActionChunk, Array
-from dovetail.policies.remote.wire import MAX_BODY, Message, WireError, whole
+from dovetail.policies.remote.wire import MAX_BODY, Message, WireError, checked_int
 
 __all__ = ["act_message", "check_inputs", "chunk_message", "max_answer", "max_request", "read_act", "read_chunk"]
 
@@ -93,10 +93,10 @@ def read_act(message: Message, spec: PolicySpec) -> tuple[dict[str, Array], ActC
         seed = fields["seed"]
         context = ActContext(
             deterministic=fields["deterministic"] is True,
-            seed=None if seed is None else whole(seed, low=-(2**63), high=2**64 - 1),
+            seed=None if seed is None else checked_int(seed, low=-(2**63), high=2**64 - 1),
             prefix=prefix,
-            delay=whole(fields["delay"], low=0),
-            horizon=whole(fields["horizon"], low=1),
+            delay=checked_int(fields["delay"], low=0),
+            horizon=checked_int(fields["horizon"], low=1),
         )
     except (KeyError, ValueError) as error:
         raise UsageError(f"the request's context is not one: {error}") from error
@@ -113,7 +113,7 @@ def read_chunk(message: Message, number: int) -> tuple[ActionChunk, float]:
     """The answer to this very request, and the seconds that the server took over it."""
     fields = message.expect("chunk").fields
     try:
-        server_s, version = fields["server_s"], whole(fields["policy_version"], low=0, high=2**63)
+        server_s, version = fields["server_s"], checked_int(fields["policy_version"], low=0, high=2**63)
         if fields["number"] != number or not isinstance(server_s, float) or not 0.0 <= server_s < math.inf:
             raise ValueError
         actions = message.arrays["actions"]

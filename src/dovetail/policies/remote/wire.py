@@ -31,7 +31,7 @@ __all__ = [
     "decode",
     "encode",
     "read_sizes",
-    "whole",
+    "checked_int",
 ]
 
 MAX_HEADER = 1 << 16
@@ -49,7 +49,7 @@ _DTYPES = {
 
 
 class WireError(PolicyError):
-    """What came is not a message, or not a whole one."""
+    """What came is not a message, or not a checked_int one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,7 +150,7 @@ def read_sizes(prefix: bytes, max_body: int) -> tuple[int, int]:
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    """At most eight whole numbers, none negative, and no product of them that is out of all proportion."""
+    """At most eight checked_int numbers, none negative, and no product of them that is out of all proportion."""
     if not (isinstance(shape, list) and len(shape) <= 8 and all(type(n) is int and n >= 0 for n in shape)):
         raise TypeError
     if math.prod(max(n, 1) for n in shape) > MAX_BODY:
@@ -158,10 +158,10 @@ def _shape(shape: Any) -> tuple[int, ...]:
     return tuple(shape)
 
 
-def whole(value: Any, *, low: int, high: int = 1 << 20) -> int:
+def checked_int(value: Any, *, low: int, high: int = 1 << 20) -> int:
     """A number out of a message, if it is one; a ValueError otherwise."""
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{value!s:.20} is not a whole number from {low} to {high}")
+        raise ValueError(f"{value!s:.20} is not a checked_int number from {low} to {high}")
     return value
 
 

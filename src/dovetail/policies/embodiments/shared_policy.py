@@ -7,7 +7,7 @@ policy:
     franka_panda: {observation: {joint_pos: 7}, num_actions: 8, axes: [0, 1, 2, 3, 4, 5, 6, 7]}
     arx_x5: {observation: {joint_pos: 6}, num_actions: 7, axes: [0, 1, 2, 3, 4, 5, 7]}
 
-`Shared` is what one arm sees of it: its own observations in, its own actions out. `Canonical` is what a learner sees that
+`SharedPolicy` is what one arm sees of it: its own observations in, its own actions out. `CanonicalPolicy` is what a learner sees that
 trains on all arms at once (learn/mixing.py). Both have the same networks, and so the same weights.
 
 The networks are told whose row it is, what was seen, standardised by that arm's own statistics, and which of it is real.
@@ -32,14 +32,14 @@ from dovetail.core.errors import SpecMismatch, did_you_mean
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.canon import EMBODIMENT, Arm, Canon, EmbodimentConfig
-from dovetail.policies.flow import Flow
-from dovetail.policies.flow_actor import FlowActor
+from dovetail.policies.embodiments.canonical_space import EMBODIMENT, CanonicalArm, CanonicalSpace, EmbodimentConfig
+from dovetail.policies.flows.flow import Flow
+from dovetail.policies.flows.flow_actor import FlowActor
 from dovetail.policies.gaussian_mlp import GaussianMLP
 from dovetail.policies.normalizer import CLIP, MIN_STD, Normalizer
-from dovetail.policies.parts import PartConfig
+from dovetail.policies.components import ComponentConfig
 
-__all__ = ["Canonical", "Inner", "Shared", "SharedConfig"]
+__all__ = ["CanonicalPolicy", "Inner", "SharedPolicy", "SharedConfig"]
 
 _INNER: dict[str, type[Any]] = {"gaussian_mlp": GaussianMLP, "flow": Flow, "flow_actor": FlowActor}
 
@@ -92,7 +92,7 @@ class SharedConfig(Config):
     run's own."""
 
 
-class Canonical(NetworkPolicy):
+class CanonicalPolicy(NetworkPolicy):
     """See the TrainablePolicy contract. Rows of any arm, padded; observation `embodiment` says whose they are."""
 
     def __init__(self, config: SharedConfig, *, robot: RobotSpec, seed: int = 0) -> None:
@@ -101,13 +101,13 @@ class Canonical(NetworkPolicy):
         inner = config.policy
         wanted = tuple(inner.config.inputs)
         images = tuple(key for key in wanted if key in robot.observation and robot.observation[key].is_image)
-        self.canon = Canon(config.embodiments, keys=tuple(key for key in wanted if key not in images))
-        self.robot = self.canon.spec(robot, images=images)
-        real = {_real(key): ArraySpec(shape=(size,)) for key, size in self.canon.sizes.items()}
+        self.canonical_space = CanonicalSpace(config.embodiments, keys=tuple(key for key in wanted if key not in images))
+        self.robot = self.canonical_space.spec(robot, images=images)
+        real = {_real(key): ArraySpec(shape=(size,)) for key, size in self.canonical_space.sizes.items()}
         body = replace(self.robot, observation={**self.robot.observation, **real})
-        inputs = (EMBODIMENT, *self.canon.sizes, *real, *(key for key in wanted if key not in self.canon.sizes))
+        inputs = (EMBODIMENT, *self.canonical_space.sizes, *real, *(key for key in wanted if key not in self.canonical_space.sizes))
         self._inner = _INNER[inner.name](inner.config.model_copy(update={"inputs": inputs}), robot=body, seed=seed)
-        self._inner.axes = _Axes(self.canon)
+        self._inner.axes = _Axes(self.canonical_space)
         made: PolicySpec = self._inner.spec
         spec = policy_spec("shared", self.robot, inputs=tuple(self.robot.observation), history={}, images=True)
         super().__init__(
@@ -116,7 +116,7 @@ class Canonical(NetworkPolicy):
             ),
             inner.config.components,
         )
-        self._normalizer: _ArmStatistics = _ArmStatistics(self.canon)
+        self._normalizer: _ArmStatistics = _ArmStatistics(self.canonical_space)
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
@@ -164,7 +164,7 @@ class Canonical(NetworkPolicy):
         """What the policy inside sees."""
         rows = observations[EMBODIMENT].argmax(-1)
         told = dict(observations)
-        for key, real in self.canon.real.items():
+        for key, real in self.canonical_space.real.items():
             there = torch.from_numpy(real)[rows]
             told[_real(key)] = there.float()
             values = self._normalizer.of_rows(key, observations[key], rows)
@@ -172,14 +172,14 @@ class Canonical(NetworkPolicy):
         return told
 
 
-class Shared:
-    """See the Policy and TrainablePolicy contracts: one arm's side of a Canonical policy."""
+class SharedPolicy:
+    """See the Policy and TrainablePolicy contracts: one arm's side of a CanonicalPolicy policy."""
 
     Config: ClassVar[type[SharedConfig]] = SharedConfig
 
     def __init__(self, config: SharedConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        self.canonical = Canonical(config, robot=robot, seed=seed)
-        self.arm: Arm = self.canonical.canon.arm(robot)
+        self.canonical = CanonicalPolicy(config, robot=robot, seed=seed)
+        self.arm: CanonicalArm = self.canonical.canonical_space.arm(robot)
         whole, own = self.canonical.spec, dict(self.arm.keys)
         own |= {key: key for key, spec in whole.observation.items() if spec.is_image}
         self._own = own
@@ -223,11 +223,11 @@ class Shared:
         return self.canonical.components
 
     @property
-    def parts(self) -> Mapping[str, PartConfig]:
-        return self.canonical.parts
+    def component_configs(self) -> Mapping[str, ComponentConfig]:
+        return self.canonical.component_configs
 
-    def assemble(self, read: Callable[[str, str], Mapping[str, Array]]) -> None:
-        self.canonical.assemble(read)
+    def load_components(self, read: Callable[[str, str], Mapping[str, Array]]) -> None:
+        self.canonical.load_components(read)
 
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
         return self.canonical.weights(components)
@@ -261,7 +261,7 @@ class Shared:
         *,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        padded = actions.new_zeros((*actions.shape[:-1], self.canonical.canon.num_actions))
+        padded = actions.new_zeros((*actions.shape[:-1], self.canonical.canonical_space.num_actions))
         padded[..., self._places] = actions
         return self.canonical.imitation_loss(features, padded, mask, generator=generator)
 
@@ -294,8 +294,8 @@ class Shared:
 class _Axes:
     """Which axes of the common action are real: the features of a row begin with whose it is."""
 
-    def __init__(self, canon: Canon) -> None:
-        self._masks = torch.from_numpy(canon.action_masks)
+    def __init__(self, canonical_space: CanonicalSpace) -> None:
+        self._masks = torch.from_numpy(canonical_space.action_masks)
 
     def rows(self, features: Tensor) -> Tensor:
         return features[:, : len(self._masks)].argmax(-1)
@@ -317,11 +317,11 @@ class _Axes:
 class _ArmStatistics(Normalizer):
     """With statistics of each arm's own, [E, N] of each key."""
 
-    def __init__(self, canon: Canon) -> None:
-        super().__init__(canon.sizes)
-        self._canon, num_arms = canon, len(canon.names)
-        self.mean = {k: np.zeros((num_arms, n), np.float32) for k, n in canon.sizes.items()}
-        self.std = {k: np.ones((num_arms, n), np.float32) for k, n in canon.sizes.items()}
+    def __init__(self, canonical_space: CanonicalSpace) -> None:
+        super().__init__(canonical_space.sizes)
+        self._canonical_space, num_arms = canonical_space, len(canonical_space.names)
+        self.mean = {k: np.zeros((num_arms, n), np.float32) for k, n in canonical_space.sizes.items()}
+        self.std = {k: np.ones((num_arms, n), np.float32) for k, n in canonical_space.sizes.items()}
 
     def fit(self, columns: Mapping[str, Array]) -> None:
         """From rows of any arms; of those that have none, nothing changes."""
@@ -330,7 +330,7 @@ class _ArmStatistics(Normalizer):
             if key not in columns:
                 continue
             for row in np.unique(whose):
-                there = self._canon.real[key][row]
+                there = self._canonical_space.real[key][row]
                 values = np.asarray(columns[key], np.float64)[whose == row].reshape(-1, len(there))[:, there]
                 self.mean[key], self.std[key] = (
                     self.mean[key].copy(),

@@ -1,12 +1,12 @@
 """Arms of different sizes in one form: each key as long as the longest, each action axis from -1 to 1 of its own limits.
 
-    canon = Canon(embodiments, keys=("joint_pos",))
-    arm = canon.arm(robot)                 one of them, checked against what it says of itself
+    canonical_space = CanonicalSpace(embodiments, keys=("joint_pos",))
+    arm = canonical_space.arm(robot)                 one of them, checked against what it says of itself
     arm.wide("joint_pos", values)          [..., 6] -> [..., 7], zeros behind
     arm.pad_actions(actions)               [..., 6] in its own units -> [..., 8] from -1 to 1
     arm.cut_actions(chunk)                 and back
 
-numpy only. What is padded is told apart by masks, `canon.real` and `canon.action_masks`: a zero there is no reading.
+numpy only. What is padded is told apart by masks, `canonical_space.real` and `canonical_space.action_masks`: a zero there is no reading.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dovetail.core.errors import SpecMismatch, did_you_mean
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array
 
-__all__ = ["EMBODIMENT", "Arm", "Canon", "EmbodimentConfig"]
+__all__ = ["EMBODIMENT", "CanonicalArm", "CanonicalSpace", "EmbodimentConfig"]
 
 EMBODIMENT = "embodiment"  # the observation that says whose row it is, one number for each arm
 
@@ -54,7 +54,7 @@ class EmbodimentConfig(Config):
         return list(self.axes or range(self.num_actions))
 
 
-class Canon:
+class CanonicalSpace:
     """What arms have in common, and what each of them has not."""
 
     def __init__(self, embodiments: Mapping[str, EmbodimentConfig], *, keys: tuple[str, ...] = ()) -> None:
@@ -76,10 +76,10 @@ class Canon:
             for key, size in self.sizes.items()
         }
 
-    def arm(self, robot: RobotSpec) -> Arm:
+    def arm(self, robot: RobotSpec) -> CanonicalArm:
         for name in (robot.name, robot.embodiment):  # two of one make may do different things
             if name in self.embodiments:
-                return Arm(self, name, robot)
+                return CanonicalArm(self, name, robot)
         raise SpecMismatch(
             f"policy.embodiments does not know robot '{robot.name}', a {robot.embodiment}."
             + did_you_mean(robot.embodiment, self.names)
@@ -101,13 +101,13 @@ class Canon:
         )
 
 
-class Arm:
+class CanonicalArm:
     """One robot among the others."""
 
-    def __init__(self, canon: Canon, name: str, robot: RobotSpec) -> None:
-        of = canon.embodiments[name]
-        self.canon, self.name, self.index, self.places = canon, name, canon.names.index(name), of.places
-        self.keys = {key: of.rename.get(key, key) for key in canon.sizes if key in of.observation}  # to its own
+    def __init__(self, canonical_space: CanonicalSpace, name: str, robot: RobotSpec) -> None:
+        of = canonical_space.embodiments[name]
+        self.canonical_space, self.name, self.index, self.places = canonical_space, name, canonical_space.names.index(name), of.places
+        self.keys = {key: of.rename.get(key, key) for key in canonical_space.sizes if key in of.observation}  # to its own
         here = f"robot '{robot.name}'"
         for key, own in self.keys.items():
             spec = robot.observation.get(own)
@@ -125,10 +125,10 @@ class Arm:
         if not np.isfinite((low, high)).all():
             raise SpecMismatch(f"policy 'shared' needs a bounded action, but {here} gives no limits")
         self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
-        self.one_hot = np.eye(len(canon.names), dtype=np.float32)[self.index]
+        self.one_hot = np.eye(len(canonical_space.names), dtype=np.float32)[self.index]
 
     def wide(self, key: str, values: Array) -> Array:
-        padded = np.zeros((*values.shape[:-1], self.canon.sizes[key]), values.dtype)
+        padded = np.zeros((*values.shape[:-1], self.canonical_space.sizes[key]), values.dtype)
         padded[..., : values.shape[-1]] = values
         return padded
 
@@ -137,7 +137,7 @@ class Arm:
         return np.asarray((actions - self._center) / self._scale, np.float32)
 
     def pad_actions(self, actions: Array) -> Array:
-        padded = np.zeros((*actions.shape[:-1], self.canon.num_actions), np.float32)
+        padded = np.zeros((*actions.shape[:-1], self.canonical_space.num_actions), np.float32)
         padded[..., self.places] = self.unit(actions)
         return padded
 

@@ -18,10 +18,10 @@ from torch.nn import functional
 
 from dovetail.config.model import Config
 from dovetail.core.specs import ArraySpec
-from dovetail.policies.backbones import Backbone, ResNet, load_backbone
-from dovetail.policies.chance import integers
+from dovetail.policies.images.backbones import Backbone, ResNet, load_backbone
+from dovetail.policies.random_draws import integers
 
-__all__ = ["EncoderConfig", "FrozenEyes", "ImageEncoder", "SpatialEmbedding", "make_encoder", "random_shift"]
+__all__ = ["EncoderConfig", "FrozenEncoder", "ImageEncoder", "SpatialEmbedding", "make_encoder", "random_shift"]
 
 NUM_KERNELS = 8
 
@@ -100,7 +100,7 @@ class SpatialEmbedding(nn.Module):
         return features
 
 
-class FrozenEyes:
+class FrozenEncoder:
     """A network that never learns. No part of a policy's weights: whoever builds the policy reads the file."""
 
     def __init__(self, config: EncoderConfig) -> None:

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.actor_critic import value_mlp
-from dovetail.policies.flow_actor import FlowActor, FlowActorConfig
-from dovetail.policies.velocity import path_density
+from dovetail.policies.flows.flow_actor import FlowActor, FlowActorConfig
+from dovetail.policies.flows.noisy_flow import path_density
 
 __all__ = ["FlowActorCritic", "FlowActorCriticConfig"]
 

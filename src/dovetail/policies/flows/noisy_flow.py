@@ -17,7 +17,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from dovetail.policies.networks import NUM_TIME_WAVES, mlp, time_waves
+from dovetail.policies.networks import NUM_TIME_FREQUENCIES, mlp, time_embedding
 
 __all__ = ["GatedVelocity", "TransformerVelocity", "noisy_path", "path_density"]
 
@@ -33,13 +33,13 @@ class GatedVelocity(nn.Module):
 
     def __init__(self, *, num_features: int, num_actions: int, hidden: int, num_layers: int) -> None:
         super().__init__()
-        num_inputs = num_features + num_actions + 2 * NUM_TIME_WAVES
+        num_inputs = num_features + num_actions + 2 * NUM_TIME_FREQUENCIES
         self.net = mlp((num_inputs, *(hidden,) * num_layers, 2 * num_actions))
 
     def forward(self, x: Tensor, features: Tensor, t: Tensor, real: Tensor | None = None) -> Tensor:
         if real is not None:  # axes [B, A] that a row's arm has not are neither seen nor moved
             x = torch.where(real, x, 0.0)
-        gate, candidate = self.net(torch.cat((features, x, time_waves(t)), dim=1)).chunk(2, dim=1)
+        gate, candidate = self.net(torch.cat((features, x, time_embedding(t)), dim=1)).chunk(2, dim=1)
         velocity: Tensor = torch.sigmoid(gate) * (candidate - x) / (1.0 - t)[:, None]
         return velocity if real is None else torch.where(real, velocity, 0.0)
 
@@ -52,7 +52,7 @@ class TransformerVelocity(nn.Module):
         super().__init__()
         self.action = nn.Linear(1, hidden)
         self.places = nn.Parameter(torch.randn(num_actions, hidden))
-        self.time = nn.Linear(2 * NUM_TIME_WAVES, hidden)
+        self.time = nn.Linear(2 * NUM_TIME_FREQUENCIES, hidden)
         self.seen = nn.Sequential(
             nn.Linear(num_features, _NUM_SEEN * hidden), nn.Unflatten(1, (_NUM_SEEN, hidden)), nn.LayerNorm(hidden)
         )
@@ -67,7 +67,7 @@ class TransformerVelocity(nn.Module):
     def forward(self, x: Tensor, features: Tensor, t: Tensor, real: Tensor | None = None) -> Tensor:
         if real is not None:
             x = torch.where(real, x, 0.0)
-        tokens = self.action(x[..., None]) + self.places + self.time(time_waves(t))[:, None]  # [B, A, hidden]
+        tokens = self.action(x[..., None]) + self.places + self.time(time_embedding(t))[:, None]  # [B, A, hidden]
         seen = self.seen(features)
         for layer in self.layers:
             tokens = layer(tokens, seen, tgt_key_padding_mask=None if real is None else ~real)

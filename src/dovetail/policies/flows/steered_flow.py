@@ -12,20 +12,20 @@ from torch import Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext
-from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.networks import mlp
-from dovetail.policies.squashed import LOG_STD_MAX, LOG_STD_MIN, gaussian, sample_squashed
+from dovetail.policies.tanh_gaussian import LOG_STD_MAX, LOG_STD_MIN, mean_and_log_std, sample_tanh_gaussian
 
-__all__ = ["Steered", "SteeredConfig", "Steering"]
+__all__ = ["SteeredFlow", "SteeredFlowConfig", "SteeringActor"]
 
 
-class SteeredConfig(FlowConfig):
+class SteeredFlowConfig(FlowConfig):
     steering_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
     max_noise: float = Field(default=1.5, gt=0.0)
     """How far from 0 the noise may be chosen. The flow was trained on N(0, 1), and knows little beyond 2."""
 
 
-class Steering(nn.Module):
+class SteeringActor(nn.Module):
     """Mean and log of the standard deviation of the noise before tanh, [B, F] -> [B, N] each.
 
     At first they are 0 wherever the robot is, which tanh and 1.5 make about as wide as the noise that the flow was
@@ -46,22 +46,22 @@ class Steering(nn.Module):
         self.register_buffer("engaged", torch.zeros(1))  # travels with the weights
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        return gaussian(self.net(features))
+        return mean_and_log_std(self.net(features))
 
 
-class Steered(Flow):
+class SteeredFlow(Flow):
     """See the Policy and TrainablePolicy contracts. `imitation` trains the flow, and `dsrl` after it the steering:
     each leaves the other's components as they are, so their weights are stored and sent once."""
 
-    Config: ClassVar[type[FlowConfig]] = SteeredConfig
+    Config: ClassVar[type[FlowConfig]] = SteeredFlowConfig
     name: ClassVar[str] = "steered"
 
-    def __init__(self, config: SteeredConfig, *, robot: RobotSpec, seed: int = 0) -> None:
+    def __init__(self, config: SteeredFlowConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         super().__init__(config, robot=robot, seed=seed)
         self._max_noise = config.max_noise
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self.steering = Steering(
+            self.steering = SteeringActor(
                 num_features=self.num_features,
                 num_noise=math.prod(self._chunk_shape),
                 hidden=config.steering_hidden,
@@ -71,12 +71,12 @@ class Steered(Flow):
     def components(self) -> Mapping[str, nn.Module]:
         return {**super().components, "steering": self.steering}
 
-    def steer(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def sample_noise(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         """Noise [B, H, A] with gradients, and its log-density [B], in units of the most that may be chosen."""
-        chosen, log_prob = sample_squashed(*self.steering(features), generator=generator)
+        chosen, log_prob = sample_tanh_gaussian(*self.steering(features), generator=generator)
         return self._max_noise * chosen.view(-1, *self._chunk_shape), log_prob
 
-    def chunks(self, features: Tensor, noise: Tensor) -> Tensor:
+    def chunks_from_noise(self, features: Tensor, noise: Tensor) -> Tensor:
         """What the flow makes of noise, normalised [B, H, A]. Nothing learns through it."""
         with torch.no_grad():
             return self._integrate(features, noise, None).clamp(-1.0, 1.0)
@@ -88,4 +88,4 @@ class Steered(Flow):
             mean, _ = self.steering(features)
             return self._max_noise * torch.tanh(mean).view(-1, *self._chunk_shape)
         generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
-        return self.steer(features, generator=generator)[0]
+        return self.sample_noise(features, generator=generator)[0]

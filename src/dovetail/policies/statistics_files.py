@@ -16,7 +16,7 @@ import numpy as np
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array
 from dovetail.policies.normalizer import MIN_STD
-from dovetail.policies.pickles import read_pickle
+from dovetail.policies.safe_pickle import read_pickle
 
 __all__ = ["SUFFIXES", "read_statistics"]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import PolicySpec
 
-__all__ = ["CLOSE", "MARGIN", "NUM_CHOICES", "OPEN", "STAY", "Grasping", "gripper_axis", "margin_loss"]
+__all__ = ["CLOSE", "MARGIN", "NUM_CHOICES", "OPEN", "STAY", "HasDiscreteGripper", "gripper_axis", "margin_loss"]
 
 CLOSE, STAY, OPEN = range(3)
 NUM_CHOICES = 3
@@ -18,7 +18,7 @@ MARGIN = 0.1  # by which a person's choice should be better than the others, whe
 
 
 @runtime_checkable
-class Grasping(Protocol):
+class HasDiscreteGripper(Protocol):
     """A policy whose gripper may be chosen by values. `sample` and critics then know nothing of that axis."""
 
     @property

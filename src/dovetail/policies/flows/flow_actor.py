@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.chance import normal, uniform
+from dovetail.policies.random_draws import normal, uniform
 from dovetail.policies.networks import masked_mse, mlp
-from dovetail.policies.parts import PartsConfig
-from dovetail.policies.squashed import log_slope, smooth_limits
-from dovetail.policies.velocity import GatedVelocity, TransformerVelocity, noisy_path
+from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.tanh_gaussian import log_tanh_derivative, soft_clamp
+from dovetail.policies.flows.noisy_flow import GatedVelocity, TransformerVelocity, noisy_path
 
 __all__ = ["FlowActor", "FlowActorConfig"]
 
@@ -25,7 +25,7 @@ _VELOCITIES = {"gated": GatedVelocity, "transformer": TransformerVelocity}
 _LARGEST = 0.97  # of what is cloned: tanh reaches 1 nowhere
 
 
-class FlowActorConfig(PartsConfig):
+class FlowActorConfig(NetworkPolicyConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at; none: every low-dimensional one the robot gives."""
     history: dict[str, int] = Field(default_factory=dict)
@@ -114,12 +114,12 @@ class FlowActor(NetworkPolicy):
         """Actions [B, A] at the end of noisy paths, and the log-density [B] of path and action."""
         noise = normal(self._noise_shape(features), generator=generator, device=features.device, rows=1)
         path, log_density = self._path(features, noise)
-        return torch.tanh(path[-1]), log_density - log_slope(path[-1]).sum(-1)
+        return torch.tanh(path[-1]), log_density - log_tanh_derivative(path[-1]).sum(-1)
 
     def sigma(self, features: Tensor) -> Tensor:
         """The noise on the way, [B, A]."""
         low, high = (math.log(value) for value in self._config.sigma)
-        return smooth_limits(self._sigma(features), low, high).exp()
+        return soft_clamp(self._sigma(features), low, high).exp()
 
     def imitation_loss(
         self,

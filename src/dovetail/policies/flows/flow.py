@@ -14,18 +14,18 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.chance import normal, uniform
-from dovetail.policies.encoders import EncoderConfig
-from dovetail.policies.guidance import GuidanceConfig, guided_velocity, prefix_weights
-from dovetail.policies.networks import DenoisingMLP, PromptEncoder, held_chunks, masked_mse
-from dovetail.policies.parts import PartsConfig
+from dovetail.policies.random_draws import normal, uniform
+from dovetail.policies.images.encoders import EncoderConfig
+from dovetail.policies.flows.guidance import GuidanceConfig, guided_velocity, prefix_weights
+from dovetail.policies.networks import DenoisingMLP, PromptEncoder, repeat_last_action, masked_mse
+from dovetail.policies.components import NetworkPolicyConfig
 
 __all__ = ["Flow", "FlowConfig"]
 
 _CALM_SEED = 0  # of the noise that every fixed deterministic chunk starts from
 
 
-class FlowConfig(PartsConfig):
+class FlowConfig(NetworkPolicyConfig):
     inputs: tuple[str, ...] = ()
     """Observation keys to look at, images among them; none: every low-dimensional one the robot gives."""
     history: dict[str, int] = Field(default_factory=dict)
@@ -139,7 +139,7 @@ class Flow(NetworkPolicy):
         actions = actions.reshape(-1, *self._chunk_shape)
         if mask is not None:
             mask = mask.view(actions.shape[:2])
-            actions = held_chunks(actions, mask)
+            actions = repeat_last_action(actions, mask)
         # where nothing is real, `_velocity` does not look
         noise = normal(actions.shape, generator=generator, device=actions.device)
         # half a step beyond the last time that acting asks about: the loss counts an error in the end of the way by

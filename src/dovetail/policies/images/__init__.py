@@ -1,0 +1,1 @@
+"""Image encoders: small networks that are trained, and pretrained backbones that stay frozen."""
