@@ -43,7 +43,7 @@ def demonstrate(folder: RunFolder, episode_id: str, *, traced: bool = True) -> l
         return raw.probe() if traced else {}
 
     actor = config.actor.build(
-        robot=SafeRobot(raw, config.safety.config, clock),
+        robot=SafeRobot(raw, config.safety, clock),
         task=task,
         operator=Demonstrator(task=task, noise=0.0),
         policy=None,

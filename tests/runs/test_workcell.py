@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pytest
 
+from dovetail.config.safety import SafetyConfig
 from dovetail.config.schema import PluginSection
 from dovetail.core.types import Event, Purpose
 from dovetail.human import gamepad
@@ -24,7 +25,7 @@ def test_a_gamepads_emergency_stop_is_heard_whatever_the_episode_is_for(purpose,
     cell = build_workcell(
         task=PluginSection.parse("task", {"type": "dovetail.testing.fakes:FakeTask"}),
         robot=PluginSection.parse("robot", {"type": "dovetail.testing.fakes:FakeArm"}),
-        safety=PluginSection.parse("safety", {}),
+        safety=SafetyConfig(),
     )
     practice = cell.operator(Purpose.ONLINE, section, demo_noise=0.0)
     operator = cell.operator(purpose, section, demo_noise=0.0)

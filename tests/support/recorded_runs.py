@@ -38,7 +38,7 @@ def record_run(
     clock = SimulatedClock()
     clock.on_advance(raw.advance)
     actor = config.actor.build(
-        robot=SafeRobot(raw, config.safety.config, clock),
+        robot=SafeRobot(raw, config.safety, clock),
         task=task,
         operator=Demonstrator(task=task, noise=0.3),
         policy=None,

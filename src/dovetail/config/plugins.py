@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any
 
+from dovetail.config._tree import normalize_name
 from dovetail.config.model import Config
 from dovetail.core import contracts
 from dovetail.core.errors import PluginError, did_you_mean
 
-__all__ = ["BUILTIN", "KINDS", "Plugin", "build", "config_model", "list_plugins", "locate", "normalise", "resolve"]
+__all__ = ["BUILTIN", "KINDS", "Plugin", "build", "config_model", "list_plugins", "locate", "resolve"]
 
 BUILTIN: dict[str, dict[str, str]] = {
     "task": {
@@ -44,7 +45,6 @@ BUILTIN: dict[str, dict[str, str]] = {
         "spacemouse": "dovetail.human.spacemouse:SpaceMouseOperator",
         "pedal": "dovetail.human.pedal:PedalOperator",
     },
-    "safety": {"filter": "dovetail.robots.safety:SafeRobot"},
     "actor": {
         "sequential": "dovetail.actor.actors:SequentialActor",
         "naive": "dovetail.actor.actors:NaiveActor",
@@ -53,13 +53,13 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
     "policy": {
         "gaussian_mlp": "dovetail.policies.gaussian_mlp:GaussianMLP",
-        "flow": "dovetail.policies.flow:Flow",
-        "flow_actor": "dovetail.policies.flow_actor:FlowActor",
-        "steered": "dovetail.policies.steered:Steered",
-        "shared": "dovetail.policies.embodiments:Shared",
+        "flow": "dovetail.policies.flows.flow:Flow",
+        "flow_actor": "dovetail.policies.flows.flow_actor:FlowActor",
+        "steered": "dovetail.policies.flows.steered_flow:SteeredFlow",
+        "shared": "dovetail.policies.embodiments.shared_policy:SharedPolicy",
         "remote": "dovetail.policies.remote.policy:RemotePolicy",
         "actor_critic": "dovetail.policies.actor_critic:ActorCritic",
-        "flow_actor_critic": "dovetail.policies.flow_actor_critic:FlowActorCritic",
+        "flow_actor_critic": "dovetail.policies.flows.flow_actor_critic:FlowActorCritic",
     },
     "labeler": {
         "outcome": "dovetail.labels.outcome:OutcomeLabeler",
@@ -105,21 +105,16 @@ class Plugin:
     error: str | None = None  # why it cannot be imported
 
 
-def normalise(name: str) -> str:
-    """`peg-insertion` and `peg_insertion` are the same; a `module:Class` is left as it is."""
-    return name if ":" in name else name.replace("-", "_")
-
-
 def locate(kind: str, name: str) -> Plugin:
     """Find where a plugin lives, without importing it."""
     if kind not in BUILTIN:
         raise PluginError(f"there is no plugin kind '{kind}'.{did_you_mean(kind, KINDS)}")
     if ":" in name:
         return Plugin(kind=kind, name=name, target=name, origin="module")
-    key = normalise(name)
+    key = normalize_name(name)
     if key in BUILTIN[kind]:
         return Plugin(kind=kind, name=key, target=BUILTIN[kind][key], origin="built-in")
-    installed = {normalise(plugin.name): plugin for plugin in _installed(kind)}
+    installed = {normalize_name(plugin.name): plugin for plugin in _installed(kind)}
     if key in installed:
         return installed[key]
     if "." in name:
@@ -136,7 +131,7 @@ def resolve(kind: str, name: str) -> type:
 def build(kind: str, name: str, config: Config, **handles: Any) -> Any:
     """Make the object: its config first, what its kind is given by keyword. Refused if its constructor takes something
     else, or if it has not all of its kind's contract: somebody else's class may be anything."""
-    plugin, what = resolve(kind, name), f"{kind} '{normalise(name)}'"
+    plugin, what = resolve(kind, name), f"{kind} '{normalize_name(name)}'"
     try:
         inspect.signature(plugin).bind(config, **handles)
     except TypeError as problem:
@@ -170,7 +165,7 @@ def list_plugins() -> Iterator[Plugin]:
         for name in names:
             yield _described(locate(kind, name))
         for plugin in _installed(kind):
-            if normalise(plugin.name) not in names:  # nobody shadows a built-in
+            if normalize_name(plugin.name) not in names:  # nobody shadows a built-in
                 yield _described(plugin)
 
 

@@ -8,11 +8,13 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from dovetail.config.cluster import ClusterConfig
 from dovetail.config.model import Config
 from dovetail.config.plugins import build, config_model, locate, resolve
+from dovetail.config.safety import SafetyConfig
+from dovetail.core.abilities import BringsTask
 from dovetail.core.errors import PluginError
 
 __all__ = [
@@ -34,7 +36,6 @@ SECTION_KINDS: dict[str, str] = {
     "task": "task",
     "robot": "robot",
     "operator": "operator",
-    "safety": "safety",
     "actor": "actor",
     "policy": "policy",
     "labels": "labeler",  # a list of them
@@ -44,7 +45,6 @@ SECTION_KINDS: dict[str, str] = {
 
 DEFAULT_SECTIONS: dict[str, Any] = {
     "operator": {"type": "none"},
-    "safety": {"type": "filter"},
     "actor": {"type": "sequential"},
     "labels": [{"type": "outcome"}],
     "replay": {"type": "mapped"},
@@ -80,10 +80,6 @@ class PluginSection:
             data = {"type": data}
         if not isinstance(data, Mapping):
             raise PydanticCustomError("plugin_section", "Input should be a mapping with a type")
-        if kind == "safety":  # there is one filter, and it has no substitute
-            data = {"type": "filter", **data}
-            if data["type"] != "filter":
-                raise PydanticCustomError("plugin", "the safety filter cannot be replaced: leave its type out")
         if not isinstance(data.get("type"), str):
             raise PydanticCustomError("plugin_type", "Field 'type' is required", {"kind": kind})
         try:
@@ -92,9 +88,7 @@ class PluginSection:
         except PluginError as problem:
             raise PydanticCustomError("plugin", "{problem}", {"problem": str(problem)}) from problem
         rest = {key: value for key, value in data.items() if key != "type"}
-        # Strict about types, as JSON is: a list may stand for a tuple, but "5" never for 5.
-        config = config_model(plugin).model_validate_json(to_json(rest), strict=True)
-        return PluginSection(kind=kind, type=name, config=config)
+        return PluginSection(kind=kind, type=name, config=config_model(plugin).from_mapping(rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +241,7 @@ class RunConfig(Config):
     """Who does it."""
     operator: Annotated[PluginSection, OfKind("operator")] = Field(default=DEFAULT_SECTIONS["operator"])
     """Who may take over."""
-    safety: Annotated[PluginSection, OfKind("safety")] = Field(default=DEFAULT_SECTIONS["safety"])
+    safety: SafetyConfig = SafetyConfig()
     """What every action passes on its way to the robot."""
     actor: Annotated[PluginSection, OfKind("actor")] = Field(default=DEFAULT_SECTIONS["actor"])
     """The control loop."""
@@ -275,7 +269,8 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _has_a_task(self) -> Self:
-        if self.task is None and not getattr(resolve("robot", self.robot.type), "brings_task", False):
+        robot = resolve("robot", self.robot.type)
+        if self.task is None and not (isinstance(robot, BringsTask) and robot.brings_task):
             context = {"robot": self.robot.type}
             raise PydanticCustomError("task", "robot '{robot}' needs a task, e.g. task: push_cube", context)
         return self

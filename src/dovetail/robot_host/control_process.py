@@ -19,6 +19,7 @@ from dovetail.actor.modes import Mode
 from dovetail.actor.planner import Delays
 from dovetail.actor.telemetry import Telemetry
 from dovetail.config.plugins import resolve
+from dovetail.config.safety import SafetyConfig
 from dovetail.config.schema import PluginSection
 from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.contracts import Operator
@@ -33,7 +34,7 @@ from dovetail.processes.shared_memory import mapped
 from dovetail.processes.wakeup import Ear, Ringer, wait_for
 from dovetail.robot_host.attended_actor import DeskWatch
 from dovetail.robot_host.process_main import Role
-from dovetail.runs.assembly.cell import Cell, build_cell
+from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["run"]
 
@@ -74,10 +75,10 @@ def run(role: Role) -> None:
     orders, channel, board = role.orders, role.channel, role.board
     asked_to_end: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: asked_to_end.append(number))
-    cell = build_cell(
+    cell = build_workcell(
         task=_section("task", orders["task"]) if orders["task"] else None,
         robot=_section("robot", orders["robot"]),
-        safety=_section("safety", orders["safety"]),
+        safety=SafetyConfig.from_mapping(orders["safety"]),
         hides_success=orders["hides_success"],
     )
     try:
@@ -120,7 +121,7 @@ class _Loops:
     def __init__(
         self,
         role: Role,
-        cell: Cell,
+        cell: Workcell,
         *,
         telemetry: Telemetry,
         watch: Watch,
@@ -180,7 +181,7 @@ class _Loops:
         )
 
 
-def _desk(role: Role, cell: Cell) -> Desk | None:
+def _desk(role: Role, cell: Workcell) -> Desk | None:
     """A person's place, where the run has one."""
     if (descriptor := role.descriptors.get("mailbox")) is None:
         return None

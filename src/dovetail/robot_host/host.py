@@ -36,7 +36,7 @@ from dovetail.processes.child import STOP_S, RoleProcess
 from dovetail.processes.shared_memory import mapped, nameless_memory
 from dovetail.processes.wakeup import bell
 from dovetail.rewards.early_success import Onlooker, Ruling
-from dovetail.runs.assembly.cell import Cell
+from dovetail.runs.assembly.workcell import Workcell
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["RobotHost"]
@@ -53,7 +53,7 @@ class RobotHost:
         self,
         config: RunConfig,
         *,
-        cell: Cell,
+        cell: Workcell,
         policy: PolicySpec,
         spool: Path | None = None,
         weights: Path | None = None,
@@ -340,7 +340,10 @@ class RobotHost:
         if name == "control":
             return {
                 "task": config.task.to_plain() if config.task else None,
-                **{kind: getattr(config, kind).to_plain() for kind in ("robot", "safety", "operator", "actor")},
+                "robot": config.robot.to_plain(),
+                "operator": config.operator.to_plain(),
+                "actor": config.actor.to_plain(),
+                "safety": config.safety.model_dump(mode="json"),
                 "policy": self._policy.to_json(),
                 "demo_noise": config.run.demo_noise,
                 "hides_success": config.labeling.hide_success,

@@ -4,62 +4,20 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field, model_validator
 
-from dovetail.config.model import Config
+from dovetail.config.safety import SafetyConfig
 from dovetail.core.errors import ConfigError, SpecMismatch
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array
 
-__all__ = ["Limiter", "Reason", "SafetyConfig", "Vector", "Workspace", "limiter_for"]
+__all__ = ["Limiter", "Reason", "Vector", "limiter_for"]
 
 Vector = npt.NDArray[np.float64]
 _LARGEST = float(np.finfo(np.float32).max)
 _DEFAULT_JOINT_VELOCITY = 1.75  # rad/s: 5 degrees a tick at 20 Hz
-
-
-class Workspace(Config):
-    """A box in the robot's base frame, in metres."""
-
-    low: tuple[float, float, float]
-    high: tuple[float, float, float]
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
-            raise ValueError(f"workspace is empty: low {self.low} is not below high {self.high}")
-        return self
-
-
-class SafetyConfig(Config):
-    workspace: Workspace | None = None
-    """Where the end effector may go; needs `ee_delta` actions. None: anywhere."""
-    max_step: float | tuple[float, ...] | None = None
-    """Furthest from the measured state in one tick: one number, or one per axis. Grippers are exempt."""
-    max_velocity: float | tuple[float, ...] | None = None
-    """The same per second. Joint targets with neither get 1.75 rad/s."""
-    max_bad_actions: int = Field(default=5, ge=1)
-    """Consecutive actions with NaN or infinity that are held before a fault is latched."""
-    stale_after_s: float | None = Field(default=None, gt=0)
-    """Older observations make the robot hold. None: three control ticks."""
-    stop_after_s: float | None = Field(default=None, gt=0)
-    """Older observations stop the robot and latch a fault. None: ten control ticks."""
-    camera_stale_after_s: float = Field(default=0.5, gt=0)
-    """The same for what is slower than the robot's tick and tells when it was taken, such as a camera: hold."""
-    camera_stop_after_s: float = Field(default=2.0, gt=0)
-    """And stop, with a fault: that camera has frozen."""
-    hold_action: tuple[float, ...] | None = None
-    """What holds still where the kind of action is unknown. None: zeros, brought within limits."""
-    ee_pose_key: str = "ee_pose"
-    """Measured [x, y, z, qw, qx, qy, qz], once per arm."""
-    joint_key: str = "joint_pos"
-    gripper_key: str = "gripper"
-    reference_key: str = "ee_error"
-    """Servo reference minus measured pose, in the reset frame. Where given, both stay in the workspace."""
 
 
 class Reason(enum.IntFlag):

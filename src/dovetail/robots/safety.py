@@ -15,17 +15,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.config.safety import SafetyConfig, Workspace
+from dovetail.core.abilities import UsesBuffers
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Clock, Robot
 from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
-from dovetail.robots._limits import Reason, SafetyConfig, Vector, Workspace, limiter_for
+from dovetail.robots._limits import Reason, Vector, limiter_for
 
 __all__ = ["Reason", "SafeRobot", "SafetyConfig", "SafetyReport", "Workspace"]
 
@@ -51,8 +52,6 @@ class SafetyReport:
 
 class SafeRobot:
     """See GuardedRobot: a robot around a robot. The clock, not this, advances a simulated one."""
-
-    Config: ClassVar[type[SafetyConfig]] = SafetyConfig
 
     def __init__(self, robot: Robot, config: SafetyConfig, clock: Clock, *, name: str | None = None) -> None:
         """`name` is what it is called among others of its make; null: what it calls itself."""
@@ -133,9 +132,8 @@ class SafeRobot:
         self._alarm = alarm
 
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
-        use = getattr(self.__robot, "use_buffers", None)
-        if use is not None:
-            use(next_buffer)
+        if isinstance(self.__robot, UsesBuffers):
+            self.__robot.use_buffers(next_buffer)
 
     def acknowledge(self) -> None:
         """A person has seen the fault and wants to go on, from a new observation."""

@@ -118,7 +118,7 @@ def build_workcell(
     *,
     task: PluginSection | None,
     robot: PluginSection,
-    safety: PluginSection,
+    safety: SafetyConfig,
     hides_success: bool = False,
     name: str | None = None,
 ) -> Workcell:
@@ -133,7 +133,6 @@ def build_workcell(
         clock = simulated
     else:
         clock = RealClock()
-    assert isinstance(safety.config, SafetyConfig)
-    safe = SafeRobot(raw, safety.config, clock, name=name)
+    safe = SafeRobot(raw, safety, clock, name=name)
     match(safe.spec, task=job.spec)
     return Workcell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)

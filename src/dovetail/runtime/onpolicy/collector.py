@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
+from dovetail.config.safety import SafetyConfig
 from dovetail.config.schema import PluginSection, RunConfig
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array
@@ -50,10 +51,11 @@ def collector_orders(
     """All that a collector has to know, in plain values; `folder` is the run's, where episodes are recorded."""
     if practice.record and folder is None:
         raise UsageError("algorithm.record needs a run's folder to record to: leave it out, or use `dovetail run`")
-    sections = {"robot": config.robot, "safety": config.safety, "policy": config.policy}
     return {
         "task": config.task.to_plain() if config.task else None,
-        **{name: section.to_plain() for name, section in sections.items()},
+        "robot": config.robot.to_plain(),
+        "policy": config.policy.to_plain(),
+        "safety": config.safety.model_dump(mode="json"),
         "seed": config.run.seed,
         "practice": asdict(practice),
         "num_rollouts": num_rollouts,
@@ -71,11 +73,11 @@ def _record_orders(folder: RunFolder) -> dict[str, Any]:
 
 def build_collector(orders: Mapping[str, Any], worlds: Mapping[str, Array]) -> Collector:
     """One in this process; `worlds` are where those before it stood, and empty if there were none."""
-    kinds = ("task", "robot", "safety", "policy")
+    kinds = ("task", "robot", "policy")
     parts = {kind: PluginSection.parse(kind, orders[kind]) for kind in kinds if orders[kind] is not None}
-    practice = Practice(**orders["practice"])
+    practice, safety = Practice(**orders["practice"]), SafetyConfig.from_mapping(orders["safety"])
     cells = [
-        build_workcell(task=parts.get("task"), robot=parts["robot"], safety=parts["safety"])
+        build_workcell(task=parts.get("task"), robot=parts["robot"], safety=safety)
         for _ in range(practice.num_envs)
     ]
     policy: ValuedPolicy = parts["policy"].build(robot=cells[0].robot.spec, seed=orders["seed"])

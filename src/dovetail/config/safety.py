@@ -1,0 +1,67 @@
+"""Settings of the safety filter. The filter itself is `dovetail.robots.safety`; it cannot be replaced."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from dovetail.config.model import Config
+
+__all__ = ["SafetyConfig", "Workspace"]
+
+
+class Workspace(Config):
+    """A box in the robot's base frame, in meters."""
+
+    low: tuple[float, float, float]
+    """Smallest x, y and z of the end effector, in meters."""
+    high: tuple[float, float, float]
+    """Largest x, y and z of the end effector, in meters."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if not all(low < high for low, high in zip(self.low, self.high, strict=True)):
+            raise ValueError(f"workspace is empty: low {self.low} is not below high {self.high}")
+        return self
+
+
+class SafetyConfig(Config):
+    """Limits that every action passes before the robot receives it."""
+
+    workspace: Workspace | None = None
+    """Box for the end effector; needs `ee_delta` actions. Null: no box."""
+    max_step: float | tuple[float, ...] | None = None
+    """Largest distance from the measured state in one tick: one number, or one per axis. Not for grippers."""
+    max_velocity: float | tuple[float, ...] | None = None
+    """The same limit per second. Joint targets without either limit get 1.75 rad/s."""
+    max_bad_actions: int = Field(default=5, ge=1)
+    """Consecutive actions with NaN or infinity before the filter latches a fault. Until then the robot holds."""
+    stale_after_s: float | None = Field(default=None, gt=0)
+    """The robot holds while its last observation is older than this. Null: three control ticks."""
+    stop_after_s: float | None = Field(default=None, gt=0)
+    """The robot stops with a fault when its last observation is older than this. Null: ten control ticks."""
+    camera_stale_after_s: float = Field(default=0.5, gt=0)
+    """The robot holds while a camera's newest frame is older than this."""
+    camera_stop_after_s: float = Field(default=2.0, gt=0)
+    """The robot stops with a fault when a camera's newest frame is older than this."""
+    hold_action: tuple[float, ...] | None = None
+    """Action that holds still, for an unknown kind of action. Null: zeros, clipped to the limits."""
+    ee_pose_key: str = "ee_pose"
+    """Observation with the measured pose [x, y, z, qw, qx, qy, qz] of each arm."""
+    joint_key: str = "joint_pos"
+    """Observation with the measured joint positions."""
+    gripper_key: str = "gripper"
+    """Observation with the measured gripper positions."""
+    reference_key: str = "ee_error"
+    """Observation with the servo target minus the measured pose, in the reset frame. Both stay in the workspace."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_type(cls, data: Any) -> Any:
+        """Version 0.6 wrote `type: filter`."""
+        if not isinstance(data, dict) or "type" not in data:
+            return data
+        if data["type"] != "filter":
+            raise ValueError("the safety filter cannot be replaced: remove safety.type")
+        return {key: value for key, value in data.items() if key != "type"}
