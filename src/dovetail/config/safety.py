@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from collections.abc import Mapping
+from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -28,6 +29,8 @@ class Workspace(Config):
 
 class SafetyConfig(Config):
     """Limits that every action passes before the robot receives it."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {"type": "the safety filter cannot be replaced"}
 
     workspace: Workspace | None = None
     """Box for the end effector; needs `ee_delta` actions. Null: no box."""
@@ -55,13 +58,3 @@ class SafetyConfig(Config):
     """Observation with the measured gripper positions."""
     reference_key: str = "ee_error"
     """Observation with the servo target minus the measured pose, in the reset frame. Both stay in the workspace."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_type(cls, data: Any) -> Any:
-        """Version 0.6 wrote `type: filter`."""
-        if not isinstance(data, dict) or "type" not in data:
-            return data
-        if data["type"] != "filter":
-            raise ValueError("the safety filter cannot be replaced: remove safety.type")
-        return {key: value for key, value in data.items() if key != "type"}
