@@ -19,7 +19,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = {"task": "Task", "robot": "Robot", "policy": "Policy"}
     for kind, names in BUILTIN.items():
         for name in names:
-            monkeypatch.setitem(BUILTIN[kind], name, f"sample_plugins:{samples.get(kind, 'Plain')}")
+            monkeypatch.setitem(BUILTIN[kind], name, f"support.sample_plugins:{samples.get(kind, 'Plain')}")
     monkeypatch.setitem(BUILTIN["task"], "charger", "no_such_module:Charger")
 
 

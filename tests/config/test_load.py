@@ -332,7 +332,7 @@ def test_a_recipe_upon_another() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("base: b.yaml", "b.yaml:1: base 'a.yaml' is built on this one itself"),
+        ("base: b.yaml", "b.yaml:1: base 'a.yaml' has this file as its own base"),
         ("base: [a]", "a.yaml:1: base should be the name of a recipe"),
         ("base: nobody", "no recipe or file named|config file not found"),
     ],
@@ -396,7 +396,7 @@ def test_the_hash_tells_values_apart_but_not_spellings(base: str) -> None:
 def test_save_then_load(base: str, tmp_path: Path) -> None:
     config = load([base], ["run.seed=4"])
     path = save(config, tmp_path / "runs" / "one")
-    assert load_saved(tmp_path / "runs" / "one") == config
+    assert load_saved(tmp_path / "runs" / "one") == (config, config_hash(config))
     assert f"# hash: {config_hash(config)}\n" in path.read_text()
     assert [file.name for file in path.parent.iterdir()] == ["config.yaml"]
     assert load([path]) == config  # a saved config is a config file like any other
@@ -417,7 +417,7 @@ def test_reordering_and_comments_are_no_change(base: str, tmp_path: Path) -> Non
     path = save(config, tmp_path)
     data = dict(reversed(_yaml.parse(path.read_text(), name="x").plain().items()))
     path.write_text(f"# hash: {config_hash(config)}\n# a note\n{_yaml.dump(data)}")
-    assert load_saved(tmp_path) == config
+    assert load_saved(tmp_path).config == config
 
 
 def test_a_run_saved_before_a_setting_existed_still_loads(base: str, tmp_path: Path) -> None:
@@ -426,11 +426,11 @@ def test_a_run_saved_before_a_setting_existed_still_loads(base: str, tmp_path: P
     data = load([base]).model_dump(mode="json")
     del data["learner"]["start_after_steps"]
     (tmp_path / "config.yaml").write_text(f"# hash: {loading._hash(data)}\n{_yaml.dump(data)}")
-    assert load_saved(tmp_path) == load([base])
+    assert load_saved(tmp_path).config == load([base])
 
 
 def test_not_a_run_folder(base: str, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="it is not a run folder"):
+    with pytest.raises(RunFolderError, match="is not a run folder"):
         load_saved(tmp_path)
     (tmp_path / "config.yaml").write_text(BASE)
     with pytest.raises(ConfigError, match="the '# hash:' line is missing"):

@@ -61,8 +61,8 @@ def test_nobody_shadows_a_builtin(installed: None) -> None:
 def test_builtin_names_are_data_that_follow_one_pattern() -> None:
     for names in BUILTIN.values():
         for name, target in names.items():
-            assert name == plugins.normalise(name)
-            assert target.startswith(("dovetail.", "sample_plugins")) and target.count(":") == 1
+            assert name == plugins.normalize_name(name)
+            assert target.startswith("dovetail.") and target.count(":") == 1
 
 
 @pytest.mark.parametrize(
@@ -86,18 +86,18 @@ def test_builtin_names_are_data_that_follow_one_pattern() -> None:
         (
             "task",
             "support.sample_plugins:Taks",
-            "task 'support.sample_plugins:Taks': 'sample_plugins' has no 'Taks'. Did you mean 'Task'?",
+            "task 'support.sample_plugins:Taks': 'support.sample_plugins' has no 'Taks'. Did you mean 'Task'?",
         ),
         (
             "task",
-            "sample_plugins:not_a_class",
-            "task 'sample_plugins:not_a_class': 'sample_plugins:not_a_class' should be a class, got a int",
+            "support.sample_plugins:not_a_class",
+            "task 'support.sample_plugins:not_a_class': 'support.sample_plugins:not_a_class' should be a class, got a int",
         ),
         (
             "task",
             "support.sample_plugins:NoConfig",
-            "task 'support.sample_plugins:NoConfig': 'support.sample_plugins:NoConfig' has no config model; give the class a "
-            "`Config` attribute that is a subclass of dovetail.config.model.Config",
+            "task 'support.sample_plugins:NoConfig': 'support.sample_plugins:NoConfig' has no config model; give "
+            "the class a `Config` attribute that is a subclass of dovetail.config.model.Config",
         ),
         (
             "task",

@@ -53,7 +53,7 @@ def test_a_config_never_changes() -> None:
 def test_no_task_only_with_a_robot_that_brings_its_own() -> None:
     brings = {"type": "support.sample_plugins:BringsTask", "id": "FetchReach-v4"}
     assert RunConfig.model_validate({**SECTIONS, "task": None, "robot": brings}).task is None
-    with pytest.raises(ValidationError, match="robot 'support.sample_plugins:Robot' needs a task"):
+    with pytest.raises(ValidationError, match=r"robot 'support.sample_plugins:Robot' needs a task"):
         RunConfig.model_validate({**SECTIONS, "task": None})
     assert RunConfig.model_validate({**SECTIONS, "robot": brings}).task is not None  # judges instead of its own
 

@@ -12,16 +12,16 @@ from dovetail.cli._runs import find_run
 from dovetail.cli._session import STOPPED, shown
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, rate_line, say
-from dovetail.config.load import load
+from dovetail.config.load import load_saved
 from dovetail.config.schema import RunConfig
 from dovetail.core.contracts import Algorithm
 from dovetail.core.errors import CheckpointError, StoreError, UsageError
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome, WeightSnapshot
 from dovetail.learn.checkpoint import load_checkpoint
-from dovetail.runs.assembly.arms import arm_configs, kinds
-from dovetail.runs.assembly.build import Station, build_station
-from dovetail.runs.assembly.fleet import build_band
+from dovetail.runs.assembly.arms import arm_configs, arm_groups
+from dovetail.runs.assembly.build import Assembly, build_assembly
+from dovetail.runs.assembly.fleet import build_fleet
 from dovetail.runs.evaluate import evaluation_episodes
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
@@ -45,7 +45,7 @@ def evaluate(
     quiet: bool,
 ) -> int:
     source = find_source(target, version=version, best=best, runs_dir=runs_dir)
-    config = load([source.folder.path / "config.yaml"], overrides) if overrides else source.folder.config
+    config = load_saved(source.folder.path, overrides, quiet=True).config if overrides else source.folder.config
     config = shown(config, viewer=viewer, realtime=realtime)
     elsewhere = config.policy.type == "remote"  # then the weights are the server's
     if seed is not None:
@@ -64,7 +64,7 @@ def _arms(config: RunConfig) -> list[tuple[str | None, RunConfig]]:
     if not config.cluster.robots:
         return [(None, config)]
     own = arm_configs(config)
-    return [(first, own[first]) for first, *_ in kinds(config)]
+    return [(first, own[first]) for first, *_ in arm_groups(config)]
 
 
 def _evaluate(
@@ -78,7 +78,7 @@ def _evaluate(
     quiet: bool,
 ) -> int:
     with StopFlag() as stop:
-        station = build_station(config, parts=source.folder.parts, should_stop=stop, name=robot)
+        station = build_assembly(config, parts=source.folder.parts, should_stop=stop, name=robot)
         try:
             snapshot = None if elsewhere else source.snapshot(station)
             count = num_episodes or config.run.eval_episodes
@@ -107,7 +107,7 @@ def _evaluate(
 
 
 def _play(
-    station: Station, snapshot: WeightSnapshot | None, count: int, *, config_hash: str, quiet: bool
+    station: Assembly, snapshot: WeightSnapshot | None, count: int, *, config_hash: str, quiet: bool
 ) -> Rate | None:
     successes = played = 0
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
@@ -130,7 +130,7 @@ class Source:
     checkpoint: Path | None = None
     version: int | None = None
 
-    def snapshot(self, station: Station) -> WeightSnapshot:
+    def snapshot(self, station: Assembly) -> WeightSnapshot:
         if self.checkpoint is not None:
             return _from_checkpoint(self.checkpoint, self.folder.config, station)
         store = DiskWeightStore(self.folder.weights)
@@ -181,12 +181,12 @@ def find_source(target: str, *, version: int | None, best: bool = False, runs_di
     return Source(folder=RunFolder.open(find_run(target, runs_dir)), version=version)
 
 
-def _from_checkpoint(path: Path, run: RunConfig, station: Station) -> WeightSnapshot:
+def _from_checkpoint(path: Path, run: RunConfig, station: Assembly) -> WeightSnapshot:
     """The policy inside the learner's state: where several arms learned, the one of all of them."""
     config = station.config
     state, _ = load_checkpoint(path)
     prefix = "algorithm/"
-    policy = build_band(run).trainable() if run.cluster.robots else station.trainable()
+    policy = build_fleet(run).trainable() if run.cluster.robots else station.trainable()
     algorithm: Algorithm = config.algorithm.build(policy=policy, seed=config.run.seed)
     try:
         algorithm.load_state_dict({k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)})

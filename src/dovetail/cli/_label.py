@@ -17,7 +17,7 @@ from dovetail.cli._episode_filter import Found, Selection, parse_filter
 from dovetail.cli._runs import find_run
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import console, say
-from dovetail.config.load import SAVED_NAME, load
+from dovetail.config.load import load_saved
 from dovetail.config.plugins import locate, resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.contracts import Labeler
@@ -164,10 +164,8 @@ def _section(folder: RunFolder, request: Request) -> PluginSection:
     ours = [place for place, section in enumerate(folder.config.labels) if section.type == name]
     place = ours[0] if ours else 0
     first = [] if ours else [f"labels=[{{type: {json.dumps(name)}}}]"]
-    config = load(
-        [folder.path / SAVED_NAME], [*first, *(f"labels.{place}.{setting}" for setting in request.settings)]
-    )
-    return config.labels[place]
+    overrides = [*first, *(f"labels.{place}.{setting}" for setting in request.settings)]
+    return load_saved(folder.path, overrides, quiet=True).config.labels[place]
 
 
 def _build(section: PluginSection, request: Request, folder: RunFolder) -> Labeler:
@@ -176,8 +174,8 @@ def _build(section: PluginSection, request: Request, folder: RunFolder) -> Label
         raise UsageError("a person labels in the browser: `dovetail console RUN`")
     named = any(setting.startswith("folder=") for setting in request.settings)
     labeler = build_labeler(section, None if named else folder.labels)
-    if request.again and hasattr(labeler, "ask_anew"):
-        labeler.ask_anew()
+    if request.again and hasattr(labeler, "ask_again"):
+        labeler.ask_again()
     if not hasattr(labeler, "version"):
         raise UsageError(f"labeler '{section.type}' has no `version` to tell its labels by")
     return labeler

@@ -9,13 +9,15 @@ import contextlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
-from typing import Annotated, NoReturn
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from dovetail import __version__
 from dovetail.cli import acknowledge, bench, cluster, console, encoder, episodes, inspect, label, run, serve
+from dovetail.config.model import ConfigWarning
 from dovetail.core.errors import DovetailError
 
 __all__ = ["app", "entry", "main"]
@@ -59,7 +61,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # so that `my_module:Class` of the current folder resolves
     try:
-        code = app(arguments, prog_name="dovetail", standalone_mode=False)
+        with _printed_warnings():
+            code = app(arguments, prog_name="dovetail", standalone_mode=False)
         return code if isinstance(code, int) else 0
     except KeyboardInterrupt:
         return 130
@@ -73,6 +76,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         if message:
             sys.stderr.write(f"error: {message}\n")
         return exit_code
+
+
+@contextlib.contextmanager
+def _printed_warnings() -> Iterator[None]:
+    """Print a warning about the config as one line on stderr."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def print_line(message: Warning | str, category: type[Warning], *place: Any) -> None:
+            if issubclass(category, ConfigWarning):
+                sys.stderr.write(f"warning: {message}\n")
+            else:
+                show(message, category, *place)
+
+        warnings.simplefilter("always", ConfigWarning)
+        warnings.showwarning = print_line  # type: ignore[assignment]
+        yield
 
 
 def entry() -> NoReturn:

@@ -1,22 +1,21 @@
-"""One line for a person out of pydantic's errors: where it was written, what is wrong, what is right."""
+"""Turn pydantic's errors into one line: where the value was written, what is wrong, what is valid."""
 
 from __future__ import annotations
 
 import json
-import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from dovetail.config._tree import Node, Path, dotted
-from dovetail.config.model import Config
+from dovetail.config.model import ChoosesModel, Config, nested_models
 from dovetail.config.plugins import BUILTIN, config_model, resolve
-from dovetail.config.schema import SECTION_KINDS, OfKind, RunConfig
+from dovetail.config.schema import SECTION_KINDS, RunConfig
 from dovetail.core.errors import ConfigError, PluginError, UsageError, did_you_mean
 
-__all__ = ["explain"]
+__all__ = ["explain", "model_at"]
 
 _EXPECTED = {
     "int_type": "a whole number",
@@ -37,11 +36,11 @@ _EXPECTED = {
     "none_required": "null",
 }
 
-_FIRST = ("extra_forbidden", "plugin", "plugin_type")  # a misspelt key may also show up as a missing one
+_FIRST = ("extra_forbidden", "plugin", "plugin_type")  # a misspelled key may also be reported as missing
 
 
 def explain(problem: ValidationError, tree: Node, *, root: type[Config] = RunConfig) -> UsageError:
-    """The most telling of the errors, with a count of how many other keys are wrong too. `root` reads the whole tree."""
+    """The most useful of the errors, with the number of other wrong keys. `root` is the model of the whole tree."""
     errors = problem.errors(include_url=False)
     ranked = sorted(errors, key=lambda error: error["type"] not in _FIRST)
     first = ranked[0]
@@ -54,7 +53,7 @@ def explain(problem: ValidationError, tree: Node, *, root: type[Config] = RunCon
 
 
 def _path(error: ErrorDetails, tree: Node) -> Path:
-    """An error's place without what pydantic adds to it, such as the branches of a union."""
+    """The path of an error without the parts that pydantic adds, such as the branches of a union."""
     _, path = tree.descend(error["loc"])
     return (*path, error["loc"][-1]) if error["type"] == "missing" else path
 
@@ -68,7 +67,7 @@ def _line(error: ErrorDetails, same: Sequence[ErrorDetails], tree: Node, root: t
         return where, f"unknown key '{key}'.{_suggest(path, tree, root)}"
     if kind == "missing":
         return where, f"the key '{key}' is missing{_example(path)}"
-    if kind == "task":  # there is none: the place is the null, or else the robot that needs one
+    if kind == "task":  # point at `task: null`, or else at the robot that needs a task
         task, found = tree.descend(("task",))
         robot, _ = tree.descend(("robot", "type"))
         return (task if found and task.value is None else robot).where, error["msg"]
@@ -86,21 +85,21 @@ def _line(error: ErrorDetails, same: Sequence[ErrorDetails], tree: Node, root: t
         hint = _nearest(node.value, error["ctx"]["expected"])
         return where, f"'{key}' should be {error['ctx']['expected']}, got {got}.{hint}".rstrip(".")
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
-    if not path or isinstance(node.value, dict):  # a model's own check of how its keys fit together
+    if not path or isinstance(node.value, dict):  # a check of several keys together
         return where, f"'{key}': {message}" if key else message
     return where, f"'{key}' {message[0].lower()}{message[1:]}, got {got}"
 
 
 def _suggest(path: Path, tree: Node, root: type[Config]) -> str:
     name = str(path[-1])
-    model = _model_at(path[:-1], tree, root)
+    model = model_at(path[:-1], tree, root)
     if model is None:
         return ""
     if len(path) == 1:  # `seed=3` instead of `run.seed=3`
         elsewhere = [
             f"{section}.{name}"
             for section, field in root.model_fields.items()
-            for nested in _models(field.annotation)
+            for nested in nested_models(field.annotation)
             if name in nested.model_fields
         ]
         if elsewhere:
@@ -120,8 +119,8 @@ def _is_section(path: Path) -> bool:
     return bool(path) and path[0] in SECTION_KINDS and len(path) == (2 if path[0] == "labels" else 1)
 
 
-def _model_at(path: Path, tree: Node, root: type[Config]) -> type[Config] | None:
-    """The model that reads the mapping at a path, for naming what it would have accepted."""
+def model_at(path: Path, tree: Node, root: type[Config]) -> type[Config] | None:
+    """The model that reads the mapping at a path."""
     models: list[type[Config]] = [root]
     for depth, part in enumerate(path, start=1):
         if _is_section(path[:depth]):
@@ -130,20 +129,10 @@ def _model_at(path: Path, tree: Node, root: type[Config]) -> type[Config] | None
         elif isinstance(part, str):
             fields = [model.model_fields[part] for model in models if part in model.model_fields]
             node, _ = tree.descend(path[:depth])
-            # a field whose own type decides what reads it, such as a policy inside a policy
-            choosers = [getattr(field.annotation, "model_of", None) for field in fields]
-            chosen = [model for choose in choosers if choose and (model := choose(node.plain()))]
-            models = chosen or [nested for field in fields for nested in _models(field.annotation)] or models
+            choosers = [field.annotation for field in fields if isinstance(field.annotation, ChoosesModel)]
+            chosen = [model for chooser in choosers if (model := chooser.model_of(node.plain()))]
+            models = chosen or [nested for field in fields for nested in nested_models(field.annotation)] or models
     return models[0] if models else None
-
-
-def _models(annotation: Any) -> Iterator[type[Config]]:
-    """Config models inside an annotation, through unions, lists and mappings."""
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        yield annotation
-    for argument in typing.get_args(annotation):
-        if not isinstance(argument, OfKind):
-            yield from _models(argument)
 
 
 def _nearest(got: Any, expected: str) -> str:

@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dovetail.config.plugins import normalise
 from dovetail.core.errors import ConfigError
 
-__all__ = ["Node", "Path", "check_finite", "dotted", "from_plain", "merge", "put"]
+__all__ = ["Node", "Path", "check_finite", "dotted", "from_plain", "merge", "normalize_name", "put"]
 
 Path = tuple[str | int, ...]
 
@@ -47,6 +46,11 @@ class Node:
             item: Node = self.value[int(part)]
             return item
         return None
+
+
+def normalize_name(name: str) -> str:
+    """`peg-insertion` and `peg_insertion` name the same plugin; a `module:Class` stays as it is."""
+    return name if ":" in name else name.replace("-", "_")
 
 
 def dotted(path: Sequence[str | int]) -> str:
@@ -123,4 +127,4 @@ def _index(node: Node, part: str, new: Node, above: Path) -> int:
 
 def _type(node: Node) -> Any:
     name = node.value["type"].value
-    return normalise(name) if isinstance(name, str) else name
+    return normalize_name(name) if isinstance(name, str) else name

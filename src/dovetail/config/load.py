@@ -1,10 +1,10 @@
-"""From recipe names, files and `key.sub=value` to one validated RunConfig, and to disk and back.
+"""Load recipes, files and `key.sub=value` overrides into one validated RunConfig; save it to a run folder and read it back.
 
 config = load(["peg-insertion", "lab.yaml"], ["run.seed=3", "operator=scripted"])
 save(config, run_folder)
-assert load_saved(run_folder) == config
+assert load_saved(run_folder).config == config
 
-A recipe or file may say `base: OTHER`, a recipe or a file beside it, and then only what differs from that.
+A recipe or file may contain `base: OTHER` (a recipe, or a file in the same folder) and then only the differences.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -22,17 +23,20 @@ from typing import Any, NamedTuple, TypeVar
 from pydantic import ValidationError
 
 from dovetail.config import _yaml
-from dovetail.config._explain import explain
-from dovetail.config._tree import Node, from_plain, merge, put
+from dovetail.config._explain import explain, model_at
+from dovetail.config._tree import Node, dotted, from_plain, merge, put
 from dovetail.config.cluster import RobotPlace
-from dovetail.config.model import Config
+from dovetail.config.model import Config, ConfigWarning, OldKeys, old_keys, translate
 from dovetail.config.schema import DEFAULT_SECTIONS, SECTION_KINDS, RunConfig
 from dovetail.core.disk import write_atomic
-from dovetail.core.errors import ConfigError, RunFolderError, did_you_mean
+from dovetail.core.errors import ConfigError, PluginError, RunFolderError, did_you_mean
 
 __all__ = [
     "SAVED_NAME",
+    "Overrides",
     "Recipe",
+    "SavedConfig",
+    "Source",
     "config_hash",
     "dump_yaml",
     "load",
@@ -46,6 +50,10 @@ __all__ = [
 
 SAVED_NAME = "config.yaml"
 Settings = TypeVar("Settings", bound=Config)
+Source = str | Path | Mapping[str, Any]
+"""The name of a recipe, the path of a file, or a mapping with the sections of a file."""
+Overrides = Sequence[str] | Mapping[str, Any]
+"""`["run.seed=3"]`, or `{"run.seed": 3}`."""
 _HASH_LINE = re.compile(r"^# hash: ([0-9a-f]{12})$", re.MULTILINE)
 
 
@@ -55,64 +63,70 @@ class Recipe(NamedTuple):
     task: str
 
 
-def load(sources: Sequence[str | Path], overrides: Sequence[str] = ()) -> RunConfig:
-    """Merge recipes and files in order, then overrides, and validate. Every problem is one line."""
+class SavedConfig(NamedTuple):
+    """The config of a run folder, and the hash that it was saved with: the run's identity in checkpoints and labels."""
+
+    config: RunConfig
+    hash: str
+
+
+def load(sources: Sequence[Source], overrides: Overrides = ()) -> RunConfig:
+    """Merge recipes and files in order, then overrides, and validate. An error is one line."""
     if not sources:
-        raise ConfigError("name a recipe or a config file; `dovetail recipes` lists what there is")
+        raise ConfigError("name a recipe or a config file; `dovetail recipes` lists the recipes")
+    found = OldKeys()
     tree = from_plain(DEFAULT_SECTIONS, "default")
     for source in sources:
-        tree = merge(tree, _read(source))
-    parsed = [_parse_override(text) for text in overrides]
-    parsed.sort(key=lambda override: override[0][-1] != "type")  # types first: a new one drops the other keys
-    for path, value in parsed:
-        if len(path) == 1:
-            value = _expand_section(path[0], value)
-        tree = put(tree, path, value)
+        for layer in _read(source):
+            tree = merge(tree, _translate_sections(layer, tree, found))
+    tree = _override(tree, overrides, found)
+    found.warn()
     return _validate(tree)
 
 
 def load_settings(model: type[Settings], overrides: Sequence[str]) -> Settings:
-    """Settings that are no run's, from `key.sub=value` alone; as strict, and problems in one line too."""
+    """Read settings that are not part of a run, from `key.sub=value` alone; as strict as `load`."""
+    found = OldKeys()
     tree = from_plain({}, "")
-    for path, value in sorted(map(_parse_override, overrides), key=lambda override: override[0][-1] != "type"):
+    for path, value in _parse_overrides(overrides):
         tree = put(tree, path, value)
-    try:
-        return model.model_validate_json(json.dumps(tree.plain()), strict=True)
-    except ValidationError as problem:
-        raise explain(problem, tree, root=model) from problem
+    tree = translate(model, tree, found)
+    found.warn()
+    return _validate_as(model, tree)
 
 
 def load_section(model: type[Settings], key: str, sources: Sequence[str | Path]) -> Settings:
-    """One section of recipes and files, which need not be whole runs; the others are not looked at."""
+    """Read one section of recipes and files, which may be incomplete; the other sections are ignored."""
+    found = OldKeys()
     tree = from_plain({key: {}}, "default")
     for source in sources:
-        given = _read(source)
-        tree = merge(tree, Node({key: given.value[key]} if key in given.value else {}, given.where))
-    try:
-        return model.model_validate_json(json.dumps(tree.value[key].plain()), strict=True)
-    except ValidationError as problem:
-        raise explain(problem, tree.value[key], root=model) from problem
+        for layer in _read(source):
+            given = {key: translate(model, layer.value[key], found, (key,))} if key in layer.value else {}
+            tree = merge(tree, Node(given, layer.where))
+    found.warn()
+    return _validate_as(model, tree.value[key])
 
 
 def robot_config(config: RunConfig, name: str, place: RobotPlace) -> RunConfig:
-    """The run as one of its robots sees it: what differs there is laid over it, and what fits no more is refused."""
+    """The config of one robot of a run: its own `task`, `robot` and `operator` settings replace the run's."""
     differs = {"task": place.task, "robot": place.robot, "operator": place.operator}
+    tree = from_plain(_plain(config), "the run")
     over = from_plain({key: value for key, value in differs.items() if value}, f"cluster.robots.{name}")
-    return _validate(merge(from_plain(_plain(config), "the run"), over))
+    return _validate(merge(tree, _translate_sections(over, tree, OldKeys())))
 
 
 def config_hash(config: RunConfig) -> str:
-    """Twelve hex digits that name a resolved config, however and in whatever order it was written."""
+    """Twelve hex digits that identify a resolved config; the order and spelling of its keys do not matter."""
     return _hash(_plain(config))
 
 
 def dump_yaml(config: RunConfig) -> str:
-    """The resolved config, every default spelt out; loading it gives an equal config."""
+    """The resolved config with every default written out; loading it gives an equal config."""
     return _yaml.dump(_plain(config))
 
 
 def save(config: RunConfig, folder: Path) -> Path:
-    """Write `config.yaml` with its hash: whole, or not at all."""
+    """Write `config.yaml` with its hash, atomically."""
     path = Path(folder) / SAVED_NAME
     header = f"# Resolved by Dovetail; a changed copy is refused.\n# hash: {config_hash(config)}\n"
     try:
@@ -123,32 +137,41 @@ def save(config: RunConfig, folder: Path) -> Path:
     return path
 
 
-def load_saved(folder: Path) -> RunConfig:
-    """The config of a run folder, after checking that it is what `save` wrote."""
+def load_saved(folder: Path, overrides: Overrides = (), *, quiet: bool = False) -> SavedConfig:
+    """Read the config of a run folder, after checking that it is what `save` wrote. Keys of older versions are translated,
+    with one warning for all of them (none if `quiet`). Overrides change the config, not the hash."""
     path = Path(folder) / SAVED_NAME
     if not path.is_file():
-        raise RunFolderError(f"no {SAVED_NAME} in {folder}: it is not a run folder")
+        raise RunFolderError(f"{folder} is not a run folder: it has no {SAVED_NAME}")
     text = _text(path, str(path))
     tree = _yaml.parse(text, name=str(path))
     stated = _HASH_LINE.search(text)
     if stated is None:
         raise ConfigError(f"{path}: the '# hash:' line is missing, so it is not a saved run config")
-    # Compared as written, not as validated: a newer Dovetail with a new default must still read an old run.
+    # The hash covers the file as written, before old keys are translated and new defaults are added.
     if _hash(tree.plain()) != stated[1]:
         raise ConfigError(
             f"{path}: changed since it was saved (hash {_hash(tree.plain())}, saved as {stated[1]}); "
             "undo the change, or start a new run from a copy"
         )
-    return _validate(tree)
+    found = OldKeys()
+    tree = _translate_sections(_top_level(tree, str(path)), tree, found)
+    if not quiet and (found.renamed or found.removed):
+        message = f"config of {folder} was written by an older version: {found}"
+        warnings.warn(message, ConfigWarning, stacklevel=2)
+    given = OldKeys()
+    tree = _override(tree, overrides, given)
+    given.warn()
+    return SavedConfig(_validate(tree), stated[1])
 
 
 def recipes() -> list[Recipe]:
-    """What ships: name, the first comment line, and the task (the robot, where that brings its own)."""
+    """The recipes of the package: name, first comment line, and task (or the robot, if it brings its own task)."""
     found = []
     for name, file in sorted(_recipe_files().items()):
         text = file.read_text(encoding="utf-8")
         comment = next((line for line in text.splitlines() if line.startswith("#")), "#")
-        data = _read(name).plain()
+        data = _merge_all(_read(name)).plain()
         section = data.get("task") or data.get("robot") or {}
         found.append(Recipe(name, comment.lstrip("# ").rstrip(), section.get("type", "")))
     return found
@@ -163,38 +186,46 @@ def _recipe_files() -> dict[str, Traversable]:
     }
 
 
-def _read(source: str | Path, *, above: Sequence[str] = ()) -> Node:
-    """A source as a tree, upon its base if it has one; how it is written decides whether it is a recipe's name or a file's
-    path."""
+def _read(source: Source, *, above: Sequence[str] = ()) -> list[Node]:
+    """A source as layers to merge in order: its bases first, then the source itself."""
+    if isinstance(source, Mapping):
+        return _with_base(_top_level(from_plain(dict(source), "config"), "config"), folder=Path(), above=above)
     shipped = _recipe_files()
     name = str(source).replace("_", "-")
     if isinstance(source, str) and name in shipped:
         file = shipped[name]
         tree = _yaml.parse(file.read_text(encoding="utf-8"), name=file.name)
-        return _on_base(_top_level(tree, file.name), folder=Path(), above=(*above, name))
+        return _with_base(_top_level(tree, file.name), folder=Path(), above=(*above, name))
     path = Path(source)
-    if not os.path.exists(path):  # path.exists() would raise in a folder that may not be entered
+    if not os.path.exists(path):  # path.exists() raises in a folder without permission to enter
         stem = path.stem.replace("_", "-")
         if isinstance(source, Path) or path.suffix in (".yaml", ".yml", ".json") or len(path.parts) > 1:
             hint = f" Did you mean the recipe '{stem}'?" if stem in shipped else ""
             raise ConfigError(f"config file not found: {source}.{hint}")
         raise ConfigError(f"no recipe or file named '{source}'.{did_you_mean(name, shipped)}")
     tree = _yaml.parse(_text(path, str(source)), name=str(source), is_json=path.suffix == ".json")
-    return _on_base(_top_level(tree, str(source)), folder=path.parent, above=(*above, str(path)))
+    return _with_base(_top_level(tree, str(source)), folder=path.parent, above=(*above, str(path)))
 
 
-def _on_base(tree: Node, *, folder: Path, above: Sequence[str]) -> Node:
+def _with_base(tree: Node, *, folder: Path, above: Sequence[str]) -> list[Node]:
     if "base" not in tree.value:
-        return tree
+        return [tree]
     rest = dict(tree.value)
     base: Node = rest.pop("base")
     if not isinstance(base.value, str):
-        raise ConfigError(f"{base.where}: base should be the name of a recipe, or of a file beside this one")
+        raise ConfigError(f"{base.where}: base should be the name of a recipe, or of a file in the same folder")
     is_recipe = base.value.replace("_", "-") in _recipe_files()
     source = base.value.replace("_", "-") if is_recipe else str(folder / base.value)
     if source in above:
-        raise ConfigError(f"{base.where}: base '{base.value}' is built on this one itself")
-    return merge(_read(source, above=above), Node(rest, tree.where))
+        raise ConfigError(f"{base.where}: base '{base.value}' has this file as its own base")
+    return [*_read(source, above=above), Node(rest, tree.where)]
+
+
+def _merge_all(layers: Sequence[Node]) -> Node:
+    tree = layers[0]
+    for layer in layers[1:]:
+        tree = merge(tree, layer)
+    return tree
 
 
 def _text(path: Path, name: str) -> str:
@@ -230,6 +261,17 @@ def _expand_section(key: str, node: Node) -> Node:
     return node
 
 
+def _parse_overrides(overrides: Overrides) -> list[tuple[list[str], Node]]:
+    """Paths and values, those that set a `type` first: a new type drops the other keys of its section."""
+    if isinstance(overrides, Mapping):
+        parsed = [
+            (key.split("."), from_plain(value, f"override '{key}={value}'")) for key, value in overrides.items()
+        ]
+    else:
+        parsed = [_parse_override(text) for text in overrides]
+    return sorted(parsed, key=lambda override: override[0][-1] != "type")
+
+
 def _parse_override(text: str) -> tuple[list[str], Node]:
     key, equals, value = text.partition("=")
     path = key.strip().split(".")
@@ -239,13 +281,96 @@ def _parse_override(text: str) -> tuple[list[str], Node]:
     return path, _yaml.parse(value, name=where, one_value=True)
 
 
-def _validate(tree: Node) -> RunConfig:
-    plain = tree.plain()
+def _override(tree: Node, overrides: Overrides, found: OldKeys) -> Node:
+    given: dict[str, list[str]] = {}
+    for old, value in _parse_overrides(overrides):
+        path = _translate_path(old, tree, found)
+        if path is None:
+            continue
+        other = given.setdefault(dotted(path), old)
+        if other != old:
+            raise ConfigError(
+                f"{value.where}: '{dotted(old)}' and '{dotted(other)}' are the same setting: give one"
+            )
+        if len(path) == 1:
+            value = _translate_sections(Node({path[0]: _expand_section(path[0], value)}, ""), tree, found).value[
+                path[0]
+            ]
+        elif isinstance(value.value, dict) and (model := _model_or_none(path, tree)):
+            value = translate(model, value, found, tuple(path))
+        tree = put(tree, path, value)
+    return tree
+
+
+def _translate_path(path: Sequence[str], tree: Node, found: OldKeys) -> list[str] | None:
+    """The path of an override with old keys replaced; None if one of them was removed."""
+    new: list[str] = []
+    for depth, key in enumerate(path):
+        model = _model_or_none(new, tree)
+        renamed, removed = old_keys(model) if model else ({}, {})
+        if key in removed:
+            found.remove(tuple(path), removed[key])
+            return None
+        if key in renamed:
+            found.rename(tuple(path[: depth + 1]), (*new, renamed[key]))
+        new.append(renamed.get(key, key))
+    return new
+
+
+def _translate_sections(layer: Node, tree: Node, found: OldKeys) -> Node:
+    """Replace the old keys of a layer, before it is merged onto `tree`: that may have the types of its sections."""
+    layer = translate(RunConfig, _without_safety_type(layer), found)
+    merged = merge(tree, layer)
+    return Node(
+        {key: _translate_section(key, node, merged, found) for key, node in layer.value.items()}, layer.where
+    )
+
+
+def _without_safety_type(layer: Node) -> Node:
+    """Up to 0.6 `safety` was a plugin section, whose only type was `filter`."""
+    safety = layer.value.get("safety")
+    if "safety" in SECTION_KINDS or safety is None:
+        return layer
+    old = Node({"type": safety}, safety.where) if isinstance(safety.value, str) else safety
+    if not isinstance(old.value, dict) or "type" not in old.value:
+        return layer
+    if old.value["type"].value != "filter":
+        raise ConfigError(f"{old.value['type'].where}: the safety filter cannot be replaced: remove 'safety.type'")
+    rest = {key: value for key, value in old.value.items() if key != "type"}
+    return Node({**layer.value, "safety": Node(rest, old.where)}, layer.where)
+
+
+def _translate_section(key: str, node: Node, merged: Node, found: OldKeys) -> Node:
+    if key not in SECTION_KINDS:
+        return node
+    if isinstance(node.value, list):
+        models = [_model_or_none((key, str(index)), merged) for index in range(len(node.value))]
+        items = [
+            translate(model, item, found, (key, index)) if model else item
+            for index, (item, model) in enumerate(zip(node.value, models, strict=True))
+        ]
+        return Node(items, node.where)
+    model = _model_or_none((key,), merged)
+    return translate(model, node, found, (key,)) if model else node
+
+
+def _model_or_none(path: Sequence[str], tree: Node) -> type[Config] | None:
     try:
-        # Through JSON, because pydantic's strict mode knows there that a list may be a tuple and text a path.
-        return RunConfig.model_validate_json(json.dumps(plain), strict=True)
+        return model_at(tuple(path), tree, RunConfig)
+    except PluginError:  # validation explains it
+        return None
+
+
+def _validate(tree: Node) -> RunConfig:
+    return _validate_as(RunConfig, tree)
+
+
+def _validate_as(model: type[Settings], tree: Node) -> Settings:
+    try:
+        # JSON, because pydantic's strict mode then accepts a list for a tuple and text for a path.
+        return model.model_validate_json(json.dumps(tree.plain()), strict=True)
     except ValidationError as problem:
-        raise explain(problem, tree) from problem
+        raise explain(problem, tree, root=model) from problem
 
 
 def _plain(config: RunConfig) -> dict[str, Any]:

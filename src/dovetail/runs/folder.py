@@ -24,10 +24,10 @@ _EVENTS = "events.jsonl"
 class RunFolder:
     """`create` for a new run, `open` for one that is there. Only one process works in a run at a time."""
 
-    def __init__(self, path: Path, config: RunConfig) -> None:
+    def __init__(self, path: Path, config: RunConfig, saved_hash: str | None = None) -> None:
         self.path = path
         self.config = config
-        self.config_hash = config_hash(config)
+        self.config_hash = saved_hash or config_hash(config)  # as saved: an older version may have used other keys
         self._lock: IO[str] | None = None
 
     @staticmethod
@@ -50,13 +50,13 @@ class RunFolder:
         """A run that is there; with `expect`, only if it was made by that very config."""
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no config.yaml")
-        config = load_saved(path)
+        config, saved_hash = load_saved(path)
         if expect is not None and config_hash(config) != config_hash(expect):
             raise RunFolderError(
                 f"run folder {path} belongs to config {config_hash(config)}, not {config_hash(expect)}: "
                 "resume it without changes, or start a new run"
             )
-        return RunFolder(path, config)
+        return RunFolder(path, config, saved_hash)
 
     def lock(self) -> None:
         """Become the one process that writes here; the kernel lets go of it when the process ends."""

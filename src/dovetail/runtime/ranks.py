@@ -41,9 +41,9 @@ from dovetail.learn.device import find_device
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.learn.setup import set_up
-from dovetail.learn.spread import Spread
-from dovetail.processes.array_channel import Frames, run_child
-from dovetail.processes.channel import Gone
+from dovetail.learn.data_parallel import DataParallel
+from dovetail.processes.array_channel import ArrayChannel, run_child
+from dovetail.processes.channel import ChannelClosed
 from dovetail.runs.assembly.build import build_trainable
 from dovetail.runs.folder import RunFolder
 
@@ -115,12 +115,12 @@ class RankGroup:
     ) -> None:
         self.size = size
         self._meeting = tempfile.TemporaryDirectory(prefix="dovetail-ranks-")
-        self._frames: list[Frames] = []
+        self._frames: list[ArrayChannel] = []
         self._processes: list[subprocess.Popen[bytes]] = []
         meeting = Path(self._meeting.name) / "store"
         orders = rank_orders(folder, size=size, robot=robot, replay=replay, replayed=replayed, meeting=meeting)
         for rank in range(1, size):
-            ours, theirs = Frames.pair()
+            ours, theirs = ArrayChannel.pair()
             try:
                 self._processes.append(
                     subprocess.Popen(
@@ -147,7 +147,7 @@ class RankGroup:
         for rank, frames in enumerate(self._frames, start=1):
             try:
                 facts, _ = frames.receive()
-            except Gone as error:
+            except ChannelClosed as error:
                 raise FailureError(self.obituary() or f"learning rank {rank} has gone") from error
             if "error" in facts:
                 raise FailureError(f"learning rank {rank} has died: {facts['error']}")
@@ -156,7 +156,7 @@ class RankGroup:
         try:
             for frames in self._frames:
                 frames.send(facts, arrays or {})
-        except Gone as error:
+        except ChannelClosed as error:
             raise FailureError(self.obituary() or "a learning rank has gone") from error
 
     def obituary(self) -> str | None:
@@ -167,7 +167,7 @@ class RankGroup:
             code = process.poll()
             if code is None:
                 continue
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(ChannelClosed):
                 while frames.waits():
                     facts, _ = frames.receive()
                     return f"learning rank {rank} has died: {facts['error']}"
@@ -208,12 +208,12 @@ class LeadAlgorithm:
 
     def __init__(self, algorithm: Algorithm, group: Group, *, sharded: bool) -> None:
         self._algorithm, self._group, self._sharded = algorithm, group, sharded
-        self._share = Spread(rank=0, size=group.size)
+        self._share = DataParallel(rank=0, size=group.size)
         self._num_updates = 0
 
     @property
-    def wants(self) -> SampleRequest:
-        return _shared(self._algorithm.wants, self._share)
+    def sample_request(self) -> SampleRequest:
+        return _shared(self._algorithm.sample_request, self._share)
 
     def update(self, batch: Mapping[str, Any]) -> Mapping[str, float]:
         self._group.tell({"update": self._num_updates})
@@ -241,8 +241,8 @@ class LeadAlgorithm:
         self._num_updates = int(state.get(_COUNT, state["num_updates"]))
 
 
-def _shared(request: SampleRequest, spread: Spread) -> SampleRequest:
-    rows = spread.share(request)
+def _shared(request: SampleRequest, parallel: DataParallel) -> SampleRequest:
+    rows = parallel.rows_per_view(request)
     return dataclasses.replace(request, rows={view: rows[view] for view in request.rows})
 
 
@@ -277,13 +277,13 @@ def _shard(algorithm: Algorithm, config: RunConfig) -> None:
 
 
 def follow(link: Link) -> None:
-    """All that a rank does, until its line is cut: then it raises Gone."""
+    """All that a rank does, until its line is cut: then it raises ChannelClosed."""
     orders, _ = link.receive()
     torch.set_num_threads(1)
     torch.set_flush_denormal(orders["flush_denormal"])
     keep_freed_memory()
     rank, size = orders["rank"], orders["size"]
-    config, robot = load_saved(Path(orders["folder"])), RobotSpec.from_json(orders["robot"])
+    config, robot = load_saved(Path(orders["folder"]), quiet=True).config, RobotSpec.from_json(orders["robot"])
     device = _device(config, orders, rank=rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -293,8 +293,8 @@ def follow(link: Link) -> None:
     set_up(algorithm, name=config.algorithm.type, precision=config.learner.precision)
     _spread(algorithm, config, rank=rank, size=size)
     replay = config.replay.build(folder=Path(orders["replay"]), keys=tuple(policy.spec.observation))
-    share = Spread(rank=rank, size=size)
-    request = _shared(algorithm.wants, share)
+    share = DataParallel(rank=rank, size=size)
+    request = _shared(algorithm.sample_request, share)
     batches = Batches(
         request=request,
         robot=RobotSpec.from_json(orders["replayed"]),
@@ -316,7 +316,7 @@ def follow(link: Link) -> None:
         if "gather" in facts:  # of what is sharded, everybody gives its part
             gather[facts["gather"]]()
             continue
-        batches.ask(_shared(algorithm.wants, share))
+        batches.ask(_shared(algorithm.sample_request, share))
         batches.reseed(stream(config.run.seed, f"rank {rank}", facts["update"]))
         for batch in batches.take(1):
             with contextlib.suppress(SkippedUpdate):  # by all, for all see the same gradients; rank 0 counts
