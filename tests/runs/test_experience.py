@@ -468,10 +468,10 @@ def test_a_full_disk_is_said_in_one_line_and_the_run_goes_on_once_there_is_room(
 class CountingEyes:
     """A frozen encoder that remembers what it was shown."""
 
-    caches = {"wrist": ArraySpec(shape=(2, 1, 3), dtype="float16")}  # noqa: RUF012
+    feature_specs = {"wrist": ArraySpec(shape=(2, 1, 3), dtype="float16")}  # noqa: RUF012
 
     def __init__(self, digest="a", gain=1.0):
-        self.caches_digest, self._gain = digest, gain
+        self.feature_digest, self._gain = digest, gain
         self.num_shown = 0
 
     def encode(self, key, frames):

@@ -9,7 +9,7 @@ from dovetail.learn.coach import Advice, Severity
 from dovetail.runs.advice import open_advice
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
-from dovetail.runtime.onpolicy.rollout_history import practice_lines
+from dovetail.runs.rollout_history import read_rollouts
 from dovetail.reports.report import write_report
 from support.toy_run import TOY
 
@@ -45,7 +45,7 @@ def test_half_a_line_spoils_no_other(folder):
     assert [json.loads(line)["event"] for line in lines if line.endswith(b"]}")] == ["practice"] * 5
     assert b"" not in lines[:-1]  # no more newlines than were missing
     assert len(list(folder.events("coach", "practice"))) == 10
-    assert [line["env_steps"] for line in practice_lines(folder.path)] == [64]
+    assert [line["env_steps"] for line in read_rollouts(folder.path)] == [64]
     assert open_advice(folder) == (ADVICE,)
 
 
@@ -56,7 +56,7 @@ def test_lines_that_an_older_version_glued_to_half_a_one_are_left_out(folder, to
     note(folder)
     assert list(folder.events("checkpoint")) == []
     assert len(list(folder.events("coach"))) == 2
-    assert [line["env_steps"] for line in practice_lines(folder.path)] == [64]
+    assert [line["env_steps"] for line in read_rollouts(folder.path)] == [64]
 
 
 def test_a_run_with_half_a_line_in_its_events_goes_on_and_has_its_report(folder):

@@ -160,7 +160,7 @@ def test_nothing_is_left_half_loaded(tmp_path):
     policy = section.build(robot=ROBOT, seed=0)
     before = policy.weights()
     with pytest.raises(StoreError):
-        policy.assemble(lambda name, source: read_part(tmp_path / source, name))
+        policy.load_components(lambda name, source: read_part(tmp_path / source, name))
     assert all(same(policy.weights()[name], before[name]) for name in before)
 
 

@@ -25,10 +25,10 @@ from dovetail.reports.arm_figures import arm_figures, tasks_of
 from dovetail.reports.figures import CurveEpisode, learning_curve
 from dovetail.reports.film import Filmer
 from dovetail.runs.advice import open_advice
-from dovetail.runs.assembly.arms import kinds
+from dovetail.runs.assembly.arms import arm_groups
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.schedule import scheduled_evaluations
-from dovetail.runtime.onpolicy.rollout_history import PracticeBook
+from dovetail.runs.rollout_history import RolloutHistory
 
 __all__ = ["CURVE", "REPORT", "VIDEO", "Report", "write_report"]
 
@@ -154,7 +154,7 @@ class _Books:
             if (found := folder.read_json(f"evaluations/{name}.json")) and found["episodes"]
         }
         self._progress = folder.read_json("progress.json")
-        self._practice = PracticeBook.read(folder)
+        self._practice = RolloutHistory.read(folder)
 
     def report(self, **files: str | None) -> Report:
         config, online = self.folder.config, self.online
@@ -216,7 +216,7 @@ class _Books:
 
     def _missing(self) -> list[str]:
         config = self.folder.config
-        wanted = config.run.demos * (len(kinds(config)) if config.runtime == "ray" else 1)
+        wanted = config.run.demos * (len(arm_groups(config)) if config.runtime == "ray" else 1)
         lacks = {
             "untrained: not evaluated yet": config.run.untrained_episodes and "untrained" not in self.evaluations,
             f"demonstrations: {self._num_good_demos()} of {wanted}": self._num_good_demos() < wanted,

@@ -25,14 +25,14 @@ from dovetail.core.types import (
 from dovetail.learn.batches import drawn_from
 from dovetail.learn.coach import Coach, EpisodeFacts, Facts, returns_to_go
 from dovetail.learn.metrics import MetricsLog
-from dovetail.policies.embodiments.canonical_space import Canon
+from dovetail.policies.embodiments.canonical_space import CanonicalSpace
 from dovetail.policies.normalizer import CLIP
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runs.trusted_outcomes import TrustedOutcomes
 from dovetail.runs.advice import BEGUN, OVER, open_advice
 from dovetail.runs.experience import Known
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.onpolicy.training import Lesson
+from dovetail.runs.rollout_history import RolloutResult
 from dovetail.runs.status import RunStatus
 
 __all__ = ["Coaching", "LearnerView", "batch_sources", "settings_of"]
@@ -55,7 +55,7 @@ class LearnerView(Protocol):
     """What is looked at of a learner, wherever it is."""
 
     @property
-    def wants(self) -> SampleRequest: ...
+    def sample_request(self) -> SampleRequest: ...
 
     @property
     def num_online_updates(self) -> int: ...
@@ -88,7 +88,7 @@ class Coaching:
         self._early: list[float] = []  # human shares
         self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of all that is learned from
         self._normalizer: Mapping[str, Array] = {}
-        self._canon: Canon | None = getattr(getattr(policy, "canonical", policy), "canon", None)
+        self._canonical_space: CanonicalSpace | None = getattr(getattr(policy, "canonical", policy), "canonical_space", None)
         self._newest: int | None = None  # published version; none that this process knows of
         self._newest_updates: int | None = None  # it was made after
         self._pinned: int | None = None
@@ -165,7 +165,7 @@ class Coaching:
         self._tell(
             Facts(
                 **self._common(),
-                sources=batch_sources(learner.wants, replay),
+                sources=batch_sources(learner.sample_request, replay),
                 updates=learner.num_online_updates,
                 owed=learner.owed(status.trained_steps),
                 unpublished=None if published is None else max(0, learner.num_online_updates - published),
@@ -176,7 +176,7 @@ class Coaching:
             )
         )
 
-    def look_at(self, lesson: Lesson) -> None:
+    def look_at(self, lesson: RolloutResult) -> None:
         """After a rollout: on-policy learning has no replay, and nobody to help. What one rollout says is mostly noise."""
         self._lessons.append(lesson.metrics)
         varied = lesson.metrics["reward_std"] > 0.0
@@ -239,12 +239,12 @@ class Coaching:
 
     def _statistics(self, episode: Episode) -> Mapping[str, tuple[Array, Array]]:
         """Mean and standard deviation of each observation, by the robot's own names; in a shared policy, its own ones."""
-        normalizer, canon = self._normalizer, self._canon
+        normalizer, canonical_space = self._normalizer, self._canonical_space
         keys = [name.removeprefix("mean/") for name in normalizer if name.startswith("mean/")]
-        if canon is None:
+        if canonical_space is None:
             return {key: (normalizer[f"mean/{key}"], normalizer[f"std/{key}"]) for key in keys}
-        arm = canon.arm(episode.robot)
-        there = {key: canon.real[key][arm.index] for key in keys if key in arm.keys}
+        arm = canonical_space.arm(episode.robot)
+        there = {key: canonical_space.real[key][arm.index] for key in keys if key in arm.keys}
         return {
             arm.keys[key]: (
                 normalizer[f"mean/{key}"][arm.index][real],

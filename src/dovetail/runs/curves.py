@@ -7,9 +7,8 @@ from typing import Any
 from dovetail.core.types import Episode, Labels
 from dovetail.learn.metrics import MetricsLog
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.onpolicy.training import Lesson
 from dovetail.runs.phase_times import PhaseTimes
-from dovetail.runtime.onpolicy.rollout_history import note_lesson
+from dovetail.runs.rollout_history import RolloutResult, record_rollout
 from dovetail.runs.status import RunStatus
 
 __all__ = ["Curves"]
@@ -44,11 +43,11 @@ class Curves:
             waiting = {"waiting": float(sum(status.waiting.values()))}
             self._metrics.write("labels", waiting, step=status.env_steps)
 
-    def lesson(self, lesson: Lesson) -> None:
+    def lesson(self, lesson: RolloutResult) -> None:
         status = self._status
         self._metrics.write("online", lesson.means(), step=status.env_steps)
         self._metrics.write("learner", lesson.metrics, step=status.env_steps)
-        note_lesson(self._folder, lesson, env_steps=status.env_steps, robot_minutes=status.robot_minutes)
+        record_rollout(self._folder, lesson, env_steps=status.env_steps, robot_minutes=status.robot_minutes)
 
     def times(self) -> None:
         status = self._status

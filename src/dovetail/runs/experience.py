@@ -14,7 +14,7 @@ from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.labels.queue import LabelQueue
 from dovetail.labels.store import LabelStore
-from dovetail.policies.trainable import CachesFeatures
+from dovetail.core.abilities import CachesFeatures
 from dovetail.runs.assembly.features import encode_episode, encoded_robot
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.drain_spool import hand_over
@@ -111,7 +111,7 @@ class Experience:
 
     def as_replayed(self, robot: RobotSpec) -> RobotSpec:
         """A robot as the replay knows it."""
-        return encoded_robot(robot, self._encoder.caches) if self._encoder else robot
+        return encoded_robot(robot, self._encoder.feature_specs) if self._encoder else robot
 
     def recover(self, *, on_added: Callable[[int, int], None] = lambda done, total: None) -> list[Known]:
         """Take up what an earlier process left; returns all that counts, in the order it was committed.
@@ -137,12 +137,12 @@ class Experience:
         """Have replay hold an episode, or not, as the newest of its labels want it."""
         episode_id = known.info.id
         if not known.trains:
-            if self.replay.knows(episode_id):
+            if self.replay.was_added(episode_id):
                 self.replay.drop(episode_id)
         elif self.replay.was_dropped(episode_id):
             self._folder.event("replay is made anew", reason="an episode that was dropped counts again")
             self.rewind(list(self._known()))
-        elif self.replay.knows(episode_id):
+        elif self.replay.was_added(episode_id):
             assert known.labels is not None
             self.replay.relabel(known.labels)
         else:
@@ -181,7 +181,7 @@ class Experience:
             self.replay.reset()
         for episode_id in set(self.replay.ids()) - {one.info.id for one in known}:
             # otherwise it may still be running, and whoever streams it will tell
-            if self.replay.knows(episode_id) or self._was_aborted(episode_id):
+            if self.replay.was_added(episode_id) or self._was_aborted(episode_id):
                 self.replay.drop(episode_id)
         self._add_missing(known, on_added)
         for one in known:
@@ -192,7 +192,7 @@ class Experience:
         return episode_id in self.log and self.log.manifest(episode_id).outcome is Outcome.ABORTED
 
     def _add_missing(self, known: list[Known], on_added: Callable[[int, int], None]) -> None:
-        missing = [one for one in known if not self.replay.knows(one.info.id)]
+        missing = [one for one in known if not self.replay.was_added(one.info.id)]
         fresh = self._newest_that_fit(missing)
         num_added = 0
         for one in missing:
@@ -207,7 +207,7 @@ class Experience:
         """Whether what the replay holds was seen through another file than there is now; notes which one that is."""
         if self._encoder is None:
             return False
-        digest, before = self._encoder.caches_digest, self._folder.read_json("encoder.json")
+        digest, before = self._encoder.feature_digest, self._folder.read_json("encoder.json")
         if before is None or before["digest"] != digest:
             self._folder.write_json("encoder.json", {"digest": digest})
         return before is not None and before["digest"] != digest
@@ -218,6 +218,6 @@ class Experience:
         num_rows = 0
         for one in reversed(known):
             num_rows += one.info.num_steps + 1
-            if one.info.purpose is Purpose.DEMO or num_rows <= self.replay.room(self.as_replayed(one.info.robot)):
+            if one.info.purpose is Purpose.DEMO or num_rows <= self.replay.total_rows(self.as_replayed(one.info.robot)):
                 chosen.add(one.info.id)
         return chosen

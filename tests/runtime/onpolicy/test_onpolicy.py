@@ -18,7 +18,7 @@ from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.ppo import PPO
 from dovetail.learn.checkpoint import load_checkpoint
-from dovetail.processes.array_channel import Frames
+from dovetail.processes.array_channel import ArrayChannel
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
@@ -347,7 +347,7 @@ def test_a_collector_ends_with_its_learner(config, tmp_path):
 
 
 def test_frames_carry_arrays_as_they_are():
-    ours, theirs = Frames.pair()
+    ours, theirs = ArrayChannel.pair()
     sent = {
         "none": np.zeros((0, 3), np.float32),
         "turned": np.arange(6).reshape(2, 3).T,

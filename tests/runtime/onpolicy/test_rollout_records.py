@@ -16,8 +16,7 @@ from dovetail.reports.report import write_report
 from dovetail.runs.checkpoints import Keeping
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun, Interrupted
-from dovetail.runtime.onpolicy.rollout_history import PracticeBook, note_lesson, practised_episodes
-from dovetail.runtime.onpolicy.training import Lesson
+from dovetail.runs.rollout_history import RolloutHistory, RolloutResult, record_rollout, finished_episodes
 from support import TESTS
 from support.onpolicy_runs import PPO_RUN, build_policy, build_training
 
@@ -62,14 +61,14 @@ def test_the_report_tells_of_practice(make_folder):
 
 def test_what_a_killed_run_did_again_counts_once(make_folder):
     folder = make_folder()
-    assert PracticeBook.read(folder).curve == []
+    assert RolloutHistory.read(folder).curve == []
     for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
         episodes = {"success": np.array(success), "length": np.full(len(success), 9)}
-        lesson = Lesson(metrics={}, episodes=episodes)
-        note_lesson(folder, lesson, env_steps=env_steps, robot_minutes=env_steps / 64)
+        lesson = RolloutResult(metrics={}, episodes=episodes)
+        record_rollout(folder, lesson, env_steps=env_steps, robot_minutes=env_steps / 64)
     with (folder.path / "events.jsonl").open("a") as file:
         file.write('{"time": 1.0, "event": "practice", "env_st')  # and was killed again
-    book = PracticeBook.read(folder)
+    book = RolloutHistory.read(folder)
     assert (book.env_steps, book.robot_minutes) == (192, 3.0)
     assert [(one.end_minutes, one.success) for one in book.curve] == [(1.0, False), (1.5, True), (2.0, True)]
 
@@ -82,12 +81,12 @@ def test_what_was_practised_until_a_checkpoint(make_folder):
     for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
         rewards = np.arange(len(success), dtype=np.float32) + env_steps
         episodes = {"success": np.array(success), "reward/nearer": rewards, "reward/success": rewards}
-        note_lesson(folder, Lesson(metrics={}, episodes=episodes), env_steps=env_steps, robot_minutes=1.0)
+        record_rollout(folder, RolloutResult(metrics={}, episodes=episodes), env_steps=env_steps, robot_minutes=1.0)
     folder.event("practice", env_steps=256, success=[True, False], **{"reward/a": 0.5, "reward/b": 2.0})  # 0.6.0's
-    assert list(practised_episodes(folder.path, env_steps=0)) == []
+    assert list(finished_episodes(folder.path, env_steps=0)) == []
     first = [(False, 128.0), (True, 256.0), (True, 258.0)]
-    assert list(practised_episodes(folder.path, env_steps=192)) == first
-    assert list(practised_episodes(folder.path, env_steps=256)) == [*first, (True, 2.5), (False, 2.5)]
+    assert list(finished_episodes(folder.path, env_steps=192)) == first
+    assert list(finished_episodes(folder.path, env_steps=256)) == [*first, (True, 2.5), (False, 2.5)]
 
 
 SOLVED = ("task.tolerance=0.1", "run.env_steps=1280", "run.untrained_episodes=0", "run.checkpoint_every_s=0.0001")

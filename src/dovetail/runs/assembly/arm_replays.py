@@ -10,7 +10,7 @@ from dovetail.core.contracts import Replay
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeStart, Labels, Segment, View, Window
 from dovetail.learn.mixing import MixedReplay
-from dovetail.policies.embodiments.canonical_space import Canon
+from dovetail.policies.embodiments.canonical_space import CanonicalSpace
 
 __all__ = ["ArmReplays"]
 
@@ -18,11 +18,11 @@ __all__ = ["ArmReplays"]
 class ArmReplays:
     """See the Replay contract. An episode's robot says which of them it belongs to; batches are padded, rows of all."""
 
-    def __init__(self, canon: Canon, replays: Mapping[str, tuple[RobotSpec, Replay]]) -> None:
+    def __init__(self, canonical_space: CanonicalSpace, replays: Mapping[str, tuple[RobotSpec, Replay]]) -> None:
         """By the name that the policy knows an arm by."""
-        self._canon = canon
+        self._canonical_space = canonical_space
         self._by_name = {name: replay for name, (_, replay) in replays.items()}
-        self._mixed = MixedReplay(canon, list(replays.values()))
+        self._mixed = MixedReplay(canonical_space, list(replays.values()))
 
     def open(self) -> str | None:
         reasons = {name: replay.open() for name, replay in self._by_name.items()}
@@ -39,7 +39,7 @@ class ArmReplays:
         self._of(start.robot).extend(start, segment)
 
     def relabel(self, labels: Labels) -> None:
-        holds = [replay for replay in self._by_name.values() if replay.knows(labels.episode_id)]
+        holds = [replay for replay in self._by_name.values() if replay.was_added(labels.episode_id)]
         (holds or list(self._by_name.values()))[0].relabel(labels)
 
     def drop(self, episode_id: str) -> None:
@@ -49,8 +49,8 @@ class ArmReplays:
     def ids(self) -> list[str]:
         return [episode_id for replay in self._by_name.values() for episode_id in replay.ids()]
 
-    def knows(self, episode_id: str) -> bool:
-        return any(replay.knows(episode_id) for replay in self._by_name.values())
+    def was_added(self, episode_id: str) -> bool:
+        return any(replay.was_added(episode_id) for replay in self._by_name.values())
 
     def was_dropped(self, episode_id: str) -> bool:
         return any(replay.was_dropped(episode_id) for replay in self._by_name.values())
@@ -62,8 +62,8 @@ class ArmReplays:
     def skip(self, episode_id: str, robot: RobotSpec, *, num_steps: int) -> None:
         self._of(robot).skip(episode_id, robot, num_steps=num_steps)
 
-    def room(self, robot: RobotSpec) -> int:
-        return self._of(robot).room(robot)
+    def total_rows(self, robot: RobotSpec) -> int:
+        return self._of(robot).total_rows(robot)
 
     def size(self, view: View) -> int:
         return self._mixed.size(view)
@@ -74,4 +74,4 @@ class ArmReplays:
         self._mixed.sample(into, view=view, rng=rng, window=window)
 
     def _of(self, robot: RobotSpec) -> Replay:
-        return self._by_name[self._canon.arm(robot).name]
+        return self._by_name[self._canonical_space.arm(robot).name]

@@ -34,7 +34,7 @@ from dovetail.robot_host.host import RobotHost
 from dovetail.rewards.early_success import check_judge, ruling_of
 from dovetail.live.link import LiveLink
 from dovetail.runs.assembly.policy_components import build_policy
-from dovetail.robot_host.restarting_actor import RestartedActor
+from dovetail.robot_host.restarting_actor import RestartingActor
 
 __all__ = ["Assembly", "build_labeler", "build_panel", "build_assembly", "build_trainable"]
 
@@ -121,7 +121,7 @@ class Assembly:
         """
         if getattr(self.config.actor.config, "layout", "one_process") == "processes":
             host = self._host(spool, weights)
-            return self._attended(RestartedActor(host, tell=self.on_restart) if self.on_restart else host)
+            return self._attended(RestartingActor(host, on_restart=self.on_restart) if self.on_restart else host)
         policy = None if purpose is Purpose.DEMO else self.policy()
         if policy is not None:
             policy.warmup()

@@ -9,23 +9,23 @@ import numpy as np
 
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Episode
-from dovetail.policies.trainable import CachesFeatures
+from dovetail.core.abilities import CachesFeatures
 
 __all__ = ["encode_episode", "encoded_robot"]
 
 
-def encoded_robot(robot: RobotSpec, caches: Mapping[str, ArraySpec]) -> RobotSpec:
+def encoded_robot(robot: RobotSpec, feature_specs: Mapping[str, ArraySpec]) -> RobotSpec:
     """The robot as replay knows it: a camera gives what is kept of its images."""
-    if not caches:
+    if not feature_specs:
         return robot
-    return dataclasses.replace(robot, observation={**robot.observation, **caches})
+    return dataclasses.replace(robot, observation={**robot.observation, **feature_specs})
 
 
 def encode_episode(episode: Episode, encoder: CachesFeatures) -> Episode:
     """The same episode, with features in the place of the images that they were made of. The log keeps those."""
     last, segments = episode.last_observation, list(episode.segments)
     values = dict(last.values)
-    for key in encoder.caches:
+    for key in encoder.feature_specs:
         name = f"observation/{key}"
         frames = np.concatenate((episode.column(name), last.values[key][None]))
         encoded = _each_once(encoder, key, frames)
@@ -36,7 +36,7 @@ def encode_episode(episode: Episode, encoder: CachesFeatures) -> Episode:
             segments[number] = dataclasses.replace(segment, columns=columns)
             first += len(segment)
     segments[-1] = dataclasses.replace(segments[-1], last_observation=dataclasses.replace(last, values=values))
-    robot = encoded_robot(episode.robot, encoder.caches)
+    robot = encoded_robot(episode.robot, encoder.feature_specs)
     return dataclasses.replace(episode, robot=robot, segments=tuple(segments))
 
 

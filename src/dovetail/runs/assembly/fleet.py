@@ -19,9 +19,10 @@ from dovetail.core.contracts import Algorithm, Replay
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import RobotSpec, match
 from dovetail.core.types import Array, Episode
-from dovetail.policies.embodiments.canonical_space import EMBODIMENT, Canon, EmbodimentConfig
+from dovetail.policies.embodiments.canonical_space import EMBODIMENT, CanonicalSpace, EmbodimentConfig
 from dovetail.policies.embodiments.shared_policy import SharedConfig
-from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
+from dovetail.core.abilities import CachesFeatures
+from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runs.assembly.features import encoded_robot
 from dovetail.runs.assembly.arm_replays import ArmReplays
 from dovetail.runs.assembly.arms import arm_configs, arm_name, arm_groups
@@ -84,15 +85,15 @@ class Fleet:
     def trainable(self) -> TrainablePolicy:
         """A new policy for all of them."""
         policy = self.station.trainable()
-        canon = _canon(policy)
-        if canon is None:
+        canonical_space = _canonical_space(policy)
+        if canonical_space is None:
             check_equal(self.robots)
             return policy
         if self.station.config.learner.ranks > 1:
             raise UsageError(
                 "learner.ranks is for arms of one body, that is for policies other than shared: set it to 1"
             )
-        rows = {canon.arm(robot).name for robot in self.robots.values()}
+        rows = {canonical_space.arm(robot).name for robot in self.robots.values()}
         if len(rows) == 1:
             return policy
         canonical: TrainablePolicy = policy.canonical  # type: ignore[attr-defined]
@@ -108,30 +109,30 @@ class Fleet:
             return whole
         robot = self.station.robot.spec
         return (
-            encoded_robot(robot, policy.caches) if isinstance(policy, CachesFeatures) and policy.caches else robot
+            encoded_robot(robot, policy.feature_specs) if isinstance(policy, CachesFeatures) and policy.feature_specs else robot
         )
 
     def replay(self, folder: Path, policy: TrainablePolicy) -> Replay:
         """One, or one for each that the policy knows apart."""
         if not _is_mixed(policy):
             return self.station.replay(folder, keys=tuple(policy.spec.observation))
-        canon: Canon = policy.canon  # type: ignore[attr-defined]
+        canonical_space: CanonicalSpace = policy.canonical_space  # type: ignore[attr-defined]
         replays: dict[str, tuple[RobotSpec, Replay]] = {}
-        cameras = [key for key in policy.spec.observation if key not in canon.sizes and key != EMBODIMENT]
+        cameras = [key for key in policy.spec.observation if key not in canonical_space.sizes and key != EMBODIMENT]
         for robot in self.robots.values():
-            arm = canon.arm(robot)
+            arm = canonical_space.arm(robot)
             if arm.name not in replays:
                 keys = (*arm.keys.values(), *cameras)
                 replays[arm.name] = (robot, self.station.replay(folder / arm.name, keys=keys))
-        return ArmReplays(canon, replays)
+        return ArmReplays(canonical_space, replays)
 
     def seen(self, policy: TrainablePolicy) -> Callable[[Episode], dict[str, Array]]:
         """What normalisation is fitted to, of an episode."""
         if not _is_mixed(policy):
             keys = [key for key, spec in policy.spec.observation.items() if len(spec.shape) < 3]
             return lambda episode: {key: episode.column(f"observation/{key}") for key in keys}
-        canon: Canon = policy.canon  # type: ignore[attr-defined]
-        return lambda episode: _padded(canon, episode)
+        canonical_space: CanonicalSpace = policy.canonical_space  # type: ignore[attr-defined]
+        return lambda episode: _padded(canonical_space, episode)
 
     def close(self) -> None:
         self.station.close()
@@ -164,18 +165,18 @@ def build_fleet(config: RunConfig, *, parts: Path | None = None) -> Fleet:
     return Fleet(station=station, robots={name: robots[name] for name in config.cluster.named_robots()})
 
 
-def _canon(policy: Any) -> Canon | None:
+def _canonical_space(policy: Any) -> CanonicalSpace | None:
     canonical = getattr(policy, "canonical", None)
-    return None if canonical is None else canonical.canon
+    return None if canonical is None else canonical.canonical_space
 
 
 def _is_mixed(policy: Any) -> bool:
-    return hasattr(policy, "canon")
+    return hasattr(policy, "canonical_space")
 
 
-def _padded(canon: Canon, episode: Episode) -> dict[str, Array]:
-    arm = canon.arm(episode.robot)
+def _padded(canonical_space: CanonicalSpace, episode: Episode) -> dict[str, Array]:
+    arm = canonical_space.arm(episode.robot)
     wide = {key: arm.wide(key, episode.column(f"observation/{own}")) for key, own in arm.keys.items()}
-    for key, size in canon.sizes.items():
+    for key, size in canonical_space.sizes.items():
         wide.setdefault(key, np.zeros((len(episode), size), np.float32))
     return {**wide, EMBODIMENT: np.tile(arm.one_hot, (len(episode), 1))}

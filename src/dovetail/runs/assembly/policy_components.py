@@ -37,9 +37,9 @@ class _OfParts(Protocol):
     """A policy whose components may come from elsewhere; asked by name, so that others need not load torch."""
 
     @property
-    def parts(self) -> Mapping[str, _Part]: ...
+    def component_configs(self) -> Mapping[str, _Part]: ...
 
-    def assemble(self, read: Callable[[str, str], Mapping[str, Array]]) -> None: ...
+    def load_components(self, read: Callable[[str, str], Mapping[str, Array]]) -> None: ...
 
     def weights(self) -> Mapping[str, Mapping[str, Array]]: ...
 
@@ -54,13 +54,13 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, parts: 
 
     policy = section.build(robot=robot, seed=seed)
     if isinstance(policy, _OfParts):
-        policy.assemble(read)
+        policy.load_components(read)
     return cast(Policy, policy)
 
 
 def keep_parts(policy: object, folder: Path) -> None:
     """Write down what the components of a new policy started from, where they came from elsewhere."""
-    named = policy.parts if isinstance(policy, _OfParts) else {}
+    named = policy.component_configs if isinstance(policy, _OfParts) else {}
     for name, part in named.items():
         if part.checkpoint is not None and not _kept(folder, name).is_file():
             assert isinstance(policy, _OfParts)

@@ -27,9 +27,9 @@ from dovetail.config.schema import PluginSection, RunConfig
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array
 from dovetail.learn.rollouts import Practice
-from dovetail.policies.actor_critic import ValuedPolicy
-from dovetail.processes.array_channel import Frames, run_child
-from dovetail.processes.channel import Gone
+from dovetail.policies.trainable import ValuedPolicy
+from dovetail.processes.array_channel import ArrayChannel, run_child
+from dovetail.processes.channel import ChannelClosed
 from dovetail.runs.assembly.workcell import build_workcell
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.onpolicy.recording import Recording
@@ -106,7 +106,7 @@ class ProcessCollector:
         patience_s: float = 600.0,
     ) -> None:
         self._should_stop, self._patience_s = should_stop, patience_s
-        self._frames, theirs = Frames.pair()
+        self._frames, theirs = ArrayChannel.pair()
         try:
             self.popen = subprocess.Popen(
                 [sys.executable, "-m", "dovetail.runtime.onpolicy.collector", str(theirs.fileno())],
@@ -156,7 +156,7 @@ class ProcessCollector:
         self._frames.close()
 
     def _tell(self, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        with contextlib.suppress(Gone):  # the dead are told nothing: whoever waits for them will see
+        with contextlib.suppress(ChannelClosed):  # the dead are told nothing: whoever waits for them will see
             self._frames.send(facts, arrays)
 
     def _read(self) -> None:
@@ -167,7 +167,7 @@ class ProcessCollector:
                     self._error = facts["error"]
                 else:
                     self._rollouts.put(rollout)
-        except Gone:
+        except ChannelClosed:
             self._rollouts.put(None)
 
     def _obituary(self) -> str:
@@ -181,7 +181,7 @@ class ProcessCollector:
         return f"the collector has died (exit status {code})"
 
 
-def _serve(frames: Frames) -> None:
+def _serve(frames: ArrayChannel) -> None:
     import torch
 
     torch.set_num_threads(1)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -30,9 +29,9 @@ from dovetail.runs.folder import RunFolder
 from dovetail.runs.skipped_updates import telling_skips
 from dovetail.runs.status import RunStatus
 from dovetail.runtime.onpolicy.collector import ProcessCollector, build_collector, collector_orders
-from dovetail.runtime.onpolicy.rollout_history import practised_episodes
+from dovetail.runs.rollout_history import RolloutResult, finished_episodes
 
-__all__ = ["Lesson", "OnPolicy", "check_practice", "is_on_policy"]
+__all__ = ["OnPolicy", "check_practice", "is_on_policy"]
 
 
 class RolloutSource(Protocol):
@@ -43,25 +42,6 @@ class RolloutSource(Protocol):
     def collect(self) -> dict[str, Array] | None: ...
 
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
-    """What one rollout taught, and the episodes that ended in it: one number of each, by name."""
-
-    metrics: Mapping[str, float]
-    episodes: Mapping[str, Array]  # success, length, at_limit, reward/<component>: [K] each
-
-    @property
-    def returns(self) -> Array:
-        rewards = [values for name, values in self.episodes.items() if name.startswith("reward/")]
-        return np.sum(rewards, axis=0) if rewards else np.zeros(0, np.float32)
-
-    def means(self) -> dict[str, float]:
-        """Of the episodes; nothing where none ended."""
-        if not len(self.returns):
-            return {}
-        return {"return": float(self.returns.mean())} | {n: float(v.mean()) for n, v in self.episodes.items()}
 
 
 class OnPolicy:
@@ -93,10 +73,10 @@ class OnPolicy:
         self,
         status: RunStatus,
         *,
-        note: Callable[[Lesson], None] = lambda lesson: None,
+        note: Callable[[RolloutResult], None] = lambda lesson: None,
         save: Callable[[OnPolicy], None] = lambda practice: None,
         solved: Callable[[], bool] = lambda: False,
-    ) -> Iterator[Lesson]:
+    ) -> Iterator[RolloutResult]:
         """Step until the run's budget is spent, its task is solved or it is to end; each is noted, then now and then all is
         saved. One that goes on from a checkpoint begins with the recent episodes that the run had then."""
         run, saved_s = self._config.run, time.monotonic()
@@ -115,7 +95,7 @@ class OnPolicy:
                 saved_s = time.monotonic()
             yield lesson
 
-    def step(self) -> Lesson | None:
+    def step(self) -> RolloutResult | None:
         """The next rollout and the update that it gives; None if the run is to end."""
         began_s = time.monotonic()
         if self._source is None:
@@ -134,7 +114,7 @@ class OnPolicy:
         waited = {"collect_s": collected_s - began_s, "update_s": time.monotonic() - collected_s}
         episodes = {n.removeprefix("episode/"): v for n, v in rollout.items() if n.startswith("episode/")}
         self.num_ended += len(episodes.get("success", ()))
-        return Lesson(
+        return RolloutResult(
             metrics={**metrics, "reward_std": float(rollout["reward"].std()), **waited}, episodes=episodes
         )
 
@@ -160,7 +140,7 @@ class OnPolicy:
         source.load(self._algorithm.policy_weights(), version=self.num_updates)
         return source
 
-    def _count(self, status: RunStatus, lesson: Lesson | None = None) -> None:
+    def _count(self, status: RunStatus, lesson: RolloutResult | None = None) -> None:
         status.env_steps = status.done = self.env_steps
         status.episodes, status.updates = self.num_ended, self.num_updates
         status.robot_minutes = self.env_steps / self._control_hz / 60.0
@@ -174,7 +154,7 @@ class OnPolicy:
         """What tells whether it is solved, and which checkpoint is the best, goes on too."""
         if self._folder is None:
             return
-        known = list(practised_episodes(self._folder.path, env_steps=self.env_steps))
+        known = list(finished_episodes(self._folder.path, env_steps=self.env_steps))
         for recent in (status.recent_success, status.recent_return, status.recent_human):
             recent.clear()
         status.recent_success.extend(float(success) for success, _ in known)

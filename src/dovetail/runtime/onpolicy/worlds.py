@@ -23,7 +23,7 @@ from dovetail.core.types import (
     WeightSnapshot,
 )
 from dovetail.learn.rollouts import Practice, RolloutBuffer
-from dovetail.policies.actor_critic import ValuedPolicy
+from dovetail.policies.trainable import ValuedPolicy
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runtime.onpolicy.recording import Recording
 

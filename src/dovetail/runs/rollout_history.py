@@ -1,0 +1,97 @@
+"""Results of on-policy rollouts, stored in the run's events, because their episodes are seldom recorded.
+
+A killed run resumes from its checkpoint and repeats the rollouts after it. So a line replaces all earlier lines with as many
+or more steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dovetail.core.types import Array
+from dovetail.reports.figures import CurveEpisode
+from dovetail.runs.folder import RunFolder, read_events
+
+__all__ = ["RolloutHistory", "RolloutResult", "finished_episodes", "read_rollouts", "record_rollout"]
+
+_EVENT = "practice"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutResult:
+    """Metrics of one rollout and its update, and one value per episode that ended in it."""
+
+    metrics: Mapping[str, float]
+    episodes: Mapping[str, Array]  # success, length, at_limit, reward/<component>: [K] each
+
+    @property
+    def returns(self) -> Array:
+        rewards = [values for name, values in self.episodes.items() if name.startswith("reward/")]
+        return np.sum(rewards, axis=0) if rewards else np.zeros(0, np.float32)
+
+    def means(self) -> dict[str, float]:
+        """Means over the episodes; empty if none ended."""
+        if not len(self.returns):
+            return {}
+        return {"return": float(self.returns.mean())} | {n: float(v.mean()) for n, v in self.episodes.items()}
+
+
+def record_rollout(folder: RunFolder, result: RolloutResult, *, env_steps: int, robot_minutes: float) -> None:
+    """Add a line to the events. `env_steps` and `robot_minutes` are totals of the run."""
+    seconds = {name: result.metrics[name] for name in ("collect_s", "update_s") if name in result.metrics}
+    rewards = {name: mean for name, mean in result.means().items() if name.startswith("reward/")}
+    folder.event(
+        _EVENT,
+        env_steps=env_steps,
+        robot_minutes=robot_minutes,
+        success=[bool(one) for one in result.episodes.get("success", ())],
+        length=[int(one) for one in result.episodes.get("length", ())],
+        returns=[float(one) for one in result.returns],
+        **seconds,
+        **rewards,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolloutHistory:
+    """All rollouts of a run; empty for algorithms that use a replay."""
+
+    env_steps: int
+    robot_minutes: float
+    curve: list[CurveEpisode]
+
+    @staticmethod
+    def read(folder: RunFolder) -> RolloutHistory:
+        lines = read_rollouts(folder.path)
+        curve, minutes = [], 0.0
+        for line in lines:
+            # the time at which an episode ended is not stored: spread them over the rollout
+            share = (line["robot_minutes"] - minutes) / max(len(line["success"]), 1)
+            for number, success in enumerate(line["success"], start=1):
+                curve.append(CurveEpisode(end_minutes=minutes + number * share, success=success, human_share=0.0))
+            minutes = line["robot_minutes"]
+        return RolloutHistory(env_steps=lines[-1]["env_steps"] if lines else 0, robot_minutes=minutes, curve=curve)
+
+
+def read_rollouts(run: Path) -> list[dict[str, Any]]:
+    """The lines that were not replaced, oldest first."""
+    kept: list[dict[str, Any]] = []
+    for line in read_events(run, _EVENT):
+        while kept and kept[-1]["env_steps"] >= line["env_steps"]:
+            kept.pop()
+        kept.append(line)
+    return kept
+
+
+def finished_episodes(run: Path, *, env_steps: int) -> Iterator[tuple[bool, float]]:
+    """Success and return of each episode in the first `env_steps` steps. A checkpoint of these steps repeats the rest."""
+    for line in read_rollouts(run):
+        if line["env_steps"] <= env_steps:
+            mean = sum(value for name, value in line.items() if name.startswith("reward/"))
+            # old lines have the mean return only
+            yield from zip(line["success"], line.get("returns") or [mean] * len(line["success"]), strict=True)
