@@ -180,7 +180,7 @@ def test_other_slashes_are_fine(text):
 
 def test_a_tutorial_that_rotted_is_noticed(written):
     text = TUTORIAL.read_text()
-    rotten = text.replace("else -0.02  # over it first, then through it", "else 0.02  # never through it")
+    rotten = text.replace("else -0.02  # first above the button, then through it", "else 0.02  # never through it")
     assert rotten != text
     written(rotten)
     with pytest.raises(AssertionError, match="the expert succeeded in 0 of 10"):

@@ -11,7 +11,7 @@ from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import WeightSnapshot
-from dovetail.runs.assembly.policy_parts import build_policy
+from dovetail.runs.assembly.policy_components import build_policy
 
 PAGE = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
 FILES = re.compile(r"<!-- file: (\S+) -->\n```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
