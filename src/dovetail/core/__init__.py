@@ -1,1 +1,1 @@
-"""The nouns and the contracts. Imports nothing of ours and nothing but numpy."""
+"""Shared types, specs, contracts and small tools. Imports numpy and no other dovetail folder."""

@@ -12,14 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol, runtime_checkable
 
-from dovetail.core.specs import RobotSpec
+from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Observation
 
 __all__ = [
     "AsksAgain",
     "AsksPerson",
     "BringsTask",
-    "CanonicalPolicy",
+    "CachesFeatures",
+    "HasCanonicalSpace",
     "ChecksMetrics",
     "ChecksRobot",
     "Closes",
@@ -220,6 +221,23 @@ class HasMode(Protocol):
 
 
 @runtime_checkable
+class CachesFeatures(Protocol):
+    """A policy with a frozen image encoder. The replay stores its features instead of images, so that no frame is encoded
+    twice. The policy accepts both."""
+
+    @property
+    def feature_specs(self) -> Mapping[str, ArraySpec]:
+        """The features of one frame per camera. Empty: the policy has no frozen encoder."""
+
+    @property
+    def feature_digest(self) -> str:
+        """Identifies the encoder. Stored features of another digest are invalid."""
+
+    def encode(self, key: str, frames: Array) -> Array:
+        """Encode images [N, H, W, C] of a camera to features [N, ...]."""
+
+
+@runtime_checkable
 class LearnsByImitation(Protocol):
     """A policy that can be trained here: see `dovetail.policies.trainable.TrainablePolicy`."""
 
@@ -242,11 +260,11 @@ class CountsSampledActions(Protocol):
 
 
 @runtime_checkable
-class CanonicalPolicy(Protocol):
+class HasCanonicalSpace(Protocol):
     """A policy in the canonical action space that several embodiments share."""
 
     @property
-    def canon(self) -> Any: ...
+    def canonical_space(self) -> Any: ...
 
 
 @runtime_checkable
@@ -254,7 +272,7 @@ class WrapsCanonicalPolicy(Protocol):
     """A policy for one embodiment on top of a canonical policy."""
 
     @property
-    def canonical(self) -> CanonicalPolicy: ...
+    def canonical(self) -> HasCanonicalSpace: ...
 
 
 # ---- algorithms

@@ -1,13 +1,12 @@
-"""What an action came to, in the numbers of an action: worked out from what was measured before and after it.
+"""Achieved actions: the motion that each action caused, computed from measurements before and after it.
 
-Learning from it, as Hi-ORS does, is learning from where the arm really went. It is not `executed`, which is what the
-arm was told: an arm lags behind, and is held up by what it touches.
+Hi-ORS learns from achieved actions. They differ from `executed`, the command: an arm lags behind and contact stops it.
 
-    ee_delta        the way from pose to pose, in the frame of the episode's first one
-    joint_target    the joints as they were one tick later
-    any             where the robot itself tells it, as observation `achieved`: what the action before came to
+    ee_delta        the motion from pose to pose, in the frame of the episode's first pose
+    joint_target    the joint positions one tick later
+    any             observation `achieved` of the next step, if the robot measures it itself
 
-Grippers are as far open as they were measured, where observation `gripper` says so; otherwise as they were told.
+Gripper axes use the measured opening from observation `gripper`, or else the command.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ import numpy as np
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array
 
-__all__ = ["achieved_actions", "gripper_axes", "is_delta", "tells_achieved"]
+__all__ = ["achieved_actions", "gripper_axes", "is_delta", "measures_achieved"]
 
 _OWN, _POSE, _JOINTS, _GRIPPER = "achieved", "ee_pose", "joint_pos", "gripper"
 
 
-def tells_achieved(robot: RobotSpec) -> bool:
-    """Whether a robot's observations say what an action came to."""
+def measures_achieved(robot: RobotSpec) -> bool:
+    """Whether achieved actions can be computed from the robot's observations."""
     return _source(robot) is not None
 
 
 def is_delta(action_kind: str) -> bool:
-    """Whether an arm's numbers say how far to go, and not where to."""
+    """Whether actions are relative motions, not absolute targets."""
     return action_kind.endswith("_delta")
 
 
 def gripper_axes(action: ArraySpec, action_kind: str) -> Array:
-    """Which axes are grippers, bool [A]: those named so; without names, those behind the six of an arm."""
+    """Mask of the gripper axes, bool [A]: by name, or the axes after the six of an arm."""
     num_axes = action.shape[0]
     if action.names:
         return np.array(["gripper" in name for name in action.names])
@@ -47,7 +46,7 @@ def gripper_axes(action: ArraySpec, action_kind: str) -> Array:
 
 
 def achieved_actions(robot: RobotSpec, observations: Mapping[str, Array], executed: Array) -> Array:
-    """float32 [T, A], from observations [T + 1, ...] of a whole episode; NaN where there are none of the needed ones."""
+    """float32 [T, A] from the observations [T + 1, ...] of a whole episode. NaN if a needed observation is missing."""
     observations = {
         key: values
         for key, values in observations.items()
@@ -60,7 +59,7 @@ def achieved_actions(robot: RobotSpec, observations: Mapping[str, Array], execut
     if source == _OWN:
         return measured[1:].astype(np.float32)
     grippers = gripper_axes(robot.action, robot.action_kind)
-    if source == _JOINTS and measured.shape[1] == len(grippers):  # grippers are joints among others
+    if source == _JOINTS and measured.shape[1] == len(grippers):  # the joints include the grippers
         return measured[1:].astype(np.float32)
     achieved = executed.astype(np.float32)
     achieved[:, ~grippers] = measured[1:] if source == _JOINTS else _deltas(measured)
@@ -71,7 +70,7 @@ def achieved_actions(robot: RobotSpec, observations: Mapping[str, Array], execut
 
 
 def _source(robot: RobotSpec) -> str | None:
-    """The observation that tells it."""
+    """The observation to compute from, or None."""
     if len(robot.action.shape) != 1:
         return None
     shapes = {key: spec.shape for key, spec in robot.observation.items()}
@@ -86,7 +85,7 @@ def _source(robot: RobotSpec) -> str | None:
 
 
 def _openings(robot: RobotSpec, observations: Mapping[str, Array]) -> Array | None:
-    """How far the grippers are open, [T + 1, G]."""
+    """Gripper openings, [T + 1, G]."""
     spec, measured = robot.observation.get(_GRIPPER), observations.get(_GRIPPER)
     if spec is None or measured is None:
         return None
@@ -95,7 +94,7 @@ def _openings(robot: RobotSpec, observations: Mapping[str, Array]) -> Array | No
 
 
 def _deltas(poses: Array) -> Array:
-    """From poses [T + 1, 7 n] to moves and turns [T, 6 n] in the frame of the first pose, an arm after the other."""
+    """From poses [T + 1, 7 n] to translations and rotations [T, 6 n] in the frame of the first pose, arm by arm."""
     moves = []
     for pose in np.split(poses.astype(np.float64), poses.shape[1] // 7, axis=1):
         position, quat = pose[:, :3], pose[:, 3:] / np.linalg.norm(pose[:, 3:], axis=1, keepdims=True)
@@ -114,7 +113,7 @@ def _inverse(quat: Array) -> Array:
 
 
 def _product(first: Array, second: Array) -> Array:
-    """The rotation `second`, then the rotation `first`."""
+    """Rotate by `second`, then by `first`."""
     w, v, u, r = first[:, :1], first[:, 1:], second[:, :1], second[:, 1:]
     real = w * u - (v * r).sum(axis=1, keepdims=True)
     return np.concatenate((real, w * r + u * v + np.cross(v, r)), axis=1)
@@ -127,7 +126,7 @@ def _turned(quat: Array, vectors: Array) -> Array:
 
 
 def _rotation_vectors(quat: Array) -> Array:
-    """Axis times angle, the short way round."""
+    """Axis times angle, for the shorter rotation."""
     quat = np.where(quat[:, :1] < 0.0, -quat, quat)
     sine = np.linalg.norm(quat[:, 1:], axis=1, keepdims=True)
     angle = 2.0 * np.arctan2(sine, quat[:, :1])

@@ -1,4 +1,4 @@
-"""Time as a thing that is handed in, so that the same loop runs on a robot and in simulated time."""
+"""Clocks. The same control loop runs on a robot and in simulated time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NS_PER_S = 1_000_000_000
 
 
 def boot_id() -> str:
-    """Names the run of the kernel whose monotonic clock is counted; empty where there is no telling."""
+    """Id of this boot of the machine, whose monotonic clock counts the steps. Empty if unknown."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -36,9 +36,9 @@ class RealClock:
 
 
 class SimulatedClock:
-    """Time that passes only while somebody sleeps, and moves the simulators that listen to it.
+    """Simulated time. It advances only in `sleep_until`, which also advances the simulators.
 
-    With `realtime`, simulated time never runs ahead of the wall clock.
+    With `realtime`, simulated time never runs ahead of real time.
     """
 
     def __init__(self, *, realtime: bool = False) -> None:
@@ -48,7 +48,7 @@ class SimulatedClock:
         self._anchor_ns = self._wall.now_ns() if self._wall else 0
 
     def on_advance(self, listener: Callable[[int], None]) -> None:
-        """`listener(duration_ns)` is called each time simulated time passes."""
+        """Call `listener(duration_ns)` each time simulated time passes."""
         self._listeners.append(listener)
 
     def now_ns(self) -> int:

@@ -12,7 +12,7 @@ A shortened version of the loop that uses them:
         clock.sleep_until(next_tick)
         observation = robot.observe()
         outcome = task.judge(robot, observation, num_steps=n).outcome
-    recorder.end(outcome=outcome, judgement=human.judgement)
+    recorder.end(outcome=outcome, judgement=None)
     replay.add(episode, labeler.label(episode))
     replay.sample(batch, view=view, rng=rng)
     metrics = algorithm.update(batch)
@@ -295,7 +295,7 @@ class Replay(ReplayReader, ReplayWriter, Protocol):
     def ids(self) -> list[str]:
         """Ids of the episodes that can be sampled."""
 
-    def knows(self, episode_id: str) -> bool:
+    def was_added(self, episode_id: str) -> bool:
         """Whether an episode was ever added or skipped, even if it is gone now."""
 
     def was_dropped(self, episode_id: str) -> bool: ...
@@ -306,7 +306,7 @@ class Replay(ReplayReader, ReplayWriter, Protocol):
     def skip(self, episode_id: str, robot: RobotSpec, *, num_steps: int) -> None:
         """Count an episode as known without adding it. Its steps are older than all later ones."""
 
-    def room(self, robot: RobotSpec) -> int:
+    def total_rows(self, robot: RobotSpec) -> int:
         """Total number of rows for a robot. An episode needs one row more than it has steps."""
 
 
@@ -315,7 +315,7 @@ class Algorithm(Protocol):
     """A learning method: batches in, weights out."""
 
     @property
-    def wants(self) -> SampleRequest: ...
+    def sample_request(self) -> SampleRequest: ...
 
     def update(self, batch: Mapping[str, Any]) -> Mapping[str, float]:
         """Do one update. `batch` holds tensors with the names of `ReplayReader.sample`, one row per sampled step."""

@@ -1,4 +1,4 @@
-"""What makes a write survive a crash: fsync, atomic rename, one writer at a time, JSON that shows damage."""
+"""Durable writes: fsync, atomic rename, one writer at a time, JSON with a checksum."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = [
     "writer",
 ]
 
-TEMPORARY = ".tmp"  # inside the store's own folder, so that a rename out of it stays on one filesystem
+TEMPORARY = ".tmp"  # inside the store, so that a rename stays on one filesystem
 
-_PIECE = 1 << 20  # bytes in one call
+_PIECE = 1 << 20  # bytes per call
 
 
 class MissingError(StoreError):
-    """A file that should be there and is not: never written, lost, or pruned a moment ago."""
+    """An expected file does not exist: never written, lost or pruned."""
 
 
 def sha256(data: bytes) -> str:
@@ -42,7 +42,7 @@ def sha256(data: bytes) -> str:
 
 
 def sha256_file(path: Path) -> str:
-    """Of a file of any size, a block at a time."""
+    """Hash a file block by block."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -53,13 +53,13 @@ def sha256_file(path: Path) -> str:
 
 
 def check_file(path: Path, *, checksum: str) -> None:
-    """Refuse a file by name if it is unreadable or not what was written; like `read_file`, but keeps none of it."""
+    """Raise StoreError if a file is unreadable or damaged. Unlike `read_file`, returns nothing."""
     if sha256_file(path) != checksum:
         raise StoreError(_damaged(path))
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: without this, a committed rename can vanish with the power."""
+    """Make the names in a folder durable. Without it, a power loss can undo a rename."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -68,7 +68,7 @@ def fsync_folder(folder: Path) -> None:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Durably, and by the piece: a kernel that is deep in one large write may keep a real-time process waiting."""
+    """Write durably and in pieces, because one large write in the kernel can delay a real-time process."""
     with path.open("wb", buffering=0) as file:
         rest = memoryview(data)
         while rest:
@@ -77,7 +77,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def write_atomic(path: Path, data: bytes) -> None:
-    """Write beside, flush, rename over, and make the name durable: the old file or the new one, never half."""
+    """Replace a file atomically and durably: readers see the old file or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         write_file(beside, data)
@@ -89,10 +89,10 @@ def write_atomic(path: Path, data: bytes) -> None:
 
 
 def read_file(path: Path, *, checksum: str | None = None) -> bytes:
-    """A whole file, refused by name if it is unreadable or not what was written."""
+    """Read a whole file. Raises StoreError if it is unreadable or its checksum is wrong."""
     try:
         with path.open("rb", buffering=0) as file:
-            piece = min(_PIECE, os.fstat(file.fileno()).st_size + 1)  # that much memory is taken for each
+            piece = min(_PIECE, os.fstat(file.fileno()).st_size + 1)  # allocated per call
             data = b"".join(iter(lambda: file.read(piece), b""))
     except FileNotFoundError as error:
         raise MissingError(f"{path} is missing") from error
@@ -104,14 +104,14 @@ def read_file(path: Path, *, checksum: str | None = None) -> bytes:
 
 
 def _damaged(path: Path) -> str:
-    return f"{path} is damaged: its sha256 is not the one it was written with"
+    return f"{path} is damaged: its sha256 differs from the recorded one"
 
 
 @contextlib.contextmanager
 def writer(folder: Path) -> Iterator[Path]:
-    """Be the only writer of a store, in any process; yields its folder for temporary files, empty.
+    """Lock a store against other writers in any process. Yields its empty folder for temporary files.
 
-    The kernel drops the lock of a process that dies, so whatever lies there belongs to nobody living.
+    The kernel releases the lock of a dead process, so any file in that folder is a leftover.
     """
     try:
         temporary = folder / TEMPORARY
@@ -139,13 +139,13 @@ def _empty(folder: Path) -> None:
 
 
 def dump_json(body: Mapping[str, Any], *, indent: int | None = None) -> bytes:
-    """JSON that ends in a checksum of itself, in one canonical spelling, so that any changed byte shows."""
+    """Encode JSON in one canonical form with a checksum at the end, so that any changed byte is detected."""
     checksum = sha256(_canonical(body, None))
     return _canonical({**body, "checksum": checksum}, indent)
 
 
 def load_json(data: bytes, *, name: str, indent: int | None = None) -> dict[str, Any]:
-    """What `dump_json` wrote, or a StoreError that says `name` is damaged."""
+    """Decode the output of `dump_json`. Raises StoreError if `name` is damaged."""
     try:
         body = json.loads(data)
         checksum = body.pop("checksum")
@@ -153,7 +153,7 @@ def load_json(data: bytes, *, name: str, indent: int | None = None) -> dict[str,
     except (ValueError, KeyError, AttributeError, TypeError):
         intact = False
     if not intact:
-        raise StoreError(f"{name} is damaged: it is not what was written there")
+        raise StoreError(f"{name} is damaged: its checksum does not match")
     return dict(body)
 
 

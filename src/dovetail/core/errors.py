@@ -1,21 +1,21 @@
-"""Everything Dovetail raises on purpose.
+"""The exceptions of Dovetail.
 
     DovetailError
-    ├── UsageError            the person asked for something that cannot be: exit code 2
-    │   ├── ConfigError       a key, value or file of the configuration
-    │   ├── PluginError       a name that resolves to nothing, or to the wrong thing
-    │   ├── SpecMismatch      two sides that do not fit each other
-    │   └── RunFolderError    a run folder that exists, is missing, or belongs to another config
-    └── FailureError          something broke while it ran: exit code 1
+    ├── UsageError            wrong input of the user: exit code 2
+    │   ├── ConfigError       a key, value or file of the config
+    │   ├── PluginError       a plugin that does not exist or does not fit its contract
+    │   ├── SpecMismatch      robot, task, policy or data that do not fit each other
+    │   └── RunFolderError    a run folder that exists, is missing or has another config
+    └── FailureError          a failure at run time: exit code 1
         ├── RobotError        hardware or simulator
-        │   ├── RobotFault    latched: nothing moves until it is acknowledged
+        │   ├── RobotFault    latched: the robot does not move until it is acknowledged
         │   └── StaleObservation
         ├── StoreError        episodes, labels, replay or weights on disk
-        ├── CheckpointError   a checkpoint that is not one
-        ├── PolicyError       a policy that cannot answer: its server is gone, slow, or talks nonsense
-        └── LabelError        a labeler that cannot answer, for the same reasons: the episode waits
+        ├── CheckpointError   an unreadable or incompatible checkpoint
+        ├── PolicyError       a policy that cannot act: its server is gone, slow or sends invalid data
+        └── LabelError        a labeler that cannot answer yet; the episode stays unlabeled
 
-A message is one line: what is wrong, what was got, what is valid or what to do.
+A message is one line: what happened, what was expected, what to do.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 
 
 class DovetailError(Exception):
-    """Base of all; `exit_code` is what the command line returns."""
+    """Base class. The command line exits with `exit_code`."""
 
     exit_code = 1
 
@@ -102,7 +102,7 @@ class LabelError(FailureError):
 
 
 def one_line(error: BaseException) -> str:
-    """As it is told from one process to another: our own by what they say, others by their kind too."""
+    """The message in one line. Errors that are not Dovetail's get their type in front."""
     kind, message = type(error).__name__, " ".join(str(error).split())
     if isinstance(error, DovetailError) and message:
         return message
@@ -110,7 +110,7 @@ def one_line(error: BaseException) -> str:
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
-    """Say "Did you mean 'x'?" for the nearest valid name; otherwise what there is."""
+    """Return " Did you mean 'x'?" for the nearest valid name, or else the list of valid names."""
     names = sorted(valid)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if near:

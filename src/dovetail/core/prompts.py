@@ -1,4 +1,4 @@
-"""A task in words, as an array: UTF-8 bytes, zeros behind them. So it travels, and is stored, like anything seen."""
+"""Prompts as arrays: UTF-8 bytes padded with zeros, sent and stored like an observation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ PROMPT_BYTES = 256
 
 
 def encode_prompt(prompt: str) -> Array:
-    """uint8 [256]; what is longer is cut off, between two characters."""
+    """uint8 [256]. A longer prompt is cut between two characters."""
     text = prompt.replace("\0", " ").encode()[:PROMPT_BYTES].decode(errors="ignore").encode()
     return np.frombuffer(text.ljust(PROMPT_BYTES, b"\0"), np.uint8).copy()
 

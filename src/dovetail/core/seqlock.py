@@ -1,8 +1,8 @@
-"""One writer's newest value for readers in other processes, without a lock: nobody ever waits for the writer.
+"""The newest value of one writer for readers in other processes. Readers never block.
 
-The writer makes a counter odd, writes, and makes it even again; a reader copies, and takes what it copied only if the
-counter was even and the same before and after. A checksum stands beside it, because a counter alone trusts the
-processor to show writes in order. A writer that dies in between leaves an odd counter: readers then see nothing new.
+The writer makes a counter odd, writes, and makes it even again. A reader copies the value and keeps the copy only if the
+counter was even and equal before and after. A checksum guards against processors that reorder writes. A writer that dies
+during a write leaves an odd counter; readers then see no new value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _TRIES = 64
 
 
 class Seqlock:
-    """Named arrays over shared memory. `write` all of them, or `read` copies of what one write left."""
+    """Named arrays in shared memory. `write` sets all of them; `read` returns copies from a single write."""
 
     def __init__(self, counter: Array, checksum: Array, fields: Mapping[str, Array]) -> None:
         self._counter, self._checksum = counter, checksum  # [1] uint64, [1] uint32
@@ -28,12 +28,12 @@ class Seqlock:
 
     @property
     def version(self) -> int:
-        """Of what is there: even and growing, odd while it is being written."""
+        """Grows with each write; odd during a write."""
         return int(self._counter[0])
 
     def write(self, values: Mapping[str, object]) -> int:
-        """Returns the version of this value."""
-        version = self.version | 1  # also from the odd number that a dead writer left
+        """Return the version of this value."""
+        version = self.version | 1  # a dead writer may have left an odd number
         self._counter[0] = version
         for name, field in self._fields.items():
             field[...] = values[name]
@@ -42,7 +42,7 @@ class Seqlock:
         return version + 1
 
     def read(self, *, newer_than: int = 0) -> tuple[int, dict[str, Array]] | None:
-        """The newest value and its version; None if there is none, or if no whole one could be caught."""
+        """Return the newest version and value. None if there is none, or if writes interrupted every attempt."""
         for _ in range(_TRIES):
             before = self.version
             if before <= newer_than:

@@ -1,4 +1,4 @@
-"""What a robot offers and what others need of it, matched before anything moves."""
+"""Specs of robots, policies and tasks, and the check that they fit each other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["ArraySpec", "PolicySpec", "RobotSpec", "TaskSpec", "match"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySpec:
-    """Shape, dtype and, where they are known, names and limits of one array."""
+    """Shape and dtype of one array; names and limits if known."""
 
     shape: tuple[int, ...]
     dtype: str = "float32"
@@ -39,14 +39,14 @@ class ArraySpec:
 
     @property
     def bounds(self) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]:
-        """Limits as arrays; where none are known, infinite ones."""
+        """Limits as arrays; infinite if unknown."""
         if not self.low:
             full = np.full(self.shape, np.inf, np.float32)
             return -full, full
         return np.array(self.low, np.float32), np.array(self.high, np.float32)
 
     def at_limits(self, values: npt.NDArray[np.float32]) -> npt.NDArray[np.bool_]:
-        """Which of them, [..., *shape], lie within a hundredth of the range of a limit, or beyond it."""
+        """Mask of the values, [..., *shape], within 1 % of the range of a limit, or beyond it."""
         low, high = self.bounds
         width = high - low
         near = np.where(np.isfinite(width), 0.01 * width, 0.0)
@@ -77,13 +77,13 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RobotSpec:
-    """What a robot says of itself: its observations, its actions, and what kind of body it is."""
+    """Observations, actions and embodiment of a robot."""
 
     name: str
     embodiment: str
     observation: Mapping[str, ArraySpec]
     action: ArraySpec
-    action_kind: str  # what the numbers mean: "ee_delta", "joint_target", ...
+    action_kind: str  # meaning of an action: "ee_delta", "joint_target", ...
     control_hz: float
 
     def to_json(self) -> dict[str, Any]:
@@ -108,15 +108,15 @@ class RobotSpec:
         )
 
     def hash(self) -> str:
-        """Names one replay file set: equal for robots whose data may be mixed row by row."""
+        """Equal for robots whose steps may be mixed in one batch. Names the files of a replay."""
         return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """What a policy needs to see and what it gives: chunks of `horizon` actions.
+    """Inputs of a policy, and its output: chunks of `horizon` actions.
 
-    `history` counts control ticks per key; a key that is not named is seen once, at the present tick.
+    `history` counts control ticks per key. Other keys are given at the current tick only.
     """
 
     name: str
@@ -126,7 +126,7 @@ class PolicySpec:
     horizon: int = 1
     history: Mapping[str, int] = field(default_factory=dict)
     guidable: bool = False
-    prompted: bool = False  # it also reads the task in words, as `prompt`: see core.prompts
+    prompted: bool = False  # also reads the task's text as `prompt` (core.prompts)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -156,11 +156,11 @@ class PolicySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """What a task needs of a robot: observation keys, and which bodies can do it."""
+    """What a task needs of a robot: observation keys and embodiment."""
 
     name: str
     observation_keys: tuple[str, ...] = ()
-    embodiments: tuple[str, ...] = ()  # none named: any
+    embodiments: tuple[str, ...] = ()  # empty: any
 
 
 def match(
@@ -170,7 +170,7 @@ def match(
     task: TaskSpec | None = None,
     stored: RobotSpec | None = None,
 ) -> None:
-    """Raise SpecMismatch, naming both sides, unless everything given fits the robot."""
+    """Raise SpecMismatch, naming both sides, unless all given specs fit the robot."""
     here = f"robot '{robot.name}'"
     if task is not None:
         there = f"task '{task.name}'"
@@ -202,7 +202,7 @@ def match(
 def _present(key: str, robot: RobotSpec, *, there: str) -> None:
     if key not in robot.observation:
         raise SpecMismatch(
-            f"{there} needs observation '{key}', but robot '{robot.name}' gives no such thing."
+            f"{there} needs observation '{key}', but robot '{robot.name}' does not provide it."
             + did_you_mean(key, robot.observation)
         )
 

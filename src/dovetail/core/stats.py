@@ -1,4 +1,4 @@
-"""The one piece of statistics that everybody needs."""
+"""Success rates with confidence intervals."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Z_95 = 1.959963984540054
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rate:
-    """Successes out of so many, with the 95 % Wilson interval: honest also near 0, near 1, and for few episodes."""
+    """Success rate with its 95 % Wilson interval, which is also valid near 0, near 1 and for few episodes."""
 
     successes: int
     episodes: int
@@ -33,9 +33,9 @@ class Rate:
         n, p, z = self.episodes, self.rate, Z_95
         if self.successes == (0 if sign < 0 else n):
             return p  # exactly 0 or 1, without rounding
-        centre = p + z * z / (2 * n)
+        center = p + z * z / (2 * n)
         spread = z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return (centre + sign * spread) / (1 + z * z / n)
+        return (center + sign * spread) / (1 + z * z / n)
 
     def to_json(self) -> dict[str, float | int]:
         return {"rate": self.rate, "low": self.low, "high": self.high, "episodes": self.episodes}

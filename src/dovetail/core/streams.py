@@ -1,4 +1,4 @@
-"""Random streams keyed by (seed, role, episode): nobody's draws depend on how often somebody else drew."""
+"""Random streams keyed by (seed, role, episode). Draws of one role never change those of another."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["stream"]
 
 
 def stream(seed: int, role: str, episode: int = 0) -> np.random.Generator:
-    """The same generator for the same three, on any machine and in any order."""
+    """Return the same generator for the same key, on any machine."""
     return np.random.default_rng((seed, zlib.crc32(role.encode()), episode))

@@ -1,4 +1,4 @@
-"""The nouns: what travels between the rooms. Frozen, numpy only, never torch."""
+"""Data that the folders exchange: frozen dataclasses with numpy arrays."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Array = npt.NDArray[Any]
 
 
 class Outcome(enum.StrEnum):
-    """How an episode ended. A timeout is not a failure: it bootstraps. Aborted never trains."""
+    """How an episode ended. A timeout is not terminal: learning bootstraps. Aborted episodes never train."""
 
     SUCCESS = "success"
     FAILURE = "failure"
@@ -48,7 +48,7 @@ class Outcome(enum.StrEnum):
 
 
 class Source(enum.IntEnum):
-    """Who really moved the arm in a step."""
+    """Who moved the arm in a step."""
 
     POLICY = 0
     HUMAN = 1
@@ -63,7 +63,7 @@ class Purpose(enum.StrEnum):
 
 
 class Event(enum.StrEnum):
-    """What a person can say besides moving the arm."""
+    """What an operator can signal, apart from moving the arm."""
 
     START = "start"
     PAUSE = "pause"
@@ -73,15 +73,15 @@ class Event(enum.StrEnum):
     DISCARD = "discard"
     STOP = "stop"
     ACKNOWLEDGE = "acknowledge"
-    EMERGENCY = "emergency"  # stop, and latch a fault
+    EMERGENCY = "emergency"  # stop and latch a fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """What the sensors said at one moment: monotonic time, and named arrays.
+    """Sensor values by name at one moment, in monotonic time.
 
-    `captured_ns` tells when those were taken that are slower than the robot's tick, such as a camera's frames; what is
-    not named there was taken at `time_ns`.
+    `captured_ns` has the capture times of sensors slower than the control tick, such as cameras. All others were read at
+    `time_ns`.
     """
 
     time_ns: int
@@ -91,10 +91,10 @@ class Observation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActContext:
-    """What a policy may want to know besides the observation.
+    """Inputs of a policy apart from the observation.
 
-    `prefix` [B, H, A] holds the actions already committed (real-time chunking), `delay` how many of them will
-    have run before the answer can, `horizon` how many ticks an answer is executed for.
+    `prefix` [B, H, A] holds the committed actions (real-time chunking). `delay` is how many of them run before the new
+    chunk can start. `horizon` is how many ticks of a chunk are executed.
     """
 
     deterministic: bool = False
@@ -125,7 +125,7 @@ class ActionChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HumanInput:
-    """One poll of a person: an action while in control, else none; an event, or none."""
+    """One poll of an operator: an action while the operator drives, and an event if there is one."""
 
     action: Array | None = None
     event: Event | None = None
@@ -133,7 +133,7 @@ class HumanInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a task says after a step: an outcome once there is one, reward components, metrics."""
+    """The task's result after a step: an outcome if the episode is over, reward components, metrics."""
 
     outcome: Outcome | None
     rewards: Mapping[str, float] = field(default_factory=dict)
@@ -146,9 +146,9 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One control tick: what was seen, asked for and done, by whom, and what the task said after it.
+    """One control tick: observation, proposed and executed action, source, and the task's verdict after it.
 
-    Ratios in PPO use `proposed`, critics use `executed`.
+    PPO's ratios use `proposed`; critics use `executed`.
     """
 
     observation: Observation
@@ -164,7 +164,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Contiguous steps of one episode as columns, one row a step; the last one carries the true last observation.
+    """Contiguous steps of one episode as columns, one row per step. The final segment has the last observation.
 
     Columns: `time_ns`, `observation/<key>`, `proposed`, `executed`, `source`, `policy_version`, `chunk_id`,
     `chunk_index`, `reward/<component>`, `metric/<name>`, `extra/<name>`.
@@ -218,7 +218,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeStart:
-    """What is known of an episode when it begins; `Episode` has the same fields, and how it went on."""
+    """The facts known when an episode begins. `Episode` has the same fields and more."""
 
     id: str
     task: str
@@ -228,8 +228,8 @@ class EpisodeStart:
     purpose: Purpose
     seed: int
     config_hash: str
-    started_unix_ns: int  # the one anchor in wall-clock time: steps count monotonic nanoseconds
-    boot_id: str = ""  # of the machine whose monotonic clock the steps were timed by
+    started_unix_ns: int  # the only wall-clock time: steps count monotonic nanoseconds
+    boot_id: str = ""  # of the machine whose monotonic clock timed the steps
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -242,7 +242,7 @@ class EpisodeStart:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> EpisodeStart:
-        """From what `to_json` gave; more than that may stand beside it."""
+        """From the output of `to_json`. Other keys are ignored."""
         known = {field.name: data[field.name] for field in fields(EpisodeStart)}
         return EpisodeStart(
             **(known | {"robot": RobotSpec.from_json(data["robot"]), "purpose": Purpose(data["purpose"])})
@@ -251,7 +251,7 @@ class EpisodeStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Episode:
-    """What happened from one reset to the next, as it is kept. Rewards live in Labels, beside it."""
+    """A recorded episode, from reset to end. Its rewards are in `Labels`."""
 
     id: str
     task: str
@@ -260,7 +260,7 @@ class Episode:
     operator: str
     purpose: Purpose
     outcome: Outcome
-    judgement: Outcome | None  # what the operator said at the end, if anybody did
+    judgement: Outcome | None  # the operator's verdict, if there is one
     seed: int
     config_hash: str
     started_unix_ns: int
@@ -271,7 +271,7 @@ class Episode:
     def of(
         start: EpisodeStart, segments: Sequence[Segment], *, outcome: Outcome, judgement: Outcome | None = None
     ) -> Episode:
-        """An episode that has ended."""
+        """Build a finished episode."""
         known = {field.name: getattr(start, field.name) for field in fields(EpisodeStart)}
         return Episode(**known, outcome=outcome, judgement=judgement, segments=tuple(segments))
 
@@ -298,32 +298,31 @@ class Episode:
 
     @property
     def num_interventions(self) -> int:
-        """How often a person took over: runs of human steps."""
+        """Number of takeovers: runs of consecutive human steps."""
         human = (self.column("source") == Source.HUMAN).astype(np.int8)
         return int((np.diff(human, prepend=np.int8(0)) == 1).sum())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeOrder:
-    """What an actor is asked to do: one episode, its identity, and the streams of chance it runs on."""
+    """One episode for an actor to run: its id, purpose and random streams."""
 
     id: str
     purpose: Purpose
     seed: int
-    index: int  # which episode of its purpose: with the seed, it keys every random stream
+    index: int  # number within its purpose; with the seed, it keys every random stream
     config_hash: str
     deterministic: bool = False
-    robot_minutes: float = 0.0  # experience so far; a person helps less as it grows
+    robot_minutes: float = 0.0  # robot time so far; scripted help may fade with it
     started_unix_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Labels:
-    """Rewards for an episode. A discount is 0 after a true end and 1 elsewhere, timeouts included.
+    """Rewards of an episode. A discount is 0 after a terminal step and 1 elsewhere, timeouts included.
 
-    Of all that was said about an episode, the newest of the highest `priority` counts: a person's word stays,
-    whatever a machine says after it. Below 0 it is an opinion: kept, to compare and to show, and never counted.
-    An episode whose labels say `discard` never trains, whatever its rewards.
+    The newest labels with the highest `priority` count, so a person's labels outrank those of a model. Labels with a
+    negative priority are stored for comparison and never count. With `discard`, the episode never trains.
     """
 
     episode_id: str
@@ -335,65 +334,66 @@ class Labels:
     version: str
     priority: int = 0
     discard: bool = False
-    why: str = ""  # in a sentence, where a labeler gives its reasons: for people, and nothing is decided by it
+    why: str = ""  # the labeler's reason in one sentence, for display only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class View:
-    """Which steps of a replay to draw from, and how; what is not said is not asked.
+    """Which steps of a replay to sample. Each field narrows the selection.
 
-    Parts: `all`; `demo`; `online`, and of it `policy` and `human` (interventions); `prior` (demo + human);
-    `accepted` (of successful episodes).
+    Values of `part`: `all`; `demo`; `online`, and of these `policy` and `human` (interventions); `prior` (demo + human);
+    `accepted` (steps of successful episodes).
 
-    `min_run` asks for steps from which on, themselves included, so many were taken by the same hand: where a whole
-    chunk of a person's actions begins, say. `return_above` asks for episodes whose rewards add up to more than that.
+    `min_source_run` selects steps that start a run of at least so many steps from the same source, such as a whole chunk of human
+    actions. `return_above` selects episodes whose rewards sum to more than this.
     """
 
     part: str = "all"
     robot: str | None = None
     task: str | None = None
-    versions: tuple[int, int] | None = None  # policy versions, first and last; steps that no policy took are out
-    max_staleness: int | None = None  # the same, counted back from the newest version that acted
-    half_life_steps: float | None = None  # steps this much older are drawn half as often; None: all alike
-    min_run: int = 1
-    min_episode_steps: int = 1  # of episodes at least so long
-    return_above: float | None = None  # what has no labels yet is out
+    versions: tuple[int, int] | None = None  # first and last policy version; excludes steps without a policy
+    max_staleness: int | None = None  # maximum number of versions behind the newest one in the replay
+    half_life_steps: float | None = None  # a step this much older is sampled half as often; None: uniform
+    min_source_run: int = 1
+    min_episode_steps: int = 1  # excludes shorter episodes
+    return_above: float | None = None  # excludes unlabeled episodes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """What is gathered around a drawn step, never across its episode's border.
+    """What to read around a sampled step, within its episode.
 
-    `num_steps` rewards are added up before the rest is bootstrapped; fewer `until_taken_over`, where a person took over
-    from the policy: what a rescue earned is not the policy's. A `horizon` beyond 1 asks for the actions
-    from the step on, [H, A], padded and masked past the end. `history` counts control ticks per observation key,
-    the present one included, left-padded and masked.
+    `num_steps` is the n of n-step returns. With `stop_at_takeover`, a return ends where a person takes over, because later
+    rewards are not the policy's. A `horizon` above 1 reads the next actions, [H, A], padded and masked past the end.
+    `history` counts control ticks per observation key, including the current one, left-padded and masked.
     """
 
     gamma: float = 1.0
     num_steps: int = 1
-    until_taken_over: bool = False
+    stop_at_takeover: bool = False
     horizon: int = 1
     history: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """What an algorithm wants sampled: observation keys, rows per view in one batch, and what of each step.
+    """The batch that an algorithm needs: observation keys, rows per view, and what to read of each step.
 
-    Views may change as learning goes on; how many rows there are, and what is in each, may not. Who `waits` does no
-    updates online, instead of failing, until all views have something to give; what was earned stays owed.
+    Views may change between updates; the number and content of rows may not. With `waits`, online updates are postponed
+    until all views have steps; otherwise an empty view is an error.
     """
 
     observation_keys: tuple[str, ...]
     rows: Mapping[View, int]
     window: Window = field(default_factory=Window)
-    next_observations: bool = True  # who does not bootstrap does not want them
-    prompts: bool = False  # the task in words, as `prompt` [B, 256]: see core.prompts
-    achieved: bool = False  # what each action came to, as `achieved`, like `action`: see core.achieved
-    when_empty: View | None = None  # what to draw from while a view has nothing to give; None: that is an error
+    next_observations: bool = True  # needed for bootstrapping
+    prompts: bool = False  # the task's text as `prompt` [B, 256] (core.prompts)
+    achieved: bool = False  # achieved actions as `achieved` (core.achieved)
+    when_empty: View | None = None  # sampled instead of an empty view
     waits: bool = False
-    shares: Mapping[str, tuple[View, View]] = field(default_factory=dict)  # to tell: a view's share in another
+    shares: Mapping[str, tuple[View, View]] = field(
+        default_factory=dict
+    )  # metric name: (view, reference view); their ratio is reported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
