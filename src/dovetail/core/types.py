@@ -344,8 +344,8 @@ class View:
     Values of `part`: `all`; `demo`; `online`, and of these `policy` and `human` (interventions); `prior` (demo + human);
     `accepted` (steps of successful episodes).
 
-    `min_source_run` selects steps that start a run of at least so many steps from the same source, such as a whole chunk of human
-    actions. `return_above` selects episodes whose rewards sum to more than this.
+    `min_source_run` selects steps that start a run of at least so many steps from the same source, such as a whole chunk
+    of human actions. `return_above` selects episodes whose rewards sum to more than this.
     """
 
     part: str = "all"
