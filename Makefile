@@ -34,7 +34,8 @@ check: lint test
 
 bench: setup  ## with the peers that we compare with
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
-	$(BIN)/dovetail bench all
+	$(BIN)/dovetail bench sim realtime takeover images
+	$(BIN)/python -m benchmarks all
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .import_linter_cache src/*.egg-info

@@ -1,1 +1,2 @@
-"""The measurements in docs/benchmarks.md. Each is a generator of rows; `dovetail bench` runs them."""
+"""Measurements that users run on their own machine with `dovetail bench`. Comparisons with other libraries and long
+proofs are in the top-level package `benchmarks`."""

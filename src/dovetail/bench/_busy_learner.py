@@ -1,4 +1,4 @@
-"""A learner that never rests: RLPD on made-up batches, as fast as one core can. `python -m dovetail.bench._busy_learner`"""
+"""A learner that keeps one core busy: RLPD on random batches. `python -m dovetail.bench._busy_learner`"""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def main() -> None:
         control_hz=10.0,
     )
     algorithm = RLPD(RLPDConfig(), policy=GaussianMLP(GaussianMLPConfig(), robot=robot, seed=0), seed=0)
-    num_rows = sum(algorithm.wants.rows.values())
+    num_rows = sum(algorithm.sample_request.rows.values())
     batch = {
         "observation/state": torch.randn(num_rows, 19),
         "next/state": torch.randn(num_rows, 19),

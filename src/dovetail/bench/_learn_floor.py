@@ -1,4 +1,4 @@
-"""The multiply-adds that an update cannot do without, and how fast this core does them."""
+"""The multiply-adds that an update needs at least, and a matrix product that measures how fast this core does them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ GEMM_MACS = _SIDE**3
 
 
 def gemm() -> Callable[[], object]:
-    """One product of matrices as an update has them: its time is what the floor is measured in."""
+    """One matrix product of the size that updates have. Its speed turns multiply-adds into seconds."""
     left, right, out = torch.randn(_SIDE, _SIDE), torch.randn(_SIDE, _SIDE), torch.empty(_SIDE, _SIDE)
     return lambda: torch.mm(left, right, out=out)
 
 
 def mlp_macs(sizes: Sequence[int], *, parameters: bool = False, inputs: int | None = None) -> int:
-    """Of one row through an MLP and, where gradients are asked for, back: for its parameters, and for that many of its
-    inputs. What is passed down is needed by either, from the last layer to the second."""
+    """Multiply-adds of one row through an MLP: forward, and backward for its parameters and for `inputs` of its inputs.
+    Either gradient needs those of the hidden layers."""
     pairs = [below * above for below, above in itertools.pairwise(sizes)]
     macs = sum(pairs)
     if parameters:
@@ -34,11 +34,11 @@ def mlp_macs(sizes: Sequence[int], *, parameters: bool = False, inputs: int | No
 def soft_macs(
     *, features: int, actions: int, hidden: Sequence[int], batch: int, critics: int, targets: int
 ) -> int:
-    """One update of a soft actor-critic's critics and actor. Of the targets, those that are asked; of the critics,
-    while the actor climbs the least of them, no gradient but that of its actions, and of each row only that one's."""
+    """One update of the critics and the actor of soft actor-critic. `targets` is the number of target critics evaluated.
+    The actor's loss needs, per row, the gradient of the smallest Q with respect to the action, and no other."""
     actor, critic = (features, *hidden, 2 * actions), (features + actions, *hidden, 1)
     per_row = (
-        mlp_macs(actor)  # what it would do next
+        mlp_macs(actor)  # the next action
         + targets * mlp_macs(critic)
         + critics * mlp_macs(critic, parameters=True)
         + (critics - 1) * mlp_macs(critic)
@@ -49,7 +49,7 @@ def soft_macs(
 
 
 def ppo_macs(*, features: int, actions: int, hidden: Sequence[int], rows: int) -> int:
-    """One epoch, after values and log-densities of all rows as they are before it."""
+    """One epoch, including values and log-probabilities of all rows before it."""
     actor, value = (features, *hidden, actions), (features, *hidden, 1)
     before = mlp_macs(actor) + mlp_macs(value)
     return rows * (before + mlp_macs(actor, parameters=True) + mlp_macs(value, parameters=True))

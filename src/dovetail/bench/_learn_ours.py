@@ -1,4 +1,4 @@
-"""Our side of the bench of updates: one robot, batches of chance, the algorithms as they are shipped."""
+"""Our algorithms as shipped, on one robot and random batches, for the bench of learner speed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = [
     "make_batch",
     "make_rlpd",
     "make_rollout",
+    "our_image_sac",
     "our_ppo",
     "our_sac",
-    "our_seeing_sac",
     "with_images",
 ]
 
@@ -48,26 +48,26 @@ def _robot(image: int = 0, num_features: int = FEATURES) -> RobotSpec:
 
 
 def make_batch(num_rows: int, num_features: int = FEATURES) -> dict[str, Tensor]:
-    chance = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     return {
-        "observation/state": torch.randn(num_rows, num_features, generator=chance),
-        "next/state": torch.randn(num_rows, num_features, generator=chance),
-        "action": torch.rand(num_rows, ACTIONS, generator=chance) * 2.0 - 1.0,
-        "reward": torch.rand(num_rows, generator=chance),
+        "observation/state": torch.randn(num_rows, num_features, generator=generator),
+        "next/state": torch.randn(num_rows, num_features, generator=generator),
+        "action": torch.rand(num_rows, ACTIONS, generator=generator) * 2.0 - 1.0,
+        "reward": torch.rand(num_rows, generator=generator),
         "discount": torch.full((num_rows,), 0.97),
-        "human": torch.rand(num_rows, generator=chance) < 0.5,
+        "human": torch.rand(num_rows, generator=generator) < 0.5,
     }
 
 
 def with_images(batch: dict[str, Tensor], size: int) -> dict[str, Tensor]:
-    chance = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(1)
     shape = (len(batch["reward"]), size, size, 3)
     names = [f"{side}/{key}" for side in ("observation", "next") for key in CAMERAS]
-    return {**batch, **{n: torch.randint(256, shape, dtype=torch.uint8, generator=chance) for n in names}}
+    return {**batch, **{n: torch.randint(256, shape, dtype=torch.uint8, generator=generator) for n in names}}
 
 
-def our_seeing_sac(batch: dict[str, Tensor], *, hidden: Sequence[int]) -> Update:
-    """SAC on the state and both cameras, through the small CNN; images are not shifted, as no peer does."""
+def our_image_sac(batch: dict[str, Tensor], *, hidden: Sequence[int]) -> Update:
+    """SAC on the state and both cameras through the small CNN; without random shifts, because no peer has them."""
     robot = _robot(batch["observation/wrist"].shape[1])
     config = GaussianMLPConfig(hidden=tuple(hidden), inputs=("state", *CAMERAS))
     algorithm = SAC(
@@ -79,11 +79,11 @@ def our_seeing_sac(batch: dict[str, Tensor], *, hidden: Sequence[int]) -> Update
 
 
 def make_rollout(num_envs: int, num_steps: int) -> dict[str, Tensor]:
-    chance = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     return {
-        "observation/state": torch.randn(num_envs, num_steps + 1, FEATURES, generator=chance),
-        "action": torch.randn(num_envs, num_steps, ACTIONS, generator=chance) * 0.5,
-        "reward": torch.rand(num_envs, num_steps, generator=chance),
+        "observation/state": torch.randn(num_envs, num_steps + 1, FEATURES, generator=generator),
+        "action": torch.randn(num_envs, num_steps, ACTIONS, generator=generator) * 0.5,
+        "reward": torch.rand(num_envs, num_steps, generator=generator),
         "log_prob": torch.full((num_envs, num_steps), -5.0),
         "terminated": torch.zeros(num_envs, num_steps, dtype=torch.bool),
         "final/state": torch.zeros(0, FEATURES),
@@ -112,7 +112,7 @@ def make_rlpd(
 
 
 def our_sac(batch: dict[str, Tensor], *, hidden: Sequence[int], critics: int, looped: bool = False) -> Update:
-    """`looped`: the same critics as networks of their own, one call after another."""
+    """`looped`: the same critics as separate networks, called one after another."""
     num_rows, num_features = batch["observation/state"].shape
     algorithm = make_rlpd(hidden=hidden, batch_size=num_rows, critics=critics, num_features=num_features)
     if looped:
@@ -133,7 +133,7 @@ def loop_critics(algorithm: RLPD) -> None:
 
 
 class LoopedMLP(nn.Module):
-    """The members of an ensemble, one by one: what vectorising is measured against."""
+    """The members of an ensemble, called one by one: the baseline of the vectorized ensemble."""
 
     def __init__(self, ensemble: EnsembleMLP) -> None:
         super().__init__()
@@ -142,8 +142,8 @@ class LoopedMLP(nn.Module):
         self.to(ensemble.weights[0].device)
 
     def forward(self, inputs: Tensor, members: Tensor | None = None) -> Tensor:
-        asked = range(len(self.members)) if members is None else members.tolist()
-        return torch.stack([self.members[e](inputs).squeeze(-1) for e in asked])
+        chosen = range(len(self.members)) if members is None else members.tolist()
+        return torch.stack([self.members[i](inputs).squeeze(-1) for i in chosen])
 
     def errors(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         values = self(inputs)

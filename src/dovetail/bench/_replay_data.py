@@ -1,4 +1,4 @@
-"""Steps with two cameras to fill replays with; as a program, the writer that `bench replay` runs beside its reader."""
+"""Steps with two cameras to fill replays with. As a program: the writer that `bench replay` runs beside its reader."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeStart, Labels, Observation, Outcome, Purpose, Segment
-from dovetail.replay.writer import ReplayStore
+from dovetail.replay.writer import MappedReplayWriter
 
 __all__ = ["BATCH", "CAMERAS", "KEYS", "ROBOT", "Source", "buffers", "fill"]
 
@@ -30,32 +30,31 @@ ROBOT = RobotSpec(
     control_hz=10.0,
 )
 _EPISODE = 100  # steps
-_NUM_PICTURES = 1021  # different ones, cut from one noise: a prime, so that no episode repeats another
+_NUM_IMAGES = 1021  # cut from one array of noise; a prime, so that no two episodes are equal
 
 
 class Source:
-    """One step after another; each camera's picture differs from the one before it."""
+    """A sequence of steps; consecutive images of a camera differ."""
 
     def __init__(self, num_steps: int) -> None:
         rng = np.random.default_rng(0)
         size = int(np.prod(_IMAGE.shape))
-        self._noise: Array = rng.integers(0, 256, size + 64 * _NUM_PICTURES, np.uint8)
+        self._noise: Array = rng.integers(0, 256, size + 64 * _NUM_IMAGES, np.uint8)
         self._size = size
-        self._places: dict[bytes, int] = {}
+        self._frames: dict[bytes, int] = {}
         self.states: Array = rng.normal(size=(num_steps + 1, 19)).astype(np.float32)
 
     def images(self, key: str, rows: Array) -> Array:
-        first = 64 * ((rows + 7 * CAMERAS.index(key)) % _NUM_PICTURES)
+        first = 64 * ((rows + 7 * CAMERAS.index(key)) % _NUM_IMAGES)
         return np.stack([self._noise[a : a + self._size] for a in first]).reshape(-1, *_IMAGE.shape)
 
     def frame_of(self, state: Array) -> int:
-        """The number of the frame that a replay filled from here keeps beside this state."""
-        if not self._places:
+        """The index of the frame that a replay filled from here stores with this state."""
+        if not self._frames:
             for step, known in enumerate(self.states):
-                self._places[known.tobytes()] = (
-                    step + step // _EPISODE
-                )  # each episode has one more than it has steps
-        return self._places[state.tobytes()]
+                # each episode has one more frame than it has steps
+                self._frames[known.tobytes()] = step + step // _EPISODE
+        return self._frames[state.tobytes()]
 
     def all(self, key: str) -> Array:
         return self.images(key, np.arange(len(self.states)))
@@ -65,7 +64,7 @@ class Source:
 
 
 def buffers() -> dict[str, Array]:
-    """What a batch is sampled into: observation and next observation, action, reward, discount."""
+    """Arrays that a batch is sampled into."""
     into: dict[str, Array] = {
         f"{side}/{key}": np.zeros((BATCH, *spec.shape), spec.dtype)
         for side in ("observation", "next")
@@ -76,7 +75,7 @@ def buffers() -> dict[str, Array]:
     return into
 
 
-def fill(store: ReplayStore, source: Source) -> None:
+def fill(store: MappedReplayWriter, source: Source) -> None:
     for number, first in enumerate(range(0, len(source.states) - 1, _EPISODE)):
         rows = np.arange(first, min(first + _EPISODE, len(source.states) - 1))
         segment = _segment(f"e{number}", source, rows, first=0, final=True)
@@ -127,8 +126,8 @@ def _segment(episode_id: str, source: Source, rows: Array, *, first: int, final:
 
 
 def _write(folder: Path, seconds: float) -> float:
-    """Four robots at 20 Hz, a segment of each once a second; ms that an add takes, in the middle."""
-    store = ReplayStore(folder, keys=KEYS, capacity_bytes=2 * 10**9)
+    """Append like four robots at 20 Hz, a segment of each per second; return the median milliseconds of an append."""
+    store = MappedReplayWriter(folder, keys=KEYS, capacity_bytes=2 * 10**9)
     source, took = Source(2000), []
     episodes = [_start(f"r{robot}") for robot in range(4)]
     deadline_s = time.perf_counter()
@@ -139,9 +138,9 @@ def _write(folder: Path, seconds: float) -> float:
             segment = _segment(start.id, source, rows, first=first, final=False)
             deadline_s += 0.25
             time.sleep(max(0.0, deadline_s - time.perf_counter()))
-            begun_s = time.perf_counter()
+            start_s = time.perf_counter()
             store.extend(start, segment)
-            took.append(1e3 * (time.perf_counter() - begun_s))
+            took.append(1e3 * (time.perf_counter() - start_s))
         if time.perf_counter() > end_s:
             break
     store.close()

@@ -1,7 +1,7 @@
-"""How small the log's codecs make images, how near they stay, and how fast they are, on frames of an expert at work.
+"""Size, quality and speed of the codecs for recorded images.
 
-Frames are those of the front and the wrist camera in an expert's episodes, in two sizes: up to the smaller one `auto`
-keeps images exactly. All on one thread, as beside a control loop.
+The frames are those of the front and the wrist camera in an expert's episodes, in two sizes; `auto` is lossless up to the
+smaller one. Everything runs on one thread, as it does beside a control loop.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from dovetail.episodes.images import CODECS, ImageCodec
 from dovetail.human.scripted import Demonstrator
 from dovetail.robots.sim.film import TRACE_KEYS, Film
 from dovetail.robots.sim.robot import SimRobot
-from dovetail.runs.assembly.build import build_station
-from dovetail.runs.evaluate import order_episode
+from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.roles.robot import order_episode
 
 __all__ = ["bench"]
 
@@ -33,13 +33,13 @@ CAMERAS = ("front", "wrist")
 def bench(*, quick: bool) -> Iterator[Row]:
     tasks, repeats = (TASKS[:1], 1) if quick else (TASKS, 3)
     for size in SIZES:
-        films = [film for task in tasks for film in _films(task, size)]
+        videos = [video for task in tasks for video in _videos(task, size)]
         for codec in CODECS:
-            yield from _measure(f"{size[0]}x{size[1]} {codec}", films, codec=codec, repeats=repeats)
+            yield from _measure(f"{size[0]}x{size[1]} {codec}", videos, codec=codec, repeats=repeats)
 
 
-def _films(task_name: str, size: tuple[int, int]) -> Iterator[Array]:
-    """What each camera saw of one demonstration, [T, H, W, 3]."""
+def _videos(task_name: str, size: tuple[int, int]) -> Iterator[Array]:
+    """The frames of each camera in one demonstration, [T, H, W, 3]."""
     config = RunConfig.model_validate(
         {
             "task": {"type": task_name},
@@ -48,45 +48,45 @@ def _films(task_name: str, size: tuple[int, int]) -> Iterator[Array]:
             "algorithm": {"type": "rlpd"},
         }
     )
-    station = build_station(config)
+    assembly = build_assembly(config)
     try:
-        expert = station.actor(operator=Demonstrator(task=station.task, noise=0.2), policy=None)
-        episode = expert.run(order_episode(station, purpose=Purpose.DEMO, index=0, config_hash=""))
+        expert = assembly.actor(operator=Demonstrator(task=assembly.task, noise=0.2), policy=None)
+        episode = expert.run(order_episode(assembly, purpose=Purpose.DEMO, index=0, config_hash=""))
     finally:
-        station.close()
+        assembly.close()
     assert config.task is not None
-    assert episode is not None, "nobody asks a bench to stop"
+    assert episode is not None, "an episode without a stop request is complete"
     robot = config.robot.build(task=config.task.build())
     assert isinstance(robot, SimRobot)
     trace = {key: episode.column(f"extra/{key}") for key in TRACE_KEYS}
     for camera in CAMERAS:
-        with Film(robot.world, camera=camera, width=size[0], height=size[1]) as film:
-            yield np.stack(list(film.frames(trace)))
+        with Film(robot.world, camera=camera, width=size[0], height=size[1]) as renderer:
+            yield np.stack(list(renderer.frames(trace)))
 
 
-def _measure(name: str, films: Sequence[Array], *, codec: str, repeats: int) -> Iterator[Row]:
-    """All films together: their bytes, their mean error, and the best of some timings."""
-    quality = ImageCodec(name=codec).quality  # type: ignore[arg-type]  # one that may be asked for
-    layouts = [Layout(codec=CODECS[codec], shape=film.shape[1:], dtype="uint8") for film in films]
-    num_frames, raw_bytes = sum(map(len, films)), sum(film.nbytes for film in films)
+def _measure(name: str, videos: Sequence[Array], *, codec: str, repeats: int) -> Iterator[Row]:
+    """All videos together: bytes, mean error, and the best of several timings."""
+    quality = ImageCodec(name=codec).quality  # type: ignore[arg-type]  # a key of CODECS
+    layouts = [Layout(codec=CODECS[codec], shape=video.shape[1:], dtype="uint8") for video in videos]
+    num_frames, raw_bytes = sum(map(len, videos)), sum(video.nbytes for video in videos)
     files: list[io.BytesIO] = []
 
     def write() -> None:
-        files[:] = [io.BytesIO() for _ in films]
-        for file, film, layout in zip(files, films, layouts, strict=True):
-            encode(file, film, layout, crf=quality)
+        files[:] = [io.BytesIO() for _ in videos]
+        for file, video, layout in zip(files, videos, layouts, strict=True):
+            encode(file, video, layout, crf=quality)
 
     def read() -> Iterator[Array]:
-        for file, film, layout in zip(files, films, layouts, strict=True):
+        for file, video, layout in zip(files, videos, layouts, strict=True):
             file.seek(0)
             colours = Colours(layout)
-            yield from (colours.pixels(picture) for picture in decode(file, num_frames=len(film)))
+            yield from (colours.pixels(image) for image in decode(file, num_frames=len(video)))
 
     write_s = _seconds(write, repeats)
     read_s = _seconds(lambda: sum(1 for _ in read()), repeats)
-    seen = (frame for film in films for frame in film)
+    recorded = (frame for video in videos for frame in video)
     squares = sum(
-        float(np.square(np.subtract(a, b, dtype=np.float32)).sum()) for a, b in zip(seen, read(), strict=True)
+        float(np.square(np.subtract(a, b, dtype=np.float32)).sum()) for a, b in zip(recorded, read(), strict=True)
     )
     size, raw = sum(len(file.getvalue()) for file in files) / num_frames, raw_bytes / num_frames
     yield at_most(f"{name}: size", size, "bytes/frame", 0.1 * raw, baseline="raw", ratio=size / raw)
@@ -94,12 +94,12 @@ def _measure(name: str, films: Sequence[Array], *, codec: str, repeats: int) -> 
         yield at_most(f"{name}: error", squares, "in all", 0.0)
     else:
         yield at_least(f"{name}: PSNR", float(10 * np.log10(255**2 * raw_bytes / squares)), "dB", 30.0)
-    yield at_least(f"{name}: encode", num_frames / write_s, "frames/s", 30.0)  # as fast as a camera
+    yield at_least(f"{name}: encode", num_frames / write_s, "frames/s", 30.0)  # a camera's frame rate
     yield Row(name=f"{name}: decode", value=num_frames / read_s, unit="frames/s")
 
 
 def _seconds(work: Callable[[], object], repeats: int) -> float:
-    """The best of some: what else runs on the machine only ever slows it."""
+    """The best of several: other load on the machine only makes it slower."""
     best = float("inf")
     for _ in range(repeats):
         start_s = time.perf_counter()

@@ -1,6 +1,6 @@
-"""RLPD's updates a second on a GPU: kernel by kernel, compiled, as CUDA graphs, and with critics one by one.
+"""RLPD updates per second on a GPU: eager, compiled, as CUDA graphs, and with a loop over critics.
 
-python -m dovetail.bench.learn_speed_gpu [--quick]     rows as JSON lines
+`python -m dovetail.bench.learn_speed_gpu [--quick]` prints the rows as JSON lines.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["bench"]
 _HIDDEN, _BATCH, _CRITICS = (256, 256), 256, 10
 _WHAT = f"GPU, RLPD, {_CRITICS} critics, state"
 _LOOP = "one critic after the other"
-_WAYS: dict[str, dict[str, bool]] = {
+_VARIANTS: dict[str, dict[str, bool]] = {
     "eager": {},
     f"eager, {_LOOP}": {},
     "CUDA graphs": {"graphs": True},
@@ -39,14 +39,14 @@ def bench(*, quick: bool) -> Iterator[Row]:
     batch = {name: values.to(device) for name, values in make_batch(_BATCH).items()}
     yield Row(name=f"{_WHAT}: {torch.cuda.get_device_name()}, torch", value=float(_version()), unit="version")
     speeds: dict[str, float] = {}
-    for name, settings in _WAYS.items():
+    for name, settings in _VARIANTS.items():
         start_s = time.perf_counter()
-        algorithm = _made(device, settings, loop=name.endswith(_LOOP))
+        algorithm = _make(device, settings, loop=name.endswith(_LOOP))
         _updates(algorithm, batch, 20)
         if settings.get("compiled"):
             yield Row(name=f"{_WHAT}: {name}: compiling", value=time.perf_counter() - start_s, unit="s")
         speeds[name] = yield from _measured(name, algorithm, batch, num)
-    loop = speeds[f"eager, {_LOOP}"]  # which cannot be captured: who is asked is for chance to say
+    loop = speeds[f"eager, {_LOOP}"]  # eager only: random choices of critics cannot be captured in a graph
     times = speeds["eager"] / loop
     yield at_least(f"{_WHAT}: eager, times a loop over critics", times, "x", 3.0, baseline="a loop", ratio=times)
     best = max(speeds.values())
@@ -58,7 +58,7 @@ def _version() -> str:
     return ".".join(torch.__version__.split("+")[0].split(".")[:2])
 
 
-def _made(device: torch.device, settings: dict[str, bool], *, loop: bool) -> RLPD:
+def _make(device: torch.device, settings: dict[str, bool], *, loop: bool) -> RLPD:
     algorithm = make_rlpd(hidden=_HIDDEN, batch_size=_BATCH, critics=_CRITICS, device=device, **settings)
     if loop:
         loop_critics(algorithm)
@@ -66,7 +66,7 @@ def _made(device: torch.device, settings: dict[str, bool], *, loop: bool) -> RLP
 
 
 def _updates(algorithm: RLPD, batch: dict[str, Tensor], num: int) -> float:
-    """Seconds that each takes, metrics read at every one as a learner does."""
+    """Seconds per update; metrics are read after each one, as a learner does."""
     torch.cuda.synchronize()
     start_s = time.perf_counter()
     for _ in range(num):
@@ -76,7 +76,7 @@ def _updates(algorithm: RLPD, batch: dict[str, Tensor], num: int) -> float:
 
 
 def _measured(name: str, algorithm: RLPD, batch: dict[str, Tensor], num: int) -> Generator[Row, None, float]:
-    """Yields rows, returns updates a second."""
+    """Yield rows; return updates per second."""
     _updates(algorithm, batch, 10)
     seconds = statistics.median(_updates(algorithm, batch, num // 5) for _ in range(5))
     yield Row(name=f"{_WHAT}: {name}", value=1.0 / seconds, unit="updates/s")

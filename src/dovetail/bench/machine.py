@@ -1,4 +1,4 @@
-"""Where and of what a measurement was taken: a figure without them means little."""
+"""The machine and the commit that a measurement belongs to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["commit", "machine_facts"]
 
 
 def commit() -> str | None:
-    """The commit of the source tree, `+` behind it if there are changes; None outside of one."""
+    """The commit of the source tree, with `+` appended if there are changes; None outside a git checkout."""
     here = Path(__file__).parent
     try:
         name = _git("rev-parse", "--short=12", "HEAD", cwd=here)
@@ -35,7 +35,7 @@ def machine_facts() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.machine()}",
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "load_1min": round(os.getloadavg()[0], 2),  # whoever else was at work
+        "load_1min": round(os.getloadavg()[0], 2),  # other processes slow a measurement down
     }
 
 

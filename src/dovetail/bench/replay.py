@@ -1,11 +1,9 @@
-"""How fast batches of images come out of the replay: against TorchRL, a plain numpy buffer, and memcpy; while a writer
-appends; and from a cold disk."""
+"""Speed of sampling batches of images from the replay: against numpy arrays and memcpy, beside a writer, and from a cold
+disk. `python -m benchmarks replay_peers` adds TorchRL."""
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import logging
 import os
 import shutil
 import statistics
@@ -17,29 +15,32 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
-import torch
 
 from dovetail.bench._replay_data import BATCH, CAMERAS, KEYS, ROBOT, Source, buffers, fill
 from dovetail.bench.rows import Row, at_least, at_most
 from dovetail.core.types import Array, View
-from dovetail.replay.reader import ReplayView
-from dovetail.replay.writer import ReplayStore
+from dovetail.replay.reader import MappedReplayReader
+from dovetail.replay.writer import MappedReplayWriter
 
-__all__ = ["bench"]
+__all__ = ["THREADS", "MakePeer", "bench"]
 
 _GIGABYTE = 10**9
 _ROUNDS = 50
-_WARM_UP = 3  # times as many
-_NUM_FRAMES = 4_000  # that are written in any case
-_SECOND_CORE = 2  # threads, of ours and of torch's, in the comparison that every user gets
+_WARM_UP_ROUNDS = 3  # times as many as are measured
+_NUM_FRAMES = 4_000  # at least this many are written
+THREADS = {", 1 thread": 1, "": 2}  # of each contender; two is the default
+MakePeer = Callable[[Path, Source], Mapping[str, Callable[[], object]]]
 
 
-def bench(*, quick: bool) -> Iterator[Row]:
+def bench(*, quick: bool, make_peer: MakePeer | None = None) -> Iterator[Row]:
+    """`make_peer(folder, source)`: another buffer, filled from `source`; samplers named as in `THREADS`."""
     num_steps = 4_000 if quick else 20_000
     folder = Path(tempfile.mkdtemp(prefix="dovetail-bench-"))
     source = Source(num_steps)
     try:
-        yield from _sampling(folder, source, rounds=10 if quick else _ROUNDS)
+        peer = make_peer(folder / "peer", source) if make_peer is not None else {}
+        yield from _sampling(folder, source, peer, rounds=10 if quick else _ROUNDS)
+        shutil.rmtree(folder / "peer", ignore_errors=True)
         yield from _writing(folder, seconds=3.0 if quick else 10.0)
         yield from _cold(folder, source, rounds=5 if quick else 20)
         yield from _reopening(folder, 40_000 if quick else 105_000)
@@ -50,55 +51,48 @@ def bench(*, quick: bool) -> Iterator[Row]:
 # ---- warm
 
 
-def _sampling(folder: Path, source: Source, *, rounds: int) -> Iterator[Row]:
-    store = ReplayStore(folder / "ours", keys=KEYS, capacity_bytes=4 * _GIGABYTE)
+def _sampling(
+    folder: Path, source: Source, peer: Mapping[str, Callable[[], object]], *, rounds: int
+) -> Iterator[Row]:
+    store = MappedReplayWriter(folder / "ours", keys=KEYS, capacity_bytes=4 * _GIGABYTE)
     fill(store, source)
     store.close()
     into, rng = buffers(), np.random.default_rng(0)
-    ours = {n: ReplayView(folder / "ours", num_threads=n) for n in (1, _SECOND_CORE)}
+    ours = {n: MappedReplayReader(folder / "ours", num_threads=n) for n in THREADS.values()}
     contenders: dict[str, Callable[[], object]] = {
         "dovetail, 1 thread": lambda: ours[1].sample(into, view=View(), rng=rng),
-        "dovetail": lambda: ours[_SECOND_CORE].sample(into, view=View(), rng=rng),
+        "dovetail": lambda: ours[2].sample(into, view=View(), rng=rng),
         "numpy in memory": _numpy_buffer(source, rng),
         "memcpy": _memcpy(folder / "ours", into, rng),
+        **peer,
     }
-    if importlib.util.find_spec("torchrl"):
-        peer = _torchrl(folder / "torchrl", source)
-        contenders["TorchRL, 1 thread"] = lambda: _with_threads(1, peer)
-        contenders["TorchRL"] = lambda: _with_threads(_SECOND_CORE, peer)
     ms = _race(contenders, rounds=rounds)
     yield Row(name="memcpy of the same bytes", value=ms["memcpy"], unit="ms")
     for name in ("numpy in memory", "dovetail, 1 thread", "dovetail"):
         yield Row(name=name, value=ms[name], unit="ms/batch", baseline="memcpy", ratio=ms["memcpy"] / ms[name])
     for name, what in (
         ("dovetail, 1 thread", "thread for thread"),
-        ("dovetail", f"{_SECOND_CORE} threads, its 1"),
+        ("dovetail", "2 threads, its 1"),
     ):
         share = ms["memcpy"] / ms[name]
         yield at_least(f"share of memcpy's speed, {what}", 100 * share, "%", 50, baseline="memcpy", ratio=share)
-    if "TorchRL" not in ms:
-        yield Row(
-            name="TorchRL: not installed, say pip install 'dovetail[bench]'", value=float("nan"), unit="ms/batch"
-        )
-        return
-    for name in ("TorchRL, 1 thread", "TorchRL"):
+    for name in peer:
         yield Row(name=name, value=ms[name], unit="ms/batch", baseline="memcpy", ratio=ms["memcpy"] / ms[name])
-    for threads in ("", ", 1 thread"):
-        times = ms[f"TorchRL{threads}"] / ms[f"dovetail{threads}"]
-        yield at_least(f"times as fast as TorchRL{threads}", times, "x", 4, baseline="TorchRL", ratio=times)
+    for name in peer:
+        base, _, threads = name.partition(",")
+        times = ms[name] / ms["dovetail, 1 thread" if threads else "dovetail"]
+        yield at_least(f"times as fast as {name}", times, "x", 4, baseline=base, ratio=times)
 
 
 def _race(contenders: Mapping[str, Callable[[], object]], *, rounds: int) -> dict[str, float]:
-    """Median ms of each, all by turns, so that a busy machine is busy for all of them."""
+    """Median milliseconds of each. Contenders take turns, so that other load on the machine affects all of them."""
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for run in contenders.values():  # until nearly every page of every store has been mapped, as in a long run
-        for _ in range(_WARM_UP * rounds):
+    for run in contenders.values():  # until nearly every page of every store is mapped, as in a long run
+        for _ in range(_WARM_UP_ROUNDS * rounds):
             run()
     for _ in range(rounds):
         for name, run in contenders.items():
-            time.sleep(
-                0.02
-            )  # a peer's threads spin for a while after they are done, on the core that is wanted now
+            time.sleep(0.02)  # threads of the previous contender may still spin
             start_s = time.perf_counter()
             run()
             times[name].append(1e3 * (time.perf_counter() - start_s))
@@ -106,7 +100,7 @@ def _race(contenders: Mapping[str, Callable[[], object]], *, rounds: int) -> dic
 
 
 def _numpy_buffer(source: Source, rng: np.random.Generator) -> Callable[[], object]:
-    """Arrays [N, ...] in memory, one row a step, and the next observation at the next index."""
+    """Arrays [N, ...] in memory with one row per step; the next observation is the next row."""
     images = {key: source.all(key) for key in CAMERAS}
     states = source.states
 
@@ -118,7 +112,7 @@ def _numpy_buffer(source: Source, rng: np.random.Generator) -> Callable[[], obje
 
 
 def _memcpy(folder: Path, into: Mapping[str, Array], rng: np.random.Generator) -> Callable[[], object]:
-    """As many bytes of images as a batch has, from the same files into the same arrays, but in one piece each."""
+    """Copy as many bytes as a batch has, from the same files into the same arrays, but contiguous ones."""
     shape = (_NUM_FRAMES, *ROBOT.observation[CAMERAS[0]].shape)
     maps = {
         key: np.asarray(np.memmap(folder / f"frames-{key}.bin", np.uint8, "r", shape=shape)) for key in CAMERAS
@@ -133,52 +127,18 @@ def _memcpy(folder: Path, into: Mapping[str, Array], rng: np.random.Generator) -
     return copy
 
 
-def _torchrl(folder: Path, source: Source) -> Callable[[], object]:
-    logging.getLogger("torchrl").setLevel(logging.WARNING)
-    from tensordict import TensorDict
-    from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
-
-    num_steps = len(source.states) - 1
-    storage = LazyMemmapStorage(num_steps, scratch_dir=folder)
-    buffer = TensorDictReplayBuffer(storage=storage, batch_size=BATCH)
-    for first in range(0, num_steps, 1000):
-        rows = np.arange(first, min(first + 1000, num_steps))
-        sides = {
-            side: {key: torch.from_numpy(source.images(key, rows + ahead)) for key in CAMERAS}
-            | {"state": torch.from_numpy(source.states[rows + ahead])}
-            for side, ahead in (("observation", 0), ("next", 1))
-        }
-        flat = {
-            "action": torch.zeros(len(rows), 7),
-            "reward": torch.zeros(len(rows)),
-            "done": torch.zeros(len(rows)),
-        }
-        buffer.extend(TensorDict({**sides, **flat}, batch_size=[len(rows)]))
-    sample: Callable[[], object] = buffer.sample
-    return sample
-
-
-def _with_threads(num_threads: int, run: Callable[[], object]) -> object:
-    before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        return run()
-    finally:
-        torch.set_num_threads(before)
-
-
 # ---- with a writer
 
 
 def _writing(folder: Path, *, seconds: float) -> Iterator[Row]:
-    """A writer in a process of its own, paced as four robots would be: what an add takes, alone and beside a reader."""
+    """Duration of an append in a writer process, paced like four robots: alone and beside a reader."""
     alone = _append(folder / "alone", seconds, lambda path: None)
     batches: list[float] = []
     into, rng = buffers(), np.random.default_rng(0)
-    views: dict[Path, ReplayView] = {}
+    views: dict[Path, MappedReplayReader] = {}
 
     def sample(path: Path) -> None:
-        view = views.setdefault(path, ReplayView(path, num_threads=1))
+        view = views.setdefault(path, MappedReplayReader(path, num_threads=1))
         if view.size(View()):
             start_s = time.perf_counter()
             view.sample(into, view=View(), rng=rng)
@@ -187,9 +147,9 @@ def _writing(folder: Path, *, seconds: float) -> Iterator[Row]:
             time.sleep(0.01)
 
     beside = _append(folder / "beside", seconds, sample)
-    yield Row(name="an add of 20 steps, nobody reading", value=alone["ms"], unit="ms")
+    yield Row(name="an append of 20 steps, without a reader", value=alone["ms"], unit="ms")
     ratio = beside["ms"] / alone["ms"]
-    yield at_most("an add beside a reader, relative", ratio, "x", 1.1, baseline="nobody reading", ratio=ratio)
+    yield at_most("an append beside a reader, relative", ratio, "x", 1.1, baseline="without a reader", ratio=ratio)
     yield Row(name="a batch beside a writer", value=statistics.median(batches[2:]), unit="ms/batch")
 
 
@@ -209,16 +169,16 @@ def _append(folder: Path, seconds: float, meanwhile: Callable[[Path], None]) -> 
 
 
 def _cold(folder: Path, source: Source, *, rounds: int) -> Iterator[Row]:
-    """From the disk itself: each batch after the kernel has forgotten the files, against reading the same blocks."""
+    """Batches with an empty page cache, against reading the same blocks with `pread`."""
     into, path = buffers(), folder / "ours"
     files = {key: os.open(path / f"frames-{key}.bin", os.O_RDONLY) for key in CAMERAS}
     size = int(np.prod(ROBOT.observation[CAMERAS[0]].shape))
     ours, raw = [], []
     try:
         for number in range(rounds):
-            view = ReplayView(path, num_threads=_SECOND_CORE)  # a new one: what is mapped is not forgotten
+            view = MappedReplayReader(path, num_threads=2)  # a new one, because mapped pages stay in the cache
             view.size(View())
-            _forget(path)
+            _drop_page_cache(path)
             start_s = time.perf_counter()
             view.sample(into, view=View(), rng=np.random.default_rng(number))
             ours.append(1e3 * (time.perf_counter() - start_s))
@@ -226,7 +186,7 @@ def _cold(folder: Path, source: Source, *, rounds: int) -> Iterator[Row]:
             frames = [
                 source.frame_of(state) for side in ("observation", "next") for state in into[f"{side}/state"]
             ]
-            _forget(path)
+            _drop_page_cache(path)
             start_s = time.perf_counter()
             for descriptor in files.values():
                 for frame in frames:
@@ -240,7 +200,7 @@ def _cold(folder: Path, source: Source, *, rounds: int) -> Iterator[Row]:
     yield Row(name="cold: dovetail", value=slow, unit="ms/batch", baseline="raw random reads", ratio=plain / slow)
 
 
-def _forget(folder: Path) -> None:
+def _drop_page_cache(folder: Path) -> None:
     for path in folder.glob("*.bin"):
         descriptor = os.open(path, os.O_RDONLY)
         try:
@@ -253,17 +213,16 @@ def _forget(folder: Path) -> None:
 
 
 def _reopening(folder: Path, num_steps: int) -> Iterator[Row]:
-    shutil.rmtree(folder / "torchrl", ignore_errors=True)
     path = folder / "large"
-    store = ReplayStore(path, keys=KEYS, capacity_bytes=20 * _GIGABYTE)
+    store = MappedReplayWriter(path, keys=KEYS, capacity_bytes=20 * _GIGABYTE)
     fill(store, Source(num_steps))
     store.close()
     num_bytes = sum(file.stat().st_blocks * 512 for file in path.iterdir())
-    _forget(path)
+    _drop_page_cache(path)
     start_s = time.perf_counter()
-    store = ReplayStore(path, keys=KEYS, capacity_bytes=20 * _GIGABYTE)
+    store = MappedReplayWriter(path, keys=KEYS, capacity_bytes=20 * _GIGABYTE)
     store.open()
-    ReplayView(path).size(View())
+    MappedReplayReader(path).size(View())
     elapsed_s = time.perf_counter() - start_s
     store.close()
     yield at_most(f"reopening {num_bytes / 1e9:.1f} GB, cold", elapsed_s, "s", 1.0)

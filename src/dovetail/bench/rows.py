@@ -1,4 +1,4 @@
-"""What a measurement gives: rows, each with what it is compared with and what we aim for."""
+"""The result of a measurement: rows, each with its baseline and its aim."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["Row", "at_least", "at_most"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure. `ratio` is value over that of the named `baseline`, measured in the same run."""
+    """One measured value. `ratio` is the value divided by that of `baseline`, measured in the same run."""
 
     name: str
     value: float
@@ -18,7 +18,7 @@ class Row:
     baseline: str | None = None
     ratio: float | None = None
     aim: float | None = None
-    met: bool | None = None  # None: nothing is aimed for
+    met: bool | None = None  # None: there is no aim
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

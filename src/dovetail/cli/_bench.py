@@ -1,9 +1,9 @@
-"""Runs benches, shows their rows as they come, and writes them for tools."""
+"""Runs benches, shows their rows when they are measured, and writes them as JSON."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.bench.machine import commit, machine_facts
-from dovetail.bench.registry import BENCHES, load_bench
+from dovetail.bench.registry import BENCHES, Entry, load_bench
 from dovetail.bench.rows import Row
 from dovetail.cli._terminal import console, say
 from dovetail.core.disk import write_atomic
@@ -20,29 +20,33 @@ from dovetail.core.errors import UsageError, did_you_mean
 __all__ = ["bench"]
 
 
-def bench(names: Sequence[str], *, quick: bool, json_file: Path | None) -> None:
+def bench(
+    names: Sequence[str],
+    *,
+    quick: bool,
+    json_file: Path | None,
+    benches: Mapping[str, Entry] = BENCHES,
+    command: str = "dovetail bench",
+) -> None:
+    """Run the named benches; list them all if there are no names. `all` and a common prefix name several."""
     if not names:
-        _list()
+        _list(benches, command)
         return
-    whole = [name for name, entry in BENCHES.items() if not entry.part]
-    chosen = whole if "all" in names else [name.replace("-", "_") for name in names]
-    for name in chosen:
-        if name not in BENCHES:
-            raise UsageError(f"there is no bench '{name}'.{did_you_mean(name, [*BENCHES, 'all'])}")
+    chosen = [name for given in names for name in _expand(given.replace("-", "_"), benches)]
     if json_file is not None and not json_file.absolute().parent.is_dir():
-        raise UsageError(f"cannot write {json_file}: there is no such folder")
+        raise UsageError(f"cannot write {json_file}: its folder does not exist")
     found: list[dict[str, Any]] = []
     for name in chosen:
         rows: list[Row] = []
         with console.status(f"measuring {name}") as status:
-            for row in load_bench(name)(quick=quick):
+            for row in load_bench(benches[name])(quick=quick):
                 rows.append(row)
                 status.update(f"measuring {name}: {row.name} {_number(row.value)} {row.unit}")
                 if not console.is_terminal:
                     say(f"{name}: {row.name} {_number(row.value)} {row.unit}")
         console.print(_table(name, rows))
         found += [{"bench": name, **row.to_json()} for row in rows]
-        if json_file is not None:  # after each, so that a long `all` that is stopped has written what it has
+        if json_file is not None:  # after each bench: an interrupted `all` keeps the rows it has
             facts = {"commit": commit(), "machine": machine_facts(), "quick": quick, "rows": found}
             try:
                 write_atomic(json_file, json.dumps(facts, indent=2).encode() + b"\n")
@@ -50,14 +54,24 @@ def bench(names: Sequence[str], *, quick: bool, json_file: Path | None) -> None:
                 raise UsageError(f"cannot write {json_file}: {error.strerror}") from error
 
 
-def _list() -> None:
+def _expand(name: str, benches: Mapping[str, Entry]) -> list[str]:
+    """`all` is every bench, `learn` is every bench whose name starts with `learn_`."""
+    if name in benches:
+        return [name]
+    found = list(benches) if name == "all" else [one for one in benches if one.startswith(f"{name}_")]
+    if not found:
+        raise UsageError(f"there is no bench '{name}'.{did_you_mean(name, [*benches, 'all'])}")
+    return found
+
+
+def _list(benches: Mapping[str, Entry], command: str) -> None:
     table = Table(box=None, pad_edge=False, header_style="bright_black")
     table.add_column("bench", style="bold")
     table.add_column("what it measures")
-    for name, entry in BENCHES.items():
-        table.add_row(name, entry.what)
+    for name, entry in benches.items():
+        table.add_row(name, entry.summary)
     console.print(table)
-    say("\nrun one: dovetail bench NAME [--quick]")
+    say(f"\nrun one: {command} NAME [--quick]")
 
 
 def _table(name: str, rows: Sequence[Row]) -> Table:

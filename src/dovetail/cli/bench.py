@@ -1,4 +1,4 @@
-"""`dovetail bench`: one runner for every measurement."""
+"""`dovetail bench`: measurements of this machine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ def register(app: typer.Typer) -> None:
 
 def bench(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="NAME...", help="Which; none lists them, `all` runs all.")
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="Benches to run; `all` runs all. Without names: list them."),
     ] = None,
     quick: Annotated[bool, typer.Option("--quick", help="A rough answer within a minute.")] = False,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the rows to this file.")] = None,
 ) -> None:
-    """Measure, and compare with what we aim for. Aims that are missed are shown; they are no error."""
+    """Measure this machine and compare with our aims. A missed aim is shown; it is not an error."""
     from dovetail.cli import _bench
 
     _bench.bench(names or [], quick=quick, json_file=json_file)

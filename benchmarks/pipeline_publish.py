@@ -1,7 +1,7 @@
-"""From publishing weights to their use on an arm, ours against an actor that returns a state dict on request.
+"""Latency from publishing weights to their use on an arm, against a plain actor that returns a state dict on request.
 
-Both begin when the learner has its new weights as arrays, and end when another process has loaded them. The other arm's
-question is already waiting, so what is measured is the way, not how often somebody asks.
+The time starts when the learner has its new weights as arrays and ends when another process has loaded them. The reader is
+already waiting, so the polling interval does not count.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import ray
 import torch
 
-from dovetail.bench._naive_weights import NaiveReader, NaiveWeights, Reader
+from benchmarks._naive_weights import NaiveReader, NaiveWeights, Reader
 from dovetail.bench.rows import Row
 from dovetail.config.cluster import ClusterConfig
 from dovetail.core.types import Array
@@ -25,15 +25,15 @@ from dovetail.runtime.ray.roles.weights import Publisher, WeightsRole
 __all__ = ["bench", "latencies"]
 
 MEGABYTE = 10**6
-_SIZES = ((1, 20), (100, 10), (1000, 3))  # in MB, and how often
-_SHARED = _SIZES[:2]  # to several arms: a gigabyte for each would not fit into memory, the way of the state dict
-_SETTLE_S = 0.05  # until everybody's question has arrived
+_SIZES = ((1, 20), (100, 10), (1000, 3))  # MB, repetitions
+_SHARED = _SIZES[:2]  # to several arms: state dicts of 1 GB for each would not fit into memory
+_SETTLE_S = 0.05  # until all readers wait
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
     sizes = ((1, 5), (20, 3)) if quick else _SIZES
-    room_mb = 8 * max(size for size, _ in sizes) + 200
-    with connected(ClusterConfig(store_mb=room_mb), num_cpus=8):
+    store_mb = 8 * max(size for size, _ in sizes) + 200
+    with connected(ClusterConfig(store_mb=store_mb), num_cpus=8):
         for size_mb, times in sizes:
             yield from _compare(size_mb, times=times, num_readers=1)
         for size_mb, times in () if quick else _SHARED:
@@ -58,14 +58,14 @@ def _compare(size_mb: int, *, times: int, num_readers: int) -> Iterator[Row]:
         )
 
 
-def latencies(way: str, num_bytes: int, *, times: int, num_readers: int) -> list[float]:
-    """Seconds from each publication to its use by the last reader; the first, which finds everything cold, left out."""
-    role: Any = ray.remote(NaiveWeights if way == "naive" else WeightsRole)
-    reader: Any = ray.remote(NaiveReader if way == "naive" else Reader)
+def latencies(method: str, num_bytes: int, *, times: int, num_readers: int) -> list[float]:
+    """Seconds from each publication to its use by the last reader, without the first, which includes start-up costs."""
+    role: Any = ray.remote(NaiveWeights if method == "naive" else WeightsRole)
+    reader: Any = ray.remote(NaiveReader if method == "naive" else Reader)
     weights = role.options(num_cpus=0).remote()
     readers = [reader.options(num_cpus=0).remote(weights, num_bytes) for _ in range(num_readers)]
     try:
-        publish = _naive(weights) if way == "naive" else _ours(weights, half=way == "bf16")
+        publish = _naive(weights) if method == "naive" else _ours(weights, half=method == "bf16")
         return [_once(publish, readers, _arrays(num_bytes, number), number) for number in range(1, times + 2)][1:]
     finally:
         for actor in (*readers, weights):
@@ -78,12 +78,12 @@ def _once(
     arrays: dict[str, Array],
     version: int,
 ) -> float:
-    waiting = [reader.take.remote(version) for reader in readers]
+    waiting = [reader.wait_for.remote(version) for reader in readers]
     time.sleep(_SETTLE_S)
-    began_s = time.monotonic()
+    start_s = time.monotonic()
     publish(arrays, version)
     in_use_s: list[float] = ray.get(waiting)
-    return max(in_use_s) - began_s
+    return max(in_use_s) - start_s
 
 
 def _ours(weights: Any, *, half: bool) -> Callable[[dict[str, Array], int], None]:
@@ -99,7 +99,7 @@ def _naive(weights: Any) -> Callable[[dict[str, Array], int], None]:
 
 
 def _arrays(num_bytes: int, number: int) -> dict[str, Array]:
-    """Weights of which every layer has changed."""
+    """Weights whose every layer differs from the last ones."""
     num_floats, layer = num_bytes // 4, 1 << 20
     sizes = [min(layer, num_floats - first) for first in range(0, num_floats, layer)]
     return {f"layer{i}": np.full(size, float(number), np.float32) for i, size in enumerate(sizes)}

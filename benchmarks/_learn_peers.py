@@ -1,4 +1,4 @@
-"""Stable-Baselines3 and TorchRL, given our networks and batches: what they do for one update of the same algorithm."""
+"""One update of the same algorithm in Stable-Baselines3 and TorchRL, with our networks and batches."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dovetail.policies.encoders import EncoderConfig, ImageEncoder
+from dovetail.policies.images.encoders import EncoderConfig, ImageEncoder
 from dovetail.policies.networks import mlp
-from dovetail.policies.squashed import LOG_STD_MAX, LOG_STD_MIN, smooth_limits
+from dovetail.policies.tanh_gaussian import LOG_STD_MAX, LOG_STD_MIN, soft_clamp
 
-__all__ = ["sb3_ppo", "sb3_sac", "sb3_seeing_sac", "torchrl_ppo", "torchrl_sac"]
+__all__ = ["sb3_image_sac", "sb3_ppo", "sb3_sac", "torchrl_ppo", "torchrl_sac"]
 
 Update = Callable[[], object]
 
 
 def plain_mlp(sizes: Sequence[int]) -> nn.Sequential:
-    """Our layers, of torch's own modules in torch's own order."""
+    """Our layers, as a plain `nn.Sequential`."""
     return nn.Sequential(*mlp(sizes))
 
 
-class _Nowhere(gym.Env[Any, Any]):
-    """Spaces, and nothing happens."""
+class _EmptyEnv(gym.Env[Any, Any]):
+    """The two spaces only; a step does nothing."""
 
     def __init__(self, features: int, actions: int) -> None:
         self.observation_space: gym.Space[Any]
@@ -44,14 +44,16 @@ class _Nowhere(gym.Env[Any, Any]):
 
 
 def sb3_sac(batch: Mapping[str, Tensor], *, hidden: Sequence[int], critics: int, own_nets: bool = False) -> Update:
-    """`own_nets`: as it builds them itself, ReLU and no LayerNorm."""
+    """`own_nets`: the networks SB3 builds itself, with ReLU and without LayerNorm."""
     from stable_baselines3 import SAC
     from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.type_aliases import ReplayBufferSamples
 
     features, actions = batch["observation/state"].shape[1], batch["action"].shape[1]
     settings = {"net_arch": list(hidden), "n_critics": critics}
-    model: Any = SAC("MlpPolicy", _Nowhere(features, actions), policy_kwargs=settings, buffer_size=1, device="cpu")
+    model: Any = SAC(
+        "MlpPolicy", _EmptyEnv(features, actions), policy_kwargs=settings, buffer_size=1, device="cpu"
+    )
     if not own_nets:
         model.actor.latent_pi = plain_mlp((features, *hidden, 1))[:-1]
         for side in (model.critic, model.critic_target):
@@ -60,8 +62,8 @@ def sb3_sac(batch: Mapping[str, Tensor], *, hidden: Sequence[int], critics: int,
                 setattr(side, f"qf{number}", network)
                 side.q_networks[number] = network
         model.critic_target.load_state_dict(model.critic.state_dict())
-        for part in (model.actor, model.critic):
-            part.optimizer = torch.optim.Adam(part.parameters(), lr=3e-4)
+        for network in (model.actor, model.critic):
+            network.optimizer = torch.optim.Adam(network.parameters(), lr=3e-4)
     model._logger = Logger(None, [])
     samples = ReplayBufferSamples(
         batch["observation/state"],
@@ -74,30 +76,34 @@ def sb3_sac(batch: Mapping[str, Tensor], *, hidden: Sequence[int], critics: int,
     return lambda: model.train(gradient_steps=1, batch_size=len(batch["reward"]))
 
 
-def sb3_seeing_sac(batch: Mapping[str, Tensor], *, hidden: Sequence[int], cameras: Sequence[str]) -> Update:
-    """Our encoders as its features extractor; it makes one for the actor and one for the critics, as it is used to."""
+def sb3_image_sac(batch: Mapping[str, Tensor], *, hidden: Sequence[int], cameras: Sequence[str]) -> Update:
+    """Our encoders as its feature extractor. SB3 makes one for the actor and one for the critics."""
     from stable_baselines3 import SAC
     from stable_baselines3.common.logger import Logger
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples
 
-    class Eyes(BaseFeaturesExtractor):
+    class Encoders(BaseFeaturesExtractor):
         def __init__(self, space: gym.spaces.Dict) -> None:
             config = EncoderConfig()
             super().__init__(space, config.features * len(cameras) + 64)
-            self.eyes = nn.ModuleList(ImageEncoder(num_channels=3, num_features=config.features) for _ in cameras)
+            self.encoders = nn.ModuleList(
+                ImageEncoder(num_channels=3, num_features=config.features) for _ in cameras
+            )
             self.state = nn.Sequential(nn.Linear(features, 64), nn.LayerNorm(64), nn.Tanh())
 
         def forward(self, seen: dict[str, Tensor]) -> Tensor:
-            images = [eye(seen[key].permute(0, 2, 3, 1)) for eye, key in zip(self.eyes, cameras, strict=True)]
+            images = [
+                encoder(seen[key].permute(0, 2, 3, 1)) for encoder, key in zip(self.encoders, cameras, strict=True)
+            ]
             return torch.cat([self.state(seen["state"]), *images], 1)
 
     features, actions = batch["observation/state"].shape[1], batch["action"].shape[1]
-    env = _Nowhere(features, actions)
+    env = _EmptyEnv(features, actions)
     size = batch[f"observation/{cameras[0]}"].shape[1]
     image = gym.spaces.Box(0, 255, (3, size, size), np.uint8)
     env.observation_space = gym.spaces.Dict({"state": env.observation_space, **dict.fromkeys(cameras, image)})
-    settings = {"net_arch": list(hidden), "features_extractor_class": Eyes, "normalize_images": False}
+    settings = {"net_arch": list(hidden), "features_extractor_class": Encoders, "normalize_images": False}
     model: Any = SAC("MultiInputPolicy", env, policy_kwargs=settings, buffer_size=1, device="cpu")
     model._logger = Logger(None, [])
 
@@ -120,7 +126,7 @@ def sb3_ppo(rollout: Mapping[str, Tensor], *, hidden: Sequence[int], batch_size:
 
     states, drawn = rollout["observation/state"], rollout["action"]
     (num_envs, num_steps, actions), features = drawn.shape, states.shape[-1]
-    envs: list[Callable[[], gym.Env[Any, Any]]] = [lambda: _Nowhere(features, actions)] * num_envs
+    envs: list[Callable[[], gym.Env[Any, Any]]] = [lambda: _EmptyEnv(features, actions)] * num_envs
     model: Any = PPO(
         "MlpPolicy",
         DummyVecEnv(envs),
@@ -147,7 +153,7 @@ def sb3_ppo(rollout: Mapping[str, Tensor], *, hidden: Sequence[int], batch_size:
         )
 
     def update() -> None:
-        buffer.generator_ready = True  # laid out for batches already
+        buffer.generator_ready = True  # it is flattened already
         buffer.advantages = buffer.advantages.reshape(num_steps, num_envs)
         for name in ("values", "returns"):
             setattr(buffer, name, getattr(buffer, name).reshape(num_steps, num_envs))
@@ -165,7 +171,7 @@ def sb3_ppo(rollout: Mapping[str, Tensor], *, hidden: Sequence[int], batch_size:
 
 
 class _Heads(nn.Module):
-    """A mean and a spread, within our limits."""
+    """Mean and standard deviation, within our limits."""
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
@@ -173,7 +179,7 @@ class _Heads(nn.Module):
 
     def forward(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.net(seen).chunk(2, dim=-1)
-        return mean, smooth_limits(log_std, LOG_STD_MIN, LOG_STD_MAX).exp()
+        return mean, soft_clamp(log_std, LOG_STD_MIN, LOG_STD_MAX).exp()
 
 
 class _Critic(nn.Module):
@@ -219,8 +225,8 @@ def torchrl_sac(batch: Mapping[str, Tensor], *, hidden: Sequence[int], critics: 
     )
 
     def update() -> None:
-        said = loss(rows)
-        (said["loss_actor"] + said["loss_qvalue"] + said["loss_alpha"]).backward()
+        losses = loss(rows)
+        (losses["loss_actor"] + losses["loss_qvalue"] + losses["loss_alpha"]).backward()
         for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
@@ -270,9 +276,9 @@ def torchrl_ppo(rollout: Mapping[str, Tensor], *, hidden: Sequence[int], batch_s
             )
             rows["advantage"], rows["value_target"] = advantage.flatten(0, 1), target.flatten(0, 1)
         for index in torch.split(torch.randperm(num_rows), batch_size):
-            said = loss(rows[index])
+            losses = loss(rows[index])
             optimizer.zero_grad()
-            (said["loss_objective"] + said["loss_critic"] + said["loss_entropy"]).backward()
+            (losses["loss_objective"] + losses["loss_critic"] + losses["loss_entropy"]).backward()
             nn.utils.clip_grad_norm_(loss.parameters(), 0.5)
             optimizer.step()
 

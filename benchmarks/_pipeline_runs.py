@@ -1,4 +1,4 @@
-"""A recipe run inline and on Ray, watched: how long an episode and an update take, and what a run's time goes into."""
+"""Runs of a recipe, inline and on Ray, observed: seconds per episode and per update, and where the time goes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,27 +26,38 @@ from dovetail.runs.folder import RunFolder
 from dovetail.runs.status import RunStatus
 from dovetail.runtime.inline import InlineRun, Interrupted
 
-__all__ = ["AFTER", "CASES", "LEARNING", "Case", "Look", "Pace", "Watch", "pace_of", "paced", "run_once", "run_to"]
+__all__ = [
+    "AFTER",
+    "CASES",
+    "LEARNING",
+    "Case",
+    "Pace",
+    "Sample",
+    "StatusRecorder",
+    "measure_pace",
+    "pace_of",
+    "run_recipe",
+]
 
 LEARNING = "learning online"
 AFTER = ("waiting for the last labels", "the last updates", "evaluating: after")
-_SKIP = 2  # episodes until everything has been used once
+_SKIP = 2  # first episodes, which include start-up costs
 
 
 class Case(NamedTuple):
-    """A policy and an algorithm of the issue's, paced in real time at 10 Hz with two cameras; episodes of one length."""
+    """A policy and an algorithm in real time at 10 Hz with two cameras. All episodes have the same length."""
 
     name: str
     recipe: str
-    num_steps: int  # of an episode
-    updates: int  # that an episode earns, so that T comes to most of C
+    num_steps: int  # per episode
+    updates: int  # per episode, so that learning (T) takes nearly as long as collecting (C)
     settings: tuple[str, ...]
 
 
-_ALIKE = (
+_COMMON = (
     "robot.realtime=true",
     "robot.images=[wrist, front]",
-    "labeling.hide_success=true",  # episodes end by the clock alone
+    "labeling.hide_success=true",  # episodes end only by the time limit
     "run.demos=0",
     "run.untrained_episodes=0",
     "run.showcase_episodes=0",
@@ -58,13 +70,13 @@ CASES = (
         60,
         24,
         (
-            *_ALIKE,
+            *_COMMON,
             "task.time_limit_s=6.0",
             "operator.type=none",
             "policy.inputs=[ee_pose, ee_twist, ee_error, wrist, front]",
             "policy.encoder.features=64",
-            "algorithm.type=dovetail.bench._waiting:WaitingSAC",
-            "algorithm.batch_size=2",  # little to compute; what a GPU would take for a large batch is waited for
+            "algorithm.type=benchmarks._slowed_plugins:SlowSAC",
+            "algorithm.batch_size=2",  # little to compute; `update_s` stands for the time a GPU takes for a large batch
             "algorithm.update_s=0.17",
         ),
     ),
@@ -74,16 +86,16 @@ CASES = (
         110,
         5,
         (
-            *_ALIKE,
+            *_COMMON,
             "task.time_limit_s=11.0",
-            "operator.type=dovetail.bench._waiting:Corrector",
+            "operator.type=benchmarks._slowed_plugins:PeriodicCorrector",
             "actor.execution_horizon=11",
             "actor.settle_s=0.0",
-            "policy.type=dovetail.bench._waiting:WaitingFlow",
+            "policy.type=benchmarks._slowed_plugins:SlowFlow",
             "policy.inputs=[ee_pose, ee_twist, ee_error, gripper, wrist, front]",
             "policy.horizon=11",
             "policy.act_s=0.213",
-            "algorithm.type=dovetail.bench._waiting:WaitingHGDAgger",
+            "algorithm.type=benchmarks._slowed_plugins:SlowHGDAgger",
             "algorithm.batch_size=4",
             "algorithm.update_s=1.9",
         ),
@@ -91,57 +103,57 @@ CASES = (
 )
 
 
-class Look(NamedTuple):
-    """At a run, at one moment."""
+class Sample(NamedTuple):
+    """The status of a run at one moment."""
 
     unix_s: float
     phase: str
     episodes: int
     updates: int
-    spent: Mapping[str, float] = MappingProxyType({})  # seconds so far, by what they went into
+    spent: Mapping[str, float] = MappingProxyType({})  # seconds so far, by activity
 
 
 @dataclass(slots=True)
-class Watch:
-    """Keeps what there was to see, and asks the run to end at a phase, if there is one of these."""
+class StatusRecorder:
+    """A status listener that keeps every status, and asks the run to stop at one of the phases `until`."""
 
     until: Sequence[str] = ()
     spent: Callable[[], Mapping[str, float]] = dict
-    looks: list[Look] = field(default_factory=list)
+    samples: list[Sample] = field(default_factory=list)
     ended: bool = False
     began_unix_s: float = field(default_factory=time.time)
 
     @property
     def seconds(self) -> float:
-        """From its making to the last look."""
-        return self.looks[-1].unix_s - self.began_unix_s if self.looks else 0.0
+        """From the start to the last sample."""
+        return self.samples[-1].unix_s - self.began_unix_s if self.samples else 0.0
 
     def __call__(self, status: RunStatus) -> None:
         self.ended |= any(status.phase.startswith(phase) for phase in self.until)
-        self.looks.append(Look(time.time(), status.phase, status.episodes, status.updates, dict(self.spent())))
+        self.samples.append(Sample(time.time(), status.phase, status.episodes, status.updates, dict(self.spent())))
 
     def phases(self) -> dict[str, float]:
-        """Seconds of each, from its first look to the next phase's."""
+        """Seconds of each phase."""
         spent: dict[str, float] = {}
-        for look, following in zip(self.looks, self.looks[1:], strict=False):
-            spent[look.phase] = spent.get(look.phase, 0.0) + following.unix_s - look.unix_s
+        for sample, following in pairwise(self.samples):
+            spent[sample.phase] = spent.get(sample.phase, 0.0) + following.unix_s - sample.unix_s
         return spent
 
     def updates_at(self, unix_s: float) -> float:
-        """In between two looks, as many as lie between."""
-        times = [look.unix_s for look in self.looks]
-        place = bisect.bisect_left(times, unix_s)
-        if place == 0 or place == len(times):
-            return float(self.looks[min(place, len(times) - 1)].updates)
-        before, after = self.looks[place - 1], self.looks[place]
+        """The number of updates at a time, interpolated between two samples."""
+        times = [sample.unix_s for sample in self.samples]
+        index = bisect.bisect_left(times, unix_s)
+        if index == 0 or index == len(times):
+            return float(self.samples[min(index, len(times) - 1)].updates)
+        before, after = self.samples[index - 1], self.samples[index]
         share = (unix_s - before.unix_s) / max(1e-9, after.unix_s - before.unix_s)
         return before.updates + share * (after.updates - before.updates)
 
     def spent_between(self, first_unix_s: float, last_unix_s: float) -> dict[str, float]:
-        """As the last looks before these moments knew it."""
-        times = [look.unix_s for look in self.looks]
+        """Seconds by activity, from the last sample before one time to the last before the other."""
+        times = [sample.unix_s for sample in self.samples]
         before, after = (
-            self.looks[max(0, bisect.bisect_right(times, moment) - 1)].spent
+            self.samples[max(0, bisect.bisect_right(times, moment) - 1)].spent
             for moment in (first_unix_s, last_unix_s)
         )
         return {name: seconds - before.get(name, 0.0) for name, seconds in after.items()}
@@ -149,12 +161,12 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pace:
-    """Of a run, from one episode's beginning to a later one's."""
+    """Times of a run, from the start of one episode to the start of a later one."""
 
-    episode_s: float  # to collect one
+    episode_s: float  # from one episode to the next
     update_s: float
     updates_per_step: float
-    spent: Mapping[str, float]  # seconds per episode, by what they went into, of everybody together
+    spent: Mapping[str, float]  # seconds per episode by activity, summed over processes
 
     @property
     def collect_s(self) -> float:
@@ -168,12 +180,12 @@ class Pace:
     def bound(self) -> float:
         return (self.collect_s + self.train_s) / max(self.collect_s, self.train_s)
 
-    def keeping_up_s(self, updates_per_step: float, num_steps: int) -> float:
-        """Seconds per episode and the updates that it earns: of two that run at once, the slower counts."""
+    def seconds_at_ratio(self, updates_per_step: float, num_steps: int) -> float:
+        """Seconds per episode with its updates. Collecting and learning run in parallel, so the slower one counts."""
         return max(self.episode_s, self.update_s * updates_per_step * num_steps)
 
 
-def paced(
+def measure_pace(
     case: Case,
     runtime: str,
     *,
@@ -182,7 +194,7 @@ def paced(
     settings: Sequence[str] = (),
     free: bool = False,
 ) -> Pace:
-    """So many episodes, each of which earns so many updates; `free`: as many as the learner manages."""
+    """Run `num_episodes` with `updates` per episode; `free`: without an update limit."""
     utd = 1e6 if free else updates / case.num_steps
     overrides = [
         *case.settings,
@@ -192,24 +204,24 @@ def paced(
         f"run.env_steps={num_episodes * case.num_steps}",
         *settings,
     ]
-    watch = Watch(until=AFTER if free else AFTER[2:])
-    with run_to(case.recipe, overrides, watch) as folder:
-        return pace_of(folder, watch, num_steps=case.num_steps)
+    recorder = StatusRecorder(until=AFTER if free else AFTER[2:])
+    with run_recipe(case.recipe, overrides, recorder) as folder:
+        return pace_of(folder, recorder, num_steps=case.num_steps)
 
 
 @contextmanager
-def run_to(recipe: str, overrides: Sequence[str], watch: Watch) -> Iterator[RunFolder]:
-    """A run of a recipe, ended where the watch says; its folder is there while this lasts."""
-    place = Path(tempfile.mkdtemp(prefix="dovetail-bench-"))
+def run_recipe(recipe: str, overrides: Sequence[str], recorder: StatusRecorder) -> Iterator[RunFolder]:
+    """Run a recipe until the recorder stops it; its folder exists inside the `with` block."""
+    scratch = Path(tempfile.mkdtemp(prefix="dovetail-bench-"))
     try:
-        folder = RunFolder.create(place / "run", load([recipe], list(overrides)))
-        run_once(folder, watch)
+        folder = RunFolder.create(scratch / "run", load([recipe], list(overrides)))
+        _run(folder, recorder)
         yield folder
     finally:
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(scratch, ignore_errors=True)
 
 
-def run_once(folder: RunFolder, watch: Watch) -> None:
+def _run(folder: RunFolder, recorder: StatusRecorder) -> None:
     torch.set_flush_denormal(True)
     keep_freed_memory()
     folder.lock()
@@ -217,10 +229,10 @@ def run_once(folder: RunFolder, watch: Watch) -> None:
     if folder.config.runtime == "ray":
         from dovetail.runtime.ray.driver.run import RayRun  # Ray takes a second to import
 
-        run = RayRun(folder, watch=watch, should_stop=lambda: watch.ended).run
+        run = RayRun(folder, watch=recorder, should_stop=lambda: recorder.ended).run
     else:
-        inline = InlineRun(folder, watch=watch, should_stop=lambda: watch.ended)
-        watch.spent, run = lambda: inline.seconds, inline.run
+        inline = InlineRun(folder, watch=recorder, should_stop=lambda: recorder.ended)
+        recorder.spent, run = lambda: inline.seconds, inline.run
     try:
         with contextlib.suppress(Interrupted):
             run()
@@ -228,15 +240,15 @@ def run_once(folder: RunFolder, watch: Watch) -> None:
         folder.unlock()
 
 
-def pace_of(folder: RunFolder, watch: Watch, *, num_steps: int) -> Pace:
+def pace_of(folder: RunFolder, recorder: StatusRecorder, *, num_steps: int) -> Pace:
     starts = _starts(folder)
     if len(starts) < 2:
-        raise ValueError(f"{len(starts)} episodes are too few to tell a pace")
+        raise ValueError(f"{len(starts)} episodes are too few to measure a pace, at least 2 are needed")
     num_episodes = max(1, len(starts) - 1 - _SKIP)
     first, last = starts[-1 - num_episodes], starts[-1]
-    num_updates = watch.updates_at(last) - watch.updates_at(first)
-    spent = {name: seconds / num_episodes for name, seconds in watch.spent_between(first, last).items()}
-    if not spent:  # of several processes, all that is known is the sum at the end
+    num_updates = recorder.updates_at(last) - recorder.updates_at(first)
+    spent = {name: seconds / num_episodes for name, seconds in recorder.spent_between(first, last).items()}
+    if not spent:  # a run of several processes reports only the sum at its end
         whole = (folder.read_json("progress.json") or {}).get("phases") or {}
         spent = {name: seconds / len(starts) for name, seconds in whole.items()}
     return Pace(
@@ -248,7 +260,7 @@ def pace_of(folder: RunFolder, watch: Watch, *, num_steps: int) -> Pace:
 
 
 def _starts(folder: RunFolder) -> list[float]:
-    """When each episode of practice began, as the arm wrote it down: nobody who is behind changes that."""
+    """Start times of the online episodes, as the arm recorded them."""
     log = EpisodeLog(folder.episodes)
     infos = [log.manifest(episode_id) for episode_id in log.ids()]
     return sorted(info.started_unix_ns / NS_PER_S for info in infos if info.purpose is Purpose.ONLINE)

@@ -1,5 +1,5 @@
-"""Weights as everybody hands them out first: an actor that is given a state dict, and returns it to whoever asks. Beside it,
-one that takes ours up; both load what they get into a network, for only then it is in use."""
+"""Readers of published weights: from a plain Ray actor that returns a state dict, and from ours. Both load the weights into
+a network, because only then are they in use."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ _POLL_S = 0.01
 
 
 def make_network(num_bytes: int) -> nn.ParameterDict:
-    """Of so many bytes of floats, in layers as networks have them."""
+    """A network of `num_bytes` of float32, in layers of 4 MB."""
     num_floats = num_bytes // 4
     sizes = [min(_LAYER, num_floats - first) for first in range(0, num_floats, _LAYER)]
     return nn.ParameterDict({f"layer{i}": nn.Parameter(torch.zeros(size)) for i, size in enumerate(sizes)})
 
 
 class NaiveWeights:
-    """The actor in between."""
+    """A Ray actor that holds the newest state dict."""
 
     def __init__(self) -> None:
         self._state: Mapping[str, Tensor] = {}
@@ -46,13 +46,13 @@ class NaiveWeights:
 
 
 class NaiveReader:
-    """Asks again and again for the number, and for everything when that is new."""
+    """Polls for the version number, then fetches the whole state dict."""
 
     def __init__(self, weights: Any, num_bytes: int) -> None:
         self._weights, self._network = weights, make_network(num_bytes)
 
-    def take(self, version: int) -> float:
-        """Wait for that version; when it was in use, by this machine's monotonic clock."""
+    def wait_for(self, version: int) -> float:
+        """Wait for a version and load it. Returns the time of its first use (monotonic clock of this machine)."""
         while ray.get(self._weights.version.remote()) < version:
             time.sleep(_POLL_S)
         self._network.load_state_dict(ray.get(self._weights.get.remote()))
@@ -60,13 +60,13 @@ class NaiveReader:
 
 
 class Reader:
-    """The same with ours."""
+    """The same with our `WeightsReader`."""
 
     def __init__(self, weights: Any, num_bytes: int) -> None:
         self._reader, self._network = WeightsReader(weights, timeout_s=120.0), make_network(num_bytes)
         self._version = 0
 
-    def take(self, version: int) -> float:
+    def wait_for(self, version: int) -> float:
         while self._version < version:
             snapshot = self._reader.latest(newer_than=self._version, wait_s=5.0)
             if snapshot is not None:

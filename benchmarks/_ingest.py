@@ -1,4 +1,4 @@
-"""Arms that replay one recorded episode over and over, at its own pace, into a store beside a learner that never rests."""
+"""The roles of a run, with arms that deliver one recorded episode repeatedly, at the rate it was recorded."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ import ray
 from dovetail.config.schema import RunConfig
 from dovetail.core.types import Episode, Purpose
 from dovetail.episodes.ids import new_episode_id
-from dovetail.runs.assembly.build import build_station
-from dovetail.runs.evaluate import order_episode
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
+from dovetail.runs.roles.robot import order_episode
 from dovetail.runtime.ray.roles.handles import StoreHandle
 from dovetail.runtime.ray.roles.labeler import LabelerRole
 from dovetail.runtime.ray.roles.learner import LearnerRole
 from dovetail.runtime.ray.roles.store import StoreRole
 from dovetail.runtime.ray.roles.weights import WeightsRole
 
-__all__ = ["Arms", "Ingested", "Plant", "record"]
+__all__ = ["Ingested", "ReplayingArms", "RolesWithoutArms", "record"]
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Ingested(NamedTuple):
-    """While so many arms delivered."""
+    """What one store took while a number of arms delivered to it."""
 
     seconds: float
     offered: int  # episodes that ended on an arm
-    stored: int  # episodes that the store said it has
-    latencies: tuple[float, ...]  # seconds from an episode's end to the store's word
+    stored: int  # episodes that the store acknowledged
+    latencies: tuple[float, ...]  # seconds from an episode's end to the store's acknowledgement
     updates: int
     cpu_s: Mapping[str, float]  # by role
 
 
 def record(config: RunConfig) -> Episode:
-    """One episode, in simulated time."""
-    station = build_station(config)
+    """Record one episode, in simulated time."""
+    assembly = build_assembly(config)
     try:
-        actor = station.actor_for(Purpose.ONLINE)
-        episode = actor.run(order_episode(station, purpose=Purpose.ONLINE, index=0, config_hash="bench"))
+        actor = assembly.actor_for(Purpose.ONLINE)
+        episode = actor.run(order_episode(assembly, purpose=Purpose.ONLINE, index=0, config_hash="bench"))
     finally:
-        station.close()
+        assembly.close()
     assert episode is not None
     return episode
 
 
-class Arms:
-    """A thread for each arm. An episode that the store has not taken when the next one ends waits, as in a spool."""
+class ReplayingArms:
+    """One thread per arm. An episode waits, as in a spool, until the store has taken the one before it."""
 
     def __init__(self, store: Any, episode: Episode) -> None:
         self._store, self._episode = StoreHandle(store), episode
@@ -63,21 +63,21 @@ class Arms:
         return os.getpid()
 
     def deliver_once(self) -> bool:
-        return self._store.deliver(_renamed(self._episode))
+        return self._store.deliver(_as_new_episode(self._episode))
 
     def replay(self, num_arms: int, seconds: float) -> tuple[int, list[float]]:
-        """Episodes that ended, and what each took that was stored meanwhile."""
+        """Deliver for `seconds`. Returns the number of episodes that ended, and the latency of each that was stored."""
         began_s = time.monotonic()
         until_s = began_s + seconds
         ended, latencies = [0] * num_arms, [list[float]() for _ in range(num_arms)]
 
         def act(arm: int) -> None:
-            ends_s = began_s + self._period_s * (1 + arm) / num_arms  # not all at once
+            ends_s = began_s + self._period_s * (1 + arm) / num_arms  # not all at the same time
             while ends_s < until_s:
                 time.sleep(max(0.0, ends_s - time.monotonic()))
                 if time.monotonic() >= until_s:
                     break
-                if self._store.deliver(_renamed(self._episode)):
+                if self._store.deliver(_as_new_episode(self._episode)):
                     done_s = time.monotonic()
                     if done_s < until_s:
                         latencies[arm].append(done_s - ends_s)
@@ -98,8 +98,8 @@ class Arms:
         return sum(ended), [one for each in found for one in each]
 
 
-class Plant:
-    """The roles of a run without its arms, as `runtime.ray.crew` starts them; and arms that replay."""
+class RolesWithoutArms:
+    """The roles of a run as the Ray driver starts them, with `ReplayingArms` in place of its arms."""
 
     def __init__(self, folder: RunFolder, episode: Episode) -> None:
         path = folder.path.absolute()
@@ -111,13 +111,13 @@ class Plant:
         self._learner = _actor(LearnerRole, max_concurrency=4).remote(
             "learner", path=path, store=self._store, weights=weights
         )
-        self._arms = _actor(Arms, max_concurrency=2).remote(self._store, episode)
+        self._arms = _actor(ReplayingArms, max_concurrency=2).remote(self._store, episode)
         self._roles = {"store": self._store, "learner": self._learner, "labeler": labeler}
         self._pids = {name: ray.get(role.report.remote())["pid"] for name, role in self._roles.items()}
         self._pids["arms"] = ray.get(self._arms.pid.remote())
 
     def start(self, *, num_episodes: int = 4) -> None:
-        """Until the learner updates."""
+        """Deliver a few episodes and wait until the learner updates."""
         for _ in range(num_episodes):
             ray.get(self._arms.deliver_once.remote())
         ray.get(self._store.settle.remote(30.0))
@@ -143,7 +143,7 @@ class Plant:
     def _updates(self) -> int:
         report = ray.get(self._learner.report.remote())
         if report["problem"]:
-            raise RuntimeError(f"the learner has stopped: {report['problem']}")
+            raise RuntimeError(f"the learner stopped: {report['problem']}")
         return int(report["updates"])
 
     def _cpu_s(self) -> dict[str, float]:
@@ -155,8 +155,8 @@ def _actor(role: type, **options: Any) -> Any:
     return made.options(num_cpus=0, **options)
 
 
-def _renamed(episode: Episode) -> Episode:
-    """The same, as another one."""
+def _as_new_episode(episode: Episode) -> Episode:
+    """A copy with a new id and start time."""
     now_ns = time.time_ns()
     name = new_episode_id(unix_ns=now_ns, robot=episode.robot.name)
     segments = tuple(dataclasses.replace(segment, episode_id=name) for segment in episode.segments)
@@ -164,6 +164,6 @@ def _renamed(episode: Episode) -> Episode:
 
 
 def _cpu_s(pid: int) -> float:
-    """What a process has used of its cores so far, threads included."""
+    """CPU seconds that a process has used so far, including all threads."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S

@@ -1,4 +1,4 @@
-"""The real control process on a stand-in arm with a camera, and the loop that everybody writes first."""
+"""The control process on a fake arm with a camera, and a plain loop with `time.sleep` to compare it with."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +16,14 @@ from torch import nn
 from dovetail.config.load import load
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.types import Purpose
-from dovetail.policies.flow import Flow
-from dovetail.runs.assembly.build import build_station
-from dovetail.runs.evaluate import order_episode
+from dovetail.policies.flows.flow import Flow
+from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.roles.robot import order_episode
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["control_process", "plain_loop", "publish", "weight_swaps"]
 
-_CELL = """
+_CONFIG = """
 task: {{type: "dovetail.testing.fakes:FakeTask", max_steps: {num_ticks}, tolerance: 0.0}}
 robot: {{type: "dovetail.testing.live:LiveArm", control_hz: {control_hz}, image_size: [128, 128]}}
 actor: {{type: rtc, layout: processes, swap: chunk, execution_horizon: 16}}
@@ -31,11 +31,11 @@ policy: {{horizon: 48, {policy}}}
 algorithm: imitation
 """
 _SMALL = "type: flow, inputs: [ee_pose, goal, front]"
-_LARGE = "type: 'dovetail.bench._punctual:Laden', inputs: [ee_pose, goal]"
+_LARGE = "type: 'dovetail.bench._control_loops:LargeFlow', inputs: [ee_pose, goal]"
 
 
-class Laden(Flow):
-    """A flow that carries 100 MB of weights which cost no time to think with: a large model's, on a GPU, say."""
+class LargeFlow(Flow):
+    """A flow policy with 100 MB of weights that inference does not use, as if a large model ran on a GPU."""
 
     NUM_BYTES = 100_000_000
 
@@ -49,21 +49,23 @@ class Laden(Flow):
 def control_process(
     control_hz: int, *, seconds: float, policy: str = _SMALL, weights: Path | None = None
 ) -> dict[str, float]:
-    """One episode with all its processes, a recorder of images included; what its telemetry says."""
+    """Run one episode with all its processes, including the image recorder; return its telemetry."""
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as folder:
-        path = Path(folder) / "cell.yaml"
-        path.write_text(_CELL.format(control_hz=control_hz, num_ticks=round(control_hz * seconds), policy=policy))
-        station = build_station(load([path]))
+        path = Path(folder) / "config.yaml"
+        path.write_text(
+            _CONFIG.format(control_hz=control_hz, num_ticks=round(control_hz * seconds), policy=policy)
+        )
+        assembly = build_assembly(load([path]))
         try:
-            actor = station.actor_for(Purpose.ONLINE, weights=weights)
-            actor.run(order_episode(station, purpose=Purpose.ONLINE, index=0, config_hash="bench"))
+            actor = assembly.actor_for(Purpose.ONLINE, weights=weights)
+            actor.run(order_episode(assembly, purpose=Purpose.ONLINE, index=0, config_hash="bench"))
             return dict(actor.telemetry())
         finally:
-            station.close()
+            assembly.close()
 
 
 def plain_loop(control_hz: int, *, seconds: float) -> dict[str, float]:
-    """`time.sleep` until the next deadline, and nothing to do."""
+    """Sleep until each deadline with `time.sleep`, and do nothing else."""
     period_ns = round(NS_PER_S / control_hz)
     late_ns = np.zeros(round(seconds * control_hz))
     deadline_ns = time.monotonic_ns()
@@ -72,7 +74,7 @@ def plain_loop(control_hz: int, *, seconds: float) -> dict[str, float]:
         time.sleep(max(0, deadline_ns - time.monotonic_ns()) / NS_PER_S)
         now_ns = time.monotonic_ns()
         late_ns[tick] = now_ns - deadline_ns
-        if late_ns[tick] > period_ns:  # or it would be late for ever
+        if late_ns[tick] > period_ns:  # skip missed ticks, or all later ones would be late
             deadline_ns = now_ns
     p50, p99 = np.percentile(late_ns / 1e6, (50, 99))
     return {
@@ -85,10 +87,10 @@ def plain_loop(control_hz: int, *, seconds: float) -> dict[str, float]:
 
 
 def weight_swaps(*, seconds: float) -> tuple[dict[str, float], dict[str, float]]:
-    """The same episode without, then with, 100 MB of new weights every second."""
+    """Telemetry of the same episode without, then with, 100 MB of new weights every second."""
     quiet = control_process(50, seconds=seconds, policy=_LARGE)
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-weights-") as folder:
-        publisher = subprocess.Popen([sys.executable, "-m", "dovetail.bench._punctual", folder])
+        publisher = subprocess.Popen([sys.executable, "-m", "dovetail.bench._control_loops", folder])
         try:
             busy = control_process(50, seconds=seconds, policy=_LARGE, weights=Path(folder))
         finally:
@@ -98,26 +100,22 @@ def weight_swaps(*, seconds: float) -> tuple[dict[str, float], dict[str, float]]
 
 
 def publish(folder: Path) -> None:
-    """New weights of the large policy every second, until killed."""
+    """Publish new weights of the large policy every second, until killed."""
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as cell:
-        path = Path(cell) / "cell.yaml"
-        path.write_text(_CELL.format(control_hz=50, num_ticks=1, policy=_LARGE))
-        station = build_station(load([path]))
-        policy = station.trainable()
+    with tempfile.TemporaryDirectory(prefix="dovetail-bench-") as scratch:
+        path = Path(scratch) / "config.yaml"
+        path.write_text(_CONFIG.format(control_hz=50, num_ticks=1, policy=_LARGE))
+        assembly = build_assembly(load([path]))
+        policy = assembly.trainable()
     store = DiskWeightStore(folder)
     while True:
         next_s = time.monotonic() + 1.0
         weights = {name: dict(arrays) for name, arrays in policy.weights().items()}
         for array in weights["ballast"].values():
-            array[0] = next_s  # something new, and as large
+            array[0] = next_s  # weights that differ from the last ones
         store.publish(weights)
         time.sleep(max(0.0, next_s - time.monotonic()))
 
 
-def main(arguments: Sequence[str]) -> None:
-    publish(Path(arguments[0]))
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    publish(Path(sys.argv[1]))

@@ -1,5 +1,5 @@
-"""Stable-Baselines3's SAC on the Gymnasium version of a recipe's task, given what ours is given: the same observations,
-scaled by the same demonstrations, the same networks, batch, discount, steps and updates per step. No person helps it."""
+"""Stable-Baselines3's SAC on the Gymnasium version of a recipe's task, with the same observations, normalization, networks,
+batch size, discount, steps and updates per step as ours, but without interventions."""
 
 from __future__ import annotations
 
@@ -21,14 +21,21 @@ from dovetail.core.streams import stream
 from dovetail.core.types import Array, Observation
 from dovetail.envs.gym_env import DovetailEnv
 
-__all__ = ["WAYS", "learned"]
+__all__ = ["VARIANTS", "learn_once"]
 
 Reward = Literal["sparse", "dense"]
-WAYS: tuple[tuple[Reward, bool], ...] = (("sparse", False), ("dense", False), ("sparse", True), ("dense", True))
+VARIANTS: tuple[tuple[Reward, bool], ...] = (
+    ("sparse", False),
+    ("dense", False),
+    ("sparse", True),
+    ("dense", True),
+)
 
 
-def learned(config: RunConfig, *, file: Path, reward: Reward, with_demos: bool, every_s: float) -> dict[str, Any]:
-    """`points`: steps and success rate of each evaluation; done at most once, `file` keeps it."""
+def learn_once(
+    config: RunConfig, *, file: Path, reward: Reward, with_demos: bool, every_s: float
+) -> dict[str, Any]:
+    """`points`: steps and success rate of each evaluation. The result is kept in `file`."""
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         found = _learn(config, reward=reward, with_demos=with_demos, every_steps=round(10 * every_s))
@@ -50,13 +57,13 @@ def _learn(config: RunConfig, *, reward: Reward, with_demos: bool, every_steps: 
     try:
         from stable_baselines3 import SAC
     except ImportError as error:
-        raise UsageError('the peers are missing: pip install -e ".[bench]"') from error
+        raise UsageError('Stable-Baselines3 is not installed: pip install -e ".[bench]"') from error
     started_s = time.monotonic()
-    env, trial = _Flat(config, reward), _Flat(config, "sparse")
+    env, trial = _FlatEnv(config, reward), _FlatEnv(config, "sparse")
     demos = list(_demonstrations(env, config))
-    seen = np.array([step.observation for step in demos], np.float64)
+    observed = np.array([step.observation for step in demos], np.float64)
     for each in (env, trial):
-        each.scale(seen.mean(0), seen.std(0))
+        each.scale(observed.mean(0), observed.std(0))
     algorithm: Any = config.algorithm.config
     model = SAC(
         "MlpPolicy",
@@ -88,7 +95,7 @@ def _learn(config: RunConfig, *, reward: Reward, with_demos: bool, every_steps: 
     return {"points": points, "wall_s": time.monotonic() - started_s}
 
 
-def _success(model: Any, env: _Flat, num_episodes: int) -> float:
+def _success(model: Any, env: _FlatEnv, num_episodes: int) -> float:
     wins = 0
     for index in range(num_episodes):
         observation, _ = env.reset(seed=1_000_000 + index)
@@ -101,14 +108,14 @@ def _success(model: Any, env: _Flat, num_episodes: int) -> float:
     return wins / num_episodes
 
 
-def _demonstrations(env: _Flat, config: RunConfig) -> Iterator[_Transition]:
-    """What the recipe's expert shows, in this environment's terms: as many that succeeded, as noisy."""
-    num_good = tried = 0
+def _demonstrations(env: _FlatEnv, config: RunConfig) -> Iterator[_Transition]:
+    """Successful demonstrations of the recipe's expert: as many, and with the same noise."""
+    num_good = num_tried = 0
     while num_good < config.run.demos:
         expert = env.task.expert()
-        observation, _ = env.reset(seed=tried)
-        expert.reset(stream(config.run.seed, "demo", tried), noise=config.run.demo_noise)
-        tried += 1
+        observation, _ = env.reset(seed=num_tried)
+        expert.reset(stream(config.run.seed, "demo", num_tried), noise=config.run.demo_noise)
+        num_tried += 1
         steps: list[_Transition] = []
         ended = cut_short = False
         info: dict[str, Any] = {}
@@ -116,7 +123,7 @@ def _demonstrations(env: _Flat, config: RunConfig) -> Iterator[_Transition]:
             action = env.to_unit(expert.act(Observation(time_ns=0, values={})))
             after, reward, ended, cut_short, info = env.step(action)
             steps.append(
-                _Transition(observation, after, action, reward, ended or cut_short, _told(info, cut_short))
+                _Transition(observation, after, action, reward, ended or cut_short, _episode_end(info, cut_short))
             )
             observation = after
         if info["is_success"]:
@@ -124,12 +131,12 @@ def _demonstrations(env: _Flat, config: RunConfig) -> Iterator[_Transition]:
             yield from steps
 
 
-def _told(info: dict[str, Any], cut_short: bool) -> dict[str, Any]:
+def _episode_end(info: dict[str, Any], cut_short: bool) -> dict[str, Any]:
     return {"is_success": info["is_success"], "TimeLimit.truncated": cut_short}
 
 
-class _Flat(gymnasium.Env[Array, Array]):
-    """The recipe's cell with what its policy looks at in one vector, scaled, and actions from -1 to 1."""
+class _FlatEnv(gymnasium.Env[Array, Array]):
+    """The recipe's environment: the policy's inputs as one normalized vector, actions from -1 to 1."""
 
     def __init__(self, config: RunConfig, reward: Reward) -> None:
         assert config.task is not None
@@ -137,9 +144,9 @@ class _Flat(gymnasium.Env[Array, Array]):
             task=config.task.type,
             robot=config.robot.type,
             reward=reward,
-            task_config={**_set(config.task.config), "reward": reward},
-            robot_config=_set(config.robot.config),
-            safety=_set(config.safety.config),
+            task_config={**_settings(config.task.config), "reward": reward},
+            robot_config=_settings(config.robot.config),
+            safety=_settings(config.safety.config),
         )
         boxes: Any = self._env.observation_space
         self._keys: tuple[str, ...] = tuple(config.policy.config.inputs) or tuple(boxes.spaces)  # type: ignore[attr-defined]
@@ -181,6 +188,6 @@ class _Flat(gymnasium.Env[Array, Array]):
         return self.scaled(np.concatenate([observation[key] for key in self._keys]))
 
 
-def _set(config: Any) -> dict[str, Any]:
+def _settings(config: Any) -> dict[str, Any]:
     values: dict[str, Any] = config.model_dump()
     return values

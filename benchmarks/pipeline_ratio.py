@@ -1,14 +1,14 @@
-"""At the same update-to-data ratio, inline against Ray: seconds per episode, beside what doing both at once gains at most.
+"""Ray against inline at the same update-to-data ratio: seconds per episode, compared with the largest possible gain.
 
-With C seconds to collect an episode and T to learn from it, both as the inline run has them, that is (C + T) / max(C, T).
-The arm is paced in real time at 10 Hz and renders two cameras; an update waits, as one does for an accelerator.
+The inline run takes C seconds to collect an episode and T to learn from it; parallel execution can gain at most
+(C + T) / max(C, T). The arm runs in real time at 10 Hz with two cameras; updates sleep, as one waits for a GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from dovetail.bench._pipeline_runs import CASES, Case, paced
+from benchmarks._pipeline_runs import CASES, Case, measure_pace
 from dovetail.bench.rows import Row, at_least
 
 __all__ = ["bench"]
@@ -23,21 +23,21 @@ def bench(*, quick: bool) -> Iterator[Row]:
 
 def _compare(case: Case, *, num_episodes: int, quick: bool) -> Iterator[Row]:
     name, updates = case.name, case.updates
-    inline = paced(case, "inline", num_episodes=num_episodes, updates=updates)
+    inline = measure_pace(case, "inline", num_episodes=num_episodes, updates=updates)
     yield Row(name=f"{name}, inline: an episode and its updates", value=inline.episode_s, unit="s")
     yield Row(name=f"{name}: C, collecting it", value=inline.collect_s, unit="s")
     yield Row(name=f"{name}: T, learning from it", value=inline.train_s, unit="s")
-    rest_s = inline.episode_s - inline.collect_s - inline.train_s
-    yield Row(name=f"{name}, inline: all else", value=rest_s, unit="s")
+    other_s = inline.episode_s - inline.collect_s - inline.train_s
+    yield Row(name=f"{name}, inline: everything else", value=other_s, unit="s")
     yield Row(name=f"{name}: bound (C + T) / max(C, T)", value=inline.bound, unit="x")
-    ray = paced(case, "ray", num_episodes=num_episodes, updates=updates)
+    ray = measure_pace(case, "ray", num_episodes=num_episodes, updates=updates)
     ratio = updates / case.num_steps
-    for way, pace in (("inline", inline), ("ray", ray)):
-        label = f"{name}, {way}: updates per step, of {ratio:.3f} earned"
+    for runtime, pace in (("inline", inline), ("ray", ray)):
+        label = f"{name}, {runtime}: updates per step, of {ratio:.3f} allowed"
         yield Row(name=label, value=pace.updates_per_step, unit="")
     yield Row(name=f"{name}, ray: collecting an episode", value=ray.collect_s, unit="s")
     yield Row(name=f"{name}, ray: from one to the next", value=ray.episode_s, unit="s")
-    episode_s = ray.keeping_up_s(ratio, case.num_steps)
+    episode_s = ray.seconds_at_ratio(ratio, case.num_steps)
     gain = inline.episode_s / episode_s
     yield Row(
         name=f"{name}, ray: an episode and its updates",

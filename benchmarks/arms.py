@@ -1,8 +1,7 @@
-"""Two arms and one policy: how much of each arm's time learning takes, against the same arm alone.
+"""Two arms that share one policy: robot time that each needs to learn, against the same arm alone.
 
-Two tasks (a peg and a cap, two arms of seven joints), and two bodies on one task (seven joints and six). All from state, by
-RLPD. Robot time to 90 % is what the arm itself had practised before the first of two successive evaluations that both reach
-it, each of its own episodes. A run is a shard.
+Two tasks (a peg and a cap, two arms with seven joints), and two embodiments on one task (seven and six joints). All use RLPD
+on state. Robot time to 90 % is the arm's online time before the first of two successive evaluations that both reach 90 %.
 """
 
 from __future__ import annotations
@@ -12,24 +11,24 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from dovetail.bench.learn_minutes import HZ, QUICK, TINY, Point, seconds_to
+from benchmarks._cached_runs import CachedRuns
+from benchmarks.learn_minutes import HZ, QUICK, TINY, Point, seconds_to
 from dovetail.bench.rows import Row
-from dovetail.bench.shards import Shards
 
 __all__ = ["CASES", "Arms", "bench", "points_of"]
 
 ENOUGH, WITHIN = 0.9, 1.5
 SEEDS = (0, 1, 2)
 BUDGET_S, EVERY_S, EPISODES = 150, 30, 50  # of each arm
-_CLIMB_FROM = 3000  # updates, as of the peg alone; of those with two arms each arm has half of every batch
+_ACTOR_Q_FROM_UPDATE = 3000  # updates for one arm; with two arms, each arm has half of every batch
 
 
 class Arms(NamedTuple):
     name: str
-    changes: tuple[str, ...]  # of all arms
+    changes: tuple[str, ...]  # settings of all arms
     inputs: str
-    arms: dict[str, str]  # what differs, as `cluster.robots` has it
-    alone: dict[str, tuple[str, ...]]  # the same for a run of that arm
+    arms: dict[str, str]  # settings of each arm, as in `cluster.robots`
+    alone: dict[str, tuple[str, ...]]  # the same settings for a run of that arm alone
 
 
 CASES = (
@@ -66,15 +65,15 @@ CASES = (
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
-    shards = Shards()
+    runs = CachedRuns()
     for case in CASES[1:] if quick else CASES:
         for seed in SEEDS[:1] if quick else SEEDS:
-            yield from _rows(case, seed, shards, quick=quick)
+            yield from _rows(case, seed, runs, quick=quick)
 
 
-def _rows(case: Arms, seed: int, shards: Shards, *, quick: bool) -> Iterator[Row]:
+def _rows(case: Arms, seed: int, runs: CachedRuns, *, quick: bool) -> Iterator[Row]:
     run = f"arms-{case.name.replace(' ', '-')}-{seed}" + ("-tiny" if quick else "")
-    each = ", ".join(f"{name}: {place}" for name, place in case.arms.items())
+    each = ", ".join(f"{name}: {settings}" for name, settings in case.arms.items())
     together = [
         *_settings(seed, case, num_arms=len(case.arms), quick=quick),
         "runtime=ray",
@@ -84,13 +83,13 @@ def _rows(case: Arms, seed: int, shards: Shards, *, quick: bool) -> Iterator[Row
         "cluster.max_behind_steps=100",
         "cluster.robot_limit_s=600",
     ]
-    report = shards.report(run, "peg-insertion", together)
+    report = runs.report(run, "peg-insertion", together)
     for arm, changes in case.alone.items():
         own = f"{run}-{arm}"
         settings = [*_settings(seed, case, num_arms=1, quick=quick), f"policy.inputs={case.inputs}", *changes]
-        shards.report(own, "peg-insertion", settings)
+        runs.report(own, "peg-insertion", settings)
         name = f"{case.name}, seed {seed}: {arm}"
-        beside, alone = points_of(shards.folder / run, arm), points_of(shards.folder / own)
+        beside, alone = points_of(runs.folder / run, arm), points_of(runs.folder / own)
         yield _row(name, beside, alone)
         yield Row(name=f"{name}: at the end", value=beside[-1].rate, unit="success")
     yield Row(name=f"{case.name}, seed {seed}: wall time", value=report["wall_s"], unit="s")
@@ -107,13 +106,13 @@ def _settings(seed: int, case: Arms, *, num_arms: int, quick: bool) -> list[str]
         f"run.eval_every_steps={round(EVERY_S * HZ) * num_arms}",
         "safety.workspace={low: [0.1, -0.35, 0.0], high: [0.75, 0.35, 0.4]}",
         *case.changes,
-        f"algorithm.climb_from={_CLIMB_FROM * num_arms}",
+        f"algorithm.climb_from={_ACTOR_Q_FROM_UPDATE * num_arms}",
         *steps,
     ]
 
 
 def _row(name: str, beside: Sequence[Point], alone: Sequence[Point]) -> Row:
-    """Beyond the budget there is nothing to compare with: then it counts as the budget alone, and as missed together."""
+    """An arm alone that does not reach 90 % counts as its budget. Together, not reaching it misses the aim."""
     took, took_alone = seconds_to(beside, ENOUGH), seconds_to(alone, ENOUGH)
     limit_s = took_alone if took_alone is not None else alone[-1].seconds
     seconds = took if took is not None else beside[-1].seconds
@@ -130,8 +129,8 @@ def _row(name: str, beside: Sequence[Point], alone: Sequence[Point]) -> Row:
 
 
 def points_of(run: Path, arm: str | None = None) -> list[Point]:
-    """The evaluations of an arm, cloning's first: its own steps, and how often it succeeded."""
+    """The evaluations of an arm, the one after cloning first: its own steps and its success rate."""
     names = ["cloning", *sorted(path.stem for path in (run / "evaluations").glob("at-*.json")), "after"]
-    made = [json.loads((run / f"evaluations/{name}.json").read_text("utf-8")) for name in names]
-    found = [one["robots"][arm] if arm else one for one in made]
+    files = [json.loads((run / f"evaluations/{name}.json").read_text("utf-8")) for name in names]
+    found = [one["robots"][arm] if arm else one for one in files]
     return list({one["env_steps"]: Point(one["env_steps"], one["rate"]) for one in found}.values())

@@ -1,8 +1,8 @@
-"""Wall-clock to 95 % on `peg_insertion`, inline against Ray, at the recipe's own update-to-data ratio.
+"""Wall-clock time to 95 % on `peg_insertion`, Ray against inline, at the recipe's update-to-data ratio.
 
-Simulated time would let the learner's time, or the simulator's, be all there is. So the arm is paced in real time at 10 Hz,
-and each update waits as one does for an accelerator, so long that two of them take most of a tick: C and T are alike. Both
-ways practise for the same number of steps, and what they have learned by then is evaluated, in simulated time.
+In simulated time only the learner's and the simulator's speed would count. So the arm runs in real time at 10 Hz, and each
+update sleeps so long, as one waits for a GPU, that the two updates of a step take most of a tick. Both runtimes collect the
+same number of steps; the final policy is then evaluated in simulated time.
 """
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from collections.abc import Iterator
 from statistics import median
 from typing import NamedTuple
 
-from dovetail.bench._pipeline_runs import AFTER, LEARNING, Watch, run_to
+from benchmarks._pipeline_runs import AFTER, LEARNING, StatusRecorder, run_recipe
 from dovetail.bench.rows import Row, at_least
 from dovetail.config.load import load
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome
-from dovetail.runs.assembly.build import build_station
-from dovetail.runs.evaluate import evaluation_episodes
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
+from dovetail.runs.roles.robot import evaluation_episodes
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["bench"]
 
 RECIPE = "peg-insertion"
 SEEDS = (0, 1, 2)
-STEPS = 1500  # 150 s of practice
+STEPS = 1500  # 150 s of robot time
 _ENOUGH, _AIM = 95.0, 1.6
-_UPDATE_S = 0.04  # added to each; there are two a step
+_UPDATE_S = 0.04  # added to each update; there are two per step
 _TINY = ("run.demos=3", "learner.bc_updates=100", "learner.warmup_updates=20")
 
 
 class Learned(NamedTuple):
-    """What came of a run."""
+    """The result of a run."""
 
-    online_s: float  # practice, and what was owed when it ended
+    online_s: float  # the online phase, including updates still due at its end
     all_s: float
     rate: Rate
 
@@ -68,44 +68,44 @@ def _rows(label: str, learned: Learned, *, quick: bool) -> Iterator[Row]:
 
 
 def _learned(runtime: str, seed: int, *, quick: bool) -> Learned:
-    watch = Watch(until=AFTER[2:])
+    recorder = StatusRecorder(until=AFTER[2:])
     settings = [*_settings(), f"runtime={runtime}", f"run.seed={seed}"]
     settings += [f"run.env_steps={100 if quick else STEPS}", *(_TINY if quick else ())]
-    with run_to(RECIPE, settings, watch) as folder:
-        phases = watch.phases()
+    with run_recipe(RECIPE, settings, recorder) as folder:
+        phases = recorder.phases()
         evaluating_s = sum(seconds for phase, seconds in phases.items() if phase.startswith("evaluating"))
         return Learned(
             online_s=sum(phases.get(phase, 0.0) for phase in (LEARNING, *AFTER[:2])),
-            all_s=watch.seconds - evaluating_s,
-            rate=_evaluated(folder, num_episodes=5 if quick else 100),
+            all_s=recorder.seconds - evaluating_s,
+            rate=_evaluate(folder, num_episodes=5 if quick else 100),
         )
 
 
 def _settings() -> list[str]:
-    """The recipe's, but for the pace."""
+    """The recipe's settings with slow updates, in real time."""
     algorithm = load([RECIPE]).algorithm.to_plain()
     return [
-        "algorithm.type=dovetail.bench._waiting:WaitingRLPD",
+        "algorithm.type=benchmarks._slowed_plugins:SlowRLPD",
         *(f"algorithm.{name}={json.dumps(value)}" for name, value in algorithm.items() if name != "type"),
         f"algorithm.update_s={_UPDATE_S}",
         "robot.realtime=true",
         "run.untrained_episodes=0",
         "run.showcase_episodes=0",
-        "run.eval_episodes=1",  # in real time it would take minutes: see `_evaluated`
+        "run.eval_episodes=1",  # real time would take minutes: `_evaluate` uses simulated time
     ]
 
 
-def _evaluated(folder: RunFolder, *, num_episodes: int) -> Rate:
-    """What was learned by the end, in simulated time."""
+def _evaluate(folder: RunFolder, *, num_episodes: int) -> Rate:
+    """Success rate of the final policy, in simulated time."""
     plain = folder.config.model_dump(mode="json")
     plain["robot"]["realtime"] = False
-    station = build_station(type(folder.config).model_validate(plain))
+    assembly = build_assembly(type(folder.config).model_validate(plain))
     weights = DiskWeightStore(folder.weights)
     snapshot = weights.load(max(weights.versions()))
     try:
-        done = list(
-            evaluation_episodes(station, snapshot, num_episodes=num_episodes, config_hash=folder.config_hash)
+        episodes = list(
+            evaluation_episodes(assembly, snapshot, num_episodes=num_episodes, config_hash=folder.config_hash)
         )
     finally:
-        station.close()
-    return Rate(successes=sum(episode.outcome is Outcome.SUCCESS for episode in done), episodes=num_episodes)
+        assembly.close()
+    return Rate(successes=sum(episode.outcome is Outcome.SUCCESS for episode in episodes), episodes=num_episodes)
