@@ -25,7 +25,7 @@ def bench(*, quick: bool) -> Iterator[Row]:
     num_resets, num_replays = (10, 10) if quick else (100, 50)
     for task in BUILTIN["task"]:
         for arm in ARMS:
-            assembly = _station(task, arm)
+            assembly = _assembly(task, arm)
             if assembly is None:
                 continue
             try:
@@ -34,7 +34,7 @@ def bench(*, quick: bool) -> Iterator[Row]:
                 assembly.close()
 
 
-def _station(task: str, arm: str) -> Assembly | None:
+def _assembly(task: str, arm: str) -> Assembly | None:
     config = RunConfig.model_validate(
         {
             "task": {"type": task},
