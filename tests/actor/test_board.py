@@ -413,7 +413,7 @@ def test_a_board_of_its_own_memory_is_the_same_board():
 @pytest.mark.parametrize("row", [0, 1, 77])
 def test_a_judge_says_of_which_row_it_speaks(row):
     board = make_board()
-    assert board.judged == (-1, False)
+    assert board.success_check == (-1, False)
     for done in (True, False):
-        board.say_judged(row, done)
-        assert board.judged == (row, done)
+        board.post_success_check(row, done)
+        assert board.success_check == (row, done)

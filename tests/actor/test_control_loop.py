@@ -17,7 +17,7 @@ from dovetail.actor.actors import (
     make_loop,
 )
 from dovetail.actor.board import Board
-from dovetail.actor.control import Watch
+from dovetail.actor.control import HealthCheck
 from dovetail.actor.modes import Naive, Rtc, Sequential
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import RealClock
@@ -74,7 +74,7 @@ def test_no_command_ever_jumps_further_than_one_tick_may(kind, delay):
         kind=kind,
         operator=Person(polls),
         simulated_delay_ticks=delay,
-        settle_s=0.2,
+        replan_after_takeover_s=0.2,
     )
     episode = actor.run(order())
     executed, measured = episode.column("executed"), episode.column("observation/joint_pos")
@@ -104,7 +104,7 @@ def test_what_was_thought_before_a_takeover_is_not_executed_after_it(kind):
     cell = Cell(max_steps=14)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
     actor = cell.actor(
-        policy, kind=kind, operator=Person(acts(5)), simulated_delay_ticks=3, execution_horizon=4, settle_s=0.0
+        policy, kind=kind, operator=Person(acts(5)), simulated_delay_ticks=3, execution_horizon=4, replan_after_takeover_s=0.0
     )
     episode = actor.run(order())
     chunks = episode.column("chunk_id").tolist()
@@ -120,7 +120,7 @@ def test_a_short_horizon_while_a_person_corrects_and_a_long_one_later():
     """10 Hz, half a second to settle: thought anew at each of 5 ticks, then executed for 4 ticks as before."""
     cell = Cell(max_steps=18)
     policy = ChunkPolicy(cell.raw.spec, horizon=8)
-    actor = cell.actor(policy, kind=NaiveActor, operator=Person(acts(2, 3)), settle_s=0.5, execution_horizon=4)
+    actor = cell.actor(policy, kind=NaiveActor, operator=Person(acts(2, 3)), replan_after_takeover_s=0.5, execution_horizon=4)
     episode = actor.run(order())
     assert episode.column("chunk_index").tolist() == [0, 1, 0, 0, *[0] * 5, 1, 2, 3, 0, 1, 2, 3, 0, 1]
     assert episode.column("chunk_id").tolist() == [0, 0, -1, -1, 1, 2, 3, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7]
@@ -169,16 +169,16 @@ def test_starved_it_comes_to_rest_over_a_few_ticks_and_leaves_the_gripper_alone(
 # ---- worries and alarms
 
 
-class Nervous(Watch):
+class Nervous(HealthCheck):
     """Worried at some ticks, alarmed from one on."""
 
-    def __init__(self, *, worries=(), alarm=None):
-        self._worries, self._alarm, self.num_asked = worries, alarm, 0
+    def __init__(self, *, worries=(), stop_reason=None):
+        self._worries, self._alarm, self.num_asked = worries, stop_reason, 0
 
-    def worry(self):
+    def hold_reason(self):
         return "the supervisor is silent" if self.num_asked - 1 in self._worries else None
 
-    def alarm(self):
+    def stop_reason(self):
         self.num_asked += 1
         return "inference has died" if self._alarm is not None and self.num_asked > self._alarm else None
 
@@ -187,14 +187,14 @@ def test_worried_it_holds_and_goes_on_when_all_is_well_again():
     cell = Cell(max_steps=10)
     going = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
     policy = ChunkPolicy(cell.raw.spec, horizon=4, value=going)
-    loop, board, telemetry = cell.loop(policy, watch=Nervous(worries=range(2, 8)))
+    loop, board, telemetry = cell.loop(policy, health_check=Nervous(worries=range(2, 8)))
     ended = loop.run(order())
     assert (ended.outcome, ended.num_steps, ended.fault) == (Outcome.TIMEOUT, 10, None)
     columns = board.columns(0, 10)
     expected = [0.02, 0.02, 0.01, 0.005, 0.0025, 0.00125, 0, 0, 0.02, 0.02]
     np.testing.assert_allclose(columns["executed"][:, 0], expected, rtol=1e-5)
     assert columns["extra/safety_held"].tolist() == [False] * 2 + [True] * 6 + [False] * 2
-    assert telemetry["worried"] == 6
+    assert telemetry["health_holds"] == 6
 
 
 def test_a_worry_holds_a_person_too():
@@ -202,7 +202,7 @@ def test_a_worry_holds_a_person_too():
     moved = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
     loop, board, _ = cell.loop(
         ChunkPolicy(cell.raw.spec, value=0.0),
-        watch=Nervous(worries=range(3)),
+        health_check=Nervous(worries=range(3)),
         operator=Person(acts(*range(6), action=moved)),
     )
     loop.run(order())
@@ -215,7 +215,7 @@ def test_after_a_worry_the_policy_is_asked_anew():
     """What was planned before is old by then, and must be neither executed nor told to the policy."""
     cell = Cell(max_steps=10)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
-    loop, board, _ = cell.loop(policy, mode=Rtc(), watch=Nervous(worries=range(2, 5)))
+    loop, board, _ = cell.loop(policy, mode=Rtc(), health_check=Nervous(worries=range(2, 5)))
     loop.run(order())
     assert board.columns(0, 10)["chunk_index"].tolist()[:7] == [0, 1, 0, 0, 0, 0, 1]
     assert policy.contexts[1].prefix is None
@@ -223,7 +223,7 @@ def test_after_a_worry_the_policy_is_asked_anew():
 
 def test_an_alarm_stops_the_arm_and_latches():
     cell = Cell(max_steps=10)
-    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), watch=Nervous(alarm=4))
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), health_check=Nervous(stop_reason=4))
     ended = loop.run(order())
     assert (ended.outcome, ended.judgement, ended.num_steps) == (Outcome.ABORTED, None, 4)
     assert "inference has died" in ended.fault
@@ -240,7 +240,7 @@ def test_an_alarm_stops_the_arm_and_latches():
 
 def test_an_alarm_before_anything_happened_is_raised():
     cell = Cell()
-    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), watch=Nervous(alarm=0))
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), health_check=Nervous(stop_reason=0))
     with pytest.raises(RobotFault, match="inference has died"):
         loop.run(order())
     assert cell.robot.fault
@@ -253,7 +253,7 @@ def test_alarms_are_heard_while_it_waits_for_a_person(inputs):
     loop, _, _ = cell.loop(
         ChunkPolicy(cell.raw.spec),
         operator=Person({0: says(Event.START), **inputs} if inputs else {}),
-        watch=Nervous(alarm=9),
+        health_check=Nervous(stop_reason=9),
         wait_for_start=True,
     )
     if inputs:
@@ -461,7 +461,7 @@ class Filling(FakeArm):
 def test_a_tick_allocates_nothing_for_images():
     size = (640, 480)
     cell = Cell(max_steps=40, raw=lambda **given: Filling(FakeArmConfig(image_size=size), **given))
-    loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec), mode=Naive(), ring_s=1.0, flush_s=0.5)
+    loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec), mode=Naive(), recorder_buffer_s=1.0, flush_every_s=0.5)
     peaks = []
 
     def look():
@@ -493,7 +493,7 @@ def test_the_same_seed_gives_the_same_episode(kind, delay):
         cell = Cell(bimanual=True, max_steps=30)
         policy = Wild(cell.raw.spec, horizon=8, guidable=True, history={"joint_pos": 3})
         operator = FakeOperator(FakeOperatorConfig(share=0.2), task=cell.task)
-        actor = cell.actor(policy, kind=kind, operator=operator, simulated_delay_ticks=delay, settle_s=0.2)
+        actor = cell.actor(policy, kind=kind, operator=operator, simulated_delay_ticks=delay, replan_after_takeover_s=0.2)
         if warm_up:  # another episode before it, of which only the delay is remembered
             actor.run(order(index=4, purpose=Purpose.EVAL))
         episodes.append(actor.run(order(index=2)))
@@ -535,13 +535,13 @@ def test_who_only_ever_acknowledges_does_not_keep_it_from_ending():
     assert (ended.outcome, ended.stopped, ended.num_steps) == (Outcome.ABORTED, True, 0)
 
 
-class Counting(Watch):
+class Counting(HealthCheck):
     """Says yes to nothing until it has been asked so often."""
 
     def __init__(self, patience):
         self.num_asked, self._patience = 0, patience
 
-    def alarm(self):
+    def stop_reason(self):
         self.num_asked += 1
         return "somebody pressed the button" if self.num_asked > self._patience else None
 
@@ -550,7 +550,7 @@ def test_an_alarm_need_not_wait_for_a_slow_robots_next_tick():
     """At 4 ticks a second on a real clock it is asked for many times a tick, and ends the tick it is raised in."""
     cell = Cell(control_hz=4.0, max_steps=50)
     clock = RealClock()
-    watch = Counting(8)
+    health_check = Counting(8)
     board = Board(
         board_layout(ActorConfig(), robot=cell.robot.spec, policy=None, extras=cell.robot.safety_extras())
     )
@@ -562,13 +562,13 @@ def test_an_alarm_need_not_wait_for_a_slow_robots_next_tick():
         task=cell.task,
         operator=NoOperator(),
         policy=None,
-        mind=None,
+        inference=None,
         board=board,
         clock=clock,
         telemetry=Telemetry(),
         probe=dict,
         should_stop=lambda: False,
-        watch=watch,
+        health_check=health_check,
     )
     with pytest.raises(RobotFault, match="pressed the button"):
         loop.run(order())
@@ -595,4 +595,4 @@ def test_who_takes_over_ends_a_pause():
     person = Person({2: HumanInput(event=Event.PAUSE), **taken})
     loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), operator=person)
     loop.run(order())
-    assert [board.look(row)[0] for row in range(6)] == [Source.POLICY] * 2 + [Source.HUMAN] * 4
+    assert [board.action(row)[0] for row in range(6)] == [Source.POLICY] * 2 + [Source.HUMAN] * 4

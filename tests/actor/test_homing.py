@@ -37,7 +37,7 @@ def test_an_arm_that_does_not_arrive_is_a_fault():
     cell.raw.send = stuck
     cell.raw.place(np.full(24, 1.0), np.zeros(24))
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), home=Home(action=HOME, timeout_s=3.0))
-    with pytest.raises(RobotFault, match=r"did not come home in 3 s: joint 'left_arm4' is 1\.\d+ off"):
+    with pytest.raises(RobotFault, match=r"did not reach its home pose in 3 s: joint 'left_arm4' is 1\.\d+ off"):
         loop.run(order())
     assert cell.num_stops
     assert cell.clock.now_ns() < 4e9
@@ -48,7 +48,7 @@ def test_an_arm_that_does_not_arrive_is_a_fault():
     [
         (False, (0.0,) * 7, "needs joint targets"),
         (True, (0.0,) * 23, "should be"),
-        (True, (9.0,) * 24, "in limits"),
+        (True, (9.0,) * 24, "within the limits"),
     ],
 )
 def test_refused_before_it_moves(bimanual, action, because):

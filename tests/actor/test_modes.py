@@ -116,7 +116,7 @@ def test_soft_neither_jumps_at_the_border_nor_forgets_the_new_chunk(old, new, as
 
 @pytest.mark.parametrize("mode", [Naive(), Rtc(), Soft()])
 def test_one_action_at_a_time_leaves_nothing_to_do_meanwhile(mode):
-    with pytest.raises(UsageError, match=r"'scripted' gives one action at a time.*use actor\.type=sequential"):
+    with pytest.raises(UsageError, match=r"'scripted' gives single actions.*use actor\.type=sequential"):
         mode.check(replace(SPEC, horizon=1))
     Sequential().check(replace(SPEC, horizon=1))
 

@@ -27,12 +27,12 @@ def value(due):
 
 def run(planner, ticks, **settings):
     """What is due at each tick; None where the arm is to hold."""
-    return [value(planner.due(tick, **settings)) for tick in ticks]
+    return [value(planner.action_for(tick, **settings)) for tick in ticks]
 
 
-def told(mode, mind=None, **settings):
-    mind = mind or ScriptedMind()
-    return make_planner(mode, mind, **settings), mind
+def told(mode, inference=None, **settings):
+    inference = inference or ScriptedMind()
+    return make_planner(mode, inference, **settings), inference
 
 
 # ---- asking
@@ -40,32 +40,32 @@ def told(mode, mind=None, **settings):
 
 @pytest.mark.parametrize("mode", OVERLAPPING)
 def test_it_asks_again_after_the_execution_horizon_and_goes_on_meanwhile(mode):
-    planner, mind = told(mode)
+    planner, inference = told(mode)
     assert run(planner, [0]) == [None]
-    mind.say(chunk(1))
+    inference.say(chunk(1))
     assert run(planner, [1, 2, 3]) == [101, 102, 103]
-    assert len(mind.requests) == 1
+    assert len(inference.requests) == 1
     assert run(planner, [4, 5, 6]) == [104, 105, 106]
-    assert [request.row for request in mind.requests] == [0, 4]
+    assert [request.row for request in inference.requests] == [0, 4]
 
 
 def test_sequential_asks_when_the_plan_is_used_up_and_holds_meanwhile():
-    planner, mind = told(Sequential())
+    planner, inference = told(Sequential())
     assert run(planner, [0, 1]) == [None, None]
-    mind.say(chunk(1))
+    inference.say(chunk(1))
     assert run(planner, [2, 3, 4, 5]) == [100, 101, 102, 103]  # all of it from where it came
-    assert len(mind.requests) == 1
+    assert len(inference.requests) == 1
     assert run(planner, [6, 7, 8]) == [None] * 3
-    assert [request.row for request in mind.requests] == [0, 6]
-    mind.say(chunk(2))
+    assert [request.row for request in inference.requests] == [0, 6]
+    inference.say(chunk(2))
     assert run(planner, [9, 10]) == [200, 201]
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_one_question_at_a_time(mode):
-    planner, mind = told(mode)
+    planner, inference = told(mode)
     run(planner, range(5))
-    assert len(mind.requests) == 1
+    assert len(inference.requests) == 1
 
 
 @pytest.mark.parametrize("mode", [Sequential(), Naive(), Rtc()])
@@ -78,9 +78,9 @@ def test_a_shorter_horizon_asks_at_every_tick_and_the_long_one_comes_back(mode):
 
 
 def test_a_horizon_may_only_be_shortened():
-    planner, mind = told(Naive(), ScriptedMind(reply=chunk), simulated_delay=0)
+    planner, inference = told(Naive(), ScriptedMind(reply=chunk), simulated_delay=0)
     run(planner, range(6), horizon=99)
-    assert [request.row for request in mind.requests] == [0, 4]
+    assert [request.row for request in inference.requests] == [0, 4]
 
 
 def test_an_execution_horizon_beyond_the_chunk():
@@ -98,9 +98,9 @@ def delayed(mode, delay):
 
 def test_an_rtc_request_by_hand():
     """Answers take 2 ticks. The first starts at its place 2; at tick 4 four of its actions are used, four are left."""
-    planner, mind = delayed(Rtc(), 2)
+    planner, inference = delayed(Rtc(), 2)
     assert run(planner, range(6)) == [None, None, 102, 103, 104, 105]
-    first, second = mind.requests
+    first, second = inference.requests
     assert (first.row, first.prefix, first.delay, first.horizon) == (0, None, 0, 4)
     assert (second.row, second.delay, second.horizon) == (4, 2, 4)
     np.testing.assert_array_equal(second.prefix[:, 0], [104, 105, 106, 107, *[np.nan] * 4])
@@ -110,10 +110,10 @@ def test_an_rtc_request_by_hand():
 
 def test_a_request_that_comes_late_counts_what_is_really_used():
     """The person corrects, or the answer took longer than the horizon: 6 of 8 are used, so e = 2, and d is at most 2."""
-    planner, mind = delayed(Rtc(), 6)
+    planner, inference = delayed(Rtc(), 6)
     run(planner, range(7))
     assert run(planner, [7]) == [107]
-    second = mind.requests[1]
+    second = inference.requests[1]
     assert (second.row, second.horizon, second.delay) == (6, 6, 2)
     np.testing.assert_array_equal(second.prefix[:, 0], [106, 107, *[np.nan] * 6])
 
@@ -137,44 +137,44 @@ def test_a_negative_room_is_none():
 
 
 def test_the_estimate_in_requests_forgets_what_left_the_window():
-    planner, mind = told(Rtc(), delays=Delays(2))
+    planner, inference = told(Rtc(), delays=Delays(2))
     tick = 0
     for delay in (3, 1, 1, 0):
-        asked = _ask(planner, mind, tick)
+        asked = _ask(planner, inference, tick)
         tick = asked + delay
-        mind.say(chunk(1))
-        planner.due(tick)
-    _ask(planner, mind, tick)
-    assert [request.delay for request in mind.requests] == [0, 3, 3, 1, 1]
+        inference.say(chunk(1))
+        planner.action_for(tick)
+    _ask(planner, inference, tick)
+    assert [request.delay for request in inference.requests] == [0, 3, 3, 1, 1]
 
 
-def _ask(planner, mind, tick):
+def _ask(planner, inference, tick):
     """Tick on until it asks; the row it asked about."""
-    num = len(mind.requests)
-    while len(mind.requests) == num:
-        planner.due(tick)
+    num = len(inference.requests)
+    while len(inference.requests) == num:
+        planner.action_for(tick)
         tick += 1
-    return mind.requests[-1].row
+    return inference.requests[-1].row
 
 
 def test_the_estimate_survives_an_episode():
     """Trap: the delay lived in two places, and only one was reset. Here it is one thing, of this machine."""
-    planner, mind = delayed(Rtc(), 3)
+    planner, inference = delayed(Rtc(), 3)
     run(planner, range(4))
     planner.reset(first=100, rng=np.random.default_rng(1), deterministic=True)
     run(planner, range(100, 105))
-    fresh, guided = mind.requests[1:]
+    fresh, guided = inference.requests[1:]
     assert (fresh.row, fresh.first, fresh.prefix, fresh.delay) == (100, 100, None, 3)
     assert fresh.deterministic
     assert (guided.row, guided.delay) == (104, 3)
 
 
 def test_seeds_come_from_the_episode():
-    planner, mind = delayed(Naive(), 0)
+    planner, inference = delayed(Naive(), 0)
     for seed in (5, 5, 6):
         planner.reset(first=0, rng=np.random.default_rng(seed), deterministic=False)
         run(planner, range(5))
-    seeds = [request.seed for request in mind.requests]
+    seeds = [request.seed for request in inference.requests]
     assert seeds[:2] == seeds[2:4] != seeds[4:]
     assert len(set(seeds)) == 4
 
@@ -194,51 +194,51 @@ def test_an_answer_goes_on_at_the_place_of_the_tick_it_comes_at(mode, delay):
 
 
 def test_sequential_with_a_simulated_delay_holds_and_starts_at_the_beginning():
-    planner, mind = delayed(Sequential(), 2)
+    planner, inference = delayed(Sequential(), 2)
     assert run(planner, range(13)) == [None, None, 100, 101, 102, 103, None, None, 200, 201, 202, 203, None]
-    assert [request.row for request in mind.requests] == [0, 6, 12]
+    assert [request.row for request in inference.requests] == [0, 6, 12]
 
 
 def test_the_step_knows_its_chunk():
     planner, _ = delayed(Rtc(), 1)
     run(planner, range(5))
-    due = planner.due(6)
+    due = planner.action_for(6)
     assert (due.chunk_id, due.chunk_index, due.policy_version) == (1, 2, 2)
 
 
 @pytest.mark.parametrize("mode", OVERLAPPING)
 def test_a_chunk_that_comes_too_late_is_dropped_and_never_replayed(mode):
     telemetry = Telemetry()
-    planner, mind = told(mode, telemetry=telemetry)
+    planner, inference = told(mode, telemetry=telemetry)
     run(planner, [0])
-    mind.say(chunk(1))
+    inference.say(chunk(1))
     assert run(planner, range(1, 8)) == [101, 102, 103, 104, 105, 106, 107]
     assert run(planner, range(8, 12)) == [None] * 4  # starved: it asked at tick 4
     assert telemetry["starved"] == 4
-    mind.say(chunk(2))
+    inference.say(chunk(2))
     assert run(planner, [12]) == [None]  # its last action was for tick 11
     assert telemetry["late_chunks"] == 1
-    assert [request.row for request in mind.requests] == [0, 4, 12]
-    mind.say(chunk(3))
+    assert [request.row for request in inference.requests] == [0, 4, 12]
+    inference.say(chunk(3))
     assert run(planner, [13, 14]) == [301, 302]
     assert telemetry["late_chunks"] == 1
-    assert planner.due(15).chunk_id == 1  # what was never executed has no number
+    assert planner.action_for(15).chunk_id == 1  # what was never executed has no number
 
 
 @pytest.mark.parametrize("mode", OVERLAPPING)
 def test_the_last_action_of_a_late_chunk_still_counts(mode):
-    planner, mind = told(mode)
+    planner, inference = told(mode)
     run(planner, [0])
-    mind.say(chunk(1))
+    inference.say(chunk(1))
     assert run(planner, [7, 8]) == [107, None]
-    mind.say(chunk(2))
+    inference.say(chunk(2))
     assert run(planner, [14]) == [207]  # asked at tick 7
 
 
 def test_a_delay_of_a_whole_chunk_holds_for_ever_and_says_so():
     telemetry = Telemetry()
-    mind = ScriptedMind(reply=chunk)
-    planner = make_planner(Rtc(), mind, simulated_delay=H, telemetry=telemetry)
+    inference = ScriptedMind(reply=chunk)
+    planner = make_planner(Rtc(), inference, simulated_delay=H, telemetry=telemetry)
     assert run(planner, range(40)) == [None] * 40
     assert telemetry["late_chunks"] == 4
 
@@ -257,32 +257,32 @@ def test_soft_blends_at_the_border():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_what_was_in_flight_at_a_takeover_is_never_executed(mode):
-    planner, mind = told(mode)
+    planner, inference = told(mode)
     run(planner, [0])
     planner.interrupt()  # a person acts at ticks 1 to 3
-    mind.say(chunk(1))  # and only now the answer comes
+    inference.say(chunk(1))  # and only now the answer comes
     assert run(planner, [4]) == [None]
-    assert [request.row for request in mind.requests] == [0, 4]
-    assert mind.requests[1].prefix is None  # nothing is committed any more
-    mind.say(chunk(2))
+    assert [request.row for request in inference.requests] == [0, 4]
+    assert inference.requests[1].prefix is None  # nothing is committed any more
+    inference.say(chunk(2))
     assert 200 <= run(planner, [5])[0] < 300
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_the_plan_is_void_after_a_takeover(mode):
-    planner, mind = delayed(mode, 0)
+    planner, inference = delayed(mode, 0)
     assert run(planner, [0, 1]) == [100, 101]
     planner.interrupt()
     assert run(planner, [2, 3]) == [200, 201]
-    assert [(request.row, request.first) for request in mind.requests] == [(0, 0), (2, 0)]  # history goes on
+    assert [(request.row, request.first) for request in inference.requests] == [(0, 0), (2, 0)]  # history goes on
 
 
 def test_history_begins_anew_where_time_has_passed_unseen():
-    planner, mind = delayed(Naive(), 0)
+    planner, inference = delayed(Naive(), 0)
     run(planner, [0, 1])
     planner.forget_before(7)
     assert run(planner, [7]) == [200]
-    assert mind.requests[-1].first == 7
+    assert inference.requests[-1].first == 7
 
 
 # ---- what is not trusted
@@ -303,23 +303,23 @@ WRONG = {
 @pytest.mark.parametrize("mode", MODES)
 def test_a_broken_chunk_is_passed_over(mode, wrong):
     telemetry = Telemetry()
-    planner, mind = told(mode, telemetry=telemetry)
+    planner, inference = told(mode, telemetry=telemetry)
     run(planner, [0])
-    mind.say(WRONG[wrong])
+    inference.say(WRONG[wrong])
     assert run(planner, [1]) == [None]
     assert telemetry["bad_chunks"] == 1
-    assert len(mind.requests) == 2  # asked again at once
-    mind.say(chunk(2))
+    assert len(inference.requests) == 2  # asked again at once
+    inference.say(chunk(2))
     assert 200 <= run(planner, [2])[0] < 300
 
 
 @pytest.mark.parametrize("mode", OVERLAPPING)
 def test_a_broken_chunk_leaves_the_plan_as_it_was(mode):
-    planner, mind = told(mode)
+    planner, inference = told(mode)
     run(planner, [0])
-    mind.say(chunk(1))
+    inference.say(chunk(1))
     run(planner, [1, 2, 3, 4])
-    mind.say(WRONG["nan"])
+    inference.say(WRONG["nan"])
     assert run(planner, [5, 6, 7, 8]) == [105, 106, 107, None]
 
 
@@ -329,17 +329,17 @@ def test_the_fifth_broken_chunk_in_a_row_is_a_fault():
     assert run(planner, range(4)) == [None] * 4
     assert run(planner, range(4, 8)) == [500, 501, 502, 503]  # a good one: counted anew
     assert run(planner, range(8, 12)) == [504, 505, 506, 507]  # the plan goes on
-    with pytest.raises(RobotFault, match=r"policy 'scripted' gave 5 chunks in a row.*\[8, 2\].*version 10"):
-        planner.due(12)
+    with pytest.raises(RobotFault, match=r"policy 'scripted' gave 5 consecutive chunks.*\[8, 2\].*version 10"):
+        planner.action_for(12)
 
 
 def test_an_episode_starts_with_a_clean_slate():
-    planner, mind = told(Naive())
+    planner, inference = told(Naive())
     for episode in range(3):
         planner.reset(first=0, rng=np.random.default_rng(episode), deterministic=False)
         for tick in range(5):
-            planner.due(tick)
-            mind.say(WRONG["nan"])
+            planner.action_for(tick)
+            inference.say(WRONG["nan"])
 
 
 # ---- stalls
@@ -348,33 +348,33 @@ def test_an_episode_starts_with_a_clean_slate():
 @pytest.mark.parametrize("mode", MODES)
 def test_an_answer_that_does_not_come_is_a_fault_on_a_real_clock(mode):
     clock = FakeClock()
-    planner, _ = told(mode, clock=clock, stall_s=0.5)
+    planner, _ = told(mode, clock=clock, inference_timeout_s=0.5)
     run(planner, [0])
     clock.pass_s(0.5)
     assert run(planner, [1]) == [None]
     clock.pass_s(0.01)
     with pytest.raises(RobotFault, match=r"inference has not answered for 0\.5 s"):
-        planner.due(2)
+        planner.action_for(2)
 
 
 def test_a_stall_counts_from_the_question_and_only_once_the_plan_is_used_up():
     clock = FakeClock()
-    planner, mind = told(Naive(), clock=clock, stall_s=0.5)
+    planner, inference = told(Naive(), clock=clock, inference_timeout_s=0.5)
     run(planner, [0])
     clock.pass_s(0.4)
-    mind.say(chunk(1))
+    inference.say(chunk(1))
     run(planner, [1, 2, 3])
     clock.pass_s(0.4)
     assert run(planner, [4]) == [104]
     clock.pass_s(0.6)
     assert run(planner, [5, 6, 7]) == [105, 106, 107]  # there still is something to do
     with pytest.raises(RobotFault, match=r"not answered for 0\.6 s"):
-        planner.due(8)
+        planner.action_for(8)
 
 
 def test_a_takeover_starts_the_wait_anew():
     clock = FakeClock()
-    planner, _ = told(Naive(), clock=clock, stall_s=0.5)
+    planner, _ = told(Naive(), clock=clock, inference_timeout_s=0.5)
     run(planner, [0])
     clock.pass_s(9.0)
     planner.interrupt()
@@ -384,12 +384,12 @@ def test_a_takeover_starts_the_wait_anew():
 def test_simulated_time_knows_no_stall():
     clock = SimulatedClock()
     planner = make_planner(
-        Naive(), ScriptedMind(reply=chunk), clock=clock, simulated_delay=6, stall_s=0.1, execution_horizon=4
+        Naive(), ScriptedMind(reply=chunk), clock=clock, simulated_delay=6, inference_timeout_s=0.1, execution_horizon=4
     )
     for tick in range(6):
-        assert planner.due(tick) is None
+        assert planner.action_for(tick) is None
         clock.sleep_until(clock.now_ns() + 10**9)
-    assert value(planner.due(6)) == 106
+    assert value(planner.action_for(6)) == 106
 
 
 def test_a_policy_that_a_mode_cannot_use_is_refused_before_anything_moves():

@@ -1,10 +1,10 @@
-"""What tests of the actor share: a clock, a mind and a person that do as they are told, and a cell of fakes."""
+"""What tests of the actor share: a clock, a inference and a person that do as they are told, and a cell of fakes."""
 
 import numpy as np
 
 from dovetail.actor.actors import ActorConfig, SequentialActor, board_layout, make_loop
 from dovetail.actor.board import Board
-from dovetail.actor.mind import Answer, LocalMind
+from dovetail.actor.inference import Answer, InlineInference
 from dovetail.actor.modes import Sequential
 from dovetail.actor.planner import Planner
 from dovetail.actor.telemetry import Telemetry
@@ -77,10 +77,10 @@ class ScriptedMind:
         return Answer(id=0, actions=actions, policy_version=len(self.requests), latency_ns=1_000_000)
 
 
-def make_planner(mode, mind, *, spec=SPEC, execution_horizon=4, simulated_delay=None, clock=None, **settings):
+def make_planner(mode, inference, *, spec=SPEC, execution_horizon=4, simulated_delay=None, clock=None, **settings):
     planner = Planner(
         mode=mode,
-        mind=mind,
+        inference=inference,
         spec=spec,
         clock=clock or FakeClock(),
         telemetry=settings.pop("telemetry", Telemetry()),
@@ -181,7 +181,7 @@ class Cell:
             clock=self.clock,
         )
 
-    def loop(self, policy, *, mode=None, operator=None, watch=None, should_stop=lambda: False, **config):
+    def loop(self, policy, *, mode=None, operator=None, health_check=None, should_stop=lambda: False, **config):
         """The control loop alone, its board and its telemetry."""
         settings, telemetry = ActorConfig(**config), Telemetry()
         layout = board_layout(
@@ -195,13 +195,13 @@ class Cell:
             task=self.task,
             operator=operator or NoOperator(),
             policy=policy.spec,
-            mind=LocalMind(board, policy),
+            inference=InlineInference(board, policy),
             board=board,
             clock=self.clock,
             telemetry=telemetry,
             probe=dict,
             should_stop=should_stop,
-            watch=watch,
+            health_check=health_check,
         )
         return loop, board, telemetry
 

@@ -1,1 +1,1 @@
-"""The tick: observe, decide who acts, filter, send, record. No torch and no ray in here."""
+"""The control loop: observe, choose the action, filter, send, record. Imports neither torch nor Ray."""

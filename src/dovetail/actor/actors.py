@@ -1,6 +1,6 @@
-"""Actors in one process: the control loop, whoever thinks, and whoever writes it down, all here.
+"""Actors in one process: control loop, inference and recording.
 
-The processes of a robot's machine are the same loop, with the thinking and the writing elsewhere: see runtime's host.
+`dovetail.robot_host` runs the same loop with inference and recording in other processes.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from dovetail.actor.board import Board, BoardLayout
-from dovetail.actor.control import ControlLoop, Watch
+from dovetail.actor.control import ControlLoop, HealthCheck
+from dovetail.actor.episode_writer import EpisodeWriter
 from dovetail.actor.homing import Home
-from dovetail.actor.mind import LocalMind, Mind, ThreadMind
+from dovetail.actor.inference import Inference, InlineInference, ThreadInference
 from dovetail.actor.modes import Mode, Naive, Rtc, Sequential, Soft
 from dovetail.actor.planner import Delays, Planner
-from dovetail.actor.scribe import Scribe
 from dovetail.actor.telemetry import Telemetry
 from dovetail.config.model import Config
 from dovetail.core.clock import SimulatedClock, boot_id
@@ -38,43 +38,54 @@ __all__ = [
 
 
 class ActorConfig(Config):
+    """Timing of control, inference and recording."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "settle_s": "replan_after_takeover_s",
+        "stall_s": "inference_timeout_s",
+        "flush_s": "flush_every_s",
+        "ring_s": "recorder_buffer_s",
+        "heartbeat_s": "heartbeat_timeout_s",
+        "hang_s": "tick_timeout_s",
+        "swap": "swap_weights",
+    }
+
     execution_horizon: int | None = Field(default=None, ge=1)
-    """Ticks that a chunk is executed for before thinking again; none: all of it where the arm waits for the answer,
-    half of it where it does not."""
+    """Ticks of a chunk that are executed. Null: the whole chunk if the arm waits for the next one, or else half of it."""
     layout: Literal["one_process", "processes"] = "one_process"
-    """Where control, inference and recording run: together, or each in a process of its own, as a real arm wants."""
+    """Control, inference and recording in one process, or in three. A real arm needs `processes`."""
     simulated_delay_ticks: int = Field(default=0, ge=0)
-    """How long an answer takes in simulated time, where thinking takes no time of its own."""
+    """Ticks that inference takes in simulated time."""
     delay_window: int = Field(default=10, ge=1)
-    """The delay that is reckoned with is the longest of so many."""
-    settle_s: float = Field(default=1.0, ge=0.0)
-    """For so long after a person's correction the policy thinks again at every tick, as often as it can."""
-    stall_s: float = Field(default=2.0, gt=0.0)
-    """An answer that takes longer is a fault. Before, the arm holds once its plan is used up."""
+    """The expected inference delay is the longest of this many recent delays."""
+    replan_after_takeover_s: float = Field(default=1.0, ge=0.0)
+    """Seconds after a takeover in which the policy plans again at every tick."""
+    inference_timeout_s: float = Field(default=2.0, gt=0.0)
+    """Seconds of inference after which a fault is raised. Before that, the arm holds when its chunk is used up."""
     max_bad_chunks: int = Field(default=5, ge=1)
-    """Chunks in a row with NaN or of a wrong shape that are passed over before it is a fault."""
+    """Consecutive chunks with NaN or a wrong shape before a fault is raised. Earlier ones are ignored."""
     home: Home | None = None
-    """Where a joint-controlled arm goes before each episode, arrival verified; none: the task sees to it."""
+    """Pose to which a joint-controlled arm moves before each episode. Null: the task resets the arm."""
     wait_for_start: bool = False
-    """Hold after each reset until the operator says start."""
-    flush_s: float = Field(default=2.0, gt=0.0)
-    """Robot time between two flushes of an episode to the spool: what a crash can cost."""
-    ring_s: float = Field(default=6.0, gt=0.0)
-    """Robot time that memory holds for the recorder, which may fall behind by this much."""
-    heartbeat_s: float = Field(default=1.0, gt=0.0)
-    """A supervisor that has not been heard of for half as long makes the arm hold, for as long makes it stop."""
-    hang_s: float = Field(default=30.0, gt=0.0)
-    """A control process that has not ticked for so long within an episode, resets included, is killed: a fault."""
-    swap: Literal["episode", "chunk"] = "episode"
-    """When new weights may come into use."""
+    """Hold after each reset until the operator signals start."""
+    flush_every_s: float = Field(default=2.0, gt=0.0)
+    """Seconds between two flushes of a running episode to disk. A crash loses at most this much."""
+    recorder_buffer_s: float = Field(default=6.0, gt=0.0)
+    """Seconds by which the recorder may fall behind the robot."""
+    heartbeat_timeout_s: float = Field(default=1.0, gt=0.0)
+    """Seconds without a heartbeat of the supervisor until the arm stops. It holds after half of it."""
+    tick_timeout_s: float = Field(default=30.0, gt=0.0)
+    """Seconds without a tick until the control process is killed with a fault. Resets count too."""
+    swap_weights: Literal["episode", "chunk"] = "episode"
+    """Load new weights between episodes or between chunks."""
 
 
 def board_layout(
     config: ActorConfig, *, robot: RobotSpec, policy: PolicySpec | None, extras: Mapping[str, Array]
 ) -> BoardLayout:
-    """With room for what the recorder may be behind, and for the longest history."""
+    """A board with enough rows for a slow recorder and for the longest history."""
     longest = max((policy.history.values() if policy else ()), default=1)
-    num_rows = round(max(config.ring_s, 2 * config.flush_s) * robot.control_hz) + longest + 8
+    num_rows = round(max(config.recorder_buffer_s, 2 * config.flush_every_s) * robot.control_hz) + longest + 8
     return BoardLayout.of(robot, extras=extras, horizon=policy.horizon if policy else 1, num_rows=num_rows)
 
 
@@ -86,29 +97,29 @@ def make_loop(
     task: Task,
     operator: Operator,
     policy: PolicySpec | None,
-    mind: Mind | None,
+    inference: Inference | None,
     board: Board,
     clock: Clock,
     telemetry: Telemetry,
     probe: Callable[[], Mapping[str, Array]],
     should_stop: Callable[[], bool],
-    watch: Watch | None = None,
+    health_check: HealthCheck | None = None,
     delays: Delays | None = None,
 ) -> ControlLoop:
-    """The one control loop, whoever thinks."""
+    """Build the control loop for any kind of inference."""
     planner = None
-    if policy is not None and mind is not None:
+    if policy is not None and inference is not None:
         default = max(1, policy.horizon // 2) if mode.overlaps else policy.horizon
         planner = Planner(
             mode=mode,
-            mind=mind,
+            inference=inference,
             spec=policy,
             clock=clock,
             telemetry=telemetry,
             execution_horizon=config.execution_horizon or default,
             simulated_delay=config.simulated_delay_ticks if isinstance(clock, SimulatedClock) else None,
             delays=delays or Delays(config.delay_window),
-            stall_s=config.stall_s,
+            inference_timeout_s=config.inference_timeout_s,
             max_bad_chunks=config.max_bad_chunks,
         )
     return ControlLoop(
@@ -121,8 +132,8 @@ def make_loop(
         telemetry=telemetry,
         probe=probe,
         should_stop=should_stop,
-        watch=watch,
-        settle_s=config.settle_s,
+        health_check=health_check,
+        replan_after_takeover_s=config.replan_after_takeover_s,
         wait_for_start=config.wait_for_start,
         home=config.home,
     )
@@ -144,10 +155,9 @@ def make_start(order: EpisodeOrder, *, task: Task, robot: RobotSpec, operator: s
 
 
 class SequentialActor:
-    """See the Actor contract. It thinks when its chunk is used up, and the arm holds meanwhile.
+    """See the Actor contract. Computes a new chunk when the last one is used up. The arm holds meanwhile.
 
-    `recorder` takes an episode down while it happens; for `probe`, `should_stop` and `watch` see `ControlLoop`. A `board`
-    that others may look at is given; otherwise there is one of its own.
+    For `probe`, `should_stop` and `health_check` see `ControlLoop`. Pass a `board` to share it with other readers.
     """
 
     Config: ClassVar[type[ActorConfig]] = ActorConfig
@@ -166,7 +176,7 @@ class SequentialActor:
         probe: Callable[[], Mapping[str, Array]] | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         board: Board | None = None,
-        watch: Watch | None = None,
+        health_check: HealthCheck | None = None,
     ) -> None:
         self._robot, self._task, self._operator, self._policy = robot, task, operator, policy
         self._telemetry = Telemetry()
@@ -176,12 +186,12 @@ class SequentialActor:
         spec = policy.spec if policy else None
         extras = {**probe(), **robot.safety_extras()}
         self._board = board or Board(board_layout(config, robot=robot.spec, policy=spec, extras=extras))
-        self._scribe = Scribe(self._board, recorder, keep=True)
-        self._flush_steps = max(1, round(config.flush_s * robot.spec.control_hz))
-        self._mind: LocalMind | ThreadMind | None = None
+        self._writer = EpisodeWriter(self._board, recorder, keep=True)
+        self._flush_steps = max(1, round(config.flush_every_s * robot.spec.control_hz))
+        self._inference: InlineInference | ThreadInference | None = None
         if policy is not None:
-            kind = LocalMind if isinstance(clock, SimulatedClock) else ThreadMind
-            self._mind = kind(self._board, policy)
+            kind = InlineInference if isinstance(clock, SimulatedClock) else ThreadInference
+            self._inference = kind(self._board, policy)
         self._loop = make_loop(
             config,
             self.mode,
@@ -189,13 +199,13 @@ class SequentialActor:
             task=task,
             operator=operator,
             policy=spec,
-            mind=self._mind,
+            inference=self._inference,
             board=self._board,
             clock=clock,
             telemetry=self._telemetry,
             probe=probe,
             should_stop=should_stop,
-            watch=watch,
+            health_check=health_check,
         )
 
     @property
@@ -217,43 +227,43 @@ class SequentialActor:
         start = make_start(order, task=self._task, robot=self._robot.spec, operator=self._operator.name)
         try:
             ended = self._loop.run(
-                order, on_begin=lambda first: self._scribe.begin(start, first=first), on_step=self._flush_if_due
+                order, on_begin=lambda first: self._writer.begin(start, first=first), on_step=self._flush_if_due
             )
         except RobotFault:  # before its first step
-            self._scribe.end(outcome=Outcome.ABORTED, judgement=None, num_steps=0)
+            self._writer.end(outcome=Outcome.ABORTED, judgement=None, num_steps=0)
             raise
         self._stopped, self._fault = ended.stopped, ended.fault
-        return self._scribe.end(outcome=ended.outcome, judgement=ended.judgement, num_steps=ended.num_steps)
+        return self._writer.end(outcome=ended.outcome, judgement=ended.judgement, num_steps=ended.num_steps)
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        assert self._policy is not None, "nobody acts here but the operator"
+        assert self._policy is not None, "this actor has no policy"
         self._policy.load(snapshot)
 
     def telemetry(self) -> Mapping[str, float]:
         return self._telemetry.summary()
 
     def close(self) -> None:
-        if isinstance(self._mind, ThreadMind):
-            self._mind.close()
+        if isinstance(self._inference, ThreadInference):
+            self._inference.close()
 
     def _flush_if_due(self) -> None:
-        if self._scribe.num_waiting > self._flush_steps:
-            self._scribe.flush()
+        if self._writer.num_unwritten_steps > self._flush_steps:
+            self._writer.flush()
 
 
 class NaiveActor(SequentialActor):
-    """Thinks while it acts, and switches to the new chunk when it comes: the baseline, which may jump."""
+    """Computes the next chunk while acting, and switches when it is ready. A baseline: the action may jump."""
 
     mode: ClassVar[Mode] = Naive()
 
 
 class RtcActor(SequentialActor):
-    """Thinks while it acts; the policy is guided by what is committed, so that chunks join (real-time chunking)."""
+    """Real-time chunking: computes the next chunk while acting, guided by the committed actions."""
 
     mode: ClassVar[Mode] = Rtc()
 
 
 class SoftActor(SequentialActor):
-    """Thinks while it acts, and blends finished chunks: for policies that cannot be guided."""
+    """Computes the next chunk while acting, and blends it with the last one. For policies without guidance."""
 
     mode: ClassVar[Mode] = Soft()

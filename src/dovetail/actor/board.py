@@ -1,15 +1,15 @@
-"""The memory that control, inference and recorder share: a ring of ticks, rings of frames, and two mailboxes.
+"""Memory that control, inference and recorder share: a ring of ticks, rings of camera frames, a request and an answer.
 
-    board = Board(BoardLayout.of(robot.spec, extras=..., chunk=(H, A), num_rows=200))
-    row = board.observe(observation)         # control: what was seen, one row a tick
-    board.request.write({...})               # control: think about that row
-    inputs = board.inputs(spec, row=row, first=episode_began)   # inference: what the policy sees of it
+    board = Board(BoardLayout.of(robot.spec, extras=..., horizon=H, num_rows=200))
+    row = board.observe(observation)         # control: one row per tick
+    board.request.write({...})               # control: ask for a chunk from that row
+    inputs = board.inputs(spec, row=row, first=first_row)       # inference: the inputs of the policy
     board.answer.write({...})                # inference: a chunk
     board.act(row, ...); board.judge(row, verdict)               # control: the step is complete
     columns = board.columns(first, end)      # recorder: complete steps
 
-One process writes each part. Counters are published after the data they count, so a reader never sees half a row. It
-lies in plain memory or in a mapping that several processes hold; it is the same object either way.
+Each part has one writing process. A counter changes after the data that it counts, so a reader never sees half a row. The
+memory is private or shared between processes.
 """
 
 from __future__ import annotations
@@ -33,19 +33,13 @@ __all__ = ["Board", "BoardLayout"]
 MAX_REWARDS, MAX_METRICS = 16, 48
 _NAMES_BYTES = 8192
 _ALIGNMENT = 64
-_HEALTH = (
-    "ticks",
-    "overruns",
-    "late_ns",
-    "worst_late_ns",
-    "thinking_ns",
-)  # of the control loop, for whoever watches
+_HEALTH = ("ticks", "overruns", "late_ns", "worst_late_ns", "inference_ns")  # of the control loop
 _COUNTERS = ("seen", "stepped", "first", "heartbeat_ns", "ticked_ns", "stop", "num_names", "judged", *_HEALTH)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardLayout:
-    """Names, dtypes and shapes of all that lies on a board."""
+    """Names, dtypes and shapes of all arrays on a board."""
 
     num_rows: int
     observation: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -83,11 +77,11 @@ class BoardLayout:
 
     @property
     def frames(self) -> tuple[str, ...]:
-        """Observations that are pictures: kept in rings of their own, each frame once."""
+        """Observations that are images. Each frame is stored once, in a ring per camera."""
         return tuple(key for key, (_, shape) in self.observation.items() if len(shape) >= 3)
 
     def arrays(self) -> Iterator[tuple[str, str, tuple[int, ...]]]:
-        """(name, dtype, shape) of everything, in the order in which it lies there."""
+        """Yield (name, dtype, shape) of every array in memory order."""
         rows, (horizon, num_actions) = self.num_rows, self.chunk
         for name in _COUNTERS:
             yield f"counter/{name}", "int64", (1,)
@@ -143,7 +137,7 @@ _STEP = (
 
 
 class Board:
-    """See above. Rows are counted from the board's beginning and never reused as numbers; their memory is."""
+    """See the module. Row numbers only grow; their memory is reused."""
 
     def __init__(self, layout: BoardLayout, memory: memoryview | None = None) -> None:
         self.layout = layout
@@ -171,7 +165,7 @@ class Board:
 
     @property
     def num_stepped(self) -> int:
-        """Rows before this one are complete, as far as they are steps."""
+        """Rows before this one are complete steps."""
         return int(self._counters["stepped"][0])
 
     @property
@@ -183,11 +177,11 @@ class Board:
 
     @property
     def ticked_ns(self) -> int:
-        """When control ticked last, by the machine's monotonic clock."""
+        """Time of the last control tick, by the machine's monotonic clock."""
         return int(self._counters["ticked_ns"][0])
 
-    def ticked(self, now_ns: int, *, late_ns: int = 0, overrun: bool = False, thinking_ns: int = 0) -> None:
-        """A tick is over, so late; `thinking_ns` is what the last answer took."""
+    def ticked(self, now_ns: int, *, late_ns: int = 0, overrun: bool = False, inference_ns: int = 0) -> None:
+        """Record the end of a tick. `inference_ns` is the time of the last inference."""
         counters = self._counters
         counters["ticked_ns"][0] = now_ns
         counters["ticks"][0] += 1
@@ -195,16 +189,16 @@ class Board:
         counters["late_ns"][0] = late_ns
         if late_ns > counters["worst_late_ns"][0]:
             counters["worst_late_ns"][0] = late_ns
-        counters["thinking_ns"][0] = thinking_ns
+        counters["inference_ns"][0] = inference_ns
 
     @property
     def health(self) -> dict[str, int]:
-        """Ticks and overruns so far, how late the last one was, and the latest of this episode."""
+        """Ticks and overruns so far, lateness of the last tick, and the worst lateness in this episode."""
         return {name: int(self._counters[name][0]) for name in _HEALTH}
 
     @property
     def first(self) -> int:
-        """Where the episode that is running, or was last, begins."""
+        """First row of the current or last episode."""
         return int(self._counters["first"][0])
 
     @property
@@ -216,23 +210,23 @@ class Board:
         return bool(self._counters["stop"][0])
 
     def ask_to_stop(self, *, stop: bool = True) -> None:
-        """Or to go on: a wish to end the last episode says nothing of the next."""
+        """Ask the control process to stop, or withdraw the request."""
         self._counters["stop"][0] = stop
 
     @property
-    def judged(self) -> tuple[int, bool]:
-        """The row that a judge beside the loop has looked at last, and whether it showed the task done; -1 before."""
-        word = int(self._counters["judged"][0])
-        return word // 2 - 1, bool(word % 2)
+    def success_check(self) -> tuple[int, bool]:
+        """The last row that the success detector checked, or -1, and whether it showed success."""
+        packed = int(self._counters["judged"][0])
+        return packed // 2 - 1, bool(packed % 2)
 
-    def say_judged(self, row: int, done: bool) -> None:
-        """In one word, so that whoever reads it reads both."""
+    def post_success_check(self, row: int, done: bool) -> None:
+        """Store both in one integer, so that a reader gets them together."""
         self._counters["judged"][0] = 2 * (row + 1) + done
 
     # ---- control writes
 
     def begin(self, *, prompt: str = "") -> int:
-        """A new episode: the next row is its first. Clocks may start anew."""
+        """Start a new episode at the next row. Its clock may start again at 0."""
         self._captured_ns.clear()
         self._arrays["prompt"][:] = encode_prompt(prompt)
         self._counters["worst_late_ns"][0] = 0
@@ -240,23 +234,23 @@ class Board:
         return self.num_seen
 
     def frame_buffer(self, key: str) -> Array:
-        """Where a driver may put the next frame of a camera, so that nobody needs to copy it."""
+        """Memory for a camera's next frame. A driver that writes there saves a copy."""
         buffer: Array = self._values[key][self._num_frames[key] % self._num_rows]
         return buffer
 
     def observe(self, observation: Observation) -> int:
-        """Write down what was seen; returns its row."""
+        """Store an observation and return its row."""
         row = self.num_seen
         self._write(row, observation)
         self._counters["seen"][0] = row + 1
         return row
 
     def observe_again(self, row: int, observation: Observation) -> None:
-        """The same tick, seen anew: nobody has acted on it."""
+        """Replace the observation of a row before an action follows it."""
         self._write(row, observation)
 
     def guarded(self, observation: Observation, row: int) -> Observation:
-        """The same, with its frames as they lie here, for all to look at and nobody to change."""
+        """The observation with read-only views of the frames on the board."""
         if not self._frame_of:
             return observation
         frames = {key: value for key, value in self.observation(row).values.items() if key in self._frame_of}
@@ -295,7 +289,7 @@ class Board:
             column[at] = extras[name]
 
     def judge(self, row: int, verdict: Verdict, *, first: bool) -> None:
-        """What the task said after a step, which completes it; the first of an episode names the numbers."""
+        """Store the task's verdict, which completes the step. The first one of an episode sets the names."""
         if first:
             self._set_names(tuple(verdict.rewards), tuple(verdict.metrics))
         at = row % self._num_rows
@@ -309,10 +303,10 @@ class Board:
                 self._arrays[kind][at, index] = values[name]
         self._counters["stepped"][0] = row + 1
 
-    # ---- others read
+    # ---- other processes read
 
     def inputs(self, spec: PolicySpec, *, row: int, first: int) -> dict[str, Array]:
-        """What a policy sees at a row, a batch of one: history from row `first` on, left-padded and masked."""
+        """Inputs of a policy at a row, as a batch of one. History starts at row `first`, left-padded and masked."""
         inputs: dict[str, Array] = {}
         for key in spec.observation:
             num_wanted = spec.history.get(key, 1)
@@ -328,7 +322,7 @@ class Board:
         return inputs
 
     def columns(self, first: int, end: int) -> dict[str, Array]:
-        """Complete steps as a segment's columns, copied."""
+        """Copy complete steps as columns of a segment."""
         rows = np.arange(first, end)
         at = rows % self._num_rows
         columns = {name: column[at] for name, column in self._row.items()}
@@ -339,8 +333,8 @@ class Board:
         columns |= {f"observation/{key}": self._gather(key, rows) for key in self._values}
         return columns
 
-    def look(self, row: int) -> tuple[Source, int, Array]:
-        """Of a complete step: who decided, the policy's version, and what was executed."""
+    def action(self, row: int) -> tuple[Source, int, Array]:
+        """Source, policy version and executed action of a complete step."""
         at, columns = row % self._num_rows, self._row
         return (
             Source(int(columns["source"][at])),
@@ -349,30 +343,30 @@ class Board:
         )
 
     def extras(self, row: int) -> dict[str, Array]:
-        """What was recorded beside an observation, copied."""
+        """Copy the extra columns of a row."""
         return {name: column[row % self._num_rows].copy() for name, column in self._extras.items()}
 
     def recent(self, name: str, rows: Array) -> Array | None:
-        """`proposed`, or an observation, of some rows; None if there is no such thing."""
+        """`proposed`, or an observation, of some rows. None for an unknown name."""
         if name in self._row:
             found: Array = self._row[name][rows % self._num_rows]
             return found
         return self._gather(name, rows) if name in self._values else None
 
     def copy(self, row: int) -> Observation:
-        """An observation of its own."""
+        """Copy the observation of a row."""
         seen = self.observation(row)
         return Observation(time_ns=seen.time_ns, values={key: value.copy() for key, value in seen.values.items()})
 
     def is_overwritten(self, row: int) -> bool:
-        """Whether a row that was being read may have been written over meanwhile."""
+        """Whether a row may have been overwritten while it was read."""
         newest = self.num_seen - 1
         frames = (of[[newest % self._num_rows, row % self._num_rows]] for of in self._frame_of.values())
-        # a tick seen anew takes up a frame more: frames may be gone before their row is
+        # observe_again uses one more frame, so a frame may be gone before its row
         gone = any(last + 1 >= first + self._num_rows for last, first in frames)
         return gone or self.num_seen >= row + self._num_rows
 
-    # ---- inside
+    # ---- private
 
     def _write(self, row: int, observation: Observation) -> None:
         at = row % self._num_rows
@@ -385,7 +379,7 @@ class Board:
             captured_ns = observation.captured_ns.get(key, observation.time_ns)
             if captured_ns != self._captured_ns.get(key):
                 buffer = self.frame_buffer(key)
-                if not np.may_share_memory(buffer, value):  # else the driver has put it there itself
+                if not np.may_share_memory(buffer, value):  # the driver may have written it there
                     buffer[...] = value
                 self._captured_ns[key] = captured_ns
                 self._num_frames[key] += 1

@@ -1,4 +1,4 @@
-"""Back to where an episode starts, step by step through the safety filter, and looked at before it counts as arrived."""
+"""Move the arm to its start pose through the safety filter, and verify that it arrived."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ __all__ = ["Home", "go_home"]
 
 
 class Home(Config):
-    """Joint targets where each episode starts, before the task resets the rest."""
+    """Start pose of each episode, as joint targets. The arm moves there before the task resets."""
 
     action: tuple[float, ...]
-    """One number per axis of the action, grippers included."""
+    """Target of each action axis, grippers included."""
     tolerance: float = 0.02
-    """How far a joint may be from there, as measured."""
+    """Largest difference between a measured joint and its target, in rad."""
     timeout_s: float = 15.0
+    """Seconds after which an arm that has not arrived is a fault."""
     joint_key: str = "joint_pos"
+    """Observation with the measured joint positions."""
 
 
 def go_home(home: Home, robot: GuardedRobot, clock: Clock, *, tick: Callable[[], None]) -> None:
-    """Returns when the measured joints are there and stay for a tick; a fault if they are not in time.
+    """Return when the measured joints are at the target for two ticks. Raises RobotFault after the timeout.
 
-    `tick` waits for the next one, and raises what should end the motion.
+    `tick` waits for the next tick and may raise to end the motion.
     """
     target = _checked(home, robot.spec)
     robot.reset()
@@ -46,15 +48,15 @@ def go_home(home: Home, robot: GuardedRobot, clock: Clock, *, tick: Callable[[],
             names = robot.spec.observation[home.joint_key].names
             joint = f"'{names[worst]}'" if names else f"{worst}"
             raise RobotFault(
-                f"robot '{robot.spec.name}' did not come home in {home.timeout_s:g} s: joint {joint} is "
-                f"{off[worst]:.3f} off. Something may be in its way, or actor.home may be out of reach"
+                f"robot '{robot.spec.name}' did not reach its home pose in {home.timeout_s:g} s: joint {joint} is "
+                f"{off[worst]:.3f} off. Check for obstacles, or whether actor.home is in reach"
             )
-        robot.send(target)  # the filter lets it go one step of it at a time
+        robot.send(target)  # the filter limits each step
         tick()
 
 
 def _joints(spec: RobotSpec, num_measured: int) -> np.ndarray[tuple[int, ...], np.dtype[np.intp]]:
-    """Which axes of the action the measured joints are: all of them, or those that are no grippers."""
+    """The action axes of the measured joints: all axes, or those without a gripper."""
     num_axes, names = spec.action.shape[0], spec.action.names
     arm = [axis for axis in range(num_axes) if not names or "gripper" not in names[axis]]
     return np.array((range(num_axes) if num_measured == num_axes else arm)[:num_measured])
@@ -70,6 +72,6 @@ def _checked(home: Home, spec: RobotSpec) -> np.ndarray[tuple[int, ...], np.dtyp
     low, high = spec.action.bounds
     if target.shape != spec.action.shape or (target < low).any() or (target > high).any():
         raise ConfigError(
-            f"actor.home.action is {list(home.action)}, but should be {spec.action.describe()} in limits"
+            f"actor.home.action is {list(home.action)}, but should be {spec.action.describe()} within the limits"
         )
     return target

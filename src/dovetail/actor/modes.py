@@ -1,11 +1,11 @@
-"""What to do while thinking, what to tell the policy of what is committed, and where its answer starts: one object a mode.
+"""Modes of chunked control: when to compute the next chunk and how to join it to the last one.
 
 A plan is a chunk placed in time: its action i belongs to tick `origin + i`.
 
-    sequential   think when the plan is used up; the arm holds meanwhile, and the answer starts when it comes
-    naive        think while the plan runs; switch to the answer when it comes (the baseline: it may jump)
-    rtc          the same, but the policy is told the rest of the plan, and its answer agrees with it
-    soft         the same as naive, but the answer is blended with the rest of the plan: for policies without guidance
+    sequential   compute when the plan is used up; the arm holds meanwhile; the new chunk starts when it is ready
+    naive        compute while the plan runs; switch when the chunk is ready (a baseline: the action may jump)
+    rtc          like naive, but the policy receives the rest of the plan and its chunk continues it
+    soft         like naive, but the chunk is blended with the rest of the plan; for policies without guidance
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Mode", "Naive", "Plan", "Rtc", "Sequential", "Soft"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Actions [H, A] from tick `origin` on, of which the first `num_usable` may be executed."""
+    """Actions [H, A] starting at tick `origin`. The first `num_usable` may be executed."""
 
     actions: Array
     origin: int
@@ -36,11 +36,11 @@ class Plan:
         return 0 <= tick - self.origin < self.num_usable
 
     def is_due(self, tick: int, *, horizon: int) -> bool:
-        """Whether it has been executed for so many ticks, or is used up: time to think again."""
+        """Whether the next chunk is needed: `horizon` ticks were executed, or the plan is used up."""
         return tick - self.origin >= min(horizon, self.num_usable)
 
     def rest(self, tick: int) -> Array:
-        """What is left from a tick on, [H, A]; where nothing is left, NaN."""
+        """The actions from a tick on, [H, A], padded with NaN."""
         rest = np.full_like(self.actions, np.nan)
         left = self.actions[min(tick - self.origin, len(self.actions)) : self.num_usable]
         rest[: len(left)] = left
@@ -48,20 +48,20 @@ class Plan:
 
 
 class Mode(Protocol):
-    """One way to go from chunk to chunk."""
+    """How the planner goes from chunk to chunk."""
 
     @property
     def overlaps(self) -> bool:
-        """Whether it thinks while it acts."""
+        """Whether the next chunk is computed while the arm acts."""
 
     def check(self, spec: PolicySpec) -> None:
-        """Refuse, in one line, a policy that this mode cannot use."""
+        """Raise UsageError for a policy that this mode cannot use."""
 
     def prefix(self, plan: Plan | None, *, tick: int) -> Array | None:
-        """What the policy is told of the plan, [H, A]."""
+        """The committed actions that the policy receives, [H, A]."""
 
     def place(self, answer: Plan, *, before: Plan | None, tick: int, horizon: int) -> Plan:
-        """The answer to a question of tick `answer.origin`, as it is to be executed from `tick` on."""
+        """Place a chunk that was requested at tick `answer.origin` so that it runs from `tick` on."""
 
 
 class Sequential:
@@ -83,8 +83,8 @@ class Naive:
     def check(self, spec: PolicySpec) -> None:
         if spec.horizon < 2:
             raise UsageError(
-                f"policy '{spec.name}' gives one action at a time, which leaves nothing to do while it thinks: "
-                "use actor.type=sequential, or a policy with a horizon"
+                f"policy '{spec.name}' gives single actions, so there is nothing to execute during inference: "
+                "use actor.type=sequential or a policy with a longer horizon"
             )
 
     def prefix(self, plan: Plan | None, *, tick: int) -> Array | None:
@@ -95,7 +95,7 @@ class Naive:
 
 
 class Rtc(Naive):
-    """Real-time chunking (Black et al., 2025): the policy itself makes its answer agree with what is committed."""
+    """Real-time chunking (Black et al., 2025): the policy computes a chunk that continues the committed actions."""
 
     def check(self, spec: PolicySpec) -> None:
         super().check(spec)
@@ -110,7 +110,7 @@ class Rtc(Naive):
 
 
 class Soft(Naive):
-    """Fades from the old plan to the answer over what both have, beginning where the answer begins to run."""
+    """Blends from the old plan to the new chunk over their common ticks."""
 
     def place(self, answer: Plan, *, before: Plan | None, tick: int, horizon: int) -> Plan:
         if before is None or not before.covers(tick):

@@ -1,4 +1,4 @@
-"""From chunks to the action that is due: asks in time, knows how long answers take, trusts none of them blindly."""
+"""Requests chunks in time, checks them, and gives the action of each tick."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dovetail.actor.mind import Answer, Mind, Request
+from dovetail.actor.inference import Answer, Inference, Request
 from dovetail.actor.modes import Mode, Plan
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import NS_PER_S
@@ -16,11 +16,11 @@ from dovetail.core.errors import RobotFault
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Array
 
-__all__ = ["Delays", "Due", "Planner"]
+__all__ = ["Delays", "PlannedAction", "Planner"]
 
 
 class Delays:
-    """How many ticks the next answer will take: the longest of the last few, within what a chunk allows."""
+    """Predicts how many ticks the next inference takes: the longest recent delay."""
 
     def __init__(self, window: int = 10) -> None:
         self._recent: deque[int] = deque(maxlen=window)
@@ -33,7 +33,7 @@ class Delays:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Due:
+class PlannedAction:
     action: Array
     policy_version: int
     chunk_id: int
@@ -41,82 +41,87 @@ class Due:
 
 
 class Planner:
-    """`due(tick)` each tick that the policy acts; `interrupt()` when a person does, or anything breaks the plan.
+    """Call `action_for(tick)` each tick that the policy acts, and `interrupt()` when the plan becomes invalid.
 
-    In simulated time an answer takes `simulated_delay` ticks, and the loop waits for it then; None stands for a real
-    clock, where it takes as long as it takes.
+    In simulated time, inference takes `simulated_delay` ticks. None means real time: inference takes as long as it takes.
     """
 
     def __init__(
         self,
         *,
         mode: Mode,
-        mind: Mind,
+        inference: Inference,
         spec: PolicySpec,
         clock: Clock,
         telemetry: Telemetry,
         execution_horizon: int,
         simulated_delay: int | None,
         delays: Delays | None = None,
-        stall_s: float = 2.0,
+        inference_timeout_s: float = 2.0,
         max_bad_chunks: int = 5,
     ) -> None:
         mode.check(spec)
-        self._mode, self._mind, self._spec, self._clock, self._telemetry = mode, mind, spec, clock, telemetry
+        self._mode, self._inference, self._spec, self._clock, self._telemetry = (
+            mode,
+            inference,
+            spec,
+            clock,
+            telemetry,
+        )
         self._horizon = min(execution_horizon, spec.horizon)
         self._simulated_delay = simulated_delay
-        self._stall_ns = round(stall_s * NS_PER_S)
+        self._stall_ns = round(inference_timeout_s * NS_PER_S)
         self._max_bad_chunks = max_bad_chunks
         low, high = spec.action.bounds
         self._scale = np.where(np.isfinite(high - low), np.maximum(high - low, 1e-9), 1.0)
-        self._delays = delays or Delays()  # of this machine, not of an episode: kept
+        self._delays = delays or Delays()  # a property of the machine: kept over episodes
         self._rng = np.random.default_rng(0)
         self.reset(first=0, rng=self._rng, deterministic=False)
 
     def reset(self, *, first: int, rng: np.random.Generator, deterministic: bool) -> None:
-        """A new episode, whose first row is `first`."""
+        """Start a new episode at row `first`."""
         self._rng, self._deterministic = rng, deterministic
         self._chunk_id = -1
         self._num_bad = 0
         self.forget_before(first)
 
     def forget_before(self, row: int) -> None:
-        """Time has passed unseen: history begins anew."""
+        """Start the history at this row, because ticks before it were not recorded."""
         self._first = row
         self.interrupt()
 
     def interrupt(self) -> None:
-        """What was planned or is being thought is void."""
+        """Discard the plan and the pending request."""
         self._plan: Plan | None = None
-        self._asked: Request | None = None
-        self._asked_ns = 0
+        self._request: Request | None = None
+        self._requested_ns = 0
 
-    def due(self, tick: int, *, horizon: int | None = None) -> Due | None:
-        """The action of this tick; None where there is none, and the arm is to hold. `horizon` shortens the plan's."""
+    def action_for(self, tick: int, *, horizon: int | None = None) -> PlannedAction | None:
+        """The action of this tick. None means hold. A `horizon` shortens the execution of chunks."""
         horizon = min(horizon or self._horizon, self._horizon)
-        self._take(tick, horizon)
-        if self._asked is None and (self._plan is None or self._plan.is_due(tick, horizon=horizon)):
-            self._ask(tick, horizon)
-            self._take(tick, horizon)  # in simulated time an answer may take no time
+        self._take_answer(tick, horizon)
+        if self._request is None and (self._plan is None or self._plan.is_due(tick, horizon=horizon)):
+            self._send_request(tick, horizon)
+            self._take_answer(tick, horizon)  # simulated inference may take no time
         plan = self._plan
         if plan is None or not plan.covers(tick):
             self._telemetry.count("starved" if self._mode.overlaps and plan is not None else "waiting")
             self._check_stall()
             return None
         index = tick - plan.origin
-        return Due(
+        return PlannedAction(
             action=plan.actions[index],
             policy_version=plan.policy_version,
             chunk_id=plan.chunk_id,
             chunk_index=index,
         )
 
-    def _ask(self, tick: int, horizon: int) -> None:
+    def _send_request(self, tick: int, horizon: int) -> None:
         plan = self._plan
         prefix = self._mode.prefix(plan, tick=tick)
-        # the horizon of guidance is how much of the old chunk is gone: what is left of it is then valid to its end
+        # guidance needs the executed part of the old chunk as horizon, so that the rest is valid to its end
         used = tick - plan.origin if plan is not None and prefix is not None else horizon
-        self._asked = Request(
+        self._request = Request(
             row=tick,
             first=self._first,
             delay=self._delays.estimate(most=self._spec.horizon - used),
@@ -125,30 +130,30 @@ class Planner:
             deterministic=self._deterministic,
             prefix=prefix,
         )
-        self._asked_ns = self._clock.now_ns()
-        self._mind.ask(self._asked)
+        self._requested_ns = self._clock.now_ns()
+        self._inference.ask(self._request)
 
-    def _take(self, tick: int, horizon: int) -> None:
-        """An answer that has come, if it is worth taking."""
-        asked = self._asked
-        if asked is None:
+    def _take_answer(self, tick: int, horizon: int) -> None:
+        """Use the answer if it is ready and valid."""
+        request = self._request
+        if request is None:
             return
         if self._simulated_delay is not None:
-            if tick - asked.row < self._simulated_delay:
+            if tick - request.row < self._simulated_delay:
                 return
-            answer = self._mind.answer(wait=True)
+            answer = self._inference.answer(wait=True)
         else:
-            answer = self._mind.answer(wait=False)
+            answer = self._inference.answer(wait=False)
         if answer is None:
             return
-        self._asked = None
+        self._request = None
         if not self._is_good(answer):
             return
-        delay = tick - asked.row
+        delay = tick - request.row
         self._delays.measured(delay)
         chunk = Plan(
             actions=answer.actions,
-            origin=asked.row,
+            origin=request.row,
             num_usable=len(answer.actions),
             policy_version=answer.policy_version,
             chunk_id=self._chunk_id + 1,
@@ -159,7 +164,7 @@ class Planner:
             gap = placed.actions[tick - placed.origin] - self._plan.actions[tick - self._plan.origin]
             jump = float(np.abs(gap / self._scale).max())
         self._telemetry.answer(latency_ns=answer.latency_ns, delay=delay, jump=jump)
-        if not placed.covers(tick):  # all of it lies in the past: thinking took longer than a chunk lasts
+        if not placed.covers(tick):  # inference took longer than the chunk lasts
             self._telemetry.count("late_chunks")
             return
         self._plan = placed
@@ -176,13 +181,13 @@ class Planner:
         self._telemetry.count("bad_chunks")
         if self._num_bad >= self._max_bad_chunks:
             raise RobotFault(
-                f"policy '{self._spec.name}' gave {self._num_bad} chunks in a row that are not finite or not "
-                f"[{self._spec.horizon}, {self._spec.action.shape[0]}]: look at its weights (version "
+                f"policy '{self._spec.name}' gave {self._num_bad} consecutive chunks that are not finite or not "
+                f"[{self._spec.horizon}, {self._spec.action.shape[0]}]: check its weights (version "
                 f"{answer.policy_version})"
             )
         return False
 
     def _check_stall(self) -> None:
-        waited_ns = self._clock.now_ns() - self._asked_ns
-        if self._asked is not None and self._simulated_delay is None and waited_ns > self._stall_ns:
+        waited_ns = self._clock.now_ns() - self._requested_ns
+        if self._request is not None and self._simulated_delay is None and waited_ns > self._stall_ns:
             raise RobotFault(f"inference has not answered for {waited_ns / NS_PER_S:.1f} s")

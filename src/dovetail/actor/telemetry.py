@@ -1,4 +1,4 @@
-"""How well the real-time loop keeps time, and what the thinking costs. Fixed memory; summed up between episodes."""
+"""Timing of the control loop and of inference, in fixed memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 __all__ = ["Telemetry"]
 
-_KEPT = 1 << 14  # the newest of each kind: five minutes at 50 Hz
+_KEPT = 1 << 14  # newest samples of each kind: five minutes at 50 Hz
 
 
 class _Samples:
-    """The newest few thousand numbers, and the largest of all."""
+    """The newest samples, and the maximum of all."""
 
     def __init__(self) -> None:
         self._values = np.zeros(_KEPT)
@@ -37,24 +37,24 @@ class _Samples:
 
 
 class Telemetry:
-    """Counts and samples since it was made."""
+    """Counts and samples since construction."""
 
     def __init__(self) -> None:
         self._lateness, self._latency, self._delay, self._jump = _Samples(), _Samples(), _Samples(), _Samples()
         self._counts: Counter[str] = Counter()
-        self.thinking_ns = 0  # of the last answer
+        self.inference_ns = 0  # of the last chunk
 
     def tick(self, *, late_ns: int, overrun: bool, missed: bool) -> None:
-        """`overrun`: its work took longer than its period; `missed`: it was later than a whole period."""
+        """`overrun`: the work took longer than the period. `missed`: the tick was late by more than a period."""
         self._counts["ticks"] += 1
         self._counts["overruns"] += overrun
         self._counts["missed"] += missed
         self._lateness.add(late_ns / 1e6)
 
     def answer(self, *, latency_ns: int, delay: int, jump: float | None) -> None:
-        """`jump`: how far the new plan is from the old one where it takes over, as a share of the action's range."""
+        """`jump`: difference between the old and new plan at the switch, relative to the action's range."""
         self._counts["chunks"] += 1
-        self.thinking_ns = latency_ns
+        self.inference_ns = latency_ns
         self._latency.add(latency_ns / 1e6)
         self._delay.add(delay)
         if jump is not None:

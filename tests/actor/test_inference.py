@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from dovetail.actor.board import Board, BoardLayout
-from dovetail.actor.mind import (
+from dovetail.actor.inference import (
     Answer,
-    LocalMind,
+    InlineInference,
     Request,
-    SharedMind,
-    ThreadMind,
-    give_answer,
+    ProcessInference,
+    ThreadInference,
+    write_answer,
     next_request,
-    think,
+    compute_chunk,
 )
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 from support.acting import ChunkPolicy
@@ -58,7 +58,7 @@ def chunk(value):
 
 
 def answer(board, value, *, to):
-    give_answer(board, Answer(id=to.id, actions=chunk(value), policy_version=9, latency_ns=5))
+    write_answer(board, Answer(id=to.id, actions=chunk(value), policy_version=9, latency_ns=5))
 
 
 class Bell:
@@ -79,11 +79,11 @@ def shared(board, bell):
     def never(timeout_s):
         raise AssertionError("nobody should wait here")
 
-    return SharedMind(board, wake=bell.ring, listen=never)
+    return ProcessInference(board, wake=bell.ring, listen=never)
 
 
 def test_a_policy_is_told_all_that_was_asked(board, policy):
-    think(board, policy, request())
+    compute_chunk(board, policy, request())
     (context,) = policy.contexts
     assert (context.delay, context.horizon, context.seed, context.deterministic) == (3, 2, 2**62, True)
     np.testing.assert_array_equal(context.prefix, request().prefix[None])
@@ -129,10 +129,10 @@ def test_the_answer_to_an_older_question_is_not_taken(board, shared):
 
 def test_nor_is_one_to_somebody_else_who_asked_over_the_same_board(board, bell):
     """A control loop for each purpose, and a control process that was started anew: none counts from one again."""
-    before = SharedMind(board, wake=bell.ring, listen=lambda timeout_s: None)
+    before = ProcessInference(board, wake=bell.ring, listen=lambda timeout_s: None)
     before.ask(request())
     _, old = next_request(board, newer_than=0)
-    after = SharedMind(board, wake=bell.ring, listen=lambda timeout_s: None)
+    after = ProcessInference(board, wake=bell.ring, listen=lambda timeout_s: None)
     after.ask(request(row=1))
     answer(board, 0.25, to=old)
     assert after.answer(wait=False) is None
@@ -146,9 +146,9 @@ def test_waiting_listens_until_it_comes(board, bell):
         if len(heard) == 3:
             answer(board, 0.5, to=next_request(board, newer_than=0)[1])
 
-    mind = SharedMind(board, wake=bell.ring, listen=listen)
-    mind.ask(request())
-    assert (mind.answer(wait=True).actions == 0.5).all()
+    inference = ProcessInference(board, wake=bell.ring, listen=listen)
+    inference.ask(request())
+    assert (inference.answer(wait=True).actions == 0.5).all()
     assert len(heard) == 3
 
 
@@ -156,10 +156,10 @@ def test_waiting_for_the_dead_raises_what_the_listener_knows(board, bell):
     def listen(timeout_s):
         raise RuntimeError("the inference process has died")
 
-    mind = SharedMind(board, wake=bell.ring, listen=listen)
-    mind.ask(request())
+    inference = ProcessInference(board, wake=bell.ring, listen=listen)
+    inference.ask(request())
     with pytest.raises(RuntimeError, match="has died"):
-        mind.answer(wait=True)
+        inference.answer(wait=True)
 
 
 @pytest.mark.parametrize("shape", [(A,), (1, A), (H, 1), (H + 1, A), (1, H, A), ()])
@@ -167,7 +167,7 @@ def test_a_chunk_of_a_wrong_shape_is_no_chunk_to_act_on(board, shared, shape):
     """It must neither be spread over the whole chunk nor end the process: the planner passes it over, and counts."""
     shared.ask(request())
     _, question = next_request(board, newer_than=0)
-    give_answer(board, Answer(id=question.id, actions=np.ones(shape, np.float32), policy_version=9, latency_ns=5))
+    write_answer(board, Answer(id=question.id, actions=np.ones(shape, np.float32), policy_version=9, latency_ns=5))
     assert np.isnan(shared.answer(wait=False).actions).all()
 
 
@@ -175,13 +175,13 @@ def test_a_chunk_of_a_wrong_shape_is_no_chunk_to_act_on(board, shared, shape):
 
 
 def test_here_and_over_the_board_the_same_question_gets_the_same_answer(board, policy, shared):
-    here = LocalMind(board, policy)
+    here = InlineInference(board, policy)
     here.ask(request())
     mine = here.answer(wait=True)
     assert here.answer(wait=True) is None  # once
     policy.calls = 0
     shared.ask(request())
-    give_answer(board, think(board, policy, next_request(board, newer_than=0)[1]))
+    write_answer(board, compute_chunk(board, policy, next_request(board, newer_than=0)[1]))
     np.testing.assert_array_equal(mine.actions, shared.answer(wait=False).actions)
     assert mine.policy_version == 7
     assert mine.latency_ns > 0
@@ -203,28 +203,28 @@ class Gate:
 
 def test_a_thread_is_never_waited_for_and_only_the_newest_question_counts(board, policy):
     gate = Gate(policy)
-    mind = ThreadMind(board, gate)
+    inference = ThreadInference(board, gate)
     try:
-        mind.ask(request(row=0, first=0))
+        inference.ask(request(row=0, first=0))
         assert gate.entered.wait(10.0)
-        assert mind.answer(wait=False) is None
-        mind.ask(request(row=1, first=0))  # void before anybody began with it
-        mind.ask(request(row=2, first=0))
+        assert inference.answer(wait=False) is None
+        inference.ask(request(row=1, first=0))  # void before anybody began with it
+        inference.ask(request(row=2, first=0))
         gate.open.set()
-        assert mind.answer(wait=True) is not None
+        assert inference.answer(wait=True) is not None
         assert gate.rows == [0, 2]
-        assert mind.answer(wait=False) is None
+        assert inference.answer(wait=False) is None
     finally:
         gate.open.set()
-        mind.close()
+        inference.close()
 
 
 def test_what_a_thread_failed_with_is_raised_where_it_is_asked_for(board, policy):
     policy.act = lambda *_: 1 / 0
-    mind = ThreadMind(board, policy)
+    inference = ThreadInference(board, policy)
     try:
-        mind.ask(request())
+        inference.ask(request())
         with pytest.raises(ZeroDivisionError):
-            mind.answer(wait=True)
+            inference.answer(wait=True)
     finally:
-        mind.close()
+        inference.close()

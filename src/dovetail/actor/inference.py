@@ -1,4 +1,4 @@
-"""Who thinks: asked about a row of the board, answers with a chunk, in this thread, in another, or in a process."""
+"""Inference for the control loop: request a chunk for a row of the board, in this thread, another thread or a process."""
 
 from __future__ import annotations
 
@@ -14,12 +14,20 @@ from dovetail.actor.board import Board
 from dovetail.core.contracts import Policy
 from dovetail.core.types import ActContext, Array
 
-__all__ = ["Answer", "LocalMind", "Mind", "Request", "SharedMind", "ThreadMind", "think"]
+__all__ = [
+    "Answer",
+    "Inference",
+    "InlineInference",
+    "ProcessInference",
+    "Request",
+    "ThreadInference",
+    "compute_chunk",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Think about a row; `first` is where its history begins, `prefix` [H, A] what is committed from it on."""
+    """Compute a chunk for a row. History starts at row `first`; `prefix` [H, A] holds the committed actions."""
 
     row: int
     first: int
@@ -28,7 +36,7 @@ class Request:
     seed: int
     deterministic: bool
     prefix: Array | None
-    id: int = 0  # names it on a board, where the answer to another one may lie
+    id: int = 0  # identifies the request on a board
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,16 +47,16 @@ class Answer:
     latency_ns: int
 
 
-class Mind(Protocol):
-    """At most one question at a time; a new one makes the answer to the last one void."""
+class Inference(Protocol):
+    """Computes chunks, one request at a time. A new request cancels the last one."""
 
     def ask(self, request: Request) -> None: ...
 
     def answer(self, *, wait: bool) -> Answer | None:
-        """What it has come to, once; None if it still thinks. `wait` for it where time stands still meanwhile."""
+        """Return the answer once; None while it is computed. `wait` is for simulated time."""
 
 
-def think(board: Board, policy: Policy, request: Request) -> Answer:
+def compute_chunk(board: Board, policy: Policy, request: Request) -> Answer:
     started_ns = time.monotonic_ns()
     context = ActContext(
         deterministic=request.deterministic,
@@ -66,47 +74,47 @@ def think(board: Board, policy: Policy, request: Request) -> Answer:
     )
 
 
-class LocalMind:
-    """Thinks when it is asked, and everybody waits: for simulated time."""
+class InlineInference:
+    """Computes in the caller's thread. For simulated time."""
 
     def __init__(self, board: Board, policy: Policy) -> None:
         self._board, self._policy = board, policy
         self._answer: Answer | None = None
 
     def ask(self, request: Request) -> None:
-        self._answer = think(self._board, self._policy, request)
+        self._answer = compute_chunk(self._board, self._policy, request)
 
     def answer(self, *, wait: bool) -> Answer | None:
         answer, self._answer = self._answer, None
         return answer
 
 
-class ThreadMind:
-    """Thinks in a thread of its own: for a real clock in one process. It still shares the interpreter with the tick."""
+class ThreadInference:
+    """Computes in another thread of this process, which shares the interpreter lock with the control loop."""
 
     def __init__(self, board: Board, policy: Policy) -> None:
         self._board, self._policy = board, policy
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="inference")
-        self._thinking: Future[Answer] | None = None
+        self._future: Future[Answer] | None = None
 
     def ask(self, request: Request) -> None:
-        if self._thinking is not None:
-            self._thinking.cancel()  # void: if it has not begun, it need not
-        self._thinking = self._pool.submit(think, self._board, self._policy, request)
+        if self._future is not None:
+            self._future.cancel()  # no effect if it has begun
+        self._future = self._pool.submit(compute_chunk, self._board, self._policy, request)
 
     def answer(self, *, wait: bool) -> Answer | None:
-        if self._thinking is None or not (wait or self._thinking.done()):
+        if self._future is None or not (wait or self._future.done()):
             return None
-        thinking, self._thinking = self._thinking, None
-        return thinking.result()
+        future, self._future = self._future, None
+        return future.result()
 
     def close(self) -> None:
         self._pool.shutdown(cancel_futures=True)
 
 
-class SharedMind:
-    """Asks the inference process, through the board. `wake` rings its bell; `listen(timeout_s)` waits for ours, and
-    raises if nobody will ring it any more."""
+class ProcessInference:
+    """Computes in the inference process, through the board. `wake` wakes that process; `listen(timeout_s)` waits for its
+    wakeup and raises if the process has died."""
 
     def __init__(self, board: Board, *, wake: Callable[[], None], listen: Callable[[float], None]) -> None:
         self._board = board
@@ -115,7 +123,7 @@ class SharedMind:
         self._version = board.answer.version
 
     def ask(self, request: Request) -> None:
-        # its version names it: never used twice, whoever asks and how often they are made anew
+        # the version is the id: unique, also after a restart of either process
         self._asked = self._board.request.write(
             {
                 "row": request.row,
@@ -149,7 +157,7 @@ class SharedMind:
 
 
 def next_request(board: Board, *, newer_than: int) -> tuple[int, Request] | None:
-    """The inference process's side: the newest question, if it is a new one, and its version."""
+    """In the inference process: return the version and content of the newest request, if it is new."""
     found = board.request.read(newer_than=newer_than)
     if found is None:
         return None
@@ -166,12 +174,12 @@ def next_request(board: Board, *, newer_than: int) -> tuple[int, Request] | None
     )
 
 
-def give_answer(board: Board, answer: Answer) -> None:
+def write_answer(board: Board, answer: Answer) -> None:
     fits = answer.actions.shape == board.layout.chunk
     board.answer.write(
         {
             "id": answer.id,
-            "actions": answer.actions if fits else np.nan,  # never spread over the others: not a chunk to act on
+            "actions": answer.actions if fits else np.nan,  # the planner rejects NaN
             "policy_version": answer.policy_version,
             "latency_ns": answer.latency_ns,
         }

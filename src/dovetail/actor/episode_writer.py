@@ -1,4 +1,4 @@
-"""Takes an episode down from the board, in segments, for a recorder: beside the tick or in a process of its own."""
+"""Copies an episode from the board to a recorder, in segments."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dovetail.core.contracts import Recorder
 from dovetail.core.errors import FailureError
 from dovetail.core.types import Episode, EpisodeStart, Outcome, Segment
 
-__all__ = ["Scribe"]
+__all__ = ["EpisodeWriter"]
 
 
-class Scribe:
-    """`begin`, then `flush` now and then, then `end`. What it was too slow to read is an error, never a gap."""
+class EpisodeWriter:
+    """Call `begin`, `flush` now and then, and `end`. Raises FailureError if it is too slow; never leaves a gap."""
 
     def __init__(self, board: Board, recorder: Recorder | None, *, keep: bool) -> None:
         self._board, self._recorder = board, recorder
-        self._keep = keep  # also in memory, to give the episode back
+        self._keep = keep  # segments in memory, to return the episode
         self._start: EpisodeStart | None = None
 
     def begin(self, start: EpisodeStart, *, first: int) -> None:
@@ -26,16 +26,16 @@ class Scribe:
             self._recorder.begin(start)
 
     @property
-    def num_waiting(self) -> int:
-        """Complete steps that are not written yet."""
+    def num_unwritten_steps(self) -> int:
+        """Number of complete steps that are not written yet."""
         return max(0, self._board.num_stepped - self._next) if self._start else 0
 
     def flush(self) -> None:
-        """All but the newest step, which may be the last: the final segment is never empty."""
+        """Write all but the newest step, so that the final segment is never empty."""
         self._write(self._board.num_stepped - 1, final=False)
 
     def end(self, *, outcome: Outcome, judgement: Outcome | None, num_steps: int) -> Episode | None:
-        """After the last of `num_steps` steps; the whole episode where it was kept and anything happened in it."""
+        """Finish after `num_steps` steps. Return the episode if it was kept and has steps."""
         assert self._start is not None, "begin() comes first"
         self._write(self._first + num_steps, final=True)
         if self._recorder is not None:
@@ -53,7 +53,7 @@ class Scribe:
         if self._board.is_overwritten(self._next):
             raise FailureError(
                 f"the recorder is more than {self._board.layout.num_rows} ticks behind the robot: the disk is too "
-                "slow for this many images, or actor.ring_s is too short"
+                "slow for this many images. Increase actor.recorder_buffer_s"
             )
         segment = Segment(
             episode_id=self._start.id,

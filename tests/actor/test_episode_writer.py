@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dovetail.actor.board import Board, BoardLayout
-from dovetail.actor.scribe import Scribe
+from dovetail.actor.episode_writer import EpisodeWriter
 from dovetail.core.errors import FailureError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import EpisodeStart, Observation, Outcome, Purpose, Source, Verdict
@@ -47,7 +47,7 @@ class Journal:
         self.ended.append((outcome, judgement))
 
 
-class Writer:
+class FakeControl:
     """The control loop's side: a row a tick, each telling its number."""
 
     def __init__(self, num_rows):
@@ -79,21 +79,21 @@ class Writer:
 @given(st.lists(st.lists(st.booleans(), min_size=0, max_size=12), min_size=1, max_size=3))
 def test_every_step_is_written_once_whenever_it_is_flushed(episodes):
     """`episodes`: for each step of each, whether it is flushed after it."""
-    writer, journal = Writer(num_rows=20), Journal()
-    scribe = Scribe(writer.board, journal, keep=True)
-    assert scribe.num_waiting == 0
+    control, journal = FakeControl(num_rows=20), Journal()
+    episode_writer = EpisodeWriter(control.board, journal, keep=True)
+    assert episode_writer.num_unwritten_steps == 0
     for flushes in episodes:
-        first = writer.board.begin()
+        first = control.board.begin()
         journal.segments, journal.afters = [], []
-        scribe.begin(START, first=first)
-        writer.see()
+        episode_writer.begin(START, first=first)
+        control.see()
         for index, flush in enumerate(flushes):
-            writer.step(first=index == 0)
+            control.step(first=index == 0)
             if flush:
-                scribe.flush()
-                assert scribe.num_waiting == 1  # the newest may be the last
-        episode = scribe.end(outcome=Outcome.SUCCESS, judgement=None, num_steps=len(flushes))
-        assert scribe.num_waiting == 0
+                episode_writer.flush()
+                assert episode_writer.num_unwritten_steps == 1  # the newest may be the last
+        episode = episode_writer.end(outcome=Outcome.SUCCESS, judgement=None, num_steps=len(flushes))
+        assert episode_writer.num_unwritten_steps == 0
         if not flushes:
             assert episode is None
             continue
@@ -110,48 +110,48 @@ def test_every_step_is_written_once_whenever_it_is_flushed(episodes):
 
 
 def test_a_recorder_that_fell_behind_says_so_and_leaves_no_gap():
-    writer = Writer(num_rows=5)
-    scribe = Scribe(writer.board, None, keep=True)
-    scribe.begin(START, first=writer.board.begin())
-    writer.see()
+    control = FakeControl(num_rows=5)
+    episode_writer = EpisodeWriter(control.board, None, keep=True)
+    episode_writer.begin(START, first=control.board.begin())
+    control.see()
     for index in range(3):
-        writer.step(first=index == 0)
-    scribe.flush()
+        control.step(first=index == 0)
+    episode_writer.flush()
     for _ in range(3):
-        writer.step()
+        control.step()
     with pytest.raises(FailureError, match="more than 5 ticks behind the robot"):
-        scribe.flush()
+        episode_writer.flush()
 
 
 def test_just_in_time():
-    writer = Writer(num_rows=5)
-    scribe = Scribe(writer.board, None, keep=True)
-    scribe.begin(START, first=writer.board.begin())
-    writer.see()
+    control = FakeControl(num_rows=5)
+    episode_writer = EpisodeWriter(control.board, None, keep=True)
+    episode_writer.begin(START, first=control.board.begin())
+    control.see()
     for index in range(3):
-        writer.step(first=index == 0)  # rows 0 to 3 are seen; row 4 may be being written, and it is not row 0's
-    scribe.flush()
-    assert scribe.end(outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, num_steps=3).judgement is Outcome.SUCCESS
+        control.step(first=index == 0)  # rows 0 to 3 are seen; row 4 may be being written, and it is not row 0's
+    episode_writer.flush()
+    assert episode_writer.end(outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, num_steps=3).judgement is Outcome.SUCCESS
 
 
 def test_a_step_that_was_never_completed_is_not_in_it():
     """A fault between sending and judging: two steps count, the third does not; it is what was seen last."""
-    writer = Writer(num_rows=20)
-    scribe = Scribe(writer.board, None, keep=True)
-    scribe.begin(START, first=writer.board.begin())
-    writer.see()
+    control = FakeControl(num_rows=20)
+    episode_writer = EpisodeWriter(control.board, None, keep=True)
+    episode_writer.begin(START, first=control.board.begin())
+    control.see()
     for index in range(2):
-        writer.step(first=index == 0)
-    episode = scribe.end(outcome=Outcome.ABORTED, judgement=None, num_steps=2)
+        control.step(first=index == 0)
+    episode = episode_writer.end(outcome=Outcome.ABORTED, judgement=None, num_steps=2)
     assert (len(episode), episode.last_observation.time_ns) == (2, 2)
 
 
 def test_what_is_not_kept_is_only_written():
-    writer, journal = Writer(num_rows=20), Journal()
-    scribe = Scribe(writer.board, journal, keep=False)
-    scribe.begin(START, first=writer.board.begin())
-    writer.see()
-    writer.step(first=True)
-    assert scribe.end(outcome=Outcome.FAILURE, judgement=None, num_steps=1) is None
+    control, journal = FakeControl(num_rows=20), Journal()
+    episode_writer = EpisodeWriter(control.board, journal, keep=False)
+    episode_writer.begin(START, first=control.board.begin())
+    control.see()
+    control.step(first=True)
+    assert episode_writer.end(outcome=Outcome.FAILURE, judgement=None, num_steps=1) is None
     assert len(journal.segments) == 1
     assert journal.ended == [(Outcome.FAILURE, None)]
