@@ -6,7 +6,7 @@ STAMP  := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-slow check lint bench clean
+.PHONY: setup demo test test-rest test-all test-slow check lint bench clean
 
 setup: $(STAMP)
 
@@ -14,14 +14,19 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 	PYTHON=$(PYTHON) VENV=$(VENV) scripts/setup
 	@touch $@
 
-demo: setup  ## learn peg insertion from 20 demonstrations, with a person's help, in a few minutes
+demo: setup  ## learn peg insertion from 20 demonstrations, with a scripted operator, in a few minutes
 	$(BIN)/dovetail run peg-insertion runtime=ray --console
-	@echo "For these commands: source $(VENV)/bin/activate"
+	@echo "To use these commands: source $(VENV)/bin/activate"
 
-test: setup
+test: setup  ## about five minutes
 	$(BIN)/python -m pytest -n 2
 
-test-slow: setup  ## learning curves, hundreds of kills and resets, and the real lerobot in an environment of its own
+test-rest: setup  ## what `make test` leaves out, without the slow tests
+	$(BIN)/python -m pytest -n 2 -m "extended and not slow"
+
+test-all: test test-rest
+
+test-slow: setup  ## learning curves, hundreds of kills and resets, the digests of 0.6, and the real lerobot package
 	$(BIN)/python -m pytest -n 2 -m slow
 
 lint: setup
@@ -32,9 +37,9 @@ lint: setup
 
 check: lint test
 
-bench: setup  ## with the peers that we compare with
+bench: setup  ## with the packages that we compare with
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev,bench]"
-	$(BIN)/dovetail bench sim realtime takeover images
+	$(BIN)/dovetail bench all
 	$(BIN)/python -m benchmarks all
 
 clean:
