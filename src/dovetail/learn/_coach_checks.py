@@ -297,7 +297,7 @@ def stale_weights(facts: Facts) -> Answer:
     else:
         age = f"{behind[-1]} versions"
         if facts.pinned is None:
-            tips = (Tip("take newer weights up at every chunk", "actor.swap"), FEWER_UPDATES)
+            tips = (Tip("take newer weights up at every chunk", "actor.swap_weights"), FEWER_UPDATES)
     if facts.pinned is not None:
         tips = (Tip(f"unpin version {facts.pinned}: remove weights/pin.json from the run"), *tips)
     return Finding(

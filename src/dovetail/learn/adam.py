@@ -1,36 +1,102 @@
-"""Adam without ceremony: torch's own kernel on lists that are made once. For small networks on a CPU the ceremony of
-`torch.optim` takes as long as the arithmetic."""
+"""Adam for small networks: torch's fused kernel on lists that are built once, and one optimizer per group of parameters.
+
+On a CPU, the bookkeeping of `torch.optim` takes as long as the arithmetic of a small network.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-__all__ = ["Adam", "clip_"]
+from dovetail.core.types import Array
+from dovetail.learn.data_parallel import DataParallel
+from dovetail.learn.finite import require_finite
+from dovetail.learn.state import load_optimizer, optimizer_state
+
+__all__ = ["Adam", "Optimizers", "clip_"]
 
 Gradients = tuple[Tensor, ...] | list[Tensor]
 
 
+class Optimizers:
+    """One Adam per named group of parameters.
+
+    `step(loss, "critic", "encoder")` changes exactly these groups. Each group's gradient is clipped by itself.
+    """
+
+    def __init__(self, *, lr: float, max_grad_norm: float) -> None:
+        self.parallel = DataParallel()
+        self.grad_norms: dict[str, Tensor] = {}  # of each group's latest step, before clipping
+        self.parameters: dict[str, list[Tensor]] = {}
+        self._adams: dict[str, Adam] = {}
+        self._lr, self._max_grad_norm = lr, max_grad_norm
+
+    def add(self, name: str, parameters: Sequence[Tensor]) -> None:
+        """Add a group, or replace it."""
+        self.parameters[name] = list(parameters)
+        self._adams[name] = Adam(self.parameters[name], lr=self._lr)
+
+    def step(self, loss: Tensor, *names: str, gradients: Sequence[Tensor | None] | None = None) -> None:
+        """Take one step down `loss`; `gradients` replaces autograd's. Raise SkippedUpdate instead if one is not finite."""
+        groups = {name: self.parameters[name] for name in names}
+        if gradients is None:
+            # only of these parameters: the actor's loss flows through the critic without changing it.
+            # A loss may not depend on some of them, as cloning does not on a flow's noise
+            wanted = [p for parameters in groups.values() for p in parameters]
+            gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        loss = loss.detach()
+        if not self.parallel.is_single:  # average over all processes, before clipping
+            loss = loss.clone()
+            gradients = tuple(None if gradient is None else gradient.clone() for gradient in gradients)
+            together = [*(gradient for gradient in gradients if gradient is not None), loss]
+            self.parallel.sum_(together)
+            torch._foreach_div_(together, self.parallel.size)
+        capturing = loss.is_cuda and torch.cuda.is_current_stream_capturing()
+        bad: Tensor | None = None
+        remaining = iter(gradients)
+        per_group: dict[str, list[Tensor | None]] = {}
+        for name, parameters in groups.items():
+            per_group[name] = [next(remaining) for _ in parameters]
+            for parameter, gradient in zip(parameters, per_group[name], strict=True):
+                parameter.grad = gradient
+            self.grad_norms[name] = norm = clip_(
+                [gradient for gradient in per_group[name] if gradient is not None], self._max_grad_norm
+            )
+            if capturing:  # a CUDA graph cannot raise: such a step changes nothing
+                bad = (loss + norm).isfinite().logical_not().float()
+            else:
+                require_finite(name, loss, norm)
+        for name in groups:
+            self._adams[name].descend(per_group[name], bad=bad)
+
+    def state_dict(self) -> dict[str, Array]:
+        return {key: value for name, adam in self._adams.items() for key, value in optimizer_state(name, adam).items()}
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
+        for name, adam in self._adams.items():
+            load_optimizer(name, adam, state)
+
+
 class Adam(torch.optim.Adam):
-    """torch.optim.Adam, state and all, that is given its gradients: `descend(gradients)`, one for each parameter."""
+    """torch.optim.Adam with the same state, but `descend(gradients)` takes one gradient per parameter."""
 
     def __init__(self, parameters: Sequence[Tensor], *, lr: float) -> None:
         on_gpu = any(p.is_cuda for p in parameters)
         super().__init__(parameters, lr=lr, fused=True, capturable=on_gpu)
-        self._listed: list[list[Tensor]] | None = None
-        self._one: Tensor  # on the same device: a number would be made into one for each parameter
+        self._lists: list[list[Tensor]] | None = None
+        self._one: Tensor  # on the device: a Python number would become one tensor per parameter
 
     def load_state_dict(self, state_dict: dict[str, object]) -> None:
         super().load_state_dict(state_dict)
-        self._listed = None  # the state is of new tensors
+        self._lists = None  # the state consists of new tensors
 
     @torch.no_grad()
     def descend(self, gradients: Sequence[Tensor | None], *, bad: Tensor | None = None) -> None:
-        """Where `bad` is 1 and not 0, nothing happens; nor to a parameter without a gradient."""
+        """Take one step. Parameters without a gradient stay, and all of them where `bad` is 1 instead of 0."""
         (group,) = self.param_groups
-        if self._listed is None:
+        if self._lists is None:
             for parameter in group["params"]:
                 slots = self.state[parameter]
                 if not slots:
@@ -39,16 +105,16 @@ class Adam(torch.optim.Adam):
                     slots["exp_avg_sq"] = torch.zeros_like(parameter)
             states = [self.state[parameter] for parameter in group["params"]]
             names = ("exp_avg", "exp_avg_sq", "step")
-            self._listed = [list(group["params"]), *([slots[name] for slots in states] for name in names)]
+            self._lists = [list(group["params"]), *([slots[name] for slots in states] for name in names)]
             self._one = torch.ones((), device=group["params"][0].device)
         given = [gradient for gradient in gradients if gradient is not None]
-        lists = self._listed
+        lists = self._lists
         if len(given) < len(gradients):
-            here = [i for i, gradient in enumerate(gradients) if gradient is not None]
-            lists = [[some[i] for i in here] for some in lists]
+            indices = [i for i, gradient in enumerate(gradients) if gradient is not None]
+            lists = [[tensors[i] for i in indices] for tensors in lists]
         parameters, averages, squares, steps = lists
         beta1, beta2 = group["betas"]
-        # one for each: given a single tensor, a GPU would be asked what it holds
+        # a list of tensors: a single one would be read back from the GPU
         torch._foreach_add_(steps, [self._one if bad is None else self._one - bad] * len(steps))
         torch._fused_adam_(
             parameters,
@@ -70,9 +136,9 @@ class Adam(torch.optim.Adam):
 
 @torch.no_grad()
 def clip_(gradients: Gradients, max_norm: float) -> Tensor:
-    """Scale them down to `max_norm` where they are longer, all by one factor; returns how long they were."""
+    """Scale the gradients down to `max_norm` if their common norm is larger; return the norm before that."""
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    if factor.is_cuda or factor < 1.0:  # a GPU is not asked
+    if factor.is_cuda or factor < 1.0:  # no comparison on a GPU, which would synchronize
         torch._foreach_mul_(gradients, factor)
     return norm

@@ -13,15 +13,15 @@ import torch
 from tensordict import TensorDict
 from torch import Tensor
 
-from dovetail.core.achieved import tells_achieved
+from dovetail.core.achieved import measures_achieved
 from dovetail.core.contracts import ReplayReader
 from dovetail.core.errors import UsageError
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest, View
-from dovetail.policies.canon import EMBODIMENT
+from dovetail.policies.embodiments.canonical_space import EMBODIMENT
 
-__all__ = ["Batches", "batch_arrays", "drawn_from", "side"]
+__all__ = ["Batches", "batch_arrays", "drawn_from", "observations_of"]
 
 _WORTH_A_THREAD = 1 << 20  # bytes in a batch: a smaller one is sampled faster than it is handed over
 
@@ -37,7 +37,7 @@ def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
         "discount": np.zeros(num_rows, np.float32),
     }
     if request.achieved:
-        if EMBODIMENT not in robot.observation and not tells_achieved(robot):
+        if EMBODIMENT not in robot.observation and not measures_achieved(robot):
             raise UsageError(
                 f"this algorithm learns from what actions came to, which robot '{robot.name}' does not tell: it needs "
                 "observation 'ee_pose' for ee_delta actions, 'joint_pos' for joint targets, or one named 'achieved'"
@@ -70,8 +70,8 @@ def drawn_from(request: SampleRequest, replay: ReplayReader) -> list[tuple[View,
     return [(view if spare is None or replay.size(view) else spare, num_rows) for view, num_rows in rows]
 
 
-def side(batch: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
-    """The observations of one side, `observation` or `next`, by the names that a policy knows them by."""
+def observations_of(batch: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Return the batch's observations under `name` (`observation`, `next` or `final`), by the policy's keys."""
     return {key.removeprefix(f"{name}/"): batch[key] for key in batch.keys() if key.startswith(f"{name}/")}  # noqa: SIM118
 
 

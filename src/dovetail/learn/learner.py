@@ -47,7 +47,7 @@ class Learner:
         self._utd = utd
         self._start_after_steps = start_after_steps
         self._batches = Batches(
-            request=algorithm.wants, robot=robot, replay=replay, rng=rng, num_ahead=num_ahead, device=device
+            request=algorithm.sample_request, robot=robot, replay=replay, rng=rng, num_ahead=num_ahead, device=device
         )
         self._bad = BadUpdates(max_bad_updates)
         self.healthy = True  # until an update broke: from then on nothing is worth keeping
@@ -75,9 +75,9 @@ class Learner:
         return {**metrics.take(), **self._told()}
 
     @property
-    def wants(self) -> SampleRequest:
+    def sample_request(self) -> SampleRequest:
         """What its algorithm draws from now."""
-        return self._algorithm.wants
+        return self._algorithm.sample_request
 
     def owed(self, env_steps: int) -> int:
         """Updates that `env_steps` online steps have earned and that are not done yet."""
@@ -110,14 +110,14 @@ class Learner:
     def _drawn(self, owed: Callable[[], int]) -> Generator[Mapping[str, Tensor], None, None]:
         """Batches until nothing is owed, of the views that the algorithm wants by then: they may change with each update."""
         while owed() > 0:
-            wants = self._algorithm.wants
+            wants = self._algorithm.sample_request
             self._batches.ask(wants)
             if wants.waits and not self._batches.are_there:
                 return
             with closing(self._batches.take(owed())) as batches:
                 for batch in self._timed(batches):
                     yield batch
-                    if self._algorithm.wants != wants:
+                    if self._algorithm.sample_request != wants:
                         break
 
     def _update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:

@@ -1,7 +1,7 @@
 """Batches with rows of several arms: one replay for each, drawn from together, padded to what they have in common.
 
-policy = Canonical(config, robot=panda)
-replay = MixedReplay(policy.canon, [(panda, its_replay), (x5, its_replay)])
+policy = CanonicalPolicy(config, robot=panda)
+replay = MixedReplay(policy.canonical_space, [(panda, its_replay), (x5, its_replay)])
 Learner(algorithm=Imitation(..., policy=policy), replay=replay, robot=policy.robot, ...)
 
 Actions are from -1 to 1 of each axis' own limits, and 0 where an arm has none. Besides what any batch has, there is
@@ -19,7 +19,7 @@ from dovetail.core.contracts import ReplayReader
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, View, Window
-from dovetail.policies.canon import EMBODIMENT, Arm, Canon
+from dovetail.policies.embodiments.canonical_space import EMBODIMENT, CanonicalArm, CanonicalSpace
 
 __all__ = ["MixedReplay"]
 
@@ -32,13 +32,13 @@ class MixedReplay:
 
     def __init__(
         self,
-        canon: Canon,
+        canonical_space: CanonicalSpace,
         replays: Sequence[tuple[RobotSpec, ReplayReader]],
         *,
         shares: Mapping[str, float] | None = None,
     ) -> None:
-        self._canon = canon
-        self._arms = [(canon.arm(robot), replay) for robot, replay in replays]
+        self._canonical_space = canonical_space
+        self._arms = [(canonical_space.arm(robot), replay) for robot, replay in replays]
         kinds = {robot.action_kind for robot, _ in replays}
         if len(kinds) != 1:
             raise SpecMismatch(
@@ -75,7 +75,7 @@ class MixedReplay:
 
     def _sample(
         self,
-        arm: Arm,
+        arm: CanonicalArm,
         replay: ReplayReader,
         rows: Mapping[str, Array],
         *,
@@ -91,13 +91,13 @@ class MixedReplay:
             if name == EMBODIMENT:
                 out[:] = arm.index
             elif name == "action_mask":
-                out[:] = self._canon.action_masks[arm.index]
+                out[:] = self._canonical_space.action_masks[arm.index]
             elif key == EMBODIMENT:
                 out[:] = arm.one_hot
             elif name in _ACTIONS:
-                own[name] = np.empty((*out.shape[:-1], len(arm.places)), out.dtype)
+                own[name] = np.empty((*out.shape[:-1], len(arm.canonical_axes)), out.dtype)
                 padded[name] = (name, own[name])
-            elif side in ("observation", "next") and key.removesuffix("/mask") in self._canon.sizes:
+            elif side in ("observation", "next") and key.removesuffix("/mask") in self._canonical_space.sizes:
                 plain = key.removesuffix("/mask")
                 if plain not in arm.keys:  # it has no such thing
                     out[:] = 0
@@ -107,13 +107,13 @@ class MixedReplay:
                     own[f"{theirs}/mask"] = out
                 else:
                     own[theirs] = np.empty(
-                        (*out.shape[:-1], int(self._canon.real[key][arm.index].sum())), out.dtype
+                        (*out.shape[:-1], int(self._canonical_space.observation_masks[key][arm.index].sum())), out.dtype
                     )
                     padded[name] = (key, own[theirs])
             else:
                 own[name] = out
         history = {arm.keys[key]: num for key, num in window.history.items() if key in arm.keys}
-        images = {key: num for key, num in window.history.items() if key not in self._canon.sizes}
+        images = {key: num for key, num in window.history.items() if key not in self._canonical_space.sizes}
         replay.sample(own, view=view, rng=rng, window=replace(window, history={**history, **images}))
         for name, (key, values) in padded.items():
-            rows[name][:] = arm.pad_actions(values) if name in _ACTIONS else arm.wide(key, values)
+            rows[name][:] = arm.pad_actions(values) if name in _ACTIONS else arm.pad_observation(key, values)

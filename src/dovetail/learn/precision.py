@@ -9,26 +9,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["called", "compute_in_bf16"]
+__all__ = ["callable_modules", "compute_in_bf16"]
 
 
 def compute_in_bf16(networks: Iterable[nn.Module]) -> None:
     """From now on, and for copies made of them later."""
     for network in networks:
-        for part in called(network):
+        for part in callable_modules(network):
             hooks = _Lowered()
             part.register_forward_pre_hook(hooks.begin)
             part.register_forward_hook(hooks.end, always_call=True)
 
 
-def called(network: nn.Module) -> Iterator[nn.Module]:
-    """What is called as a whole: of a mere container, its parts."""
+def callable_modules(network: nn.Module) -> Iterator[nn.Module]:
+    """What is callable_modules as a whole: of a mere container, its parts."""
     if isinstance(network, nn.ModuleDict):
         for part in network.values():
-            yield from called(part)
+            yield from callable_modules(part)
     elif isinstance(network, nn.ModuleList):
         for part in network:
-            yield from called(part)
+            yield from callable_modules(part)
     else:
         yield network
 

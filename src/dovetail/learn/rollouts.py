@@ -25,11 +25,11 @@ from dovetail.core.contracts import Algorithm
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
 
-__all__ = ["Moments", "OnPolicyAlgorithm", "Practice", "RolloutBuffer", "explained_variance", "gae"]
+__all__ = ["Moments", "OnPolicyAlgorithm", "RolloutSettings", "RolloutBuffer", "explained_variance", "gae"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Practice:
+class RolloutSettings:
     """How an algorithm wants its rollouts: so many worlds, so many ticks of each, and whether it learns meanwhile."""
 
     num_envs: int
@@ -45,7 +45,7 @@ class OnPolicyAlgorithm(Algorithm, Protocol):
     tensors, and with it makes one new version of the weights."""
 
     @property
-    def practice(self) -> Practice: ...
+    def rollout_settings(self) -> RolloutSettings: ...
 
 
 class RolloutBuffer:

@@ -1,4 +1,4 @@
-"""How an algorithm computes, apart from what: precision, micro-batches, several processes."""
+"""Configure how an algorithm computes: precision, micro-batches, several processes."""
 
 from __future__ import annotations
 
@@ -7,22 +7,25 @@ from typing import Protocol, runtime_checkable
 
 from torch import nn
 
+from dovetail.core.abilities import Shards
 from dovetail.core.contracts import Algorithm
 from dovetail.core.errors import UsageError
+from dovetail.learn.data_parallel import DataParallel
 from dovetail.learn.precision import compute_in_bf16
-from dovetail.learn.spread import Spread
 
-__all__ = ["Spreadable", "set_up"]
+__all__ = ["SupportsDataParallel", "set_up"]
 
 
 @runtime_checkable
-class Spreadable(Protocol):
-    """An algorithm that can be told how to compute; all of ours can."""
+class SupportsDataParallel(Protocol):
+    """An algorithm with configurable precision, micro-batches and processes. All built-in algorithms support it."""
 
     @property
-    def networks(self) -> Mapping[str, nn.Module]: ...
+    def networks(self) -> Mapping[str, nn.Module]:
+        """Every network that computes in an update, by name."""
 
-    def spread(self, spread: Spread) -> None: ...
+    def set_parallel(self, parallel: DataParallel) -> None:
+        """Divide each step as `parallel` says. Called before the first update."""
 
 
 def set_up(
@@ -35,28 +38,28 @@ def set_up(
     size: int = 1,
     shard: bool = False,
 ) -> None:
-    """Before its first update, or before its state is loaded."""
+    """Apply the learner's settings. Call before the first update, and before a state is loaded."""
     if (precision, accumulate, size, shard) == ("fp32", 1, 1, False):
         return
-    if not isinstance(algorithm, Spreadable):
+    if not isinstance(algorithm, SupportsDataParallel):
         raise UsageError(
-            f"algorithm '{name}' knows neither `networks` nor `spread`: leave learner.precision, accumulate and ranks as "
-            "they are"
+            f"algorithm '{name}' has no `networks` and `set_parallel`. Keep the defaults of learner.precision, "
+            "learner.accumulate and learner.ranks"
         )
-    num_rows = sum(algorithm.wants.rows.values())
+    num_rows = sum(algorithm.sample_request.rows.values())
     if num_rows % size or (num_rows and num_rows // size < accumulate):
         raise UsageError(
-            f"a batch of {num_rows} rows cannot be shared by learner.ranks={size} in learner.accumulate={accumulate} "
-            "pieces: choose another algorithm.batch_size"
-        )
-    if shard and (size == 1 or not hasattr(algorithm, "shard") or num_rows == 0):
-        raise UsageError(
-            f"learner.shard needs learner.ranks of 2 or more, and one of the algorithms imitation, hg_dagger and hi_ors; "
-            f"here are {size} and '{name}'"
+            f"a batch of {num_rows} rows cannot be divided by learner.ranks={size} into learner.accumulate={accumulate} "
+            "micro-batches. Change algorithm.batch_size"
         )
     if shard:
-        algorithm.check_shard()  # type: ignore[attr-defined]
+        if size == 1 or not isinstance(algorithm, Shards) or num_rows == 0:
+            raise UsageError(
+                "learner.shard needs learner.ranks of at least 2 and algorithm imitation, hg_dagger or hi_ors, not "
+                f"learner.ranks={size} and algorithm '{name}'"
+            )
+        algorithm.check_shard()
     if precision == "bf16":
         compute_in_bf16(algorithm.networks.values())
     if accumulate > 1 or size > 1:
-        algorithm.spread(Spread(num_pieces=accumulate, rank=rank, size=size))
+        algorithm.set_parallel(DataParallel(num_micro_batches=accumulate, rank=rank, size=size))

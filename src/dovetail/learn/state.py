@@ -11,7 +11,7 @@ from torch import nn
 
 from dovetail.core.errors import CheckpointError, StoreError
 from dovetail.core.types import Array, WeightSnapshot
-from dovetail.policies.arrays import fill, sharded_like, to_numpy
+from dovetail.policies.arrays import fill_module, sharded_like, to_numpy
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = [
@@ -22,7 +22,7 @@ __all__ = [
     "module_state",
     "optimizer_state",
     "policy_state",
-    "refuse_misfits",
+    "raise_checkpoint_errors",
 ]
 
 
@@ -31,7 +31,7 @@ def module_state(name: str, module: nn.Module) -> dict[str, Array]:
 
 
 def load_module(name: str, module: nn.Module, state: Mapping[str, Array]) -> None:
-    fill(module, _below(name, state))
+    fill_module(module, _below(name, state))
 
 
 def optimizer_state(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Array]:
@@ -82,7 +82,7 @@ def load_policy(policy: TrainablePolicy, state: Mapping[str, Array]) -> None:
 
 
 @contextmanager
-def refuse_misfits(algorithm: str) -> Iterator[None]:
+def raise_checkpoint_errors(algorithm: str) -> Iterator[None]:
     """Turn what torch says of a state that does not fit into one line."""
     try:
         yield

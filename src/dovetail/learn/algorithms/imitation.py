@@ -1,4 +1,4 @@
-"""Behaviour cloning: the policy's own imitation loss on what people did."""
+"""Behavior cloning: the policy's imitation loss on what people did."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ __all__ = ["Imitation", "ImitationConfig"]
 
 
 class ImitationConfig(Config):
+    RENAMED: ClassVar[Mapping[str, str]] = {"decay_updates": "lr_decay_updates"}
+
     batch_size: int = Field(default=128, ge=1)
+    """Steps, or chunks, in one batch."""
     lr: float = Field(default=1e-3, gt=0.0)
+    """Learning rate."""
     weight_decay: float = Field(default=1e-4, ge=0.0)
-    decay_updates: int | None = Field(default=None, ge=1)
-    """Updates over which `lr` falls to 0 along a cosine: as many as there will be; none: it stays."""
+    """Weight decay of AdamW."""
+    lr_decay_updates: int | None = Field(default=None, ge=1)
+    """Updates over which `lr` falls to 0 along a cosine. None: it stays constant."""
 
 
 class Imitation(Descent):
@@ -36,7 +41,7 @@ class Imitation(Descent):
         self._config = config
 
     @property
-    def wants(self) -> SampleRequest:
+    def sample_request(self) -> SampleRequest:
         return SampleRequest(
             observation_keys=tuple(self._policy.spec.observation),
             rows={View(part="prior"): self._config.batch_size},
@@ -48,26 +53,22 @@ class Imitation(Descent):
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
         for group in self._optimizer.param_groups:
             group["lr"] = self._lr()
-        done = self._descend(batch, self._loss)
+        step = self._minimize(batch, self._loss)
         self._num_updates += 1
-        return {"imitation_loss": done[0].item()} if done else {}
+        return {"imitation_loss": step[0].item()} if step else {}
 
     def _loss(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | float]:
-        features = self._policy.features(self._seen(batch))
+        features = self._policy.features(self._observations(batch))
         actions = self._policy.normalize_actions(batch["action"])
-        mask = _until_the_hand_changes(batch) if self._policy.spec.horizon > 1 else None
+        mask = None
+        if self._policy.spec.horizon > 1:  # up to the episode's end, or to where control changed between person and policy
+            human = batch["human"]
+            mask = batch["action/mask"] & (human == human[:, :1]).cumprod(dim=1).bool()
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)
         return loss, float(len(actions)) if mask is None else mask.sum()
 
     def _lr(self) -> float:
-        if self._config.decay_updates is None:
+        if self._config.lr_decay_updates is None:
             return self._config.lr
-        done = min(self._num_updates / self._config.decay_updates, 1.0)
-        return self._config.lr * 0.5 * (1.0 + math.cos(math.pi * done))
-
-
-def _until_the_hand_changes(batch: Mapping[str, Tensor]) -> Tensor:
-    """What of each chunk is there to clone [B, H]: up to the episode's end, and to where a person handed back."""
-    human = batch["human"]
-    same_hand = (human == human[:, :1]).cumprod(dim=1).bool()
-    return batch["action/mask"] & same_hand
+        progress = min(self._num_updates / self._config.lr_decay_updates, 1.0)
+        return self._config.lr * 0.5 * (1.0 + math.cos(math.pi * progress))

@@ -1,6 +1,11 @@
-"""RLPD: soft actor-critic that draws part of every batch from prior data (Ball et al., 2023).
+"""RLPD: soft actor-critic with prior data in every batch (Ball et al., 2023).
 
-Prior data are demonstrations and human interventions; an intervened step is in both halves.
+Prior data are demonstrations and interventions; an intervention is also online data. Rows are drawn from both, and then
+
+y     = sum_i gamma^i r_i + gamma^n (min_{j in subset} Q'_j(s', a') - alpha log pi(a' | s')),   a' ~ pi(s')
+Q     minimizes (Q(s, a) - y)^2 and trains the image encoder
+pi    minimizes alpha log pi(a | s) - Q(s, a) + bc_weight * imitation loss of what people did
+alpha keeps the entropy of pi at its target
 """
 
 from __future__ import annotations
@@ -12,83 +17,92 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dovetail.core.types import View
-from dovetail.learn.algorithms._soft import prior_and_online
-from dovetail.learn.algorithms.sac import SAC, SeeingConfig, num_real
+from dovetail.core.types import SampleRequest
+from dovetail.learn.algorithms._soft_actor_critic import (
+    SACFamily,
+    SACFamilyConfig,
+    num_action_dims,
+    prior_and_online,
+)
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["RLPD", "RLPDConfig"]
 
 
-class RLPDConfig(SeeingConfig):
+class RLPDConfig(SACFamilyConfig):
+    RENAMED: ClassVar[Mapping[str, str]] = {"climb_from": "actor_q_from_update"}
+
     prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Share of each batch drawn from demonstrations and interventions."""
     bc_weight: float = Field(default=0.0, ge=0.0)
-    """Weight of cloning what people did in the actor's loss."""
-    climb_from: int = Field(default=0, ge=0)
-    """The update from which on the actor climbs its critic. Before, it only clones what people do, corrections included: a
-    critic that has seen little but successes would lead it astray."""
+    """Weight of the imitation loss in the actor's loss."""
+    actor_q_from_update: int = Field(default=0, ge=0)
+    """Update from which the actor's loss includes Q. Before it, the actor only clones what people do, because a critic that
+    has seen few failures misleads it."""
 
     @model_validator(mode="after")
-    def _something_to_clone_with(self) -> Self:
-        if self.climb_from and not self.bc_weight:
-            raise ValueError("climb_from is how long the actor only clones: set bc_weight too")
+    def _check_cloning(self) -> Self:
+        if self.actor_q_from_update and not self.bc_weight:
+            raise ValueError("actor_q_from_update lets the actor only clone at first. Set bc_weight too")
         return self
 
 
-class RLPD(SAC):
-    """See the Algorithm contract: SAC, and prior data."""
+class RLPD(SACFamily):
+    """See the Algorithm contract."""
 
     Config: ClassVar[type[RLPDConfig]] = RLPDConfig
     name: ClassVar[str] = "rlpd"
+    _config: RLPDConfig
 
     def __init__(self, config: RLPDConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
-        self._config = config
-        super().__init__(config, policy=policy, seed=seed)
-
-    @staticmethod
-    def _usual_entropy(policy: TrainablePolicy) -> float:
-        return -float(num_real(policy))
-
-    def _rows(self) -> Mapping[View, int]:
-        return prior_and_online(self._config.batch_size, self._config.prior_fraction)
+        super().__init__(config, policy=policy, target_entropy=-float(num_action_dims(policy)), seed=seed)
 
     @property
-    def _clone_weight(self) -> float:
-        return self._config.bc_weight
+    def sample_request(self) -> SampleRequest:
+        return self._sample_request(prior_and_online(self._config.batch_size, self._config.prior_fraction))
 
-    def _update_actor(self, features: Tensor, actions: Tensor, *, human: Tensor) -> dict[str, Tensor | float]:
-        if self._num_updates >= self._config.climb_from:
-            return super()._update_actor(features, actions, human=human)
-        cloning = self._extra_loss(features, actions, human)
-        return {} if cloning is None else {**self._follow(cloning)}
+    def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
+        use_q = self._num_updates + 1 >= self._config.actor_q_from_update
+        return self._run(self._learn, batch, update_actor=self._actor_is_due(), use_q=use_q)
 
-    @property
-    def _replays(self) -> bool:
-        # what is replayed stays the same
-        return self._config.graphs and self._num_updates + 1 >= self._config.climb_from
+    def _learn(
+        self, batch: Mapping[str, Tensor], *, update_actor: bool, use_q: bool
+    ) -> dict[str, Tensor | float]:
+        policy, config, r, discount = self._policy, self._config, batch["reward"], batch["discount"]
+        metrics: dict[str, Tensor | float] = {}
+        s = policy.features(self._observations(batch, "observation"))
+        with torch.no_grad():
+            s_next = policy.features(self._observations(batch, "next"), encoder=self._target_encoder)
+        executed = a = self._executed_actions(batch)
+        if self._grasp is not None:  # a discrete gripper has its own critic
+            metrics |= self._grasp.update(
+                self._optimizers, batch, s.detach(), executed, s_next, bc_weight=config.bc_weight
+            )
+            a = self._grasp.without_gripper(executed)
 
-    def _extra_loss(self, features: Tensor, actions: Tensor, human: Tensor) -> Tensor | None:
-        """The mean over what people did, in all processes' batches; None where nobody did anything."""
-        weight, policy = self._clone_weight, self._policy
-        if not weight:
-            return None
-        began = human
-        if self._horizon > 1:
-            began, actions = human[:, 0], actions.view(len(actions), self._horizon, -1)
-        if self._config.graphs:  # by a mask: whether there are any is not to be asked
-            people = human & began[:, None] if self._horizon > 1 else human
-            return weight * policy.imitation_loss(features, actions, people, generator=self._generator)
-        if self._spread.alone:
-            if not human.any():
-                return None
-            mask = human[began] if self._horizon > 1 else None
-            return weight * policy.imitation_loss(features[began], actions[began], mask, generator=self._generator)
-        mask = human & began[:, None] if self._horizon > 1 else human
-        count = mask.sum(dtype=torch.float32)
-        total = count.clone()
-        self._spread.add_up([total])
-        if not total:
-            return None
-        # by a mask, so that all draw as much; counted so that the mean of the processes' gradients is that of one
-        loss = policy.imitation_loss(features, actions, mask, generator=self._generator)
-        return weight * loss * count * self._spread.size / total
+        # critic
+        with torch.no_grad():
+            a_next, log_pi_next = policy.sample(s_next, generator=self._generator)
+            q_next = self._min_target_q(s_next, a_next)
+            if config.backup_entropy:
+                q_next = q_next - self._log_alpha.exp() * log_pi_next
+            y = self._clip_target(r + discount * q_next)
+        metrics |= self._step_critic(s, a, y)
+
+        if update_actor:
+            metrics |= self._update_actor(batch, s.detach(), executed, use_q=use_q)
+        return metrics
+
+    def _update_actor(
+        self, batch: Mapping[str, Tensor], s: Tensor, executed: Tensor, *, use_q: bool
+    ) -> dict[str, Tensor | float]:
+        if not use_q:
+            cloning = self._cloning_loss(batch, s, executed, weight=self._config.bc_weight)
+            return {} if cloning is None else self._step_actor(cloning)
+        alpha = self._log_alpha.exp().detach()
+        a, log_pi = self._policy.sample(s, generator=self._generator)
+        loss = (alpha * log_pi - self._actor_q(self._critic, s, a)).mean()
+        cloning = self._cloning_loss(batch, s, executed, weight=self._config.bc_weight)
+        if cloning is not None:
+            loss = loss + cloning
+        return {**self._step_actor(loss), **self._step_temperature(alpha, log_pi)}
