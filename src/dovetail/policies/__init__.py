@@ -1,1 +1,1 @@
-"""Observation in, action chunk out. torch lives here (and in learn/) and goes nowhere else."""
+"""Policies: observations in, action chunks out. Only this folder, learn/ and labels/learned/ import torch."""

@@ -1,10 +1,10 @@
-"""A Gaussian over single actions whose spread is the same everywhere, and a value: what PPO trains."""
+"""A Gaussian policy with one standard deviation for all states, and a value function. Trained by PPO."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -13,44 +13,26 @@ from torch import Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.random_draws import normal
-from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.components import NetworkPolicyConfig
-from dovetail.policies.trainable import TrainablePolicy
+from dovetail.policies.networks import masked_mse, mlp
+from dovetail.policies.random_draws import normal, seeded_generator
 
-__all__ = ["ActorCritic", "ActorCriticConfig", "ValuedPolicy", "value_mlp"]
+__all__ = ["ActorCritic", "ActorCriticConfig", "value_mlp"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
-@runtime_checkable
-class ValuedPolicy(TrainablePolicy, Protocol):
-    """A trainable policy that also says what an observation is worth and how likely an action was.
-
-    Besides actions, its `act` gives the extras `drawn` [B, D] (what was drawn, before the robot's limits), its `log_prob`
-    [B] and the `value` [B]. Ratios are of what was drawn: a limit is the robot's, not the distribution's.
-    """
-
-    @property
-    def num_drawn(self) -> int:
-        """D: as many as an action has, or more, where an action is made of other draws."""
-
-    def value(self, features: Tensor) -> Tensor:
-        """What the rest of the episode is expected to give, [B]."""
-
-    def evaluate_actions(self, features: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-density and entropy of the distribution that `drawn` [B, D] came from, and the value: [B] each."""
-
-
 class ActorCriticConfig(NetworkPolicyConfig):
+    RENAMED: ClassVar[Mapping[str, str]] = {"std": "initial_std"}
+
     inputs: tuple[str, ...] = ()
-    """Observation keys to look at; none: every low-dimensional one the robot gives."""
+    """Observation keys; empty: all low-dimensional ones of the robot."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Layers of the actor."""
+    """Sizes of the actor's hidden layers."""
     value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Layers of the value."""
-    std: float = Field(default=0.5, gt=0.0, le=2.0)
-    """The spread of the first actions, where 1 is half of the robot's range; it is learned from there."""
+    """Sizes of the value function's hidden layers."""
+    initial_std: float = Field(default=0.5, gt=0.0, le=2.0)
+    """Standard deviation of the first actions, where 1 is half of the robot's range. Training changes it."""
 
 
 class ActorCritic(NetworkPolicy):
@@ -60,33 +42,24 @@ class ActorCritic(NetworkPolicy):
 
     def __init__(self, config: ActorCriticConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         super().__init__(policy_spec("actor_critic", robot, inputs=config.inputs, history={}), config.components)
+        actor_sizes = (self.num_features, *config.hidden, robot.action.shape[0])
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            self._actor = _Gaussian((self.num_features, *config.hidden, robot.action.shape[0]), std=config.std)
+            self._actor = _Gaussian(actor_sizes, std=config.initial_std)
             self._critic = value_mlp((self.num_features, *config.value_hidden, 1))
 
     # ---- Policy: numpy in, numpy out
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
-            # copies: views are read-only
-            features = self.features(
-                {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
-            )
+            features = self.features(self._tensors(observations))
             if context.deterministic:
                 drawn = self._actor(features)
                 log_prob, _, value = self.evaluate_actions(features, drawn)
             else:
-                generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
-                drawn, log_prob = self.sample(features, generator=generator)
+                drawn, log_prob = self.sample(features, generator=seeded_generator(context.seed))
                 value = self.value(features)
-        chunk = self._chunk(drawn.clamp(-1.0, 1.0)[:, None])
-        extras = {
-            name: v.cpu().numpy() for name, v in (("drawn", drawn), ("log_prob", log_prob), ("value", value))
-        }
-        return ActionChunk(
-            actions=chunk.actions, observed_ns=0, policy_version=chunk.policy_version, extras=extras
-        )
+        return self._chunk(drawn.clamp(-1.0, 1.0)[:, None], drawn=drawn, log_prob=log_prob, value=value)
 
     # ---- TrainablePolicy and ValuedPolicy: torch
 
@@ -109,7 +82,7 @@ class ActorCritic(NetworkPolicy):
 
     def evaluate_actions(self, features: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         log_prob = self._log_prob(self._actor(features), drawn)
-        entropy = (self._actor.log_std + 0.5 + _HALF_LOG_2PI).sum()  # the same wherever the mean is
+        entropy = (self._actor.log_std + 0.5 + _HALF_LOG_2PI).sum()  # does not depend on the mean
         return log_prob, entropy.expand_as(log_prob), self.value(features)
 
     def imitation_loss(
@@ -125,17 +98,17 @@ class ActorCritic(NetworkPolicy):
 
     def _log_prob(self, mean: Tensor, drawn: Tensor) -> Tensor:
         log_std = self._actor.log_std
-        surprise = (drawn - mean) * torch.exp(-log_std)
-        return (-0.5 * surprise.square() - log_std - _HALF_LOG_2PI).sum(-1)
+        standardized = (drawn - mean) * torch.exp(-log_std)
+        return (-0.5 * standardized.square() - log_std - _HALF_LOG_2PI).sum(-1)
 
 
 class _Gaussian(nn.Module):
-    """Features [B, F] -> mean [B, A]; one log_std [A] for all."""
+    """Features [B, F] -> mean [B, A]; one log_std [A] for all rows."""
 
     def __init__(self, sizes: tuple[int, ...], *, std: float) -> None:
         super().__init__()
-        # a mean near 0 everywhere: what the first actions are is left to chance alone
-        self.mean = _mlp(sizes, last_gain=0.01)
+        # a small gain, so that the first means are near 0
+        self.mean = _orthogonal_mlp(sizes, last_gain=0.01)
         self.log_std = nn.Parameter(torch.full((sizes[-1],), math.log(std)))
 
     def forward(self, features: Tensor) -> Tensor:
@@ -144,12 +117,12 @@ class _Gaussian(nn.Module):
 
 
 def value_mlp(sizes: tuple[int, ...]) -> nn.Sequential:
-    """Features [B, F] -> values [B, 1], near 0: rewards are small, and first guesses should not drown them."""
-    return _mlp(sizes, last_gain=0.1)
+    """Features [B, F] -> values [B, 1]. They start near 0, because rewards are small."""
+    return _orthogonal_mlp(sizes, last_gain=0.1)
 
 
-def _mlp(sizes: tuple[int, ...], *, last_gain: float) -> nn.Sequential:
-    """Orthogonal weights and no biases to start from: on-policy learning is sensitive to where it begins."""
+def _orthogonal_mlp(sizes: tuple[int, ...], *, last_gain: float) -> nn.Sequential:
+    """Orthogonal initial weights and zero biases: PPO is sensitive to its initialization."""
     network = mlp(sizes)
     layers = [layer for layer in network if isinstance(layer, nn.Linear)]
     for layer in layers:

@@ -1,8 +1,9 @@
-"""Tensors of networks as numpy and back, also where a network is sharded over processes: then all of them take part."""
+"""Conversion between tensors and numpy arrays. A sharded tensor (FSDP) is whole in numpy; all ranks must call together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -13,16 +14,23 @@ from dovetail.core.types import Array
 __all__ = ["fill_module", "sharded_like", "to_numpy"]
 
 
+@runtime_checkable
+class _Sharded(Protocol):
+    """A DTensor. Its class is not imported here, because that takes long."""
+
+    def full_tensor(self) -> Tensor: ...
+
+
 def to_numpy(tensor: Tensor) -> Array:
-    """A copy, gathered from wherever its parts are."""
-    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    """A copy, gathered from all ranks if the tensor is sharded."""
+    whole = tensor.full_tensor() if isinstance(tensor, _Sharded) else tensor
     array: Array = whole.detach().cpu().numpy().copy()
     return array
 
 
 def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
-    """The same numbers, laid out as `example` is."""
-    if not hasattr(example, "full_tensor"):
+    """The same values, sharded as `example` is."""
+    if not isinstance(example, _Sharded):
         return whole
     from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -32,12 +40,12 @@ def sharded_like(whole: Tensor, example: Tensor) -> Tensor:
 
 
 def fill_module(module: nn.Module, arrays: Mapping[str, Array]) -> None:
-    """Load a module's state, whole, by the names of its `state_dict`."""
+    """Load the complete `state_dict` of a module, sharded or not."""
     tensors = {key: torch.from_numpy(np.array(value)) for key, value in arrays.items()}
-    own = module.state_dict()
-    if not any(hasattr(value, "full_tensor") for value in own.values()):
+    state = module.state_dict()
+    if not any(isinstance(value, _Sharded) for value in state.values()):
         module.load_state_dict(tensors)
         return
     with torch.no_grad():
-        for key, value in own.items():
+        for key, value in state.items():
             value.copy_(sharded_like(tensors[key], value))

@@ -1,4 +1,4 @@
-"""The named parts of a policy, each from a checkpoint of its own, and frozen or trained.
+"""Settings of a policy's components: the checkpoint that each starts from, and whether it is frozen.
 
 policy:
   type: flow
@@ -6,7 +6,7 @@ policy:
     encoder: {checkpoint: runs/pretrained, frozen: true}
     normalizer: {checkpoint: old_stats.pkl}
 
-Nothing is read here: whoever builds a policy reads what its `parts` name, and hands the arrays to `load_components`.
+This module reads no files. The builder of a policy reads the checkpoints and passes the arrays to `load_components`.
 """
 
 from __future__ import annotations
@@ -19,51 +19,51 @@ from torch import nn
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError, did_you_mean
 
-__all__ = ["NORMALIZER", "ComponentConfig", "NetworkPolicyConfig", "check_component_names", "freeze", "is_frozen", "trainable_components"]
+__all__ = [
+    "NORMALIZER",
+    "ComponentConfig",
+    "NetworkPolicyConfig",
+    "check_component_names",
+    "trainable_components",
+]
 
 NORMALIZER = "normalizer"
 
 
 class ComponentConfig(Config):
     checkpoint: str | None = Field(default=None, min_length=1)
-    """What it starts from: a run, its weights or one version of them, a learner's checkpoint, or a safetensors file with
-    the part's own arrays; for the normalizer also old statistics, .pkl or LeRobot's stats.json. Null: made anew."""
+    """Where its weights come from: a run, its weights, one version of them, a learner's checkpoint, or a safetensors file.
+    The normalizer can also start from a statistics file (.pkl, LeRobot's stats.json). Null: new weights."""
     frozen: bool | None = None
-    """True: nothing trains it. Null: networks are trained, and a normalizer that was loaded is not fitted again."""
+    """True: never trained. Null: networks are trained; a normalizer with a checkpoint keeps its statistics."""
+
+    def is_frozen(self, name: str) -> bool:
+        if self.frozen is None:
+            return name == NORMALIZER and self.checkpoint is not None
+        return self.frozen
 
 
 class NetworkPolicyConfig(Config):
-    """What every policy made of networks can be told."""
+    """The settings that all policies made of networks have."""
 
     components: dict[str, ComponentConfig] = Field(default_factory=dict)
-    """Parts that are not made anew, or not trained, by name."""
+    """Components that start from a checkpoint or are frozen, by name."""
 
 
-def is_frozen(name: str, part: ComponentConfig) -> bool:
-    if part.frozen is None:
-        return name == NORMALIZER and part.checkpoint is not None
-    return part.frozen
-
-
-def check_component_names(parts: Iterable[str], valid: Iterable[str], *, policy: str) -> None:
-    names = list(valid)
-    for name in parts:
-        if name not in names:
-            hint = did_you_mean(name, names).rstrip()
-            known = "" if "Valid" in hint else f" It has {', '.join(names)}."
-            raise UsageError(f"policy '{policy}' has no component '{name}'.{hint}{known}")
-
-
-def freeze(module: nn.Module) -> None:
-    """No gradient, and no statistics of its own that would move while others train."""
-    module.requires_grad_(False).eval()
+def check_component_names(names: Iterable[str], valid: Iterable[str], *, policy: str) -> None:
+    valid = list(valid)
+    for name in names:
+        if name not in valid:
+            hint = did_you_mean(name, valid).rstrip()
+            all_names = "" if "Valid" in hint else f" It has {', '.join(valid)}."
+            raise UsageError(f"policy '{policy}' has no component '{name}'.{hint}{all_names}")
 
 
 def trainable_components(modules: Mapping[str, nn.Module], *, algorithm: str) -> dict[str, nn.Module]:
-    """Those that are not frozen; refused if there are none."""
+    """The components that are not frozen. Raise UsageError if there are none."""
     found = {name: m for name, m in modules.items() if any(p.requires_grad for p in m.parameters())}
     if not found:
         raise UsageError(
-            f"algorithm '{algorithm}' has nothing to train: {', '.join(modules)} is frozen in policy.components"
+            f"algorithm '{algorithm}' has nothing to train: policy.components freezes {', '.join(modules)}"
         )
     return found

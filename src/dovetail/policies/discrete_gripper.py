@@ -1,51 +1,39 @@
-"""A gripper that is chosen, not steered: close it, leave it, open it, by what each is worth (HIL-SERL's grasp critic)."""
+"""A gripper with three discrete choices, picked by their Q-values (HIL-SERL's grasp critic)."""
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import PolicySpec
 
-__all__ = ["CLOSE", "MARGIN", "NUM_CHOICES", "OPEN", "STAY", "HasDiscreteGripper", "gripper_axis", "margin_loss"]
+__all__ = ["CLOSE", "KEEP", "MARGIN", "NUM_CHOICES", "OPEN", "gripper_axis", "margin_loss"]
 
-CLOSE, STAY, OPEN = range(3)
+CLOSE, KEEP, OPEN = range(3)
 NUM_CHOICES = 3
-MARGIN = 0.1  # by which a person's choice should be better than the others, where a success is worth 1
-
-
-@runtime_checkable
-class HasDiscreteGripper(Protocol):
-    """A policy whose gripper may be chosen by values. `sample` and critics then know nothing of that axis."""
-
-    @property
-    def grasp(self) -> nn.Module | None:
-        """Features [B, F] to the worth of each choice, [B, 3]; None: the gripper is an axis like the others."""
-
-    @property
-    def gripper_axis(self) -> int: ...
+MARGIN = 0.1  # by how much the demonstrated choice should exceed the others, if a success is worth 1
 
 
 def gripper_axis(spec: PolicySpec) -> int:
-    """Which axis of an action is the gripper; refused where the policy does not see what the gripper was told last."""
+    """The index of the gripper's action axis. Raise UsageError if the policy does not observe the gripper's command."""
     if "gripper" not in spec.action.names:
-        raise UsageError("policy.gripper=discrete needs an action with an axis named 'gripper': leave it out")
-    if "command" not in getattr(spec.observation.get("gripper"), "names", ()):
         raise UsageError(
-            "policy.gripper=discrete needs observation 'gripper' with its 'command' among policy.inputs: name it there"
+            "policy.gripper=discrete needs an action axis named 'gripper'. Set policy.gripper=continuous"
+        )
+    if "gripper" not in spec.observation or "command" not in spec.observation["gripper"].names:
+        raise UsageError(
+            "policy.gripper=discrete needs observation 'gripper' with a 'command' value. Add it to policy.inputs"
         )
     if spec.horizon > 1:
-        raise UsageError("policy.gripper=discrete chooses at every tick: leave policy.horizon at 1")
+        raise UsageError("policy.gripper=discrete chooses at every tick. Set policy.horizon=1")
     return spec.action.names.index("gripper")
 
 
-def margin_loss(worth: Tensor, opened: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Until what a person did, to open or to close, is better than the rest by a margin (DQfD): the mean over rows, or
-    over those where the mask [B] is true."""
-    did = torch.where(opened, OPEN, CLOSE)[:, None]
-    margin = torch.full_like(worth, MARGIN).scatter(1, did, 0.0)
-    missed = (worth + margin).amax(1) - worth.gather(1, did).squeeze(1)
-    return missed.mean() if mask is None else torch.where(mask, missed, 0.0).sum() / mask.sum().clamp(min=1)
+def margin_loss(values: Tensor, opened: Tensor, mask: Tensor | None = None) -> Tensor:
+    """DQfD's large-margin loss: the demonstrated choice (open or close) should exceed the others by MARGIN. The mean over
+    rows, or over those where `mask` [B] is true."""
+    demonstrated = torch.where(opened, OPEN, CLOSE)[:, None]
+    margin = torch.full_like(values, MARGIN).scatter(1, demonstrated, 0.0)
+    loss = (values + margin).amax(1) - values.gather(1, demonstrated).squeeze(1)
+    return loss.mean() if mask is None else torch.where(mask, loss, 0.0).sum() / mask.sum().clamp(min=1)

@@ -1,4 +1,4 @@
-"""A tanh-squashed Gaussian over single actions or chunks of them, from low-dimensional observations and images."""
+"""A tanh-squashed Gaussian over single actions or chunks, from low-dimensional observations and images."""
 
 from __future__ import annotations
 
@@ -12,33 +12,36 @@ from torch import Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.embodiments.canonical_space import EMBODIMENT
-from dovetail.policies.random_draws import integers, uniform
-from dovetail.policies.images.encoders import EncoderConfig
-from dovetail.policies.discrete_gripper import NUM_CHOICES, STAY, gripper_axis, margin_loss
-from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.discrete_gripper import KEEP, NUM_CHOICES, gripper_axis, margin_loss
+from dovetail.policies.embodiments.canonical_space import EMBODIMENT
+from dovetail.policies.images.encoders import EncoderConfig
+from dovetail.policies.networks import masked_mse, mlp
+from dovetail.policies.random_draws import integers, seeded_generator, uniform
 from dovetail.policies.tanh_gaussian import mean_and_log_std, sample_tanh_gaussian
 
 __all__ = ["GaussianMLP", "GaussianMLPConfig"]
 
 
 class GaussianMLPConfig(NetworkPolicyConfig):
+    RENAMED: ClassVar[Mapping[str, str]] = {"grasp_noise": "gripper_epsilon"}
+
     inputs: tuple[str, ...] = ()
-    """Observation keys to look at, images among them; none: every low-dimensional one the robot gives."""
+    """Observation keys, including images; empty: all low-dimensional ones of the robot."""
     hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the hidden layers."""
     history: dict[str, int] = Field(default_factory=dict)
-    """Control ticks of history per key; a key not named is seen once."""
+    """Number of control ticks of history per key; other keys have 1."""
     horizon: int = Field(default=1, ge=1)
-    """Actions in a chunk."""
+    """Number of actions in a chunk."""
     encoder: EncoderConfig = EncoderConfig()
-    """How images are looked at."""
+    """The image encoder."""
     state_features: int = Field(default=64, ge=1)
-    """Beside images, what is kept of all low-dimensional observations, lest they be drowned."""
+    """Size of the embedding of all low-dimensional observations. Only used together with images."""
     gripper: Literal["continuous", "discrete"] = "continuous"
-    """Discrete: the gripper is closed, left or opened by what each is worth, which sac and rlpd learn beside the rest."""
-    grasp_noise: float = Field(default=0.05, ge=0.0, le=1.0)
-    """Of a discrete gripper: how often it is tried at random, while exploring."""
+    """Discrete: close, keep or open, chosen by Q-values that sac and rlpd learn."""
+    gripper_epsilon: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Probability of a random choice of the discrete gripper while exploring."""
 
 
 class GaussianMLP(NetworkPolicy):
@@ -59,13 +62,13 @@ class GaussianMLP(NetworkPolicy):
         self._config = config
         discrete = config.gripper == "discrete"
         self._axis = gripper_axis(spec) if discrete else -1
-        self._num_actions = robot.action.shape[0] - discrete  # of the Gaussian
+        self._num_actions = robot.action.shape[0] - discrete  # continuous axes
         self._grasp: nn.Module | None = None
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             num_state = sum(spec.observation[key].shape[0] * spec.history.get(key, 1) for key in self._state)
             self._actor = mlp((self.num_features, *config.hidden, 2 * config.horizon * self._num_actions))
-            self._open_eyes()
+            self._make_image_encoders()
             if discrete:
                 self._grasp = mlp((self.num_features, *config.hidden, NUM_CHOICES))
             if self._embeds_state:
@@ -77,33 +80,32 @@ class GaussianMLP(NetworkPolicy):
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
-            # copies: views are read-only
-            inputs = {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
+            inputs = self._tensors(observations)
             features = self.features(inputs)
             mean, log_std = self._distribution(features)
-            generator = None
+            generator = seeded_generator(context.seed)
             if not context.deterministic:
-                if context.seed is not None:
-                    generator = torch.Generator().manual_seed(context.seed)
                 mean = mean + log_std.exp() * self._randn(features, self._shape(mean), generator).flatten(1)
             actions = torch.tanh(mean)
             if self._grasp is not None:
-                choice = self._choose(self._grasp(features), noisy=not context.deterministic, generator=generator)
-                choice = torch.where(choice == 0.0, self._told_last(inputs["gripper"]), choice)
+                choice = self._choose(
+                    self._grasp(features), explore=not context.deterministic, generator=generator
+                )
+                choice = torch.where(choice == 0.0, self._last_command(inputs["gripper"]), choice)
                 actions = torch.cat((actions[:, : self._axis], choice, actions[:, self._axis :]), 1)
         return self._chunk(actions.view(len(actions), self._spec.horizon, -1))
 
-    def _choose(self, worth: Tensor, *, noisy: bool, generator: torch.Generator | None) -> Tensor:
-        """-1 closes, 0 leaves, 1 opens: [B, 1]."""
-        choice = worth.argmax(1)
-        if noisy:
-            other = integers(0, NUM_CHOICES, choice.shape, generator=generator, device=worth.device)
-            luck = uniform(choice.shape, generator=generator, device=worth.device)
-            choice = torch.where(luck < self._config.grasp_noise, other, choice)
-        return (choice - STAY).float()[:, None]
+    def _choose(self, values: Tensor, *, explore: bool, generator: torch.Generator | None) -> Tensor:
+        """-1 to close, 0 to keep, 1 to open: [B, 1]."""
+        choice = values.argmax(1)
+        if explore:
+            other = integers(0, NUM_CHOICES, choice.shape, generator=generator, device=values.device)
+            draw = uniform(choice.shape, generator=generator, device=values.device)
+            choice = torch.where(draw < self._config.gripper_epsilon, other, choice)
+        return (choice - KEEP).float()[:, None]
 
-    def _told_last(self, gripper: Tensor) -> Tensor:
-        """What it was told before, -1 or 1, [B, 1]: not every gripper stays as it is when it is told nothing."""
+    def _last_command(self, gripper: Tensor) -> Tensor:
+        """The previous command, -1 or 1, [B, 1]. To keep it, it is sent again: not every gripper holds without one."""
         latest = gripper[:, -1] if gripper.ndim == 3 else gripper
         command = latest[:, self._spec.observation["gripper"].names.index("command"), None]
         return torch.where(command > 0.5, 1.0, -1.0)
@@ -128,7 +130,7 @@ class GaussianMLP(NetworkPolicy):
 
     @property
     def _state(self) -> tuple[str, ...]:
-        """What is seen besides images."""
+        """The low-dimensional observation keys."""
         return tuple(key for key in self._spec.observation if key not in (*self._images, EMBODIMENT))
 
     @property
@@ -140,9 +142,9 @@ class GaussianMLP(NetworkPolicy):
         if not self._embeds_state:
             return super().num_features
         num_images = sum(self._spec.history.get(key, 1) for key in self._images)
-        whose = self._spec.observation.get(EMBODIMENT)
+        embodiment = self._spec.observation.get(EMBODIMENT)
         return (
-            (whose.shape[0] if whose else 0)
+            (embodiment.shape[0] if embodiment else 0)
             + self._config.state_features
             + num_images * self._config.encoder.features
         )
@@ -151,17 +153,17 @@ class GaussianMLP(NetworkPolicy):
         if not self._embeds_state:
             return super().features(observations, encoder=encoder)
         encoder = encoder or self._encoder
-        pieces = self._pieces(observations, encoder)
-        # of several arms, whose row it is comes first, as it is: who shares this policy looks for it there
-        whose = [pieces[EMBODIMENT]] if EMBODIMENT in pieces else []
-        state = torch.cat([pieces[key] for key in self._state], dim=1)
-        return torch.cat((*whose, encoder["state"](state), *(pieces[key] for key in self._images)), dim=1)
+        by_key = self._features_by_key(observations, encoder)
+        # first and unchanged, because the shared policy reads the embodiment from the first features
+        embodiment = [by_key[EMBODIMENT]] if EMBODIMENT in by_key else []
+        state = torch.cat([by_key[key] for key in self._state], dim=1)
+        return torch.cat((*embodiment, encoder["state"](state), *(by_key[key] for key in self._images)), dim=1)
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        real = self._real(features)
-        if real is not None:
-            real = real.repeat(1, self._spec.horizon)
-        return sample_tanh_gaussian(*self._distribution(features), generator=generator, real=real)
+        axis_mask = self._axis_mask(features)
+        if axis_mask is not None:
+            axis_mask = axis_mask.repeat(1, self._spec.horizon)
+        return sample_tanh_gaussian(*self._distribution(features), generator=generator, axis_mask=axis_mask)
 
     def imitation_loss(
         self,
@@ -174,15 +176,15 @@ class GaussianMLP(NetworkPolicy):
         mean, _ = self._distribution(features)
         if self._grasp is not None:
             keep = [axis for axis in range(actions.shape[-1]) if axis != self._axis]
-            there = None if mask is None else mask.reshape(len(mean))
-            motion = masked_mse(torch.tanh(mean), actions[:, keep], there)
-            return motion + margin_loss(self._grasp(features), actions[:, self._axis] > 0.0, there)
-        cloned = torch.tanh(mean).view(self._shape(mean))
-        there = None if mask is None else mask.reshape(cloned.shape[:2])
-        return masked_mse(cloned, actions.reshape_as(cloned), there, self._real(features))
+            mask = None if mask is None else mask.reshape(len(mean))
+            motion = masked_mse(torch.tanh(mean), actions[:, keep], mask)
+            return motion + margin_loss(self._grasp(features), actions[:, self._axis] > 0.0, mask)
+        predicted = torch.tanh(mean).view(self._shape(mean))
+        mask = None if mask is None else mask.reshape(predicted.shape[:2])
+        return masked_mse(predicted, actions.reshape_as(predicted), mask, self._axis_mask(features))
 
     def _shape(self, mean: Tensor) -> tuple[int, int, int]:
-        """Of the chunks that the Gaussian gives."""
+        """The shape of the chunks of the Gaussian, [B, H, A]."""
         return len(mean), self._spec.horizon, self._num_actions
 
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:

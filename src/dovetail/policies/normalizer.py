@@ -1,4 +1,4 @@
-"""Observation statistics: numpy, fitted on data, kept with the policy, saved with its weights."""
+"""Mean and std of the observations. They are part of the policy's weights."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import Tensor
 
 from dovetail.core.types import Array
 
-__all__ = ["Normalizer"]
+__all__ = ["CLIP", "MIN_STD", "Normalizer"]
 
-MIN_STD = 1e-3  # a sensor that never moved in the data must not be blown up when it does
+MIN_STD = 1e-3  # limits the gain of a sensor that was constant in the data
 CLIP = 10.0
 
 
 class Normalizer:
-    """(value - mean) / std per key, clipped to +-10 standard deviations. Never changes its input."""
+    """(value - mean) / std per key, clipped to +-10. Its input is not modified."""
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         self.mean: dict[str, Array] = {key: np.zeros(n, np.float32) for key, n in sizes.items()}
         self.std: dict[str, Array] = {key: np.ones(n, np.float32) for key, n in sizes.items()}
-        self._copies: dict[tuple[str, torch.device], tuple[Tensor, Tensor]] = {}
+        self._gpu_copies: dict[tuple[str, torch.device], tuple[Tensor, Tensor]] = {}
 
     def fit(self, columns: Mapping[str, Array]) -> None:
-        """Take mean and std from data, one [N, D] array per key."""
-        self._copies.clear()
+        """Compute mean and std from data, one [N, D] array per key."""
+        self._gpu_copies.clear()
         for key in self.mean:
             values = np.asarray(columns[key], np.float64).reshape(-1, len(self.mean[key]))
             self.mean[key] = values.mean(0).astype(np.float32)
@@ -37,19 +37,18 @@ class Normalizer:
         return ((values - mean) / std).clamp_(-CLIP, CLIP)
 
     def _tensors(self, key: str, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Both, where they are needed; copied to a GPU once, not with every batch."""
-        found = self._copies.get((key, device))
+        found = self._gpu_copies.get((key, device))
         if found is None:
             found = torch.from_numpy(self.mean[key]).to(device), torch.from_numpy(self.std[key]).to(device)
             if device.type != "cpu":
-                self._copies[key, device] = found
+                self._gpu_copies[key, device] = found
         return found
 
     def to_arrays(self) -> dict[str, Array]:
         return {f"mean/{k}": v for k, v in self.mean.items()} | {f"std/{k}": v for k, v in self.std.items()}
 
     def load_arrays(self, arrays: Mapping[str, Array]) -> None:
-        self._copies.clear()
+        self._gpu_copies.clear()
         for key in self.mean:
             self.mean[key] = np.array(arrays[f"mean/{key}"], np.float32)
             self.std[key] = np.array(arrays[f"std/{key}"], np.float32)

@@ -1,19 +1,27 @@
-"""Random numbers for networks: drawn where their generator lives, used where the network does."""
+"""Random numbers for networks. They are drawn on the generator's device and then moved to the network's device."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor
 
-__all__ = ["SharedGenerator", "integers", "normal", "uniform"]
+__all__ = ["SharedGenerator", "integers", "normal", "seeded_generator", "uniform"]
+
+
+def seeded_generator(seed: int | None) -> torch.Generator | None:
+    """A CPU generator. None: torch's global one."""
+    return None if seed is None else torch.Generator().manual_seed(seed)
 
 
 class SharedGenerator(torch.Generator):
-    """One stream for several processes that each hold a part of a batch: all draw for the whole of it, and each keeps what
-    is for its own rows. So they stay alike, and together they learn what one would have."""
+    """One random stream for the ranks of a data-parallel learner.
+
+    Every rank draws for the whole batch and keeps the values of its own rows. So the ranks' generators stay in step, and
+    the ranks together compute the same update as a single process.
+    """
 
     rank: int
     size: int
@@ -28,14 +36,14 @@ class SharedGenerator(torch.Generator):
 def normal(
     shape: Sequence[int], *, generator: torch.Generator | None, device: torch.device, rows: int = 0
 ) -> Tensor:
-    """From N(0, 1); `rows` is the axis along which a batch has its rows."""
+    """Values from N(0, 1). `rows` is the batch axis."""
     return _draw(torch.randn, shape, generator, device, rows)
 
 
 def uniform(
     shape: Sequence[int], *, generator: torch.Generator | None, device: torch.device, rows: int = 0
 ) -> Tensor:
-    """From 0 to 1."""
+    """Values from [0, 1). `rows` is the batch axis."""
     return _draw(torch.rand, shape, generator, device, rows)
 
 
@@ -48,21 +56,23 @@ def integers(
     device: torch.device,
     rows: int = 0,
 ) -> Tensor:
-    """From `low` to `high`, which is not among them."""
+    """Integers from `low` to `high` - 1. `rows` is the batch axis."""
     return _draw(partial(torch.randint, low, high), shape, generator, device, rows)
 
 
 def _draw(
-    draw: object, shape: Sequence[int], generator: torch.Generator | None, device: torch.device, rows: int
+    draw: Callable[..., Tensor],
+    shape: Sequence[int],
+    generator: torch.Generator | None,
+    device: torch.device,
+    rows: int,
 ) -> Tensor:
-    assert callable(draw)
-    where = device if generator is None else generator.device
+    source = device if generator is None else generator.device
     if not isinstance(generator, SharedGenerator):
-        drawn: Tensor = draw(tuple(shape), generator=generator, device=where).to(device)
-        return drawn
+        return draw(tuple(shape), generator=generator, device=source).to(device)
     whole = list(shape)
     whole[rows] *= generator.size
-    drawn = draw(whole, generator=generator, device=where)
-    # row i of the whole is row i // size of process i % size: see learn.spread
-    every = torch.arange(generator.rank, whole[rows], generator.size, device=where)
-    return drawn.index_select(rows, every).to(device)
+    drawn = draw(whole, generator=generator, device=source)
+    # row i of the whole batch is row i // size of rank i % size, as in the data-parallel learner
+    own_rows = torch.arange(generator.rank, whole[rows], generator.size, device=source)
+    return drawn.index_select(rows, own_rows).to(device)

@@ -1,4 +1,4 @@
-"""What a learner may ask of a policy, in torch."""
+"""The torch side of a policy: what an algorithm calls, as Protocols."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ import torch
 from torch import Tensor, nn
 
 from dovetail.core.contracts import Policy
-from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
 
-__all__ = ["CachesFeatures", "TrainablePolicy"]
+__all__ = ["HasDiscreteGripper", "TrainablePolicy", "ValuedPolicy"]
 
 
 @runtime_checkable
 class TrainablePolicy(Policy, Protocol):
-    """A policy with parameters. Actions in torch are normalised: the spec's limits become -1 and 1."""
+    """A policy with parameters. Actions in torch are normalized: the limits of the spec are -1 and 1."""
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
-        """The trainable parts by name: what optimisers train and weights carry."""
+        """The networks by name. Optimizers train them, and weights contain them."""
 
-    def fit_normalizer(self, columns: Mapping[str, Array]) -> None: ...
+    def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
+        """Set the mean and std of each observation from data, one [N, D] array per key."""
 
     @property
     def num_features(self) -> int: ...
 
     @property
     def encoder(self) -> nn.ModuleDict:
-        """What makes features of images: one of the components, or empty where nothing of that is learned. Critics train
-        it, and the actor takes it as it is."""
+        """The networks that turn images into features: one of the components, or empty if none are trained. The critic's
+        loss trains them; the actor's loss does not."""
 
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
-        """Normalised observations, [B, F]; masks of keys with history among them, as in `act`. With an `encoder`, as they
-        would be with another copy of its own, such as a slow one."""
+        """Normalized observations [B, F]. Keys with history need their masks, as in `act`. `encoder` replaces the
+        policy's encoder, for example by a target network."""
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Normalised actions [B, A] with gradients, or chunks of them [B, H * A], and their log-density [B]."""
+        """Normalized actions [B, A] or flat chunks [B, H * A] with gradients, and their log-density [B]."""
 
     def imitation_loss(
         self,
@@ -48,28 +48,41 @@ class TrainablePolicy(Policy, Protocol):
         *,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """The loss that clones normalised actions [B, A], or chunks of them [B, H, A] with a `mask` [B, H]: false
-        where there is nothing to clone, and then it does not matter what stands there. What chance it needs comes
-        from `generator`."""
+        """The behavior cloning loss for normalized actions [B, A] or chunks [B, H, A]. The loss ignores actions where
+        `mask` [B, H] is false, even NaN. Random numbers come from `generator`."""
 
     def normalize_actions(self, actions: Tensor) -> Tensor: ...
 
     def weights(self, components: Mapping[str, nn.Module] | None = None) -> Mapping[str, Mapping[str, Array]]:
-        """Everything an actor needs to act like this policy, or as it would with other `components`."""
+        """All arrays that an actor needs, from the policy's components or from other `components` of the same shape."""
 
 
 @runtime_checkable
-class CachesFeatures(Protocol):
-    """A policy that looks through a frozen encoder: replay may hold what that gives, so that no frame is encoded for
-    every batch that it is in. Its `features` takes either."""
+class ValuedPolicy(TrainablePolicy, Protocol):
+    """A trainable policy with a value function and the log-density of its actions, as PPO needs them.
+
+    Its `act` returns three extras: the sample `drawn` [B, D] before it is clipped to the robot's limits, its `log_prob` [B]
+    and the `value` [B]. PPO's ratios use the sample, because the clipping is not part of the distribution.
+    """
 
     @property
-    def feature_specs(self) -> Mapping[str, ArraySpec]:
-        """What there is to keep in the place of each camera's images; empty: nothing."""
+    def num_drawn(self) -> int:
+        """D: the size of an action, or more if the policy samples several values per action."""
+
+    def value(self, features: Tensor) -> Tensor:
+        """The expected return, [B]."""
+
+    def evaluate_actions(self, features: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The log-density of `drawn` [B, D], the entropy and the value, [B] each."""
+
+
+@runtime_checkable
+class HasDiscreteGripper(Protocol):
+    """A policy that can choose its gripper action by Q-values. `sample` and the critics then leave that axis out."""
 
     @property
-    def feature_digest(self) -> str:
-        """Another one means that what was kept is worth nothing."""
+    def grasp(self) -> nn.Module | None:
+        """Features [B, F] to the Q-value of each choice, [B, 3]. None: the gripper is a continuous axis."""
 
-    def encode(self, key: str, frames: Array) -> Array:
-        """Images [N, H, W, C] of a camera to what is kept of each, [N, ...]."""
+    @property
+    def gripper_axis(self) -> int: ...

@@ -1,12 +1,12 @@
-"""Arms of different sizes in one form: each key as long as the longest, each action axis from -1 to 1 of its own limits.
+"""The canonical space of several kinds of arms: observations padded to the longest arm, actions scaled to [-1, 1].
 
-    canonical_space = CanonicalSpace(embodiments, keys=("joint_pos",))
-    arm = canonical_space.arm(robot)                 one of them, checked against what it says of itself
-    arm.wide("joint_pos", values)          [..., 6] -> [..., 7], zeros behind
-    arm.pad_actions(actions)               [..., 6] in its own units -> [..., 8] from -1 to 1
-    arm.cut_actions(chunk)                 and back
+    space = CanonicalSpace(embodiments, keys=("joint_pos",))
+    arm = space.arm(robot)                     checks the config against the robot's spec
+    arm.pad_observation("joint_pos", values)   [..., 6] -> [..., 7], padded with zeros
+    arm.pad_actions(actions)                   [..., 6] in the arm's units -> [..., 8] from -1 to 1
+    arm.cut_actions(chunk)                     and back
 
-numpy only. What is padded is told apart by masks, `canonical_space.real` and `canonical_space.action_masks`: a zero there is no reading.
+numpy only. The masks `space.observation_masks` and `space.action_masks` tell padding from values.
 """
 
 from __future__ import annotations
@@ -24,69 +24,70 @@ from dovetail.core.types import Array
 
 __all__ = ["EMBODIMENT", "CanonicalArm", "CanonicalSpace", "EmbodimentConfig"]
 
-EMBODIMENT = "embodiment"  # the observation that says whose row it is, one number for each arm
+EMBODIMENT = "embodiment"  # the observation that tells which arm a row belongs to, one-hot
 
 
 class EmbodimentConfig(Config):
     observation: dict[str, int] = Field(min_length=1)
-    """How many numbers this arm gives of each key; a key that others have and it has not is left out."""
+    """Size of each observation key of this arm. Leave out keys that it does not have."""
     rename: dict[str, str] = Field(default_factory=dict)
-    """What the arm itself calls a key, where that is another name."""
+    """The arm's own name of a key, if it differs."""
     num_actions: int = Field(ge=1)
+    """Number of the arm's action axes."""
     axes: tuple[int, ...] = ()
-    """Which axis of the common action each of its own is, from 0: grippers of all arms may share one, say. None: the
-    first ones."""
+    """The canonical axis of each of its axes, from 0, for example so that all grippers share one. Empty: the first ones."""
     grippers: tuple[int, ...] = ()
-    """Which of its own numbers, from 0, are grippers: Hi-ORS imitates what these were told, not where they came."""
+    """Which of its own axes, from 0, are grippers. Hi-ORS imitates their commands instead of their positions."""
 
     @model_validator(mode="after")
-    def _sound(self) -> Self:
+    def _check(self) -> Self:
         if self.axes and (len(self.axes) != self.num_actions or len(set(self.axes)) != self.num_actions):
             raise ValueError(f"axes should be {self.num_actions} different numbers, got {list(self.axes)}")
         if min((*self.axes, *self.grippers, 0)) < 0 or max(self.grippers, default=0) >= self.num_actions:
-            raise ValueError("axes and grippers count from 0, and grippers are among its own")
+            raise ValueError("axes and grippers count from 0, and grippers should be below num_actions")
         if min(self.observation.values()) < 1:
-            raise ValueError("observation counts numbers, at least 1 of each key")
+            raise ValueError("observation sizes should be at least 1")
         return self
 
     @property
-    def places(self) -> list[int]:
+    def canonical_axes(self) -> list[int]:
         return list(self.axes or range(self.num_actions))
 
 
 class CanonicalSpace:
-    """What arms have in common, and what each of them has not."""
+    """The observations and actions of all embodiments together, with the masks of each."""
 
     def __init__(self, embodiments: Mapping[str, EmbodimentConfig], *, keys: tuple[str, ...] = ()) -> None:
-        known = dict.fromkeys(key for of in embodiments.values() for key in of.observation)
+        all_keys = dict.fromkeys(key for config in embodiments.values() for key in config.observation)
+        configs = list(embodiments.values())
         self.embodiments, self.names = dict(embodiments), tuple(embodiments)
         self.sizes = {
-            key: max(of.observation.get(key, 0) for of in embodiments.values())
-            for key in keys or known
-            if key in known
+            key: max(config.observation.get(key, 0) for config in configs)
+            for key in keys or all_keys
+            if key in all_keys
         }
-        self.num_actions = 1 + max(place for of in embodiments.values() for place in of.places)
+        self.num_actions = 1 + max(axis for config in configs for axis in config.canonical_axes)
         self.action_masks = np.zeros((len(embodiments), self.num_actions), np.bool_)  # [E, A]
         self.grippers = np.zeros_like(self.action_masks)
-        for row, of in enumerate(embodiments.values()):
-            self.action_masks[row, of.places] = True
-            self.grippers[row, [of.places[axis] for axis in of.grippers]] = True
-        self.real = {  # [E, N] of each key
-            key: np.array([np.arange(size) < of.observation.get(key, 0) for of in embodiments.values()])
+        for row, config in enumerate(configs):
+            self.action_masks[row, config.canonical_axes] = True
+            self.grippers[row, [config.canonical_axes[axis] for axis in config.grippers]] = True
+        self.observation_masks = {  # [E, N] per key
+            key: np.array([np.arange(size) < config.observation.get(key, 0) for config in configs])
             for key, size in self.sizes.items()
         }
 
     def arm(self, robot: RobotSpec) -> CanonicalArm:
-        for name in (robot.name, robot.embodiment):  # two of one make may do different things
+        for name in (robot.name, robot.embodiment):  # the name first: two arms of one embodiment may differ
             if name in self.embodiments:
                 return CanonicalArm(self, name, robot)
         raise SpecMismatch(
-            f"policy.embodiments does not know robot '{robot.name}', a {robot.embodiment}."
+            f"policy.embodiments has neither robot '{robot.name}' nor its embodiment '{robot.embodiment}'."
             + did_you_mean(robot.embodiment, self.names)
         )
 
     def spec(self, robot: RobotSpec, *, images: tuple[str, ...] = ()) -> RobotSpec:
-        """All of them as if they were one robot. `robot` is any of them: for how often it acts, and its cameras."""
+        """One RobotSpec for all embodiments. The control rate, action kind and cameras are those of `robot`."""
         observation = {EMBODIMENT: ArraySpec(shape=(len(self.names),), names=self.names)}
         observation |= {key: ArraySpec(shape=(size,)) for key, size in self.sizes.items()}
         observation |= {key: robot.observation[key] for key in images}
@@ -102,44 +103,42 @@ class CanonicalSpace:
 
 
 class CanonicalArm:
-    """One robot among the others."""
+    """Conversion between one robot and the canonical space."""
 
-    def __init__(self, canonical_space: CanonicalSpace, name: str, robot: RobotSpec) -> None:
-        of = canonical_space.embodiments[name]
-        self.canonical_space, self.name, self.index, self.places = canonical_space, name, canonical_space.names.index(name), of.places
-        self.keys = {key: of.rename.get(key, key) for key in canonical_space.sizes if key in of.observation}  # to its own
-        here = f"robot '{robot.name}'"
-        for key, own in self.keys.items():
-            spec = robot.observation.get(own)
-            if spec is None or spec.shape != (of.observation[key],) or spec.dtype != "float32":
-                got = f"gives {spec.describe()}" if spec else "gives no such thing"
-                hint = "" if spec else did_you_mean(own, robot.observation)
+    def __init__(self, space: CanonicalSpace, name: str, robot: RobotSpec) -> None:
+        config = space.embodiments[name]
+        self.space, self.name, self.index = space, name, space.names.index(name)
+        self.canonical_axes = config.canonical_axes
+        # canonical key -> the robot's key
+        self.keys = {key: config.rename.get(key, key) for key in space.sizes if key in config.observation}
+        for key, own_key in self.keys.items():
+            spec = robot.observation.get(own_key)
+            if spec is None or spec.shape != (config.observation[key],) or spec.dtype != "float32":
+                hint = "" if spec else did_you_mean(own_key, robot.observation)
                 raise SpecMismatch(
-                    f"policy.embodiments.{name} says '{own}' has {of.observation[key]} numbers, but {here} {got}.{hint}"
+                    f"policy.embodiments.{name} gives '{own_key}' {config.observation[key]} values, but robot "
+                    f"'{robot.name}' has {spec.describe() if spec else 'no such observation'}.{hint}"
                 )
-        if robot.action.shape != (of.num_actions,):
+        if robot.action.shape != (config.num_actions,):
             raise SpecMismatch(
-                f"policy.embodiments.{name} says {of.num_actions} actions, but {here} takes {robot.action.describe()}"
+                f"policy.embodiments.{name} has num_actions={config.num_actions}, but robot '{robot.name}' takes "
+                f"{robot.action.describe()}"
             )
         low, high = robot.action.bounds
         if not np.isfinite((low, high)).all():
-            raise SpecMismatch(f"policy 'shared' needs a bounded action, but {here} gives no limits")
-        self._center, self._scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
-        self.one_hot = np.eye(len(canonical_space.names), dtype=np.float32)[self.index]
+            raise SpecMismatch(f"policy 'shared' needs a bounded action, but robot '{robot.name}' has no limits")
+        self.center, self.scale = (low + high) / 2, np.maximum((high - low) / 2, 1e-6)
+        self.one_hot = np.eye(len(space.names), dtype=np.float32)[self.index]
 
-    def wide(self, key: str, values: Array) -> Array:
-        padded = np.zeros((*values.shape[:-1], self.canonical_space.sizes[key]), values.dtype)
+    def pad_observation(self, key: str, values: Array) -> Array:
+        padded = np.zeros((*values.shape[:-1], self.space.sizes[key]), values.dtype)
         padded[..., : values.shape[-1]] = values
         return padded
 
-    def unit(self, actions: Array) -> Array:
-        """Its own actions [..., a], from -1 to 1 within its limits."""
-        return np.asarray((actions - self._center) / self._scale, np.float32)
-
     def pad_actions(self, actions: Array) -> Array:
-        padded = np.zeros((*actions.shape[:-1], self.canonical_space.num_actions), np.float32)
-        padded[..., self.places] = self.unit(actions)
+        padded = np.zeros((*actions.shape[:-1], self.space.num_actions), np.float32)
+        padded[..., self.canonical_axes] = np.asarray((actions - self.center) / self.scale, np.float32)
         return padded
 
     def cut_actions(self, padded: Array) -> Array:
-        return np.asarray(padded[..., self.places] * self._scale + self._center, np.float32)
+        return np.asarray(padded[..., self.canonical_axes] * self.scale + self.center, np.float32)

@@ -1,4 +1,4 @@
-"""One policy for arms of different sizes: a policy wrapped in a policy, with masks where an arm has nothing.
+"""One policy for several kinds of arms: a policy in the canonical space, with masks for what an arm does not have.
 
 policy:
   type: shared
@@ -7,11 +7,11 @@ policy:
     franka_panda: {observation: {joint_pos: 7}, num_actions: 8, axes: [0, 1, 2, 3, 4, 5, 6, 7]}
     arx_x5: {observation: {joint_pos: 6}, num_actions: 7, axes: [0, 1, 2, 3, 4, 5, 7]}
 
-`SharedPolicy` is what one arm sees of it: its own observations in, its own actions out. `CanonicalPolicy` is what a learner sees that
-trains on all arms at once (learn/mixing.py). Both have the same networks, and so the same weights.
+`SharedPolicy` is for one arm: its own observations in, its own actions out. `CanonicalPolicy` is for a learner that
+trains on all arms at once (learn/mixing.py). Both have the same networks and the same weights.
 
-The networks are told whose row it is, what was seen, standardised by that arm's own statistics, and which of it is real.
-What is not real is 0 on the way in, and on the way out counts for nothing: not in a loss, not in a log-density.
+The inner policy gets the embodiment (one-hot), the observations normalized by that embodiment's statistics, and their
+masks. Padding is 0 in the inputs. In the outputs it does not count in losses and log-densities.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema, to_json
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import Tensor, nn
 
 from dovetail.config.model import Config
@@ -32,41 +32,46 @@ from dovetail.core.errors import SpecMismatch, did_you_mean
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.embodiments.canonical_space import EMBODIMENT, CanonicalArm, CanonicalSpace, EmbodimentConfig
+from dovetail.policies.components import ComponentConfig
+from dovetail.policies.embodiments.canonical_space import (
+    EMBODIMENT,
+    CanonicalArm,
+    CanonicalSpace,
+    EmbodimentConfig,
+)
 from dovetail.policies.flows.flow import Flow
 from dovetail.policies.flows.flow_actor import FlowActor
 from dovetail.policies.gaussian_mlp import GaussianMLP
 from dovetail.policies.normalizer import CLIP, MIN_STD, Normalizer
-from dovetail.policies.components import ComponentConfig
 
-__all__ = ["CanonicalPolicy", "Inner", "SharedPolicy", "SharedConfig"]
+__all__ = ["CanonicalPolicy", "InnerPolicy", "SharedConfig", "SharedPolicy"]
 
 _INNER: dict[str, type[Any]] = {"gaussian_mlp": GaussianMLP, "flow": Flow, "flow_actor": FlowActor}
 
 
 @dataclass(frozen=True, slots=True)
-class Inner:
-    """The policy inside, by name, with its validated config."""
+class InnerPolicy:
+    """The type of the inner policy with its validated config."""
 
     name: str
     config: Any
 
     @staticmethod
-    def parse(data: Any) -> Inner:
-        if isinstance(data, Inner):
+    def parse(data: Any) -> InnerPolicy:
+        if isinstance(data, InnerPolicy):
             return data
         rest = {"type": data} if isinstance(data, str) else dict(data) if isinstance(data, Mapping) else {}
         name = str(rest.pop("type", "")).replace("-", "_")
         if name not in _INNER:
             hint = did_you_mean(name, _INNER).strip()
             raise PydanticCustomError(
-                "inner", "should have the type of a policy that arms can share. {hint}", {"hint": hint}
+                "inner", "should have the type of a policy that several arms can share. {hint}", {"hint": hint}
             )
-        return Inner(name, _INNER[name].Config.model_validate_json(to_json(rest), strict=True))
+        return InnerPolicy(name, _INNER[name].Config.from_mapping(rest))
 
     @staticmethod
     def model_of(data: Any) -> type[Config] | None:
-        """The model that reads it, for saying what it would have accepted."""
+        """The config model of this inner policy, for error messages and renamed keys."""
         inner = _INNER.get(data.get("type", "")) if isinstance(data, Mapping) else None
         return inner.Config if inner else None
 
@@ -85,38 +90,43 @@ class Inner:
 
 
 class SharedConfig(Config):
-    policy: Inner
-    """The policy that they share: a type, and its settings. Inputs and history go by the names below."""
+    policy: InnerPolicy
+    """The inner policy: its type and settings. Its inputs and history use the canonical keys below."""
     embodiments: dict[str, EmbodimentConfig] = Field(default_factory=dict)
-    """The arms, by the robot's name or embodiment; those to come may be among them, for the sizes follow from all. None: the
-    run's own."""
+    """The arms, by the robot's name or embodiment. Include arms that will come later, because the sizes follow from all.
+    Empty: the arms of the run."""
 
 
 class CanonicalPolicy(NetworkPolicy):
-    """See the TrainablePolicy contract. Rows of any arm, padded; observation `embodiment` says whose they are."""
+    """See the TrainablePolicy contract. Takes padded rows of all arms; observation `embodiment` tells the arm of a row."""
 
     def __init__(self, config: SharedConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         if not config.embodiments:
-            raise SpecMismatch("policy 'shared' should know its arms: name them in policy.embodiments")
+            raise SpecMismatch("policy 'shared' has no arms. Name them in policy.embodiments")
         inner = config.policy
-        wanted = tuple(inner.config.inputs)
-        images = tuple(key for key in wanted if key in robot.observation and robot.observation[key].is_image)
-        self.canonical_space = CanonicalSpace(config.embodiments, keys=tuple(key for key in wanted if key not in images))
-        self.robot = self.canonical_space.spec(robot, images=images)
-        real = {_real(key): ArraySpec(shape=(size,)) for key, size in self.canonical_space.sizes.items()}
-        body = replace(self.robot, observation={**self.robot.observation, **real})
-        inputs = (EMBODIMENT, *self.canonical_space.sizes, *real, *(key for key in wanted if key not in self.canonical_space.sizes))
-        self._inner = _INNER[inner.name](inner.config.model_copy(update={"inputs": inputs}), robot=body, seed=seed)
-        self._inner.axes = _Axes(self.canonical_space)
-        made: PolicySpec = self._inner.spec
+        inputs = tuple(inner.config.inputs)
+        images = tuple(key for key in inputs if key in robot.observation and robot.observation[key].is_image)
+        space = CanonicalSpace(config.embodiments, keys=tuple(key for key in inputs if key not in images))
+        self.canonical_space, self.robot = space, space.spec(robot, images=images)
+        masks = {_mask_key(key): ArraySpec(shape=(size,)) for key, size in space.sizes.items()}
+        inner_robot = replace(self.robot, observation={**self.robot.observation, **masks})
+        inner_inputs = (EMBODIMENT, *space.sizes, *masks, *(key for key in inputs if key not in space.sizes))
+        inner_config = inner.config.model_copy(update={"inputs": inner_inputs})
+        self._inner = _INNER[inner.name](inner_config, robot=inner_robot, seed=seed)
+        self._inner.axis_masks = _AxisMasks(space)
+        inner_spec: PolicySpec = self._inner.spec
         spec = policy_spec("shared", self.robot, inputs=tuple(self.robot.observation), history={}, images=True)
         super().__init__(
             replace(
-                spec, horizon=made.horizon, history=made.history, guidable=made.guidable, prompted=made.prompted
+                spec,
+                horizon=inner_spec.horizon,
+                history=inner_spec.history,
+                guidable=inner_spec.guidable,
+                prompted=inner_spec.prompted,
             ),
             inner.config.components,
         )
-        self._normalizer: _ArmStatistics = _ArmStatistics(self.canonical_space)
+        self._normalizer: _EmbodimentNormalizer = _EmbodimentNormalizer(space)
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
@@ -127,13 +137,9 @@ class CanonicalPolicy(NetworkPolicy):
     def num_features(self) -> int:
         return int(self._inner.num_features)
 
-    @property
-    def version(self) -> int:
-        return self._version
-
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
-        seen = self._told({key: torch.tensor(value) for key, value in observations.items()})
-        chunk: ActionChunk = self._inner.act({key: value.numpy() for key, value in seen.items()}, context)
+        inputs = self._inner_inputs({key: torch.tensor(value) for key, value in observations.items()})
+        chunk: ActionChunk = self._inner.act({key: value.numpy() for key, value in inputs.items()}, context)
         return replace(chunk, policy_version=self._version)
 
     @property
@@ -142,7 +148,7 @@ class CanonicalPolicy(NetworkPolicy):
         return encoder
 
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
-        features: Tensor = self._inner.features(self._told(observations), encoder=encoder)
+        features: Tensor = self._inner.features(self._inner_inputs(observations), encoder=encoder)
         return features
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -160,38 +166,35 @@ class CanonicalPolicy(NetworkPolicy):
         loss: Tensor = self._inner.imitation_loss(features, actions, mask, generator=generator)
         return loss
 
-    def _told(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What the policy inside sees."""
+    def _inner_inputs(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
         rows = observations[EMBODIMENT].argmax(-1)
-        told = dict(observations)
-        for key, real in self.canonical_space.real.items():
-            there = torch.from_numpy(real)[rows]
-            told[_real(key)] = there.float()
-            values = self._normalizer.of_rows(key, observations[key], rows)
-            told[key] = torch.where(_beside(there, values), values, 0.0)
-        return told
+        inputs = dict(observations)
+        for key, masks in self.canonical_space.observation_masks.items():
+            mask = torch.from_numpy(masks)[rows]
+            inputs[_mask_key(key)] = mask.float()
+            values = self._normalizer.normalize(key, observations[key], rows)
+            inputs[key] = torch.where(_like(mask, values), values, 0.0)
+        return inputs
 
 
 class SharedPolicy:
-    """See the Policy and TrainablePolicy contracts: one arm's side of a CanonicalPolicy policy."""
+    """See the Policy and TrainablePolicy contracts. A CanonicalPolicy for one arm."""
 
     Config: ClassVar[type[SharedConfig]] = SharedConfig
 
     def __init__(self, config: SharedConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         self.canonical = CanonicalPolicy(config, robot=robot, seed=seed)
         self.arm: CanonicalArm = self.canonical.canonical_space.arm(robot)
-        whole, own = self.canonical.spec, dict(self.arm.keys)
-        own |= {key: key for key, spec in whole.observation.items() if spec.is_image}
-        self._own = own
-        self._places = torch.tensor(self.arm.places)
-        low, high = robot.action.bounds
-        self._center = torch.from_numpy((low + high) / 2)
-        self._scale = torch.from_numpy(np.maximum((high - low) / 2, 1e-6))
+        spec = self.canonical.spec
+        # canonical key -> the robot's key
+        self._keys = self.arm.keys | {key: key for key, array in spec.observation.items() if array.is_image}
+        self._axes = torch.tensor(self.arm.canonical_axes)
+        self._center, self._scale = torch.from_numpy(self.arm.center), torch.from_numpy(self.arm.scale)
         self._spec = replace(
-            whole,
-            observation={name: robot.observation[name] for name in own.values()},
+            spec,
+            observation={key: robot.observation[key] for key in self._keys.values()},
             action=robot.action,
-            history={own[key]: num for key, num in whole.history.items() if key in own},
+            history={self._keys[key]: num for key, num in spec.history.items() if key in self._keys},
         )
 
     # ---- Policy: numpy in, numpy out
@@ -233,9 +236,11 @@ class SharedPolicy:
         return self.canonical.weights(components)
 
     def fit_normalizer(self, columns: Mapping[str, Array]) -> None:
-        wide = {key: self.arm.wide(key, np.asarray(columns[own])) for key, own in self.arm.keys.items()}
-        num_rows = len(next(iter(wide.values())))
-        self.canonical.fit_normalizer({**wide, EMBODIMENT: np.tile(self.arm.one_hot, (num_rows, 1))})
+        padded = {
+            key: self.arm.pad_observation(key, np.asarray(columns[own])) for key, own in self.arm.keys.items()
+        }
+        num_rows = len(next(iter(padded.values())))
+        self.canonical.fit_normalizer({**padded, EMBODIMENT: np.tile(self.arm.one_hot, (num_rows, 1))})
 
     @property
     def num_features(self) -> int:
@@ -251,7 +256,7 @@ class SharedPolicy:
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         actions, log_prob = self.canonical.sample(features, generator=generator)
         chunks = actions.view(len(actions), self._spec.horizon, -1)
-        return chunks[..., self._places].flatten(1), log_prob
+        return chunks[..., self._axes].flatten(1), log_prob
 
     def imitation_loss(
         self,
@@ -262,92 +267,91 @@ class SharedPolicy:
         generator: torch.Generator | None = None,
     ) -> Tensor:
         padded = actions.new_zeros((*actions.shape[:-1], self.canonical.canonical_space.num_actions))
-        padded[..., self._places] = actions
+        padded[..., self._axes] = actions
         return self.canonical.imitation_loss(features, padded, mask, generator=generator)
 
     def normalize_actions(self, actions: Tensor) -> Tensor:
         return ((actions - self._center) / self._scale).clamp(-1.0, 1.0)
 
     def _pad(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One arm's observations as those of any."""
+        """The arm's observations in the canonical space."""
         num_rows = len(next(iter(observations.values())))
         padded = {EMBODIMENT: torch.from_numpy(self.arm.one_hot).expand(num_rows, -1)}
         for key, spec in self.canonical.spec.observation.items():
             if key == EMBODIMENT:
                 continue
-            ticks, own = self.canonical.spec.history.get(key), self._own.get(key)
-            if own is None:  # it has no such thing
-                padded[key] = torch.zeros((num_rows, *((ticks,) if ticks else ()), *spec.shape))
-                if ticks:
-                    padded[f"{key}/mask"] = torch.zeros((num_rows, ticks), dtype=torch.bool)
+            num_ticks, own_key = self.canonical.spec.history.get(key), self._keys.get(key)
+            if own_key is None:  # this arm has no such observation
+                padded[key] = torch.zeros((num_rows, *((num_ticks,) if num_ticks else ()), *spec.shape))
+                if num_ticks:
+                    padded[f"{key}/mask"] = torch.zeros((num_rows, num_ticks), dtype=torch.bool)
                 continue
-            values = observations[own]
+            values = observations[own_key]
             missing = 0 if spec.is_image else spec.shape[0] - values.shape[-1]
             padded[key] = nn.functional.pad(values, (0, missing)) if missing else values
-            if ticks:
-                padded[f"{key}/mask"] = observations[f"{own}/mask"]
+            if num_ticks:
+                padded[f"{key}/mask"] = observations[f"{own_key}/mask"]
         if "prompt" in observations:
             padded["prompt"] = observations["prompt"]
         return padded
 
 
-class _Axes:
-    """Which axes of the common action are real: the features of a row begin with whose it is."""
+class _AxisMasks:
+    """See AxisMasks in policies/base.py. The features of a row begin with its embodiment."""
 
-    def __init__(self, canonical_space: CanonicalSpace) -> None:
-        self._masks = torch.from_numpy(canonical_space.action_masks)
+    def __init__(self, space: CanonicalSpace) -> None:
+        self._masks = torch.from_numpy(space.action_masks)
 
     def rows(self, features: Tensor) -> Tensor:
         return features[:, : len(self._masks)].argmax(-1)
 
-    def real(self, features: Tensor) -> Tensor:
+    def masks(self, features: Tensor) -> Tensor:
         return self._masks[self.rows(features)]
 
     def randn(self, features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
-        """Noise in which an arm's own share does not depend on how many axes others have, where all rows are its own."""
+        """Noise [..., A]. If all rows are of one arm, its noise does not depend on the number of canonical axes."""
         rows = self.rows(features)
         if bool((rows != rows[0]).any()):
             return torch.randn(shape, generator=generator)
-        places = self._masks[rows[0]].nonzero()[:, 0]
+        axes = self._masks[rows[0]].nonzero()[:, 0]
         noise = torch.zeros(shape)
-        noise[..., places] = torch.randn((*shape[:-1], len(places)), generator=generator)
+        noise[..., axes] = torch.randn((*shape[:-1], len(axes)), generator=generator)
         return noise
 
 
-class _ArmStatistics(Normalizer):
-    """With statistics of each arm's own, [E, N] of each key."""
+class _EmbodimentNormalizer(Normalizer):
+    """Separate statistics for each embodiment, [E, N] per key."""
 
-    def __init__(self, canonical_space: CanonicalSpace) -> None:
-        super().__init__(canonical_space.sizes)
-        self._canonical_space, num_arms = canonical_space, len(canonical_space.names)
-        self.mean = {k: np.zeros((num_arms, n), np.float32) for k, n in canonical_space.sizes.items()}
-        self.std = {k: np.ones((num_arms, n), np.float32) for k, n in canonical_space.sizes.items()}
+    def __init__(self, space: CanonicalSpace) -> None:
+        super().__init__(space.sizes)
+        self._space, num_arms = space, len(space.names)
+        self.mean = {k: np.zeros((num_arms, n), np.float32) for k, n in space.sizes.items()}
+        self.std = {k: np.ones((num_arms, n), np.float32) for k, n in space.sizes.items()}
 
     def fit(self, columns: Mapping[str, Array]) -> None:
-        """From rows of any arms; of those that have none, nothing changes."""
-        whose = np.asarray(columns[EMBODIMENT]).argmax(-1)
+        """Fit the embodiments that occur in the rows; the others do not change."""
+        embodiments = np.asarray(columns[EMBODIMENT]).argmax(-1)
         for key in self.mean:
             if key not in columns:
                 continue
-            for row in np.unique(whose):
-                there = self._canonical_space.real[key][row]
-                values = np.asarray(columns[key], np.float64)[whose == row].reshape(-1, len(there))[:, there]
-                self.mean[key], self.std[key] = (
-                    self.mean[key].copy(),
-                    self.std[key].copy(),
-                )  # somebody may hold them
-                self.mean[key][row, there] = values.mean(0)
-                self.std[key][row, there] = np.maximum(values.std(0), MIN_STD)
+            mean, std = self.mean[key].copy(), self.std[key].copy()  # callers may hold the old arrays
+            for row in np.unique(embodiments):
+                mask = self._space.observation_masks[key][row]
+                values = np.asarray(columns[key], np.float64)[embodiments == row].reshape(-1, len(mask))[:, mask]
+                mean[row, mask] = values.mean(0)
+                std[row, mask] = np.maximum(values.std(0), MIN_STD)
+            self.mean[key], self.std[key] = mean, std
 
-    def of_rows(self, key: str, values: Tensor, rows: Tensor) -> Tensor:
-        mean, std = (torch.from_numpy(of[key])[rows] for of in (self.mean, self.std))
-        return ((values - _beside(mean, values)) / _beside(std, values)).clamp(-CLIP, CLIP)
+    def normalize(self, key: str, values: Tensor, rows: Tensor) -> Tensor:
+        """`rows` [B] is the embodiment of each row."""
+        mean, std = (torch.from_numpy(statistic[key])[rows] for statistic in (self.mean, self.std))
+        return ((values - _like(mean, values)) / _like(std, values)).clamp(-CLIP, CLIP)
 
 
-def _real(key: str) -> str:
+def _mask_key(key: str) -> str:
     return f"{key}.real"
 
 
-def _beside(of_rows: Tensor, values: Tensor) -> Tensor:
-    """[B, N] beside [B, N] or [B, h, N]."""
-    return of_rows if values.ndim == 2 else of_rows[:, None]
+def _like(by_row: Tensor, values: Tensor) -> Tensor:
+    """Broadcast [B, N] to values [B, N] or [B, h, N]."""
+    return by_row if values.ndim == 2 else by_row[:, None]

@@ -1,4 +1,4 @@
-"""Flow matching over action chunks, from low-dimensional observations and images; guided by what was committed."""
+"""Flow matching over action chunks, from low-dimensional observations and images, with guidance for real-time chunking."""
 
 from __future__ import annotations
 
@@ -14,47 +14,52 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.random_draws import normal, uniform
-from dovetail.policies.images.encoders import EncoderConfig
-from dovetail.policies.flows.guidance import GuidanceConfig, guided_velocity, prefix_weights
-from dovetail.policies.networks import DenoisingMLP, PromptEncoder, repeat_last_action, masked_mse
 from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.flows.guidance import GuidanceConfig, guided_velocity, prefix_weights
+from dovetail.policies.images.encoders import EncoderConfig
+from dovetail.policies.networks import DenoisingMLP, PromptEncoder, masked_mse, repeat_last_action
+from dovetail.policies.random_draws import normal, seeded_generator, uniform
 
 __all__ = ["Flow", "FlowConfig"]
 
-_CALM_SEED = 0  # of the noise that every fixed deterministic chunk starts from
+_FIXED_SEED = 0  # for deterministic_noise=fixed
 
 
 class FlowConfig(NetworkPolicyConfig):
+    RENAMED: ClassVar[Mapping[str, str]] = {"calm_noise": "deterministic_noise"}
+
     inputs: tuple[str, ...] = ()
-    """Observation keys to look at, images among them; none: every low-dimensional one the robot gives."""
+    """Observation keys, including images; empty: all low-dimensional ones of the robot."""
     history: dict[str, int] = Field(default_factory=dict)
-    """Control ticks of history per key; a key not named is seen once."""
+    """Number of control ticks of history per key; other keys have 1."""
     horizon: int = Field(default=16, ge=1)
-    """Actions in a chunk."""
+    """Number of actions in a chunk."""
     num_flow_steps: int = Field(default=5, ge=1)
-    """Euler steps from noise to actions. Times beyond the last of them are not learned: choose before training."""
+    """Number of Euler steps from noise to actions. Training depends on it: do not change it afterwards."""
     hidden: int = Field(default=128, ge=1)
+    """Size of the hidden layers."""
     num_layers: int = Field(default=3, ge=1)
+    """Number of residual layers."""
     encoder: EncoderConfig = EncoderConfig(features=64)
-    """How images are looked at."""
+    """The image encoder."""
     prompt_features: int = Field(default=0, ge=0)
-    """What is kept of the task in words, for a policy of several tasks; 0: it is not told."""
-    calm_noise: Literal["fixed", "seeded"] = "fixed"
-    """What a deterministic chunk starts from: one noise for all, or its seed's. From a fixed one every chunk deviates
-    in the same direction, so a policy of varied demonstrations may never arrive."""
+    """Size of the embedding of the task prompt, for a policy with several tasks; 0: no prompt."""
+    deterministic_noise: Literal["fixed", "seeded"] = "fixed"
+    """Initial noise of deterministic chunks: always the same, or from the seed of each call. With fixed noise all chunks
+    deviate in the same direction, which can stop a policy of varied demonstrations short of its goal."""
     guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
+    """How a chunk continues the one before (real-time chunking)."""
 
 
 class Flow(NetworkPolicy):
     """See the Policy and TrainablePolicy contracts.
 
-    With x_t = (1 - t) noise + t actions, it learns the velocity actions - noise, and acting follows that from noise at
-    t = 0 to a chunk at t = 1. The network names the end of the way, and the velocity is what leads there in the time
-    that is left: the same loss, but the network need not learn to repeat its noise, and learns faster.
+    With x_t = (1 - t) noise + t actions, it learns the velocity `actions - noise`. Acting integrates the velocity from
+    noise at t = 0 to a chunk at t = 1. The network predicts the end x_1, and the velocity is (x_1 - x_t) / (1 - t): the
+    loss is the same, but the network does not have to reproduce its noise and learns faster.
 
-    A deterministic chunk starts from one noise (`calm_noise`), the same for every row: from no noise at all it would
-    end between two ways of doing a thing, where nobody ever went.
+    A deterministic chunk starts from one noise for all rows (`deterministic_noise`). Starting from zeros would average
+    the modes of the demonstrations.
     """
 
     Config: ClassVar[type[FlowConfig]] = FlowConfig
@@ -86,20 +91,17 @@ class Flow(NetworkPolicy):
                 hidden=config.hidden,
                 num_layers=config.num_layers,
             )
-            self._open_eyes()
+            self._make_image_encoders()
             if config.prompt_features:
                 self._encoder["prompt"] = PromptEncoder(num_features=config.prompt_features)
 
     # ---- Policy: numpy in, numpy out
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
-        """A chunk for each row; with a prefix, one that goes on from it. What of a prefix is unknown lies beyond its
-        end or is NaN, and pulls nowhere."""
-        # no inference_mode, whoever asks: guidance needs a derivative
+        """A chunk for each row. With a prefix, the chunk continues it; NaN actions of the prefix are unknown."""
+        # no inference_mode, because guidance needs derivatives
         with torch.inference_mode(False), torch.no_grad():
-            # copies: views are read-only
-            inputs = {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
-            features = self.features(inputs)
+            features = self.features(self._tensors(observations))
             normalized = self._integrate(
                 features, self._noise(features, context), self._committed(len(features), context)
             )
@@ -124,8 +126,8 @@ class Flow(NetworkPolicy):
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
-            f"policy '{self.name}' knows no density of its actions, which this algorithm asks for: train it with "
-            "'imitation', or use policy 'flow_actor'"
+            f"policy '{self.name}' cannot compute the density of its actions, which this algorithm needs. Train it with "
+            "algorithm 'imitation', or use policy 'flow_actor'"
         )
 
     def imitation_loss(
@@ -140,44 +142,42 @@ class Flow(NetworkPolicy):
         if mask is not None:
             mask = mask.view(actions.shape[:2])
             actions = repeat_last_action(actions, mask)
-        # where nothing is real, `_velocity` does not look
         noise = normal(actions.shape, generator=generator, device=actions.device)
-        # half a step beyond the last time that acting asks about: the loss counts an error in the end of the way by
-        # 1 / (1 - t)^2, so later times would drown all the others
+        # up to half a step after the last time that acting uses: an error in x_1 counts by 1 / (1 - t)^2, so later times
+        # would dominate the loss
         t = uniform((len(actions),), generator=generator, device=actions.device) * (
             1.0 - 0.5 / self._config.num_flow_steps
         )
         x = torch.lerp(noise, actions, t[:, None, None])
-        return masked_mse(self._velocity(x, features, t), actions - noise, mask, self._real(features))
+        return masked_mse(self._velocity(x, features, t), actions - noise, mask, self._axis_mask(features))
 
     # ---- from noise to actions
 
     def _velocity(self, x: Tensor, features: Tensor, t: Tensor) -> Tensor:
-        real = self._real(features)
-        if real is not None:  # what an arm has not is 0 from here to the end, whatever else is pulled
-            real = real[:, None]
-            x = torch.where(real, x, 0.0)
+        axis_mask = self._axis_mask(features)
+        if axis_mask is not None:  # axes that the arm does not have stay 0
+            axis_mask = axis_mask[:, None]
+            x = torch.where(axis_mask, x, 0.0)
         end: Tensor = self._actor(x, features, t)
         velocity = (end - x) / (1.0 - t)[:, None, None]
-        return velocity if real is None else torch.where(real, velocity, 0.0)
+        return velocity if axis_mask is None else torch.where(axis_mask, velocity, 0.0)
 
     def _noise(self, features: Tensor, context: ActContext) -> Tensor:
-        generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
+        generator = seeded_generator(context.seed)
         if context.deterministic:
-            seeded = generator is not None and self._config.calm_noise == "seeded"
-            if not seeded:
-                generator = torch.Generator().manual_seed(_CALM_SEED)
+            if generator is None or self._config.deterministic_noise == "fixed":
+                generator = seeded_generator(_FIXED_SEED)
             return self._randn(features, (1, *self._chunk_shape), generator).expand(len(features), -1, -1)
         return self._randn(features, (len(features), *self._chunk_shape), generator)
 
     def _committed(self, num_rows: int, context: ActContext) -> tuple[Tensor, Tensor] | None:
-        """What the robot has committed to, normalised [B, H, A], and how much it counts [B, H]."""
+        """The actions that the robot has committed to, normalized [B, H, A], and their weights [B, H]."""
         if context.prefix is None:
             return None
         horizon, num_actions = self._chunk_shape
         prefix = torch.tensor(context.prefix, dtype=torch.float32, device=self._device)
         if prefix.ndim != 3 or prefix.shape[0] != num_rows or prefix.shape[2] != num_actions:
-            raise UsageError(f"a prefix should be [{num_rows}, H, {num_actions}], got {list(prefix.shape)}")
+            raise UsageError(f"the prefix should be [{num_rows}, H, {num_actions}], got {list(prefix.shape)}")
         prefix = prefix[:, :horizon]
         missing = prefix.new_full((num_rows, horizon - prefix.shape[1], num_actions), math.nan)
         target = self.normalize_actions(torch.cat((prefix, missing), dim=1))

@@ -1,4 +1,4 @@
-"""A flow of few steps over single actions, with a density: the actor of SAC-Flow, from low-dimensional observations."""
+"""The actor of SAC-Flow: a flow with few noisy steps over single actions, which has a density. No images."""
 
 from __future__ import annotations
 
@@ -13,52 +13,56 @@ from torch import Tensor, nn
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.random_draws import normal, uniform
-from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.components import NetworkPolicyConfig
-from dovetail.policies.tanh_gaussian import log_tanh_derivative, soft_clamp
 from dovetail.policies.flows.noisy_flow import GatedVelocity, TransformerVelocity, noisy_path
+from dovetail.policies.networks import masked_mse, mlp
+from dovetail.policies.random_draws import normal, seeded_generator, uniform
+from dovetail.policies.tanh_gaussian import log_tanh_derivative, soft_clamp
 
 __all__ = ["FlowActor", "FlowActorConfig"]
 
 _VELOCITIES = {"gated": GatedVelocity, "transformer": TransformerVelocity}
-_LARGEST = 0.97  # of what is cloned: tanh reaches 1 nowhere
+_MAX_ACTION = 0.97  # for cloning, because tanh never reaches 1
 
 
 class FlowActorConfig(NetworkPolicyConfig):
+    RENAMED: ClassVar[Mapping[str, str]] = {"sigma": "sigma_range"}
+
     inputs: tuple[str, ...] = ()
-    """Observation keys to look at; none: every low-dimensional one the robot gives."""
+    """Observation keys; empty: all low-dimensional ones of the robot."""
     history: dict[str, int] = Field(default_factory=dict)
-    """Control ticks of history per key; a key not named is seen once."""
+    """Number of control ticks of history per key; other keys have 1."""
     velocity: Literal["gated", "transformer"] = "gated"
-    """Flow-G, the cheaper one, or Flow-T."""
+    """The velocity network: Flow-G (gated, faster) or Flow-T (transformer)."""
     hidden: int = Field(default=128, ge=4, multiple_of=4)
+    """Size of the hidden layers."""
     num_layers: int = Field(default=2, ge=1)
+    """Number of hidden layers."""
     num_flow_steps: int = Field(default=4, ge=1)
-    """Steps from noise to action, each with noise of its own. Choose before training."""
-    sigma: tuple[float, float] = (0.05, 0.8)
-    """Least and most noise on the way, which is learned in between. The action's own share of it is sigma / sqrt(steps),
-    before tanh."""
+    """Number of steps from noise to action, each with new noise. Do not change it after training."""
+    sigma_range: tuple[float, float] = (0.05, 0.8)
+    """Limits of the learned noise sigma. Before tanh, the last step adds sigma / sqrt(num_flow_steps) to the action."""
 
     @model_validator(mode="after")
-    def _some_noise(self) -> Self:
-        if not 0.0 < self.sigma[0] < self.sigma[1]:
-            raise ValueError(f"sigma should be two numbers above 0, the smaller one first, got {self.sigma}")
+    def _check_sigma_range(self) -> Self:
+        if not 0.0 < self.sigma_range[0] < self.sigma_range[1]:
+            raise ValueError(f"sigma_range should be 0 < low < high, got {self.sigma_range}")
         return self
 
 
 class FlowActor(NetworkPolicy):
     """See the Policy and TrainablePolicy contracts.
 
-    An action is at the end of a path with noise, whose density stands for the action's own, which nobody can compute. A
-    deterministic one takes the path on which all noise is 0, the middle of the others, drift and all: what was learned
-    from rewards is these paths' ends, and the velocity is that of a true flow only as far as it was cloned.
+    An action is the end of a noisy path. The density of the path replaces the density of the action, which cannot be
+    computed. A deterministic action follows the path without noise, including the drift term: rewards train the ends of
+    these paths.
 
-    How much noise there is on the way, sigma, is learned from what was seen. Were it fixed, each step's part of the
-    log-density would be the same number whatever the networks do: its gradient would be 0 but for tanh's, and the
-    temperature would have nothing to hold on to. It is the same at all steps of a path: with one for each, the early
-    ones go to their limit, for their noise counts as entropy and the later steps take it away again. And it does not
-    depend on x, or the drift that keeps the flow's marginals would be another.
+    The noise sigma is a function of the features:
+    - It is learned. With a fixed sigma, the log-density of each step would be constant, and the temperature would have
+      almost no gradient to act on.
+    - It is the same for all steps of a path. With one sigma per step, early steps go to the upper limit, because their
+      noise counts as entropy and later steps remove it again.
+    - It does not depend on x, because that would change the drift that preserves the marginals of the flow.
     """
 
     Config: ClassVar[type[FlowActorConfig]] = FlowActorConfig
@@ -79,25 +83,23 @@ class FlowActor(NetworkPolicy):
             )
             self._sigma = mlp((self.num_features, config.hidden, self._num_actions))
         for parameter in self._sigma[-1].parameters():
-            nn.init.zeros_(parameter)  # in the middle, wherever the robot is
+            nn.init.zeros_(parameter)  # sigma starts in the middle of its range for all observations
 
     # ---- Policy: numpy in, numpy out
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
-            path, _, _ = self._walk(observations, context)
+            path, _, _ = self._sample_path(observations, context)
         return self._chunk(torch.tanh(path[-1])[:, None])
 
-    def _walk(self, observations: Mapping[str, Array], context: ActContext) -> tuple[list[Tensor], Tensor, Tensor]:
-        """The path that was taken, its log-density, and the features that it was taken for."""
-        # copies: views are read-only
-        features = self.features(
-            {key: torch.tensor(value, device=self._device) for key, value in observations.items()}
-        )
-        generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
+    def _sample_path(
+        self, observations: Mapping[str, Array], context: ActContext
+    ) -> tuple[list[Tensor], Tensor, Tensor]:
+        """A path, its log-density and the features."""
+        features = self.features(self._tensors(observations))
         noise = features.new_zeros(self._noise_shape(features))
         if not context.deterministic:
-            noise = self._randn(features, self._noise_shape(features), generator)
+            noise = self._randn(features, self._noise_shape(features), seeded_generator(context.seed))
         return *self._path(features, noise), features
 
     # ---- TrainablePolicy: torch
@@ -111,14 +113,14 @@ class FlowActor(NetworkPolicy):
         return self._config.num_flow_steps
 
     def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Actions [B, A] at the end of noisy paths, and the log-density [B] of path and action."""
+        """Actions [B, A] at the ends of noisy paths, and the log-density [B] of path and action."""
         noise = normal(self._noise_shape(features), generator=generator, device=features.device, rows=1)
         path, log_density = self._path(features, noise)
         return torch.tanh(path[-1]), log_density - log_tanh_derivative(path[-1]).sum(-1)
 
     def sigma(self, features: Tensor) -> Tensor:
-        """The noise on the way, [B, A]."""
-        low, high = (math.log(value) for value in self._config.sigma)
+        """The noise of each step, [B, A]."""
+        low, high = (math.log(value) for value in self._config.sigma_range)
         return soft_clamp(self._sigma(features), low, high).exp()
 
     def imitation_loss(
@@ -129,33 +131,33 @@ class FlowActor(NetworkPolicy):
         *,
         generator: torch.Generator | None = None,
     ) -> Tensor:
-        """Flow matching, where tanh has not squashed anything yet."""
-        ends = torch.atanh(actions.reshape(-1, self._num_actions).clamp(-_LARGEST, _LARGEST))
+        """Flow matching on the actions before tanh."""
+        ends = torch.atanh(actions.reshape(-1, self._num_actions).clamp(-_MAX_ACTION, _MAX_ACTION))
         if mask is not None:
             ends = torch.where(mask.reshape(-1, 1), ends, 0.0)
         noise = normal(ends.shape, generator=generator, device=ends.device)
-        # not up to 1: the loss counts an error in the end of the way by 1 / (1 - t)^2
+        # not up to 1, because an error in the end counts by 1 / (1 - t)^2
         t = uniform((len(ends),), generator=generator, device=ends.device) * (1.0 - 0.5 / self.num_flow_steps)
         x = torch.lerp(noise, ends, t[:, None])
-        there = None if mask is None else mask.reshape(-1)
-        real = self._real(features)
-        return masked_mse(self._velocity(x, features, t, real), ends - noise, there, real)
+        axis_mask = self._axis_mask(features)
+        predicted = self._velocity(x, features, t, axis_mask)
+        return masked_mse(predicted, ends - noise, None if mask is None else mask.reshape(-1), axis_mask)
 
     def _noise_shape(self, features: Tensor) -> tuple[int, int, int]:
-        """Of where a path starts, and of what comes on top at each step."""
+        """The start of a path and the noise of each step."""
         return 1 + self.num_flow_steps, len(features), self._num_actions
 
     def _path(self, features: Tensor, noise: Tensor) -> tuple[list[Tensor], Tensor]:
         noise = noise.to(features.dtype)
-        real = self._real(features)
-        return noisy_path(self._flow(features), noise[0], sigma=self.sigma(features), noise=noise[1:], real=real)
+        sigma, axis_mask = self.sigma(features), self._axis_mask(features)
+        return noisy_path(self._flow(features), noise[0], sigma=sigma, noise=noise[1:], axis_mask=axis_mask)
 
     def _flow(self, features: Tensor) -> Callable[[Tensor, float], Tensor]:
-        """The velocity at a place and a time, given what was seen."""
-        real = self._real(features)
+        """The velocity as a function of x and t, for these features."""
+        axis_mask = self._axis_mask(features)
 
         def velocity(x: Tensor, t: float) -> Tensor:
-            v: Tensor = self._velocity(x, features, x.new_full((len(x),), t), real)
+            v: Tensor = self._velocity(x, features, x.new_full((len(x),), t), axis_mask)
             return v
 
         return velocity

@@ -1,7 +1,7 @@
-"""The flow of SAC-Flow with a value beside it, so that PPO can train it too.
+"""The flow actor of SAC-Flow with a value function, so that PPO can train it.
 
-Nobody can compute how likely an action was that a flow gave, but how likely the path to it was is a product of Gaussians.
-So what was drawn is the whole path, and ratios are of paths (as in ReinFlow, Zhang et al., 2025).
+The density of a flow's action cannot be computed, but the density of the path to it is a product of Gaussians. So the
+sample is the whole path, and PPO's ratios are of paths (as in ReinFlow, Zhang et al., 2025).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from dovetail.policies.flows.noisy_flow import path_density
 
 __all__ = ["FlowActorCritic", "FlowActorCriticConfig"]
 
-_ENTROPY = 0.5 + 0.5 * math.log(2.0 * math.pi)  # of N(0, 1)
+_NORMAL_ENTROPY = 0.5 + 0.5 * math.log(2.0 * math.pi)  # of N(0, 1)
 
 
 class FlowActorCriticConfig(FlowActorConfig):
     value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Layers of the value."""
+    """Sizes of the value function's hidden layers."""
 
 
 class FlowActorCritic(FlowActor):
@@ -44,16 +44,10 @@ class FlowActorCritic(FlowActor):
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with torch.no_grad():
-            path, log_density, features = self._walk(observations, context)
+            path, log_density, features = self._sample_path(observations, context)
             value = self.value(features)
-        chunk = self._chunk(torch.tanh(path[-1])[:, None])
         drawn = torch.stack(path, dim=1).flatten(1)
-        extras = {
-            "drawn": drawn.cpu().numpy(),
-            "log_prob": log_density.cpu().numpy(),
-            "value": value.cpu().numpy(),
-        }
-        return ActionChunk(actions=chunk.actions, observed_ns=0, policy_version=self._version, extras=extras)
+        return self._chunk(torch.tanh(path[-1])[:, None], drawn=drawn, log_prob=log_density, value=value)
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
@@ -71,7 +65,7 @@ class FlowActorCritic(FlowActor):
         path = drawn.view(len(drawn), -1, self._num_actions).transpose(0, 1)
         sigma = self.sigma(features)
         log_density = path_density(self._flow(features), path, sigma=sigma)
-        # a start from N(0, I), then steps whose spread does not depend on where the path is: no need to draw any
-        spread = sigma / math.sqrt(self.num_flow_steps)
-        entropy = self.num_drawn * _ENTROPY + self.num_flow_steps * spread.log().sum(-1)
+        # exact: the start is from N(0, I), and the noise of a step does not depend on x
+        step_std = sigma / math.sqrt(self.num_flow_steps)
+        entropy = self.num_drawn * _NORMAL_ENTROPY + self.num_flow_steps * step_std.log().sum(-1)
         return log_density, entropy, self.value(features)

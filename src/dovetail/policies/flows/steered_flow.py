@@ -1,4 +1,4 @@
-"""A flow whose noise is chosen by a small actor of its own: what DSRL trains, while the flow stays as it was cloned."""
+"""A flow whose initial noise is chosen by a small actor. DSRL trains this actor; the cloned flow stays fixed."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext
 from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.networks import mlp
+from dovetail.policies.random_draws import seeded_generator
 from dovetail.policies.tanh_gaussian import LOG_STD_MAX, LOG_STD_MIN, mean_and_log_std, sample_tanh_gaussian
 
 __all__ = ["SteeredFlow", "SteeredFlowConfig", "SteeringActor"]
@@ -21,15 +22,16 @@ __all__ = ["SteeredFlow", "SteeredFlowConfig", "SteeringActor"]
 
 class SteeredFlowConfig(FlowConfig):
     steering_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the steering actor's hidden layers."""
     max_noise: float = Field(default=1.5, gt=0.0)
-    """How far from 0 the noise may be chosen. The flow was trained on N(0, 1), and knows little beyond 2."""
+    """Limit of the chosen noise. The flow was trained on N(0, 1) and is unreliable beyond 2."""
 
 
 class SteeringActor(nn.Module):
-    """Mean and log of the standard deviation of the noise before tanh, [B, F] -> [B, N] each.
+    """Mean and log standard deviation of the noise before tanh, [B, F] -> [B, N] each.
 
-    At first they are 0 wherever the robot is, which tanh and 1.5 make about as wide as the noise that the flow was
-    trained on. Until a learner has engaged it, it has no say at all.
+    Both start at 0 for all observations. After tanh and a limit of 1.5 that is about as wide as the noise that the flow
+    was trained on. The policy ignores this actor until the algorithm sets `engaged`.
     """
 
     engaged: Tensor
@@ -43,15 +45,15 @@ class SteeringActor(nn.Module):
         nn.init.zeros_(last.bias)
         middle = 0.5 * (LOG_STD_MIN + LOG_STD_MAX)
         nn.init.constant_(last.bias[num_noise:], math.atanh(-middle / (LOG_STD_MAX - middle)))
-        self.register_buffer("engaged", torch.zeros(1))  # travels with the weights
+        self.register_buffer("engaged", torch.zeros(1))  # a buffer, so that it is part of the weights
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
         return mean_and_log_std(self.net(features))
 
 
 class SteeredFlow(Flow):
-    """See the Policy and TrainablePolicy contracts. `imitation` trains the flow, and `dsrl` after it the steering:
-    each leaves the other's components as they are, so their weights are stored and sent once."""
+    """See the Policy and TrainablePolicy contracts. `imitation` trains the flow, then `dsrl` trains the steering actor.
+    Neither changes the other's components, so unchanged weights are stored and sent once."""
 
     Config: ClassVar[type[FlowConfig]] = SteeredFlowConfig
     name: ClassVar[str] = "steered"
@@ -72,12 +74,12 @@ class SteeredFlow(Flow):
         return {**super().components, "steering": self.steering}
 
     def sample_noise(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Noise [B, H, A] with gradients, and its log-density [B], in units of the most that may be chosen."""
+        """Noise [B, H, A] with gradients, and the log-density [B] of noise / max_noise."""
         chosen, log_prob = sample_tanh_gaussian(*self.steering(features), generator=generator)
         return self._max_noise * chosen.view(-1, *self._chunk_shape), log_prob
 
     def chunks_from_noise(self, features: Tensor, noise: Tensor) -> Tensor:
-        """What the flow makes of noise, normalised [B, H, A]. Nothing learns through it."""
+        """The flow's normalized chunks [B, H, A] for this noise, without gradients."""
         with torch.no_grad():
             return self._integrate(features, noise, None).clamp(-1.0, 1.0)
 
@@ -87,5 +89,4 @@ class SteeredFlow(Flow):
         if context.deterministic:
             mean, _ = self.steering(features)
             return self._max_noise * torch.tanh(mean).view(-1, *self._chunk_shape)
-        generator = None if context.seed is None else torch.Generator().manual_seed(context.seed)
-        return self.sample_noise(features, generator=generator)[0]
+        return self.sample_noise(features, generator=seeded_generator(context.seed))[0]

@@ -26,7 +26,7 @@ from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.wire import Message, WireError, checked_int
 
-__all__ = ["MIN_TOKEN", "PROTOCOL", "server_handshake", "check_token", "read_token", "client_handshake"]
+__all__ = ["MIN_TOKEN", "PROTOCOL", "check_token", "client_handshake", "read_token", "server_handshake"]
 
 PROTOCOL = 1
 MIN_TOKEN = 16

@@ -19,7 +19,7 @@ from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.remote.connection import Connection, ConnectionLost, DeadlineExceeded
-from dovetail.policies.remote.handshake import check_token, read_token, client_handshake
+from dovetail.policies.remote.handshake import check_token, client_handshake, read_token
 from dovetail.policies.remote.requests import act_message, check_inputs, max_answer, read_chunk
 from dovetail.policies.remote.wire import Message, WireError
 

@@ -28,10 +28,10 @@ __all__ = [
     "Header",
     "Message",
     "WireError",
+    "checked_int",
     "decode",
     "encode",
     "read_sizes",
-    "checked_int",
 ]
 
 MAX_HEADER = 1 << 16

@@ -1,0 +1,55 @@
+"""Batches of observations for `Policy.act`: checks against the spec, and zeros for a warm-up. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from dovetail.core.errors import UsageError
+from dovetail.core.prompts import PROMPT_BYTES, encode_prompt
+from dovetail.core.specs import PolicySpec
+from dovetail.core.types import Array
+
+__all__ = ["check_inputs", "zero_inputs"]
+
+
+def zero_inputs(spec: PolicySpec) -> dict[str, Array]:
+    """One row of zeros with complete history and an empty prompt."""
+    inputs: dict[str, Array] = {}
+    for key, array in spec.observation.items():
+        num_ticks = spec.history.get(key)
+        inputs[key] = np.zeros((1, *((num_ticks,) if num_ticks else ()), *array.shape), array.dtype)
+        if num_ticks:
+            inputs[f"{key}/mask"] = np.ones((1, num_ticks), np.bool_)
+    if spec.prompted:
+        inputs["prompt"] = encode_prompt("")[None]
+    return inputs
+
+
+def check_inputs(observations: Mapping[str, Array], spec: PolicySpec) -> dict[str, Array]:
+    """Return the observations that a policy of this spec needs. Raise UsageError if one is missing or has another
+    shape or dtype."""
+    inputs: dict[str, Array] = {}
+    for key, array in spec.observation.items():
+        num_ticks = spec.history.get(key)
+        expected = {key: ((num_ticks, *array.shape) if num_ticks else array.shape, array.dtype)}
+        if num_ticks:
+            expected[f"{key}/mask"] = ((num_ticks,), "bool")
+        for name, (shape, dtype) in expected.items():
+            if name not in observations:
+                raise UsageError(f"policy '{spec.name}' needs observation '{name}', which is missing")
+            value = observations[name]
+            if value.ndim == 0 or value.shape[1:] != shape or value.dtype.name != dtype:
+                found = f"{value.dtype}{list(value.shape)}"
+                sizes = ", ".join(map(str, ("B", *shape)))
+                raise UsageError(f"observation '{name}' should be {dtype}[{sizes}], got {found}")
+            inputs[name] = value
+    if spec.prompted:
+        prompt = observations.get("prompt")
+        if prompt is None or prompt.dtype != np.uint8 or prompt.shape[1:] != (PROMPT_BYTES,):
+            raise UsageError(f"policy '{spec.name}' needs the task prompt as 'prompt', uint8[B, {PROMPT_BYTES}]")
+        inputs["prompt"] = prompt
+    if len({len(value) for value in inputs.values()}) != 1:
+        raise UsageError("observations differ in their number of rows")
+    return inputs
