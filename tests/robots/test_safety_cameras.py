@@ -73,7 +73,7 @@ def test_by_hand():
     with pytest.raises(RobotFault, match=r"the newest frame of 'front' is 2\.10 s old"):
         tick(robot, clock)
     assert raw.num_stops == 1
-    with pytest.raises(RobotFault, match=r"stands still after a fault.*'front'"):
+    with pytest.raises(RobotFault, match=r"does not move after a fault.*'front'"):
         robot.send(GOING)
     with pytest.raises(RobotFault, match="stands still"):
         robot.hold()

@@ -1,1 +1,1 @@
-"""Hardware in, executed action out: the safety filter, and drivers that load their library when built."""
+"""Robots and the safety filter. A driver imports its library when it is built."""

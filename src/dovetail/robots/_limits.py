@@ -1,4 +1,4 @@
-"""What the safety filter limits and how, for each kind of action. The filter itself is in safety.py."""
+"""Limits of the safety filter for each kind of action. The filter itself is in safety.py."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Limiter", "Reason", "Vector", "limiter_for"]
 
 Vector = npt.NDArray[np.float64]
 _LARGEST = float(np.finfo(np.float32).max)
-_DEFAULT_JOINT_VELOCITY = 1.75  # rad/s: 5 degrees a tick at 20 Hz
+_DEFAULT_JOINT_VELOCITY = 1.75  # rad/s: 5 degrees per tick at 20 Hz
 
 
 class Reason(enum.IntFlag):
@@ -25,7 +25,7 @@ class Reason(enum.IntFlag):
 
     NONE = 0
     NON_FINITE = 1
-    LIMIT = 2  # of the action, or of a joint
+    LIMIT = 2  # of an action or joint
     STEP = 4  # too far from the measured state for one tick
     WORKSPACE = 8
     STALE = 16
@@ -35,23 +35,23 @@ class Reason(enum.IntFlag):
 
 
 class Limiter:
-    """Limits for actions of any kind: the spec's own. Others know more of what the numbers mean."""
+    """Limits from the spec, for an unknown kind of action. Subclasses handle known kinds."""
 
     def __init__(self, spec: RobotSpec, config: SafetyConfig) -> None:
         low, high = spec.action.bounds
-        # float32 knows no number beyond: without it, a huge float64 would become infinity on its way out
+        # a larger float64 would become infinity as float32
         self.low = np.maximum(low.astype(np.float64), -_LARGEST)
         self.high = np.minimum(high.astype(np.float64), _LARGEST)
         still = np.zeros(self.low.shape) if config.hold_action is None else np.array(config.hold_action)
         if still.shape != self.low.shape:
-            raise ConfigError(f"safety.hold_action has {still.size} numbers for {self.low.size} axes")
+            raise ConfigError(f"safety.hold_action has {still.size} values for {self.low.size} axes")
         self.still = np.clip(still, self.low, self.high)
         if config.workspace is not None and spec.action_kind != "ee_delta":
             raise ConfigError(
                 f"safety.workspace needs ee_delta actions, but robot '{spec.name}' takes {spec.action_kind}: "
-                "set safety.workspace=null, and know that there is no box then"
+                "set safety.workspace=null to run without a workspace limit"
             )
-        self.grip = np.zeros(self.low.shape, np.bool_)  # axes that are grippers
+        self.grip = np.zeros(self.low.shape, np.bool_)  # mask of gripper axes
         self._grip_key = config.gripper_key
         self._grip_from: slice | None = None
         if (gripper := spec.observation.get(config.gripper_key)) is not None and len(gripper.shape) == 1:
@@ -59,26 +59,26 @@ class Limiter:
             self._grip_from = slice(None) if at is None else slice(at, at + 1)
 
     def reset(self) -> None:
-        """Forget the reset pose."""
+        """Discard the reset pose."""
 
     def find_problem(self, values: Mapping[str, Array]) -> str | None:
         return None
 
     def measure(self, values: Mapping[str, Array]) -> None:
-        """Take over a good observation."""
+        """Store a valid observation."""
 
     def remember(self, executed: Array) -> None:
-        """Take over what the robot says it did."""
+        """Store the executed action."""
 
     def hold(self) -> Vector:
         return self.still.copy()
 
     def limit(self, action: Vector) -> int:
-        """Bring an action within limits, in place; returns the reasons that applied."""
+        """Clip an action in place. Return the reasons as flags."""
         return int(Reason.LIMIT) if _clip(action, self.low, self.high) else 0
 
     def _steps(self, spec: RobotSpec, config: SafetyConfig, *, default_velocity: float) -> Vector:
-        """The longest step per axis; gripper axes have no limit."""
+        """Maximum step per axis; infinite for gripper axes."""
         steps = np.full(self.low.shape, default_velocity / spec.control_hz)
         given = [
             (name, value, factor)
@@ -93,23 +93,23 @@ class Limiter:
         for name, value, factor in given:
             values = np.asarray(value, np.float64) * factor
             if values.shape not in ((), steps.shape, (int((~self.grip).sum()),)):
-                raise ConfigError(f"safety.{name} has {values.size} numbers for {steps.size} axes")
+                raise ConfigError(f"safety.{name} has {values.size} values for {steps.size} axes")
             if not (values > 0).all():
-                raise ConfigError(f"safety.{name} has to be above zero, got {value}")
+                raise ConfigError(f"safety.{name} must be above zero, got {value}")
             axes = slice(None) if values.shape == steps.shape else ~self.grip
             steps[axes] = np.minimum(steps[axes], values)
         steps[self.grip] = np.inf
         return steps
 
     def _first_grip(self, values: Mapping[str, Array]) -> None:
-        """Until a gripper was commanded, holding keeps it as measured, or open where nobody measures it."""
+        """Before the first gripper command, hold the measured opening, or open if it is not measured."""
         low, high = self.low[self.grip], self.high[self.grip]
         measured = values[self._grip_key][self._grip_from] if self._grip_from is not None else high
         self.still[self.grip] = np.clip(measured, low, high) if np.size(measured) == low.size else high
 
 
 class _JointTargets(Limiter):
-    """Absolute joint positions, plus grippers: axes beyond the measured joints, or named so."""
+    """Absolute joint positions and grippers. Gripper axes have names with `gripper`, or follow the measured joints."""
 
     def __init__(self, spec: RobotSpec, config: SafetyConfig) -> None:
         super().__init__(spec, config)
@@ -131,7 +131,7 @@ class _JointTargets(Limiter):
             )
         self._whole = num_joints == size
         self._arm = ~self.grip
-        self._joints = np.zeros(size)  # as measured; what stands for grippers is not used
+        self._joints = np.zeros(size)  # measured; gripper entries are not used
         self._step = self._steps(spec, config, default_velocity=_DEFAULT_JOINT_VELOCITY)
         self._grip_known = False
 
@@ -158,7 +158,7 @@ class _JointTargets(Limiter):
         return held
 
     def limit(self, action: Vector) -> int:
-        # the step comes last: a joint beyond its limit comes back step by step, not in one jump
+        # clip the step last: a joint beyond its limit returns in small steps
         reasons = super().limit(action)
         if _clip(action, self._joints - self._step, self._joints + self._step):
             reasons |= int(Reason.STEP)
@@ -176,14 +176,14 @@ class _EndEffectorDeltas(Limiter):
         if self._stride < 6 or self._stride * num_arms != self.low.size:
             raise SpecMismatch(
                 f"robot '{spec.name}' takes ee_delta actions of {self.low.size} for {num_arms} arm(s): "
-                "at least 6 numbers each are expected, x y z and a rotation"
+                "expected at least 6 values per arm, x y z and a rotation"
             )
         for start in range(0, self.low.size, self._stride):
             self.grip[start + 6 : start + self._stride] = True
         arm = ~self.grip
         if (self.low[arm] > 0).any() or (self.high[arm] < 0).any():
             raise SpecMismatch(
-                f"robot '{spec.name}' takes ee_delta actions, but its limits leave no way to hold still"
+                f"robot '{spec.name}' takes ee_delta actions, but its limits exclude zero, so it cannot hold still"
             )
         self._step = self._steps(spec, config, default_velocity=np.inf)
         self._box = config.workspace
@@ -191,17 +191,19 @@ class _EndEffectorDeltas(Limiter):
         if self._box is not None:
             if pose is None or pose.shape != (7 * num_arms,):
                 raise SpecMismatch(
-                    f"safety.workspace needs observation '{self._key}' of 7 numbers an arm, which robot "
-                    f"'{spec.name}' does not give"
+                    f"safety.workspace needs observation '{self._key}' with 7 values per arm, which robot "
+                    f"'{spec.name}' does not provide"
                 )
             self._box_low, self._box_high = np.array(self._box.low), np.array(self._box.high)
         reference = spec.observation.get(config.reference_key)
         if reference is not None and reference.shape == (6 * num_arms,):
             self._reference_key = config.reference_key
-        self._low, self._high = self.low.copy(), self.high.copy()  # what the step limit leaves of them just now
+        self._low, self._high = self.low.copy(), self.high.copy()  # current limits, including the step limit
         self._set_steps(np.zeros(6 * num_arms))
         self._frames = np.tile(np.eye(3), (num_arms, 1, 1))  # reset frame to base frame
-        self._room = np.zeros((num_arms, 2, 3))  # how far each arm may go in the base frame, down and up
+        self._room = np.zeros(
+            (num_arms, 2, 3)
+        )  # largest motion of each arm in the base frame, negative and positive
         self._new_frame = True
 
     def reset(self) -> None:
@@ -212,7 +214,7 @@ class _EndEffectorDeltas(Limiter):
             return None
         for arm in range(len(self._frames)):
             if abs(float(np.linalg.norm(values[self._key][7 * arm + 3 : 7 * arm + 7])) - 1.0) > 0.05:
-                return f"observation '{self._key}' holds no unit quaternion (qw, qx, qy, qz)"
+                return f"observation '{self._key}' has no unit quaternion (qw, qx, qy, qz)"
         return None
 
     def measure(self, values: Mapping[str, Array]) -> None:
@@ -226,7 +228,7 @@ class _EndEffectorDeltas(Limiter):
                 if self._new_frame:
                     self._frames[arm] = _rotation(pose[7 * arm + 3 : 7 * arm + 7])
                 here = pose[7 * arm : 7 * arm + 3]
-                # from outside the box, zero is as far as one may go outwards
+                # an arm outside the box may not move further out
                 np.minimum(self._box_low - here, 0.0, out=room[0])
                 np.maximum(self._box_high - here, 0.0, out=room[1])
                 if self._reference_key:
@@ -236,9 +238,9 @@ class _EndEffectorDeltas(Limiter):
         self._new_frame = False
 
     def _set_steps(self, ahead: Array) -> None:
-        """Deltas add to a reference that may run ahead of the arm: both together stay a step from what was measured.
+        """Limit the deltas so that the servo reference stays within one step of the measured pose.
 
-        A reference that is further ahead already may not run on, but need not come back at once.
+        A reference that is already further ahead must not move on, but need not return at once.
         """
         arm = ~self.grip
         self._low[arm] = np.minimum(np.maximum(self.low, -self._step)[arm], 0.0)
@@ -270,8 +272,8 @@ class _EndEffectorDeltas(Limiter):
         if not _clip(moved, room[0], room[1]):
             return False
         inside = moved @ frame
-        # Cutting in the base frame may lengthen an axis of the reset frame beyond its limit. Shrinking all
-        # axes keeps both promises, since both regions are convex and hold the origin.
+        # Clipping in the base frame may exceed a limit in the reset frame. Scaling all axes satisfies both,
+        # because both regions are convex and contain the origin.
         low, high = self._low[axes], self._high[axes]
         scale = 1.0
         for value, least, most in zip(inside.tolist(), low.tolist(), high.tolist(), strict=True):
@@ -289,13 +291,13 @@ _LIMITERS: Mapping[str, type[Limiter]] = {"ee_delta": _EndEffectorDeltas, "joint
 def limiter_for(spec: RobotSpec, config: SafetyConfig) -> Limiter:
     if len(spec.action.shape) != 1:
         raise SpecMismatch(
-            f"robot '{spec.name}' takes actions of shape {list(spec.action.shape)}: one axis is expected"
+            f"robot '{spec.name}' takes actions of shape {list(spec.action.shape)}, expected a vector"
         )
     return _LIMITERS.get(spec.action_kind, Limiter)(spec, config)
 
 
 def _clip(values: Vector, low: Vector, high: Vector) -> bool:
-    """Clip in place; returns whether anything changed. Comparing bytes costs a tenth of comparing arrays."""
+    """Clip in place and return whether anything changed. Comparing bytes is 10x faster than comparing arrays."""
     before = values.tobytes()
     np.maximum(values, low, out=values)
     np.minimum(values, high, out=values)

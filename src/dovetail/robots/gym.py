@@ -7,8 +7,8 @@
     clock.sleep_until(next_tick)             # the environment steps here, once per control period
     verdict = robot.task.judge(robot, robot.observe(), num_steps=1)
 
-The environment is never reset by itself: after an end its true last observation stays. `terminated` ends an
-episode with success or failure, `truncated` with a timeout, which bootstraps; if both, it was terminated.
+The environment is not reset automatically: after an end its last observation stays. `terminated` ends an episode with
+success or failure, `truncated` with a timeout. If both are set, `terminated` counts.
 """
 
 from __future__ import annotations
@@ -34,38 +34,40 @@ __all__ = ["GymRobot", "GymRobotConfig", "GymTask"]
 
 _Env = gymnasium.Env[Any, Any]
 _SUCCESS_KEYS = ("is_success", "success")
-_PROVIDERS = ("gymnasium_robotics",)  # register their environments on import, and are asked for an unknown id only
+_PROVIDERS = ("gymnasium_robotics",)  # import registers their environments; imported for unknown ids only
 
 
 class GymRobotConfig(Config):
+    """A Gymnasium environment."""
+
     id: str
-    """As in `gymnasium.make`; `package.module:Name-v0` imports the module first."""
+    """Id for `gymnasium.make`; `package.module:Name-v0` imports the module first."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Passed to `gymnasium.make`."""
+    """Arguments for `gymnasium.make`."""
     control_hz: float = Field(default=10.0, gt=0.0)
-    """How many steps of the environment are one second."""
+    """Steps of the environment per second."""
     prompt: str = ""
-    """The task in words; none: the id."""
+    """Text of the task. Empty: the id."""
     max_steps: int | None = Field(default=None, ge=1)
-    """Time out after so many steps, in place of the environment's own limit."""
+    """Steps until a timeout, instead of the environment's own limit."""
     success_key: str | None = None
-    """What in `info` says success. None: `is_success`, then `success`."""
+    """Key of `info` that tells success. Null: `is_success`, then `success`."""
     success_ends: bool = True
-    """Whether success ends an episode where the environment would go on (FetchReach does)."""
+    """End an episode at success, even if the environment continues (as FetchReach does)."""
     terminated_is_success: bool = False
-    """What a termination means where `info` says nothing of success: a failure, unless this is set."""
+    """Count a termination as success if `info` has no success key. Otherwise it is a failure."""
     render_key: str | None = None
-    """Also observe what `env.render()` shows, under this key."""
+    """Add the image of `env.render()` to the observation under this key."""
 
 
 class GymRobot:
-    """A Gymnasium environment with Box actions, seen as a simulated robot."""
+    """A Gymnasium environment with Box actions as a simulated robot."""
 
     Config: ClassVar[type[GymRobotConfig]] = GymRobotConfig
     brings_task: ClassVar[bool] = True
 
     def __init__(self, config: GymRobotConfig, *, task: Task | None = None) -> None:
-        """A `task` of one's own may judge instead; the environment's own stays at hand as `robot.task`."""
+        """A given `task` replaces the environment's own, which stays available as `robot.task`."""
         self._config = config
         self._env = _make(config)
         space = self._env.action_space
@@ -92,24 +94,22 @@ class GymRobot:
 
     def send(self, action: Array) -> Array:
         if np.shape(action) != self._spec.action.shape:
-            raise RobotError(
-                f"an action of shape {np.shape(action)} was sent where {self._spec.action.shape} is expected"
-            )
+            raise RobotError(f"the action has shape {np.shape(action)}, expected {self._spec.action.shape}")
         executed = np.asarray(np.clip(action, self._low, self._high), np.float32)
         if not np.isfinite(executed).all():
-            raise RobotError(f"an action with numbers that are not finite was sent: {executed.tolist()}")
+            raise RobotError(f"the action is not finite: {executed.tolist()}")
         self._pending = executed.copy()
         self.reward = 0.0
         return executed
 
     def stop(self) -> None:
-        """Nothing is stepped until the next action: an environment that nobody commands stands still."""
+        """Do not step until the next action."""
         self._pending = None
 
     def advance(self, duration_ns: int) -> None:
-        """Pass time, and step once per control period with the last action, until the episode has ended."""
+        """Step once per control period with the last action, until the episode has ended."""
         self._now_ns += duration_ns
-        # a hundredth of slack: a loop that rounds its period the other way must not miss a step now and then
+        # 1 % tolerance, because the caller may round its period differently
         due = (self._now_ns - self._origin_ns + self._period_ns // 100) // self._period_ns
         for _ in range(due - self._num_periods):
             self._step()
@@ -136,7 +136,7 @@ class GymRobot:
         self._values = self._convert(raw)
 
     def _convert(self, raw: Any) -> dict[str, Array]:
-        """Named arrays of our own, read-only: environments like to reuse theirs."""
+        """Read-only copies by name, because environments may reuse their arrays."""
         values: dict[str, Array] = {}
         for key, (path, spec) in self._parts.items():
             value = raw
@@ -155,7 +155,9 @@ class GymRobot:
         except gymnasium.error.Error as error:
             raise UsageError(f"gym env '{self._config.id}' cannot render: {error}") from error
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            raise UsageError(f"gym env '{self._config.id}' renders no uint8 [H, W, 3] image: unset render_key")
+            raise UsageError(
+                f"gym env '{self._config.id}' does not render a uint8 [H, W, 3] image: unset render_key"
+            )
         return image.copy()
 
     def _make_spec(self) -> RobotSpec:
@@ -163,7 +165,7 @@ class GymRobot:
         if (key := self._config.render_key) is not None:
             if key in observation:
                 raise UsageError(
-                    f"gym env '{self._config.id}' has an observation '{key}' already: rename render_key"
+                    f"gym env '{self._config.id}' already has an observation '{key}': change render_key"
                 )
             observation[key] = ArraySpec(shape=self._values[key].shape, dtype="uint8")
         low, high = (
@@ -185,7 +187,7 @@ class GymRobot:
 
 
 class GymTask:
-    """What the environment itself says of an episode. Belongs to its robot, however that is wrapped."""
+    """The environment's own resets, rewards and ends."""
 
     def __init__(self, config: GymRobotConfig, *, robot: GymRobot) -> None:
         self._config = config
@@ -220,12 +222,10 @@ class GymTask:
         )
 
     def expert(self) -> Expert:
-        raise UsageError(
-            f"gym env '{self._config.id}' has no scripted expert: set run.demos=0, and operator to none"
-        )
+        raise UsageError(f"gym env '{self._config.id}' has no scripted expert: set run.demos=0 and operator=none")
 
     def _success(self, info: Mapping[str, Any]) -> bool | None:
-        """What the environment says; None if it says nothing."""
+        """Success according to `info`; None if it has no such key."""
         keys = (self._config.success_key,) if self._config.success_key else _SUCCESS_KEYS
         for key in keys:
             if key in info:
@@ -234,7 +234,7 @@ class GymTask:
 
 
 def _make(config: GymRobotConfig) -> _Env:
-    """Build the environment, or say in one line why there is none."""
+    """Build the environment, or raise UsageError."""
     if ":" not in config.id and not _known(config.id):
         for provider in _PROVIDERS:
             try:
@@ -245,16 +245,16 @@ def _make(config: GymRobotConfig) -> _Env:
     if config.render_key:
         kwargs.setdefault("render_mode", "rgb_array")
     if config.max_steps is not None:
-        kwargs.setdefault("max_episode_steps", -1)  # no limit of its own: the task counts
+        kwargs.setdefault("max_episode_steps", -1)  # the task counts steps instead
     try:
         return gymnasium.make(config.id, disable_env_checker=True, **kwargs)
     except gymnasium.error.UnregisteredEnv as error:
         near = difflib.get_close_matches(config.id, list(gymnasium.registry), n=1)
-        hint = f"Did you mean '{near[0]}'?" if near else "`gymnasium.pprint_registry()` lists what there is"
+        hint = f"Did you mean '{near[0]}'?" if near else "`gymnasium.pprint_registry()` lists all ids"
         raise UsageError(f"there is no gym env '{config.id}'. {hint}") from error
     except (gymnasium.error.Error, ImportError, TypeError) as error:
         line = " ".join(str(error).split())
-        raise UsageError(f"gym env '{config.id}' cannot be made: {line}") from error
+        raise UsageError(f"cannot build gym env '{config.id}': {line}") from error
 
 
 def _known(env_id: str) -> bool:
@@ -267,7 +267,7 @@ def _known(env_id: str) -> bool:
 def _flatten(
     space: Any, *, env_id: str, path: tuple[str, ...] = ()
 ) -> Iterator[tuple[str, tuple[tuple[str, ...], ArraySpec]]]:
-    """Each Box of an observation space: its key, the way to it, and its spec."""
+    """Yield key, path and spec of each Box in an observation space."""
     if isinstance(space, spaces.Dict):
         for name, part in space.spaces.items():
             yield from _flatten(part, env_id=env_id, path=(*path, name))

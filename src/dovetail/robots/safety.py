@@ -1,14 +1,14 @@
-"""The filter that every action passes on its way to a robot, simulated ones included.
+"""The safety filter. Every action passes it before it reaches a robot, real or simulated.
 
     robot = SafeRobot(SimRobot(...), SafetyConfig(), clock)
     task.reset(...)
-    robot.reset()                      # the next observation is the reset pose
+    robot.reset()                      # the next observation shows the reset pose
     observation = robot.observe()
     executed = robot.send(action)      # clipped, held or refused
     robot.last_report.extras()         # what the filter did, for the record
 
-Limits are taken against what the robot *measured*, never against what it was last told. Holding still is a
-command of its own: the measured joints, or a zero delta with the gripper as it was.
+Limits are relative to the *measured* state, never to the last command. To hold still, the filter sends the measured joints,
+or a zero delta with the gripper unchanged.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class SafetyReport:
 
 
 class SafeRobot:
-    """See GuardedRobot: a robot around a robot. The clock, not this, advances a simulated one."""
+    """See the GuardedRobot contract. The clock advances a simulated robot, not this class."""
 
     def __init__(self, robot: Robot, config: SafetyConfig, clock: Clock, *, name: str | None = None) -> None:
-        """`name` is what it is called among others of its make; null: what it calls itself."""
+        """`name` replaces the robot's name, to tell apart several robots of one type."""
         self.__robot = robot
         self.__clock = clock
         self._spec = robot.spec if name is None else replace(robot.spec, name=name)
@@ -76,17 +76,17 @@ class SafeRobot:
         self._checked = tuple(
             (key, spec.shape, spec.dtype.startswith("float")) for key, spec in self._spec.observation.items()
         )
-        # rotating there and back is not clipping
+        # rounding of a rotation does not count as clipping
         self._slack = 1e-6 * np.minimum(self._limiter.high - self._limiter.low, 1.0)
         self._untouched = np.zeros(self._spec.action.shape, np.bool_)
         self._untouched.setflags(write=False)
         self._fault: str | None = None
-        self._alarm: Callable[[], str | None] = lambda: None
+        self._stop_reason: Callable[[], str | None] = lambda: None
         self._problem: str | None = None  # of the last observation
-        self._frozen = False  # a camera's newest frame is too old to act on
-        self._move: Vector | None = None  # how far the last command was from standing still
-        self._time_ns: int | None = None  # of the last good observation, by the robot
-        self._fresh_ns = 0  # the same, but never later than it came
+        self._frozen = False  # a camera's newest frame is too old
+        self._move: Vector | None = None  # last command minus the holding action
+        self._time_ns: int | None = None  # of the last valid observation, by the robot's clock
+        self._fresh_ns = 0  # the same, but never later than its arrival
         self._num_bad_actions = 0
         self._bad_in_a_row = 0
         self._report = SafetyReport(clipped=self._untouched, reasons=Reason.NONE, held=False)
@@ -109,16 +109,16 @@ class SafeRobot:
 
     @property
     def fault(self) -> str | None:
-        """Why nothing moves; None while all is well."""
+        """Why the robot does not move; None without a fault."""
         return self._fault
 
     @property
     def num_bad_actions(self) -> int:
-        """Actions with NaN or infinity so far."""
+        """Number of actions with NaN or infinity so far."""
         return self._num_bad_actions
 
     def reset(self) -> None:
-        """Call when the task has been reset: the next observation tells the reset pose. Clears no fault."""
+        """Call after a reset of the task. The next observation shows the reset pose. Does not clear a fault."""
         self._forget()
         self._limiter.reset()
 
@@ -126,17 +126,17 @@ class SafeRobot:
         if self._fault is None:
             self._trip(why)
 
-    def refuse_while(self, alarm: Callable[[], str | None]) -> None:
-        """No command passes while `alarm()` gives a reason, such as an emergency stop: a fault is latched instead. So it
-        holds of every motion, a task's own on the way to its reset as well."""
-        self._alarm = alarm
+    def refuse_while(self, stop_reason: Callable[[], str | None]) -> None:
+        """Latch a fault instead of sending a command while `stop_reason()` is not None, for example during an emergency
+        stop. This also covers motions of a task during its reset."""
+        self._stop_reason = stop_reason
 
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
         if isinstance(self.__robot, UsesBuffers):
             self.__robot.use_buffers(next_buffer)
 
     def acknowledge(self) -> None:
-        """A person has seen the fault and wants to go on, from a new observation."""
+        """Clear the fault after a person has confirmed it. A new observation is needed before the next command."""
         self._fault = None
         self._bad_in_a_row = 0
         self._forget()
@@ -152,7 +152,7 @@ class SafeRobot:
         self._problem = self._find_problem(observation)
         self._frozen = self._find_frozen(observation)
         if self._problem is None and (self._time_ns is None or observation.time_ns > self._time_ns):
-            # anything else leaves the last good observation to grow old
+            # otherwise the last valid observation becomes stale
             self._time_ns = observation.time_ns
             self._fresh_ns = min(observation.time_ns, self.__clock.now_ns())
             self._limiter.measure(observation.values)
@@ -202,22 +202,24 @@ class SafeRobot:
         return executed
 
     def _checked_age_ns(self) -> int:
-        """How old the last good observation is; raises where nothing may be commanded at all."""
+        """Age of the last valid observation. Raises if no command is allowed."""
         name = self._spec.name
         if self._fault is not None:
             self._note(Reason.FAULT)
-            raise RobotFault(f"robot '{name}' stands still after a fault: {self._fault}. Acknowledge it first")
-        if (why := self._alarm()) is not None:
+            raise RobotFault(
+                f"robot '{name}' does not move after a fault: {self._fault}. Acknowledge the fault first"
+            )
+        if (why := self._stop_reason()) is not None:
             raise self._trip(why)
         if self._time_ns is None:
             self._note(Reason.BAD_OBSERVATION if self._problem else Reason.NO_OBSERVATION)
             self.__robot.stop()
-            why = self._problem or "nothing was observed since a reset or acknowledgement: call observe() first"
+            why = self._problem or "no observation since the reset or acknowledgement. Call observe() first"
             raise StaleObservation(f"robot '{name}' does not move: {why}")
         age_ns = self.__clock.now_ns() - self._fresh_ns
         if age_ns > self._stop_ns:
             why = f" ({self._problem})" if self._problem else ""
-            age = f"the last good observation is {age_ns / NS_PER_S:.2f} s old{why}"
+            age = f"the last valid observation is {age_ns / NS_PER_S:.2f} s old{why}"
             raise self._trip(age, reason=Reason.STALE)
         return age_ns
 
@@ -228,22 +230,22 @@ class SafeRobot:
         try:
             narrow = np.asarray(action)
             if narrow.dtype != np.float32:
-                with np.errstate(over="ignore"):  # what float32 cannot hold becomes infinite, and is held
+                with np.errstate(over="ignore"):  # too large for float32: becomes infinite, and the robot holds
                     narrow = narrow.astype(np.float32)
             asked = narrow.astype(np.float64) + 0.0  # -0.0 becomes 0.0: limits compare bytes
         except (TypeError, ValueError) as error:
             raise SpecMismatch(
-                f"robot '{self._spec.name}' was sent an action that is not numbers: {error}"
+                f"robot '{self._spec.name}' received an action that is not numeric: {error}"
             ) from error
         if asked.shape != self._spec.action.shape:
             raise SpecMismatch(
-                f"robot '{self._spec.name}' was sent an action of shape {list(asked.shape)}, "
-                f"but takes {self._spec.action.describe()}"
+                f"robot '{self._spec.name}' received an action of shape {list(asked.shape)}, "
+                f"expected {self._spec.action.describe()}"
             )
         return asked
 
     def _find_problem(self, observation: Observation) -> str | None:
-        """A sensor that is missing or says nonsense. It must never be read as zeros."""
+        """Describe a missing or invalid sensor value, or return None."""
         for key, shape, is_float in self._checked:
             value = observation.values.get(key)
             if value is None:
@@ -255,7 +257,7 @@ class SafeRobot:
         return self._limiter.find_problem(observation.values)
 
     def _find_frozen(self, observation: Observation) -> bool:
-        """Whether a camera's newest frame is old. Old enough, that camera is dead, and that is a fault."""
+        """Whether a camera's newest frame is stale. Raises RobotFault if it is too old."""
         if not observation.captured_ns:
             return False
         key, captured_ns = min(observation.captured_ns.items(), key=lambda item: item[1])
@@ -284,10 +286,10 @@ class SafeRobot:
         return executed
 
     def _trip(self, why: str, *, reason: Reason = Reason.NONE) -> RobotFault:
-        """Stop, latch, and give the exception to raise. A fault already latched keeps its own reason."""
+        """Stop, latch a fault, and return the exception to raise. An earlier fault keeps its reason."""
         try:
             self.__robot.stop()
-        except Exception as error:  # the fault is raised all the same, and says so
+        except Exception as error:  # reported with the fault
             why = f"{why}; stop() failed too: {error!r}"
         if self._fault is None:
             self._fault = why

@@ -37,14 +37,14 @@ def test_rotation_vector_takes_the_short_way() -> None:
 def test_matrix_round_trip_everywhere() -> None:
     rng = np.random.default_rng(0)
     for quat in [*rng.normal(size=(50, 4)), (0, 1, 0, 0), (0, 0, 1, 0), (0, 0, 0, 1)]:
-        unit = rot.quat_normalise(quat)
+        unit = rot.quat_normalize(quat)
         back = rot.quat_from_matrix(rot.quat_to_matrix(unit))
         assert abs(abs(float(back @ unit)) - 1.0) < 1e-12
 
 
 def test_zero_quaternion_is_refused() -> None:
     with pytest.raises(ValueError, match="not a rotation"):
-        rot.quat_normalise((0, 0, 0, 0))
+        rot.quat_normalize((0, 0, 0, 0))
 
 
 def test_clip_norm_keeps_direction() -> None:

@@ -32,7 +32,7 @@ def test_arm_holds_itself_against_gravity(world: World) -> None:
 
 
 def test_place_arm_is_exact_fast_and_at_rest(world: World) -> None:
-    centre = np.array(world.arm.workspace_centre)
+    centre = np.array(world.arm.workspace_center)
     rng = np.random.default_rng(0)
     took = []
     for _ in range(30):
@@ -91,7 +91,7 @@ def test_saved_state_replays_exactly(world: World) -> None:
 @pytest.mark.parametrize("name", ARMS)
 @pytest.mark.parametrize("mass", [0.05, 0.1, 0.3])
 def test_a_grasped_box_is_lifted_and_does_not_slip_in_ten_seconds(name: str, mass: float) -> None:
-    x = ARMS[name].workspace_centre[0]
+    x = ARMS[name].workspace_center[0]
     world = World(arm=ARMS[name], scene=EmptyScene(body=box(x, mass=mass)))
     world.place_arm((x, 0.0, 0.025))
     controller = CartesianDelta()

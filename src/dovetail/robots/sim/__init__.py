@@ -1,6 +1,6 @@
-"""Arms in MuJoCo: everything that moves does so through joint torques, as on hardware."""
+"""Arms in MuJoCo. All motion comes from joint torques, as on hardware."""
 
-from dovetail.robots.sim import _gl as _gl  # first: it decides how mujoco renders
+from dovetail.robots.sim import _gl as _gl  # first: it chooses the GL backend
 from dovetail.robots.sim.arm import ARMS, Arm
 from dovetail.robots.sim.cameras import Cameras
 from dovetail.robots.sim.control import CartesianDelta, Controller, JointTarget

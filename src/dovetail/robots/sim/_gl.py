@@ -1,7 +1,7 @@
-"""Chooses MuJoCo's GL backend, and lets everything but pictures work where there is none.
+"""Chooses MuJoCo's GL backend. Without one, everything except rendering works.
 
-MuJoCo loads its backend when it is imported, reads MUJOCO_GL only then, and fails there and then if the backend is
-missing. So this module comes before anything else that imports it.
+MuJoCo reads MUJOCO_GL when it is imported, and the import fails if the backend is missing. So import this module before
+any other that imports mujoco.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ import sys
 __all__ = ["GIVEN", "MISSING"]
 
 GIVEN = os.environ.get("MUJOCO_GL")
-"""What the person had set."""
+"""The user's setting."""
 
 
 def _import_mujoco() -> str | None:
-    """Returns why there is no GL; None if it looks well."""
+    """Return why GL is missing, or None."""
     if GIVEN is None and sys.platform.startswith("linux") and not os.environ.get("DISPLAY"):
         os.environ["MUJOCO_GL"] = "egl"
     try:
         importlib.import_module("mujoco")
-    except Exception as error:  # whatever the GL backend of the day raises
+    except Exception as error:  # depends on the GL backend
         reason = " ".join(f"MUJOCO_GL={os.environ.get('MUJOCO_GL', '')}: {error}".split())
         os.environ["MUJOCO_GL"] = "disable"
         importlib.import_module("mujoco")

@@ -1,4 +1,4 @@
-"""The arms that simulation knows: what they are called, what they may do, and where their MJCF lies."""
+"""The simulated arms: names, limits and MJCF files."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Arm:
     max_opening_m: float
     max_grip_force_n: float
     reach_m: float  # from the shoulder to the TCP
-    workspace_centre: tuple[float, float, float]  # m, what the front camera looks at
+    workspace_center: tuple[float, float, float]  # m, what the front camera looks at
     finger_joints: tuple[str, str] = ("finger_joint1", "finger_joint2")
     pads: tuple[str, str] = ("left_pad", "right_pad")
 
@@ -43,7 +43,7 @@ class Arm:
         return tuple(f"joint{i + 1}" for i in range(self.num_joints))
 
     def xml(self) -> str:
-        """The arm's MJCF document, from the package's own data."""
+        """The arm's MJCF document."""
         return resources.files("dovetail.robots.sim").joinpath(f"arms/{self.name}.xml").read_text("utf-8")
 
 
@@ -58,7 +58,7 @@ _PANDA = Arm(
     max_opening_m=0.08,
     max_grip_force_n=60.0,
     reach_m=0.855,
-    workspace_centre=(0.45, 0.0, 0.12),
+    workspace_center=(0.45, 0.0, 0.12),
 )
 
 _X5 = Arm(
@@ -72,7 +72,7 @@ _X5 = Arm(
     max_opening_m=0.08,
     max_grip_force_n=40.0,
     reach_m=0.62,
-    workspace_centre=(0.27, 0.0, 0.10),
+    workspace_center=(0.27, 0.0, 0.10),
 )
 
 ARMS: Mapping[str, Arm] = MappingProxyType({arm.name: arm for arm in (_PANDA, _X5)})

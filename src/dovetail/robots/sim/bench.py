@@ -1,4 +1,4 @@
-"""How fast the simulation is here, as plain functions: each runs for about `seconds` on one core."""
+"""Speed of the simulation on one core. Each function runs for about `seconds`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _RESET_EVERY = 40
 
 
 def physics_steps_per_s(seconds: float = 2.0, *, arm: str = "panda") -> float:
-    """Bare physics with the arm moving: joint targets swing, a cube lies on the table, no controller."""
+    """Physics only: the joint targets swing and a cube lies on the table; no controller."""
     world = World(arm=ARMS[arm], scene=EmptyScene(body=_CUBE))
     home, count, start = world.joint_targets(), 0, time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds:
@@ -31,7 +31,7 @@ def physics_steps_per_s(seconds: float = 2.0, *, arm: str = "panda") -> float:
 
 
 def control_steps_per_s(seconds: float = 2.0, *, arm: str = "panda") -> float:
-    """Random Cartesian actions at 10 Hz: inverse kinematics and 50 physics steps each (contacts happen)."""
+    """Random Cartesian actions at 10 Hz: inverse kinematics and 50 physics steps each, with contacts."""
     world = World(arm=ARMS[arm], scene=EmptyScene(body=_CUBE))
     controller = CartesianDelta()
     actions = np.random.default_rng(0).uniform(controller.low, controller.high, (4096, 7))

@@ -1,4 +1,4 @@
-"""Pictures from a world's cameras, rendered offscreen."""
+"""Offscreen images from a world's cameras."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _OFF = (mujoco.mjtRndFlag.mjRND_SHADOW, mujoco.mjtRndFlag.mjRND_REFLECTION, mujo
 
 
 class Cameras:
-    """Named cameras of one world, all of one size. The GL context is made when the first picture is taken.
+    """Cameras of one world, with the same image size. The first `render` creates the GL context.
 
-    Shadows and multisampling are off: with them, software rendering is eight times slower.
+    Shadows and multisampling are off, because they make software rendering eight times slower.
     """
 
     def __init__(self, *, world: World, names: Sequence[str], width: int, height: int) -> None:
@@ -31,7 +31,7 @@ class Cameras:
             if name not in known:
                 raise ConfigError(f"there is no camera '{name}' in this world.{did_you_mean(name, known)}")
         if width < 1 or height < 1:
-            raise ConfigError(f"an image of {width} x {height} pixels cannot be rendered: both must be at least 1")
+            raise ConfigError(f"image size {width} x {height} is too small: both must be at least 1 pixel")
         self.names = tuple(names)
         self.width, self.height = width, height
         self._world = world
@@ -39,7 +39,7 @@ class Cameras:
         self._finalizer: Any = None
 
     def render(self, name: str, out: NDArray[np.uint8] | None = None) -> NDArray[np.uint8]:
-        """[H, W, 3] of the world as it is now: in `out`, or a new array."""
+        """Image [H, W, 3] of the current state, in `out` or a new array."""
         renderer = self._renderer if self._renderer is not None else self._open()
         world = self._world
         mujoco.mj_camlight(world.model, world.data)  # a step leaves camera poses one substep old
@@ -50,7 +50,7 @@ class Cameras:
         return image
 
     def close(self) -> None:
-        """Let go of the GL context; a later `render` makes a new one."""
+        """Release the GL context. A later `render` creates a new one."""
         if self._finalizer is not None:
             self._finalizer()
         self._renderer = self._finalizer = None
@@ -60,11 +60,11 @@ class Cameras:
         size.offwidth, size.offheight = max(size.offwidth, self.width), max(size.offheight, self.height)
         try:
             renderer: Any = mujoco.Renderer(self._world.model, height=self.height, width=self.width)
-        except Exception as error:  # mujoco raises whatever the GL backend of the day raises
+        except Exception as error:  # depends on the GL backend
             reason = (_gl.MISSING or " ".join(str(error).split()) or type(error).__name__)[:200]
             raise RobotError(
-                f"no pictures can be rendered here ({reason}): install EGL (libegl1, libgl1-mesa-dri), set "
-                "MUJOCO_GL=osmesa, or leave images out of the robot's config"
+                f"cannot render images ({reason}): install EGL (libegl1, libgl1-mesa-dri), set "
+                "MUJOCO_GL=osmesa, or remove robot.images"
             ) from error
         self._renderer = renderer
         # at exit the renderer must close before the GL library is unloaded

@@ -1,7 +1,6 @@
 """From a policy's action to servo targets, once per control tick.
 
-Both controllers move the arm only by setting the targets of its joint servos, and both report what they
-really commanded: learning has to know that, not what was asked for.
+Both controllers only set the targets of the joint servos. Both return the executed action, which learning needs.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from dovetail.robots.sim.rotations import (
     quat_conjugate,
     quat_from_rotvec,
     quat_multiply,
-    quat_normalise,
+    quat_normalize,
     quat_to_rotvec,
     rotate,
 )
@@ -26,12 +25,12 @@ from dovetail.robots.sim.world import World
 
 __all__ = ["CartesianDelta", "Controller", "Gripper", "JointTarget"]
 
-_LOST_M = 1e-3  # a reference that inverse kinematics misses by more is beyond reach
+_LOST_M = 1e-3  # a reference is out of reach if inverse kinematics misses it by more
 _LOST_RAD = 1e-2
 
 
 class Controller(Protocol):
-    """Actions to servo targets. `reset` after every reset of the world, then `command` once a tick."""
+    """Actions to servo targets. Call `reset` after each reset of the world, then `command` once per tick."""
 
     @property
     def names(self) -> tuple[str, ...]: ...
@@ -45,13 +44,13 @@ class Controller(Protocol):
     def reset(self, world: World) -> None: ...
 
     def command(self, world: World, action: ArrayLike) -> NDArray[np.float32]:
-        """Set the servo targets; returns the action really commanded."""
+        """Set the servo targets and return the executed action."""
 
     def hold(self, world: World) -> None:
-        """Stay where the arm is now."""
+        """Hold the current pose."""
 
     def reference_error(self, world: World) -> Vector:
-        """[6] reference minus measured pose (m, rad): how hard the servos are pushing."""
+        """[6] reference minus measured pose (m, rad), proportional to the servo forces."""
 
     @property
     def gripper(self) -> float:
@@ -59,7 +58,7 @@ class Controller(Protocol):
 
 
 class Gripper:
-    """0 closed, 1 open. Sticky: between 0.4 and 0.6 it keeps what it did: a noisy policy drops nothing."""
+    """0 closed, 1 open. If sticky, commands from 0.4 to 0.6 keep the state, so that a noisy policy drops nothing."""
 
     def __init__(self, *, sticky: bool = True, close_below: float = 0.4, open_above: float = 0.6) -> None:
         self._sticky = sticky
@@ -84,15 +83,13 @@ class Gripper:
 
 
 class CartesianDelta:
-    """Action: [dx, dy, dz, drx, dry, drz, gripper], metres and radians per tick, in the reset pose's frame.
+    """Action: [dx, dy, dz, drx, dry, drz, gripper], meters and radians per tick, in the reset pose's frame.
 
-    Actions add up to a reference pose, which the servos follow like a spring. A leash on each axis keeps the
-    reference near the measured pose, so that the force in contact is bounded by stiffness times leash, however
-    long a policy pushes, and pushing along one axis takes nothing from the others.
+    Actions add up to a reference pose, which the servos follow like a spring. On each axis the reference stays within
+    `max_lead_m` of the measured pose, so the contact force is at most stiffness times lead. Axes are independent.
 
-    What counts as executed is the action as it was taken, within its limits. The leash belongs to the arm, as the
-    servos do: were it counted, pushing against a wall would be recorded as doing nothing, and a critic would never
-    see the actions that a stuck policy keeps trying.
+    The executed action is the action clipped to its limits, before the lead limit. Otherwise, pushing against a wall
+    would be recorded as no motion, and a critic would never see the actions of a stuck policy.
     """
 
     names: tuple[str, ...] = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
@@ -102,13 +99,13 @@ class CartesianDelta:
         *,
         max_step_m: float = 0.02,
         max_turn_rad: float = 0.1,
-        leash_m: float = 0.02,
-        leash_rad: float = 0.15,
+        max_lead_m: float = 0.02,
+        max_lead_rad: float = 0.15,
         sticky_gripper: bool = True,
         period_s: float = 0.1,
     ) -> None:
         self._max_step_m, self._max_turn_rad = max_step_m, max_turn_rad
-        self._leash_m, self._leash_rad = leash_m, leash_rad
+        self._max_lead_m, self._max_lead_rad = max_lead_m, max_lead_rad
         self._period_s = period_s
         self._gripper = Gripper(sticky=sticky_gripper)
         self.low = (-max_step_m,) * 3 + (-max_turn_rad,) * 3 + (0.0,)
@@ -126,11 +123,11 @@ class CartesianDelta:
 
     @property
     def reference(self) -> tuple[Vector, Vector]:
-        """The pose that the servos are told to reach, in the base frame."""
+        """The target pose of the servos, in the base frame."""
         return self._position.copy(), self._quat.copy()
 
     def reset(self, world: World) -> None:
-        """Take the present pose as the reference, and its orientation as the frame of all actions."""
+        """Use the current pose as reference, and its orientation as the frame of all actions."""
         self._position, self._quat = world.tcp_pose()
         self._frame, self._unframe = self._quat, quat_conjugate(self._quat)
         self._joints = world.joint_positions()
@@ -143,13 +140,15 @@ class CartesianDelta:
             self.reset(world)
         assert self._joints is not None
         turn = quat_from_rotvec(rotate(self._frame, wanted[3:6]))
-        self._leash(world, self._position + rotate(self._frame, wanted[:3]), quat_multiply(turn, self._quat))
+        self._move_reference(
+            world, self._position + rotate(self._frame, wanted[:3]), quat_multiply(turn, self._quat)
+        )
         self._follow(world)
         wanted[6] = self._gripper.set(world, float(wanted[6]))
         return wanted.astype(np.float32)
 
     def hold(self, world: World) -> None:
-        """Reference and servo targets become where the arm is; the action frame stays."""
+        """Set reference and servo targets to the current pose. The action frame stays."""
         self._position, self._quat = world.tcp_pose()
         self._joints = world.joint_positions()
         world.data.ctrl[world.joint_ctrl] = self._joints
@@ -158,16 +157,16 @@ class CartesianDelta:
         position, quat = world.tcp_pose()
         return np.concatenate((rotate(self._unframe, self._position - position), self._in_frame(self._quat, quat)))
 
-    def _leash(self, world: World, position: Vector, quat: Vector) -> None:
-        """Move the reference, but on no axis further from the measured pose than the leash."""
+    def _move_reference(self, world: World, position: Vector, quat: Vector) -> None:
+        """Move the reference, limited to the maximum lead on each axis."""
         here, here_quat = world.tcp_pose()
-        ahead = np.clip(rotate(self._unframe, position - here), -self._leash_m, self._leash_m)
+        ahead = np.clip(rotate(self._unframe, position - here), -self._max_lead_m, self._max_lead_m)
         self._position = here + rotate(self._frame, ahead)
-        turn = np.clip(self._in_frame(quat, here_quat), -self._leash_rad, self._leash_rad)
-        self._quat = quat_normalise(quat_multiply(quat_from_rotvec(rotate(self._frame, turn)), here_quat))
+        turn = np.clip(self._in_frame(quat, here_quat), -self._max_lead_rad, self._max_lead_rad)
+        self._quat = quat_normalize(quat_multiply(quat_from_rotvec(rotate(self._frame, turn)), here_quat))
 
     def _follow(self, world: World) -> None:
-        """Servo targets for the reference; what the arm cannot reach, the reference gives up."""
+        """Set servo targets for the reference. If the arm cannot reach it, move the reference to where it can."""
         assert self._joints is not None
         start = self._joints
         found = world.kinematics.solve(position=self._position, quat=self._quat, start=start)
@@ -180,12 +179,12 @@ class CartesianDelta:
         world.data.ctrl[world.joint_ctrl] = joints
 
     def _in_frame(self, target: Vector, origin: Vector) -> Vector:
-        """The rotation from `origin` to `target`, as a vector in the reset frame."""
+        """Rotation from `origin` to `target`, as a vector in the reset frame."""
         return rotate(self._unframe, quat_to_rotvec(quat_multiply(target, quat_conjugate(origin))))
 
 
 class JointTarget:
-    """Action: [joint1..jointN, gripper], absolute angles, kept within limits and near the measured joints."""
+    """Action: [joint1..jointN, gripper], absolute angles, limited to a range around the measured joints."""
 
     def __init__(self, *, arm: Arm, max_step_rad: float = 0.2, sticky_gripper: bool = True) -> None:
         self.names = (*arm.joint_names, "gripper")
@@ -218,7 +217,7 @@ class JointTarget:
         world.data.ctrl[world.joint_ctrl] = world.joint_positions()
 
     def reference_error(self, world: World) -> Vector:
-        """[6] in the TCP's frame: the joint servos' errors, seen at the TCP."""
+        """[6] errors of the joint servos as a pose error in the TCP's frame."""
         wanted, wanted_quat = world.kinematics.pose(world.joint_targets())
         position, quat = world.tcp_pose()
         unframe = quat_conjugate(quat)
@@ -227,10 +226,10 @@ class JointTarget:
 
 
 def _checked(action: ArrayLike, *, size: int) -> Vector:
-    """A finite float64 vector. Not-a-number must never reach a servo."""
+    """Return a finite float64 vector. NaN must never reach a servo."""
     values = np.asarray(action, dtype=np.float64)
     if values.shape != (size,):
-        raise RobotError(f"an action of shape {values.shape} was sent where ({size},) is expected")
+        raise RobotError(f"the action has shape {values.shape}, expected ({size},)")
     if not np.isfinite(values).all():
-        raise RobotError(f"an action with numbers that are not finite was sent: {values.tolist()}")
+        raise RobotError(f"the action is not finite: {values.tolist()}")
     return values

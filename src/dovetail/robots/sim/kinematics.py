@@ -1,7 +1,6 @@
-"""Forward and inverse kinematics of one arm, on a model of its own.
+"""Forward and inverse kinematics of one arm, on a separate model.
 
-A separate arm-only model keeps inverse kinematics from touching the physics state, and its cost does not grow
-with the task's scene.
+So inverse kinematics never changes the physics state, and its cost does not depend on the scene.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _MAX_TURN = 0.5  # rad: the longest step of one iteration, so that a far start d
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Solution:
-    """Joint angles, and by how much the TCP they give misses the pose that was asked for."""
+    """Joint angles, and the remaining errors of the TCP pose."""
 
     joints: Vector  # [n] rad
     position_error_m: float
@@ -37,7 +36,7 @@ class Solution:
 
 
 class Kinematics:
-    """Where the TCP is for given joints, and which joints bring it to a given pose (base frame)."""
+    """TCP pose for given joints, and joints for a given TCP pose (base frame)."""
 
     def __init__(self, arm: Arm) -> None:
         self.arm = arm
@@ -77,7 +76,7 @@ class Kinematics:
         damping: float = 1e-3,
         home_gain: float = 0.1,
     ) -> Solution:
-        """Damped least squares from `start`. Spare freedom is pulled towards home; limits are respected."""
+        """Damped least squares from `start` within the joint limits. Redundant joints are pulled towards home."""
         joints = self._within_limits(start)
         step_error, turn_error = self._errors(joints, position, quat)
         distance, angle = _norm(step_error), _norm(turn_error)
@@ -90,14 +89,14 @@ class Kinematics:
         return Solution(joints=joints, position_error_m=distance, rotation_error_rad=angle)
 
     def _improve(self, joints: Vector, step: Vector, turn: Vector, *, damping: float, home_gain: float) -> Vector:
-        """One damped Gauss-Newton step; joints that would leave their range are held there and left out."""
+        """One damped Gauss-Newton step. Joints that would leave their range stay at the limit."""
         jacobian = self._read_jacobian()
         error = np.concatenate((clip_norm(step, 0.2), clip_norm(turn, _MAX_TURN)))
         pull = home_gain * (self._home - joints)
         for _ in range(2):
             gram = jacobian @ jacobian.T + (damping * damping) * self._eye
-            # J+ (e - J p) + p: reaches e, and moves by p in whatever freedom e leaves over
-            # positive definite by its damping; numpy's solver takes longer to be called than this does to solve
+            # J+ (e - J p) + p: reaches e and moves by p in the null space
+            # positive definite because of the damping; faster than the call of numpy's solver
             mujoco.mju_cholFactor(gram, 0.0)
             mujoco.mju_cholSolve(self._solved, gram, error - jacobian @ pull)
             change = jacobian.T @ self._solved + pull
@@ -110,9 +109,7 @@ class Kinematics:
         return self._within_limits(joints + change)
 
     def _within_limits(self, joints: Vector) -> Vector:
-        inside: Vector = np.minimum(
-            np.maximum(joints, self._lower), self._upper
-        )  # np.clip takes four times as long
+        inside: Vector = np.minimum(np.maximum(joints, self._lower), self._upper)  # 4x faster than np.clip
         return inside
 
     def _errors(self, joints: Vector, position: Vector, quat: Vector) -> tuple[Vector, Vector]:

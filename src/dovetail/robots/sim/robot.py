@@ -1,4 +1,4 @@
-"""A simulated arm behind the same contract as a real one.
+"""A simulated arm with the same contract as a real one.
 
 robot = SimRobot(SimRobotConfig(arm="panda"), task=my_task)
 clock = SimulatedClock(); clock.on_advance(robot.advance)
@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
 from pydantic import Field
@@ -31,30 +31,46 @@ __all__ = ["SceneTask", "SimRobot", "SimRobotConfig"]
 
 
 class SimRobotConfig(Config):
-    """Which arm, what its actions mean, what it sees."""
+    """A simulated arm: its actions, cameras and limits."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"leash_m": "max_lead_m", "leash_rad": "max_lead_rad"}
 
     arm: Literal["panda", "x5"] = "panda"
+    """Arm model."""
     action: Literal["ee_delta", "joint"] = "ee_delta"
+    """End effector motion per tick, or joint targets."""
     control_hz: float = Field(default=10.0, gt=0.0, le=500.0)
+    """Control ticks per second."""
     timestep_s: float = Field(default=0.002, gt=0.0, le=0.01)
+    """Physics time step in seconds."""
     images: tuple[str, ...] = ()
-    image_size: tuple[int, int] = (128, 128)  # width, height
-    realtime: bool = False  # read by whoever makes the clock
+    """Cameras to observe, such as `wrist` and `front`."""
+    image_size: tuple[int, int] = (128, 128)
+    """Width and height of the images in pixels."""
+    realtime: bool = False
+    """Run at the speed of the real clock."""
     viewer: bool = False
-    max_step_m: float = Field(default=0.02, gt=0.0)  # per tick
-    max_turn_rad: float = Field(default=0.1, gt=0.0)  # per tick
-    max_joint_step_rad: float = Field(default=0.2, gt=0.0)  # per tick, around the measured joints
-    leash_m: float = Field(default=0.02, gt=0.0)
-    leash_rad: float = Field(default=0.15, gt=0.0)
+    """Show MuJoCo's viewer window."""
+    max_step_m: float = Field(default=0.02, gt=0.0)
+    """Largest translation of one action, per axis in meters."""
+    max_turn_rad: float = Field(default=0.1, gt=0.0)
+    """Largest rotation of one action, per axis in rad."""
+    max_joint_step_rad: float = Field(default=0.2, gt=0.0)
+    """Largest difference between a joint target and the measured joint, in rad."""
+    max_lead_m: float = Field(default=0.02, gt=0.0)
+    """Largest distance of the servo reference from the measured pose, per axis in meters. Bounds the contact force."""
+    max_lead_rad: float = Field(default=0.15, gt=0.0)
+    """The same for rotations, in rad."""
     sticky_gripper: bool = True
+    """Open or close the gripper fully; commands from 0.4 to 0.6 keep its state."""
 
 
 class SceneTask(Scene, Protocol):
-    """A task that brings its scene, and is told the world that was made of it."""
+    """A task with its own scene. `bind` gives it the world that was built from the scene."""
 
     @property
     def fixed_gripper(self) -> float | None:
-        """A value at which the gripper stays, so that it is no part of the action; None: it is."""
+        """Constant gripper command; the action then has no gripper axis. None: the action has one."""
 
     def bind(self, world: World, *, robot: RobotSpec, on_reset: Callable[[], None]) -> None: ...
 
@@ -106,7 +122,7 @@ class SimRobot:
         return Observation(time_ns=world.time_ns, values=values)
 
     def send(self, action: Array) -> Array:
-        """Set the servo targets for one tick; returns the action really commanded. Passes no time."""
+        """Set the servo targets for one tick and return the executed action. Simulated time does not advance."""
         if self._fixed_gripper is not None:
             action = np.append(action, np.float32(self._fixed_gripper))
         executed = self.controller.command(self.world, action)
@@ -114,33 +130,33 @@ class SimRobot:
         return executed if self._fixed_gripper is None else executed[:-1]
 
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
-        """Render into what `next_buffer(camera)` gives from now on."""
+        """Render into the arrays of `next_buffer(camera)` from now on."""
         self._next_buffer = next_buffer
 
     def stop(self) -> None:
-        """Hold where the arm is. A second call changes nothing, so that holding cannot creep."""
+        """Hold the current pose. A second call changes nothing, so that the arm does not drift."""
         if not self._stopped:
             self.controller.hold(self.world)
             self._stopped = True
 
     def advance(self, duration_ns: int) -> None:
-        """Let simulated time pass; what does not fill a physics step is kept for the next call."""
+        """Advance simulated time. A remainder below one physics step is kept for the next call."""
         num_substeps, self._leftover_ns = divmod(duration_ns + self._leftover_ns, self.world.timestep_ns)
         self.world.advance(int(num_substeps))
         if self.config.viewer:
             self._show()
 
     def reset_reference(self) -> None:
-        """After a task has reset the world: this pose is the reference, its orientation the action frame."""
+        """Call after a task has reset the world. This pose becomes the reference and the action frame."""
         self.controller.reset(self.world)
         self._stopped = False
         if self.config.viewer:
             self._show()
 
     def probe(self) -> Mapping[str, Array]:
-        """Where everything is, to be recorded with each step: enough to film the episode later (see `Film`).
+        """Positions of everything, recorded with each step, from which `EpisodeRenderer` renders the episode later.
 
-        Kept as float64, for rounding moves edges: pictures taken later are then the live ones, bit for bit.
+        float64, so that later images equal the live ones bit for bit.
         """
         return {"sim_qpos": self.world.data.qpos.copy(), "sim_fixtures": self.world.fixture_poses()}
 
@@ -154,7 +170,7 @@ class SimRobot:
     def _show(self) -> None:
         if self._viewer is None:
             self._viewer = _open_viewer(self.world)
-        if self._viewer.is_running():  # a person may have closed the window: go on without it
+        if self._viewer.is_running():  # the window may have been closed
             self._viewer.sync()
 
     def _make_spec(self, *, width: int, height: int) -> RobotSpec:
@@ -193,8 +209,8 @@ def _controller(config: SimRobotConfig) -> Controller:
         return CartesianDelta(
             max_step_m=config.max_step_m,
             max_turn_rad=config.max_turn_rad,
-            leash_m=config.leash_m,
-            leash_rad=config.leash_rad,
+            max_lead_m=config.max_lead_m,
+            max_lead_rad=config.max_lead_rad,
             sticky_gripper=config.sticky_gripper,
             period_s=1.0 / config.control_hz,
         )
@@ -205,7 +221,7 @@ def _controller(config: SimRobotConfig) -> Controller:
 
 def _open_viewer(world: World) -> Any:
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
-        raise RobotError("viewer: true needs a display, and there is none: leave it out")
+        raise RobotError("robot.viewer=true needs a display, but there is none. Set robot.viewer=false")
     from mujoco import viewer  # imported only here: it needs a window system
 
     return viewer.launch_passive(world.model, world.data, show_left_ui=False, show_right_ui=False)

@@ -1,6 +1,6 @@
-"""Small rotation maths on quaternions (w, x, y, z), written for single poses.
+"""Rotations as quaternions (w, x, y, z), for single poses.
 
-Plain Python floats beat numpy on arrays of three or four, and these run several times per control tick.
+Python floats are faster than numpy for three or four numbers, and these functions run several times per tick.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = [
     "quat_from_matrix",
     "quat_from_rotvec",
     "quat_multiply",
-    "quat_normalise",
+    "quat_normalize",
     "quat_to_matrix",
     "quat_to_rotvec",
     "rotate",
@@ -28,7 +28,7 @@ Vector = NDArray[np.float64]
 
 
 def _floats(values: ArrayLike) -> list[float]:
-    # `tolist` takes a tenth of what iterating over an array does
+    # `tolist` is ten times faster than iterating over an array
     array = values if isinstance(values, np.ndarray) else np.asarray(values, dtype=np.float64)
     floats: list[float] = array.tolist()
     return floats
@@ -41,14 +41,14 @@ def _unit(w: float, x: float, y: float, z: float) -> Vector:
     return np.array((w / norm, x / norm, y / norm, z / norm))
 
 
-def quat_normalise(quat: ArrayLike) -> Vector:
-    """Unit quaternion; a zero one is an error rather than a silent identity."""
+def quat_normalize(quat: ArrayLike) -> Vector:
+    """Unit quaternion. Raises ValueError for zero."""
     w, x, y, z = _floats(quat)
     return _unit(w, x, y, z)
 
 
 def quat_multiply(a: ArrayLike, b: ArrayLike) -> Vector:
-    """The rotation b, then the rotation a (both seen from the same fixed frame)."""
+    """Rotate by b, then by a, both in the same fixed frame."""
     aw, ax, ay, az = _floats(a)
     bw, bx, by, bz = _floats(b)
     return np.array(
@@ -68,7 +68,7 @@ def quat_conjugate(quat: ArrayLike) -> Vector:
 
 
 def quat_from_rotvec(rotvec: ArrayLike) -> Vector:
-    """From a rotation vector: its direction the axis, its length the angle in radians."""
+    """From a rotation vector: axis times angle in radians."""
     x, y, z = _floats(rotvec)
     angle = math.sqrt(x * x + y * y + z * z)
     # sin(a/2)/a by its series near zero, where the quotient would be 0/0
@@ -79,7 +79,7 @@ def quat_from_rotvec(rotvec: ArrayLike) -> Vector:
 def quat_to_rotvec(quat: ArrayLike) -> Vector:
     """The shortest rotation vector of a unit quaternion, its angle in [0, pi]."""
     w, x, y, z = _floats(quat)
-    if w < 0.0:  # q and -q are one rotation: take the short way round
+    if w < 0.0:  # q and -q are the same rotation: use the shorter one
         w, x, y, z = -w, -x, -y, -z
     sine = math.sqrt(x * x + y * y + z * z)
     scale = 2.0 if sine < 1e-9 else 2.0 * math.atan2(sine, w) / sine
@@ -87,7 +87,7 @@ def quat_to_rotvec(quat: ArrayLike) -> Vector:
 
 
 def quat_from_axis_angle(axis: ArrayLike, angle: float) -> Vector:
-    """A rotation by `angle` radians about `axis` (any length but zero)."""
+    """Rotation by `angle` radians about `axis`, which need not have unit length."""
     direction = np.asarray(axis, dtype=np.float64)
     return quat_from_rotvec(direction * (angle / float(np.linalg.norm(direction))))
 

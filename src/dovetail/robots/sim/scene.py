@@ -1,4 +1,4 @@
-"""What a task brings to a world, and how it is merged with the arm into one MJCF document."""
+"""A task's scene, and how it is merged with the arm into one MJCF document."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ __all__ = ["EmptyScene", "Scene", "compose"]
 
 
 class Scene(Protocol):
-    """A task's things. The arm's base stands at the origin; the table's top is z = 0."""
+    """The objects of a task. The arm's base is at the origin; the table's top is z = 0."""
 
     @property
     def table(self) -> bool:
-        """Whether the world's own table is wanted (True, unless the scene brings its ground)."""
+        """Whether to add the standard table."""
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """What the numbers of `read_state` are."""
+        """Names of the values of `read_state`."""
 
     def xml(self, arm: Arm) -> str:
         """An MJCF document, `<mujoco>...</mujoco>`: worldbody, assets, contacts, sensors, defaults.
 
-        Use named default classes: an unnamed `<default>` would change the arm's parts too. A camera called
-        `front` replaces the world's. `<option>`, `<compiler>` and `<visual>` belong to the world.
+        Use named default classes: an unnamed `<default>` would change the arm too. A camera `front` replaces the
+        standard one. `<option>`, `<compiler>` and `<visual>` are not allowed.
         """
 
     def read_state(self, world: World) -> NDArray[np.float32]:
-        """The task's state sensor; only reads."""
+        """The values of the task's state sensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmptyScene:
-    """A table with nothing on it, or with what `body` says: MJCF to put into the worldbody."""
+    """A table, with optional MJCF for the worldbody."""
 
     body: str = ""
     table: bool = True
@@ -90,17 +90,15 @@ _TABLE = """<geom name="table" type="box" pos="0.33 0 -0.02" size="0.52 0.6 0.02
 
 
 def compose(*, arm: Arm, scene: Scene, timestep_s: float) -> str:
-    """One document: the world's base, the arm and the scene, in this order: the arm's joints come first."""
+    """One document: base, arm, scene. The arm's joints come first."""
     wanted = _parse(scene.xml(arm), what=f"scene {type(scene).__name__}")
     for section in _RESERVED:
         if wanted.find(section) is not None:
-            raise RobotError(
-                f"scene {type(scene).__name__} sets <{section}>, which belongs to the world: leave it out"
-            )
+            raise RobotError(f"scene {type(scene).__name__} sets <{section}>, which scenes may not set: remove it")
     has_front = any(camera.get("name") == "front" for camera in wanted.iter("camera"))
     base = _BASE.format(
         timestep_s=timestep_s,
-        centre=" ".join(str(v) for v in arm.workspace_centre),
+        centre=" ".join(str(v) for v in arm.workspace_center),
         extent=arm.reach_m,
         table=_TABLE if scene.table else "",
         camera="" if has_front else _front_camera(arm),
@@ -114,7 +112,7 @@ def compose(*, arm: Arm, scene: Scene, timestep_s: float) -> str:
 
 def _front_camera(arm: Arm) -> str:
     """In front of the arm, a little to its left and above, looking back at the workspace."""
-    x, y, z = arm.workspace_centre
+    x, y, z = arm.workspace_center
     eye = np.array((x + 0.80 * arm.reach_m, y + 0.95 * arm.reach_m, z + 0.60 * arm.reach_m))
     towards = np.array((x - 0.10 * arm.reach_m, y, z + 0.10 * arm.reach_m)) - eye
     right = np.cross(towards, (0.0, 0.0, 1.0))

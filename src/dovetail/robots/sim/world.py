@@ -1,4 +1,4 @@
-"""One MuJoCo world: an arm, a table and a task's scene, and the only door to its physics.
+"""One MuJoCo world: an arm, a table and a task's scene. All access to the physics goes through it.
 
     world = World(arm=ARMS["panda"], scene=EmptyScene())
     world.reset()
@@ -6,7 +6,7 @@
     world.advance(50)
     position, quat = world.tcp_pose()
 
-Joint positions are written at reset only; between resets, physics alone moves things.
+Joint positions are set at reset only. Between resets, only physics moves things.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike, NDArray
 from dovetail.core.errors import RobotError, did_you_mean
 from dovetail.robots.sim.arm import Arm
 from dovetail.robots.sim.kinematics import Kinematics
-from dovetail.robots.sim.rotations import Vector, quat_from_matrix, quat_normalise
+from dovetail.robots.sim.rotations import Vector, quat_from_matrix, quat_normalize
 from dovetail.robots.sim.scene import EmptyScene, Scene, compose
 
 __all__ = ["DOWN", "EmptyScene", "Scene", "World"]
@@ -36,7 +36,7 @@ _PLACE_TOLERANCE_RAD = 1e-3
 
 
 class World:
-    """The model and its state. Names are those of the arm's and the scene's MJCF, with no prefix."""
+    """The model and its state. Names are those of the arm's and the scene's MJCF, without a prefix."""
 
     def __init__(self, *, arm: Arm, scene: Scene, timestep_s: float = 0.002) -> None:
         self.arm = arm
@@ -76,13 +76,13 @@ class World:
 
     @property
     def time_ns(self) -> int:
-        """Simulated time since the world was made; a reset does not set it back."""
+        """Simulated time since construction. A reset does not change it."""
         return self._num_substeps * self.timestep_ns
 
     def advance(self, num_substeps: int) -> None:
-        """Let physics run, then refresh poses and velocities (contacts and forces stay the last step's).
+        """Run physics, then update poses and velocities. Contacts and forces are those of the last step.
 
-        Refreshing changes nothing that a step reads, so this equals the bare `mj_step`, bit for bit.
+        The update changes nothing that a step reads, so the result equals `mj_step` bit for bit.
         """
         if num_substeps <= 0:
             return
@@ -96,28 +96,28 @@ class World:
             or self.data.warning[mujoco.mjtWarning.mjWARN_BADQACC].number
         ):
             raise RobotError(
-                "the simulation diverged: a scene's contacts or masses are too extreme for its timestep"
+                "the simulation diverged: the scene's contacts or masses are too extreme for its time step"
             )
 
     def forward(self) -> None:
-        """Recompute everything that follows from positions and velocities, without passing time."""
+        """Recompute everything that depends on positions and velocities. Time does not advance."""
         mujoco.mj_forward(self.model, self.data)
 
     # -- reset ---------------------------------------------------------------------------------------------
 
     def reset(self) -> None:
-        """The scene's first state, the arm at home with an open gripper, everything at rest."""
+        """Restore the scene's initial state, with the arm at home and the gripper open, everything at rest."""
         mujoco.mj_resetData(self.model, self.data)
         self._write_arm(np.array(self.arm.home), 1.0)
         self.forward()
 
     def place_arm(self, position: ArrayLike, quat: ArrayLike = DOWN, *, gripper: float = 1.0) -> None:
-        """Reset only: put the TCP at a pose, at rest, its servos there too. `gripper`: 0 closed, 1 open."""
-        target, turn = np.asarray(position, dtype=np.float64), quat_normalise(quat)
+        """Reset only: put the TCP and its servo targets at a pose, at rest. `gripper`: 0 closed, 1 open."""
+        target, turn = np.asarray(position, dtype=np.float64), quat_normalize(quat)
         home = np.array(self.arm.home)
         best = None
         for attempt in range(8):
-            # further attempts start from spread-out elbows: a fixed seed keeps resets reproducible
+            # further attempts start from random joints; a fixed seed keeps resets reproducible
             spread = np.random.default_rng(attempt).uniform(-0.5, 0.5, home.size) if attempt else 0.0
             found = self.kinematics.solve(
                 position=target, quat=turn, start=home + spread, max_iterations=60, home_gain=0.02
@@ -131,12 +131,12 @@ class World:
         assert best is not None
         raise RobotError(
             f"arm '{self.arm.name}' cannot reach position {np.round(target, 4).tolist()} with quaternion "
-            f"{np.round(turn, 4).tolist()}: the nearest try misses by {best.position_error_m * 1e3:.1f} mm "
+            f"{np.round(turn, 4).tolist()}: the nearest solution misses by {best.position_error_m * 1e3:.1f} mm "
             f"and {best.rotation_error_rad:.3f} rad"
         )
 
     def place_joints(self, joints: ArrayLike, *, gripper: float = 1.0) -> None:
-        """Reset only: put the arm at joint angles, at rest, its servos already there."""
+        """Reset only: put the joints and their servo targets at these angles, at rest."""
         wanted = np.asarray(joints, dtype=np.float64)
         if wanted.shape != (self.arm.num_joints,):
             raise RobotError(
@@ -153,7 +153,7 @@ class World:
             raise RobotError(f"body '{name}' has no free joint: only free bodies can be placed")
         qpos, dof = int(self.model.jnt_qposadr[joint]), int(self.model.jnt_dofadr[joint])
         self.data.qpos[qpos : qpos + 3] = np.asarray(position, dtype=np.float64)
-        self.data.qpos[qpos + 3 : qpos + 7] = quat_normalise(quat)
+        self.data.qpos[qpos + 3 : qpos + 7] = quat_normalize(quat)
         self.data.qvel[dof : dof + 6] = 0.0
 
     def _write_arm(self, joints: Vector, gripper: float) -> None:
@@ -169,13 +169,13 @@ class World:
         data.act[self._gripper_act] = finger
         data.qacc_warmstart[:] = 0.0
 
-    # -- what is where -------------------------------------------------------------------------------------
+    # -- poses ---------------------------------------------------------------------------------------------
 
     def tcp_pose(self) -> tuple[Vector, Vector]:
         """Position (m) and quaternion (w, x, y, z) of the TCP in the base frame, which is the world's.
 
-        Of the two quaternions of a rotation it gives the one nearer to DOWN. The usual choice, w >= 0, would
-        flip its sign at random exactly where a hand that points down works.
+        Returns the quaternion that is nearer to DOWN. The usual choice, w >= 0, would flip its sign at random for a
+        gripper that points down.
         """
         quat = quat_from_matrix(self.data.site_xmat[self._tcp])
         return self.data.site_xpos[self._tcp].copy(), -quat if quat[1] < 0.0 else quat
@@ -193,11 +193,11 @@ class World:
         return np.asarray(self.data.qvel[self.joint_dof])
 
     def joint_targets(self) -> Vector:
-        """What the joint servos were last told."""
+        """Targets of the joint servos."""
         return np.asarray(self.data.ctrl[self.joint_ctrl])
 
     def gripper_opening(self) -> float:
-        """Metres between the pads."""
+        """Distance between the pads in meters."""
         return float(self.data.qpos[self._finger_qpos].sum())
 
     def body_pose(self, name: str) -> tuple[Vector, Vector]:
@@ -206,7 +206,7 @@ class World:
         return self.data.xpos[body].copy(), self.data.xquat[body].copy()
 
     def fixture_poses(self) -> Vector:
-        """[k, 7] where the bodies of `fixtures` sit in their parents: what a task moves in the model at reset."""
+        """[k, 7] poses of `fixtures` relative to their parents, which a task may change in the model at reset."""
         return np.hstack((self.model.body_pos[self.fixtures], self.model.body_quat[self.fixtures]))
 
     def body_id(self, name: str) -> int:
@@ -229,11 +229,11 @@ class World:
     # -- contact -------------------------------------------------------------------------------------------
 
     def in_contact(self, geom_a: str, geom_b: str | None = None) -> bool:
-        """Whether two geoms touch; with one name, whether it touches anything."""
+        """Whether two geoms touch, or whether one geom touches anything."""
         return self._num_contacts(geom_a, geom_b) > 0
 
     def contact_force(self, geom_a: str, geom_b: str | None = None) -> float:
-        """Newtons pressing two geoms together (normal parts, summed); with one name, against anything."""
+        """Sum of the normal forces between two geoms, or on one geom, in newtons."""
         total, wrench = 0.0, np.zeros(6)
         for index in self._contacts(geom_a, geom_b):
             mujoco.mj_contactForce(self.model, self.data, index, wrench)
@@ -261,7 +261,7 @@ class World:
     # -- saved states --------------------------------------------------------------------------------------
 
     def save_state(self) -> Mapping[str, Vector]:
-        """All that physics depends on: positions, velocities, activations, warm start, servo targets."""
+        """The complete physics state: positions, velocities, activations, warm start, servo targets."""
         state = np.empty(self._state_size)
         mujoco.mj_getState(self.model, self.data, state, _FULL_PHYSICS)
         return {
@@ -278,7 +278,7 @@ class World:
 
 
 def _fixtures(model: Any, *, arm_body: int) -> NDArray[np.intp]:
-    """Bodies whose place the model holds rather than the state: all but the world, the arm and free bodies."""
+    """Bodies whose poses are part of the model: all except the world, the arm and free bodies."""
     roots = model.body_rootid
     free = model.jnt_bodyid[model.jnt_type == mujoco.mjtJoint.mjJNT_FREE]
     bodies: NDArray[np.intp] = np.arange(1, model.nbody)

@@ -1,10 +1,10 @@
-"""Pictures of an episode, taken after it: from what `SimRobot.probe` recorded, by any camera, at any size.
+"""Renders an episode afterwards, from the states that `SimRobot.probe` recorded, with any camera and image size.
 
-    film = Film(SimRobot(config, task=task).world, camera="front", width=480, height=480)
-    for picture in film.frames({"sim_qpos": qpos, "sim_fixtures": fixtures}):  # [T, nq], [T, k, 7]
+    renderer = EpisodeRenderer(SimRobot(config, task=task).world, camera="front", width=480, height=480)
+    for image in renderer.frames({"sim_qpos": qpos, "sim_fixtures": fixtures}):  # [T, nq], [T, k, 7]
         ...
 
-Nothing is simulated again: each picture is the recorded state, drawn.
+It does not simulate again.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from dovetail.core.types import Array
 from dovetail.robots.sim.cameras import Cameras
 from dovetail.robots.sim.world import World
 
-__all__ = ["TRACE_KEYS", "Film"]
+__all__ = ["TRACE_KEYS", "EpisodeRenderer"]
 
 TRACE_KEYS = ("sim_qpos", "sim_fixtures")
 
 
-class Film:
-    """A camera before a world of its own: filming writes the world's state, so nobody else may use it.
+class EpisodeRenderer:
+    """One camera in a world of its own. Rendering changes the world's state, so do not share the world.
 
-    Several `frames` may run at once, turn by turn: each picture sets the whole state before it is taken.
+    Several `frames` iterators may be interleaved, because each image sets the whole state.
     """
 
     def __init__(self, world: World, *, camera: str = "front", width: int, height: int) -> None:
@@ -38,7 +38,7 @@ class Film:
         self._cameras = Cameras(world=world, names=(camera,), width=width, height=height)
 
     def frames(self, columns: Mapping[str, Array]) -> Iterator[NDArray[np.uint8]]:
-        """One [H, W, 3] per recorded step. Columns that are not this world's are refused at once."""
+        """Yield one image [H, W, 3] per step. Raises UsageError if the columns do not fit this world."""
         missing = [key for key in TRACE_KEYS if key not in columns]
         if missing:
             raise UsageError(f"the trace has no {' and no '.join(missing)}: it was not recorded by a sim robot")
@@ -51,22 +51,22 @@ class Film:
                 f"{list(fixtures.shape)}, but this world has {world.model.nq} joint positions and "
                 f"{len(world.fixtures)} fixtures"
             )
-        return (self._picture(*state) for state in zip(qpos, fixtures, strict=True))
+        return (self._render(*state) for state in zip(qpos, fixtures, strict=True))
 
-    def _picture(self, qpos: Array, fixtures: Array) -> NDArray[np.uint8]:
+    def _render(self, qpos: Array, fixtures: Array) -> NDArray[np.uint8]:
         world = self._world
         model, data = world.model, world.data
         data.qpos[:] = qpos
         model.body_pos[world.fixtures] = fixtures[:, :3]
         model.body_quat[world.fixtures] = fixtures[:, 3:]
         mujoco.mj_kinematics(model, data)
-        mujoco.mj_comPos(model, data)  # cameras and lights may follow a centre of mass
+        mujoco.mj_comPos(model, data)  # cameras and lights may follow a center of mass
         return self._cameras.render(self._camera)
 
     def close(self) -> None:
         self._cameras.close()
 
-    def __enter__(self) -> Film:
+    def __enter__(self) -> EpisodeRenderer:
         return self
 
     def __exit__(

@@ -8,7 +8,7 @@ import pytest
 from dovetail.config.plugins import config_model, resolve
 from dovetail.core.errors import ConfigError, UsageError
 from dovetail.robots.sim import Cameras, SimRobot, SimRobotConfig
-from dovetail.robots.sim.film import Film
+from dovetail.robots.sim.episode_renderer import EpisodeRenderer
 
 SIZE = {"width": 96, "height": 64}
 
@@ -50,7 +50,7 @@ def test_film_is_what_the_camera_saw(task: str, arm: str, camera: str) -> None:
     columns, seen = record(task, seeds=(1, 2), arm=arm, camera=camera)
     assert len(np.unique(seen[:, ::4, ::4], axis=0)) == len(seen), "a still picture would prove nothing"
     _, other = build(task, arm)
-    with Film(other.world, camera=camera, **SIZE) as film:
+    with EpisodeRenderer(other.world, camera=camera, **SIZE) as film:
         np.testing.assert_array_equal(np.stack(list(film.frames(columns))), seen)
 
 
@@ -58,7 +58,7 @@ def test_films_may_run_turn_by_turn() -> None:
     columns, seen = record("peg_insertion", seeds=(1, 2))
     _, other = build("peg_insertion")
     half = len(seen) // 2
-    with Film(other.world, **SIZE) as film:
+    with EpisodeRenderer(other.world, **SIZE) as film:
         first = film.frames({key: column[:half] for key, column in columns.items()})
         second = film.frames({key: column[half:] for key, column in columns.items()})
         for index, (a, b) in enumerate(zip(first, second, strict=True)):
@@ -86,7 +86,7 @@ def test_the_arm_is_no_fixture() -> None:
 
 def test_what_is_not_of_this_world_is_refused() -> None:
     _, robot = build("peg_insertion")
-    film = Film(robot.world, **SIZE)
+    film = EpisodeRenderer(robot.world, **SIZE)
     fitting = {key: value[None] for key, value in robot.probe().items()}
     with pytest.raises(UsageError, match="the trace has no sim_fixtures"):
         film.frames({"sim_qpos": fitting["sim_qpos"]})
@@ -95,4 +95,4 @@ def test_what_is_not_of_this_world_is_refused() -> None:
     with pytest.raises(UsageError, match="of another scene"):
         film.frames({**fitting, "sim_fixtures": np.zeros((1, 9, 7))})
     with pytest.raises(ConfigError, match="Did you mean 'front'"):
-        Film(robot.world, camera="fornt", **SIZE)
+        EpisodeRenderer(robot.world, camera="fornt", **SIZE)
