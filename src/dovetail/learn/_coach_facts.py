@@ -1,4 +1,4 @@
-"""What the coach is told at a look, and what one of its checks may find."""
+"""The facts that the coach checks, and the findings of a check."""
 
 from __future__ import annotations
 
@@ -7,64 +7,64 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Final
 
-__all__ = ["UNKNOWN", "Answer", "EpisodeFacts", "Facts", "Finding", "Severity", "Tip", "Unknown"]
+__all__ = ["UNKNOWN", "EpisodeFacts", "Facts", "Finding", "Result", "Severity", "Tip", "Unknown"]
 
 
 class Severity(IntEnum):
-    HINT = 1  # it slows learning down, or will
-    WARNING = 2  # like this nothing will be learned
+    HINT = 1  # learning is slower than it could be
+    WARNING = 2  # nothing will be learned like this
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeFacts:
-    """What one episode of practice showed. What nobody knows is None."""
+    """One online episode. None: unknown."""
 
-    success: bool  # as it was labelled
-    rewarded: bool  # some step was worth more than nothing
-    solved: bool | None = None  # as the task judged it, or whoever watched, and not those who label
-    value: float | None = None  # its discounted return
-    human_share: float = 0.0  # of its steps
-    saturated: float | None = None  # share of the policy's action numbers that lie at a limit
-    outside: Mapping[str, float] = field(default_factory=dict)  # by observation: share that normalisation cuts off
-    versions_behind: int | None = None  # the weights that acted, behind the newest
+    success: bool  # as labeled
+    rewarded: bool  # some step has a reward above 0
+    solved: bool | None = None  # as the task or the operator judged it, independently of the labels
+    value: float | None = None  # discounted return
+    human_share: float = 0.0  # share of the steps that a person took
+    saturated: float | None = None  # share of the policy's action values at a limit
+    outside: Mapping[str, float] = field(default_factory=dict)  # share of each observation that normalization clips
+    versions_behind: int | None = None  # versions by which the acting weights were older than the newest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known at one look."""
+    """The state of a run at one check."""
 
-    settings: Mapping[str, object]  # of this run, by dotted key
-    num_episodes: int  # online
+    settings: Mapping[str, object]  # the run's config by dotted key
+    num_episodes: int  # online episodes
     env_steps: int
-    episodes: Sequence[EpisodeFacts]  # the latest of them, oldest first
+    episodes: Sequence[EpisodeFacts]  # the latest online episodes, oldest first
     early_human: float | None = None  # human share of the first episodes
-    metrics: Mapping[str, float] = field(default_factory=dict)  # the learner's, since the last look
-    num_actions: int | None = None  # numbers that the policy draws for one action, or chunk
-    best_value: float | None = None  # mean return-to-go of the best episode that is learned from
-    lowest_value: float | None = None  # the least return-to-go of any
-    largest_reward: float = 0.0  # without its sign
-    sources: Mapping[str, float] = field(default_factory=dict)  # of each batch, who acted: demo, human, policy
-    updates: int | None = None  # online
-    owed: int = 0  # earned by online steps, and not done yet
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the learner's, since the last check
+    num_actions: int | None = None  # values that the policy samples for one action or chunk
+    best_value: float | None = None  # mean return-to-go of the best episode in the training data
+    lowest_value: float | None = None  # smallest return-to-go of any
+    largest_reward: float = 0.0  # absolute value
+    sources: Mapping[str, float] = field(default_factory=dict)  # shares of a batch: demo, human, policy
+    updates: int | None = None  # online updates
+    owed: int = 0  # updates that online steps have earned and that are not done yet
     unpublished: int | None = None  # updates since the newest weights that the robot may have
-    act_s: float | None = None  # lately, on a robot that real time passes for
-    learn_s: float | None = None
-    waiting: Mapping[str, int] = field(default_factory=dict)  # episodes without labels, by why
-    pinned: int | None = None  # version of the weights that somebody holds everybody to
+    act_s: float | None = None  # recent time spent acting, on a robot in real time
+    learn_s: float | None = None  # recent time spent learning
+    waiting: Mapping[str, int] = field(default_factory=dict)  # episodes without labels, by reason
+    pinned: int | None = None  # version to which the weights are pinned
 
-    def lately(self, num: int) -> Sequence[EpisodeFacts]:
+    def latest(self, num: int) -> Sequence[EpisodeFacts]:
         return self.episodes[-num:]
 
     @property
     def success(self) -> float:
-        """Share of the last episodes; 0 before the first."""
-        latest = self.lately(20)
+        """Success rate of the last episodes; 0 before the first."""
+        latest = self.latest(20)
         return sum(episode.success for episode in latest) / max(1, len(latest))
 
 
 @dataclass(frozen=True, slots=True)
 class Tip:
-    """One thing to try; with the setting that it is about, it is given only where there is such a setting."""
+    """One thing to try. A tip about a setting is given only to runs that have the setting."""
 
     text: str
     key: str | None = None
@@ -72,7 +72,7 @@ class Tip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check has found."""
+    """A problem that a check has found."""
 
     severity: Severity
     message: str
@@ -80,11 +80,11 @@ class Finding:
 
 
 class Unknown(Enum):
-    """What a check says whose facts are missing: nothing for it, and nothing against it."""
+    """The result of a check with missing facts."""
 
     UNKNOWN = "unknown"
 
 
 UNKNOWN: Final = Unknown.UNKNOWN
 
-Answer = Finding | Unknown | None  # none: all is well
+Result = Finding | Unknown | None  # None: no problem

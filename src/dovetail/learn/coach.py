@@ -1,12 +1,12 @@
-"""The coach: looks at a run now and then, and says in plain words why learning is not going well and what to try.
+"""The coach checks a run regularly, explains why learning does not go well, and advises what to try.
 
     coach = Coach()
-    look = coach.look(facts)      # after each online episode, or each rollout
-    look.begun, look.over         # what to tell now
-    coach.current                 # what is still wrong, the worst first
+    result = coach.check(facts)       # after each online episode, or each rollout
+    result.begun, result.over         # new problems, and problems that are over
+    coach.current                     # open problems, the worst first
 
-Facts in, words out: nothing here reads a clock, a file or a network. A check whose facts are missing says nothing, not
-even that what was wrong is over.
+The coach reads no clock, file or network: it depends on the facts only. A check with missing facts has no result, so an open
+problem stays open.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from dovetail.core.types import Array
 from dovetail.learn._coach_checks import CHECKS
 from dovetail.learn._coach_facts import UNKNOWN, EpisodeFacts, Facts, Finding, Severity
 
-__all__ = ["Advice", "Coach", "EpisodeFacts", "Facts", "Look", "Severity", "returns_to_go"]
+__all__ = ["Advice", "Coach", "CoachResult", "EpisodeFacts", "Facts", "Severity", "returns_to_go"]
 
-PATIENCE = 3  # looks in a row that must find something before it is told, or nothing before it is over; of those that know
-REMIND = 300  # looks after which what goes on is told again
+PATIENCE = 3  # results in a row with a problem before it is reported, or without it before it is over
+REMIND = 300  # checks after which an open problem is reported again
 MAX_TIPS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Advice:
-    """What is wrong, in plain words with the numbers seen, and what to try."""
+    """A problem with the numbers behind it, and what to try."""
 
     name: str
     severity: Severity
@@ -39,8 +39,8 @@ class Advice:
     @staticmethod
     def of(name: str, finding: Finding, settings: Mapping[str, object]) -> Advice:
         tips = [tip for tip in finding.tips if tip.key is None or tip.key in settings][:MAX_TIPS]
-        said = [tip.text if tip.key is None else f"{tip.text} ({_setting(tip.key, settings)})" for tip in tips]
-        return Advice(name=name, severity=finding.severity, message=finding.message, try_="; ".join(said))
+        texts = [tip.text if tip.key is None else f"{tip.text} ({_setting(tip.key, settings)})" for tip in tips]
+        return Advice(name=name, severity=finding.severity, message=finding.message, try_="; ".join(texts))
 
     def to_json(self) -> dict[str, str]:
         severity = self.severity.name.lower()
@@ -53,34 +53,34 @@ class Advice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """What is news after a look."""
+class CoachResult:
+    """What changed at one check."""
 
     begun: tuple[Advice, ...]
     over: tuple[Advice, ...]
 
 
 @dataclass(slots=True)
-class _Case:
+class _CheckState:
     """One check over time."""
 
-    advice: Advice | None = None  # as it was told last
-    num_found: int = 0  # looks in a row
-    num_clear: int = 0  # the same
-    num_since: int = 0  # it was told
+    advice: Advice | None = None  # the open problem, as reported
+    num_found: int = 0  # results in a row with a problem
+    num_clear: int = 0  # results in a row without one
+    num_since: int = 0  # checks since the last report
 
 
 class Coach:
-    """Tells a thing once when it has begun, again only after a long while, and that it is over when it is over.
+    """Reports a problem once, again after a long time, and when it is over.
 
-    `known` is what an earlier process of the run has told already.
+    `known` are the problems that an earlier process of the run reported.
     """
 
     def __init__(self, known: Iterable[Advice] = ()) -> None:
-        self._cases = {name: _Case() for name in CHECKS}
+        self._states = {name: _CheckState() for name in CHECKS}
         for advice in known:
-            if advice.name in self._cases:  # not a check that is no more
-                self._cases[advice.name].advice = advice
+            if advice.name in self._states:  # an older version may have had other checks
+                self._states[advice.name].advice = advice
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -88,33 +88,33 @@ class Coach:
 
     @property
     def current(self) -> tuple[Advice, ...]:
-        told = [case.advice for case in self._cases.values() if case.advice]
-        return tuple(sorted(told, key=lambda advice: -advice.severity))
+        advice = [state.advice for state in self._states.values() if state.advice]
+        return tuple(sorted(advice, key=lambda advice: -advice.severity))
 
-    def look(self, facts: Facts) -> Look:
+    def check(self, facts: Facts) -> CoachResult:
         begun, over = [], []
         for name, check in CHECKS.items():
-            case, finding = self._cases[name], check(facts)
-            case.num_since += 1
+            state, finding = self._states[name], check(facts)
+            state.num_since += 1
             if finding is UNKNOWN:
                 continue
-            case.num_found = case.num_found + 1 if finding else 0
-            case.num_clear = 0 if finding else case.num_clear + 1
-            if finding and case.num_found >= PATIENCE and (case.advice is None or case.num_since >= REMIND):
-                case.advice, case.num_since = Advice.of(name, finding, facts.settings), 0
-                begun.append(case.advice)
-            elif case.advice and case.num_clear >= PATIENCE:
-                over.append(case.advice)
-                case.advice = None
-        return Look(begun=tuple(begun), over=tuple(over))
+            state.num_found = state.num_found + 1 if finding else 0
+            state.num_clear = 0 if finding else state.num_clear + 1
+            if finding and state.num_found >= PATIENCE and (state.advice is None or state.num_since >= REMIND):
+                state.advice, state.num_since = Advice.of(name, finding, facts.settings), 0
+                begun.append(state.advice)
+            elif state.advice and state.num_clear >= PATIENCE:
+                over.append(state.advice)
+                state.advice = None
+        return CoachResult(begun=tuple(begun), over=tuple(over))
 
 
 def returns_to_go(rewards: Array, discounts: Array, gamma: float) -> Array:
-    """What each step was worth, [T]. Behind the last step of a timeout it goes on as it did on average."""
-    after = float(rewards.mean()) / (1.0 - gamma) if gamma < 1.0 else 0.0
+    """The discounted return from each step on, [T]. After a timeout, the mean reward is assumed to go on forever."""
+    following = float(rewards.mean()) / (1.0 - gamma) if gamma < 1.0 else 0.0
     values = np.zeros(len(rewards), np.float64)
     for t in reversed(range(len(rewards))):
-        after = values[t] = float(rewards[t]) + gamma * float(discounts[t]) * after
+        following = values[t] = float(rewards[t]) + gamma * float(discounts[t]) * following
     return values
 
 
