@@ -109,14 +109,14 @@ def test_one_episode(cli: Cli, run: RunFolder) -> None:
     label(run, B, success=True, labeler="anna", priority=10)
     label(run, B, success=False, version="2")
     out = cli("episodes", "show", "made", "2").out
-    for said in (
+    for description in (
         "peg_insertion: put the peg in",
         "3 steps in 2 takeovers",
         "front: 4 frames 16x12, ffv1, exact, ",
         "depth: 7 frames 8x6, ffv1, exact, ",
         "observation/state",
     ):
-        assert said in out
+        assert description in out
     history = [line.split() for line in out.splitlines() if line.startswith(("✓", "✗"))]
     assert [row[:2] for row in history] == [["✗", "60"], ["✓", "anna"], ["✗", "outcome"]]
     assert [row[-1] for row in history] == ["0", "counts", "0"]
@@ -188,7 +188,7 @@ def test_removing_what_is_named(cli: Cli, run: RunFolder) -> None:
     assert f"1 episode removed from runs/made, {size / 1024:.1f} KiB freed" in result.out
     assert EpisodeLog(run.episodes).ids() == [A, C]
     assert not (run.episodes / B).exists()
-    assert len(LabelStore(run.labels).history(B)) == 1  # what was said stays
+    assert len(LabelStore(run.labels).history(B)) == 1  # what was description stays
     event = json.loads((run.path / "events.jsonl").read_text().splitlines()[-1])
     assert (event["event"], event["ids"]) == ("episodes removed", [B])
 
@@ -210,7 +210,7 @@ def test_removing_what_is_damaged(cli: Cli, run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "description"),
     [
         ([], "say which"),
         (["--yes"], "say which"),
@@ -222,11 +222,11 @@ def test_removing_what_is_damaged(cli: Cli, run: RunFolder) -> None:
     ],
 )
 def test_nothing_is_removed_by_mistake(
-    cli: Cli, run: RunFolder, arguments: list[str], said: str, monkeypatch: pytest.MonkeyPatch
+    cli: Cli, run: RunFolder, arguments: list[str], description: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
     result = cli("episodes", "rm", "made", *arguments)
-    assert said in result.line
+    assert description in result.line
     assert result.code == 2
     assert EpisodeLog(run.episodes).ids() == [A, B, C]
 

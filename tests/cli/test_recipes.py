@@ -13,8 +13,8 @@ from dovetail.labels.learned.calibration import Calibration
 from dovetail.labels.learned.folder import save_classifier
 from dovetail.labels.learned.network import SuccessNet
 from dovetail.labels.learned.training import Trained, TrainingConfig
-from dovetail.policies.backbones import MobileNetV2, save_backbone
-from dovetail.policies.encoders import EncoderConfig
+from dovetail.policies.images.backbones import MobileNetV2, save_backbone
+from dovetail.policies.images.encoders import EncoderConfig
 
 TINY = (
     "run.demos=1",

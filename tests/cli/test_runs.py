@@ -18,7 +18,7 @@ import pytest
 from dovetail.cli import _evaluation
 from dovetail.core.types import ActContext, Episode
 from dovetail.episodes.log import EpisodeLog
-from dovetail.runs.assembly.build import build_station
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 from support.command_line import Cli
@@ -132,7 +132,7 @@ def test_eval_acts_with_the_weights_that_it_names(
 
 def _actions(run: Path, episode: Episode, version: int) -> Any:
     """What a policy with these weights would have proposed, had it seen what was seen."""
-    station = build_station(RunFolder.open(run).config)
+    station = build_assembly(RunFolder.open(run).config)
     policy = station.policy()
     policy.load(DiskWeightStore(run / "weights").load(version))
     seen = {key: episode.column(f"observation/{key}") for key in policy.spec.observation}

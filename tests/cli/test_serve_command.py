@@ -17,9 +17,9 @@ from dovetail.cli import _evaluation, _serve
 from dovetail.config.load import load
 from dovetail.core.errors import PolicyError
 from dovetail.core.types import ActContext
-from dovetail.policies.flow import Flow
+from dovetail.policies.flows.flow import Flow
 from dovetail.policies.remote.policy import RemoteConfig, RemotePolicy
-from dovetail.runs.assembly.build import build_station
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
 from dovetail.testing.fake_brains import FakePolicy
 from dovetail.weights.store import DiskWeightStore
@@ -43,7 +43,7 @@ def made_run(folder: Path, policy: str, name: str = "toy") -> RunFolder:
 
 def publish_fake(run: RunFolder) -> None:
     """Weights of a FakePolicy, which are not those of its seed."""
-    station = build_station(run.config)
+    station = build_assembly(run.config)
     policy: FakePolicy = run.config.policy.build(robot=station.robot.spec, seed=9)
     DiskWeightStore(run.weights).publish({"actor": {"weights": policy.weights}})
     station.close()
@@ -62,7 +62,7 @@ def until(happened: Callable[[], bool]) -> None:
 
 def test_a_flow_with_weights_of_a_run_that_goes_on_learning(tmp_path: Path) -> None:
     run = made_run(tmp_path, "{type: flow, horizon: 6, hidden: 16, num_layers: 2}")
-    station = build_station(run.config)
+    station = build_assembly(run.config)
     store, local = DiskWeightStore(run.weights), station.policy()
     station.close()
     assert isinstance(local, Flow)
@@ -142,7 +142,7 @@ def test_a_checkpoint_and_a_version_are_served_as_they_are(finished: Path, targe
         "weights": (finished / target / f"v{first:08d}.json", first),
         "the run": (finished, last),
     }[target]
-    source = _evaluation.find_source(str(path), version=None, runs_dir=Path("runs"))
+    source = _evaluation.find_weights(str(path), version=None, runs_dir=Path("runs"))
     policy = _serve._policy(source, tell=lambda line: None)
     assert policy.act(inputs(policy.spec), STILL).policy_version == version
     store.publish(store.load(last).components)
@@ -164,7 +164,7 @@ def test_eval_asks_a_server(cli: Cli, finished: Path) -> None:
 @pytest.fixture
 def run(toy: str) -> Path:
     run = made_run(Path.cwd(), "{type: gaussian_mlp, hidden: [8]}")
-    station = build_station(run.config)
+    station = build_assembly(run.config)
     DiskWeightStore(run.weights).publish(station.policy().weights())
     station.close()
     return run.path

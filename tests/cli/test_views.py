@@ -12,7 +12,8 @@ from rich.console import Console
 
 from dovetail.actor.telemetry import Telemetry
 from dovetail.cli._live import LinesView, LiveView, view_for
-from dovetail.cli._runs import check_name, find_run, new_name, split_arguments
+from dovetail.api.names import check_name, find_run, new_name
+from dovetail.cli._terminal import split_arguments
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import duration, interval, sparkline
 from dovetail.core.errors import RunFolderError, UsageError

@@ -35,12 +35,12 @@ def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:
         if is_new and len(config.machines) > 1:
             say(f"a new token is in {token}: copy the file to the same place on the other machines (scp -p)")
     else:
-        from dovetail.runtime.ray.cluster.connection import check_admitted
+        from dovetail.runtime.ray.cluster.connection import check_access
 
-        check_admitted(config)
+        check_access(config)
     with console.status(f"joining as {machine}"):
         membership = joining.join(config, machine)
-    say(f"{machine} is {'the head of' if is_head else 'in'} the cluster at {membership.meeting}")
+    say(f"{machine} is {'the head of' if is_head else 'in'} the cluster at {membership.head_address}")
     if wait:
         _stay(machine)
 
@@ -55,7 +55,7 @@ def _stay(machine: str) -> None:
         signal.signal(number, interrupted)
     said = "joined"
     try:
-        while (known := joining.membership(machine)) is not None and known.is_kept:
+        while (known := joining.membership(machine)) is not None and known.has_keeper:
             if known.state != said:
                 said = known.state
                 say(
@@ -84,7 +84,7 @@ def leave(files: Sequence[str], name: str | None) -> None:
 
 def status(files: Sequence[str], *, as_json: bool) -> int:
     config = _read(files)
-    if config.meeting is None:
+    if config.head_address is None:
         raise UsageError(
             "the file names no cluster: say in cluster.machines who is in it, or in cluster.address where it is"
         )

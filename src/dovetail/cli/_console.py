@@ -1,4 +1,4 @@
-"""`dovetail console`: find the run, make the door, listen, say where."""
+"""`dovetail console`: find the run, serve its pages, print the address."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-# NiceGUI keeps what pages store beside the process that serves them; we store nothing, and it shall find no folder
+# NiceGUI stores data of pages in a folder; we store none, so it gets a path that does not exist
 os.environ.setdefault("NICEGUI_STORAGE_PATH", os.path.join(tempfile.gettempdir(), "dovetail-nicegui-unused"))
 
-from dovetail.cli._runs import find_run
+from dovetail.api.names import find_run
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import say
 from dovetail.console.app import make_app
-from dovetail.console.run_source import ConsoleLock, open_handles
+from dovetail.console.run_files import ConsoleLock, OpenRun
 from dovetail.console.server import listen, serve
 from dovetail.core.errors import UsageError
 
@@ -37,13 +37,13 @@ def console(
     path = find_run(run, runs_dir)
     token = secrets.token_urlsafe(32) if token_file is None else _read_token(token_file)
     lock = ConsoleLock(path)
-    lock.take()
+    lock.acquire()
     bound = listen(host, port)
     is_local = _is_local(host)
     shown_host = f"[{host}]" if ":" in host else host
     address = f"http://{shown_host}:{bound.getsockname()[1]}/"
     app = make_app(
-        open_handles(path),
+        OpenRun(path),
         token=token,
         port=bound.getsockname()[1],
         is_local=is_local,
@@ -51,11 +51,11 @@ def console(
     )
     if not is_local:
         say(
-            f"warning: {host} is reachable from other machines, unencrypted: whoever has the token can move the arm"
+            f"warning: {host} is reachable from other machines without encryption: every person with the token can move the arm"
         )
 
     def ready() -> None:
-        lock.say_where(address)
+        lock.write_address(address)
         say(f"console at {address}?token={token}")
         if open_browser and _has_screen():
             pages.enter_context(_opened(f"{address}?token={token}"))
@@ -74,12 +74,12 @@ def _is_local(host: str) -> bool:
 def _read_token(path: Path) -> str:
     try:
         if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-            raise UsageError(f"token file {path} can be read by others: chmod 600 {path}")
+            raise UsageError(f"token file {path} is readable by other users: run chmod 600 {path}")
         token = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read token file {path}: {error}") from error
     if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(f"token file {path} holds no token: one line of {_SHORTEST_TOKEN} letters or more")
+        raise UsageError(f"token file {path} has no valid token: expected one line of at least {_SHORTEST_TOKEN} printable ASCII characters without spaces")
     return token
 
 
@@ -91,7 +91,7 @@ def _has_screen() -> bool:
 
 @contextlib.contextmanager
 def _opened(address: str) -> Iterator[None]:
-    """By a page that only we can read: everybody on the machine sees a browser's arguments."""
+    """Open the address through a private file: other users can see the arguments of a browser process."""
     with tempfile.TemporaryDirectory(prefix="dovetail-console-") as folder:
         page = Path(folder) / "open.html"
         page.write_text(f'<meta http-equiv="refresh" content="0;url={escape(address)}">', "utf-8")

@@ -1,20 +1,19 @@
-"""The console beside a run: a process of its own, so that a web server never shares an interpreter with the learner.
+"""Run the console in another process, so that the web server does not share an interpreter with the learner.
 
-It ends with the run, however that ends: its standard input is a pipe from the run, and it listens for the end of that. Its
-own death harms nobody, and is told.
+Its standard input is a pipe from the run, which closes when the run ends in any way; then the console ends. If the console
+ends first, the run continues and prints a line.
 """
 
 from __future__ import annotations
 
-import contextlib
 import os
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from types import TracebackType
 
 from dovetail.cli._terminal import say
+from dovetail.processes.child import ChildProcess
 
 __all__ = ["ConsoleProcess"]
 
@@ -22,7 +21,7 @@ _END_S = 2.0
 
 
 class ConsoleProcess:
-    """`with ConsoleProcess(folder, port=None):` what it says, such as its address, is said here too."""
+    """`with ConsoleProcess(folder, port=None):` prints the console's address."""
 
     def __init__(self, folder: Path, *, port: int | None) -> None:
         self._folder = folder
@@ -30,15 +29,15 @@ class ConsoleProcess:
         self._ending = False
 
     def __enter__(self) -> ConsoleProcess:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", __name__, "console", str(self._folder), *self._port],
-            stdin=subprocess.PIPE,
+        self._process = ChildProcess(
+            "the console",
+            __name__,
+            ["console", str(self._folder), *self._port],
+            stdin_pipe=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            process_group=0,  # Ctrl-C is for the run, which ends this
         )
-        self._reader = threading.Thread(target=self._listen, name="console", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="console", daemon=True)
         self._reader.start()
         return self
 
@@ -46,45 +45,37 @@ class ConsoleProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ending = True
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._process.close(timeout_s=_END_S)
         self._reader.join(_END_S)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
+    def _read(self) -> None:
+        assert self._process.popen.stdout is not None
         last = ""
-        with self._process.stdout as lines:
+        with self._process.popen.stdout as lines:
             for line in lines:
                 last = line.strip() or last
                 if line.startswith("console at "):
                     say(line.rstrip())
-        status = self._process.wait()
+        self._process.popen.wait()
         if not self._ending:
-            why = f": {last}" if last else ""
-            say(
-                f"the console has ended (exit status {status}){why}. The run goes on; open it again with: "
-                f"dovetail console {self._folder}"
-            )
+            if not self._process.was_killed:
+                self._process.error = last or None
+            reopen = f"dovetail console {self._folder}"
+            say(f"{self._process.exit_reason()}. The run continues; open the console again with: {reopen}")
 
 
 def main() -> None:
-    """In that process: end with whoever started it, and be the command line until then."""
+    """The console process: the command line, until the run ends."""
 
-    def listen() -> None:
-        os.read(0, 1)  # nothing is ever written there
+    def exit_with_run() -> None:
+        os.read(0, 1)  # returns when the pipe closes: nothing is written to it
         os._exit(0)
 
-    threading.Thread(target=listen, name="run", daemon=True).start()
+    threading.Thread(target=exit_with_run, name="run", daemon=True).start()
     from dovetail.cli.main import entry
 
     entry()

@@ -15,8 +15,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from rich.text import Text
 
-from dovetail.cli._runs import split_arguments
-from dovetail.cli._terminal import console, say
+from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.config.load import load, recipes
 from dovetail.config.plugins import list_plugins
 from dovetail.config.schema import RunConfig
@@ -190,13 +189,13 @@ def _plugins() -> Iterator[Check]:
 
 def _station(config: RunConfig) -> Iterator[Check]:
     """Robot, task, policy and the rest, built and matched."""
-    from dovetail.cli._session import check_fits
-    from dovetail.runs.assembly.fleet import completed
+    from dovetail.api.checks import check_fits
+    from dovetail.runs.assembly.fleet import with_embodiments
 
     task = config.task.type if config.task else "its own task"
     what = f"robot {config.robot.type}, {task}, policy {config.policy.type}, algorithm {config.algorithm.type}"
     try:
-        check_fits(completed(config))
+        check_fits(with_embodiments(config))
     except DovetailError as error:
         yield Check(name="recipe", ok=False, detail=str(error))
     else:

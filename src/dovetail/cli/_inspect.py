@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli._runs import split_arguments
-from dovetail.cli._terminal import console, say
+from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.config.json_schema import json_schema
 from dovetail.config.load import config_hash, dump_yaml, load
 from dovetail.config.load import recipes as shipped_recipes

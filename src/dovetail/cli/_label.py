@@ -1,4 +1,4 @@
-"""Labelling in bulk, with progress, and the comparison at its end."""
+"""`dovetail label`: progress, the result, and the agreement between labelers."""
 
 from __future__ import annotations
 
@@ -10,26 +10,19 @@ from typing import Any
 
 import typer
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli._agreement import agreement_facts, print_agreement
-from dovetail.cli._episode_filter import Found, Selection, parse_filter
-from dovetail.cli._runs import find_run
+from dovetail.api.episodes import Episodes, parse_filter
+from dovetail.api.labeling import LabelingJob, labeling_job
+from dovetail.api.names import find_run
 from dovetail.cli._stop import StopFlag
-from dovetail.cli._terminal import console, say
-from dovetail.config.load import load_saved
-from dovetail.config.plugins import locate, resolve
-from dovetail.config.schema import PluginSection
-from dovetail.core.contracts import Labeler
+from dovetail.cli._terminal import console, number, percent, say
 from dovetail.core.errors import UsageError
-from dovetail.core.types import Outcome
-from dovetail.episodes.log import EpisodeInfo, EpisodeLog
-from dovetail.labels.agreement import agreements, verdicts
-from dovetail.labels.panel import OPINION
+from dovetail.labels.agreement import Agreement, agreements, verdicts
+from dovetail.labels.human import HUMAN
 from dovetail.labels.queue import LabelQueue
-from dovetail.labels.store import LabelStore
-from dovetail.rewards.relabel import Relabelled, has_label, relabel
-from dovetail.runs.assembly.build import build_labeler
+from dovetail.rewards.relabel import Relabelled, relabel
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["Request", "label"]
@@ -39,6 +32,8 @@ _MOST_SHOWN = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
+    """The options of the command line."""
+
     settings: tuple[str, ...]
     labeler: str | None
     opinion: bool
@@ -49,9 +44,9 @@ class Request:
 
     def check(self) -> None:
         if self.agreement and (self.labeler or self.settings):
-            raise UsageError("--agreement labels nothing: leave --labeler and its settings out, or leave it out")
+            raise UsageError("--agreement labels nothing: leave out --labeler and its settings, or --agreement")
         if not self.agreement and not self.labeler:
-            raise UsageError("say who labels with --labeler, e.g. --labeler vlm; or only compare with --agreement")
+            raise UsageError("choose a labeler, e.g. --labeler vlm; or only compare labels with --agreement")
         wrong = [text for text in self.settings if "=" not in text]
         if wrong:
             raise UsageError(f"a setting should look like key=value, got '{wrong[0]}'")
@@ -61,121 +56,103 @@ def label(run: str, request: Request, filters: dict[str, Any], *, runs_dir: Path
     request.check()
     wanted = parse_filter(**filters)
     folder = RunFolder.open(find_run(run, runs_dir))
-    log, store = EpisodeLog(folder.episodes), LabelStore(folder.labels)
-    selection = Selection(log, store, wanted)
-    found = list(selection)
+    episodes = Episodes(folder.path, wanted)
+    chosen = list(episodes)
     facts: dict[str, Any] = {}
     code = 0
     if request.labeler:
-        job = _Job(folder, request, store, found)
-        code = job.run(log, facts)
-    compared = agreements([verdicts(store.history(one.info.id)) for one in found])
+        job = labeling_job(
+            folder,
+            chosen,
+            labeler=request.labeler,
+            settings=request.settings,
+            opinion=request.opinion,
+            again=request.again,
+        )
+        code = _run(job, folder, episodes, request, facts)
+    compared = agreements([verdicts(episode.label_history()) for episode in chosen])
     if request.as_json:
-        typer.echo(json.dumps({**facts, "agreement": agreement_facts(compared)}))
+        typer.echo(json.dumps({**facts, "agreement": [_agreement_facts(one) for one in compared]}))
     else:
-        for problem in selection.problems:
+        for problem in episodes.problems:
             console.print(Text(f"damaged: {problem}", style="red"), soft_wrap=True)
-        print_agreement(compared)
+        _print_agreement(compared)
     return code
 
 
-class _Job:
-    """One labeler on the chosen episodes."""
-
-    def __init__(self, folder: RunFolder, request: Request, store: LabelStore, found: Sequence[Found]) -> None:
-        self._request = request
-        self._store = store
-        self._queue = LabelQueue(folder.label_queue)
-        self._priority = OPINION if request.opinion else 0
-        section = _section(folder, request)
-        self._labeler = _build(section, request, folder)
-        self._name: str = getattr(self._labeler, "name", section.type)
-        self._chosen = [one.info.id for one in found if not _is_aborted(one.info)]
-        self._num_aborted = len(found) - len(self._chosen)
-
-    def run(self, log: EpisodeLog, facts: dict[str, Any]) -> int:
-        version = str(self._labeler.version)  # type: ignore[attr-defined]
-        todo = [one for one in self._chosen if self._request.again or not self._has_label(one, version)]
-        num_known = len(self._chosen) - len(todo)
-        facts |= {"labeler": self._name, "version": version, "num_known": num_known, "num_todo": len(todo)}
-        facts |= {"num_aborted": self._num_aborted}
-        if self._request.dry_run:
-            self._say(f"{self._name} {version} would label {len(todo)} episodes; {self._aside(num_known)}")
-            return 0
-        with StopFlag() as stop:
-            done = self._label(todo, log, stop)
-        left = len(todo) - done.num_labelled - len(done.failures)
-        facts |= {"num_labelled": done.num_labelled, "num_changed": done.num_changed, "num_left": left}
-        facts |= {"failures": {episode_id: str(error) for episode_id, error in done.failures.items()}}
-        self._tell(done, num_known=num_known, left=left)
-        problems = list(done.failures.values())
-        if len(problems) == len(todo) and problems and all(isinstance(one, UsageError) for one in problems):
-            raise problems[0]  # no episode of them all could be labelled: wrong use
-        return 130 if stop() else 1 if done.failures or left else 0
-
-    def _has_label(self, episode_id: str, version: str) -> bool:
-        return has_label(self._store, episode_id, labeler=self._name, version=version, priority=self._priority)
-
-    def _label(self, todo: Sequence[str], log: EpisodeLog, stop: StopFlag) -> Relabelled:
-        columns = (TextColumn("labelling"), MofNCompleteColumn(), TimeRemainingColumn())
-        shown = console.is_terminal and not self._request.as_json
-        with Progress(*columns, console=console, transient=True, disable=not shown) as progress:
-            task = progress.add_task("labelling", total=len(todo))
-            return relabel(
-                todo,
-                labeler=self._labeler,
-                log=log,
-                store=self._store,
-                queue=self._queue,
-                priority=self._priority,
-                on_done=lambda _: progress.advance(task),
-                should_stop=stop,
-            )
-
-    def _tell(self, done: Relabelled, *, num_known: int, left: int) -> None:
-        changed = f" ({done.num_changed} otherwise than what counted)" if done.num_changed else ""
-        self._say(f"{self._name} labelled {done.num_labelled} episodes{changed}; {self._aside(num_known)}")
-        for episode_id, error in list(done.failures.items())[:_MOST_SHOWN]:
-            self._say(f"not labelled: {episode_id}: {error}")
-        if len(done.failures) > _MOST_SHOWN:
-            self._say(f"and {len(done.failures) - _MOST_SHOWN} more")
-        if done.gave_up:
-            self._say("gave up, because too many failed in a row")
-        if left:
-            self._say(f"{left} are left: the same command goes on with them")
-
-    def _aside(self, num_known: int) -> str:
-        aborted = f", {self._num_aborted} were aborted and never train" if self._num_aborted else ""
-        return f"{num_known} had its label already{aborted}"
-
-    def _say(self, text: str) -> None:
-        if not self._request.as_json:
-            say(text)
+def _run(job: LabelingJob, folder: RunFolder, episodes: Episodes, request: Request, facts: dict[str, Any]) -> int:
+    facts |= {"labeler": job.name, "version": job.version, "num_known": job.num_known, "num_todo": len(job.todo)}
+    facts |= {"num_aborted": job.num_aborted}
+    aborted = f", {job.num_aborted} were aborted and never train" if job.num_aborted else ""
+    others = f"{job.num_known} had its label already{aborted}"
+    quiet = request.as_json
+    if request.dry_run:
+        _say(f"{job.name} {job.version} would label {len(job.todo)} episodes; {others}", quiet=quiet)
+        return 0
+    with StopFlag() as stop:
+        done = _label(job, folder, episodes, stop, quiet=quiet)
+    left = len(job.todo) - done.num_labelled - len(done.failures)
+    facts |= {"num_labelled": done.num_labelled, "num_changed": done.num_changed, "num_left": left}
+    facts |= {"failures": {episode_id: str(error) for episode_id, error in done.failures.items()}}
+    changed = f" ({done.num_changed} changed the verdict)" if done.num_changed else ""
+    _say(f"{job.name} labeled {done.num_labelled} episodes{changed}; {others}", quiet=quiet)
+    for episode_id, error in list(done.failures.items())[:_MOST_SHOWN]:
+        _say(f"not labeled: {episode_id}: {error}", quiet=quiet)
+    if len(done.failures) > _MOST_SHOWN:
+        _say(f"and {len(done.failures) - _MOST_SHOWN} more", quiet=quiet)
+    if done.gave_up:
+        _say("stopped, because too many episodes failed in a row", quiet=quiet)
+    if left:
+        _say(f"{left} are left: run the same command again to continue", quiet=quiet)
+    problems = list(done.failures.values())
+    if len(problems) == len(job.todo) and problems and all(isinstance(one, UsageError) for one in problems):
+        raise problems[0]
+    return 130 if stop() else 1 if done.failures or left else 0
 
 
-def _is_aborted(info: EpisodeInfo) -> bool:
-    """Such an episode gets no labels."""
-    return Outcome.ABORTED in (info.outcome, info.judgement) or not info.num_steps
+def _label(job: LabelingJob, folder: RunFolder, episodes: Episodes, stop: StopFlag, *, quiet: bool) -> Relabelled:
+    columns = (TextColumn("labeling"), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task("labeling", total=len(job.todo))
+        return relabel(
+            job.todo,
+            labeler=job.labeler,
+            log=episodes.log,
+            store=episodes.labels,
+            queue=LabelQueue(folder.label_queue),
+            priority=job.priority,
+            on_done=lambda _: progress.advance(task),
+            should_stop=stop,
+        )
 
 
-def _section(folder: RunFolder, request: Request) -> PluginSection:
-    """The labeler with its settings: the run's own, where it has this one, and what the command line says over them."""
-    name = locate("labeler", request.labeler or "").name
-    ours = [place for place, section in enumerate(folder.config.labels) if section.type == name]
-    place = ours[0] if ours else 0
-    first = [] if ours else [f"labels=[{{type: {json.dumps(name)}}}]"]
-    overrides = [*first, *(f"labels.{place}.{setting}" for setting in request.settings)]
-    return load_saved(folder.path, overrides, quiet=True).config.labels[place]
+def _say(text: str, *, quiet: bool) -> None:
+    if not quiet:
+        say(text)
 
 
-def _build(section: PluginSection, request: Request, folder: RunFolder) -> Labeler:
-    """With what it keeps in the run, such as answers that were given before; not where a folder is named."""
-    if getattr(resolve("labeler", section.type), "asks_person", False):
-        raise UsageError("a person labels in the browser: `dovetail console RUN`")
-    named = any(setting.startswith("folder=") for setting in request.settings)
-    labeler = build_labeler(section, None if named else folder.labels)
-    if request.again and hasattr(labeler, "ask_again"):
-        labeler.ask_again()
-    if not hasattr(labeler, "version"):
-        raise UsageError(f"labeler '{section.type}' has no `version` to tell its labels by")
-    return labeler
+def _print_agreement(found: Sequence[Agreement]) -> None:
+    if not found:
+        say("no episode has labels of two labelers yet, so there is nothing to compare")
+        return
+    table = Table(box=None, pad_edge=False, header_style="bright_black")
+    names = ("A", "B", "episodes", "both ✓", "both ✗", "only A ✓", "only B ✓", "agree", "kappa")
+    with_person = any(one.second == HUMAN for one in found)
+    for name in (*names, *(("precision", "recall") if with_person else ())):
+        table.add_column(name, no_wrap=True, justify="left" if len(name) == 1 else "right")
+    for one in found:
+        counts = (one.num_episodes, one.both_success, one.both_failure, one.only_first, one.only_second)
+        cells = [one.first, one.second, *map(str, counts), percent(one.share), number(one.kappa)]
+        if with_person:
+            against = one.second == HUMAN
+            cells += [percent(one.precision), percent(one.recall)] if against else ["", ""]
+        table.add_row(*cells)
+    console.print(table)
+    if any(one.kappa is None for one in found):
+        say("kappa -: all episodes have the same verdict, so agreement means nothing")
+
+
+def _agreement_facts(one: Agreement) -> dict[str, Any]:
+    names = ("first", "second", "num_episodes", "both_success", "both_failure", "only_first", "only_second")
+    measures = ("share", "kappa", *(("precision", "recall") if one.second == HUMAN else ()))
+    return {name: getattr(one, name) for name in (*names, *measures)}

@@ -14,9 +14,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli._terminal import advice_block, duration, rate_line, sparkline
+from dovetail.cli._terminal import advice_block, duration, number, percent, rate_line, sparkline
 from dovetail.learn.coach import Advice
-from dovetail.runs.status import RECENT, RunStatus, Watcher, nobody
+from dovetail.runs.status import RECENT, RunStatus, StatusListener, ignore_status
 
 __all__ = ["RATE_LABELS", "LinesView", "LiveView", "view_for"]
 
@@ -26,9 +26,9 @@ _LINE_EVERY_S = 10.0
 _MOST_ADVICE = 3
 
 
-def view_for(console: Console, *, quiet: bool) -> AbstractContextManager[Watcher]:
+def view_for(console: Console, *, quiet: bool) -> AbstractContextManager[StatusListener]:
     if quiet:
-        return nullcontext(nobody)
+        return nullcontext(ignore_status)
     return LiveView(console) if console.is_terminal else LinesView(console)
 
 
@@ -100,9 +100,9 @@ def _figures(status: RunStatus) -> Table:
     for _ in range(3):
         grid.add_column()
     cells = [
-        ("success, last 20", _percent(status.recent(status.recent_success))),
-        ("return", _number(status.recent(status.recent_return))),
-        ("human share", _percent(status.recent(status.recent_human))),
+        ("success, last 20", percent(status.recent(status.recent_success))),
+        ("return", number(status.recent(status.recent_return))),
+        ("human share", percent(status.recent(status.recent_human))),
         ("episodes", f"{status.episodes}"),
         ("env steps", f"{status.env_steps}"),
         ("updates", f"{status.updates}"),
@@ -189,19 +189,11 @@ def _line(status: RunStatus) -> str:
         parts.append(f"{duration(left)} left")
     if status.episodes and not status.evaluating:
         parts += [
-            f"success {_percent(status.recent(status.recent_success))} (last {min(RECENT, status.episodes)})",
-            f"human {_percent(status.recent(status.recent_human))}",
+            f"success {percent(status.recent(status.recent_success))} (last {min(RECENT, status.episodes)})",
+            f"human {percent(status.recent(status.recent_human))}",
             f"{status.updates} updates",
             f"{status.robot_minutes:.1f} robot min",
         ]
     if status.waiting:
         parts.append(f"{sum(status.waiting.values())} wait for labels")
     return ", ".join(parts)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.0f} %"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.2f}"

@@ -10,8 +10,8 @@ import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from dovetail.cli._runs import check_name, find_run, split_arguments
-from dovetail.cli._terminal import console, say
+from dovetail.api.names import check_name, find_run
+from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.config.load import load_settings
 from dovetail.core.errors import UsageError
 from dovetail.labels.learned.training import TrainingConfig

@@ -14,7 +14,18 @@ from rich.text import Text
 from dovetail.core.stats import Rate
 from dovetail.learn.coach import Advice, Severity
 
-__all__ = ["advice_block", "console", "duration", "interval", "rate_line", "say", "sparkline"]
+__all__ = [
+    "advice_block",
+    "console",
+    "duration",
+    "interval",
+    "number",
+    "percent",
+    "rate_line",
+    "say",
+    "sparkline",
+    "split_arguments",
+]
 
 
 class _Console(Console):
@@ -34,6 +45,12 @@ _LABEL_WIDTH = 22
 def say(text: str) -> None:
     """A line as it is: nothing in it is markup, and it is never folded."""
     console.print(text, markup=False, soft_wrap=True)
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Recipes or files, and overrides: an argument with `=` is an override."""
+    sources = [argument for argument in arguments if "=" not in argument]
+    return sources, [argument for argument in arguments if "=" in argument]
 
 
 def sparkline(values: Sequence[float], *, width: int, low: float | None = None, high: float | None = None) -> str:
@@ -100,3 +117,11 @@ def duration(seconds: float) -> str:
 
 def _colour(rate: float) -> str:
     return "green" if rate >= 0.9 else "yellow" if rate >= 0.5 else "red"
+
+
+def percent(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} %"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"

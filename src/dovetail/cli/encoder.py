@@ -29,7 +29,7 @@ def convert(
     from dovetail.cli._terminal import console
 
     with console.status("loading torch"):
-        from dovetail.policies import backbones
+        from dovetail.policies.images import backbones
 
     backbones.convert(source, file)
     typer.echo(f"{file}: MobileNetV2, {file.stat().st_size / 1e6:.1f} MB")

@@ -103,9 +103,9 @@ def ls(
     filters: Filters,
 ) -> None:
     """List the episodes of a run, oldest first."""
-    from dovetail.cli import _episodes
+    from dovetail.cli.episode_views import listing
 
-    _episodes.ls(run, filters, as_json=as_json, runs_dir=runs_dir)
+    listing.ls(run, filters, as_json=as_json, runs_dir=runs_dir)
 
 
 def show(
@@ -118,9 +118,9 @@ def show(
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
     """One episode: what it was, what was said of it, its columns, and how rewards and metrics went."""
-    from dovetail.cli import _episodes
+    from dovetail.cli.episode_views import listing
 
-    _episodes.show(run, episode, rerun=rerun, save=save, runs_dir=runs_dir)
+    listing.show(run, episode, rerun=rerun, save=save, runs_dir=runs_dir)
 
 
 @filtered
@@ -148,16 +148,14 @@ def video(
 
     From their recorded images, or filmed anew in simulation.
     """
-    from dovetail.cli import _episode_video
+    from dovetail.cli.episode_views import video as views
 
     if merge:
-        _episode_video.merge(
+        views.merge(
             run, filters, episode=episode, out=out, camera=camera, size=size, speed=speed, runs_dir=runs_dir
         )
     else:
-        _episode_video.one(
-            run, episode, filters, out=out, camera=camera, size=size, speed=speed, runs_dir=runs_dir
-        )
+        views.one(run, episode, filters, out=out, camera=camera, size=size, speed=speed, runs_dir=runs_dir)
 
 
 def verify(
@@ -169,9 +167,9 @@ def verify(
 
     Exit code 1 if anything is damaged and was not repaired.
     """
-    from dovetail.cli import _episode_verify
+    from dovetail.cli.episode_views import verify as view
 
-    raise typer.Exit(_episode_verify.verify(run, repair=repair, runs_dir=runs_dir))
+    raise typer.Exit(view.verify(run, repair=repair, runs_dir=runs_dir))
 
 
 @filtered
@@ -184,9 +182,9 @@ def rm(
     filters: Filters,
 ) -> None:
     """Delete episodes for good: those named, or all that are chosen below. What was said of them stays on record."""
-    from dovetail.cli import _episode_rm
+    from dovetail.cli.episode_views import remove
 
-    _episode_rm.rm(run, episodes or [], filters, yes=yes, runs_dir=runs_dir)
+    remove.rm(run, episodes or [], filters, yes=yes, runs_dir=runs_dir)
 
 
 @filtered
@@ -214,9 +212,9 @@ def export(
 
     Evaluations and aborted episodes stay out, unless they are asked for.
     """
-    from dovetail.cli import _episode_lerobot
+    from dovetail.cli.episode_views import lerobot
 
-    _episode_lerobot.export(run, filters, out=out, codec=codec, fps=fps, runs_dir=runs_dir)
+    lerobot.export(run, filters, out=out, codec=codec, fps=fps, runs_dir=runs_dir)
 
 
 def import_(
@@ -237,8 +235,8 @@ def import_(
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
     """Take the episodes of a LeRobot dataset into a run, as demonstrations. Doing it again is harmless."""
-    from dovetail.cli import _episode_lerobot
+    from dovetail.cli.episode_views import lerobot
 
-    _episode_lerobot.import_dataset(
+    lerobot.import_dataset(
         run, dataset, recipe=recipe, rename=rename or [], ignore_names=ignore_names, runs_dir=runs_dir
     )

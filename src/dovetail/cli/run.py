@@ -74,7 +74,7 @@ def run(
     request = _request(locals())
     from dovetail.cli import _session
 
-    raise typer.Exit(_session.run(request))
+    raise typer.Exit(_session.start("run", request))
 
 
 def collect(
@@ -96,7 +96,8 @@ def collect(
     request = _request(locals())
     from dovetail.cli import _session
 
-    raise typer.Exit(_session.collect(request, num_demos=demos))
+    overrides = () if demos is None else (f"run.demos={demos}",)
+    raise typer.Exit(_session.start("collect", request, overrides=overrides))
 
 
 def train(
@@ -139,7 +140,7 @@ def train(
     request = _request(locals())
     from dovetail.cli import _session
 
-    raise typer.Exit(_session.train(request, evaluate=evaluation))
+    raise typer.Exit(_session.start("train", request, evaluate=evaluation))
 
 
 def evaluate(
@@ -178,7 +179,7 @@ def evaluate(
         from dovetail.cli import _evaluation
 
     raise typer.Exit(
-        _evaluation.evaluate(
+        _evaluation.show_evaluation(
             target,
             overrides=tuple(overrides or ()),
             num_episodes=num_episodes,

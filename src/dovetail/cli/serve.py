@@ -1,7 +1,9 @@
-"""`serve`: a policy for robots whose own machine has nothing to think with."""
+"""`dovetail serve`: a policy server for robots whose own computer is too slow for the policy."""
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -26,36 +28,51 @@ def serve(
         ),
     ],
     version: Annotated[
-        int | None, typer.Option("--version", help="Weights of this version, and no others.", show_default=False)
+        int | None, typer.Option("--version", help="Serve only this version of the weights.", show_default=False)
     ] = None,
     host: Annotated[
-        str, typer.Option("--host", help="Where to listen; other machines reach 0.0.0.0 and not the default.")
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets other machines connect.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = PORT,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = PORT,
     token_file: Annotated[
         Path | None,
         typer.Option(
-            "--token-file", help="What robots must know. Default: RUN/serve.token, made if it is not there."
+            "--token-file",
+            help="File with the token that robots need. Default: RUN/serve.token, created if missing.",
         ),
     ] = None,
     runs_dir: RunsDir = RUNS_DIR,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only address and token.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Print only address and token file.")] = False,
 ) -> None:
-    """Answer robots that use policy `remote`; a run's newest weights are followed while it learns.
+    """Serve a run's policy to robots that use policy `remote`. New weights are loaded while the run learns.
 
-    Ctrl-C ends it. Robots need the token, and a copy of it travels to them by other ways than this.
+    Ctrl-C ends it. Copy the token file to each robot by other means.
     """
-    from dovetail.cli._terminal import console
+    from dovetail.cli._stop import StopFlag
+    from dovetail.cli._terminal import console, say
 
     with console.status("loading torch"):
-        from dovetail.cli import _serve
+        import torch
 
-    _serve.serve(
-        target,
-        version=version,
-        host=host,
-        port=port,
-        token_file=token_file,
-        runs_dir=runs_dir,
-        quiet=quiet,
-    )
+        from dovetail.api.policy import following_policy
+        from dovetail.api.weights import find_weights
+        from dovetail.policies.remote.handshake import make_token, read_token
+        from dovetail.serve.server import PolicyServer
+
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+    source = find_weights(target, version=version, runs_dir=runs_dir)
+    token_file = token_file or make_token(source.folder.path / "serve.token")
+    token = read_token(token_file)
+    log = (lambda line: None) if quiet else say
+    with StopFlag() as stop:
+        with console.status("loading weights"):
+            policy = following_policy(source, log=log)
+        server = PolicyServer(policy, token=token, log=log)
+        address = server.listen(host, port)
+        with policy:
+            say(f"ready on {address}, token in {token_file}")
+            server.run(stop)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)  # ending the interpreter while a thread is inside torch would abort

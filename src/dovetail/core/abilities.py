@@ -34,6 +34,7 @@ __all__ = [
     "Demonstrates",
     "HasCanonicalSpace",
     "HasMode",
+    "HasName",
     "HasVersion",
     "HasWorld",
     "JudgesObservations",
@@ -144,6 +145,14 @@ class HasVersion(Protocol):
 
     @property
     def version(self) -> str: ...
+
+
+@runtime_checkable
+class HasName(Protocol):
+    """A labeler whose labels carry another name than its plugin's."""
+
+    @property
+    def name(self) -> str: ...
 
 
 # ---- robots and tasks
@@ -266,6 +275,10 @@ class HasCanonicalSpace(Protocol):
     @property
     def canonical_space(self) -> Any: ...
 
+    @property
+    def robot(self) -> RobotSpec:
+        """The spec of a robot in this space."""
+
 
 @runtime_checkable
 class WrapsCanonicalPolicy(Protocol):
@@ -291,7 +304,7 @@ class LearnsOnPolicy(Protocol):
     """An algorithm that learns from rollouts of the current policy, without a replay. Class attribute."""
 
     @property
-    def practice(self) -> Any: ...
+    def rollout_settings(self) -> Any: ...
 
 
 @runtime_checkable
@@ -336,7 +349,7 @@ class ConfiguresSwap(Protocol):
     """An actor that loads new weights between episodes or between chunks."""
 
     @property
-    def swap(self) -> str: ...
+    def swap_weights(self) -> str: ...
 
 
 @runtime_checkable

@@ -28,6 +28,7 @@ __all__ = [
     "ConfigError",
     "DovetailError",
     "FailureError",
+    "Interrupted",
     "LabelError",
     "PluginError",
     "PolicyError",
@@ -99,6 +100,10 @@ class PolicyError(FailureError):
 
 class LabelError(FailureError):
     pass
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has saved its state. Not an error."""
 
 
 def one_line(error: BaseException) -> str:

@@ -23,14 +23,14 @@ from dovetail.labels.store import LabelStore
 from dovetail.learn.coach import Advice
 from dovetail.reports.arm_figures import arm_figures, tasks_of
 from dovetail.reports.figures import CurveEpisode, learning_curve
-from dovetail.reports.film import Filmer
+from dovetail.reports.rendering import EpisodeRenderer
 from dovetail.runs.advice import open_advice
 from dovetail.runs.assembly.arms import arm_groups
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.schedule import scheduled_evaluations
 from dovetail.runs.rollout_history import RolloutHistory
 
-__all__ = ["CURVE", "REPORT", "VIDEO", "Report", "write_report"]
+__all__ = ["CURVE", "REPORT", "VIDEO", "Report", "read_report", "write_report"]
 
 REPORT, CURVE, VIDEO = "report.json", "learning_curve.png", "before_after.mp4"
 
@@ -135,6 +135,12 @@ def write_report(folder: RunFolder, *, say: Callable[[str], None] = lambda doing
     except OSError as error:
         raise RunFolderError(f"cannot write the report of run {folder.path}: {error.strerror or error}") from error
     return report
+
+
+def read_report(folder: RunFolder) -> Report:
+    """The figures of a run in any state, computed from its folder. Writes nothing."""
+    files = {key: name for key, name in (("figure", CURVE), ("video", VIDEO)) if (folder.path / name).exists()}
+    return _Books(folder).report(**files)
 
 
 class _Books:
@@ -279,7 +285,7 @@ def _write_video(books: _Books) -> None:
     every, fps, speed = _pace(before + after)
     report = books.report()
     note = f"  ({speed:.2g}x speed)" if speed > 1.01 else ""
-    with Filmer(books.folder, camera=config.run.showcase_camera, size=(_FILM_PX, _FILM_PX)) as filmer:
+    with EpisodeRenderer(books.folder, camera=config.run.showcase_camera, size=(_FILM_PX, _FILM_PX)) as filmer:
         frames = side_by_side(
             _clips(before, filmer, every=every),
             _clips(after, filmer, every=every),
@@ -299,7 +305,7 @@ def _pace(infos: Sequence[EpisodeInfo]) -> tuple[int, float, float]:
     return every, fps, fps * every / control_hz
 
 
-def _clips(infos: Sequence[EpisodeInfo], filmer: Filmer, *, every: int) -> list[Clip]:
+def _clips(infos: Sequence[EpisodeInfo], filmer: EpisodeRenderer, *, every: int) -> list[Clip]:
     clips = []
     for number, info in enumerate(infos, start=1):
         solved = info.outcome is Outcome.SUCCESS

@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 import numpy as np
 
 from dovetail.core.contracts import Actor, Algorithm
-from dovetail.core.errors import DovetailError, UsageError
+from dovetail.core.errors import DovetailError, Interrupted, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.stats import Rate
 from dovetail.core.streams import stream
@@ -24,33 +24,30 @@ from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.live.link import LiveLink
-from dovetail.live.run_status import tell_also
-from dovetail.policies.trainable import CachesFeatures, TrainablePolicy
+from dovetail.live.run_status import with_live_link
+from dovetail.core.abilities import CachesFeatures
+from dovetail.policies.trainable import TrainablePolicy
 from dovetail.rewards.retraining import retraining_of
 from dovetail.runs.assembly.build import build_assembly
-from dovetail.runs.assembly.policy_components import keep_parts
+from dovetail.runs.assembly.policy_components import save_components
 from dovetail.runs.catch_up import catch_up
 from dovetail.runs.checkpoints import Checkpoints
 from dovetail.runs.coaching import Coaching
 from dovetail.runs.curves import Curves
 from dovetail.runs.demonstrations import demonstrate
-from dovetail.runs.evaluate import order_episode
+from dovetail.runs.roles.robot import order_episode
 from dovetail.runs.evaluations import Evaluations
 from dovetail.runs.experience import Experience, image_codec
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.ingest import EpisodeIngest
 from dovetail.runs.phase_times import PhaseTimes
 from dovetail.runs.schedule import Schedule
-from dovetail.runs.skipped_updates import telling_skips
+from dovetail.runs.skipped_updates import report_skipped_updates
 from dovetail.runs.status import RunStatus, StatusListener, ignore_status
-from dovetail.runtime.onpolicy.training import OnPolicy, check_practice, is_on_policy
+from dovetail.runtime.onpolicy.training import OnPolicy, check_on_policy, is_on_policy
 from dovetail.runtime.ranks import RankGroup
 
 __all__ = ["InlineRun", "Interrupted"]
-
-
-class Interrupted(Exception):  # not an error: a person asked for it
-    """The run was asked to stop, and has saved what it has."""
 
 
 class InlineRun:
@@ -68,9 +65,9 @@ class InlineRun:
         self._config = folder.config
         self._station = build_assembly(folder.config, parts=folder.parts, should_stop=should_stop, live=live)
         self._should_stop = self._station.should_stop
-        self._watch = watch if self._station.link is None else tell_also(watch, self._station.link, folder)
+        self._watch = watch if self._station.link is None else with_live_link(watch, self._station.link, folder)
         self._policy = self._station.trainable()  # the learner's; actors load what is published
-        keep_parts(self._policy, folder.parts)
+        save_components(self._policy, folder.parts)
         self._panel = self._station.panel(folder.labels)
         self._retraining = retraining_of(folder, self._panel.labelers)
         self._experience = self._make_experience()
@@ -193,14 +190,14 @@ class InlineRun:
         if not config.learner.bc_updates:
             return
         if is_on_policy(config):
-            check_practice(config, demonstrated=True)
+            check_on_policy(config, has_demos=True)
         if not self._evaluations.known("cloning"):
             policy = self._station.trainable()
             self._fit_normalizer(policy)
             algorithm = Imitation(ImitationConfig(), policy=policy, seed=config.run.seed)
             self.status.begin("cloning the demonstrations", config.learner.bc_updates)
             cloning = self._make_learner(algorithm, role="cloning")
-            with telling_skips(self._folder, cloning):
+            with report_skipped_updates(self._folder, cloning):
                 cloning.warm_up(config.learner.bc_updates, on_update=self._updated)
             self._keeping.weights.publish(policy.weights())
             self._evaluate("cloning", num_episodes=config.run.eval_episodes)
@@ -252,7 +249,7 @@ class InlineRun:
             num_updates = config.learner.warmup_updates if self._intake.demos else 0
             status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
             if learner.num_warmup_updates < num_updates:
-                with telling_skips(self._folder, learner):
+                with report_skipped_updates(self._folder, learner):
                     learner.warm_up(num_updates, on_update=self._updated)
                 # on demonstrations alone: not to be done again once there is more in replay
                 self._keeping.save(learner)
@@ -280,7 +277,7 @@ class InlineRun:
         self._keeping.weights.publish(practice.policy_weights())
         with self._saved(practice), closing(practice):
             note, save = self._curves.lesson, self._keeping.save
-            for lesson in practice.lessons(self.status, note=note, save=save, solved=self._solved):
+            for lesson in practice.iterations(self.status, record=note, save=save, solved=self._solved):
                 self._keeping.weights.publish(practice.policy_weights())
                 spent = {"acting": lesson.metrics["collect_s"], "updating": lesson.metrics["update_s"]}
                 self._phases.add(spent)
@@ -299,7 +296,7 @@ class InlineRun:
         if not self._keeping.has_published:  # what the robot begins with, so that one who resumes knows
             self._keeping.publish(learner)
             self._keeping.save(learner)
-        with telling_skips(self._folder, learner):
+        with report_skipped_updates(self._folder, learner):
             catch_up(
                 learner,
                 self._before,
@@ -337,7 +334,7 @@ class InlineRun:
     def _update(self, learner: Learner, actor: Actor) -> None:
         """The updates that the last episode has earned, then their weights to the robot."""
         status = self.status
-        with telling_skips(self._folder, learner):
+        with report_skipped_updates(self._folder, learner):
             status.metrics |= learner.step(env_steps=status.trained_steps, on_update=self._look_up)
         self._phases.add(learner.take_seconds())
         status.updates = learner.num_updates
@@ -425,7 +422,7 @@ class InlineRun:
             replay=self._station.replay(folder.replay, keys=tuple(keys)),
             cameras=tuple(key for key, spec in keys.items() if len(spec.shape) >= 3),
             codec=image_codec(self._config.images),
-            encoder=self._policy if isinstance(self._policy, CachesFeatures) and self._policy.caches else None,
+            encoder=self._policy if isinstance(self._policy, CachesFeatures) and self._policy.feature_specs else None,
             replays_practice=not is_on_policy(self._config),
         )
 

@@ -1,18 +1,20 @@
-"""How a robot's machine and a policy server begin: versions that match, and a token that both know.
+"""The handshake between a robot and a policy server: both check the protocol version and that the other has the token.
 
     server: hello    protocol, nonce
-    robot:  hello    protocol, nonce, proof that it knows the token
-    server: welcome  its own proof, the policy's spec        or: error, and it hangs up
+    robot:  hello    protocol, nonce, proof that it has the token
+    server: welcome  its own proof, the policy's spec        or: error, then it closes the connection
 
-The token itself never crosses the wire: each side proves that it knows it by an HMAC of both nonces. What follows is
-neither encrypted nor signed, so a network that others are on wants a tunnel around it (ssh -L, WireGuard).
+The token itself is never sent: each side proves that it has it by an HMAC of both nonces. Later messages are neither
+encrypted nor signed, so use a tunnel on a shared network (ssh -L, WireGuard).
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import math
+import os
 import re
 import secrets
 import stat
@@ -26,7 +28,15 @@ from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.wire import Message, WireError, checked_int
 
-__all__ = ["MIN_TOKEN", "PROTOCOL", "check_token", "client_handshake", "read_token", "server_handshake"]
+__all__ = [
+    "MIN_TOKEN",
+    "PROTOCOL",
+    "check_token",
+    "client_handshake",
+    "make_token",
+    "read_token",
+    "server_handshake",
+]
 
 PROTOCOL = 1
 MIN_TOKEN = 16
@@ -37,82 +47,100 @@ _NONCE = re.compile("[0-9a-f]{64}")
 
 
 def read_token(path: Path) -> bytes:
-    """A token from its file, which nobody but its owner may read."""
+    """The token of a file that only its owner can read."""
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
         token = path.read_bytes().strip()
     except OSError as error:
         raise UsageError(f"cannot read token file {path}: {error.strerror}") from error
     if mode & 0o077:
-        raise UsageError(f"token file {path} can be read by others (mode {mode:o}): chmod 600 {path}")
+        raise UsageError(f"token file {path} can be read by other users (mode {mode:o}). Run chmod 600 {path}")
     return check_token(token, where=f"token file {path}")
+
+
+def make_token(path: Path) -> Path:
+    """Create a token if the file is missing. It appears complete, and only its owner can read it."""
+    if path.exists():
+        return path
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secrets.token_hex(32) + "\n")
+        with contextlib.suppress(FileExistsError):  # another process was faster: use its token
+            os.link(temporary, path)
+        temporary.unlink()
+    except OSError as error:
+        raise UsageError(f"cannot create a token in {path.parent} ({error.strerror}): use --token-file") from error
+    return path
 
 
 def check_token(token: bytes, *, where: str) -> bytes:
     if len(token) < MIN_TOKEN:
-        raise UsageError(f"{where} holds {len(token)} characters: a token has at least {MIN_TOKEN}")
+        raise UsageError(f"{where} has {len(token)} characters, but a token needs at least {MIN_TOKEN}")
     return token
 
 
-# ---- hello: versions that match, and a token that both sides know
+# ---- hello and welcome
 
 
 def server_handshake(connection: Connection, token: bytes, spec: PolicySpec, *, deadline_s: float) -> None:
-    """The server's side. Raises WireError, after telling the other, for whoever should not be here."""
-    mine = secrets.token_hex(32)
-    connection.send(Message(kind="hello", fields={"protocol": PROTOCOL, "nonce": mine}), deadline_s=deadline_s)
+    """The server's side. Raise WireError, after sending it to the robot, if the robot is refused."""
+    own_nonce = secrets.token_hex(32)
+    connection.send(
+        Message(kind="hello", fields={"protocol": PROTOCOL, "nonce": own_nonce}), deadline_s=deadline_s
+    )
     hello = connection.receive(deadline_s=deadline_s, max_body=0).expect("hello")
     try:
         _check_protocol(hello)
-        theirs = _nonce(hello)
-        if not _is_proven(hello, _proof(token, "robot", mine, theirs)):
+        nonce = _nonce(hello)
+        if not _is_proven(hello, _proof(token, "robot", own_nonce, nonce)):
             raise WireError(
-                "wrong token: copy the token file, which the server names when it starts, to this machine"
+                "wrong token. Copy the token file, which the server prints at its start, to this machine"
             )
     except WireError as error:
         connection.send(Message(kind="error", fields={"message": str(error)}), deadline_s=deadline_s)
         raise
-    fields = {"proof": _proof(token, "server", theirs, mine), "spec": _spec_to_json(spec)}
+    fields = {"proof": _proof(token, "server", nonce, own_nonce), "spec": _spec_to_json(spec)}
     connection.send(Message(kind="welcome", fields=fields), deadline_s=deadline_s)
 
 
 def client_handshake(connection: Connection, token: bytes, *, deadline_s: float) -> PolicySpec:
-    """The robot's side: what the policy there needs to see, and what it gives."""
+    """The robot's side. Return the spec of the server's policy."""
     hello = connection.receive(deadline_s=deadline_s, max_body=0).expect("hello")
     _check_protocol(hello)
-    theirs, mine = _nonce(hello), secrets.token_hex(32)
-    fields = {"protocol": PROTOCOL, "nonce": mine, "proof": _proof(token, "robot", theirs, mine)}
+    nonce, own_nonce = _nonce(hello), secrets.token_hex(32)
+    fields = {"protocol": PROTOCOL, "nonce": own_nonce, "proof": _proof(token, "robot", nonce, own_nonce)}
     connection.send(Message(kind="hello", fields=fields), deadline_s=deadline_s)
     welcome = connection.receive(deadline_s=deadline_s, max_body=0).expect("welcome")
-    if not _is_proven(welcome, _proof(token, "server", mine, theirs)):
-        raise WireError("does not know the token itself: it is not the server it should be")
+    if not _is_proven(welcome, _proof(token, "server", own_nonce, nonce)):
+        raise WireError("it does not have the token, so it is another server. Check policy.address")
     return _spec_from_json(welcome.fields.get("spec"))
 
 
 def _check_protocol(hello: Message) -> None:
-    theirs = hello.fields.get("protocol")
-    if theirs != PROTOCOL:
+    protocol = hello.fields.get("protocol")
+    if protocol != PROTOCOL:
         raise WireError(
-            f"one side speaks protocol {PROTOCOL}, the other {repr(theirs)[:20]}: install the same Dovetail on both"
+            f"one side has protocol {PROTOCOL}, the other {repr(protocol)[:20]}. Install the same Dovetail version on both"
         )
 
 
 def _nonce(hello: Message) -> str:
     nonce = hello.fields.get("nonce")
     if not isinstance(nonce, str) or not _NONCE.fullmatch(nonce):
-        raise WireError("said hello without a nonce")
+        raise WireError("hello without a nonce")
     return nonce
 
 
 def _proof(token: bytes, role: str, challenge: str, own: str) -> str:
-    """Of having the token. The role is part of it, so that nobody can send our own proof back to us."""
-    said = f"dovetail {PROTOCOL} {role} {challenge} {own}".encode()
-    return hmac.new(token, said, hashlib.sha256).hexdigest()
+    """The role is part of the proof, so that a proof cannot be sent back to its author."""
+    text = f"dovetail {PROTOCOL} {role} {challenge} {own}".encode()
+    return hmac.new(token, text, hashlib.sha256).hexdigest()
 
 
 def _is_proven(message: Message, expected: str) -> bool:
-    said = str(message.fields.get("proof")).encode(errors="replace")
-    return hmac.compare_digest(said, expected.encode())  # in the same time, wherever they differ
+    proof = str(message.fields.get("proof")).encode(errors="replace")
+    return hmac.compare_digest(proof, expected.encode())  # takes the same time for every wrong proof
 
 
 # ---- specs
@@ -138,12 +166,12 @@ def _spec_from_json(data: Any) -> PolicySpec:
             prompted=bool(spec.prompted),
         )
     except (KeyError, TypeError, ValueError, AttributeError, SpecMismatch) as error:
-        raise WireError("does not say what its policy needs to see") from error
+        raise WireError("the welcome message has no valid policy spec") from error
 
 
 def _array_to_json(spec: ArraySpec) -> dict[str, Any]:
     def plain(limits: tuple[float, ...]) -> list[float | str]:
-        return [float(x) if math.isfinite(x) else str(x) for x in limits]  # JSON knows no infinity
+        return [float(x) if math.isfinite(x) else str(x) for x in limits]  # JSON has no infinity
 
     return {**spec.to_json(), "low": plain(spec.low), "high": plain(spec.high)}
 

@@ -11,23 +11,20 @@ from typing import Any
 from rich.progress import Progress
 from rich.text import Text
 
-from dovetail.cli._episode_filter import Found, Selection, parse_filter
-from dovetail.cli._episodes import find_episode
-from dovetail.cli._runs import find_run
+from dovetail.api.episodes import Episodes, RecordedEpisode, parse_filter
+from dovetail.api.names import find_run
 from dovetail.cli._terminal import console, say
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
-from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.video import write_video
-from dovetail.labels.store import LabelStore
-from dovetail.reports.film import Filmer, episode_frames
+from dovetail.reports.rendering import EpisodeRenderer, episode_frames
 from dovetail.reports.timelapse import Pace, Scene, time_lapse
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["merge", "one"]
 
 _MERGED_SPEED = 8.0
-_HOLD_S = 0.4  # the last picture of each episode, to see how it ended
+_HOLD_S = 0.4  # how long the last frame of each episode is shown
 
 
 def one(
@@ -42,14 +39,13 @@ def one(
     runs_dir: Path,
 ) -> None:
     if episode is None or not parse_filter(**filters).is_empty:
-        raise UsageError("name one episode and no more, or add --merge for a film of all that the options choose")
+        raise UsageError("name one episode and no filters, or add --merge for a video of all episodes that match")
     folder = RunFolder.open(find_run(run, runs_dir))
-    log = EpisodeLog(folder.episodes)
-    episode_id = find_episode(log, episode, folder.path)
-    info = log.manifest(episode_id)
+    info = Episodes(folder.path)[episode].info
+    episode_id = info.id
     target = out or folder.path / "videos" / f"{episode_id}-{camera}.mp4"
     frames = episode_frames(folder, episode_id, camera=camera, size=(size, size))
-    with _writing(target), console.status(f"filming {info.num_steps} steps"):
+    with _writing(target), console.status(f"rendering {info.num_steps} steps"):
         count = write_video(target, frames, fps=info.robot.control_hz * (speed or 1.0))
     say(f"{target}: {count} frames, outcome {info.outcome}")
 
@@ -66,48 +62,48 @@ def merge(
     runs_dir: Path,
 ) -> None:
     if episode is not None:
-        raise UsageError(f"--merge films all that the options choose: leave out '{episode}', or leave out --merge")
+        raise UsageError(f"--merge shows all episodes that match: leave out '{episode}', or leave out --merge")
     wanted = parse_filter(**filters)
     folder = RunFolder.open(find_run(run, runs_dir))
-    selection = Selection(EpisodeLog(folder.episodes), LabelStore(folder.labels), wanted)
+    episodes = Episodes(folder.path, wanted)
     target = out or folder.path / "videos" / f"time-lapse-{camera}.mp4"
-    found = iter(selection)
+    found = iter(episodes)
     first = next(found, None)
     if first is None:
-        raise UsageError(f"none of the {len(selection.ids)} episodes in {folder.path} is one of those you chose")
+        raise UsageError(f"none of the {len(episodes.ids)} episodes in {folder.path} matches")
     pace = Pace.of(first.info.robot.control_hz, speed=speed or _MERGED_SPEED)
     with (
         _writing(target),
-        Filmer(folder, camera=camera, size=(size, size)) as filmer,
+        EpisodeRenderer(folder, camera=camera, size=(size, size)) as filmer,
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
-        reel = _Reel(filmer, pace, progress, total=len(selection.ids))
+        scenes = _Scenes(filmer, pace, progress, total=len(episodes.ids))
         frames = time_lapse(
-            reel.scenes(itertools.chain([first], found)), size_px=size, hold_frames=round(_HOLD_S * pace.fps)
+            scenes.of(itertools.chain([first], found)), size_px=size, hold_frames=round(_HOLD_S * pace.fps)
         )
         try:
             count = write_video(target, frames, fps=pace.fps)
         except UsageError:
-            if reel.problems and not reel.num_shown:
-                raise UsageError(reel.problems[0]) from None  # says more than that there were no frames
+            if scenes.problems and not scenes.num_shown:
+                raise UsageError(scenes.problems[0]) from None  # more specific than the missing frames
             raise
-    for problem in (*selection.problems, *reel.problems):
+    for problem in (*episodes.problems, *scenes.problems):
         console.print(Text(f"left out: {problem}", style="yellow"), soft_wrap=True)
-    say(f"{target}: {reel.num_shown} episodes, {count / pace.fps:.0f} s at {pace.speed:g} times real time")
+    say(f"{target}: {scenes.num_shown} episodes, {count / pace.fps:.0f} s at {pace.speed:g} times real time")
 
 
-class _Reel:
-    """Makes scenes of episodes; what cannot be shown is left out and noted."""
+class _Scenes:
+    """Makes a scene of each episode. Episodes without images are noted in `problems`."""
 
-    def __init__(self, filmer: Filmer, pace: Pace, progress: Progress, *, total: int) -> None:
+    def __init__(self, filmer: EpisodeRenderer, pace: Pace, progress: Progress, *, total: int) -> None:
         self._filmer = filmer
         self._pace = pace
         self._progress = progress
-        self._task = progress.add_task("filming", total=total)
+        self._task = progress.add_task("rendering", total=total)
         self.num_shown = 0
         self.problems: list[str] = []
 
-    def scenes(self, episodes: Iterable[Found]) -> Iterator[Scene]:
+    def of(self, episodes: Iterable[RecordedEpisode]) -> Iterator[Scene]:
         for found in episodes:
             info = found.info
             self._progress.update(self._task, completed=found.number - 1)
@@ -126,7 +122,7 @@ class _Reel:
             for number, frame in enumerate(frames):
                 self.num_shown += number == 0
                 yield frame
-        except StoreError as error:  # damage in the midst of it: the film goes on with the next
+        except StoreError as error:  # damaged: continue with the next episode
             self.problems.append(str(error))
 
 

@@ -1,4 +1,4 @@
-"""Episodes of a run as tables and summaries."""
+"""`dovetail episodes ls` and `show`: tables of episodes, and the summary of one."""
 
 from __future__ import annotations
 
@@ -13,58 +13,57 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli._episode_filter import Found, Selection, parse_filter
-from dovetail.cli._runs import find_run
+from dovetail.api.episodes import Episodes, RecordedEpisode, parse_filter
+from dovetail.api.names import find_run
 from dovetail.cli._terminal import console, say, sparkline
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.errors import StoreError
 from dovetail.core.types import Array, Labels, Outcome
-from dovetail.episodes.log import EpisodeInfo, EpisodeLog
-from dovetail.labels.store import LabelRecord, LabelStore
+from dovetail.episodes.log import EpisodeInfo
+from dovetail.labels.store import LabelRecord
 
-__all__ = ["find_episode", "ls", "show"]
+__all__ = ["ls", "show"]
 
-_COLOURS = {
+_COLORS = {
     Outcome.SUCCESS: "green",
     Outcome.FAILURE: "red",
     Outcome.TIMEOUT: "yellow",
     Outcome.ABORTED: "bright_black",
 }
-_FULL_IDS = 126  # columns of a terminal that has room for them
-_SHORT_ID = 12  # an id's random part, which names it as well
-_DATE, _TELLING = 8, 6  # characters: of the date an id begins with; of a part of an id that can stand for it
+_FULL_ID_COLUMNS = 126  # width of a terminal with room for whole ids
+_SHORT_ID_CHARS = 12  # the random part of an id
 
 
 def ls(run: str, filters: dict[str, Any], *, as_json: bool, runs_dir: Path) -> None:
-    """Each episode is printed as it is read: widths are known beforehand, and a month of episodes is no wait."""
+    """Print each episode as soon as it is read: column widths are known beforehand."""
     wanted = parse_filter(**filters)
     path = find_run(run, runs_dir)
-    selection = Selection(EpisodeLog(path / "episodes"), LabelStore(path / "labels"), wanted)
+    episodes = Episodes(path, wanted)
     if as_json:
-        for found in selection:
-            typer.echo(json.dumps(_facts(found)))
-        for problem in selection.problems:
+        for episode in episodes:
+            typer.echo(json.dumps(_facts(episode)))
+        for problem in episodes.problems:
             typer.echo(f"damaged: {problem}", err=True)
         return
-    shown = 0
-    line = _Line(selection.ids)
-    for shown, found in enumerate(selection, start=1):
-        if shown == 1:
+    num_shown = 0
+    line = _Line(episodes.ids)
+    for num_shown, episode in enumerate(episodes, start=1):
+        if num_shown == 1:
             console.print(line.header(), soft_wrap=True)
-        console.print(line.of(found), soft_wrap=True)
-    for problem in selection.problems:
+        console.print(line.of(episode), soft_wrap=True)
+    for problem in episodes.problems:
         console.print(Text(f"damaged: {problem}", style="red"), soft_wrap=True)
-    say(f"{shown} of {len(selection.ids)} episodes in {path}")
+    say(f"{num_shown} of {len(episodes.ids)} episodes in {path}")
 
 
 class _Line:
-    """A row of the list, in columns of a width that fits them all."""
+    """A row of the list, with columns that fit every row."""
 
     def __init__(self, ids: Sequence[str]) -> None:
-        self._full = console.width >= _FULL_IDS
+        self._full = console.width >= _FULL_ID_COLUMNS
         longest = max(map(len, ids), default=0)
         self._widths = {
-            "#": -len(str(len(ids))),  # negative: to the right
-            "id": longest if self._full else min(longest, _SHORT_ID),
+            "#": -len(str(len(ids))),  # negative: right-aligned
+            "id": longest if self._full else min(longest, _SHORT_ID_CHARS),
             "started": 16,
             "purpose": 7,
             "outcome": 7,
@@ -77,16 +76,16 @@ class _Line:
     def header(self) -> Text:
         return self._join([(name, "bright_black") for name in self._widths])
 
-    def of(self, found: Found) -> Text:
-        info, versions = found.info, found.info.policy_versions
+    def of(self, episode: RecordedEpisode) -> Text:
+        info, versions = episode.info, episode.info.policy_versions
         return self._join(
             [
-                (str(found.number), ""),
-                (info.id if self._full else info.id[-_SHORT_ID:], ""),
+                (str(episode.number), ""),
+                (info.id if self._full else info.id[-_SHORT_ID_CHARS:], ""),
                 (_moment(info.started_unix_ns)[:16], ""),
                 (str(info.purpose), ""),
-                (str(info.outcome), _COLOURS[info.outcome]),
-                _verdict(found.label),
+                (str(info.outcome), _COLORS[info.outcome]),
+                _verdict(episode.label),
                 (str(info.num_steps), ""),
                 (f"{100 * info.num_human_steps / max(1, info.num_steps):.0f} %", ""),
                 ("-" if not versions or max(versions) < 1 else str(max(versions)), ""),
@@ -111,11 +110,11 @@ def _verdict(label: Labels | None) -> tuple[str, str]:
     return ("✓" if label.success else "✗") + sure, "green" if label.success else "red"
 
 
-def _facts(found: Found) -> dict[str, Any]:
-    """What other programs are told of an episode."""
-    info = found.info
+def _facts(episode: RecordedEpisode) -> dict[str, Any]:
+    """An episode as JSON."""
+    info = episode.info
     return {
-        "number": found.number,
+        "number": episode.number,
         "id": info.id,
         "task": info.task,
         "prompt": info.prompt,
@@ -134,7 +133,7 @@ def _facts(found: Found) -> dict[str, Any]:
         "cameras": list(info.cameras),
         "num_bytes": info.num_bytes,
         "config_hash": info.config_hash,
-        "label": _label_facts(found.label) if found.label else None,
+        "label": _label_facts(episode.label) if episode.label else None,
     }
 
 
@@ -150,24 +149,20 @@ def _label_facts(label: Labels) -> dict[str, Any]:
 
 
 def show(run: str, episode: str, *, rerun: bool, save: Path | None, runs_dir: Path) -> None:
-    path = find_run(run, runs_dir)
-    log, store = EpisodeLog(path / "episodes"), LabelStore(path / "labels")
-    episode_id = find_episode(log, episode, path)
+    episodes = Episodes(find_run(run, runs_dir))
+    one = episodes[episode]
     if rerun or save is not None:
-        _to_rerun(log, store, episode_id, save=save, view=rerun)
+        _to_rerun(one, episodes.problems, save=save, view=rerun)
         return
-    info = log.manifest(episode_id)
-    loaded = log.load(episode_id, images=False)
-    _print_facts(info)
+    _print_facts(one.info)
     try:
-        _print_history(store.history(episode_id))
-    except StoreError as error:  # damaged labels must not hide the episode
+        _print_history(one.label_history())
+    except StoreError as error:  # show the episode also if its labels are damaged
         console.print(Text(f"damaged: {error}", style="red"), soft_wrap=True)
     console.print()
-    names = [name for segment in loaded.segments[:1] for name in segment.columns]
     table = _table(("column", "type", "min", "mean", "max", "over time"), right=("min", "mean", "max"))
-    for name in sorted(names):
-        table.add_row(*_summary(name, loaded.column(name)))
+    for name, column in sorted(one.arrays().items()):
+        table.add_row(*_summary(name, column))
     console.print(table)
 
 
@@ -191,7 +186,7 @@ def _print_facts(info: EpisodeInfo) -> None:
 
 
 def _cameras(info: EpisodeInfo) -> Iterator[tuple[str, str]]:
-    """What became of each camera's images; how good they are was measured when they were written."""
+    """Size and quality of each camera's images. The quality was measured when they were written."""
     if not info.images:
         yield "cameras", "none recorded"
     for number, (name, images) in enumerate(info.images.items()):
@@ -203,7 +198,7 @@ def _cameras(info: EpisodeInfo) -> Iterator[tuple[str, str]]:
 
 
 def _print_history(history: Sequence[LabelRecord]) -> None:
-    """All that was said, oldest first, with a mark at what counts."""
+    """Every label, oldest first; the current one is marked."""
     if not history:
         console.print(Text.assemble((f"{'labels':<13}", "bright_black"), "none yet"), soft_wrap=True)
         return
@@ -212,20 +207,20 @@ def _print_history(history: Sequence[LabelRecord]) -> None:
         for place, record in enumerate(history)
         if record.labels.priority >= 0 and not record.retracted
     ]
-    counts = max(candidates)[1] if candidates else None
+    current = max(candidates)[1] if candidates else None
     console.print()
-    names = ("label", "by", "version", "priority", "said", "return", "")
+    names = ("label", "labeler", "version", "priority", "added", "return", "")
     table = _table(names, right=("priority", "return"))
     for place, record in enumerate(history):
-        said = record.labels
+        labels = record.labels
         table.add_row(
-            Text(*_verdict(said)),
-            said.labeler,
-            said.version,
-            str(said.priority),
+            Text(*_verdict(labels)),
+            labels.labeler,
+            labels.version,
+            str(labels.priority),
             _moment(record.added_unix_ns),
-            f"{said.rewards.sum():.3g}",
-            "◀ counts" if place == counts else "taken back" if record.retracted else "",
+            f"{labels.rewards.sum():.3g}",
+            "◀ current" if place == current else "retracted" if record.retracted else "",
         )
     console.print(table)
 
@@ -259,44 +254,16 @@ def _moment(unix_ns: int) -> str:
     return f"{datetime.fromtimestamp(unix_ns / 1e9):%Y-%m-%d %H:%M:%S}"
 
 
-def _to_rerun(log: EpisodeLog, store: LabelStore, episode_id: str, *, save: Path | None, view: bool) -> None:
+def _to_rerun(episode: RecordedEpisode, problems: Sequence[str], *, save: Path | None, view: bool) -> None:
     from dovetail.reports.rerun import open_viewer, write_rrd
 
-    try:
-        label = store.current(episode_id)
-    except StoreError as error:  # damaged labels must not hide the episode
-        label = None
-        console.print(Text(f"without its label: {error}", style="red"), soft_wrap=True)
+    for problem in problems:  # damaged labels
+        console.print(Text(f"without its label: {problem}", style="red"), soft_wrap=True)
     if save is not None:
         with console.status(f"writing {save}"):
-            count = write_rrd(save, log, episode_id, label=label)
-        say(f"{save}: {count} steps; look at it with: rerun {save}")
+            count = write_rrd(save, episode.log, episode.id, label=episode.label)
+        say(f"{save}: {count} steps; view it with: rerun {save}")
     if view:
         with console.status("opening Rerun"):
-            open_viewer(log, episode_id, label=label)
-        say(f"episode {episode_id} is in Rerun's viewer")
-
-
-def find_episode(log: EpisodeLog, text: str, path: Path) -> str:
-    """An episode by its id, a unique start or part of it, its number in `ls`, `first` or `last`."""
-    ids = log.ids()
-    if not ids:
-        raise UsageError(f"run {path} has no episodes yet")
-    if text in ids:
-        return text
-    if text in ("first", "last"):
-        return ids[0] if text == "first" else ids[-1]
-    if text.isdecimal() and len(text) < _DATE:  # a number, never a part of an id: those are full of digits
-        if not 1 <= int(text) <= len(ids):
-            raise UsageError(f"there is no episode {text} in {path}: they are numbered 1 to {len(ids)}")
-        return ids[int(text) - 1]
-    found = [episode_id for episode_id in ids if episode_id.startswith(text)]
-    if len(text) >= _TELLING:
-        found = found or [episode_id for episode_id in ids if text in episode_id]
-    if len(found) == 1:
-        return found[0]
-    if found:
-        raise UsageError(
-            f"'{text}' stands for {len(found)} episodes, e.g. {found[0]} and {found[1]}: write more of it"
-        )
-    raise UsageError(f"no episode '{text}' in {path}: `dovetail episodes ls {path}` lists them")
+            open_viewer(episode.log, episode.id, label=episode.label)
+        say(f"episode {episode.id} is open in Rerun")

@@ -1,0 +1,22 @@
+"""The Python API: everything that the command line does, for scripts and notebooks. The command line calls it too."""
+
+from dovetail.api.episodes import Episodes, RecordedEpisode
+from dovetail.api.evaluation import ArmEvaluation, Evaluation, evaluate
+from dovetail.api.launch import Interrupted, collect, load_config, run, train
+from dovetail.api.run import Curve, Run, open
+
+__all__ = [
+    "ArmEvaluation",
+    "Curve",
+    "Episodes",
+    "Evaluation",
+    "Interrupted",
+    "RecordedEpisode",
+    "Run",
+    "collect",
+    "evaluate",
+    "load_config",
+    "open",
+    "run",
+    "train",
+]

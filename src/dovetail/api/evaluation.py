@@ -1,0 +1,168 @@
+"""Evaluate trained weights: the success rate on seeded resets, without an operator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.api.names import RUNS_DIR
+from dovetail.api.run import Run
+from dovetail.api.viewing import with_viewer
+from dovetail.api.weights import WeightSource, find_weights
+from dovetail.config.load import Overrides, load_saved
+from dovetail.config.schema import RunConfig
+from dovetail.core.errors import UsageError
+from dovetail.core.stats import Rate
+from dovetail.core.types import Outcome
+
+__all__ = ["ArmEvaluation", "Evaluation", "OnEpisode", "evaluate"]
+
+OnEpisode = Callable[[int, int, int], None]
+"""Called after each episode with the number of successes, of episodes so far, and of episodes in all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmEvaluation:
+    """The result of one arm."""
+
+    robot: str | None  # None: the run has one arm
+    rate: Rate | None  # None: no episode was played
+    num_requested: int
+
+    @property
+    def complete(self) -> bool:
+        return self.rate is not None and self.rate.episodes == self.num_requested
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The success rate of some weights."""
+
+    weights: str  # for example `weights version 9`
+    version: int | None  # None: a checkpoint, or a remote policy
+    seed: int
+    arms: tuple[ArmEvaluation, ...]  # one per group of equal arms
+    not_recorded: str = ""  # why the result is not in the run's events.jsonl
+
+    @property
+    def complete(self) -> bool:
+        """False: it was stopped before the last episode."""
+        return all(arm.complete for arm in self.arms)
+
+    @property
+    def rate(self) -> Rate:
+        """Successes of all arms together, with a 95 % interval."""
+        rates = [arm.rate for arm in self.arms if arm.rate is not None]
+        if not rates:
+            raise UsageError("the evaluation was stopped before its first episode ended")
+        return Rate(successes=sum(r.successes for r in rates), episodes=sum(r.episodes for r in rates))
+
+    @property
+    def success_rate(self) -> float:
+        return self.rate.rate
+
+
+def evaluate(
+    run: Run | str | Path,
+    overrides: Overrides = (),
+    *,
+    num_episodes: int | None = None,
+    version: int | None = None,
+    best: bool = False,
+    seed: int | None = None,
+    runs_dir: Path | str = RUNS_DIR,
+    viewer: bool = False,
+    realtime: bool = False,
+    on_episode: OnEpisode = lambda successes, episodes, total: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Evaluation:
+    """Evaluate a run's newest weights, a `version` of them, its `best` checkpoint, or a checkpoint by its path.
+
+    `overrides` change the run's settings (`{"actor.type": "rtc"}`), `seed` the resets. The default number of episodes is
+    the run's `run.eval_episodes`. The result is also written to the run's events.jsonl.
+    """
+    target = run.path if isinstance(run, Run) else run
+    source = find_weights(target, version=version, best=best, runs_dir=Path(runs_dir))
+    config = load_saved(source.folder.path, overrides, quiet=True).config if overrides else source.folder.config
+    config = with_viewer(config, viewer=viewer, realtime=realtime)
+    if seed is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
+    arms, label, used, not_recorded = [], "", None, ""
+    for robot, own in _arms(config):
+        arm, label, used = _evaluate_arm(
+            source, own, robot, num_episodes=num_episodes, on_episode=on_episode, should_stop=should_stop
+        )
+        arms.append(arm)
+        if not arm.complete:
+            break
+        not_recorded = _record(source, arm, label=label, version=used, seed=config.run.seed, overrides=overrides)
+    return Evaluation(
+        weights=label, version=used, seed=config.run.seed, arms=tuple(arms), not_recorded=not_recorded
+    )
+
+
+def _arms(config: RunConfig) -> list[tuple[str | None, RunConfig]]:
+    """The first arm of each group, by name; or the only robot."""
+    from dovetail.runs.assembly.arms import arm_configs, arm_groups
+
+    if not config.cluster.robots:
+        return [(None, config)]
+    own = arm_configs(config)
+    return [(first, own[first]) for first, *_ in arm_groups(config)]
+
+
+def _evaluate_arm(
+    source: WeightSource,
+    config: RunConfig,
+    robot: str | None,
+    *,
+    num_episodes: int | None,
+    on_episode: OnEpisode,
+    should_stop: Callable[[], bool],
+) -> tuple[ArmEvaluation, str, int | None]:
+    from dovetail.runs.assembly.build import build_assembly
+    from dovetail.runs.evaluate import evaluation_episodes
+
+    total = num_episodes or config.run.eval_episodes
+    successes = played = 0
+    assembly = build_assembly(config, components=source.folder.components, should_stop=should_stop, name=robot)
+    try:
+        is_remote = config.policy.type == "remote"  # the policy server has the weights
+        snapshot = None if is_remote else source.snapshot(assembly)
+        for episode in evaluation_episodes(
+            assembly, snapshot, num_episodes=total, config_hash=source.folder.config_hash
+        ):
+            if episode.outcome is Outcome.ABORTED:
+                break
+            played += 1
+            successes += episode.outcome is Outcome.SUCCESS
+            on_episode(successes, played, total)
+    finally:
+        assembly.close()
+    rate = Rate(successes=successes, episodes=played) if played else None
+    label = source.label(snapshot) if snapshot else "the remote policy"
+    version = snapshot.version if snapshot is not None and source.checkpoint is None else None
+    return ArmEvaluation(robot=robot, rate=rate, num_requested=total), label, version
+
+
+def _record(
+    source: WeightSource, arm: ArmEvaluation, *, label: str, version: int | None, seed: int, overrides: Overrides
+) -> str:
+    assert arm.rate is not None
+    facts: dict[str, Any] = {} if arm.robot is None else {"robot": arm.robot}
+    facts |= {"weights": label, "seed": seed}
+    facts |= {
+        "settings": list(overrides)
+        if not isinstance(overrides, dict)
+        else [f"{k}={v}" for k, v in overrides.items()]
+    }
+    facts |= arm.rate.to_json()
+    if version is not None:
+        facts["version"] = version
+    try:
+        source.folder.event("eval", **facts)
+    except OSError as error:  # the run may be read-only
+        return f"{source.folder.path / 'events.jsonl'}: {error.strerror}"
+    return ""

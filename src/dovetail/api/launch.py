@@ -1,0 +1,197 @@
+"""Start and resume runs: `run`, `train` and `collect`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+
+from dovetail.api.names import RUNS_DIR, check_name, find_run, new_name
+from dovetail.api.run import Run
+from dovetail.api.viewing import with_viewer
+from dovetail.config.load import Overrides, Source, load
+from dovetail.config.schema import RunConfig
+from dovetail.core.errors import DovetailError, Interrupted, RunFolderError, UsageError
+from dovetail.core.specs import RobotSpec
+from dovetail.runs.folder import RunFolder
+
+if TYPE_CHECKING:  # they load torch
+    from dovetail.live.link import LiveLink
+    from dovetail.runs.status import StatusListener
+
+__all__ = [
+    "Command",
+    "Interrupted",
+    "RunOptions",
+    "collect",
+    "execute",
+    "load_config",
+    "locked_run",
+    "run",
+    "train",
+]
+
+Command = Literal["run", "train", "collect"]
+Sources = Source | Sequence[Source]
+
+
+class RunOptions(TypedDict, total=False):
+    """Keyword arguments of `run`, `train` and `collect`."""
+
+    name: str | None
+    """Name of the new run. Default: the recipe and the time."""
+    resume: Run | str | Path | None
+    """Continue this run instead of starting one; give no sources and no overrides then."""
+    runs_dir: Path | str
+    """The folder of all runs. Default: `runs`."""
+    viewer: bool
+    """Open the simulator's window."""
+    realtime: bool
+    """Run the simulation at the speed of the real clock."""
+    on_progress: StatusListener
+    """Called in this thread, often, with the run's `RunStatus`: phase, episodes, success rate, ..."""
+    should_stop: Callable[[], bool]
+    """Polled often. Once it returns True, the run saves its state and raises `Interrupted`."""
+
+
+def load_config(sources: Sources, overrides: Overrides = ()) -> RunConfig:
+    """Load a recipe, a file or several of them, merged in order, and validate the result.
+
+    load_config("peg-insertion", {"run.seed": 3})
+    load_config(["peg-insertion", "lab.yaml"], ["run.seed=3"])
+    """
+    return load(_listed(sources), overrides)
+
+
+def run(sources: Sources = (), overrides: Overrides = (), **options: Unpack[RunOptions]) -> Run:
+    """Learn a task online: demonstrations, behavior cloning, online learning, an evaluation and a report."""
+    return _launch("run", sources, overrides, options)
+
+
+def train(
+    sources: Sources = (), overrides: Overrides = (), *, evaluate: bool = True, **options: Unpack[RunOptions]
+) -> Run:
+    """Learn offline from demonstrations: those of the run to `resume`, or `run.demos` new ones of the task's expert."""
+    return _launch("train", sources, overrides, options, evaluate=evaluate)
+
+
+def collect(sources: Sources = (), overrides: Overrides = (), **options: Unpack[RunOptions]) -> Run:
+    """Record `run.demos` demonstrations. `run(resume=NAME)` learns from them later."""
+    return _launch("collect", sources, overrides, options)
+
+
+def _launch(
+    command: Command, sources: Sources, overrides: Overrides, options: RunOptions, *, evaluate: bool = True
+) -> Run:
+    with locked_run(_listed(sources), overrides, options) as folder:
+        execute(command, folder, options, evaluate=evaluate)
+    if command == "run" or (command == "train" and evaluate):
+        from dovetail.reports.report import write_report
+
+        write_report(folder)
+    return Run(folder)
+
+
+@contextmanager
+def locked_run(sources: Sequence[Source], overrides: Overrides, options: RunOptions) -> Iterator[RunFolder]:
+    """The locked folder of a new run, or of the run to resume. An error before any work removes a new folder."""
+    resumed = options.get("resume") is not None
+    folder = _resumed(sources, overrides, options) if resumed else _created(sources, overrides, options)
+    try:
+        folder.lock()
+        folder.config = _viewed(folder.config, options)
+        yield folder
+    except DovetailError:
+        if not resumed and not folder.holds_work:
+            shutil.rmtree(folder.path)
+        raise
+    finally:
+        folder.unlock()
+
+
+def execute(
+    command: Command,
+    folder: RunFolder,
+    options: RunOptions,
+    *,
+    evaluate: bool = True,
+    with_console: bool = False,
+    make_link: Callable[[RobotSpec], LiveLink] | None = None,
+    announce: Callable[[str], None] = lambda line: None,
+) -> None:
+    """Do the work of a command in a locked folder. This is the only place that knows the run classes."""
+    import torch
+
+    from dovetail.learn.memory import keep_freed_memory
+    from dovetail.live.link import LiveLink
+    from dovetail.runs.status import ignore_status
+    from dovetail.runtime.inline import InlineRun
+    from dovetail.runtime.onpolicy.training import is_on_policy
+
+    torch.set_flush_denormal(True)
+    keep_freed_memory()
+    watch = options.get("on_progress", ignore_status)
+    should_stop = options.get("should_stop", lambda: False)
+    link = make_link or (lambda robot: LiveLink(folder.path, robot=robot))
+    if folder.config.runtime == "inline" or command == "train":
+        inline = InlineRun(folder, watch=watch, should_stop=should_stop, live=link)
+        if command == "train":
+            inline.train(evaluate=evaluate)
+            return
+        runner = inline
+    elif is_on_policy(folder.config):
+        from dovetail.runtime.ray.roles.on_policy import RayOnPolicyRun
+
+        runner = RayOnPolicyRun(folder, watch=watch, should_stop=should_stop, live=with_console)
+    else:
+        from dovetail.runtime.ray.driver.run import RayRun
+
+        runner = RayRun(folder, watch=watch, should_stop=should_stop, live=with_console, announce=announce)
+    if command == "run":
+        runner.run()
+        return
+    try:
+        runner.collect(folder.config.run.demos)
+    finally:
+        runner.close()
+
+
+def _created(sources: Sequence[Source], overrides: Overrides, options: RunOptions) -> RunFolder:
+    from dovetail.api.checks import check_fits
+    from dovetail.runs.assembly.fleet import with_embodiments
+
+    config = with_embodiments(load(sources, overrides))
+    runs_dir, name = Path(options.get("runs_dir", RUNS_DIR)), options.get("name")
+    first = sources[0]
+    name = (
+        check_name(name)
+        if name is not None
+        else new_name("run" if isinstance(first, Mapping) else str(first), runs_dir)
+    )
+    path = runs_dir / name
+    if path.exists():
+        raise RunFolderError(f"run folder {path} exists already: choose another --name, or use --resume")
+    check_fits(_viewed(config, options))
+    return RunFolder.create(path, config)
+
+
+def _resumed(sources: Sequence[Source], overrides: Overrides, options: RunOptions) -> RunFolder:
+    from dovetail.runs.assembly.fleet import with_embodiments
+
+    target = options["resume"]
+    assert target is not None
+    path = target.path if isinstance(target, Run) else find_run(target, Path(options.get("runs_dir", RUNS_DIR)))
+    if overrides and not sources:
+        given = " ".join(overrides)
+        raise UsageError(f"a resumed run keeps its config: leave out {given}, or start a new run")
+    return RunFolder.open(path, expect=with_embodiments(load(sources, overrides)) if sources else None)
+
+
+def _viewed(config: RunConfig, options: RunOptions) -> RunConfig:
+    return with_viewer(config, viewer=options.get("viewer", False), realtime=options.get("realtime", False))
+
+
+def _listed(sources: Sources) -> Sequence[Source]:
+    return [sources] if isinstance(sources, str | Path | Mapping) else sources

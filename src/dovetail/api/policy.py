@@ -1,0 +1,105 @@
+"""A trained policy for scripts: observation in, action chunk out, numpy on both sides."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from dovetail.api.weights import WeightSource
+from dovetail.core.contracts import Policy
+from dovetail.core.errors import UsageError
+from dovetail.core.prompts import encode_prompt
+from dovetail.core.specs import PolicySpec, RobotSpec
+from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
+from dovetail.episodes.log import EpisodeLog
+from dovetail.robot_host.following_policy import FollowingPolicy
+from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.folder import RunFolder
+from dovetail.weights.store import DiskWeightStore
+
+__all__ = ["RunPolicy", "following_policy", "load_policy"]
+
+
+class RunPolicy:
+    """A policy with its weights.
+
+    policy.reset()  # at the start of each episode
+    chunk = policy.act({"ee_twist": ..., "ee_error": ..., "task_state": ...})
+    chunk.actions  # [H, A], in the units of the robot's action spec
+    """
+
+    def __init__(self, policy: Policy, snapshot: WeightSnapshot, *, prompt: str = "") -> None:
+        self._policy, self.version, self.prompt = policy, snapshot.version, prompt
+        self._past: dict[str, deque[Array]] = {}
+        policy.load(snapshot)
+        self.reset()
+
+    @property
+    def spec(self) -> PolicySpec:
+        """Names, shapes and history of the observations, and the action."""
+        return self._policy.spec
+
+    def reset(self) -> None:
+        """Forget the observations of earlier steps."""
+        self._past = {key: deque(maxlen=length) for key, length in self.spec.history.items()}
+        self._policy.reset()
+
+    def act(self, observation: Mapping[str, Array], *, deterministic: bool = True) -> ActionChunk:
+        """Compute the next actions from one observation, without a batch axis. Keys that it does not use are ignored."""
+        missing = [key for key in self.spec.observation if key not in observation]
+        if missing:
+            raise UsageError(f"policy '{self.spec.name}' also needs the observations {', '.join(missing)}")
+        inputs: dict[str, Array] = {}
+        for key in self.spec.observation:
+            value = np.asarray(observation[key])
+            if key in self._past:
+                past = self._past[key]
+                past.append(value)
+                padding = self.spec.history[key] - len(past)
+                inputs[key] = np.stack([*[past[0]] * padding, *past])[None]
+                inputs[f"{key}/mask"] = (np.arange(self.spec.history[key]) >= padding)[None]
+            else:
+                inputs[key] = value[None]
+        if self.spec.prompted:
+            inputs["prompt"] = encode_prompt(self.prompt)[None]
+        return self._policy.act(inputs, ActContext(deterministic=deterministic)).at(0)
+
+
+def load_policy(source: WeightSource) -> RunPolicy:
+    """Build the policy of a run and load its weights. The robot's driver is not needed once an episode was recorded."""
+    robot, prompt = _robot_and_prompt(source.folder)
+    return RunPolicy(_build(source.folder, robot), source.snapshot(), prompt=prompt)
+
+
+def following_policy(source: WeightSource, *, log: Callable[[str], None]) -> FollowingPolicy:
+    """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named."""
+    robot, _ = _robot_and_prompt(source.folder)
+    snapshot = source.snapshot()
+    follows = source.checkpoint is None and source.version is None
+    store = DiskWeightStore(source.folder.weights) if follows else None
+    policy = FollowingPolicy(lambda: _build(source.folder, robot), snapshot, store=store, log=log)
+    log(f"policy '{policy.spec.name}', {source.label(snapshot)}" + (", and newer ones" if follows else ""))
+    return policy
+
+
+def _build(folder: RunFolder, robot: RobotSpec) -> Policy:
+    config = folder.config
+    if config.policy.type == "remote":
+        raise UsageError(f"run {folder.path} uses a remote policy: name the run whose policy the server has")
+    return build_policy(config.policy, robot=robot, seed=config.run.seed, components=folder.components)
+
+
+def _robot_and_prompt(folder: RunFolder) -> tuple[RobotSpec, str]:
+    """From the newest episode, so that the robot's driver need not be installed; without episodes, build the robot."""
+    log = EpisodeLog(folder.episodes)
+    for episode_id in log.ids()[-1:]:
+        info = log.manifest(episode_id)
+        return info.robot, info.prompt
+    assembly = build_assembly(folder.config)
+    try:
+        return assembly.robot.spec, assembly.task.spec.prompt
+    finally:
+        assembly.close()

@@ -1,0 +1,1 @@
+"""What `dovetail episodes` prints."""
