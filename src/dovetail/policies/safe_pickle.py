@@ -1,8 +1,8 @@
-"""Pickle files of others, read without running anything that is in them.
+"""Reads pickle files of other systems without running code from them.
 
-A pickle is a program. Here it may make numbers, text, lists, dicts and arrays of plain numbers, and that by stand-ins of
-ours: nothing that it names is ever imported or called. What an array says of its size is believed only if its data is
-there, so a small file cannot ask for much memory.
+A pickle is a program. This reader lets it create numbers, text, lists, dicts and arrays of plain numbers, by replacement
+functions: it never imports or calls anything that the pickle names. The size of an array is checked against its data, so
+a small file cannot allocate much memory.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from dovetail.core.types import Array
 
 __all__ = ["MAX_BYTES", "read_pickle"]
 
-MAX_BYTES = 1 << 26  # statistics are small
-_MAX_NODES = 1 << 17  # a list that holds one list many times over looks small, and is not once it is gone through
+MAX_BYTES = 1 << 26
+_MAX_NODES = 1 << 17  # a small file can contain one list many times
 _MAX_DEPTH = 32
 _PLAIN = re.compile(r"[<>=|]?(b1|[iu][1248]|f[248])")
 
 
 def read_pickle(data: bytes, *, name: str) -> Any:
-    """What a pickle of plain things holds: dicts, lists, tuples, text, numbers and arrays of them; anything else in it,
-    and it is refused in a line that says what that was. `name` is the file's."""
+    """The contents of a pickle of dicts, lists, tuples, text, numbers and arrays. Raise StoreError, which tells why, if it
+    contains anything else. `name` is the file name."""
     if len(data) > MAX_BYTES:
-        raise StoreError(f"{name} has {len(data)} bytes, and statistics that long are not read")
+        raise StoreError(f"{name} has {len(data)} bytes, more than the maximum of {MAX_BYTES}")
     try:
-        return _Plain().of(_Reader(io.BytesIO(data), encoding="latin1").load())
+        return _PlainCopy().of(_Reader(io.BytesIO(data), encoding="latin1").load())
     except _Refused as refusal:
         raise StoreError(
-            f"{name} is refused: {refusal}; only plain numbers, text and numpy arrays are read"
+            f"{name} is refused: {refusal}. Only numbers, text, lists, dicts and numpy arrays are allowed"
         ) from None
-    except Exception as error:  # of a file that may hold anything, anything may come
+    except Exception as error:  # a malformed pickle can raise any exception
         reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise StoreError(f"{name} is not a pickle of plain things: {reason[:200]}") from error
+        raise StoreError(f"{name} is not a valid pickle: {reason[:200]}") from error
 
 
 class _Refused(Exception):
-    """It asked for what nobody gives it."""
+    """The pickle contains something that is not allowed."""
 
 
-class _StandIn:
-    """Called instead of what a pickle names. It cannot be changed from inside the pickle."""
+class _Replacement:
+    """Called instead of the function that a pickle names. The pickle cannot modify it."""
 
     __slots__ = ("_make",)
     _make: Callable[..., Any]
@@ -60,30 +60,30 @@ class _StandIn:
         return self._make(*args)
 
     def __setstate__(self, state: Any) -> NoReturn:
-        raise _Refused("it tries to change what reads it")
+        raise _Refused("it tries to modify its reader")
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise _Refused("it tries to change what reads it")
+        raise _Refused("it tries to modify its reader")
 
 
 class _Dtype:
-    """A type of plain numbers, in the making."""
+    """A dtype of plain numbers under construction."""
 
     __slots__ = ("plain",)
 
     def __init__(self, code: Any, *_: Any) -> None:
         if not isinstance(code, str) or not _PLAIN.fullmatch(code):
-            raise _Refused(f"it holds an array of type {code!s:.20}")
+            raise _Refused(f"it contains an array of type {code!s:.20}")
         self.plain = np.dtype(code)
 
     def __setstate__(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) < 5 or any(part is not None for part in state[2:5]):
-            raise _Refused("it holds an array of records")
+            raise _Refused("it contains a structured array")
         self.plain = np.dtype(_one_of(state[1], "<>|=") + self.plain.str[1:])
 
 
 class _Array:
-    """An array, in the making; whole once it has its data."""
+    """An array under construction, complete once `values` is set."""
 
     __slots__ = ("values",)
 
@@ -96,14 +96,14 @@ class _Array:
 
 
 def _values(data: Any, dtype: Any, shape: Any, order: str) -> Array:
-    if isinstance(data, str):  # as Python 2 wrote it
+    if isinstance(data, str):  # from Python 2
         data = data.encode("latin1")
     if not isinstance(dtype, _Dtype) or not isinstance(data, bytes | bytearray):
-        raise _Refused("it holds an array whose data is not plain numbers")
+        raise _Refused("it contains an array whose data is not plain numbers")
     if not (isinstance(shape, tuple) and len(shape) <= 8 and all(type(n) is int and n >= 0 for n in shape)):
-        raise _Refused("it holds an array without a shape")
+        raise _Refused("it contains an array without a valid shape")
     if math.prod(shape) * dtype.plain.itemsize != len(data):
-        raise _Refused(f"it holds an array of shape {shape!s:.60} with {len(data)} bytes of data")
+        raise _Refused(f"it contains an array of shape {shape!s:.60} with {len(data)} bytes of data")
     flat = np.frombuffer(data, dtype.plain) if len(data) else np.empty(0, dtype.plain)
     if dtype.plain.kind == "b":
         flat = flat.view(np.uint8) != 0
@@ -119,36 +119,36 @@ def _scalar(dtype: Any, data: Any) -> Any:
 
 
 def _encoded(text: Any, encoding: Any) -> bytes:
-    """How protocols before 3 write bytes."""
+    """Bytes in pickle protocols before 3."""
     if not isinstance(text, str) or encoding != "latin1":
-        raise _Refused(f"it asks for the encoding {encoding!s:.20}")
+        raise _Refused(f"it uses the encoding {encoding!s:.20}")
     return text.encode("latin1")
 
 
-def _no_bytes(*args: Any) -> bytes:
-    """And how they write none of them."""
+def _empty_bytes(*args: Any) -> bytes:
+    """Empty bytes in pickle protocols before 3."""
     if args:
-        raise _Refused("it makes bytes of what is none")
+        raise _Refused("it calls bytes() with arguments")
     return b""
 
 
 def _ordered(pairs: Iterable[Any] = ()) -> dict[Any, Any]:
-    return {key: value for key, value in pairs}  # noqa: C416 - dict() would take what is no list of pairs
+    return {key: value for key, value in pairs}  # noqa: C416 - dict() accepts more than pairs
 
 
-def _never(*_: Any) -> NoReturn:
-    raise _Refused("it makes an array without data")
+def _refuse_ndarray(*_: Any) -> NoReturn:
+    raise _Refused("it creates an array without data")
 
 
-_ALLOWED: dict[str, _StandIn] = {
-    "collections.OrderedDict": _StandIn(_ordered),
-    "_codecs.encode": _StandIn(_encoded),
-    "__builtin__.bytes": _StandIn(_no_bytes),
-    "builtins.bytes": _StandIn(_no_bytes),
-    "numpy.dtype": _StandIn(_Dtype),
-    "numpy.ndarray": _StandIn(_never),  # named as what to reconstruct, and never called
+_ALLOWED: dict[str, _Replacement] = {
+    "collections.OrderedDict": _Replacement(_ordered),
+    "_codecs.encode": _Replacement(_encoded),
+    "__builtin__.bytes": _Replacement(_empty_bytes),
+    "builtins.bytes": _Replacement(_empty_bytes),
+    "numpy.dtype": _Replacement(_Dtype),
+    "numpy.ndarray": _Replacement(_refuse_ndarray),  # the argument of _reconstruct, never called
     **{
-        f"numpy.{core}.{where}": _StandIn(make)
+        f"numpy.{core}.{where}": _Replacement(make)
         for core in ("core", "_core")
         for where, make in (
             ("multiarray._reconstruct", lambda *_: _Array()),
@@ -160,17 +160,17 @@ _ALLOWED: dict[str, _StandIn] = {
 
 
 class _Reader(pickle._Unpickler):
-    """The one in Python: the one in C makes room for as many remembered things as a file claims to have."""
+    """The Python implementation, because the C one allocates a memo as large as the file demands."""
 
-    def find_class(self, module: str, name: str) -> _StandIn:
+    def find_class(self, module: str, name: str) -> _Replacement:
         found = _ALLOWED.get(f"{module}.{name}")
         if found is None:
-            raise _Refused(f"it names {module!s:.60}.{name!s:.60}")
+            raise _Refused(f"it uses {module!s:.60}.{name!s:.60}")
         return found
 
 
-class _Plain:
-    """Copies what was read, without anything of ours in it, and no further than is reasonable."""
+class _PlainCopy:
+    """Copies the result into plain objects, up to a maximum size and depth."""
 
     def __init__(self) -> None:
         self._num_nodes = 0
@@ -178,7 +178,7 @@ class _Plain:
     def of(self, value: Any, depth: int = 0) -> Any:
         self._num_nodes += 1
         if self._num_nodes > _MAX_NODES or depth > _MAX_DEPTH:
-            raise _Refused("it holds too much, or itself")
+            raise _Refused("it contains too many or too deeply nested objects")
         if value is None or type(value) in (str, int, float, bool):
             return value
         if type(value) is dict:
@@ -187,16 +187,16 @@ class _Plain:
             return type(value)(self.of(item, depth + 1) for item in value)
         if isinstance(value, _Array) and value.values is not None:
             return value.values
-        raise _Refused(f"it holds a {type(value).__name__.lstrip('_')}")
+        raise _Refused(f"it contains a {type(value).__name__.lstrip('_')}")
 
     @staticmethod
     def _key(key: Any) -> Any:
         if type(key) not in (str, int, float, bool):
-            raise _Refused(f"it holds a {type(key).__name__.lstrip('_')} as a key")
+            raise _Refused(f"it contains a {type(key).__name__.lstrip('_')} as a key")
         return key
 
 
 def _one_of(value: Any, valid: str) -> str:
     if not isinstance(value, str) or len(value) != 1 or value not in valid:
-        raise _Refused(f"{value!s:.20} is none of {', '.join(valid)}")
+        raise _Refused(f"{value!s:.20} is not one of {', '.join(valid)}")
     return value

@@ -1,8 +1,8 @@
-"""Observation statistics of earlier systems, as a normalizer's arrays: mean and std for each key.
+"""Reads the mean and std of observations from statistics files of other systems, as arrays for the normalizer.
 
-{key: {"mean": ..., "std": ...}}           most of them, and LeRobot's meta/stats.json
-{"mean": {key: ...}, "std": {key: ...}}    some
-{"norm_stats": either of these}            openpi
+{key: {"mean": ..., "std": ...}}           most systems, and LeRobot's meta/stats.json
+{"mean": {key: ...}, "std": {key: ...}}    some systems
+{"norm_stats": one of the above}           openpi
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _WRAPPERS = ("norm_stats", "stats", "statistics")
 
 
 def read_statistics(data: bytes, *, name: str) -> dict[str, Array]:
-    """What `Normalizer.load_arrays` takes, from the bytes of the file `name`. Earlier systems divided by std + eps; here a
-    std is at least as large as a fitted one."""
+    """The arrays for `Normalizer.load_arrays`, from the bytes of the file `name`. Other systems divide by std + eps; here
+    std is at least MIN_STD, as after fitting."""
     try:
         found = json.loads(data) if name.endswith(".json") else read_pickle(data, name=name)
     except (ValueError, RecursionError) as error:
@@ -35,12 +35,12 @@ def read_statistics(data: bytes, *, name: str) -> dict[str, Array]:
         found = next(iter(found.values()))
     arrays: dict[str, Array] = {}
     for key, (mean, std) in _pairs(found).items():
-        key = key.removeprefix("observation.")  # LeRobot says what is seen and what is done in one table
+        key = key.removeprefix("observation.")  # LeRobot has observations and actions in one table
         arrays[f"mean/{key}"], arrays[f"std/{key}"] = _numbers(mean, name), _numbers(std, name)
         arrays[f"std/{key}"] = np.maximum(arrays[f"std/{key}"], np.float32(MIN_STD))
     if not arrays:
         raise StoreError(
-            f"{name} holds no statistics: expected {{key: {{mean, std}}}} or {{mean: {{key: ...}}, std}}"
+            f"{name} contains no statistics: expected {{key: {{mean, std}}}} or {{mean: {{key: ...}}, std}}"
         )
     return arrays
 
@@ -52,9 +52,9 @@ def _pairs(found: Any) -> dict[str, tuple[Any, Any]]:
     if isinstance(means, Mapping) and isinstance(stds, Mapping):
         return {str(key): (means[key], stds[key]) for key in means if key in stds}
     return {
-        str(key): (of["mean"], of["std"])
-        for key, of in found.items()
-        if isinstance(of, Mapping) and "mean" in of and "std" in of
+        str(key): (entry["mean"], entry["std"])
+        for key, entry in found.items()
+        if isinstance(entry, Mapping) and "mean" in entry and "std" in entry
     }
 
 
@@ -62,4 +62,4 @@ def _numbers(values: Any, name: str) -> Array:
     try:
         return np.atleast_1d(np.array(values, np.float32))
     except (ValueError, TypeError) as error:
-        raise StoreError(f"{name} holds statistics that are not numbers") from error
+        raise StoreError(f"{name} contains statistics that are not numbers") from error

@@ -1,1 +1,1 @@
-"""The policy server: answers robots that request actions over the network."""
+"""The policy server: computes actions for robots over the network."""

@@ -1,1 +1,1 @@
-"""Versioned snapshots, from the learner to every actor."""
+"""Versioned weight snapshots: published by the learner, loaded by actors."""

@@ -1,12 +1,12 @@
-"""Published weights on disk: versions are small manifests, components are files named by their content.
+"""Published weights on disk. A version is a small manifest; components are files named by their sha256.
 
     weights/
-      v00000007.json                 component -> sha256, and a checksum of itself
-      components/<sha256>.safetensors  shared by every version that holds the same weights
-      pin.json                       the version everybody is held at, if any
-      .tmp/                          what is being written
+      v00000007.json                   component -> sha256, with a checksum
+      components/<sha256>.safetensors  shared by all versions with the same weights
+      pin.json                         the pinned version, if any
+      .tmp/                            files that are being written
 
-Readers take no lock and keep their own cursor; publishers, in any process, take turns.
+Readers take no lock. A file lock serializes publishers of all processes.
 """
 
 from __future__ import annotations
@@ -40,38 +40,38 @@ _VERSION = re.compile(r"v(\d{8,})\.json")
 
 
 class DiskWeightStore:
-    """Versions count up from 1, also across restarts. The newest `keep` stay, and the pinned one."""
+    """Versions count up from 1, also across restarts. The newest `keep` versions and the pinned one are kept."""
 
     def __init__(self, folder: Path | str, *, keep: int = 5) -> None:
         if keep < 1:
-            raise UsageError(f"keep is {keep}: at least the newest version has to stay")
+            raise UsageError(f"keep should be at least 1, got {keep}")
         self._folder = Path(folder)
         self._components = self._folder / "components"
         self._keep = keep
-        self._intact: set[str] = set()  # components this process has written or read whole
-        self._cache: dict[str, Mapping[str, Array]] = {}  # of the snapshot read last, by hash
+        self._verified: set[str] = set()  # hashes of components that this process has written or read
+        self._cache: dict[str, Mapping[str, Array]] = {}  # the components of the last snapshot, by hash
 
     def publish(self, components: Mapping[str, Mapping[str, Array]], *, version: int | None = None) -> int:
-        """Make a version durable, then visible at once; what did not change is not written again. Its number is the next
-        one, or a higher one that the caller gives it, who has counted versions that were never written here."""
+        """Write a new version and return its number. It becomes visible at once, after it is durable. Components that did
+        not change are not written again. `version` may skip numbers that were published elsewhere."""
         if not components:
-            raise UsageError("there are no weights to publish")
-        blobs = {name: _serialise(name, arrays) for name, arrays in components.items()}
+            raise UsageError("cannot publish weights without components")
+        blobs = {name: _serialize(name, arrays) for name, arrays in components.items()}
         with writer(self._folder) as temporary:
             hashes = {name: self._store(blob, temporary) for name, blob in blobs.items()}
             newest = max(self.versions(), default=0)
             version = newest + 1 if version is None else version
             if version <= newest:
-                raise UsageError(f"cannot publish version {version}: there is {newest} already")
+                raise UsageError(f"cannot publish version {version}: version {newest} exists already")
             manifest = {"schema": SCHEMA, "version": version, "components": hashes}
             self._replace(self._path(version), dump_json(manifest, indent=1), temporary)
             self._prune()
         return version
 
     def latest(self, *, newer_than: int = 0) -> WeightSnapshot | None:
-        """The newest version, or none if the caller, who keeps count, has it already.
+        """The newest version, or None if it is not newer than `newer_than`.
 
-        While a version is pinned it is the only one: whoever holds another, older or newer, is given it.
+        If a version is pinned, return it to all callers that hold another one, older or newer.
         """
         while True:
             pinned = self.pinned()
@@ -81,21 +81,21 @@ class DiskWeightStore:
             try:
                 return self.load(version)
             except StoreError:
-                # Pruned while we read? Then there is a newer one to take. Otherwise it is really damaged.
+                # if it was pruned during the read, there is a newer one; otherwise it is damaged
                 if self._path(version).exists():
                     raise
                 if pinned is not None and self.pinned() == pinned:
                     raise
 
     def load(self, version: int) -> WeightSnapshot:
-        """One version, every file verified. Arrays are read-only: versions share what did not change."""
+        """Load one version and verify its files. The arrays are read-only, because versions share them."""
         hashes = self.hashes(version)
         components = {name: self._cache.get(digest) or self._read(digest) for name, digest in hashes.items()}
         self._cache = {hashes[name]: arrays for name, arrays in components.items()}
         return WeightSnapshot(version=version, components=components, hashes=hashes)
 
     def pin(self, version: int | None) -> None:
-        """Serve this version to everybody, in every process and after a restart, until unpinned with None."""
+        """Pin a version for all readers, in all processes and after restarts. None: unpin."""
         with writer(self._folder) as temporary:
             path = self._folder / "pin.json"
             if version is None:
@@ -108,7 +108,7 @@ class DiskWeightStore:
             self._replace(path, dump_json({"version": version}), temporary)
 
     def versions(self) -> list[int]:
-        """The versions that can be loaded, oldest first."""
+        """The available versions, oldest first."""
         if not self._folder.is_dir():
             return []
         found = (_VERSION.fullmatch(name) for name in os.listdir(self._folder))
@@ -119,10 +119,10 @@ class DiskWeightStore:
 
     def _valid(self) -> str:
         versions = self.versions()
-        return f"there are {', '.join(map(str, versions))}" if versions else "nothing was published yet"
+        return f"available: {', '.join(map(str, versions))}" if versions else "no version was published yet"
 
     def pinned(self) -> int | None:
-        """The version everybody is held at, if any."""
+        """The pinned version, if any."""
         path = self._folder / "pin.json"
         try:
             return int(load_json(read_file(path), name=str(path))["version"])
@@ -130,7 +130,7 @@ class DiskWeightStore:
             return None
 
     def hashes(self, version: int) -> dict[str, str]:
-        """What a version is made of: the sha256 of each component."""
+        """The sha256 of each component of a version."""
         path = self._path(version)
         try:
             data = load_json(read_file(path), name=str(path), indent=1)
@@ -138,7 +138,7 @@ class DiskWeightStore:
             raise MissingError(f"{path} is missing: {self._valid()}") from error
         if data["schema"] != SCHEMA or data["version"] != version:
             found = f"version {data['version']}, schema {data['schema']}"
-            raise StoreError(f"{path} holds {found}; expected version {version}, schema {SCHEMA}")
+            raise StoreError(f"{path} has {found}, expected version {version}, schema {SCHEMA}")
         hashes: dict[str, str] = data["components"]
         return hashes
 
@@ -150,22 +150,22 @@ class DiskWeightStore:
         arrays: dict[str, Array] = safetensors.numpy.load(data)
         for array in arrays.values():
             array.flags.writeable = False
-        self._intact.add(digest)
+        self._verified.add(digest)
         return arrays
 
     def _store(self, blob: bytes, temporary: Path) -> str:
-        """Have a component on disk, whole. One that is there is trusted only once it has been looked at."""
+        """Write a component unless it exists. The first time, an existing file is verified."""
         digest = sha256(blob)
         path = self._blob(digest)
         if path.exists():
-            if digest in self._intact:
+            if digest in self._verified:
                 return digest
             if sha256(path.read_bytes()) == digest:
-                self._intact.add(digest)
+                self._verified.add(digest)
                 return digest
         self._components.mkdir(exist_ok=True)
         self._replace(path, blob, temporary)
-        self._intact.add(digest)
+        self._verified.add(digest)
         return digest
 
     def _replace(self, path: Path, data: bytes, temporary: Path) -> None:
@@ -175,29 +175,31 @@ class DiskWeightStore:
         fsync_folder(path.parent)
 
     def _prune(self) -> None:
-        """Drop old versions, manifest first, so that what is listed can be loaded; then what nobody names."""
+        """Remove old manifests, then the components that no manifest refers to."""
         kept = {*self.versions()[-self._keep :], self.pinned()}
         for version in self.versions():
             if version not in kept:
                 self._path(version).unlink()
-        named: set[str] = set()
+        used: set[str] = set()
         for version in self.versions():
             try:
-                named.update(self.hashes(version).values())
+                used.update(self.hashes(version).values())
             except StoreError:
-                return  # a damaged manifest must not stop the learner: keep all it may name
+                return  # keep everything that a damaged manifest may refer to; the learner continues
         for path in self._components.iterdir() if self._components.is_dir() else ():
-            if path.suffix == ".safetensors" and path.stem not in named:
+            if path.suffix == ".safetensors" and path.stem not in used:
                 path.unlink()
-                self._intact.discard(path.stem)
+                self._verified.discard(path.stem)
 
 
-def _serialise(component: str, arrays: Mapping[str, Array]) -> bytes:
+def _serialize(component: str, arrays: Mapping[str, Array]) -> bytes:
     plain: dict[str, Array] = {}
     for name, array in arrays.items():
         if array.dtype.kind not in "fiub":
-            raise UsageError(f"weights '{component}/{name}' are {array.dtype}: only plain numbers are published")
-        # safetensors writes the memory as it lies: a transposed array would silently come back scrambled
+            raise UsageError(
+                f"weights '{component}/{name}' are {array.dtype}, but only plain numbers can be published"
+            )
+        # safetensors writes raw memory, so a transposed array would be read back scrambled
         plain[name] = np.array(array, order="C", copy=True)
     try:
         return safetensors.numpy.save(plain)

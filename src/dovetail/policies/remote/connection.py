@@ -1,28 +1,27 @@
-"""A TCP connection that carries the messages of `wire`, each before a deadline."""
+"""A TCP connection that sends and receives whole messages, each before a deadline."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import time
 
 from dovetail.policies.remote.wire import MAX_BODY, PREFIX, Header, Message, WireError, encode, read_sizes
 
 __all__ = ["Connection", "ConnectionLost", "DeadlineExceeded"]
 
-_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}  # a pulled cable shows within a minute
-
 
 class DeadlineExceeded(WireError):
-    """The time was over first."""
+    """The deadline passed before a message was complete."""
 
 
 class ConnectionLost(WireError):
-    """The other side is gone."""
+    """The other side closed the connection, or the network failed."""
 
 
 class Connection:
-    """A socket that speaks in messages. Whatever goes wrong raises WireError; then it is of no more use.
+    """A socket for messages. All failures raise WireError; close the connection afterwards.
 
     Deadlines are in seconds of `time.monotonic()`.
     """
@@ -30,27 +29,27 @@ class Connection:
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for name, value in _KEEPALIVE.items():
-            if hasattr(socket, name):  # Linux has all of them
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        if sys.platform == "linux":  # detect a pulled cable within a minute
+            for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
         self._sock = sock
 
     def send(self, message: Message, *, deadline_s: float) -> None:
         frame = encode(message)
         try:
-            self._sock.settimeout(_left_s(deadline_s))  # of all of it together
+            self._sock.settimeout(_left_s(deadline_s))  # for the whole of sendall
             self._sock.sendall(frame)
         except OSError as error:
-            raise _broken(error) from error
+            raise _wire_error(error) from error
 
     def receive(self, *, deadline_s: float, max_body: int = MAX_BODY) -> Message:
-        """The next message, all of it before the deadline, however slowly it trickles in."""
+        """The next message. All of it must arrive before the deadline."""
         header_size, body_size = read_sizes(bytes(self._read(PREFIX.size, deadline_s)), max_body)
         header = Header.parse(bytes(self._read(header_size, deadline_s)), body_size)
         return header.message(self._read(body_size, deadline_s))
 
-    def wait(self) -> bool:
-        """Wait, however long, for the other side to say something; false if it hung up instead."""
+    def wait_for_data(self) -> bool:
+        """Block until data arrives. Return False if the connection was closed instead."""
         try:
             self._sock.settimeout(None)
             return bool(self._sock.recv(1, socket.MSG_PEEK))
@@ -58,7 +57,7 @@ class Connection:
             return False
 
     def is_idle(self) -> bool:
-        """Whether the line stands and nothing lies on it: what it should be before a question is asked."""
+        """Whether the connection is open and has no unread data, as it should be before a request."""
         try:
             self._sock.settimeout(0.0)
             self._sock.recv(1, socket.MSG_PEEK)
@@ -69,8 +68,8 @@ class Connection:
         return False
 
     def close(self) -> None:
-        """Hang up; whoever waits on this connection, in any thread, stops waiting."""
-        with contextlib.suppress(OSError):  # the other side may have been first
+        """Close the connection. Calls that wait on it in other threads return."""
+        with contextlib.suppress(OSError):  # the other side may have closed it already
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
 
@@ -82,10 +81,10 @@ class Connection:
                 self._sock.settimeout(_left_s(deadline_s))
                 count = self._sock.recv_into(view[done:])
                 if not count:
-                    raise ConnectionLost("hung up")
+                    raise ConnectionLost("connection closed")
                 done += count
         except OSError as error:
-            raise _broken(error) from error
+            raise _wire_error(error) from error
         return buffer
 
 
@@ -96,7 +95,7 @@ def _left_s(deadline_s: float) -> float:
     return left_s
 
 
-def _broken(error: OSError) -> WireError:
+def _wire_error(error: OSError) -> WireError:
     if isinstance(error, TimeoutError):
-        return DeadlineExceeded("did not answer in time")
-    return ConnectionLost(f"hung up ({(error.strerror or str(error)).lower()})")
+        return DeadlineExceeded("no complete message in time")
+    return ConnectionLost(f"connection lost ({(error.strerror or str(error)).lower()})")

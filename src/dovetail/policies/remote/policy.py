@@ -1,4 +1,4 @@
-"""A policy on another machine: asks a `dovetail serve` there, so that the robot's own needs neither GPU nor torch."""
+"""A policy on another machine: the client of `dovetail serve`. The robot's machine needs neither a GPU nor torch."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from pydantic import Field, field_validator
 
 from dovetail.config.model import Config
 from dovetail.core.errors import PolicyError, UsageError
-from dovetail.core.prompts import encode_prompt
 from dovetail.core.specs import PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
+from dovetail.policies.inputs import check_inputs, zero_inputs
 from dovetail.policies.remote.connection import Connection, ConnectionLost, DeadlineExceeded
 from dovetail.policies.remote.handshake import check_token, client_handshake, read_token
-from dovetail.policies.remote.requests import act_message, check_inputs, max_answer, read_chunk
+from dovetail.policies.remote.requests import act_message, max_response_bytes, read_chunk
 from dovetail.policies.remote.wire import Message, WireError
 
 __all__ = ["RemoteConfig", "RemotePolicy"]
 
 T = TypeVar("T")
 _ADVICE = {
-    DeadlineExceeded: ": see what keeps it, or raise policy.timeout_s",
-    ConnectionLost: ": see whether it still runs. The next question connects anew",
+    DeadlineExceeded: ". Check the load of the server, or raise policy.timeout_s",
+    ConnectionLost: ". Check that the server still runs. The next call connects again",
 }
 
 
 class RemoteConfig(Config):
     address: str
-    """Where the server listens: host:port, or [host]:port for IPv6."""
+    """Address of the server: host:port, or [host]:port for IPv6."""
     token_file: str | None = None
-    """A file that holds the server's token, readable by nobody else. The token itself is no setting: settings are
-    stored with the run."""
+    """File with the server's token, readable only by its owner. The token itself is not a setting, because runs store
+    their settings."""
     token_env: str = "DOVETAIL_TOKEN"
-    """The environment variable that holds the token, where no file is named."""
+    """Environment variable with the token, used without token_file."""
     connect_timeout_s: float = Field(default=5.0, gt=0.0)
-    """How long to wait for a connection; one that is made anew during an episode adds this to its chunk, at most."""
+    """Maximum time to connect, in seconds. A reconnection during an episode delays a chunk by up to this time."""
     timeout_s: float = Field(default=2.0, gt=0.0)
-    """How long to wait for a chunk, network and thinking together."""
+    """Maximum time for a chunk, in seconds: network and inference."""
 
     @field_validator("address")
     @classmethod
-    def _has_host_and_port(cls, address: str) -> str:
+    def _check_address(cls, address: str) -> str:
         host, _, port = address.rpartition(":")
         if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
             raise ValueError("should be host:port, such as gpu-box:7411")
@@ -55,15 +55,15 @@ class RemoteConfig(Config):
 
 
 class RemotePolicy:
-    """See the Policy contract. What it needs to see and gives is the server's to say.
+    """See the Policy contract. The spec comes from the server.
 
-    The constructor talks to nobody: the first who wants `spec`, or a chunk, makes the connection. A failure is an
-    error and never a second try, because meanwhile the robot has moved on; the next call connects anew.
+    The constructor does not connect; the first use of `spec` or `act` does. A failed request is not repeated, because the
+    robot has moved meanwhile; the next call connects again.
 
-    Weights are the server's too. It follows those of its own run, chunks say which version they are of, and `load` is
-    refused: to ignore it would leave a learner believing that its weights act.
+    The server also owns the weights: it follows its own run, and chunks carry their version. `load` raises an error,
+    because ignoring it would make a learner train weights that are never used.
 
-    To each chunk it adds `server_s` [B], the seconds that the server took, and `network_s` [B], those on the way.
+    Each chunk has two more extras: `server_s` [B], the inference time in seconds, and `network_s` [B], the rest.
     """
 
     Config: ClassVar[type[RemoteConfig]] = RemoteConfig
@@ -72,54 +72,46 @@ class RemotePolicy:
         self._config = config
         self._spec: PolicySpec | None = None
         self._connection: Connection | None = None
-        self._number = 0
-        self._lock = threading.Lock()  # one question at a time, whichever thread asks
+        self._number = 0  # of the last request
+        self._lock = threading.Lock()  # one request at a time
 
     @property
     def spec(self) -> PolicySpec:
         if self._spec is None:
             with self._lock:
-                return self._ask(lambda connection, spec: spec)
+                return self._request(lambda connection, spec: spec)
         return self._spec
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         with self._lock:
-            return self._ask(lambda connection, spec: self._chunk(connection, spec, observations, context))
+            return self._request(lambda connection, spec: self._chunk(connection, spec, observations, context))
 
     def warmup(self) -> None:
-        """A checked_int question and answer, before anything moves."""
-        batch: dict[str, Array] = {}
-        for key, array in self.spec.observation.items():
-            num = self.spec.history.get(key)
-            batch[key] = np.zeros((1, *((num,) if num else ()), *array.shape), array.dtype)
-            if num:
-                batch[f"{key}/mask"] = np.ones((1, num), np.bool_)
-        if self.spec.prompted:
-            batch["prompt"] = encode_prompt("")[None]
-        self.act(batch, ActContext(deterministic=True))
+        """Make one complete request before the robot moves."""
+        self.act(zero_inputs(self.spec), ActContext(deterministic=True))
 
     def load(self, snapshot: WeightSnapshot) -> None:
         raise UsageError(
-            f"policy 'remote' takes no weights: the server at {self._config.address} follows those of its own run. "
-            "Train the policy there, in that run"
+            f"policy 'remote' cannot load weights: the server at {self._config.address} uses those of its own run. "
+            "Train the policy in that run"
         )
 
     def reset(self) -> None:
-        """A new episode begins: the server is told, and found out to be gone before anything moves."""
+        """Tell the server that an episode begins. Raises an error if the server is gone, before the robot moves."""
 
-        def tell(connection: Connection, spec: PolicySpec) -> None:
+        def exchange(connection: Connection, spec: PolicySpec) -> None:
             deadline_s = time.monotonic() + self._config.timeout_s
             connection.send(Message(kind="reset"), deadline_s=deadline_s)
             connection.receive(deadline_s=deadline_s, max_body=0).expect("done")
 
         with self._lock:
-            self._ask(tell)
+            self._request(exchange)
 
     def close(self) -> None:
         with self._lock:
-            self._hang_up()
+            self._disconnect()
 
-    # ---- one question, one answer
+    # ---- one request, one response
 
     def _chunk(
         self, connection: Connection, spec: PolicySpec, observations: Mapping[str, Array], context: ActContext
@@ -130,9 +122,10 @@ class RemotePolicy:
         started_s = time.monotonic()
         deadline_s = started_s + self._config.timeout_s
         connection.send(act_message(self._number, inputs, context), deadline_s=deadline_s)
-        answer = connection.receive(deadline_s=deadline_s, max_body=max_answer(spec, num_rows=num_rows))
+        max_body = max_response_bytes(spec, num_rows=num_rows)
+        response = connection.receive(deadline_s=deadline_s, max_body=max_body)
         total_s = time.monotonic() - started_s
-        chunk, server_s = read_chunk(answer, self._number)
+        chunk, server_s = read_chunk(response, self._number)
         _check_chunk(chunk, spec, num_rows)
         times = {"server_s": server_s, "network_s": max(total_s - server_s, 0.0)}
         return ActionChunk(
@@ -142,40 +135,40 @@ class RemotePolicy:
             extras={**chunk.extras, **{name: np.full(num_rows, s, np.float32) for name, s in times.items()}},
         )
 
-    def _ask(self, question: Callable[[Connection, PolicySpec], T]) -> T:
-        """Ask over the connection there is, or a new one; what fails ends it and is said in one line."""
+    def _request(self, exchange: Callable[[Connection, PolicySpec], T]) -> T:
+        """Run `exchange` on the open connection or a new one. A failure closes the connection."""
         try:
-            return question(*self._connected())
+            return exchange(*self._connect())
         except WireError as error:
-            self._hang_up()
+            self._disconnect()
             raise PolicyError(
-                f"policy server {self._config.address} {error}{_ADVICE.get(type(error), '')}"
+                f"policy server {self._config.address}: {error}{_ADVICE.get(type(error), '')}"
             ) from error
         except BaseException:
-            self._hang_up()  # an answer that nobody waited for must not meet the next question
+            self._disconnect()  # or a late response would be taken for the next one
             raise
 
-    def _connected(self) -> tuple[Connection, PolicySpec]:
-        # Nothing of the question is on its way yet: a server that was restarted meanwhile costs no error
+    def _connect(self) -> tuple[Connection, PolicySpec]:
+        # before anything is sent, so a server that restarted meanwhile causes no error
         if self._connection is not None and self._spec is not None and self._connection.is_idle():
             return self._connection, self._spec
-        self._hang_up()
+        self._disconnect()
         token, deadline_s = self._token(), time.monotonic() + self._config.connect_timeout_s
         host, _, port = self._config.address.rpartition(":")
         try:
             sock = socket.create_connection((host.strip("[]"), int(port)), timeout=self._config.connect_timeout_s)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
-            advice = "start it there with `dovetail serve RUN`, or set policy.address right"
-            raise WireError(f"cannot be reached ({reason}): {advice}") from error
+            advice = "Start it with `dovetail serve RUN`, or correct policy.address"
+            raise WireError(f"cannot connect ({reason}). {advice}") from error
         self._connection = Connection(sock)
         spec = client_handshake(self._connection, token, deadline_s=deadline_s)
         if self._spec is not None and spec != self._spec:
-            raise WireError("serves another policy than before: start this side again")
+            raise WireError("the server has another policy than before. Restart this process")
         self._spec = spec
         return self._connection, spec
 
-    def _hang_up(self) -> None:
+    def _disconnect(self) -> None:
         if self._connection is not None:
             self._connection.close()
         self._connection = None
@@ -186,18 +179,18 @@ class RemotePolicy:
         name = self._config.token_env
         if name not in os.environ:
             raise UsageError(
-                f"policy 'remote' has no token: copy the server's and set policy.token_file, or put it in ${name}"
+                f"policy 'remote' has no token. Copy the server's token file and set policy.token_file, or set ${name}"
             )
         return check_token(os.environ[name].strip().encode(), where=f"${name}")
 
 
 def _check_chunk(chunk: ActionChunk, spec: PolicySpec, num_rows: int) -> None:
-    wanted = (num_rows, spec.horizon, *spec.action.shape)
-    if chunk.actions.shape != wanted or chunk.actions.dtype != np.float32:
+    expected = (num_rows, spec.horizon, *spec.action.shape)
+    if chunk.actions.shape != expected or chunk.actions.dtype != np.float32:
         found = f"{chunk.actions.dtype}{list(chunk.actions.shape)}"
-        raise WireError(f"answered with actions {found}, should be float32{list(wanted)}")
+        raise WireError(f"received actions {found}, expected float32{list(expected)}")
     if not np.isfinite(chunk.actions).all():
-        raise WireError("answered with actions that are not finite")
+        raise WireError("received actions that are not finite")
     for name, value in chunk.extras.items():
         if value.shape[:1] != (num_rows,):
-            raise WireError(f"answered with {list(value.shape)} of extra '{name}' for {num_rows} rows")
+            raise WireError(f"received extra '{name}' {list(value.shape)} for {num_rows} rows")

@@ -1,4 +1,4 @@
-"""What is asked of a policy server and what it answers, in the messages of `wire`.
+"""Requests to a policy server and its responses, as messages of `wire`.
 
 robot:  act      observations, context                   server: chunk, or error
 robot:  reset                                            server: done
@@ -16,53 +16,26 @@ from dovetail.core.errors import UsageError
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActContext, ActionChunk, Array
+from dovetail.policies.inputs import check_inputs
 from dovetail.policies.remote.wire import MAX_BODY, Message, WireError, checked_int
 
-__all__ = ["act_message", "check_inputs", "chunk_message", "max_answer", "max_request", "read_act", "read_chunk"]
+__all__ = ["act_message", "chunk_message", "max_request_bytes", "max_response_bytes", "read_act", "read_chunk"]
 
 MAX_ROWS = 64
 _PREFIX = "context/prefix"
 
 
-def max_request(spec: PolicySpec) -> int:
-    """Bytes of arrays that a request of this policy may have: so many rows, each with a generous prefix."""
+def max_request_bytes(spec: PolicySpec) -> int:
+    """Limit for the arrays of a request: MAX_ROWS rows, each with a prefix of up to 4 horizons in float64."""
     row = 4 * spec.horizon * math.prod(spec.action.shape) * 8 + PROMPT_BYTES
     for key, array in spec.observation.items():
         row += spec.history.get(key, 1) * (math.prod(array.shape) * np.dtype(array.dtype).itemsize + 1)
     return min(MAX_ROWS * row, MAX_BODY)
 
 
-def max_answer(spec: PolicySpec, *, num_rows: int) -> int:
-    """Bytes of arrays that an answer may have: its actions, and extras of no more than a few times that."""
+def max_response_bytes(spec: PolicySpec, *, num_rows: int) -> int:
+    """Limit for the arrays of a response: 16 times the actions, plus 4 KiB per row, for the extras."""
     return min(num_rows * (16 * spec.horizon * math.prod(spec.action.shape) * 4 + 4096), MAX_BODY)
-
-
-def check_inputs(observations: Mapping[str, Array], spec: PolicySpec) -> dict[str, Array]:
-    """Of what was seen, what a policy of this spec needs; refused in one line unless it all fits."""
-    inputs: dict[str, Array] = {}
-    for key, array in spec.observation.items():
-        num = spec.history.get(key)
-        wanted = {key: ((num, *array.shape) if num else array.shape, array.dtype)}
-        if num:
-            wanted[f"{key}/mask"] = ((num,), "bool")
-        for name, (shape, dtype) in wanted.items():
-            if name not in observations:
-                raise UsageError(f"policy '{spec.name}' needs observation '{name}', which is not given")
-            value = observations[name]
-            if value.ndim == 0 or value.shape[1:] != shape or value.dtype.name != dtype:
-                found = f"{value.dtype}{list(value.shape)}"
-                raise UsageError(f"observation '{name}' should be {dtype}{_axes('B', *shape)}, got {found}")
-            inputs[name] = value
-    if spec.prompted:
-        prompt = observations.get("prompt")
-        if prompt is None or prompt.dtype != np.uint8 or prompt.shape[1:] != (PROMPT_BYTES,):
-            raise UsageError(
-                f"policy '{spec.name}' needs the task in words, 'prompt', as uint8[B, {PROMPT_BYTES}]"
-            )
-        inputs["prompt"] = prompt
-    if len({len(value) for value in inputs.values()}) != 1:
-        raise UsageError("observations differ in their number of rows")
-    return inputs
 
 
 def act_message(number: int, inputs: Mapping[str, Array], context: ActContext) -> Message:
@@ -78,17 +51,18 @@ def act_message(number: int, inputs: Mapping[str, Array], context: ActContext) -
 
 
 def read_act(message: Message, spec: PolicySpec) -> tuple[dict[str, Array], ActContext]:
-    """A request as the policy wants it; a UsageError for one that does not fit its spec."""
+    """The arguments of `Policy.act`. Raise UsageError if the request does not fit the spec."""
     fields, prefix = message.fields, message.arrays.get(_PREFIX)
     inputs = check_inputs(message.arrays, spec)
     num_rows = len(next(iter(inputs.values())))
     if not 0 < num_rows <= MAX_ROWS:
-        raise UsageError(f"a question has 1 to {MAX_ROWS} rows, got {num_rows}")
+        raise UsageError(f"a request should have 1 to {MAX_ROWS} rows, got {num_rows}")
     action = spec.action.shape
     if prefix is not None and (
         prefix.dtype.kind != "f" or prefix.shape[:1] + prefix.shape[2:] != (num_rows, *action)
     ):
-        raise UsageError(f"a prefix should be {_axes(num_rows, 'H', *action)}, got {list(prefix.shape)}")
+        sizes = ", ".join(map(str, (num_rows, "H", *action)))
+        raise UsageError(f"the prefix should be float [{sizes}], got {prefix.dtype}{list(prefix.shape)}")
     try:
         seed = fields["seed"]
         context = ActContext(
@@ -99,7 +73,7 @@ def read_act(message: Message, spec: PolicySpec) -> tuple[dict[str, Array], ActC
             horizon=checked_int(fields["horizon"], low=1),
         )
     except (KeyError, ValueError) as error:
-        raise UsageError(f"the request's context is not one: {error}") from error
+        raise UsageError(f"the request has an invalid context: {error}") from error
     return inputs, context
 
 
@@ -110,7 +84,7 @@ def chunk_message(number: Any, chunk: ActionChunk, *, server_s: float) -> Messag
 
 
 def read_chunk(message: Message, number: int) -> tuple[ActionChunk, float]:
-    """The answer to this very request, and the seconds that the server took over it."""
+    """The response to request `number`, and the seconds that the server needed."""
     fields = message.expect("chunk").fields
     try:
         server_s, version = fields["server_s"], checked_int(fields["policy_version"], low=0, high=2**63)
@@ -118,10 +92,6 @@ def read_chunk(message: Message, number: int) -> tuple[ActionChunk, float]:
             raise ValueError
         actions = message.arrays["actions"]
     except (KeyError, ValueError) as error:
-        raise WireError("answered with something that is no answer to what was asked") from error
+        raise WireError("the response does not fit the request") from error
     extras = {name.removeprefix("extra/"): v for name, v in message.arrays.items() if name.startswith("extra/")}
     return ActionChunk(actions=actions, observed_ns=0, policy_version=version, extras=extras), server_s
-
-
-def _axes(*sizes: int | str) -> str:
-    return f"[{', '.join(map(str, sizes))}]"

@@ -2,9 +2,9 @@
 
     "DVTL" | header bytes u32 | body bytes u64 | header: JSON | body: the arrays' bytes, one after another
 
-Nothing that comes in is ever executed (no pickle), and nothing is reserved before its size was checked: the header
-must be small, the body must be exactly what the header's shapes come to, and no more than the reader allows.
-All numbers are little-endian. A frame that breaks a rule is refused.
+Received data is never executed (no pickle), and sizes are checked before memory is allocated: the header must be small,
+and the body must have exactly the size of the header's arrays, and at most the size that the reader allows. All numbers
+are little-endian.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ MAX_HEADER = 1 << 16
 MAX_BODY = 1 << 28
 MAX_ARRAYS = 256
 _MAGIC = b"DVTL"
+_NOT_A_MESSAGE = "the received data is not a Dovetail message"
 PREFIX = struct.Struct("<4sIQ")
 _DTYPES = {
     name: np.dtype(name).newbyteorder("<")
@@ -49,57 +50,57 @@ _DTYPES = {
 
 
 class WireError(PolicyError):
-    """What came is not a message, or not a checked_int one."""
+    """A message is malformed, incomplete or unexpected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """What is said (`kind`), the plain values that belong to it, and arrays by name."""
+    """The kind of the message, its plain values and its arrays by name."""
 
     kind: str
     fields: Mapping[str, Any] = field(default_factory=dict)
     arrays: Mapping[str, Array] = field(default_factory=dict)
 
     def expect(self, kind: str) -> Message:
-        """Itself, if it is what should have come; a WireError with what the other side says, if that is an error."""
+        """Return self if it has this kind. Otherwise raise WireError, with the other side's text if it is an error."""
         if self.kind == "error":
-            said = "".join(c if c.isprintable() else " " for c in str(self.fields.get("message"))[:500])
-            raise WireError(" ".join(said.split()))
+            text = "".join(c if c.isprintable() else " " for c in str(self.fields.get("message"))[:500])
+            raise WireError(" ".join(text.split()))
         if self.kind != kind:
-            raise WireError(f"said {self.kind[:20]!r} where '{kind}' was expected")
+            raise WireError(f"expected message '{kind}', got {self.kind[:20]!r}")
         return self
 
 
 def encode(message: Message) -> bytes:
-    """A message as a frame. Arrays may lie in memory as they like; they arrive in C order."""
-    described, blobs = [], []
+    """A message as a frame. Arrays are sent in C order."""
+    descriptions, blobs = [], []
     for name, array in message.arrays.items():
         if array.dtype.name not in _DTYPES:
-            raise WireError(f"array '{name}' is {array.dtype}: only plain numbers are sent")
-        described.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape)})
+            raise WireError(f"array '{name}' is {array.dtype}, but only plain numbers can be sent")
+        descriptions.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape)})
         blobs.append(array.astype(_DTYPES[array.dtype.name], copy=False).tobytes())
-    content = {"kind": message.kind, "fields": dict(message.fields), "arrays": described}
+    content = {"kind": message.kind, "fields": dict(message.fields), "arrays": descriptions}
     header = json.dumps(content, allow_nan=False).encode()
     size = sum(map(len, blobs))
-    if len(header) > MAX_HEADER or size > MAX_BODY or len(described) > MAX_ARRAYS:
-        raise WireError(f"a message of {len(header)} + {size} bytes is more than may be sent at once")
+    if len(header) > MAX_HEADER or size > MAX_BODY or len(descriptions) > MAX_ARRAYS:
+        raise WireError(f"a message of {len(header)} + {size} bytes is larger than the maximum")
     return b"".join((PREFIX.pack(_MAGIC, len(header), size), header, *blobs))
 
 
 def decode(frame: bytes) -> Message:
-    """What `encode` made, or a WireError."""
+    """The message of a frame."""
     view = memoryview(frame)
     header_size, body_size = read_sizes(bytes(view[: PREFIX.size]), MAX_BODY)
     start = PREFIX.size + header_size
     if len(view) != start + body_size:
-        raise WireError(f"a frame of {start + body_size} bytes came with {len(view)}")
+        raise WireError(f"a frame of {start + body_size} bytes has {len(view)} bytes")
     header = Header.parse(bytes(view[PREFIX.size : start]), body_size)
     return header.message(bytearray(view[start:]))
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The JSON part of a frame, checked."""
+    """The checked JSON part of a frame."""
 
     kind: str
     fields: dict[str, Any]
@@ -107,20 +108,21 @@ class Header:
 
     @staticmethod
     def parse(data: bytes, body_size: int) -> Header:
-        """A header whose arrays come to exactly the body's size."""
+        """Raise WireError unless the arrays have exactly the size of the body."""
         try:
             content = json.loads(data, parse_constant=_no_constant)
-            kind, fields, described = content["kind"], content["fields"], content["arrays"]
-            arrays = [(_text(a["name"]), _DTYPES[_text(a["dtype"])], _shape(a["shape"])) for a in described]
-            well_formed = isinstance(fields, dict) and len(arrays) <= MAX_ARRAYS
-            well_formed = well_formed and len({name for name, _, _ in arrays}) == len(arrays)
-            kind = _text(kind)
+            kind, fields, descriptions = _text(content["kind"]), content["fields"], content["arrays"]
+            arrays = [(_text(a["name"]), _DTYPES[_text(a["dtype"])], _shape(a["shape"])) for a in descriptions]
+            if (
+                not isinstance(fields, dict)
+                or len(arrays) > MAX_ARRAYS
+                or len({a[0] for a in arrays}) != len(arrays)
+            ):
+                raise ValueError
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise WireError("what came is not a message of ours") from error
-        if not well_formed:
-            raise WireError("what came is not a message of ours")
+            raise WireError(_NOT_A_MESSAGE) from error
         if sum(dtype.itemsize * math.prod(shape) for _, dtype, shape in arrays) != body_size:
-            raise WireError("a message's arrays do not come to the size of its body")
+            raise WireError("the arrays of a message do not have the size of its body")
         return Header(kind, fields, arrays)
 
     def message(self, body: bytearray) -> Message:
@@ -130,27 +132,27 @@ class Header:
             count = math.prod(shape)
             data = np.frombuffer(body, dtype, count, offset=start) if count else np.empty(0, dtype)
             if dtype == np.bool_ and count and data.view(np.uint8).max() > 1:
-                raise WireError(f"array '{name}' holds what is neither true nor false")
-            data = np.require(data, dtype.newbyteorder("="), "A")  # the array before it may end at an odd byte
+                raise WireError(f"bool array '{name}' contains other bytes than 0 and 1")
+            data = np.require(data, dtype.newbyteorder("="), "A")  # alignment: the array before may have any size
             arrays[name] = data.reshape(shape)
             start += count * dtype.itemsize
         return Message(kind=self.kind, fields=self.fields, arrays=arrays)
 
 
 def read_sizes(prefix: bytes, max_body: int) -> tuple[int, int]:
-    """Bytes of header and body, if they are within bounds."""
+    """The sizes of header and body in bytes. Raise WireError if they are too large."""
     if len(prefix) != PREFIX.size:
-        raise WireError("a frame is cut off")
+        raise WireError("incomplete frame")
     magic, header_size, body_size = PREFIX.unpack(prefix)
     if magic != _MAGIC:
-        raise WireError("what came is not a message of ours")
+        raise WireError(_NOT_A_MESSAGE)
     if header_size > MAX_HEADER or body_size > max_body:
-        raise WireError(f"a message of {header_size} + {body_size} bytes is more than is taken at once")
+        raise WireError(f"a message of {header_size} + {body_size} bytes is larger than allowed")
     return header_size, body_size
 
 
 def _shape(shape: Any) -> tuple[int, ...]:
-    """At most eight checked_int numbers, none negative, and no product of them that is out of all proportion."""
+    """At most eight non-negative integers with a limited product."""
     if not (isinstance(shape, list) and len(shape) <= 8 and all(type(n) is int and n >= 0 for n in shape)):
         raise TypeError
     if math.prod(max(n, 1) for n in shape) > MAX_BODY:
@@ -159,9 +161,9 @@ def _shape(shape: Any) -> tuple[int, ...]:
 
 
 def checked_int(value: Any, *, low: int, high: int = 1 << 20) -> int:
-    """A number out of a message, if it is one; a ValueError otherwise."""
+    """An integer of a message. Raise ValueError if it is anything else or out of range."""
     if type(value) is not int or not low <= value <= high:
-        raise ValueError(f"{value!s:.20} is not a checked_int number from {low} to {high}")
+        raise ValueError(f"{value!s:.20} is not an integer from {low} to {high}")
     return value
 
 
@@ -172,4 +174,4 @@ def _text(value: Any) -> str:
 
 
 def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
+    raise ValueError(f"{name} is not JSON")
