@@ -12,8 +12,8 @@ import pytest
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Event, HumanInput
 from dovetail.human import gamepad
-from dovetail.human.browser import BrowserConfig, BrowserOperator, Desk, WithMailbox
-from dovetail.human.device import WithStop, onto_robot
+from dovetail.human.browser import BrowserConfig, BrowserOperator, ConsoleControl, OperatorWithConsole
+from dovetail.human.device import OperatorWithStop, map_axes
 from dovetail.human.gamepad import GamepadConfig, GamepadOperator
 from dovetail.human.keyboard import KeyboardConfig, KeyboardOperator, Keys, TerminalKeys
 from dovetail.human.mailbox import Mailbox, MailboxReader, MailboxWriter
@@ -83,7 +83,7 @@ class Mouse(Hands):
         self.made = []
 
     def make(self, task):
-        self.made.append(SpaceMouseOperator(SpaceMouseConfig(linger_s=0.0), robot=SPEC))
+        self.made.append(SpaceMouseOperator(SpaceMouseConfig(release_after_s=0.0), robot=SPEC))
         return self.made[-1]
 
     def _seen(self):
@@ -139,7 +139,7 @@ class Page(Hands):
         self.writer, self.sequence = MailboxWriter(self.box), 0
 
     def make(self, task):
-        return WithMailbox(self.inner(), Desk(self.box, SPEC))
+        return OperatorWithConsole(self.inner(), ConsoleControl(self.box, SPEC))
 
     def _drive(self, held, **settings):
         self.sequence += 1
@@ -229,14 +229,14 @@ def test_what_is_pressed_between_episodes_is_of_none_but_for_the_emergency_stop(
 
 def test_an_emergency_stop_is_heard_where_nobody_may_help(monkeypatch):
     pad = Pad(monkeypatch)
-    operator, seen = opened(WithStop(NoOperator(), pad.make(None))), robot(None).observe()
+    operator, seen = opened(OperatorWithStop(NoOperator(), pad.make(None))), robot(None).observe()
     pad.hold()
     pad.input.press(gamepad.BTN_NORTH)
     assert [operator.poll(seen), operator.poll(seen), operator.name] == [HumanInput(), HumanInput(), "none"]
     pad.input.press(gamepad.BTN_MODE)
     assert operator.poll(seen).event is Event.EMERGENCY
     monkeypatch.setitem(sys.modules, "evdev", FakeEvdev())
-    absent = opened(WithStop(NoOperator(), GamepadOperator(GamepadConfig(), robot=SPEC)))
+    absent = opened(OperatorWithStop(NoOperator(), GamepadOperator(GamepadConfig(), robot=SPEC)))
     assert absent.poll(seen) == HumanInput()
 
 
@@ -282,7 +282,7 @@ def test_a_pedal_lets_another_operator_act(monkeypatch):
 @pytest.mark.parametrize("make", [Pad, Foot], ids=["gamepad", "pedal"])
 def test_the_console_has_the_arm_though_a_device_was_lost(make, monkeypatch):
     hands, page = make(monkeypatch), Page(monkeypatch)
-    operator, seen = opened(WithMailbox(hands.make(None), Desk(page.box, SPEC))), robot(None).observe()
+    operator, seen = opened(OperatorWithConsole(hands.make(None), ConsoleControl(page.box, SPEC))), robot(None).observe()
     hands.hold()
     assert operator.poll(seen).action is not None
     hands.lose()
@@ -336,9 +336,9 @@ def test_joints_are_not_for_hands():
 def test_axes_count_whatever_they_are_called(monkeypatch):
     """Three of moving, three of turning, then grippers; an arm that does not turn, too."""
     plain = replace(SPEC, action=replace(SPEC.action, names=()))
-    assert onto_robot(plain, name="any") == {axis: axis for axis in range(7)}
+    assert map_axes(plain, name="any") == {axis: axis for axis in range(7)}
     flat = replace(SPEC.action, shape=(4,), names=("x", "y", "z", "gripper"), low=(-1,) * 4, high=(1,) * 4)
-    assert onto_robot(replace(SPEC, action=flat), name="any") == {0: 0, 1: 1, 2: 2, 3: 6}
+    assert map_axes(replace(SPEC, action=flat), name="any") == {0: 0, 1: 1, 2: 2, 3: 6}
 
 
 # ---- the terminal
@@ -380,22 +380,22 @@ def test_a_terminal_writes_the_mailbox_and_one_that_is_gone_writes_nothing():
     try:
         with TerminalKeys(lambda: (box, SPEC), descriptor=theirs):
             os.write(ours, b"r")
-            hand = eventually(lambda: (h := reader.hand()) and h.held and h)
+            hand = eventually(lambda: (h := reader.command()) and h.held and h)
             assert hand.axes[2] == 1.0
             os.write(ours, b"\x1b[A")  # an arrow is no Esc
             os.write(ours, b"p")
             assert eventually(reader.next_event).event is Event.PAUSE
             os.write(ours, b"\n")
-            eventually(lambda: not reader.hand().held)
+            eventually(lambda: not reader.command().held)
             os.write(ours, b"\x1b")
             eventually(lambda: box.emergency)
             os.write(ours, b"c")
             eventually(lambda: not box.emergency)
             os.write(ours, b"w")
-            eventually(lambda: reader.hand().held)
+            eventually(lambda: reader.command().held)
             os.close(ours)
             ours = None
-            hand = eventually(lambda: (h := reader.hand()) and not h.is_fresh(time.monotonic_ns()) and h)
+            hand = eventually(lambda: (h := reader.command()) and not h.is_fresh(time.monotonic_ns()) and h)
             assert hand.held  # it never said that it let go: the arm holds
     finally:
         for descriptor in (ours, theirs):

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.core.types import Event, HumanInput, Observation
-from dovetail.human.browser import BrowserConfig, BrowserOperator, Desk, WithMailbox
+from dovetail.human.browser import BrowserConfig, BrowserOperator, ConsoleControl, OperatorWithConsole
 from dovetail.human.handover import Handover
-from dovetail.human.mailbox import Control, Hand, Mailbox, MailboxWriter
+from dovetail.human.mailbox import Control, DriveCommand, Mailbox, MailboxWriter
 from dovetail.human.none import NoOperator
 from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeBimanual, FakeBimanualConfig
 
@@ -20,10 +20,10 @@ SEEN = ARM.observe()
 ZEROS = np.zeros(7, np.float32)
 
 
-def hand(*, session=1, sequence=1, held=True, age_s=0.0, axes=ZEROS, good=True):
+def hand(*, session=1, sequence=1, held=True, age_s=0.0, axes=ZEROS, is_valid=True):
     time_ns = time.monotonic_ns() - round(age_s * S)
-    return Hand(
-        session=session, sequence=sequence, held=held, axes=axes, time_ns=time_ns, expires_ns=5 * S, good=good
+    return DriveCommand(
+        session=session, sequence=sequence, held=held, axes=axes, time_ns=time_ns, expires_ns=5 * S, is_valid=good
     )
 
 
@@ -64,13 +64,13 @@ def test_a_new_process_holds_for_a_driver_that_the_old_one_lost():
 def test_another_hand_neither_drives_nor_gives_back_while_somebody_drives(handover):
     mine = np.array((1.0, 0, 0, 0, 0, 0, 0), np.float32)
     wanted = handover.decide(hand(session=1, axes=mine), None, SEEN).action
-    for other in (hand(session=2, held=False), hand(session=2, axes=-mine), hand(session=2, good=False)):
+    for other in (hand(session=2, held=False), hand(session=2, axes=-mine), hand(session=2, is_valid=False)):
         np.testing.assert_array_equal(handover.decide(other, None, SEEN).action, wanted)
         assert handover.driver == 1
 
 
 def test_who_is_lost_holds_though_another_hand_is_there(handover):
-    driving = Hand(session=1, sequence=1, held=True, axes=ZEROS, time_ns=time.monotonic_ns(), expires_ns=1)
+    driving = DriveCommand(session=1, sequence=1, held=True, axes=ZEROS, time_ns=time.monotonic_ns(), expires_ns=1)
     handover._last, handover.control = driving, Control.HUMAN
     assert handover.decide(hand(session=2, held=False), None, SEEN) == HumanInput(event=Event.PAUSE)
     assert handover.decide(hand(session=2, sequence=2), None, SEEN).action is not None
@@ -89,7 +89,7 @@ HANDS = st.builds(
     session=st.integers(1, 2),
     held=st.booleans(),
     age_s=st.sampled_from((0.0, 9.0)),
-    good=st.booleans(),
+    is_valid=st.booleans(),
 )
 
 
@@ -108,7 +108,7 @@ def test_the_policy_acts_only_when_told_to(story):
                 session=given_hand.session,
                 sequence=sequence,
                 held=given_hand.held,
-                good=given_hand.good,
+                is_valid=given_hand.is_valid,
                 age_s=(time.monotonic_ns() - given_hand.time_ns) // S,
             )
         decided = handover.decide(given_hand, event, SEEN)
@@ -178,7 +178,7 @@ class Inner:
 
 def a_desk(inner=None, **settings):
     box = Mailbox(7)
-    operator = WithMailbox(inner or NoOperator(), Desk(box, ARM.spec), **settings)
+    operator = OperatorWithConsole(inner or NoOperator(), ConsoleControl(box, ARM.spec), **settings)
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
     return operator, MailboxWriter(box)
 

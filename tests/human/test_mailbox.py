@@ -28,15 +28,15 @@ def a_pair(num_axes=7):
 
 def test_the_newest_message_counts_until_it_expires():
     writer, reader = a_pair(2)
-    assert reader.hand() is None
+    assert reader.command() is None
     writer.drive(session=5, sequence=1, held=True, axes=[0.5, -1.0], time_ns=10 * S)
     writer.drive(session=5, sequence=2, held=True, axes=[0.25, 1.0], time_ns=11 * S, expires_s=0.5)
-    hand = reader.hand()
+    hand = reader.command()
     assert (hand.session, hand.sequence, hand.held, hand.axes.tolist()) == (5, 2, True, [0.25, 1.0])
     assert hand.is_fresh(11 * S + S // 2)
     assert not hand.is_fresh(11 * S + S // 2 + 1)
     assert not hand.is_fresh(9 * S)  # of no clock of ours
-    assert reader.hand() == hand  # nothing new
+    assert reader.command() == hand  # nothing new
 
 
 @given(st.lists(ANY_NUMBER, max_size=9), st.integers(-(2**64), 2**64), st.integers(-(2**64), 2**64))
@@ -47,11 +47,11 @@ def test_only_sense_is_written(axes, session, sequence):
     )
     if makes_sense:
         writer.drive(session=session, sequence=sequence, held=True, axes=axes)
-        assert reader.hand().axes.tolist() == axes
+        assert reader.command().axes.tolist() == axes
     else:
         with pytest.raises(UsageError):
             writer.drive(session=session, sequence=sequence, held=True, axes=axes)
-        assert reader.hand() is None
+        assert reader.command() is None
 
 
 @pytest.mark.parametrize("axes", [["a"] * 7, None, [[0.0]] * 7, [1e400] * 7, [float("nan")] * 7, object()])
@@ -59,7 +59,7 @@ def test_what_is_no_numbers_is_refused(axes):
     writer, reader = a_pair(7)
     with pytest.raises(UsageError):
         writer.drive(session=1, sequence=1, held=True, axes=axes)
-    assert reader.hand() is None
+    assert reader.command() is None
 
 
 def test_a_reader_trusts_no_writer():
@@ -74,14 +74,14 @@ def test_a_reader_trusts_no_writer():
         (4, 0, 7, False),
     ):
         box.drive.write({"numbers": (9, sequence, now, S, held), "axes": axes})
-        hand = reader.hand()
-        assert (hand.sequence, hand.good) == (sequence, good)
+        hand = reader.command()
+        assert (hand.sequence, hand.is_valid) == (sequence, good)
         assert hand.is_fresh(now) is good
     box.drive.write({"numbers": (9, 3, now, S, 1), "axes": 0.0})
-    assert reader.hand().sequence == 4  # the old one is passed over
+    assert reader.command().sequence == 4  # the old one is passed over
     box.drive.write({"numbers": (8, 1, now, 10**15, 1), "axes": 0.0})
-    assert reader.hand().session == 8  # another sender counts for itself
-    assert not reader.hand().is_fresh(now + 3 * S)  # nothing is good for ever
+    assert reader.command().session == 8  # another sender counts for itself
+    assert not reader.command().is_fresh(now + 3 * S)  # nothing is good for ever
 
 
 def test_old_numbers_are_refused_by_session():
@@ -193,10 +193,10 @@ def test_nothing_is_torn_between_two_processes():
         until_s = time.monotonic() + 60.0
         while num_new < 300 or num_events < 300:
             assert time.monotonic() < until_s
-            hand = reader.hand()
+            hand = reader.command()
             if hand is not None and hand.sequence != last:
                 assert hand.sequence > last
-                assert hand.good
+                assert hand.is_valid
                 np.testing.assert_array_equal(hand.axes, np.float32(hand.sequence % 1000 / 1000))
                 last, num_new = hand.sequence, num_new + 1
             if (event := reader.next_event()) is not None:
@@ -208,8 +208,8 @@ def test_nothing_is_torn_between_two_processes():
         process.wait()
         process.stdout.close()
         os.close(descriptor)
-    reader.hand()  # what a dead writer left is whole, or it is not taken
-    hand = reader.hand()
+    reader.command()  # what a dead writer left is whole, or it is not taken
+    hand = reader.command()
     np.testing.assert_array_equal(hand.axes, np.float32(hand.sequence % 1000 / 1000))
     assert not hand.is_fresh(time.monotonic_ns() + S)
 
@@ -222,11 +222,11 @@ def test_memory_of_another_kind_is_refused():
 
 def test_the_reader_tells_who_is_in_control():
     writer, reader = a_pair()
-    reader.tell(Control.HUMAN, driver=12, heard=40)
+    reader.report(Control.HUMAN, driver=12, last_sequence=40)
     box = writer.box
-    assert (box.control, box.driver, box.heard) == (Control.HUMAN, 12, 40)
+    assert (box.control, box.driver, box.last_sequence) == (Control.HUMAN, 12, 40)
     since = box.since_ns
-    reader.tell(Control.HUMAN, driver=12, heard=41)
+    reader.report(Control.HUMAN, driver=12, last_sequence=41)
     assert box.since_ns == since
     assert box.reader_ns >= since > 0
 

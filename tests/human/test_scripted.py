@@ -35,13 +35,13 @@ class Task:
 
 def make(**config):
     task = Task()
-    operator = ScriptedOperator(ScriptedConfig(**{"share": 1.0, "patience_steps": 5, **config}), task=task)
+    operator = ScriptedOperator(ScriptedConfig(**{"watched_share": 1.0, "stuck_after_steps": 5, **config}), task=task)
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
     return operator, task.the_expert
 
 
 def test_takes_over_when_nothing_moves_corrects_for_a_while_and_hands_back():
-    operator, _ = make(min_steps=3, max_steps=3)
+    operator, _ = make(min_takeover_steps=3, max_takeover_steps=3)
     acting = [operator.poll(SEEN).action is not None for _ in range(16)]
     # five ticks of patience, three of correction, and the policy gets its patience again
     assert acting == [False] * 5 + [True] * 3 + [False] * 5 + [True] * 3
@@ -55,7 +55,7 @@ def test_leaves_a_policy_alone_that_gets_on():
 
 
 def test_says_success_once_the_task_is_done():
-    operator, expert = make(share=0.0)
+    operator, expert = make(watched_share=0.0)
     assert operator.poll(SEEN).event is None
     expert.now = 1.0
     assert operator.poll(SEEN).event is Event.SUCCESS
@@ -63,7 +63,7 @@ def test_says_success_once_the_task_is_done():
 
 @pytest.mark.parametrize(("minutes", "expected"), [(0.0, 0.5), (5.0, 0.25), (10.0, 0.0), (99.0, 0.0)])
 def test_watches_less_as_the_robot_grows_up(minutes, expected):
-    operator, _ = make(share=0.5, fade_minutes=10.0)
+    operator, _ = make(watched_share=0.5, fade_out_minutes=10.0)
     watched = 0
     for episode in range(400):
         operator.reset(rng=np.random.default_rng(episode), robot_minutes=minutes)
@@ -72,7 +72,7 @@ def test_watches_less_as_the_robot_grows_up(minutes, expected):
 
 
 def test_corrections_vary_in_length():
-    operator, _ = make(min_steps=8, max_steps=20)
+    operator, _ = make(min_takeover_steps=8, max_takeover_steps=20)
     lengths = set()
     for episode in range(40):
         operator.reset(rng=np.random.default_rng(episode), robot_minutes=0.0)

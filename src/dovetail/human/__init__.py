@@ -1,1 +1,1 @@
-"""Who may take over: nobody, a scripted person, or one at the browser, a keyboard, a gamepad, a SpaceMouse, a pedal."""
+"""Operators that may take over: none, scripted, browser, keyboard, gamepad, SpaceMouse, pedal."""

@@ -1,4 +1,4 @@
-"""Keys and sticks of Linux input devices, through evdev. What a device says is kept here, key by key."""
+"""Keys and sticks of Linux input devices, through evdev."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ SYN_DROPPED = 3
 
 
 def key_code(name: str, *, operator: str) -> int:
-    """`KEY_B`, `BTN_TL` and so on, or a number."""
+    """Code of a key by name, such as `KEY_B`, or by number."""
     if name.isdigit():
         return int(name)
     codes = load_library("evdev", package="evdev", operator=operator).ecodes.ecodes
     if name not in codes:
-        raise UsageError(f"operator '{operator}': there is no key '{name}'; see `python -m evdev.evtest`")
+        raise UsageError(f"operator '{operator}': unknown key '{name}'. `python -m evdev.evtest` shows key names")
     return int(codes[name])
 
 
 class InputDevice:
-    """One device by path, such as /dev/input/by-id/...; without one, the first that has key `wanted`."""
+    """A device by path, such as /dev/input/by-id/..., or else the first one with key `wanted`."""
 
     def __init__(self, path: str | None, *, wanted: int, operator: str) -> None:
         self._path, self._wanted, self._operator = path, wanted, operator
         self._device: Any = None
-        self._span: dict[int, tuple[float, float]] = {}  # axis: middle and reach
+        self._span: dict[int, tuple[float, float]] = {}  # axis: middle and half range
         self.pressed: set[int] = set()
         self.axes: dict[int, float] = {}
 
@@ -54,27 +54,27 @@ class InputDevice:
                 return
             device.close()
         raise UsageError(
-            f"operator '{self._operator}': no input device has key {self._wanted}: plug it in, set operator.path, or "
-            "become a member of group 'input'"
+            f"operator '{self._operator}': no input device has key {self._wanted}. Plug it in, set operator.path, or "
+            "add your user to group 'input'"
         )
 
     def update(self) -> list[int] | None:
-        """Take what has come since; returns keys that were pressed, in order. None: the device is gone."""
-        came = []
+        """Read new events and return the keys that were pressed, in order. None if the device is gone."""
+        pressed_keys = []
         try:
             while (event := self._device.read_one()) is not None:
                 if event.type == EV_KEY and event.value in (0, 1):  # 2 is a repetition
                     (self.pressed.add if event.value else self.pressed.discard)(event.code)
                     if event.value:
-                        came.append(event.code)
+                        pressed_keys.append(event.code)
                 elif event.type == EV_ABS and event.code in self._span:
                     self.axes[event.code] = self._scaled(event.code, event.value)
                 elif event.type == EV_SYN and event.code == SYN_DROPPED:
-                    self._resync()  # the kernel had too much to tell: ask for how it is
+                    self._resync()  # the kernel dropped events: read the current state
         except OSError:
             self.pressed.clear()
             return None
-        return came
+        return pressed_keys
 
     def close(self) -> None:
         if self._device is not None:

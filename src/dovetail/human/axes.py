@@ -1,7 +1,7 @@
-"""From a person's axes, each in [-1, 1], to an action of the robot at hand. What comes out is within its limits.
+"""Maps the axes of an input device, each in [-1, 1], to an action within the robot's limits.
 
-Up is up: moves are meant in the robot's base frame, and turned into the frame of the action, which is the one of the pose
-that the episode began with. A gripper's axis opens above a half, closes below minus a half, and otherwise keeps it.
+Motions are in the robot's base frame, so that up is up. They are rotated into the frame of the action, which is the pose at
+the start of the episode. A gripper axis opens above 0.5, closes below -0.5, and otherwise keeps the gripper's state.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from dovetail.core.achieved import gripper_axes
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 
-__all__ = ["Axes", "cartesian_axes"]
+__all__ = ["AxisMapping", "cartesian_axes"]
 
-_JOINT_VELOCITY = 0.8  # rad/s: a person looks at the arm, not at its joints
+_JOINT_VELOCITY = 0.8  # rad/s
 _GRIP = 0.5
 
 
-class Axes:
-    """`look` at every observation, so that the frame and the gripper are known; `action` of a hand's axes."""
+class AxisMapping:
+    """Call `observe` with every observation, and `action` while the operator drives."""
 
     def __init__(self, robot: RobotSpec, *, speed: float = 1.0) -> None:
         self._robot = robot
@@ -39,16 +39,16 @@ class Axes:
         self.begin()
 
     def begin(self) -> None:
-        """A new episode: its first observation tells the frame."""
+        """Start a new episode. Its first observation sets the frame."""
         self._unframe: Array | None = None  # base to action
         self._gripper: Array | None = None
 
-    def look(self, observation: Observation) -> None:
+    def observe(self, observation: Observation) -> None:
         if self._unframe is None and self._triples:
             self._unframe = _matrix(observation.values["ee_pose"][3:7]).T
 
     def release(self) -> None:
-        """Somebody else may move the gripper from now on."""
+        """The policy may move the gripper from now on."""
         self._gripper = None
 
     def action(self, axes: Array, observation: Observation) -> Array:
@@ -61,7 +61,7 @@ class Axes:
         else:
             moves = moves.copy()
             for first in self._triples:
-                assert self._unframe is not None, "look() comes first"
+                assert self._unframe is not None, "observe() comes first"
                 turned = self._unframe @ moves[first : first + 3]
                 moves[first : first + 3] = turned / max(1.0, float(np.abs(turned).max()))
             wanted = self._middle + moves * self._reach
@@ -83,7 +83,7 @@ class Axes:
 
 
 def cartesian_axes(robot: RobotSpec) -> list[list[int]]:
-    """Of one arm that takes deltas: its axes of moving, and of turning if it has them. None of any other robot."""
+    """Translation axes, and rotation axes if any, of a single arm with delta actions. Empty for other robots."""
     arm = np.flatnonzero(~gripper_axes(robot.action, robot.action_kind)).tolist()
     if robot.action_kind != "ee_delta" or len(arm) not in (3, 6) or arm != list(range(len(arm))):
         return []
@@ -91,7 +91,7 @@ def cartesian_axes(robot: RobotSpec) -> list[list[int]]:
 
 
 def _matrix(quat: Array) -> Array:
-    """Of a unit quaternion (w, x, y, z)."""
+    """Rotation matrix of a quaternion (w, x, y, z)."""
     w, x, y, z = np.asarray(quat, np.float64) / max(float(np.linalg.norm(quat)), 1e-9)
     return np.array(
         [

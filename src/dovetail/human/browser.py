@@ -1,4 +1,4 @@
-"""A person at the console: drives the arm from a browser while the dead-man key is held, judges, pauses, stops."""
+"""An operator at the console: drives the arm while the dead-man key is held, gives verdicts, pauses and stops."""
 
 from __future__ import annotations
 
@@ -8,22 +8,25 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
+from dovetail.core.abilities import Demonstrates, Resumes
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
 from dovetail.human.handover import Handover
 from dovetail.human.mailbox import Mailbox, MailboxReader
 
-__all__ = ["BrowserConfig", "BrowserOperator", "Desk", "WithMailbox"]
+__all__ = ["BrowserConfig", "BrowserOperator", "ConsoleControl", "OperatorWithConsole"]
 
 
 class BrowserConfig(Config):
+    """Operator at the console."""
+
     speed: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of the robot's own limits that a full push of the stick moves it with."""
+    """Speed at full deflection, relative to the robot's limits."""
 
 
 class BrowserOperator:
-    """Nobody, but for who sits at the console: `--console` opens one. Demonstrations are theirs to give."""
+    """No operator besides the one at the console, who also gives the demonstrations. `--console` opens a console."""
 
     Config: ClassVar[type[BrowserConfig]] = BrowserConfig
     name = "browser"
@@ -39,8 +42,8 @@ class BrowserOperator:
         return HumanInput()
 
 
-class Desk:
-    """Where a person sits, as the control loop's process sees it: one, whoever else is configured to take over."""
+class ConsoleControl:
+    """The console's input in the control process."""
 
     def __init__(self, box: Mailbox, robot: RobotSpec, *, pace_s: float | None = None, speed: float = 1.0) -> None:
         self.box = box
@@ -48,65 +51,69 @@ class Desk:
         self.handover = Handover(robot, pace_s=pace_s, speed=speed)
 
 
-class WithMailbox:
-    """An operator, and a person at the console who comes before it. While nobody is there, it is that operator.
+class OperatorWithConsole:
+    """Adds the console to an operator. Input from the console has priority.
 
-    Where nobody `may_drive`, as in an evaluation, the person can still pause, stop and acknowledge. `demonstrates`: the
-    episode is theirs, and waits for them.
+    Without `may_drive`, as in an evaluation, the console can still pause, stop and acknowledge. With `demonstrates`, the
+    episode waits for the console to start.
     """
 
-    def __init__(self, inner: Operator, desk: Desk, *, may_drive: bool = True, demonstrates: bool = False) -> None:
-        self._inner, self._desk = inner, desk
+    def __init__(
+        self, inner: Operator, console: ConsoleControl, *, may_drive: bool = True, demonstrates: bool = False
+    ) -> None:
+        self._inner, self._console = inner, console
         self._may_drive, self._demonstrates = may_drive, demonstrates
-        self._has_hands: bool = getattr(inner, "demonstrates", False)  # a person's, and not a script's
+        self._inner_is_person = isinstance(inner, Demonstrates) and inner.demonstrates
 
     @property
     def name(self) -> str:
-        """The operator's own; with the browser's, once somebody has been there."""
-        if not self._desk.box.writer_ns or not self._may_drive or self._has_hands:
+        """The inner operator's name, with `browser` once a console was connected."""
+        if not self._console.box.writer_ns or not self._may_drive or self._inner_is_person:
             return self._inner.name
         return "browser" if self._inner.name == "none" else f"{self._inner.name}+browser"
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
-        desk = self._desk
-        while (posted := desk.reader.next_event()) is not None:  # said between episodes, of none of them
+        console = self._console
+        while (posted := console.reader.next_event()) is not None:  # events between episodes
             if posted.event is Event.PAUSE:
-                desk.handover.pause()
+                console.handover.pause()
             elif posted.event is Event.START:
-                desk.handover.resume(desk.reader.hand())
-        desk.handover.begin(demonstrates=self._demonstrates)
+                console.handover.resume(console.reader.command())
+        console.handover.begin(demonstrates=self._demonstrates)
         self._inner.reset(rng=rng, robot_minutes=robot_minutes)
 
     def poll(self, observation: Observation) -> HumanInput:
-        desk = self._desk
-        hand = desk.reader.hand()
-        decided = desk.handover.decide(hand, self._next_event(), observation, may_drive=self._may_drive)
-        desk.reader.tell(desk.handover.control, driver=desk.handover.driver, heard=hand.sequence if hand else 0)
-        if decided is not None and decided.event is Event.START:
-            resume = getattr(self._inner, "resume", None)  # a device that was lost holds the arm, too
-            if resume is not None:
-                resume()
+        console = self._console
+        command = console.reader.command()
+        decided = console.handover.decide(command, self._next_event(), observation, may_drive=self._may_drive)
+        console.reader.report(
+            console.handover.control,
+            driver=console.handover.driver,
+            last_sequence=command.sequence if command else 0,
+        )
+        if decided is not None and decided.event is Event.START and isinstance(self._inner, Resumes):
+            self._inner.resume()  # a lost device holds the arm, too
         if decided is not None and decided.event not in (None, Event.PAUSE):
             return decided
-        if decided is not None and decided.action is None and not self._has_hands:
+        if decided is not None and decided.action is None and not self._inner_is_person:
             return decided
         inner = self._inner.poll(observation)
         if decided is None:
             return inner
-        if decided.action is None:  # paused here, but whoever sits at the other device may take over
+        if decided.action is None:  # paused here, but the other device may take over
             if inner.action is None and inner.event in (None, Event.PAUSE):
                 return decided
             if inner.action is not None or inner.event is Event.START:
-                desk.handover.resume(hand)
+                console.handover.resume(command)
             return inner
-        # it may still see that the task is done; a device that was lost must not hold who drives from here
+        # keep a verdict of the inner operator, but not the pause of a lost device
         return HumanInput(action=decided.action, event=None if inner.event is Event.PAUSE else inner.event)
 
     def _next_event(self) -> Event | None:
-        while (posted := self._desk.reader.next_event()) is not None:
-            if posted.event is Event.EMERGENCY and not self._desk.box.emergency:
+        while (posted := self._console.reader.next_event()) is not None:
+            if posted.event is Event.EMERGENCY and not self._console.box.emergency:
                 continue  # acknowledged since
             if not self._may_drive and posted.event in (Event.SUCCESS, Event.FAILURE, Event.DISCARD, Event.RESET):
-                continue  # nobody judges an evaluation
+                continue  # the task decides evaluations
             return posted.event
         return None

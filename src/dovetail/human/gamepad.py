@@ -1,4 +1,4 @@
-"""A gamepad at the robot's machine: hold the left shoulder button to drive. Through evdev.
+"""A gamepad at the robot's machine, through evdev. Hold the left shoulder button to drive.
 
 left stick      forward, back, left, right       right stick    up, down, turn
 south / east    close / open the gripper         north / west   success / failure
@@ -35,37 +35,39 @@ EVENTS = {
 
 
 class GamepadConfig(Config):
+    """A gamepad."""
+
     path: str | None = None
-    """The device, such as /dev/input/by-id/...-event-joystick; none: the first gamepad there is."""
+    """Device, such as /dev/input/by-id/...-event-joystick. Null: the first gamepad."""
     dead_zone: float = Field(default=0.12, ge=0.0, lt=1.0)
-    """A stick that is moved less stands still."""
+    """Smallest deflection of a stick that counts, from 0 to 1."""
     speed: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of the robot's own limits that a full push moves it with."""
+    """Speed at full deflection, relative to the robot's limits."""
 
 
 class GamepadDevice:
     def __init__(self, config: GamepadConfig) -> None:
         self._config = config
         self._device = InputDevice(config.path, wanted=BTN_TL, operator="gamepad")
-        self._waiting: list[Event] = []
+        self._events: list[Event] = []
 
     def open(self) -> None:
         self._device.open()
 
     def read(self) -> Reading | None:
-        came = self._device.update()
-        if came is None:
+        pressed_keys = self._device.update()
+        if pressed_keys is None:
             return None
-        self._waiting += [EVENTS[key] for key in came if key in EVENTS]
-        if Event.EMERGENCY in self._waiting:
-            self._waiting = [Event.EMERGENCY]  # before anything else
+        self._events += [EVENTS[key] for key in pressed_keys if key in EVENTS]
+        if Event.EMERGENCY in self._events:
+            self._events = [Event.EMERGENCY]  # has priority
         pressed, stick = self._device.pressed, self._stick
         grip = (BTN_EAST in pressed) - (BTN_SOUTH in pressed)
         axes = (-stick(ABS_Y), -stick(ABS_X), -stick(ABS_RY), 0.0, 0.0, -stick(ABS_RX), grip)
         return Reading(
             held=BTN_TL in pressed,
             axes=np.array(axes, np.float32),
-            event=self._waiting.pop(0) if self._waiting else None,
+            event=self._events.pop(0) if self._events else None,
         )
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Who has the arm: the dead-man logic of every way to drive it.
+"""Who controls the arm: the dead-man logic for all input devices.
 
-held, and fresh             the person drives
-let go, by whoever drove    the policy goes on
-lost while held             the arm HOLDS, until somebody takes over again or says start: never the policy by itself
-another hand meanwhile      is not heard until the driver lets go, or is lost
+held, and fresh             the operator drives
+released by the driver      the policy continues
+lost while held             the arm HOLDS until an operator takes over or signals start; the policy never continues alone
+a second device             is ignored until the driver releases or is lost
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import time
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
-from dovetail.human.axes import Axes
-from dovetail.human.mailbox import Control, Hand
+from dovetail.human.axes import AxisMapping
+from dovetail.human.mailbox import Control, DriveCommand
 
 __all__ = ["Handover"]
 
 
 class Handover:
-    """`decide` once a tick. Without a `pace_s`, the clock is real; with it, time is simulated, and a tick with a person
-    in it takes so long by the clock on the wall: nobody can drive what races ahead."""
+    """Call `decide` once per tick. With `pace_s`, time is simulated, and a tick with a person takes that much real time, so
+    that a person can drive."""
 
     def __init__(self, robot: RobotSpec, *, pace_s: float | None = None, speed: float = 1.0) -> None:
-        self._axes = Axes(robot, speed=speed)
+        self._axes = AxisMapping(robot, speed=speed)
         self._pace_ns = None if pace_s is None else round(pace_s * NS_PER_S)
         self._paced_ns = 0
-        self._last: Hand | None = None  # of who drives
-        self._forgiven = (0, 0)  # the message whose loss is over with, because somebody said start
-        self._ignored = 0  # the session that was driving when somebody said pause: it lets go first
+        self._last: DriveCommand | None = None  # of the driver
+        self._cleared = (0, 0)  # session and sequence of a lost command that a start has cleared
+        self._ignored = 0  # session that drove when the pause came: it must release first
         self._always_paced = False
         self.control = Control.POLICY
 
@@ -41,7 +41,7 @@ class Handover:
         return self._last.session if self._last is not None and self.control is Control.HUMAN else 0
 
     def begin(self, *, demonstrates: bool = False) -> None:
-        """A new episode. One that a person `demonstrates` waits for them."""
+        """Start a new episode. A demonstration waits for the operator."""
         self._axes.begin()
         self._always_paced = demonstrates
         if demonstrates:
@@ -51,25 +51,30 @@ class Handover:
         self._ignored = self.driver
         self.control = Control.PAUSED
 
-    def resume(self, hand: Hand | None) -> None:
-        """Somebody said start."""
+    def resume(self, command: DriveCommand | None) -> None:
+        """Continue after a start signal."""
         self.control, self._ignored = Control.POLICY, 0
-        if hand is not None:
-            self._forgiven = (hand.session, hand.sequence)
+        if command is not None:
+            self._cleared = (command.session, command.sequence)
 
     def decide(
-        self, hand: Hand | None, event: Event | None, observation: Observation, *, may_drive: bool = True
+        self,
+        command: DriveCommand | None,
+        event: Event | None,
+        observation: Observation,
+        *,
+        may_drive: bool = True,
     ) -> HumanInput | None:
-        """What the person does; None: nothing, so that whoever else is configured decides."""
-        self._axes.look(observation)
+        """The operator's input. None: nothing, so that another operator may decide."""
+        self._axes.observe(observation)
         if event is Event.PAUSE:
             self.pause()
         elif event is Event.START:
-            self.resume(hand)
+            self.resume(command)
         if not may_drive:
             self.control = Control.POLICY if self.control is Control.HUMAN else self.control
-        elif hand is not None:
-            self._heed(hand, time.monotonic_ns())
+        elif command is not None:
+            self._update_control(command, time.monotonic_ns())
         self._pace()
         if event is not None and event not in (Event.PAUSE, Event.START):
             return HumanInput(event=event)
@@ -81,24 +86,24 @@ class Handover:
             return HumanInput(event=Event.PAUSE)
         return HumanInput(event=event) if event is not None else None
 
-    def _heed(self, hand: Hand, now_ns: int) -> None:
-        if hand.session == self._ignored and hand.held:
+    def _update_control(self, command: DriveCommand, now_ns: int) -> None:
+        if command.session == self._ignored and command.held:
             return
         self._ignored = 0
         drives = self.control is Control.HUMAN
         assert self._last is not None or not drives
-        if drives and self._last is not None and hand.session != self._last.session:
+        if drives and self._last is not None and command.session != self._last.session:
             if not self._last.is_fresh(now_ns):
                 self.control = Control.HOLDING
-        elif hand.held and hand.is_fresh(now_ns):
-            self.control, self._last = Control.HUMAN, hand
-        elif drives and not hand.held and hand.good:
+        elif command.held and command.is_fresh(now_ns):
+            self.control, self._last = Control.HUMAN, command
+        elif drives and not command.held and command.is_valid:
             self.control = Control.POLICY
-        elif hand.held and self.control is not Control.PAUSED and self._is_news(hand):
-            self.control = Control.HOLDING  # expired, or nonsense
+        elif command.held and self.control is not Control.PAUSED and self._is_uncleared(command):
+            self.control = Control.HOLDING  # expired or invalid
 
-    def _is_news(self, hand: Hand) -> bool:
-        return (hand.session, hand.sequence) != self._forgiven
+    def _is_uncleared(self, command: DriveCommand) -> bool:
+        return (command.session, command.sequence) != self._cleared
 
     def _pace(self) -> None:
         if self._pace_ns is None or (self.control is Control.POLICY and not self._always_paced):

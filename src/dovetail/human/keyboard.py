@@ -1,8 +1,8 @@
-"""The terminal's keys: a key that moves takes over, and the arm moves while it repeats. The rest is said by letters.
+"""The terminal as an operator: a motion key takes over, and the arm moves while the key repeats. Letters send events.
 
-A terminal tells that a key is pressed, and never that it is let go. So who has taken over keeps the arm, standing still,
-until Enter gives it back; and a terminal that goes away makes the arm hold. Keys are read in the run's own process, which
-has the terminal, and go to the control loop through the mailbox, as from the browser.
+A terminal reports pressed keys but not released ones. So after a takeover the arm holds still until Enter gives it back to
+the policy. If the terminal closes, the arm holds. The run's process reads the keys and sends them to the control loop
+through the mailbox, like the browser.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from dovetail.core.contracts import Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
-from dovetail.human.device import onto_robot
+from dovetail.human.device import map_axes
 from dovetail.human.mailbox import Mailbox, MailboxWriter
 
 __all__ = ["HELP", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
 
 HELP = (
-    "drive with w s a d r f (move), i k j l u o (turn), space (gripper); Enter gives it back. "
+    "drive with w s a d r f (move), i k j l u o (rotate), space (gripper); Enter returns control to the policy. "
     "t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
 )
 MOVES = {
@@ -49,27 +49,29 @@ EVENTS = {
     "c": Event.ACKNOWLEDGE,
     "\x1b": Event.EMERGENCY,
 }
-_SEQUENCE = re.compile(r"\x1b(\[[0-9;]*.|O.)")  # an arrow or function key: many bytes that are no Esc
-_FIRST_S = 0.55  # a key repeats so long after it was pressed, at most
-_NEXT_S = 0.15  # and so soon again
+_SEQUENCE = re.compile(r"\x1b(\[[0-9;]*.|O.)")  # an arrow or function key, not Esc
+_FIRST_S = 0.55  # longest delay before a key repeats
+_NEXT_S = 0.15  # longest time between repetitions
 _SEND_S = 0.05
 _SESSION = 1
 
 
 class KeyboardConfig(Config):
+    """The run's terminal."""
+
     speed: float = Field(default=0.5, gt=0.0, le=1.0)
-    """Share of the robot's own limits that a key moves it with."""
+    """Speed while a key is pressed, relative to the robot's limits."""
 
 
 class KeyboardOperator:
-    """Nobody, but for who sits at the run's terminal. Demonstrations are theirs to give."""
+    """The operator at the run's terminal, who also gives the demonstrations. `TerminalKeys` reads the keys."""
 
     Config: ClassVar[type[KeyboardConfig]] = KeyboardConfig
     name = "keyboard"
     demonstrates: ClassVar[bool] = True
 
     def __init__(self, config: KeyboardConfig, *, robot: RobotSpec, task: Task | None = None) -> None:
-        onto_robot(robot, name=self.name)  # one that cannot be driven so is refused
+        map_axes(robot, name=self.name)  # raises for an unsuitable robot
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         pass
@@ -79,11 +81,11 @@ class KeyboardOperator:
 
 
 class Keys:
-    """From keys and the times they came at to whether the arm is held, and how it moves: x, y, z, rx, ry, rz, gripper."""
+    """Converts key presses and their times to `held` and the axes x, y, z, rx, ry, rz, gripper."""
 
     def __init__(self) -> None:
         self.held = False
-        self._grip = 0.0  # as it is, until somebody presses space
+        self._grip = 0.0  # unchanged until space is pressed
         self._until_s: dict[str, float] = {}
         self._last_s: dict[str, float] = {}
 
@@ -112,20 +114,18 @@ class Keys:
 
 
 class TerminalKeys:
-    """`with TerminalKeys(find_mailbox, robot=...)`: reads the terminal and writes the mailbox, once there is one."""
+    """Context manager that reads the terminal and writes to the mailbox, once there is one."""
 
     def __init__(self, mailbox: Callable[[], tuple[Mailbox, RobotSpec] | None], *, descriptor: int = 0) -> None:
         self._mailbox = mailbox
         self._descriptor = descriptor
         self._ended = threading.Event()
         if not os.isatty(self._descriptor):
-            raise UsageError(
-                "operator 'keyboard' needs a terminal to read keys from: run it in one, or use browser"
-            )
+            raise UsageError("operator 'keyboard' needs a terminal. Run in a terminal, or use operator=browser")
 
     def __enter__(self) -> TerminalKeys:
         self._before = termios.tcgetattr(self._descriptor)
-        tty.setcbreak(self._descriptor)  # keys come one by one; Ctrl-C still is what it is
+        tty.setcbreak(self._descriptor)  # read single keys; Ctrl-C still interrupts
         self._thread = threading.Thread(target=self._listen, name="keyboard", daemon=True)
         self._thread.start()
         return self
@@ -137,31 +137,31 @@ class TerminalKeys:
             termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
 
     def _listen(self) -> None:
-        keys, writer, places, sequence = Keys(), None, {}, 0
-        said: list[Event] = []
+        keys, writer, axis_map, sequence = Keys(), None, {}, 0
+        events: list[Event] = []
         while not self._ended.is_set():
             for key in self._pressed():
                 if key is None:
-                    return  # the terminal is gone: what was said expires, and the arm holds
+                    return  # the terminal is gone: the last command expires and the arm holds
                 event = keys.press(key, time.monotonic())
-                said += [event] if event else []
+                events += [event] if event else []
             if writer is None and (found := self._mailbox()) is not None:
-                writer, places = MailboxWriter(found[0]), onto_robot(found[1], name="keyboard")
+                writer, axis_map = MailboxWriter(found[0]), map_axes(found[1], name="keyboard")
             if writer is None:
-                said.clear()
+                events.clear()
                 continue
             sequence += 1
             ours = keys.axes(time.monotonic())
             axes = np.zeros(writer.box.num_axes, np.float32)
-            axes[list(places)] = ours[list(places.values())]
-            while said:  # first: an emergency stop is heard though a console has the mailbox
-                with contextlib.suppress(UsageError):  # it does, or the ring is full: nothing is said later
-                    writer.post(said.pop(0), session=_SESSION)
+            axes[list(axis_map)] = ours[list(axis_map.values())]
+            while events:  # first: an emergency stop works even if a console has the mailbox
+                with contextlib.suppress(UsageError):  # a console has the mailbox, or it is full
+                    writer.post(events.pop(0), session=_SESSION)
             with contextlib.suppress(UsageError):
                 writer.drive(session=_SESSION, sequence=sequence, held=keys.held, axes=axes)
 
     def _pressed(self) -> list[str | None]:
-        """Keys that came within a moment; a None once the terminal is gone."""
+        """Keys that were pressed; None once the terminal is gone."""
         ready, _, _ = select.select([self._descriptor], [], [], _SEND_S)
         if not ready:
             return []

@@ -1,14 +1,14 @@
-"""What a person says to the robot, in shared memory: one writer, one reader that looks once a tick, and no lock.
+"""Input of a person to the robot, in shared memory: one writer, one reader that polls once per tick, no lock.
 
-    writer = MailboxWriter(box)                                   # the console, or whoever reads a person's keys
-    writer.drive(session=7, sequence=41, held=True, axes=[...])   # again and again while the dead-man switch is held
+    writer = MailboxWriter(box)                                   # the console or the terminal
+    writer.drive(session=7, sequence=41, held=True, axes=[...])   # repeatedly while the dead-man switch is held
     writer.post(Event.SUCCESS, session=7)
     reader = MailboxReader(box)                                   # the control loop
-    hand, event = reader.hand(), reader.next_event()
+    command, event = reader.command(), reader.next_event()
 
-How the arm is driven is the newest value alone, which expires. Events lie in a ring, and each is taken once. Of each kind
-of event the newest one's number stands beside the ring, for those who must not wait for their turn in it: an emergency
-stop counts until a later acknowledgement, however often anybody looks. Both ends refuse what makes no sense.
+Only the newest drive command counts, and it expires. Events are in a ring; each is read once. The mailbox also stores the
+number of the newest event of each kind, so that an emergency stop does not wait in the ring: it counts until a later
+acknowledgement. Both sides reject invalid values.
 """
 
 from __future__ import annotations
@@ -27,50 +27,50 @@ from dovetail.core.errors import UsageError
 from dovetail.core.seqlock import Seqlock
 from dovetail.core.types import Array, Event
 
-__all__ = ["EXPIRY_S", "Control", "Hand", "Mailbox", "MailboxReader", "MailboxWriter", "Posted"]
+__all__ = ["EXPIRY_S", "Control", "DriveCommand", "Mailbox", "MailboxReader", "MailboxWriter", "PostedEvent"]
 
 EXPIRY_S = 0.25
 MAX_EXPIRY_S = 2.0
 NUM_SLOTS = 64
-CLAIM_NS = 3 * NS_PER_S // 2  # a writer that is silent for longer has left
+CLAIM_NS = 3 * NS_PER_S // 2  # a writer that is silent for longer has disconnected
 _MAGIC = 0x6D61696C0001  # and the layout's version
 _EVENTS = tuple(Event)
-_MUST_BE_HEARD = (Event.EMERGENCY, Event.ACKNOWLEDGE, Event.STOP)
-_AHEAD_NS = NS_PER_S  # a stamp further in the future is of no clock of ours
-# int64 words, and who writes them
-_WRITER = ("posted", "said", "writer", "writer_ns", *(f"newest/{event}" for event in _EVENTS))
-_READER = ("taken", "reader_ns", "control", "since_ns", "driver", "heard")
+_ALWAYS_ACCEPTED = (Event.EMERGENCY, Event.ACKNOWLEDGE, Event.STOP)
+_AHEAD_NS = NS_PER_S  # a time further in the future is from another clock
+# int64 fields by writing side
+_WRITER = ("posted", "num_events", "writer", "writer_ns", *(f"newest/{event}" for event in _EVENTS))
+_READER = ("taken", "reader_ns", "control", "since_ns", "driver", "last_sequence")
 _WORDS = ("magic", "num_axes", *_WRITER, *_READER)
 
 
 class Control(enum.IntEnum):
-    """Who decides what the arm does, as the reader tells it."""
+    """Who controls the arm, as the reader reports it."""
 
-    POLICY = 0  # or whoever else is configured: a scripted person, say
+    POLICY = 0  # or the configured operator, such as a script
     HUMAN = 1
-    HOLDING = 2  # a person drove, and was lost
+    HOLDING = 2  # a person drove and was lost
     PAUSED = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hand:
-    """A person's hand on the arm, as last heard of. Axes in [-1, 1], one per axis of the robot's action."""
+class DriveCommand:
+    """The newest drive command. Axes in [-1, 1], one per axis of the robot's action."""
 
     session: int
     sequence: int
     held: bool  # the dead-man switch
     axes: Array  # float32 [A]
     time_ns: int = 0  # monotonic, of this host
-    expires_ns: int = 0  # so long after
-    good: bool = True  # not to be acted on otherwise: NaN, say
+    expires_ns: int = 0  # after `time_ns`
+    is_valid: bool = True  # false for NaN, for example
 
     def is_fresh(self, now_ns: int) -> bool:
-        return self.good and -_AHEAD_NS < now_ns - self.time_ns <= self.expires_ns
+        return self.is_valid and -_AHEAD_NS < now_ns - self.time_ns <= self.expires_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Posted:
-    """An event, with its number: 1 is the first."""
+class PostedEvent:
+    """An event with its number, from 1."""
 
     number: int
     event: Event
@@ -79,7 +79,7 @@ class Posted:
 
 
 class Mailbox:
-    """The memory, zeros at first: plain, or a mapping that two processes hold."""
+    """The memory: private, or shared by two processes. Zeros at first."""
 
     def __init__(self, num_axes: int, memory: memoryview | None = None) -> None:
         size = self.num_bytes(num_axes)
@@ -99,25 +99,27 @@ class Mailbox:
         if memory is None or not array.any():
             self.word["magic"][0], self.word["num_axes"][0] = _MAGIC, num_axes
         elif int(self.word["magic"][0]) != _MAGIC or int(self.word["num_axes"][0]) != num_axes:
-            raise UsageError(f"that is no mailbox of {num_axes} axes: the run is of another version of Dovetail")
+            raise UsageError(
+                f"this is not a mailbox with {num_axes} axes. The run uses another version of Dovetail"
+            )
 
     @staticmethod
     def num_bytes(num_axes: int) -> int:
         return _offsets(num_axes)[2] + 64 + -(-4 * num_axes // 64) * 64
 
     def newest(self, event: Event) -> int:
-        """When the newest of a kind was said, counted over all that was said; 0: never."""
+        """Number of the newest event of a kind, among all events; 0: none."""
         return int(self._newest[event][0])
 
     @property
     def emergency(self) -> bool:
-        """Whether an emergency stop was asked for, and not acknowledged since."""
-        newest = self._newest  # asked at every command
+        """Whether an emergency stop was requested and not acknowledged since."""
+        newest = self._newest  # read at every command
         return bool(newest[Event.EMERGENCY][0] > newest[Event.ACKNOWLEDGE][0])
 
     @property
-    def num_said(self) -> int:
-        return int(self.word["said"][0])
+    def num_events_posted(self) -> int:
+        return int(self.word["num_events"][0])
 
     @property
     def num_posted(self) -> int:
@@ -125,12 +127,12 @@ class Mailbox:
 
     @property
     def writer_ns(self) -> int:
-        """When the writer was last heard of; 0: never."""
+        """Time of the writer's last message; 0: none."""
         return int(self.word["writer_ns"][0])
 
     @property
     def reader_ns(self) -> int:
-        """When the control loop last looked; 0: never."""
+        """Time of the control loop's last poll; 0: none."""
         return int(self.word["reader_ns"][0])
 
     @property
@@ -139,22 +141,22 @@ class Mailbox:
 
     @property
     def since_ns(self) -> int:
-        """Since when."""
+        """Time at which `control` changed."""
         return int(self.word["since_ns"][0])
 
     @property
     def driver(self) -> int:
-        """The session that drives; 0: nobody."""
+        """The session that drives; 0: none."""
         return int(self.word["driver"][0])
 
     @property
-    def heard(self) -> int:
-        """The sequence number of the last message that was acted on."""
-        return int(self.word["heard"][0])
+    def last_sequence(self) -> int:
+        """Sequence number of the last command that the control loop used."""
+        return int(self.word["last_sequence"][0])
 
 
 class MailboxWriter:
-    """The one writer's side. What makes no sense raises UsageError, and changes nothing."""
+    """The writer's side. Invalid input raises UsageError and changes nothing."""
 
     def __init__(self, box: Mailbox) -> None:
         self.box = box
@@ -162,20 +164,20 @@ class MailboxWriter:
         self._id = secrets.randbits(62) + 1
 
     def beat(self) -> None:
-        """Say that somebody is there, at least once a second. There is one writer: another one is refused meanwhile."""
+        """Call at least once a second. Raises UsageError while another writer is active."""
         word, now_ns = self.box.word, time.monotonic_ns()
         if (
             int(word["writer"][0]) != self._id
             and self.box.writer_ns > 0
             and now_ns - self.box.writer_ns < CLAIM_NS
         ):
-            raise UsageError("another console is at this run: use that one, or close it")
+            raise UsageError("another console is connected to this run. Use it or close it")
         word["writer"][0], word["writer_ns"][0] = self._id, now_ns
 
     def close(self) -> None:
-        """Leave the place to another writer."""
+        """Let another writer connect."""
         if int(self.box.word["writer"][0]) == self._id:
-            self.box.word["writer_ns"][0] = 1  # long ago, but not never
+            self.box.word["writer_ns"][0] = 1  # long ago, but not 0
 
     def drive(
         self,
@@ -187,14 +189,14 @@ class MailboxWriter:
         expires_s: float = EXPIRY_S,
         time_ns: int | None = None,
     ) -> None:
-        """How the arm is driven from now on, for `expires_s`; `held` false gives it back. Numbers of a session grow."""
+        """Drive the arm for `expires_s`, or release it if not `held`. `sequence` must grow within a session."""
         values = _checked_axes(axes, self.box.num_axes)
         if not 0 < session < 2**63 or not 0 < sequence < 2**63:
-            raise UsageError("session and sequence number should be above 0, and fit 63 bits")
+            raise UsageError("session and sequence number should be above 0 and below 2**63")
         if sequence <= (last := self._last.get(session, 0)):
             raise UsageError(f"message {sequence} is old: the last one was {last}")
         if not 0 < expires_s <= MAX_EXPIRY_S:
-            raise UsageError(f"a message expires within {MAX_EXPIRY_S:g} s, not {expires_s!r}")
+            raise UsageError(f"expires_s should be above 0 and at most {MAX_EXPIRY_S:g} s, got {expires_s!r}")
         self.beat()
         self._last[session] = sequence
         stamp = time.monotonic_ns() if time_ns is None else time_ns
@@ -202,58 +204,58 @@ class MailboxWriter:
         self.box.drive.write({"numbers": numbers, "axes": values})
 
     def post(self, event: Event, *, session: int = 1) -> int:
-        """Returns how many things were said so far. Refused while the ring is full; what must be heard never is."""
+        """Return the number of events so far. Raises UsageError while the ring is full, except for stop events."""
         box, word = self.box, self.box.word
         try:
             self.beat()
         except UsageError:
-            if event is Event.EMERGENCY:  # anybody may stop it
-                word[f"newest/{event}"][0] = box.num_said + 1
-                return box.num_said
+            if event is Event.EMERGENCY:  # any writer may stop the robot
+                word[f"newest/{event}"][0] = box.num_events_posted + 1
+                return box.num_events_posted
             raise
         full = box.num_posted - int(word["taken"][0]) >= NUM_SLOTS
-        if full and event not in _MUST_BE_HEARD:
-            raise UsageError("the robot takes no events at the moment: it is not in an episode")
-        said = int(word["said"][0]) + 1
-        word["said"][0] = said
-        word[f"newest/{event}"][0] = said
+        if full and event not in _ALWAYS_ACCEPTED:
+            raise UsageError("the robot accepts no events now, because no episode is running")
+        event_number = int(word["num_events"][0]) + 1
+        word["num_events"][0] = event_number
+        word[f"newest/{event}"][0] = event_number
         if not full:
             number = box.num_posted + 1
             row = (number, _EVENTS.index(event), session, time.monotonic_ns())
             box.ring[number % NUM_SLOTS, :5] = (*row, _checksum(row))
             word["posted"][0] = number
-        return said
+        return event_number
 
 
 class MailboxReader:
-    """The control loop's side. Never raises, whatever lies there."""
+    """The control loop's side. Never raises."""
 
     def __init__(self, box: Mailbox) -> None:
         self.box = box
         self._version = 0
-        self._hand: Hand | None = None
+        self._command: DriveCommand | None = None
 
-    def hand(self) -> Hand | None:
+    def command(self) -> DriveCommand | None:
         """The newest message; None before the first. Old numbers of its session are passed over."""
         found = self.box.drive.read(newer_than=self._version)
         if found is not None:
             self._version, values = found
             session, sequence, time_ns, expires_ns, held = (int(number) for number in values["numbers"])
-            last, axes = self._hand, values["axes"]
+            last, axes = self._command, values["axes"]
             if last is None or session != last.session or sequence > last.sequence:
-                self._hand = Hand(
+                self._command = DriveCommand(
                     session=session,
                     sequence=sequence,
                     held=bool(held),
                     axes=axes,
                     time_ns=time_ns,
                     expires_ns=min(expires_ns, round(MAX_EXPIRY_S * NS_PER_S)),
-                    good=held in (0, 1) and bool((np.abs(axes) <= 1.0).all()),  # false of NaN, too
+                    is_valid=held in (0, 1) and bool((np.abs(axes) <= 1.0).all()),  # false for NaN, too
                 )
-        return self._hand
+        return self._command
 
-    def next_event(self) -> Posted | None:
-        """The oldest event that was not taken, once."""
+    def next_event(self) -> PostedEvent | None:
+        """Return the oldest unread event, once."""
         box = self.box
         number = int(box.word["taken"][0]) + 1
         if number > box.num_posted:
@@ -261,19 +263,19 @@ class MailboxReader:
         row = tuple(int(value) for value in box.ring[number % NUM_SLOTS, :5])
         if row[0] != number or row[4] != _checksum(row[:4]) or not 0 <= row[1] < len(_EVENTS):
             if box.num_posted - number < NUM_SLOTS:
-                return None  # not all of it shows yet
-            box.word["taken"][0] = box.num_posted - NUM_SLOTS  # overwritten: nobody of ours does that
+                return None  # not completely written yet
+            box.word["taken"][0] = box.num_posted - NUM_SLOTS  # overwritten by a faulty writer
             return None
         box.word["taken"][0] = number
-        return Posted(number=number, event=_EVENTS[row[1]], session=row[2], time_ns=row[3])
+        return PostedEvent(number=number, event=_EVENTS[row[1]], session=row[2], time_ns=row[3])
 
-    def tell(self, control: Control, *, driver: int = 0, heard: int = 0) -> None:
-        """Who decides now, for whoever looks."""
+    def report(self, control: Control, *, driver: int = 0, last_sequence: int = 0) -> None:
+        """Publish who controls the arm."""
         word, now_ns = self.box.word, time.monotonic_ns()
         if int(word["control"][0]) != control:
             word["since_ns"][0] = now_ns
             word["control"][0] = control
-        word["driver"][0], word["heard"][0], word["reader_ns"][0] = driver, heard, now_ns
+        word["driver"][0], word["last_sequence"][0], word["reader_ns"][0] = driver, last_sequence, now_ns
 
 
 def _checked_axes(axes: Sequence[float] | Array, num_axes: int) -> Array:
@@ -282,9 +284,9 @@ def _checked_axes(axes: Sequence[float] | Array, num_axes: int) -> Array:
     except (TypeError, ValueError, OverflowError) as error:
         raise UsageError("axes should be numbers") from error
     if values.shape != (num_axes,):
-        raise UsageError(f"axes should be {num_axes} numbers, not of shape {list(values.shape)}")
+        raise UsageError(f"axes should be {num_axes} numbers, got shape {list(values.shape)}")
     if not (np.abs(values) <= 1.0).all():
-        raise UsageError("axes should be finite, and within -1 and 1")
+        raise UsageError("axes should be finite and from -1 to 1")
     return values
 
 
@@ -293,6 +295,6 @@ def _checksum(row: Sequence[int]) -> int:
 
 
 def _offsets(num_axes: int) -> tuple[int, int, int]:
-    """Where words, ring and drive begin."""
+    """Offsets of words, ring and drive command."""
     words = -(-8 * len(_WORDS) // 64) * 64
     return 0, words, words + NUM_SLOTS * 64

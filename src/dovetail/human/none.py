@@ -1,4 +1,4 @@
-"""Nobody."""
+"""No operator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["NoOperator", "NoOperatorConfig"]
 
 
 class NoOperatorConfig(Config):
-    pass
+    """No settings."""
 
 
 class NoOperator:
-    """Never takes over, never judges: the task's verdict stands."""
+    """Never takes over and gives no verdicts."""
 
     Config: ClassVar[type[NoOperatorConfig]] = NoOperatorConfig
     name = "none"

@@ -1,8 +1,9 @@
-"""A pedal, or any other key, as the take-over switch of another operator: while it is pressed, that one has the arm.
+"""A pedal, or any other key, as the takeover switch of another operator.
 
     operator: {type: pedal, key: KEY_B, operator: {type: spacemouse}}
 
-Released, the policy has it, whatever the other one does. A pedal that is unplugged while it is pressed makes the arm hold.
+While it is pressed, the other operator drives. While it is released, the policy drives. If it is unplugged while it is
+pressed, the arm holds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
+from dovetail.core.abilities import Closes, Resumes
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
@@ -23,12 +25,14 @@ __all__ = ["PedalConfig", "PedalDevice", "PedalOperator"]
 
 
 class PedalConfig(Config):
+    """A pedal that enables another operator."""
+
     path: str | None = None
-    """The device, such as /dev/input/by-id/...-event-kbd; none: the first that has this key."""
+    """Device, such as /dev/input/by-id/...-event-kbd. Null: the first one with this key."""
     key: str = "KEY_B"
-    """What it sends, by evdev's name or number."""
+    """Key that it sends, by evdev's name or number."""
     operator: dict[str, Any] = Field(default_factory=lambda: {"type": "scripted"})
-    """Who then has the arm, as an operator section."""
+    """Operator that drives while the pedal is pressed, as an operator section."""
 
 
 class PedalDevice:
@@ -56,7 +60,7 @@ class PedalDevice:
 class PedalOperator(DeviceOperator):
     Config: ClassVar[type[PedalConfig]] = PedalConfig
     name = "pedal"
-    demonstrates: ClassVar[bool] = False  # the other one may be nobody's hands
+    demonstrates: ClassVar[bool] = False  # the other operator may be a script
 
     def __init__(
         self,
@@ -76,21 +80,19 @@ class PedalOperator(DeviceOperator):
 
     def resume(self) -> None:
         super().resume()
-        resume = getattr(self._inner, "resume", None)
-        if resume is not None:
-            resume()
+        if isinstance(self._inner, Resumes):
+            self._inner.resume()
 
     def close(self) -> None:
         super().close()
-        close = getattr(self._inner, "close", None)
-        if close is not None:
-            close()
+        if isinstance(self._inner, Closes):
+            self._inner.close()
 
     def poll(self, observation: Observation) -> HumanInput:
         pedal, inner = super().poll(observation), self._inner.poll(observation)
-        if inner.event is Event.EMERGENCY:  # whatever has become of the pedal
+        if inner.event is Event.EMERGENCY:  # even if the pedal is lost
             return HumanInput(event=inner.event)
         if pedal.action is None:
             return pedal if pedal.event is not None else HumanInput(event=inner.event)
-        # pressed: the arm is the other one's, and stands still where that one does nothing
+        # pressed: the other operator drives; without its action the arm stands still
         return HumanInput(action=pedal.action if inner.action is None else inner.action, event=inner.event)

@@ -1,8 +1,9 @@
-"""The task's expert as a person: shows the task, or watches, takes over when nothing moves on, and judges."""
+"""The task's scripted expert as an operator: demonstrates, takes over when the policy is stuck, and gives verdicts."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -17,21 +18,34 @@ __all__ = ["Demonstrator", "ScriptedConfig", "ScriptedOperator"]
 
 
 class ScriptedConfig(Config):
-    share: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of the episodes that the person watches at first; falls to none over `fade_minutes`."""
-    fade_minutes: float = Field(default=10.0, gt=0.0)
-    patience_steps: int = Field(default=10, ge=1)
-    """Ticks without progress before taking over."""
+    """A scripted operator."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "share": "watched_share",
+        "fade_minutes": "fade_out_minutes",
+        "patience_steps": "stuck_after_steps",
+        "min_steps": "min_takeover_steps",
+        "max_steps": "max_takeover_steps",
+    }
+
+    watched_share: float = Field(default=0.5, ge=0.0, le=1.0)
+    """Fraction of the episodes in which the operator may take over, at first."""
+    fade_out_minutes: float = Field(default=10.0, gt=0.0)
+    """Robot time in minutes over which `watched_share` falls to zero."""
+    stuck_after_steps: int = Field(default=10, ge=1)
+    """Control steps over which progress is measured."""
     min_progress: float = Field(default=0.03, ge=0.0)
-    """Progress within `patience_steps` below which the person thinks the policy is stuck."""
-    min_steps: int = Field(default=8, ge=1)
-    max_steps: int = Field(default=20, ge=1)
-    """A correction lasts this many ticks, drawn anew each time: short corrections, often."""
+    """The operator takes over if progress within `stuck_after_steps` is below this."""
+    min_takeover_steps: int = Field(default=8, ge=1)
+    """Shortest takeover in control steps. Each length is random."""
+    max_takeover_steps: int = Field(default=20, ge=1)
+    """Longest takeover in control steps."""
     noise: float = Field(default=0.3, ge=0.0)
+    """Noise of the expert during a takeover; 0 is exact."""
 
 
 class ScriptedOperator:
-    """Watches some of the episodes, fewer as the robot grows up, and helps where the policy is stuck."""
+    """Takes over in some of the episodes when the policy is stuck; in fewer episodes as robot time grows."""
 
     Config: ClassVar[type[ScriptedConfig]] = ScriptedConfig
     name = "scripted"
@@ -42,12 +56,12 @@ class ScriptedOperator:
         self._rng = np.random.default_rng(0)
         self._watching = False
         self._steps_left = 0
-        self._recent: deque[float] = deque(maxlen=config.patience_steps + 1)
+        self._recent: deque[float] = deque(maxlen=config.stuck_after_steps + 1)
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         config = self._config
         self._rng = rng
-        share = config.share * max(0.0, 1.0 - robot_minutes / config.fade_minutes)
+        share = config.watched_share * max(0.0, 1.0 - robot_minutes / config.fade_out_minutes)
         self._watching = bool(rng.random() < share)
         self._steps_left = 0
         self._recent.clear()
@@ -61,12 +75,14 @@ class ScriptedOperator:
             return HumanInput()
         self._recent.append(progress)
         if self._steps_left == 0 and self._stuck():
-            self._steps_left = int(self._rng.integers(self._config.min_steps, self._config.max_steps + 1))
+            self._steps_left = int(
+                self._rng.integers(self._config.min_takeover_steps, self._config.max_takeover_steps + 1)
+            )
         if self._steps_left == 0:
             return HumanInput()
         self._steps_left -= 1
         if self._steps_left == 0:
-            self._recent.clear()  # handed back: the policy gets its full patience again
+            self._recent.clear()  # measure the policy's progress from here
         return HumanInput(action=self._expert.act(observation))
 
     def _stuck(self) -> bool:
@@ -75,7 +91,7 @@ class ScriptedOperator:
 
 
 class Demonstrator:
-    """The expert from beginning to end, as `collect` uses it."""
+    """The expert during the whole episode, for demonstrations."""
 
     name = "scripted"
 

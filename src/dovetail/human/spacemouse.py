@@ -1,13 +1,13 @@
-"""A SpaceMouse at the robot's machine: whoever moves its cap drives, and the cap's spring gives the arm back.
+"""A SpaceMouse at the robot's machine. Moving the cap takes over; releasing it gives control back.
 
-Left button closes the gripper, right one opens it. Through pyspacemouse, which is read in a thread of its own: a library
-that waits must not make the control loop wait.
+The left button closes the gripper, the right one opens it. A thread reads pyspacemouse, because it may block.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,23 +21,27 @@ from dovetail.human.device import Device, DeviceOperator, Reading, load_library
 
 __all__ = ["SpaceMouseConfig", "SpaceMouseDevice", "SpaceMouseOperator"]
 
-_SILENT_S = 5.0  # after which a thread that reads nothing is stuck
+_SILENT_S = 5.0  # without a reading: the thread is stuck
 _PAUSE_S = 0.002
 
 
 class SpaceMouseConfig(Config):
-    threshold: float = Field(default=0.1, gt=0.0, lt=1.0)
-    """How far the cap is moved, of all it can, before it counts as held."""
-    linger_s: float = Field(default=0.3, ge=0.0)
-    """So long after the cap came to rest the arm is given back."""
+    """A SpaceMouse."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"threshold": "dead_zone", "linger_s": "release_after_s"}
+
+    dead_zone: float = Field(default=0.1, gt=0.0, lt=1.0)
+    """Smallest deflection of the cap that counts, from 0 to 1."""
+    release_after_s: float = Field(default=0.3, ge=0.0)
+    """Seconds at rest after which control returns to the policy."""
     speed: float = Field(default=1.0, gt=0.0, le=1.0)
-    """Share of the robot's own limits that a full push moves it with."""
+    """Speed at full deflection, relative to the robot's limits."""
 
 
 class SpaceMouseDevice:
     def __init__(self, config: SpaceMouseConfig) -> None:
         self._config = config
-        self._newest: tuple[float, Any] | None = None  # when, what: replaced as one
+        self._newest: tuple[float, Any] | None = None  # time and state, replaced together
         self._moved_s = -1e9
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -47,11 +51,11 @@ class SpaceMouseDevice:
         self._library = load_library("pyspacemouse", package="pyspacemouse", operator="spacemouse")
         try:
             found = self._library.open()
-        except Exception as error:  # a vendor's library fails in its own ways
-            raise UsageError(f"operator 'spacemouse': cannot open it: {error}") from error
+        except Exception as error:  # a vendor's library may raise anything
+            raise UsageError(f"operator 'spacemouse': cannot open the device: {error}") from error
         if not found:
             raise UsageError(
-                "operator 'spacemouse': no SpaceMouse is plugged in, or you may not read it (udev rules)"
+                "operator 'spacemouse': no SpaceMouse found. Plug it in, or allow your user to read it (udev rules)"
             )
         self._thread = threading.Thread(target=self._listen, name="spacemouse", daemon=True)
         self._newest = (time.monotonic(), None)
@@ -66,12 +70,12 @@ class SpaceMouseDevice:
         if state is None:
             return Reading(held=False, axes=np.zeros(7, np.float32))
         buttons = (*state.buttons, 0, 0)
-        # its own frame: y away from the person, x to the right
+        # the device's frame: y away from the person, x to the right
         cap = np.array((state.y, -state.x, state.z, state.roll, state.pitch, -state.yaw), np.float32)
         grip = bool(buttons[1]) - bool(buttons[0])
-        if np.abs(cap).max() >= self._config.threshold or grip:
+        if np.abs(cap).max() >= self._config.dead_zone or grip:
             self._moved_s = newest[0]
-        held = newest[0] - self._moved_s <= self._config.linger_s
+        held = newest[0] - self._moved_s <= self._config.release_after_s
         return Reading(held=held, axes=np.append(cap, np.float32(grip)))
 
     def close(self) -> None:
@@ -86,7 +90,7 @@ class SpaceMouseDevice:
             while not self._ended.wait(_PAUSE_S):
                 state = self._library.read()
                 self._newest = (time.monotonic(), state)
-        except Exception:  # unplugged: a process border of the vendor's making; the arm holds
+        except Exception:  # unplugged: the arm holds
             self._newest = None
 
 

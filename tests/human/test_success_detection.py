@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail.core.types import Event, HumanInput, Observation
-from dovetail.human.judged import AtOnce, Beside, Elsewhere, Judged
+from dovetail.human.success_detection import InlineDetector, ThreadDetector, ProcessDetector, OperatorWithDetector
 from dovetail.human.none import NoOperator
 
 
@@ -20,14 +20,14 @@ def said(observation: Observation) -> float:
     return float(observation.values["state"][0])
 
 
-def judged(judge=said, inner=None, *, beside=False, **settings) -> Judged:
+def judged(judge=said, inner=None, *, beside=False, **settings) -> OperatorWithDetector:
     wanted = {"name": "classifier", "probability": 0.8, "consecutive": 3} | settings
-    operator = Judged(inner or NoOperator(), Beside(judge) if beside else AtOnce(judge), **wanted)
+    operator = OperatorWithDetector(inner or NoOperator(), ThreadDetector(judge) if beside else InlineDetector(judge), **wanted)
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
     return operator
 
 
-def events(operator: Judged, *values: float) -> list[Event | None]:
+def events(operator: OperatorWithDetector, *values: float) -> list[Event | None]:
     return [operator.poll(seen(value)).event for value in values]
 
 
@@ -137,9 +137,9 @@ def test_a_judge_that_breaks_is_heard_of() -> None:
 
 def test_a_judge_elsewhere_is_heard_of_this_episode_only() -> None:
     answer, num_seen = (-1, False), 0
-    operator = Judged(
+    operator = OperatorWithDetector(
         NoOperator(),
-        Elsewhere(lambda: answer, lambda: num_seen),
+        ProcessDetector(lambda: answer, lambda: num_seen),
         name="judge",
         probability=1.0,
         consecutive=2,
