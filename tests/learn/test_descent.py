@@ -6,7 +6,7 @@ import torch
 
 from dovetail.learn.algorithms.hg_dagger import HGDAgger
 from dovetail.learn.algorithms.hi_ors import HiORS
-from dovetail.policies.parts import PartConfig
+from dovetail.policies.components import ComponentConfig
 from dovetail.testing import check_algorithm
 from dovetail.testing.algorithms import random_batch
 from support.toy_practice import ARM, make_flow
@@ -23,7 +23,7 @@ def actor(weights):
 
 
 def update(algorithm, seed):
-    batch = random_batch(algorithm.wants, ARM, np.random.default_rng(seed))
+    batch = random_batch(algorithm.sample_request, ARM, np.random.default_rng(seed))
     algorithm.update({name: torch.from_numpy(values) for name, values in batch.items()})
     return actor(algorithm._policy.weights())
 
@@ -65,8 +65,8 @@ def test_it_keeps_the_contract(kind):
 
 @BOTH
 def test_of_a_policy_with_a_frozen_part_the_rest_is_averaged(kind):
-    policy = make_flow(prompt_features=4, components={"encoder": PartConfig(frozen=True)})
-    policy.assemble(lambda *_: pytest.fail("there is nothing to read"))
+    policy = make_flow(prompt_features=4, components={"encoder": ComponentConfig(frozen=True)})
+    policy.load_components(lambda *_: pytest.fail("there is nothing to read"))
     algorithm = kind(kind.Config(batch_size=8, lr=1e-2, average=0.5), policy=policy, seed=1)
     before = algorithm.policy_weights()
     latest = update(algorithm, 1)

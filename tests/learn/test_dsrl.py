@@ -20,8 +20,8 @@ from dovetail.core.types import (
 from dovetail.learn.algorithms.dsrl import DSRL, DSRLConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.batches import Batches, batch_arrays
-from dovetail.policies.flow import Flow, FlowConfig
-from dovetail.policies.steered import Steered, SteeredConfig
+from dovetail.policies.flows.flow import Flow, FlowConfig
+from dovetail.policies.flows.steered_flow import SteeredFlow, SteeredFlowConfig
 from dovetail.replay.mapped import MappedReplay
 from dovetail.testing import check_algorithm
 from dovetail.testing.algorithms import random_batch
@@ -32,7 +32,7 @@ SMALL = {"horizon": HORIZON, "hidden": 16, "num_layers": 1, "num_flow_steps": 2,
 
 @pytest.fixture
 def make_policy(robot):
-    return lambda seed=0, **config: Steered(SteeredConfig(**(SMALL | config)), robot=robot, seed=seed)
+    return lambda seed=0, **config: SteeredFlow(SteeredFlowConfig(**(SMALL | config)), robot=robot, seed=seed)
 
 
 def make(policy, seed=0, **config):
@@ -41,7 +41,7 @@ def make(policy, seed=0, **config):
 
 @pytest.fixture
 def chunks(make_policy, robot):
-    wants = make(make_policy()).wants
+    wants = make(make_policy()).sample_request
     arrays = random_batch(wants, robot, np.random.default_rng(0))
     arrays["action/mask"][:] = True
     return {name: torch.from_numpy(values) for name, values in arrays.items()}
@@ -169,7 +169,7 @@ def test_rewards_are_discounted_by_their_place_and_what_follows_by_the_chunks_le
     replay.open()
     replay.add(*episode(robot, [1, 2, 4, 8, 16], outcome=outcome))
     batches = Batches(
-        request=algorithm.wants, robot=robot, replay=replay, rng=np.random.default_rng(0), num_ahead=0
+        request=algorithm.sample_request, robot=robot, replay=replay, rng=np.random.default_rng(0), num_ahead=0
     )
     met = set()
     for batch in batches.take(10):
@@ -188,8 +188,8 @@ def test_rewards_are_discounted_by_their_place_and_what_follows_by_the_chunks_le
         generator = same_draw(algorithm)
         with torch.no_grad():
             following = features(policy, batch, "next")
-            noise, _ = policy.steer(following, generator=generator)
-            next_q = algorithm._target(torch.cat((following, policy.chunks(following, noise).flatten(1)), 1))
+            noise, _ = policy.sample_noise(following, generator=generator)
+            next_q = algorithm._target(torch.cat((following, policy.chunks_from_noise(following, noise).flatten(1)), 1))
             earned = torch.tensor([float(EARNED[step][0]) for step in first])
             discount = torch.tensor([DISCOUNT[outcome][step] for step in first])
             q = algorithm._critic(torch.cat((features(policy, batch), given_chunks(given)), 1))
@@ -205,7 +205,7 @@ def given_chunks(first_numbers):
 
 
 def test_it_wants_windows_as_long_as_a_chunk(make_policy):
-    wants = make(make_policy(history={"joint_pos": 2}), gamma=0.9).wants
+    wants = make(make_policy(history={"joint_pos": 2}), gamma=0.9).sample_request
     assert (wants.window.gamma, wants.window.num_steps, wants.window.horizon) == (0.9, HORIZON, HORIZON)
     assert wants.window.history == {"joint_pos": 2}
     assert wants.rows == {View(part="prior"): 4, View(part="online"): 4}
@@ -253,9 +253,9 @@ def test_the_critic_of_noise_is_distilled_from_that_of_actions(make_policy, chun
     algorithm = make(policy)
     seen, generator = features(policy, chunks), same_draw(algorithm)
     with torch.no_grad():
-        noise, _ = policy.steer(seen, generator=generator)
+        noise, _ = policy.sample_noise(seen, generator=generator)
         noise[::2] = torch.randn(noise.shape, generator=generator)[::2]
-        value = algorithm._critic(torch.cat((seen, policy.chunks(seen, noise).flatten(1)), 1)).amin(0)
+        value = algorithm._critic(torch.cat((seen, policy.chunks_from_noise(seen, noise).flatten(1)), 1)).amin(0)
         q = algorithm._noise_critic(torch.cat((seen, noise.flatten(1)), 1))
     metrics = algorithm._distill(seen)
     assert metrics["noise_critic_loss"] == pytest.approx(float((q - value).square().mean()), rel=1e-5)
@@ -344,7 +344,7 @@ def test_a_flow_of_two_ways_is_steered_into_the_one_that_is_rewarded(make_policy
 
     assert 0.3 < success(ActContext(seed=0)) < 0.7
     algorithm = make(policy, batch_size=64, hidden=(64, 64), lr=3e-3, actor_every=2, actor_after=100)
-    arrays = batch_arrays(algorithm.wants, robot)
+    arrays = batch_arrays(algorithm.sample_request, robot)
     arrays["action/mask"][:] = True
     for step in range(400):
         seen = look(64)

@@ -95,7 +95,7 @@ def test_skipped_updates_are_counted_over_the_whole_run(policy, replay, robot):
     assert again.num_skipped_updates == 1
     replay._batch["reward"][:] = math.nan
     with pytest.raises(
-        FailureError, match=r"learning broke at update 6: critic's loss is nan.*max_bad_updates is 3"
+        FailureError, match=r"learning failed at update 6: critic's loss is nan.*max_bad_updates is 3"
     ):
         again.step(env_steps=20)
     assert not again.healthy  # so nobody saves over the last good checkpoint

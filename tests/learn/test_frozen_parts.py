@@ -8,7 +8,7 @@ from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.algorithms.sac_flow import SACFlow, SACFlowConfig
-from dovetail.policies.flow_actor import FlowActor, FlowActorConfig
+from dovetail.policies.flows.flow_actor import FlowActor, FlowActorConfig
 from dovetail.testing.algorithms import check_algorithm, random_batch
 
 ALGORITHMS = {
@@ -24,7 +24,7 @@ def make(name, robot, **frozen):
     algorithm, config = ALGORITHMS[name]
     parts = {part: {"frozen": is_frozen} for part, is_frozen in frozen.items()}
     policy = FlowActor(FlowActorConfig(hidden=8, num_layers=1, components=parts), robot=robot, seed=0)
-    policy.assemble(lambda *_: pytest.fail("there is nothing to read"))
+    policy.load_components(lambda *_: pytest.fail("there is nothing to read"))
     return algorithm(config, policy=policy, seed=0)
 
 
@@ -42,7 +42,7 @@ def test_what_is_frozen_stays_and_the_rest_is_trained(name, frozen, robot):
     algorithm = make(name, robot, **({frozen: True} if frozen else {}))
     before = algorithm.policy_weights()
     for n in range(4):
-        batch = random_batch(algorithm.wants, robot, np.random.default_rng(n))
+        batch = random_batch(algorithm.sample_request, robot, np.random.default_rng(n))
         algorithm.update(_tensors(batch))
     trainable = {"velocity", "sigma"} if name in TRAINS_SIGMA else {"velocity"}
     assert changed(before, algorithm.policy_weights()) == trainable - {frozen}
@@ -59,7 +59,7 @@ def test_a_frozen_part_keeps_the_contract(name, robot):
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_all_frozen_is_refused_before_anything_moves(name, robot):
-    with pytest.raises(UsageError, match="nothing to train: velocity, sigma is frozen"):
+    with pytest.raises(UsageError, match="nothing to train: policy.components freezes velocity, sigma"):
         make(name, robot, velocity=True, sigma=True)
 
 

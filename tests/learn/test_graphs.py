@@ -5,8 +5,8 @@ import torch
 
 from dovetail.bench._learn_ours import make_batch, make_rlpd
 from dovetail.core.errors import UsageError
-from dovetail.learn.graphs import Graphs, told
-from dovetail.learn.spread import Spread
+from dovetail.learn.cuda_graphs import Graphs, told
+from dovetail.learn.data_parallel import DataParallel
 
 
 def rows_of(batch):
@@ -34,7 +34,7 @@ def test_graphs_of_several_processes_are_refused():
     algorithm = make_rlpd(hidden=(8, 8), batch_size=4, critics=3)
     algorithm._seeing = algorithm._seeing.model_copy(update={"graphs": True})  # as there would be on a GPU
     with pytest.raises(UsageError, match=r"algorithm\.graphs are of one process"):
-        algorithm.spread(Spread(rank=0, size=2))
+        algorithm.spread(DataParallel(rank=0, size=2))
 
 
 def test_cloning_by_a_mask_is_cloning_of_the_chosen_rows():

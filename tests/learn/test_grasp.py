@@ -13,7 +13,7 @@ from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.algorithms.sac import SAC, SACConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
-from dovetail.policies.grasping import margin_loss
+from dovetail.policies.discrete_gripper import margin_loss
 from dovetail.testing.algorithms import check_algorithm
 from dovetail.testing.policies import check_policy
 
@@ -129,7 +129,7 @@ def test_the_target_network_follows_slowly_and_the_checkpoint_has_it(grasps):
 
 def test_it_is_closed_left_or_opened_by_the_best_of_them():
     """To leave it is to tell it once more what it was told: half-way would half open one that does not stick."""
-    policy = make_policy(grasp_noise=0.0)
+    policy = make_policy(gripper_epsilon=0.0)
     for command in (0.0, 1.0):
         seen = {
             "joint_pos": np.zeros((1, 3), np.float32),
@@ -139,7 +139,7 @@ def test_it_is_closed_left_or_opened_by_the_best_of_them():
             policy._grasp = Says(*worth)
             for context in (ActContext(deterministic=True), ActContext(seed=1)):
                 assert policy.act(seen, context).actions[0, 0, 1] == told
-        curious = make_policy(grasp_noise=1.0)
+        curious = make_policy(gripper_epsilon=1.0)
         told = {float(curious.act(seen, ActContext(seed=s)).actions[0, 0, 1]) for s in range(30)}
         assert told == {0.0, 1.0}
 
@@ -171,7 +171,7 @@ def test_only_rlpd_clones_the_gripper_too(grasps):
 
 def test_a_frozen_one_stays_and_the_arm_learns(grasps):
     policy = make_policy(components={"grasp": {"frozen": True}})
-    policy.assemble(lambda *_: pytest.fail("there is nothing to read"))
+    policy.load_components(lambda *_: pytest.fail("there is nothing to read"))
     algorithm = make(policy, RLPD, bc_weight=1.0, actor_every=1)
     before = algorithm.policy_weights()
     metrics = algorithm.update(grasps)

@@ -29,12 +29,12 @@ def steps(first, count):
 
 
 def test_it_asks_for_whole_chunks_of_people_and_a_share_of_demonstrations():
-    wants = make(make_flow(history={"joint_pos": 2}), batch_size=10, demo_share=0.3).wants
-    assert wants.rows == {View(part="demo"): 3, View(part="human", min_run=HORIZON): 7}
+    wants = make(make_flow(history={"joint_pos": 2}), batch_size=10, demo_share=0.3).sample_request
+    assert wants.rows == {View(part="demo"): 3, View(part="human", min_source_run=HORIZON): 7}
     assert wants.window.horizon == HORIZON
     assert wants.window.history == {"joint_pos": 2}
     assert not wants.next_observations
-    single = make(make_flow(horizon=1)).wants
+    single = make(make_flow(horizon=1)).sample_request
     assert View(part="human") in single.rows  # each of its steps is a whole chunk
 
 
@@ -106,7 +106,7 @@ def test_without_demonstrations_it_waits_for_a_correction_and_owes_its_updates(o
 
 def test_gradients_are_clipped():
     algorithm = make(max_grad_norm=1e-3)
-    batch = random_batch(algorithm.wants, ARM, np.random.default_rng(0))
+    batch = random_batch(algorithm.sample_request, ARM, np.random.default_rng(0))
     algorithm.update({name: torch.from_numpy(values) for name, values in batch.items()})
     norms = torch.stack([p.grad.norm() for p in algorithm._parameters])
     assert norms.norm().item() == pytest.approx(1e-3, rel=1e-3)

@@ -42,7 +42,7 @@ def learner_of(algorithm, replay, **settings):
 def batch_of(algorithm, robot=ARM, seed=0):
     """Moving, whole chunks of the policy, none at an end; what is measured is half of what was told."""
     rng = np.random.default_rng(seed)
-    batch = {name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.wants, robot).items()}
+    batch = {name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.sample_request, robot).items()}
     for name in batch:
         if name == "action" or name.startswith("observation/"):
             batch[name][:] = torch.from_numpy(rng.uniform(-1, 1, batch[name].shape))
@@ -57,10 +57,10 @@ def batch_of(algorithm, robot=ARM, seed=0):
 
 
 def test_the_bar_rises_from_round_to_round():
-    algorithm = make(thresholds=(0.2, 0.4, 0.6), round_updates=3)
+    algorithm = make(thresholds=(0.2, 0.4, 0.6), updates_per_round=3)
     batch, bars = batch_of(algorithm), []
     for _ in range(8):
-        assert View(part="online", return_above=algorithm.threshold, min_episode_steps=3) in algorithm.wants.rows
+        assert View(part="online", return_above=algorithm.threshold, min_episode_steps=3) in algorithm.sample_request.rows
         bars.append(algorithm.update(batch)["threshold"])
     assert bars == [0.2, 0.2, 0.2, 0.4, 0.4, 0.4, 0.6, 0.6]
     with pytest.raises(ValueError, match="should rise"):
@@ -68,9 +68,9 @@ def test_the_bar_rises_from_round_to_round():
 
 
 def test_what_it_asks_for():
-    algorithm = make(batch_size=10, demo_share=0.3, min_episode_steps=5, thresholds=(0.1, 0.9), round_updates=1)
+    algorithm = make(batch_size=10, demo_share=0.3, min_episode_steps=5, thresholds=(0.1, 0.9), updates_per_round=1)
     algorithm.update(batch_of(algorithm))
-    wants = algorithm.wants
+    wants = algorithm.sample_request
     assert wants.rows == {
         View(part="demo", return_above=0.9, min_episode_steps=5): 3,
         View(part="online", return_above=0.9, min_episode_steps=5): 7,
@@ -100,7 +100,7 @@ def test_only_what_went_well_enough_is_imitated(open_replay):
         marked("three", 0.5, num_steps=3),
         marked("demo", 0.6, demo=True),
     )
-    algorithm = make(thresholds=(0.5, 0.7, 2.0), round_updates=40)
+    algorithm = make(thresholds=(0.5, 0.7, 2.0), updates_per_round=40)
     given, learner = spy_on(algorithm._policy), learner_of(algorithm, replay)
     told = learner.step(env_steps=40)
     assert marks(given) == {0.2, 0.3, 0.5}
@@ -118,7 +118,7 @@ def test_a_round_that_ends_within_a_step_ends_there(open_replay):
     """Trap: views asked for once a step. Stopped in its midst and resumed, a run would have drawn from others."""
     slow = [0.0, -0.2, -0.2, 0.0, 0.0, 1.0]  # adds up to 0.6
     replay = open_replay(marked("succeeded", 0.2), marked("slow", 0.3, rewards=slow))
-    algorithm = make(thresholds=(0.5, 0.7), round_updates=5)
+    algorithm = make(thresholds=(0.5, 0.7), updates_per_round=5)
     given = spy_on(algorithm._policy)
     learner_of(algorithm, replay).step(env_steps=12)
     assert len(given) == 12
@@ -225,11 +225,11 @@ def test_a_hand_that_closes_moves():
 
 
 def test_the_filter_can_be_switched_off_and_then_nothing_need_be_measured(robot):
-    algorithm = make(make_flow(robot), targets="executed", still_std=0.0)
-    assert not algorithm.wants.achieved
-    check_algorithm(lambda: make(make_flow(robot), targets="executed", still_std=0.0), robot=robot)
+    algorithm = make(make_flow(robot), targets="executed", min_motion_std=0.0)
+    assert not algorithm.sample_request.achieved
+    check_algorithm(lambda: make(make_flow(robot), targets="executed", min_motion_std=0.0), robot=robot)
     with pytest.raises(UsageError, match="robot 'arm' does not tell"):
-        batch_arrays(make(make_flow(robot)).wants, robot)
+        batch_arrays(make(make_flow(robot)).sample_request, robot)
 
 
 def test_a_batch_with_nothing_in_it_changes_nothing():
@@ -292,7 +292,7 @@ def test_gradients_are_clipped_to_one():
 @pytest.mark.parametrize("config", [{}, {"horizon": 1}, {"history": {"joint_pos": 3}}, {"prompt_features": 4}])
 def test_it_keeps_the_contract(config):
     check_algorithm(
-        lambda: make(make_flow(**config), demo_share=0.5, thresholds=(0.5, 0.6), round_updates=3), robot=ARM
+        lambda: make(make_flow(**config), demo_share=0.5, thresholds=(0.5, 0.6), updates_per_round=3), robot=ARM
     )
 
 
@@ -300,7 +300,7 @@ def test_a_resumed_learner_goes_on_bit_for_bit_the_round_included(open_replay):
     replay = open_replay(marked("a", 0.2, human=(2, 3)), marked("b", 0.4), marked("demo", 0.6, demo=True))
 
     def fresh():
-        return learner_of(make(demo_share=0.25, thresholds=(0.5, 0.9), round_updates=5), replay)
+        return learner_of(make(demo_share=0.25, thresholds=(0.5, 0.9), updates_per_round=5), replay)
 
     one = fresh()
     one.step(env_steps=7)

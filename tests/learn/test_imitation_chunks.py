@@ -14,7 +14,7 @@ from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.learner import Learner
-from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.replay.mapped import MappedReplay
 from dovetail.testing import check_algorithm
 
@@ -57,10 +57,10 @@ def chunks(rows=8, seed=0):
 
 
 def test_it_asks_for_windows_as_long_as_the_policys(make_flow, policy):
-    window = Imitation(ImitationConfig(), policy=make_flow(history={"joint_pos": 3})).wants.window
+    window = Imitation(ImitationConfig(), policy=make_flow(history={"joint_pos": 3})).sample_request.window
     assert window.horizon == HORIZON
     assert window.history == {"joint_pos": 3}
-    assert Imitation(ImitationConfig(), policy=policy).wants.window.horizon == 1
+    assert Imitation(ImitationConfig(), policy=policy).sample_request.window.horizon == 1
 
 
 @pytest.mark.parametrize("junk", [5.0, np.nan])
@@ -148,7 +148,7 @@ def test_a_checkpoint_of_another_flow_is_refused(make_flow):
 
 
 def test_who_cannot_train_a_flow_says_who_can(make_flow):
-    with pytest.raises(UsageError, match=r"knows no density .*'imitation'"):
+    with pytest.raises(UsageError, match=r"cannot compute the density .*'imitation'"):
         RLPD(RLPDConfig(batch_size=8, hidden=(16,)), policy=make_flow())
 
 
@@ -231,14 +231,14 @@ def test_cloning_chunks_lowers_the_loss(make_flow, demos, robot):
 
 def test_cloning_gathers_no_observations_that_it_does_not_look_at(make_flow, robot):
     policy = make_flow()
-    wants = Imitation(ImitationConfig(), policy=policy).wants
+    wants = Imitation(ImitationConfig(), policy=policy).sample_request
     names = set(batch_arrays(wants, robot))
     assert {f"observation/{key}" for key in policy.spec.observation} <= names
     assert not [name for name in names if name.startswith("next/")]
 
 
 def test_a_rate_that_decays_ends_at_nothing_and_a_resumed_one_goes_on(make_flow):
-    config = ImitationConfig(batch_size=8, decay_updates=4)
+    config = ImitationConfig(batch_size=8, lr_decay_updates=4)
     algorithm = Imitation(config, policy=make_flow())
     for seed in range(2):
         algorithm.update(chunks(seed=seed))

@@ -48,7 +48,7 @@ def test_warm_up_counts_over_the_whole_run(policy, replay, robot):
 def test_a_broken_loss_stops_the_run(policy, replay, robot):
     replay._batch["reward"][:] = np.nan
     learner = make(policy, replay, robot, max_bad_updates=5)
-    with pytest.raises(FailureError, match="learning broke at update 4"):
+    with pytest.raises(FailureError, match="learning failed at update 4"):
         learner.warm_up(10)
     assert not learner.healthy  # so nobody saves what is left of it
 
@@ -83,8 +83,8 @@ class Choosy(Imitation):
         self.wishes = wishes
 
     @property
-    def wants(self):
-        return dataclasses.replace(super().wants, **self.wishes)
+    def sample_request(self):
+        return dataclasses.replace(super().sample_request, **self.wishes)
 
 
 def choosy(policy, replay, robot, **wishes):

@@ -11,7 +11,7 @@ from dovetail.core.errors import UsageError
 from dovetail.learn.metrics import MetricsLog
 from dovetail.reports.report import write_report
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.phase_times import Phases
+from dovetail.runs.phase_times import PhaseTimes
 from dovetail.runtime.inline import InlineRun
 from support.toy_run import TOY
 
@@ -77,7 +77,7 @@ def test_one_that_is_not_installed_is_refused_at_once(tmp_path, monkeypatch):
 def test_phases_add_up_and_are_told_by_laps(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("dovetail.runs.phase_times.time.monotonic", lambda: now[0])
-    phases = Phases({"acting": 10.0})
+    phases = PhaseTimes({"acting": 10.0})
     phases.lap(env_steps=100, updates=400)
     with phases.phase("acting"):
         now[0] += 3.0

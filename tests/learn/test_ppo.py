@@ -196,8 +196,8 @@ def test_what_behaved_weighs_the_samples(robot):
 def test_it_is_an_on_policy_algorithm(robot):
     algorithm, _ = make(robot, num_envs=5, asynchronous=True, max_staleness=2)
     assert isinstance(algorithm, OnPolicyAlgorithm)
-    assert (algorithm.practice.num_envs, algorithm.practice.max_staleness) == (5, 2)
-    assert make(robot)[0].practice.max_staleness == 0  # nobody collects meanwhile
+    assert (algorithm.rollout_settings.num_envs, algorithm.rollout_settings.max_staleness) == (5, 2)
+    assert make(robot)[0].rollout_settings.max_staleness == 0  # nobody collects meanwhile
 
 
 def test_on_a_fresh_rollout_the_first_ratio_is_1(robot):

@@ -10,9 +10,9 @@ from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import View
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.batches import batch_arrays
-from dovetail.learn.spread import Spread
+from dovetail.learn.data_parallel import DataParallel
 from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig
-from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 
 
@@ -121,7 +121,7 @@ def test_the_actor_moves_every_so_often_and_not_before(policy, batch):
 def test_until_it_climbs_the_actor_only_clones(policy, batch):
     """One step of Adam down the weighted imitation loss, worked out on a copy; the critic is not asked."""
     twin = copy.deepcopy(policy)
-    algorithm = make(policy, actor_every=1, bc_weight=5.0, climb_from=3, lr=1e-2, max_grad_norm=1e9)
+    algorithm = make(policy, actor_every=1, bc_weight=5.0, actor_q_from_update=3, lr=1e-2, max_grad_norm=1e9)
     features, people = twin.features({"joint_pos": batch["observation/joint_pos"]}), batch["human"]
     optimizer = torch.optim.Adam(twin.components["actor"].parameters(), lr=1e-2)
     loss = 5.0 * twin.imitation_loss(features[people], batch["action"][people])
@@ -134,17 +134,17 @@ def test_until_it_climbs_the_actor_only_clones(policy, batch):
         assert torch.allclose(ours, expected, atol=1e-6)
     assert ["entropy" in algorithm.update(batch) for _ in range(2)] == [False, True]  # the third climbs
     batch["human"][:] = False  # nobody did anything: nothing to clone, and it does not climb either
-    idle = make(policy, actor_every=1, bc_weight=5.0, climb_from=3)
+    idle = make(policy, actor_every=1, bc_weight=5.0, actor_q_from_update=3)
     before = [p.detach().clone() for p in policy._actor.parameters()]
     assert "actor_loss" not in idle.update(batch)
     assert all(torch.equal(a, b) for a, b in zip(before, policy._actor.parameters(), strict=True))
 
 
 def test_rescues_are_credited_or_not(policy, robot):
-    assert not make(policy, num_steps=3).wants.window.until_taken_over
-    assert make(policy, num_steps=3, credit_rescues=False).wants.window.until_taken_over
+    assert not make(policy, num_steps=3).sample_request.window.stop_at_takeover
+    assert make(policy, num_steps=3, count_rewards_after_takeover=False).sample_request.window.stop_at_takeover
     chunks = GaussianMLP(GaussianMLPConfig(horizon=4), robot=robot)  # judged as a whole, whoever was at them
-    assert not make(chunks, credit_rescues=False).wants.window.until_taken_over
+    assert not make(chunks, count_rewards_after_takeover=False).sample_request.window.stop_at_takeover
 
 
 def test_chunks_wait_until_they_were_done(policy, robot):
@@ -155,9 +155,9 @@ def test_chunks_wait_until_they_were_done(policy, robot):
 
 def test_where_nobody_did_anything_several_processes_stay_where_they_are_too(policy, batch, monkeypatch):
     """A step down nothing is one all the same: Adam goes on with what it remembers."""
-    monkeypatch.setattr(Spread, "add_up", lambda self, tensors: torch._foreach_mul_(tensors, 2.0))  # two alike
-    algorithm = make(policy, actor_every=1, bc_weight=5.0, climb_from=3)
-    algorithm.spread(Spread(rank=0, size=2))
+    monkeypatch.setattr(DataParallel, "add_up", lambda self, tensors: torch._foreach_mul_(tensors, 2.0))  # two alike
+    algorithm = make(policy, actor_every=1, bc_weight=5.0, actor_q_from_update=3)
+    algorithm.spread(DataParallel(rank=0, size=2))
     assert "actor_loss" in algorithm.update(batch)
     before = [p.detach().clone() for p in policy._actor.parameters()]
     batch["human"][:] = False
@@ -207,7 +207,7 @@ def test_the_robot_gets_the_average_of_the_actors(policy, batch):
 
 
 def test_half_of_the_rows_are_prior_data(policy):
-    wants = make(policy, batch_size=128, gamma=0.9, num_steps=3).wants
+    wants = make(policy, batch_size=128, gamma=0.9, num_steps=3).sample_request
     assert wants.rows == {View(part="prior"): 64, View(part="online"): 64}
     assert (wants.window.gamma, wants.window.num_steps) == (0.9, 3)
 
@@ -230,15 +230,15 @@ def test_a_state_of_another_network_is_refused_in_one_line(policy, batch):
 
 
 def test_a_policy_without_a_density_is_refused_before_anything_moves(robot):
-    with pytest.raises(UsageError, match=r"'flow' knows no density of its actions.* train it with 'imitation'"):
+    with pytest.raises(UsageError, match=r"'flow' cannot compute the density of its actions.* algorithm 'imitation'"):
         make(Flow(FlowConfig(), robot=robot))
 
 
 def test_a_policy_with_history_learns_from_what_it_saw_and_not_from_padding(robot):
     remembering = GaussianMLP(GaussianMLPConfig(history={"joint_pos": 4}), robot=robot)
     algorithm = make(remembering, actor_every=1)
-    assert algorithm.wants.window.history == {"joint_pos": 4}
-    batch = {name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.wants, robot).items()}
+    assert algorithm.sample_request.window.history == {"joint_pos": 4}
+    batch = {name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.sample_request, robot).items()}
     batch["observation/joint_pos/mask"][:, 2:] = True
     batch["next/joint_pos/mask"][:] = True
     losses = []
@@ -260,4 +260,4 @@ def test_a_policy_of_ppo_is_refused(robot):
 
 def test_to_clone_first_is_to_clone():
     with pytest.raises(ValueError, match="set bc_weight too"):
-        RLPDConfig(climb_from=100)
+        RLPDConfig(actor_q_from_update=100)

@@ -95,9 +95,9 @@ def filled(num_envs=2, num_steps=3):
     spec = {"joint_pos": ArraySpec(shape=(2,)), "front": ArraySpec(shape=(4, 4, 3), dtype="uint8")}
     buffer = RolloutBuffer(num_envs=num_envs, num_steps=num_steps, observation=spec, num_drawn=1)
     for t in range(num_steps + 1):
-        buffer.see(t, seen(num_envs, t))
+        buffer.add_observations(t, seen(num_envs, t))
         if t < num_steps:
-            buffer.did(
+            buffer.add_step(
                 t,
                 drawn=np.full((num_envs, 1), t),
                 log_prob=np.full(num_envs, -t),
@@ -117,9 +117,9 @@ def seen(num_envs, t):
 
 def test_a_buffer_gives_back_what_it_was_told():
     buffer = filled()
-    buffer.cut(1, 2, {"joint_pos": np.array([7, 8], np.float32), "front": np.full((4, 4, 3), 9, np.uint8)})
-    buffer.cut(0, 1, {"joint_pos": np.array([5, 6], np.float32), "front": np.full((4, 4, 3), 3, np.uint8)})
-    arrays = buffer.arrays()
+    buffer.add_truncation(1, 2, {"joint_pos": np.array([7, 8], np.float32), "front": np.full((4, 4, 3), 9, np.uint8)})
+    buffer.add_truncation(0, 1, {"joint_pos": np.array([5, 6], np.float32), "front": np.full((4, 4, 3), 3, np.uint8)})
+    arrays = buffer.take_arrays()
     assert arrays["observation/joint_pos"][0, :, 0].tolist() == [0, 1, 2, 3]  # T + 1 of them
     assert arrays["observation/front"].dtype == np.uint8
     assert arrays["action"][..., 0].tolist() == [[0, 1, 2], [0, 1, 2]]
@@ -133,9 +133,9 @@ def test_a_buffer_gives_back_what_it_was_told():
 
 def test_a_rollout_is_ones_own_and_the_next_one_begins_empty():
     buffer = filled()
-    buffer.cut(0, 1, {key: values[0] for key, values in seen(2, 1).items()})
-    first = buffer.arrays()
-    second = buffer.arrays()
+    buffer.add_truncation(0, 1, {key: values[0] for key, values in seen(2, 1).items()})
+    first = buffer.take_arrays()
+    second = buffer.take_arrays()
     assert second["final_at"].shape == (0,)
     assert second["final/front"].shape == (0, 4, 4, 3)
     first["action"][:] = -1

@@ -44,7 +44,7 @@ def test_a_policy_of_chunks_keeps_the_contract():
 
 def test_all_steps_are_drawn_alike_and_the_entropy_is_half_of_the_dimensions(policy):
     algorithm = make(policy)
-    assert algorithm.wants.rows == {View(): 8}
+    assert algorithm.sample_request.rows == {View(): 8}
     assert algorithm._target_entropy == -1.0  # two dimensions
     assert make(chunky())._target_entropy == -3.0  # three times two
     assert make(chunky(), RLPD)._target_entropy == -6.0
@@ -77,7 +77,7 @@ def test_a_chunks_rewards_count_by_their_place_and_what_follows_by_its_length(op
     replay = open_replay((episode, labels))
     rng = np.random.default_rng(0)
     met = set()
-    for batch in Batches(request=algorithm.wants, robot=ARM, replay=replay, rng=rng, num_ahead=0).take(10):
+    for batch in Batches(request=algorithm.sample_request, robot=ARM, replay=replay, rng=rng, num_ahead=0).take(10):
         steps = (batch["observation/joint_pos"][:, 0] * 10).round().int().tolist()
         met |= set(steps)
         given = algorithm._executed(batch)  # the window's actions, the last one held past the end
@@ -99,9 +99,9 @@ def test_a_chunks_rewards_count_by_their_place_and_what_follows_by_its_length(op
 
 
 def test_more_steps_than_a_chunk_has_may_be_added_up_and_fewer_may_not():
-    assert make(chunky(), num_steps=5).wants.window.num_steps == 5
-    assert make(chunky(), num_steps=2).wants.window.num_steps == HORIZON
-    assert make(chunky(horizon=1), num_steps=2).wants.window.num_steps == 2
+    assert make(chunky(), num_steps=5).sample_request.window.num_steps == 5
+    assert make(chunky(), num_steps=2).sample_request.window.num_steps == HORIZON
+    assert make(chunky(horizon=1), num_steps=2).sample_request.window.num_steps == 2
 
 
 def test_of_a_chunk_only_what_a_person_began_is_cloned(open_replay):
@@ -112,7 +112,7 @@ def test_of_a_chunk_only_what_a_person_began_is_cloned(open_replay):
     replay = open_replay(make_episode("one", actions, human=(1, 2)))
     cloned = spy_on(policy)
     rng = np.random.default_rng(0)
-    for batch in Batches(request=algorithm.wants, robot=ARM, replay=replay, rng=rng, num_ahead=0).take(5):
+    for batch in Batches(request=algorithm.sample_request, robot=ARM, replay=replay, rng=rng, num_ahead=0).take(5):
         algorithm.update(batch)
     assert cloned
     for chunks, mask in cloned:

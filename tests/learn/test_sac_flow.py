@@ -11,7 +11,7 @@ from dovetail.core.errors import CheckpointError, UsageError
 from dovetail.core.types import ActContext
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.algorithms.sac_flow import SACFlow, SACFlowConfig
-from dovetail.policies.flow_actor import FlowActor, FlowActorConfig
+from dovetail.policies.flows.flow_actor import FlowActor, FlowActorConfig
 from dovetail.testing import check_algorithm
 
 # of RLPD as it was before it shared its parts with others: metrics of updates 1, 4 and 20
@@ -143,7 +143,7 @@ def test_every_part_of_the_actor_learns_and_the_critic_not_from_it(actor, batch)
 
 def test_before_it_climbs_the_velocity_is_cloned_and_the_noise_left_alone(actor, batch):
     """The matching loss says nothing of sigma: that is no error, and no gradient of 0 that a moment carries on."""
-    algorithm = make(actor, actor_every=1, bc_weight=1.0, climb_from=3)
+    algorithm = make(actor, actor_every=1, bc_weight=1.0, actor_q_from_update=3)
     before = {name: [p.detach().clone() for p in m.parameters()] for name, m in actor.components.items()}
     for _ in range(2):
         algorithm.update(batch)

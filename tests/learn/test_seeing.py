@@ -9,8 +9,8 @@ from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import WeightSnapshot
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.algorithms.sac import SAC, SACConfig
-from dovetail.policies.backbones import MobileNetV2, save_backbone
-from dovetail.policies.encoders import random_shift
+from dovetail.policies.images.backbones import MobileNetV2, save_backbone
+from dovetail.policies.images.encoders import random_shift
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing.algorithms import check_algorithm
 

@@ -330,7 +330,9 @@ def out_of_range(facts: Facts) -> Result:
             "fitted to, and the policy cannot tell them apart"
         ),
         tips=(
-            *((MORE_DEMOS,) if facts.settings.get("run.demos") == 0 else ()),  # normalization was fitted to nothing
+            *(
+                (MORE_DEMOS,) if facts.settings.get("run.demos") == 0 else ()
+            ),  # normalization was fitted to nothing
             Tip(f"check whether '{key}' has other units, or another setup, than in the demonstrations"),
             Tip("record demonstrations with more variation", "run.demo_noise"),
             MORE_DEMOS,
@@ -370,8 +372,8 @@ def values_explain_nothing(facts: Facts) -> Result:
     return Finding(
         severity=Severity.HINT,
         message=(
-            f"after {num_rollouts} rollouts, the value network explains {max(0.0, 100 * explained):.0f} % of the variance of "
-            "returns, so advantages are mostly noise"
+            f"after {num_rollouts} rollouts, the value network explains {max(0.0, 100 * explained):.0f} % of the variance "
+            "of returns, so advantages are mostly noise"
         ),
         tips=(
             Tip("collect longer rollouts", "algorithm.rollout_steps"),
@@ -391,8 +393,8 @@ def policy_jumps(facts: Facts) -> Result:
     return Finding(
         severity=Severity.HINT,
         message=(
-            f"each update changes the policy too much: the KL divergence is {kl:.2f}, and {100 * clipped:.0f} % of the steps "
-            "are clipped"
+            f"each update changes the policy too much: the KL divergence is {kl:.2f}, and {100 * clipped:.0f} % of the "
+            "steps are clipped"
         ),
         tips=(
             LOWER_LR,

@@ -25,7 +25,9 @@ class EpisodeFacts:
     value: float | None = None  # discounted return
     human_share: float = 0.0  # share of the steps that a person took
     saturated: float | None = None  # share of the policy's action values at a limit
-    outside: Mapping[str, float] = field(default_factory=dict)  # share of each observation that normalization clips
+    outside: Mapping[str, float] = field(
+        default_factory=dict
+    )  # share of each observation that normalization clips
     versions_behind: int | None = None  # versions by which the acting weights were older than the newest
 
 

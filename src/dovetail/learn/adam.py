@@ -72,7 +72,9 @@ class Optimizers:
             self._adams[name].descend(per_group[name], bad=bad)
 
     def state_dict(self) -> dict[str, Array]:
-        return {key: value for name, adam in self._adams.items() for key, value in optimizer_state(name, adam).items()}
+        return {
+            key: value for name, adam in self._adams.items() for key, value in optimizer_state(name, adam).items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Array]) -> None:
         for name, adam in self._adams.items():

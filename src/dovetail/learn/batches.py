@@ -1,4 +1,4 @@
-"""From a replay's arrays to the tensors of an update: sampled ahead by a thread, into buffers that go round."""
+"""Sample batches from a replay into reused buffers, ahead of time on a thread, and return them as tensors."""
 
 from __future__ import annotations
 
@@ -21,53 +21,56 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest, View
 from dovetail.policies.embodiments.canonical_space import EMBODIMENT
 
-__all__ = ["Batches", "batch_arrays", "drawn_from", "observations_of"]
+__all__ = ["Batches", "batch_arrays", "observations_of", "rows_to_draw"]
 
-_WORTH_A_THREAD = 1 << 20  # bytes in a batch: a smaller one is sampled faster than it is handed over
+_MIN_THREAD_BYTES = 1 << 20  # a smaller batch is sampled faster than a thread can hand it over
 
 
 def batch_arrays(request: SampleRequest, robot: RobotSpec) -> dict[str, Array]:
-    """Empty arrays for one batch, by the names and shapes that a replay fills; what the robot cannot give is refused."""
+    """Return zeroed arrays for one batch, with the names and shapes that a replay fills. Raise UsageError if the robot lacks
+    something."""
     num_rows, window = sum(request.rows.values()), request.window
-    ahead = (window.horizon,) if window.horizon > 1 else ()
+    chunk = (window.horizon,) if window.horizon > 1 else ()
     arrays: dict[str, Array] = {
-        "action": np.zeros((num_rows, *ahead, *robot.action.shape), np.float32),
-        "human": np.zeros((num_rows, *ahead), np.bool_),
+        "action": np.zeros((num_rows, *chunk, *robot.action.shape), np.float32),
+        "human": np.zeros((num_rows, *chunk), np.bool_),
         "reward": np.zeros(num_rows, np.float32),
         "discount": np.zeros(num_rows, np.float32),
     }
     if request.achieved:
         if EMBODIMENT not in robot.observation and not measures_achieved(robot):
             raise UsageError(
-                f"this algorithm learns from what actions came to, which robot '{robot.name}' does not tell: it needs "
+                f"this algorithm learns from achieved actions, which robot '{robot.name}' does not measure. It needs "
                 "observation 'ee_pose' for ee_delta actions, 'joint_pos' for joint targets, or one named 'achieved'"
             )
         arrays["achieved"] = np.zeros_like(arrays["action"])
-    if EMBODIMENT in robot.observation:  # it stands for several: see learn.mixing
+    if EMBODIMENT in robot.observation:  # several arms: see learn.mixed_replay
         arrays["embodiment"] = np.zeros(num_rows, np.int64)
         arrays["action_mask"] = np.zeros((num_rows, *robot.action.shape), np.bool_)
     if request.prompts:
         arrays["prompt"] = np.zeros((num_rows, PROMPT_BYTES), np.uint8)
-    if ahead:
-        arrays["action/mask"] = np.zeros((num_rows, *ahead), np.bool_)
+    if chunk:
+        arrays["action/mask"] = np.zeros((num_rows, *chunk), np.bool_)
     for key in request.observation_keys:
         spec, ticks = robot.observation[key], window.history.get(key)
-        behind = () if ticks is None else (ticks,)
-        for side in ("observation", "next") if request.next_observations else ("observation",):
-            arrays[f"{side}/{key}"] = np.zeros((num_rows, *behind, *spec.shape), spec.dtype)
+        history = () if ticks is None else (ticks,)
+        for name in ("observation", "next") if request.next_observations else ("observation",):
+            arrays[f"{name}/{key}"] = np.zeros((num_rows, *history, *spec.shape), spec.dtype)
             if ticks is not None:
-                arrays[f"{side}/{key}/mask"] = np.zeros((num_rows, ticks), np.bool_)
+                arrays[f"{name}/{key}/mask"] = np.zeros((num_rows, ticks), np.bool_)
     return arrays
 
 
-def drawn_from(request: SampleRequest, replay: ReplayReader) -> list[tuple[View, int]]:
-    """Views, and how many rows of a batch each gives. For one that has nothing `when_empty` stands in, or what else is asked
-    for; where all is empty, the view stays."""
+def rows_to_draw(request: SampleRequest, replay: ReplayReader) -> list[tuple[View, int]]:
+    """Return the views of a batch and their rows. `when_empty`, or another view of the request, replaces an empty view. If
+    all are empty, the view stays."""
     rows = [(view, num_rows) for view, num_rows in request.rows.items() if num_rows]
     if request.when_empty is None or all(replay.size(view) for view, _ in rows):
         return rows
-    spare = next((view for view in (request.when_empty, *(v for v, _ in rows)) if replay.size(view)), None)
-    return [(view if spare is None or replay.size(view) else spare, num_rows) for view, num_rows in rows]
+    replacement = next((view for view in (request.when_empty, *(v for v, _ in rows)) if replay.size(view)), None)
+    return [
+        (view if replacement is None or replay.size(view) else replacement, num_rows) for view, num_rows in rows
+    ]
 
 
 def observations_of(batch: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
@@ -76,10 +79,10 @@ def observations_of(batch: Mapping[str, Tensor], name: str) -> dict[str, Tensor]
 
 
 class Batches:
-    """`for batch in batches.take(n)`: exactly n, in one order, whatever is sampled ahead of them.
+    """`for batch in batches.take(n)` yields exactly n batches. Sampling ahead does not change them.
 
-    A batch is a TensorDict on `device`, valid until the next one is asked for; images are uint8 as they were
-    recorded. For a GPU the buffers are pinned, and a copy is under way while the update before it runs.
+    A batch is a TensorDict on `device`, valid until the next one is requested. Images are uint8. For a GPU the buffers are
+    pinned, and the copy of the next batch overlaps the current update.
     """
 
     def __init__(
@@ -96,22 +99,22 @@ class Batches:
         self._device = torch.device(device)
         arrays = batch_arrays(request, robot)
         if num_ahead is None:
-            num_ahead = 2 if sum(array.nbytes for array in arrays.values()) >= _WORTH_A_THREAD else 0
+            num_ahead = 2 if sum(array.nbytes for array in arrays.values()) >= _MIN_THREAD_BYTES else 0
         self._num_ahead = num_ahead
-        # one being used, and one for each that may be sampled meanwhile
+        # one in use, and one for each batch that is sampled ahead
         self._slots = [_Slot(arrays, self._device) for _ in range(num_ahead + 1)]
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches") if num_ahead else None
 
-    def ask(self, request: SampleRequest) -> None:
-        """Draw from other views from now on; between two calls of `take`, so that nothing depends on what was ahead."""
+    def set_request(self, request: SampleRequest) -> None:
+        """Draw from other views from now on. Call between two calls of `take`."""
         if self._shape(request) != self._shape(self._request):
             raise ValueError(
-                "an algorithm may change the views that it wants to draw from, but nothing else of a batch"
+                "an algorithm may change the views of its sample_request, but not the number or content of rows"
             )
         self._request = request
 
     def reseed(self, rng: np.random.Generator) -> None:
-        """Draw with another generator from now on; between two calls of `take`."""
+        """Draw with another generator from now on. Call between two calls of `take`."""
         self._rng = rng
 
     @staticmethod
@@ -119,12 +122,12 @@ class Batches:
         return sum(request.rows.values()), dataclasses.replace(request, rows={}, when_empty=None, shares={})
 
     @property
-    def are_there(self) -> bool:
-        """Whether each view, or what stands in for it, has something to give."""
-        return all(self._replay.size(view) for view, _ in drawn_from(self._request, self._replay))
+    def ready(self) -> bool:
+        """Whether each view, or its replacement, has steps."""
+        return all(self._replay.size(view) for view, _ in rows_to_draw(self._request, self._replay))
 
     def shares(self) -> dict[str, float]:
-        """How much of one view is in another, as the request wants it told; nothing of what is empty."""
+        """Return the requested ratios of view sizes, as metrics; none for an empty reference view."""
         sizes = {name: [self._replay.size(v) for v in views] for name, views in self._request.shares.items()}
         return {f"{name}_share": part / whole for name, (part, whole) in sizes.items() if whole}
 
@@ -132,29 +135,29 @@ class Batches:
         if self._thread is None:
             for _ in range(count):
                 self._sample(self._slots[0])
-                yield self._slots[0].hand_over()
+                yield self._slots[0].to_device()
             return
-        coming: deque[tuple[_Slot, Future[dict[str, Any]]]] = deque()
+        pending: deque[tuple[_Slot, Future[dict[str, Any]]]] = deque()
         state = self._rng.bit_generator.state
         try:
             for number in range(count + self._num_ahead):
                 if number < count:
                     slot = self._slots[number % len(self._slots)]
-                    coming.append((slot, self._thread.submit(self._sample, slot)))
+                    pending.append((slot, self._thread.submit(self._sample, slot)))
                 if number >= self._num_ahead:
-                    slot, sampled = coming.popleft()
+                    slot, sampled = pending.popleft()
                     state = sampled.result()
-                    yield slot.hand_over()
+                    yield slot.to_device()
         finally:
-            for _, sampled in coming:  # nobody wants these any more
+            for _, sampled in pending:  # discard what was sampled ahead
                 sampled.exception()
-            self._rng.bit_generator.state = state  # as if nothing had been sampled ahead: a checkpoint may come
+            self._rng.bit_generator.state = state  # as without sampling ahead, for a checkpoint
 
     def _sample(self, slot: _Slot) -> dict[str, Any]:
-        """Fill a slot, one view after the other; returns the generator's state after it."""
+        """Fill a slot, one view after the other; return the generator's state after it."""
         slot.wait()
         first = 0
-        for view, num_rows in drawn_from(self._request, self._replay):
+        for view, num_rows in rows_to_draw(self._request, self._replay):
             rows = {name: array[first : first + num_rows] for name, array in slot.arrays.items()}
             self._replay.sample(rows, view=view, rng=self._rng, window=self._request.window)
             first += num_rows
@@ -162,7 +165,7 @@ class Batches:
 
 
 class _Slot:
-    """One set of buffers: numpy to the replay, tensors to the algorithm."""
+    """One set of buffers: numpy arrays for the replay, tensors for the algorithm."""
 
     def __init__(self, arrays: Mapping[str, Array], device: torch.device) -> None:
         pinned = device.type == "cuda"
@@ -175,7 +178,7 @@ class _Slot:
         self._device = device
         self._copied = torch.cuda.Event() if pinned else None  # type: ignore[no-untyped-call]
 
-    def hand_over(self) -> TensorDict:
+    def to_device(self) -> TensorDict:
         if self._copied is None:
             return self._batch
         batch = self._batch.to(self._device, non_blocking=True)
@@ -183,6 +186,6 @@ class _Slot:
         return batch
 
     def wait(self) -> None:
-        """Until the copy to the GPU no longer needs what is here."""
+        """Wait until the copy to the GPU has read the buffers."""
         if self._copied is not None:
             self._copied.synchronize()

@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file and a manifest with its checksum, in place by an atomic rename."""
+"""Checkpoints: one safetensors file, and a manifest with its checksum, each written by an atomic rename."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ SCHEMA = 1
 
 
 def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[str, int | float | str]) -> None:
-    """The manifest is written last and names the data by its hash: a crash leaves the checkpoint before this one.
+    """Write the data, then the manifest with its hash. A crash leaves the previous checkpoint intact.
 
-    There is one writer, the run's: so what lies half written in the folder was a killed one's, and goes first.
+    Each folder has one writer, so temporary files in it are from a killed process and are removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    for half in folder.glob(".*.tmp"):
-        half.unlink()
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink()
     data = safetensors.numpy.save({name: value.copy() for name, value in state.items()})
     digest = hashlib.sha256(data).hexdigest()
     name = f"state-{digest[:16]}.safetensors"
@@ -39,14 +39,14 @@ def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Array], dict[str, Any]]:
-    """State and facts; a CheckpointError in one line for anything that is not a whole checkpoint."""
+    """Return state and facts. Raise CheckpointError for a missing or damaged checkpoint."""
     name, digest, facts = _manifest(folder)
     try:
         data = (folder / Path(name).name).read_bytes()
     except OSError as error:
-        raise CheckpointError(f"checkpoint {folder} lacks its data: {error.strerror}") from error
+        raise CheckpointError(f"cannot read the data of checkpoint {folder}: {error.strerror}") from error
     if hashlib.sha256(data).hexdigest() != digest:
-        raise CheckpointError(f"checkpoint {folder / name} is damaged: its checksum is not what was written")
+        raise CheckpointError(f"checkpoint {folder / name} is damaged: its checksum does not match")
     try:
         return dict(safetensors.numpy.load(data)), facts
     except safetensors.SafetensorError as error:
@@ -54,12 +54,12 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Array], dict[str, Any]]:
 
 
 def checkpoint_facts(folder: Path) -> dict[str, Any]:
-    """What was noted with a checkpoint, without reading its state."""
+    """Return the facts that were saved with a checkpoint, without its state."""
     return _manifest(folder)[2]
 
 
 def _manifest(folder: Path) -> tuple[str, str, dict[str, Any]]:
-    """The name of the data, its hash, and the facts."""
+    """Return the name of the data file, its hash, and the facts."""
     path = folder / "manifest.json"
     try:
         manifest = load_json(read_file(path), name=str(path), indent=2)
@@ -68,7 +68,7 @@ def _manifest(folder: Path) -> tuple[str, str, dict[str, Any]]:
         raise CheckpointError(f"{folder} is not a checkpoint: {error}") from error
     if schema != SCHEMA:
         raise CheckpointError(
-            f"checkpoint {folder} has schema {schema}, this version reads {SCHEMA}: go on with the version that wrote "
-            "it, or start a new run"
+            f"checkpoint {folder} has schema {schema}, but this version reads {SCHEMA}. Resume with the version that "
+            "wrote it, or start a new run"
         )
     return name, digest, manifest

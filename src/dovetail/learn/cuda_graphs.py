@@ -1,4 +1,4 @@
-"""Replay an update as one CUDA graph. Hundreds of small kernels start with one launch, so the GPU does not wait for Python."""
+"""Replay an update as one CUDA graph: one launch starts hundreds of small kernels, so the GPU does not wait for Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Captured(NamedTuple):
 
 
 class CudaGraphs:
-    """`graphs(update, batch, **variant)` returns the metrics of `update(batch, **variant)`, by replay from the fourth call on.
+    """`graphs(update, batch, **variant)` returns the metrics of `update(batch, **variant)`, from the fourth call on by replay.
 
     Each variant has its own graph. An update may only change tensors in place, draw from `generator` only, and must not
     synchronize with the GPU.

@@ -52,7 +52,9 @@ class DataParallel:
             dist.all_reduce(flat)
         except RuntimeError as error:
             reason = " ".join(str(error).split())
-            raise FailureError(f"rank {self.rank} lost its connection to the other ranks: {reason[:200]}") from error
+            raise FailureError(
+                f"rank {self.rank} lost its connection to the other ranks: {reason[:200]}"
+            ) from error
         first = 0
         for tensor in tensors:
             tensor.copy_(flat[first : first + tensor.numel()].view_as(tensor))

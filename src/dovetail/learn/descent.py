@@ -42,8 +42,8 @@ LossOf = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor | float] | None]
 class Descent:
     """All of the Algorithm contract except `sample_request` and `update`.
 
-    A subclass calls `_minimize` in its `update` and increments `_num_updates`. It has the `_policy`, the policy's inputs in a
-    batch (`_observations`), and a `_generator` for random draws.
+    A subclass calls `_minimize` in its `update` and increments `_num_updates`. It has the `_policy`, the policy's inputs
+    in a batch (`_observations`), and a `_generator` for random draws.
     """
 
     name: ClassVar[str]
@@ -117,9 +117,9 @@ class Descent:
     def _minimize(self, batch: Mapping[str, Tensor], loss_of: LossOf) -> tuple[Tensor, Tensor] | None:
         """Take one step down the mean loss of a batch; return the loss and the gradient's norm before clipping.
 
-        `loss_of(rows)` returns a mean and its weight, so that micro-batches add up to the whole batch. None: nothing in these
-        rows can be learned; if that holds for all rows, no step is taken. Raises SkippedUpdate if the loss or the gradient is
-        not finite.
+        `loss_of(rows)` returns a mean and its weight, so that micro-batches add up to the whole batch. None: these rows have
+        nothing to learn; if that holds for all rows, no step is taken. Raises SkippedUpdate if the loss or the gradient
+        is not finite.
         """
         self._optimizer.zero_grad()
         loss = self._backward(batch, loss_of)

@@ -1,4 +1,4 @@
-"""The learner: samples what its algorithm wants, paces itself by an update-to-data ratio, publishes weights."""
+"""The learner: draws batches for its algorithm and keeps the update-to-data ratio."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["Learner"]
 class Learner:
     """`step(env_steps=n)` does the updates that n online steps have earned and that are not done yet.
 
-    The count is kept over the whole run, so a resumed learner catches up with what the log already holds.
+    Steps and updates are counted over the whole run, so a resumed learner catches up.
     """
 
     def __init__(
@@ -47,10 +47,15 @@ class Learner:
         self._utd = utd
         self._start_after_steps = start_after_steps
         self._batches = Batches(
-            request=algorithm.sample_request, robot=robot, replay=replay, rng=rng, num_ahead=num_ahead, device=device
+            request=algorithm.sample_request,
+            robot=robot,
+            replay=replay,
+            rng=rng,
+            num_ahead=num_ahead,
+            device=device,
         )
         self._bad = BadUpdates(max_bad_updates)
-        self.healthy = True  # until an update broke: from then on nothing is worth keeping
+        self.healthy = True  # False after a failed update; the state must not be saved
         self.num_warmup_updates = 0
         self.num_online_updates = 0
         self._seconds: dict[str, float] = defaultdict(float)
@@ -60,27 +65,26 @@ class Learner:
         return self.num_warmup_updates + self.num_online_updates
 
     def warm_up(self, num_updates: int, *, on_update: Callable[[], None] = lambda: None) -> Mapping[str, float]:
-        """Updates on what is there before the first online step, up to `num_updates` in the whole run."""
+        """Do updates before the first online step, up to `num_updates` in the whole run."""
         metrics = _Means()
-        with closing(self._drawn(lambda: num_updates - self.num_warmup_updates)) as batches:
+        with closing(self._draw(lambda: num_updates - self.num_warmup_updates)) as batches:
             for batch in batches:
                 metrics.add(self._update(batch))
                 self.num_warmup_updates += 1
                 on_update()
         if self.num_warmup_updates < num_updates:
             raise UsageError(
-                "nothing that was demonstrated is to be learned from, as the algorithm is set (thresholds, shortest "
-                "episodes): change that, or begin without by learner.warmup_updates=0"
+                "the algorithm rejected every demonstration. Relax algorithm.return_thresholds and "
+                "algorithm.min_episode_steps, or set learner.warmup_updates=0"
             )
-        return {**metrics.take(), **self._told()}
+        return {**metrics.take(), **self._skipped_updates()}
 
     @property
     def sample_request(self) -> SampleRequest:
-        """What its algorithm draws from now."""
         return self._algorithm.sample_request
 
     def owed(self, env_steps: int) -> int:
-        """Updates that `env_steps` online steps have earned and that are not done yet."""
+        """Number of updates that `env_steps` online steps have earned and that are not done yet."""
         return math.floor(self._utd * max(0, env_steps - self._start_after_steps)) - self.num_online_updates
 
     def step(
@@ -90,10 +94,10 @@ class Learner:
         on_update: Callable[[], None] = lambda: None,
         enough: Callable[[], bool] = lambda: False,
     ) -> Mapping[str, float]:
-        """Do what is owed for `env_steps` online steps, or some of it, until it is `enough`; returns the metrics' means."""
+        """Do the owed updates for `env_steps` online steps, or until `enough()`; return the means of the metrics."""
         metrics = _Means()
         done = self.num_online_updates
-        with closing(self._drawn(lambda: self.owed(env_steps))) as batches:  # closed at once, whatever comes up
+        with closing(self._draw(lambda: self.owed(env_steps))) as batches:
             for batch in batches:
                 metrics.add(self._update(batch))
                 self.num_online_updates += 1
@@ -101,23 +105,23 @@ class Learner:
                 if enough():
                     break
         if self.num_online_updates == done and self.owed(env_steps) > 0:
-            return {}  # it waits
-        return {**metrics.take(), **self._batches.shares(), **self._told()}
+            return {}  # waiting for data
+        return {**metrics.take(), **self._batches.shares(), **self._skipped_updates()}
 
     def policy_weights(self) -> Mapping[str, Mapping[str, Array]]:
         return self._algorithm.policy_weights()
 
-    def _drawn(self, owed: Callable[[], int]) -> Generator[Mapping[str, Tensor], None, None]:
-        """Batches until nothing is owed, of the views that the algorithm wants by then: they may change with each update."""
+    def _draw(self, owed: Callable[[], int]) -> Generator[Mapping[str, Tensor], None, None]:
+        """Yield batches until no update is owed. The algorithm may change its views with each update."""
         while owed() > 0:
-            wants = self._algorithm.sample_request
-            self._batches.ask(wants)
-            if wants.waits and not self._batches.are_there:
+            request = self._algorithm.sample_request
+            self._batches.set_request(request)
+            if request.waits and not self._batches.ready:
                 return
             with closing(self._batches.take(owed())) as batches:
                 for batch in self._timed(batches):
                     yield batch
-                    if self._algorithm.sample_request != wants:
+                    if self._algorithm.sample_request != request:
                         break
 
     def _update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:
@@ -127,7 +131,7 @@ class Learner:
         except SkippedUpdate as reason:
             self._skip(reason)
             return {}
-        except BaseException:  # in the midst of it, so nobody may save what is left
+        except BaseException:  # the state may be inconsistent
             self.healthy = False
             raise
         finally:
@@ -135,7 +139,7 @@ class Learner:
         if not all(math.isfinite(value) for value in metrics.values()):
             self.healthy = False
             bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
-            raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
+            raise FailureError(f"learning failed at update {self.num_updates}: {bad}. Lower the learning rate")
         return metrics
 
     def _timed(self, batches: Iterator[Mapping[str, Tensor]]) -> Iterator[Mapping[str, Tensor]]:
@@ -148,7 +152,7 @@ class Learner:
             yield batch
 
     def take_seconds(self) -> dict[str, float]:
-        """What sampling and updating took since this was asked last; a batch that was sampled ahead took no time."""
+        """Seconds of sampling and updating since the last call. A batch that was sampled ahead took no time."""
         seconds = dict(self._seconds)
         self._seconds.clear()
         return seconds
@@ -164,7 +168,7 @@ class Learner:
     def num_skipped_updates(self) -> int:
         return self._bad.count
 
-    def _told(self) -> dict[str, float]:
+    def _skipped_updates(self) -> dict[str, float]:
         return {"skipped_updates": float(self._bad.count)}
 
     # ---- checkpoints
@@ -184,17 +188,17 @@ class Learner:
             counters = state["learner/counters"]
             rng = json.loads(state["learner/rng"].tobytes())
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint is not a learner's: {error}") from error
+            raise CheckpointError(f"the checkpoint has no learner state: {error}") from error
         self._algorithm.load_state_dict(
             {name.removeprefix("algorithm/"): v for name, v in state.items() if name.startswith("algorithm/")}
         )
         self.num_warmup_updates, self.num_online_updates = (int(n) for n in counters[:2])
-        self._bad.count = int(sum(counters[2:]))  # none, in a checkpoint of before they were counted
+        self._bad.count = int(sum(counters[2:]))  # old checkpoints have no third counter
         self._rng.bit_generator.state = rng
 
 
 class _Means:
-    """Averages of metrics that do not all come with every update."""
+    """Means of metrics. Some updates have only some of the metrics."""
 
     def __init__(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)

@@ -1,7 +1,7 @@
-"""Memory that a process of ours has once had, it keeps.
+"""Keep freed memory in the process, for the next update.
 
-An update frees what it computed in, and the next one asks for as much again. The C library gives large pieces back to the
-system each time, and the system clears every page of them each time: with images that costs more than the arithmetic.
+Each update frees its buffers and the next one allocates them again. By default the C library returns large blocks to the
+system each time, and the system clears their pages each time. With images, that costs more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import ctypes.util
 
 __all__ = ["keep_freed_memory"]
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
-_MOST_BYTES = 1 << 30
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # options of glibc's mallopt
+_MAX_BYTES = 1 << 30
 
 
 def keep_freed_memory() -> bool:
-    """For a whole process, so for a command to say. False where the C library knows no such thing: all goes on as before."""
+    """Set it for the whole process. Return False if the C library does not support it."""
     try:
         mallopt = ctypes.CDLL(ctypes.util.find_library("c")).mallopt
     except (OSError, AttributeError):
         return False
-    return bool(mallopt(_MMAP_THRESHOLD, _MOST_BYTES) and mallopt(_TRIM_THRESHOLD, _MOST_BYTES))
+    return bool(mallopt(_MMAP_THRESHOLD, _MAX_BYTES) and mallopt(_TRIM_THRESHOLD, _MAX_BYTES))

@@ -1,4 +1,4 @@
-"""Curves for people: scalars into TensorBoard files, and to Weights & Biases where a run asks for it."""
+"""Write scalars to TensorBoard files and, if configured, to Weights & Biases."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["MetricsLog"]
 
 
 class MetricsLog:
-    """Opens its file with the first number, so that a run that never starts leaves nothing behind.
+    """Opens its files at the first write, so that a run that never starts leaves none.
 
-    With `wandb`, the name of a project, the same numbers go there too, over `env_steps`; its own files lie beside
-    TensorBoard's, and its own environment variables say where to and as whom (WANDB_MODE=offline: nowhere yet).
+    With the name of a `wandb` project, the same values go there, over `env_steps`. wandb's files are in the same folder, and
+    its environment variables configure server and account (WANDB_MODE=offline: upload later).
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class MetricsLog:
         if self._run is not None and values:
             self._run.log({f"{group}/{name}": value for name, value in values.items()} | {"env_steps": step})
 
-    def say(self, group: str, text: str, *, step: int) -> None:
-        """Words, which TensorBoard shows as Markdown."""
+    def write_text(self, group: str, text: str, *, step: int) -> None:
+        """Write text, which TensorBoard shows as Markdown."""
         self._open().add_text(group, text, step)
 
     def _open(self) -> SummaryWriter:
@@ -57,7 +57,7 @@ class MetricsLog:
     def _start_wandb(self) -> None:
         if self._wandb is None:
             return
-        # by its name, so that a resumed run goes on with its curves
+        # the id is the run's name, so that a resumed run continues its curves
         self._run = self._wandb.init(
             project=self._project,
             name=self._name,
@@ -66,7 +66,7 @@ class MetricsLog:
             dir=str(self._folder),
             config=self._config,
         )
-        self._run.define_metric("*", step_metric="env_steps")  # evaluations come between the episodes' numbers
+        self._run.define_metric("*", step_metric="env_steps")  # evaluations and episodes share this axis
 
 
 def _import_wandb() -> Any:
@@ -74,5 +74,5 @@ def _import_wandb() -> Any:
         return importlib.import_module("wandb")
     except ImportError as error:
         raise UsageError(
-            "run.wandb is set, but wandb is not installed: pip install 'dovetail[wandb]', or set run.wandb=null"
+            "run.wandb is set, but wandb is not installed. Run pip install 'dovetail[wandb]', or set run.wandb=null"
         ) from error

@@ -1,5 +1,4 @@
-"""Networks that compute in bfloat16, between which everything stays float32: losses, log-densities, targets, statistics,
-and the optimiser's own numbers. Parameters are float32 too, and rounded on the way in."""
+"""Compute networks in bfloat16. Parameters, losses, log-densities, targets, statistics and optimizer state stay float32."""
 
 from __future__ import annotations
 
@@ -13,44 +12,44 @@ __all__ = ["callable_modules", "compute_in_bf16"]
 
 
 def compute_in_bf16(networks: Iterable[nn.Module]) -> None:
-    """From now on, and for copies made of them later."""
+    """Add hooks to these networks. Copies made afterwards have them too."""
     for network in networks:
-        for part in callable_modules(network):
-            hooks = _Lowered()
-            part.register_forward_pre_hook(hooks.begin)
-            part.register_forward_hook(hooks.end, always_call=True)
+        for module in callable_modules(network):
+            hooks = _AutocastHooks()
+            module.register_forward_pre_hook(hooks.enter)
+            module.register_forward_hook(hooks.exit, always_call=True)
 
 
 def callable_modules(network: nn.Module) -> Iterator[nn.Module]:
-    """What is callable_modules as a whole: of a mere container, its parts."""
+    """The modules that are called as a whole: the network, or the elements of a container."""
     if isinstance(network, nn.ModuleDict):
-        for part in network.values():
-            yield from callable_modules(part)
+        for module in network.values():
+            yield from callable_modules(module)
     elif isinstance(network, nn.ModuleList):
-        for part in network:
-            yield from callable_modules(part)
+        for module in network:
+            yield from callable_modules(module)
     else:
         yield network
 
 
-class _Lowered:
+class _AutocastHooks:
     def __init__(self) -> None:
-        self._open: list[torch.autocast] = []
+        self._entered: list[torch.autocast] = []
 
-    def begin(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def enter(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         device = next((p.device.type for p in module.parameters()), "cpu")
-        lowered = torch.autocast(device, torch.bfloat16)
-        lowered.__enter__()  # type: ignore[no-untyped-call]
-        self._open.append(lowered)
+        autocast = torch.autocast(device, torch.bfloat16)
+        autocast.__enter__()  # type: ignore[no-untyped-call]
+        self._entered.append(autocast)
 
-    def end(self, module: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
-        self._open.pop().__exit__(None, None, None)
-        return _raised(outputs)
+    def exit(self, module: nn.Module, inputs: tuple[Any, ...], outputs: Any) -> Any:
+        self._entered.pop().__exit__(None, None, None)
+        return _to_float32(outputs)
 
 
-def _raised(outputs: Any) -> Any:
+def _to_float32(outputs: Any) -> Any:
     if isinstance(outputs, Tensor):
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
     if isinstance(outputs, tuple):
-        return tuple(_raised(output) for output in outputs)
+        return tuple(_to_float32(output) for output in outputs)
     return outputs

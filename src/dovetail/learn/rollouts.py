@@ -1,16 +1,16 @@
-"""Rollouts: what N worlds did in T ticks, and the advantages that come of it. numpy only.
+"""Rollouts of N worlds over T steps, and their advantages. numpy only.
 
     buffer = RolloutBuffer(num_envs=4, num_steps=256, observation=policy.spec.observation, num_drawn=6)
     for t in range(256):
-        buffer.see(t, observations)              # [N, ...] of each key
-        buffer.did(t, drawn=..., log_prob=..., version=..., reward=..., terminated=...)
-        buffer.cut(n, t, observation)            # truncated: its true last observation, before any reset
-    buffer.see(256, observations)
-    arrays = buffer.arrays()
+        buffer.add_observations(t, observations)          # [N, ...] of each key
+        buffer.add_step(t, drawn=..., log_prob=..., version=..., reward=..., terminated=...)
+        buffer.add_truncation(n, t, observation)          # the last observation before the reset
+    buffer.add_observations(256, observations)
+    arrays = buffer.take_arrays()
 
-`observation/<key>` is [N, T + 1, ...]: the last one is what the next rollout begins with. A step that was truncated is not
-followed by `observation[t + 1]`, which is of the next episode already, but by its row of `final/<key>` [K, ...]; `final_at`
-[K] says whose it is, as n * T + t.
+`observation/<key>` is [N, T + 1, ...]; the next rollout begins with the last one. After a truncated step, `observation[t +
+1]` belongs to the next episode. The episode's last observation is in a row of `final/<key>` [K, ...]; its `final_at` [K] is
+n * T + t.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from dovetail.core.contracts import Algorithm
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
 
-__all__ = ["Moments", "OnPolicyAlgorithm", "RolloutSettings", "RolloutBuffer", "explained_variance", "gae"]
+__all__ = ["Moments", "OnPolicyAlgorithm", "RolloutBuffer", "RolloutSettings", "explained_variance", "gae"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutSettings:
-    """How an algorithm wants its rollouts: so many worlds, so many ticks of each, and whether it learns meanwhile."""
+    """The rollouts that an algorithm needs."""
 
     num_envs: int
-    num_steps: int
-    asynchronous: bool = False
-    max_staleness: int = 0  # versions that the weights may be behind, of those that a rollout is learned from with
-    record: bool = False  # whether its episodes are wanted in the run's log
+    num_steps: int  # per world
+    asynchronous: bool = False  # collect the next rollout during an update
+    max_staleness: int = 0  # versions by which the collecting weights may be older than the learner's
+    record: bool = False  # write the episodes to the run's log
 
 
 @runtime_checkable
 class OnPolicyAlgorithm(Algorithm, Protocol):
-    """Learns from rollouts of its own policy in place of a replay: `update` is given the arrays of a RolloutBuffer, as
-    tensors, and with it makes one new version of the weights."""
+    """Learns from rollouts of its current policy instead of a replay. `update` gets the arrays of a RolloutBuffer, as
+    tensors, and makes one new version of the weights."""
 
     @property
     def rollout_settings(self) -> RolloutSettings: ...
 
 
 class RolloutBuffer:
-    """Arrays [N, T] that are filled tick by tick, and handed out as copies."""
+    """Arrays [N, T] that are filled step by step and returned as copies."""
 
     def __init__(
         self, *, num_envs: int, num_steps: int, observation: Mapping[str, ArraySpec], num_drawn: int
@@ -63,31 +63,33 @@ class RolloutBuffer:
             "reward": np.zeros((n, t), np.float32),
             "terminated": np.zeros((n, t), np.bool_),
         }
-        self._seen = {key: np.zeros((n, t + 1, *spec.shape), spec.dtype) for key, spec in observation.items()}
+        self._observations = {
+            key: np.zeros((n, t + 1, *spec.shape), spec.dtype) for key, spec in observation.items()
+        }
         self._finals: dict[int, dict[str, Array]] = {}
         self._specs = dict(observation)
 
-    def see(self, t: int, observations: Mapping[str, Array]) -> None:
-        for key, seen in self._seen.items():
-            seen[:, t] = observations[key]
+    def add_observations(self, t: int, observations: Mapping[str, Array]) -> None:
+        for key, values in self._observations.items():
+            values[:, t] = observations[key]
 
-    def did(
+    def add_step(
         self, t: int, *, drawn: Array, log_prob: Array, version: int, reward: Array, terminated: Array
     ) -> None:
         steps = self._steps
         steps["action"][:, t], steps["log_prob"][:, t], steps["version"][:, t] = drawn, log_prob, version
         steps["reward"][:, t], steps["terminated"][:, t] = reward, terminated
 
-    def cut(self, n: int, t: int, observation: Mapping[str, Array]) -> None:
-        """World n was stopped after tick t, though it could have gone on from here."""
-        self._finals[n * self.num_steps + t] = {key: observation[key].copy() for key in self._seen}
+    def add_truncation(self, n: int, t: int, observation: Mapping[str, Array]) -> None:
+        """World n was truncated after step t, with this last observation."""
+        self._finals[n * self.num_steps + t] = {key: observation[key].copy() for key in self._observations}
 
-    def arrays(self) -> dict[str, Array]:
-        """All of it; the buffer is empty then."""
+    def take_arrays(self) -> dict[str, Array]:
+        """Return copies of all arrays, and clear the truncations."""
         finals = [self._finals[at] for at in sorted(self._finals)]
         arrays = {
             **{name: values.copy() for name, values in self._steps.items()},
-            **{f"observation/{key}": seen.copy() for key, seen in self._seen.items()},
+            **{f"observation/{key}": values.copy() for key, values in self._observations.items()},
             "final_at": np.array(sorted(self._finals), np.int64),
         }
         for key, spec in self._specs.items():
@@ -107,10 +109,10 @@ def gae(
     gamma: float,
     lam: float,
 ) -> Array:
-    """Generalised advantages (Schulman et al., 2016), [N, T]; with `values` added, they are the value's targets.
+    """Generalized advantages (Schulman et al., 2016), [N, T]. Their sum with `values` is the target of the value network.
 
-    `next_values` are of what truly followed each step. After a true end there is nothing; a truncated step is worth what
-    its last observation is, and no later step's advantage flows back over either.
+    `next_values` belong to the observation that followed each step in its episode. They do not count after a terminated
+    step. No advantage flows back across the end of an episode.
     """
     deltas = rewards + gamma * next_values * ~terminated - values
     carry = gamma * lam * ~(terminated | truncated)
@@ -123,18 +125,18 @@ def gae(
 
 
 def explained_variance(predicted: Array, returns: Array) -> float:
-    """1: the value knows the returns; 0: no better than their mean; below: worse. 0 where all returns are alike."""
+    """1: the values equal the returns; 0: no better than their mean; negative: worse. 0 if all returns are equal."""
     variance = float(np.var(returns))
     return 0.0 if variance < 1e-12 else 1.0 - float(np.var(returns - predicted)) / variance
 
 
 class Moments:
-    """Mean and spread of all rows so far, as if they had been kept (Chan et al., 1983)."""
+    """Running mean and standard deviation of rows (Chan et al., 1983)."""
 
     def __init__(self, size: int) -> None:
         self.count = 0
         self.mean = np.zeros(size, np.float64)
-        self._squares = np.zeros(size, np.float64)  # of the deviations, summed
+        self._squares = np.zeros(size, np.float64)  # sum of squared deviations
 
     @property
     def std(self) -> Array:
@@ -144,9 +146,9 @@ class Moments:
         rows = np.asarray(rows, np.float64)
         count = self.count + len(rows)
         mean = rows.mean(0)
-        apart = mean - self.mean
-        self._squares += ((rows - mean) ** 2).sum(0) + apart**2 * self.count * len(rows) / count
-        self.mean += apart * len(rows) / count
+        delta = mean - self.mean
+        self._squares += ((rows - mean) ** 2).sum(0) + delta**2 * self.count * len(rows) / count
+        self.mean += delta * len(rows) / count
         self.count = count
 
     def to_array(self) -> Array:

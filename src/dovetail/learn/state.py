@@ -1,4 +1,4 @@
-"""Learner state as flat named arrays: what checkpoints hold, with no pickle anywhere."""
+"""Learner state as flat named arrays, for checkpoints without pickle."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def load_module(name: str, module: nn.Module, state: Mapping[str, Array]) -> Non
 
 
 def optimizer_state(name: str, optimizer: torch.optim.Optimizer) -> dict[str, Array]:
-    """Moments and step counts; the hyper-parameters come from the config."""
+    """Moments and step counts. The hyperparameters come from the config."""
     return {
         f"optimizer/{name}/{index}/{slot}": to_numpy(value)
         for index, slots in optimizer.state_dict()["state"].items()
@@ -56,7 +56,7 @@ def load_optimizer(name: str, optimizer: torch.optim.Optimizer, state: Mapping[s
 
 
 def load_generator(generator: torch.Generator, state: Mapping[str, Array], *, seed: int) -> None:
-    """Its state; or, of a generator of another kind of device, a stream that was not used before."""
+    """Restore a generator. The state of another device type does not fit: then it gets a fresh seed."""
     saved = torch.from_numpy(np.array(state["generator"]))
     if len(saved) == len(generator.get_state()):
         generator.set_state(saved)
@@ -73,7 +73,7 @@ def policy_state(policy: TrainablePolicy) -> dict[str, Array]:
 
 
 def load_policy(policy: TrainablePolicy, state: Mapping[str, Array]) -> None:
-    # one without arrays left no trace: the normaliser of a policy that sees images alone
+    # a component without arrays has no keys: the normalizer of a policy with images only
     components: dict[str, dict[str, Array]] = {name: {} for name, arrays in policy.weights().items() if not arrays}
     for key, value in _below("policy", state).items():
         component, name = key.split("/", 1)
@@ -83,7 +83,7 @@ def load_policy(policy: TrainablePolicy, state: Mapping[str, Array]) -> None:
 
 @contextmanager
 def raise_checkpoint_errors(algorithm: str) -> Iterator[None]:
-    """Turn what torch says of a state that does not fit into one line."""
+    """Convert the errors for a state that does not fit into a CheckpointError of one line."""
     try:
         yield
     except (KeyError, RuntimeError, ValueError, StoreError) as error:

@@ -1,7 +1,7 @@
 """What soft actor-critics share: settings, networks, optimizers and checkpoint. Each algorithm's update is in its own file.
 
-Symbols, as in the papers: s features of an observation [B, F]; a normalized action, or flattened chunk, [B, A]; Q the critics
-[E, B]; Q' their slowly moving target copies; y the critics' target [B]; pi the actor; alpha the temperature.
+Symbols, as in the papers: s features of an observation [B, F]; a normalized action, or flattened chunk, [B, A]; Q the
+critics [E, B]; Q' their slowly moving target copies; y the critics' target [B]; pi the actor; alpha the temperature.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class SACFamilyConfig(SoftConfig):
 class SoftActorCritic:
     """All of the Algorithm contract except `update`.
 
-    `actor` names the components that learn from the actor's loss. `others` learn from other losses and are published with it.
+    `actor` names the components that learn from the actor's loss. `others` learn from other losses and are also published.
     The `encoder` learns from the critic's loss only, because two losses on one network disturb each other; targets use a
     slow copy of it. A critic sees whole chunks. Any window of executed actions is a chunk, also across a takeover.
     """
@@ -408,9 +408,7 @@ class SACFamily(SoftActorCritic):
             for key, values in observations.items()
         }
 
-    def _cloning_loss(
-        self, batch: Mapping[str, Tensor], s: Tensor, a: Tensor, *, weight: float
-    ) -> Tensor | None:
+    def _cloning_loss(self, batch: Mapping[str, Tensor], s: Tensor, a: Tensor, *, weight: float) -> Tensor | None:
         """`weight` times the policy's imitation loss, a mean over the steps that people took; None if there are none."""
         if not weight:
             return None

@@ -47,7 +47,9 @@ class DSRL(SoftActorCritic):
 
     def __init__(self, config: DSRLConfig, *, policy: TrainablePolicy, seed: int = 0) -> None:
         if not isinstance(policy, SteeredFlow):
-            raise UsageError(f"algorithm 'dsrl' trains policy 'steered', not '{policy.spec.name}'. Set policy.type=steered")
+            raise UsageError(
+                f"algorithm 'dsrl' trains policy 'steered', not '{policy.spec.name}'. Set policy.type=steered"
+            )
         num_noise = policy.spec.horizon * policy.spec.action.shape[0]
         super().__init__(
             config,

@@ -4,7 +4,7 @@ Repeat for each round m, with rising thresholds:
     accept the episodes with a return above threshold m, corrections included
     minimize the policy's imitation loss on their chunks; corrections have a larger weight
 
-No value is estimated, and rejected episodes teach nothing. By default the imitated actions are the ones that the arm achieved.
+No value is estimated, and rejected episodes teach nothing. By default it imitates the motion that the arm achieved.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class HiORSConfig(Config):
 
 
 class HiORS(Descent):
-    """See the Algorithm contract. Until an online episode passes the threshold, the batch is filled with episodes that passed
-    the first one, demonstrations included. If there are none, learning waits."""
+    """See the Algorithm contract. Until an online episode passes the threshold, the batch is filled with episodes that
+    passed the first one, demonstrations included. If there are none, learning waits."""
 
     Config: ClassVar[type[HiORSConfig]] = HiORSConfig
     name: ClassVar[str] = "hi_ors"
@@ -139,7 +139,9 @@ class HiORS(Descent):
         if chunked:
             mask = mask & batch["action/mask"]
             if config.min_motion_std:
-                still = self._is_still(batch["achieved"], batch["action/mask"], grippers) & (batch["discount"] != 0.0)
+                still = self._is_still(batch["achieved"], batch["action/mask"], grippers) & (
+                    batch["discount"] != 0.0
+                )
                 mask = mask & ~still[:, None]
         metrics = {
             "threshold": self.threshold,

@@ -61,7 +61,9 @@ class Imitation(Descent):
         features = self._policy.features(self._observations(batch))
         actions = self._policy.normalize_actions(batch["action"])
         mask = None
-        if self._policy.spec.horizon > 1:  # up to the episode's end, or to where control changed between person and policy
+        if (
+            self._policy.spec.horizon > 1
+        ):  # up to the episode's end, or to where control changed between person and policy
             human = batch["human"]
             mask = batch["action/mask"] & (human == human[:, :1]).cumprod(dim=1).bool()
         loss = self._policy.imitation_loss(features, actions, mask, generator=self._generator)

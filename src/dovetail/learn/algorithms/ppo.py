@@ -217,7 +217,9 @@ class PPO(Descent):
 
     def _check_rollout(self, batch: Mapping[str, Tensor]) -> Tensor:
         """Raise for a rollout that is not finite or too old; return the staleness of each step in versions."""
-        bad = [name for name, values in batch.items() if values.is_floating_point() and not values.isfinite().all()]
+        bad = [
+            name for name, values in batch.items() if values.is_floating_point() and not values.isfinite().all()
+        ]
         if bad:
             raise SkippedUpdate(f"the rollout is not finite in {', '.join(bad)}")
         staleness = self._num_updates - batch["version"]

@@ -65,9 +65,7 @@ class RLPD(SACFamily):
         use_q = self._num_updates + 1 >= self._config.actor_q_from_update
         return self._run(self._learn, batch, update_actor=self._actor_is_due(), use_q=use_q)
 
-    def _learn(
-        self, batch: Mapping[str, Tensor], *, update_actor: bool, use_q: bool
-    ) -> dict[str, Tensor | float]:
+    def _learn(self, batch: Mapping[str, Tensor], *, update_actor: bool, use_q: bool) -> dict[str, Tensor | float]:
         policy, config, r, discount = self._policy, self._config, batch["reward"], batch["discount"]
         metrics: dict[str, Tensor | float] = {}
         s = policy.features(self._observations(batch, "observation"))

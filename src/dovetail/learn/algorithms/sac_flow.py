@@ -61,9 +61,7 @@ class SACFlow(SACFamily):
         use_q = self._num_updates + 1 >= self._config.actor_q_from_update
         return self._run(self._learn, batch, update_actor=self._actor_is_due(), use_q=use_q)
 
-    def _learn(
-        self, batch: Mapping[str, Tensor], *, update_actor: bool, use_q: bool
-    ) -> dict[str, Tensor | float]:
+    def _learn(self, batch: Mapping[str, Tensor], *, update_actor: bool, use_q: bool) -> dict[str, Tensor | float]:
         policy, r, discount = self._policy, batch["reward"], batch["discount"]
         s = policy.features(observations_of(batch, "observation"))
         a = self._executed_actions(batch)

@@ -1,11 +1,11 @@
-"""Batches with rows of several arms: one replay for each, drawn from together, padded to what they have in common.
+"""Batches with rows of several arms: one replay per arm, padded to the canonical action and observation space.
 
 policy = CanonicalPolicy(config, robot=panda)
 replay = MixedReplay(policy.canonical_space, [(panda, its_replay), (x5, its_replay)])
 Learner(algorithm=Imitation(..., policy=policy), replay=replay, robot=policy.robot, ...)
 
-Actions are from -1 to 1 of each axis' own limits, and 0 where an arm has none. Besides what any batch has, there is
-`embodiment` [B], the number of the row's arm, and `action_mask` [B, A], which of its axes are real.
+Actions are scaled by each axis' limits to -1 ... 1, and 0 on axes that an arm does not have. A batch also has `embodiment`
+[B], the number of the row's arm, and `action_mask` [B, A], true on the axes that this arm has.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _ACTIONS = ("action", "achieved")
 
 
 class MixedReplay:
-    """See the ReplayReader contract. Every step is as likely as any other, whoever took it, or `shares` say how much of
-    a batch is of which arm, by name; of those that have something to give."""
+    """See the ReplayReader contract. Every step has the same probability. With `shares`, each named arm with steps gets its
+    share of a batch."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class MixedReplay:
         kinds = {robot.action_kind for robot, _ in replays}
         if len(kinds) != 1:
             raise SpecMismatch(
-                f"one policy cannot give {' and '.join(sorted(kinds))} actions: name arms of one kind"
+                f"one policy cannot have {' and '.join(sorted(kinds))} actions. Use arms with the same action_kind"
             )
         if shares is not None and {arm.name for arm, _ in self._arms} - shares.keys():
-            raise UsageError(f"shares should name each of {', '.join(arm.name for arm, _ in self._arms)}")
+            raise UsageError(f"shares must name each of {', '.join(arm.name for arm, _ in self._arms)}")
         self._shares = shares
 
     def size(self, view: View) -> int:
@@ -57,15 +57,15 @@ class MixedReplay:
         window = window or Window()
         sizes = [replay.size(view) for _, replay in self._arms]
         if not sum(sizes):
-            raise UsageError(f"replay view '{view.part}' is empty: nothing to sample from")
-        likely = np.array(
+            raise UsageError(f"replay view '{view.part}' is empty. Add episodes before sampling")
+        weights = np.array(
             [
                 size if self._shares is None else self._shares[arm.name] * (size > 0)
                 for (arm, _), size in zip(self._arms, sizes, strict=True)
             ],
             np.float64,
         )
-        counts = rng.multinomial(len(next(iter(into.values()))), likely / likely.sum())
+        counts = rng.multinomial(len(next(iter(into.values()))), weights / weights.sum())
         first = 0
         for (arm, replay), count in zip(self._arms, counts, strict=True):
             if count:
@@ -83,7 +83,7 @@ class MixedReplay:
         rng: np.random.Generator,
         window: Window,
     ) -> None:
-        """One arm's rows: drawn as it knows them, then put where the others' are."""
+        """Sample one arm's rows in its own layout, then pad them."""
         own: dict[str, Array] = {}
         padded: dict[str, tuple[str, Array]] = {}
         for name, out in rows.items():
@@ -98,18 +98,19 @@ class MixedReplay:
                 own[name] = np.empty((*out.shape[:-1], len(arm.canonical_axes)), out.dtype)
                 padded[name] = (name, own[name])
             elif side in ("observation", "next") and key.removesuffix("/mask") in self._canonical_space.sizes:
-                plain = key.removesuffix("/mask")
-                if plain not in arm.keys:  # it has no such thing
+                base_key = key.removesuffix("/mask")
+                if base_key not in arm.keys:  # this arm has no such observation
                     out[:] = 0
                     continue
-                theirs = f"{side}/{arm.keys[plain]}"
-                if key != plain:
-                    own[f"{theirs}/mask"] = out
+                own_name = f"{side}/{arm.keys[base_key]}"
+                if key != base_key:
+                    own[f"{own_name}/mask"] = out
                 else:
-                    own[theirs] = np.empty(
-                        (*out.shape[:-1], int(self._canonical_space.observation_masks[key][arm.index].sum())), out.dtype
+                    own[own_name] = np.empty(
+                        (*out.shape[:-1], int(self._canonical_space.observation_masks[key][arm.index].sum())),
+                        out.dtype,
                     )
-                    padded[name] = (key, own[theirs])
+                    padded[name] = (key, own[own_name])
             else:
                 own[name] = out
         history = {arm.keys[key]: num for key, num in window.history.items() if key in arm.keys}

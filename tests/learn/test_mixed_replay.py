@@ -15,8 +15,8 @@ from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.batches import Batches, batch_arrays
 from dovetail.learn.learner import Learner
-from dovetail.learn.mixing import MixedReplay
-from dovetail.policies.embodiments import Canonical, Shared, SharedConfig
+from dovetail.learn.mixed_replay import MixedReplay
+from dovetail.policies.embodiments.shared_policy import CanonicalPolicy, SharedPolicy, SharedConfig
 from dovetail.testing.algorithms import check_algorithm
 
 TALL = RobotSpec(
@@ -93,7 +93,7 @@ def steps():
 @pytest.fixture
 def mixed(steps):
     return lambda policy, **options: MixedReplay(
-        policy.canon, [(TALL, steps["tall"]), (SHORT, steps["short"])], **options
+        policy.canonical_space, [(TALL, steps["tall"]), (SHORT, steps["short"])], **options
     )
 
 
@@ -101,7 +101,7 @@ REQUEST = SampleRequest(observation_keys=("embodiment", "joint_pos"), rows={View
 
 
 def test_a_batch_has_rows_of_both_padded_with_masks(mixed, steps):
-    policy = Canonical(config_of(), robot=TALL)
+    policy = CanonicalPolicy(config_of(), robot=TALL)
     batches = Batches(request=REQUEST, robot=policy.robot, replay=mixed(policy), rng=np.random.default_rng(0))
     (batch,) = batches.take(1)
     short = batch["embodiment"] == 1
@@ -121,7 +121,7 @@ def test_a_batch_has_rows_of_both_padded_with_masks(mixed, steps):
 
 
 def test_shares_are_by_steps_or_as_told(mixed):
-    policy = Canonical(config_of(), robot=TALL)
+    policy = CanonicalPolicy(config_of(), robot=TALL)
     arrays = batch_arrays(dataclasses.replace(REQUEST, rows={View(): 4000}), policy.robot)
 
     def share(**options):
@@ -134,7 +134,7 @@ def test_shares_are_by_steps_or_as_told(mixed):
 
 
 def test_history_is_asked_for_by_each_arms_own_name(mixed, steps):
-    policy = Canonical(config_of(history={"joint_pos": 2}), robot=TALL)
+    policy = CanonicalPolicy(config_of(history={"joint_pos": 2}), robot=TALL)
     request = dataclasses.replace(REQUEST, window=Window(history={"joint_pos": 2}))
     batches = Batches(request=request, robot=policy.robot, replay=mixed(policy), rng=np.random.default_rng(0))
     (batch,) = batches.take(1)
@@ -144,10 +144,10 @@ def test_history_is_asked_for_by_each_arms_own_name(mixed, steps):
 
 
 def test_what_cannot_be_mixed_is_refused(mixed, steps):
-    policy = Canonical(config_of(), robot=TALL)
+    policy = CanonicalPolicy(config_of(), robot=TALL)
     other = dataclasses.replace(SHORT, action_kind="ee_delta")
     with pytest.raises(SpecMismatch, match="ee_delta and joint_target"):
-        MixedReplay(policy.canon, [(TALL, steps["tall"]), (other, steps["short"])])
+        MixedReplay(policy.canonical_space, [(TALL, steps["tall"]), (other, steps["short"])])
     with pytest.raises(UsageError, match="long_arm, short_arm"):
         mixed(policy, shares={"long_arm": 1.0})
     with pytest.raises(UsageError, match="'online' is empty"):
@@ -160,17 +160,17 @@ def test_what_cannot_be_mixed_is_refused(mixed, steps):
 def test_one_policy_clones_both_arms(kind, mixed, steps):
     settings = {"hidden": (64, 64)} if kind == "gaussian_mlp" else {"hidden": 64, "num_layers": 2, "horizon": 1}
     config = config_of(kind, **settings)
-    policy = Canonical(config, robot=TALL, seed=0)
+    policy = CanonicalPolicy(config, robot=TALL, seed=0)
     replay = mixed(policy)
     everything = batch_arrays(dataclasses.replace(REQUEST, rows={View(): 400}), policy.robot)
     replay.sample(everything, view=View(), rng=np.random.default_rng(1))
     policy.fit_normalizer({key: everything[f"observation/{key}"] for key in policy.spec.observation})
-    algorithm = Imitation(ImitationConfig(batch_size=64, lr=3e-3, decay_updates=800), policy=policy, seed=0)
+    algorithm = Imitation(ImitationConfig(batch_size=64, lr=3e-3, lr_decay_updates=800), policy=policy, seed=0)
     learner = Learner(algorithm=algorithm, replay=replay, robot=policy.robot, rng=np.random.default_rng(0))
     learner.warm_up(800)
     weights = WeightSnapshot(version=1, components=learner.policy_weights(), hashes={})
     for robot, rule in ((TALL, tall_rule), (SHORT, short_rule)):
-        arm = Shared(config, robot=robot, seed=3)
+        arm = SharedPolicy(config, robot=robot, seed=3)
         arm.load(weights)
         (key,) = robot.observation
         seen = (
@@ -197,15 +197,15 @@ CHUNKS = {"kind": "flow", "hidden": 8, "num_layers": 1, "horizon": 3}
     ],
 )
 def test_algorithms_keep_their_contract_on_mixed_batches(algorithm, config, policy):
-    robot = Canonical(config_of(**policy), robot=TALL).robot
+    robot = CanonicalPolicy(config_of(**policy), robot=TALL).robot
     check_algorithm(
-        lambda: algorithm(config, policy=Canonical(config_of(**policy), robot=TALL), seed=0), robot=robot
+        lambda: algorithm(config, policy=CanonicalPolicy(config_of(**policy), robot=TALL), seed=0), robot=robot
     )
 
 
 def test_the_target_entropy_counts_the_axes_that_arms_have():
     """Log-densities are of these, three and two: of the common ones, the actor would be pressed to be sure."""
-    policy = Canonical(config_of(hidden=(8,)), robot=TALL)
+    policy = CanonicalPolicy(config_of(hidden=(8,)), robot=TALL)
     assert RLPD(RLPDConfig(hidden=(8,)), policy=policy)._target_entropy == -2.5
 
 
@@ -214,9 +214,9 @@ def test_what_stands_on_the_axis_that_the_short_arm_has_not_teaches_nothing(algo
     """With or without nonsense there, the same weights come out."""
     results = []
     for spoilt in (0.0, 0.7):
-        policy = Canonical(config_of(**CHUNKS), robot=TALL)
+        policy = CanonicalPolicy(config_of(**CHUNKS), robot=TALL)
         learner = algorithm(algorithm.Config(batch_size=16), policy=policy, seed=0)
-        wants = dataclasses.replace(learner.wants, when_empty=View())
+        wants = dataclasses.replace(learner.sample_request, when_empty=View())
         batches = Batches(request=wants, robot=policy.robot, replay=mixed(policy), rng=np.random.default_rng(0))
         for batch in batches.take(3):
             batch = {name: value.clone() for name, value in batch.items()}
@@ -230,11 +230,11 @@ def test_what_stands_on_the_axis_that_the_short_arm_has_not_teaches_nothing(algo
 
 
 def test_hi_ors_imitates_what_each_arms_gripper_was_told(monkeypatch):
-    policy = Canonical(config_of(**CHUNKS), robot=TALL)
-    learner = HiORS(HiORSConfig(batch_size=2, still_std=0.0), policy=policy, seed=0)
+    policy = CanonicalPolicy(config_of(**CHUNKS), robot=TALL)
+    learner = HiORS(HiORSConfig(batch_size=2, min_motion_std=0.0), policy=policy, seed=0)
     asked = []
     monkeypatch.setattr(policy, "normalize_actions", lambda actions: asked.append(actions.clone()) or actions)
-    batch = {name: torch.from_numpy(array) for name, array in batch_arrays(learner.wants, policy.robot).items()}
+    batch = {name: torch.from_numpy(array) for name, array in batch_arrays(learner.sample_request, policy.robot).items()}
     batch["embodiment"] = torch.tensor([0, 1])
     batch["observation/embodiment"] = torch.eye(2)
     batch["action/mask"][:] = True
