@@ -60,8 +60,8 @@ def test_what_a_rescue_earned_is_not_the_policys(open_replay: Open) -> None:
     replay = open_replay()
     episode = make_episode(1, 6, human=[3, 4])
     replay.add(episode, label(episode, reward=1.0, terminal=False))
-    for until_taken_over, ends in ((False, [3, 4, 5, 6, 6, 6]), (True, [3, 3, 3, 6, 6, 6])):
-        sampled = draw(replay, num_steps=3, gamma=0.5, until_taken_over=until_taken_over)
+    for stop_at_takeover, ends in ((False, [3, 4, 5, 6, 6, 6]), (True, [3, 3, 3, 6, 6, 6])):
+        sampled = draw(replay, num_steps=3, gamma=0.5, stop_at_takeover=stop_at_takeover)
         tick, after = (sampled[f"{side}/state"][:, 1].astype(int) for side in ("observation", "next"))
         span = after - tick
         np.testing.assert_array_equal(after, np.array(ends)[tick])
@@ -524,7 +524,7 @@ def test_segments_of_a_running_episode_are_drawn_as_far_as_something_follows(ope
     assert steps(draw(replay)) == {(1, t) for t in range(7)}
     assert (draw(replay)["discount"] == 1).all()  # it has ended, but nobody has said how
     assert replay.size(View(part="accepted")) == 0
-    assert not replay.knows("e9")
+    assert not replay.was_added("e9")
     replay.add(episode, label(episode, reward=2.0))  # nothing new but the labels
     sampled = draw(replay)
     last = sampled["observation/state"][:, 1] == 6
@@ -538,11 +538,11 @@ def test_an_added_episode_completes_its_segments_and_labels_them_all(open_replay
     for number in (1, 2):
         episode = make_episode(number, 5, cuts=(2,))
         replay.extend(episode.start, episode.segments[0])
-        assert not replay.knows(episode.id)  # a part is not all of it: who brings things up to date must add it
+        assert not replay.was_added(episode.id)  # a part is not all of it: who brings things up to date must add it
     for number in (1, 2):
         episode = make_episode(number, 5)
         replay.add(episode, label(episode, reward=float(number)))
-        assert replay.knows(episode.id)
+        assert replay.was_added(episode.id)
     sampled = draw(replay, num_steps=5, gamma=1.0)
     number, tick = sampled["observation/state"].T
     np.testing.assert_array_equal(sampled["reward"], number * (5 - tick) + 1)
@@ -584,7 +584,7 @@ def test_what_left_while_it_was_running_comes_back_as_a_whole(open_replay: Open)
     sampled = draw(replay)
     assert steps(sampled) == {(4, t) for t in range(3)} | {(1, t) for t in range(5)}
     replay.add(make_episode(5, 10), label(make_episode(5, 10)))
-    replay.add(slow, label(slow))  # this time it had been learned from
+    replay.add(slow, label(slow))  # this time it had been end_columns from
     assert replay.ids() == ["e5"]
 
 
@@ -664,10 +664,10 @@ def test_marks_what_was_skipped_as_known(open_replay: Open) -> None:
     replay.skip("old", ROBOT, num_steps=3)
     replay.close()
     replay = open_replay(folder="one")
-    assert replay.knows("e1")
-    assert replay.knows("old")
-    assert not replay.knows("new")
+    assert replay.was_added("e1")
+    assert replay.was_added("old")
+    assert not replay.was_added("new")
     old = make_episode(2, 3, id="old")
     replay.add(old, label(old))
     assert replay.ids() == ["e1"]
-    assert replay.room(ROBOT) == 1000
+    assert replay.total_rows(ROBOT) == 1000

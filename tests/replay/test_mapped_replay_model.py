@@ -182,7 +182,7 @@ class Trial:
     def compare(self, seed: int) -> None:
         assert self.replay.ids() == self.model.ids()
         for episode in self.known:
-            assert self.replay.knows(episode.id) == (episode.id in self.model.whole)
+            assert self.replay.was_added(episode.id) == (episode.id in self.model.whole)
         assert_same(self.replay, self.model, seed=seed)
         self._compare_weights(View(half_life_steps=3.0, part=("all", "online")[seed % 2]))
 
@@ -198,9 +198,9 @@ class Trial:
             record.rows[tick]: 2.0 ** ((record.born[tick] - newest) / view.half_life_steps)
             for record, tick in expected
         }
-        state = self.replay._view._refresh()
+        state = self.replay._reader._refresh()
         assert state is not None
-        choice = state[1].choose(view)
+        choice = state[1].steps_of(view)
         runs = [range(a, a + n) for a, n in zip(choice.rows, choice.num_steps, strict=True)]
         assert [row for run in runs for row in run] == [record.rows[tick] for record, tick in expected]
         np.testing.assert_allclose(

@@ -147,12 +147,12 @@ def test_steps_that_begin_a_whole_chunk_of_one_hand(open_replay: Open) -> None:
     for episode in (first, second):
         replay.add(episode, label(episode))
     assert ticks(replay, View(part="human")) == [(1, 1), (1, 2), (1, 3), (1, 6), (1, 7), (2, 2)]
-    assert ticks(replay, View(part="human", min_run=2)) == [(1, 1), (1, 2), (1, 6)]
-    assert ticks(replay, View(part="human", min_run=3)) == [(1, 1)]
-    assert ticks(replay, View(part="human", min_run=4)) == []
-    assert ticks(replay, View(part="policy", min_run=2)) == [(1, 4), (2, 0)]
+    assert ticks(replay, View(part="human", min_source_run=2)) == [(1, 1), (1, 2), (1, 6)]
+    assert ticks(replay, View(part="human", min_source_run=3)) == [(1, 1)]
+    assert ticks(replay, View(part="human", min_source_run=4)) == []
+    assert ticks(replay, View(part="policy", min_source_run=2)) == [(1, 4), (2, 0)]
     with pytest.raises(UsageError, match="view 'human' is empty"):
-        replay.sample({"reward": np.zeros(1, np.float32)}, view=View(part="human", min_run=4), rng=EachOnce())  # type: ignore[arg-type]
+        replay.sample({"reward": np.zeros(1, np.float32)}, view=View(part="human", min_source_run=4), rng=EachOnce())  # type: ignore[arg-type]
 
 
 def test_a_run_goes_on_over_versions_and_segments_and_not_over_episodes(open_replay: Open) -> None:
@@ -161,11 +161,11 @@ def test_a_run_goes_on_over_versions_and_segments_and_not_over_episodes(open_rep
     split = make_episode(1, 6, human=range(6), versions=(0, 0, 1, 1, 2, 2), cuts=(3,))
     other = make_episode(2, 2, human=(0, 1))
     replay.extend(split.start, split.segments[0])
-    assert ticks(replay, View(part="human", min_run=2)) == [(1, 0)]  # of three steps, two can be drawn
+    assert ticks(replay, View(part="human", min_source_run=2)) == [(1, 0)]  # of three steps, two can be drawn
     replay.add(other, label(other))
     replay.add(split, label(split))
-    assert set(ticks(replay, View(part="human", min_run=4))) == {(1, 0), (1, 1), (1, 2)}
-    assert ticks(replay, View(part="human", min_run=6)) == [(1, 0)]
+    assert set(ticks(replay, View(part="human", min_source_run=4))) == {(1, 0), (1, 1), (1, 2)}
+    assert ticks(replay, View(part="human", min_source_run=6)) == [(1, 0)]
 
 
 def test_whole_chunks_are_drawn_whole(open_replay: Open) -> None:
@@ -174,7 +174,7 @@ def test_whole_chunks_are_drawn_whole(open_replay: Open) -> None:
         episode = make_episode(number, 20, human=(*range(2, 7), *range(12, 15)))
         replay.add(episode, label(episode))
     into = {"human": np.zeros((500, 4), bool), "action/mask": np.zeros((500, 4), bool)}
-    view = View(part="human", min_run=4, half_life_steps=30.0)
+    view = View(part="human", min_source_run=4, half_life_steps=30.0)
     for chosen in (view, dataclasses.replace(view, half_life_steps=None)):
         replay.sample(into, view=chosen, rng=np.random.default_rng(0), window=Window(horizon=4))
         assert into["human"].all() and into["action/mask"].all()
@@ -190,7 +190,7 @@ def test_short_episodes_and_what_went_badly_can_be_left_out(open_replay: Open) -
     assert {number for number, _ in ticks(replay, View(return_above=0.0, min_episode_steps=3))} == {2}
 
 
-@pytest.mark.parametrize("name", ["min_run", "min_episode_steps"])
+@pytest.mark.parametrize("name", ["min_source_run", "min_episode_steps"])
 def test_views_count_from_one(open_replay: Open, name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} of a replay view is 0"):
         open_replay().size(View(**{name: 0}))

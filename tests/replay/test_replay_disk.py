@@ -20,10 +20,10 @@ import pytest
 from dovetail.core.errors import StoreError
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Episode, Purpose, View
-from dovetail.replay import _book, _files
-from dovetail.replay._seen import Seen
+from dovetail.replay import _rings, _writer_files
+from dovetail.replay._added_ids import AddedIds
 from dovetail.replay.mapped import MappedReplay
-from dovetail.replay.reader import ReplayView
+from dovetail.replay.reader import MappedReplayReader
 from support.made_episodes import ROBOT, batch, label, make_episode, steps
 from support.replay_model import Model, assert_same
 from support.replay_processes import CAPACITY_ROWS, Child, open_mapped
@@ -90,7 +90,7 @@ def big_episode(number: int, num_steps: int, **other: object) -> Episode:
 def test_a_full_disk_costs_nothing_that_was_there(small_disk: SmallDisk) -> None:
     folder, model = small_disk.folder / "replay", Model(200, keep_demos=True)
     with closing(open_mapped(folder, capacity_rows=200)) as replay:
-        view = ReplayView(folder)
+        view = MappedReplayReader(folder)
         running = big_episode(9, 6, cuts=(2,))
 
         def both(what: str, *arguments: object, extra: tuple[object, ...] = ()) -> None:
@@ -111,7 +111,7 @@ def test_a_full_disk_costs_nothing_that_was_there(small_disk: SmallDisk) -> None
                 attempt()
             assert "\n" not in str(refused.value)
             assert replay.ids() == model.ids()
-            for reader in (replay, view, ReplayView(folder)):
+            for reader in (replay, view, MappedReplayReader(folder)):
                 assert_same(reader, model)
         both("relabel", label(first, reward=3.0, terminal=False))  # takes no space
         both("drop", "e7")
@@ -165,13 +165,13 @@ def test_what_cannot_be_remembered_is_not_added(tmp_path: Path, monkeypatch: pyt
     """The disk is full exactly when an id is to be written down: then nothing has been published yet."""
     folder, first, second = tmp_path / "replay", make_episode(1, 4), make_episode(2, 3)
 
-    def fail(self: Seen, place: int, data: bytes) -> None:
+    def fail(self: AddedIds, place: int, data: bytes) -> None:
         raise StoreError("cannot write seen.bin: No space left on device")
 
     with closing(open_mapped(folder)) as replay:
         replay.add(first, label(first))
         with monkeypatch.context() as full:
-            full.setattr(Seen, "_write", fail)
+            full.setattr(AddedIds, "_write", fail)
             with pytest.raises(StoreError, match="No space left"):
                 replay.add(second, label(second))
         assert replay.ids() == ["e1"]
@@ -263,7 +263,7 @@ def test_damage_is_noticed_said_and_made_good(tmp_path: Path, name: str, damage:
     with closing(open_mapped(folder)) as replay:
         for episode in episodes:
             replay.add(episode, label(episode))
-        view = ReplayView(folder)
+        view = MappedReplayReader(folder)
         assert view.size(View()) > 20
     damage(folder / name)
     with closing(open_mapped(folder)) as replay:
@@ -271,25 +271,25 @@ def test_damage_is_noticed_said_and_made_good(tmp_path: Path, name: str, damage:
         assert reason
         assert "\n" not in reason
         assert replay.ids() == []
-        for reader in (view, ReplayView(folder), replay):
+        for reader in (view, MappedReplayReader(folder), replay):
             assert reader.size(View()) == 0
         for episode in episodes[:4]:
             replay.add(episode, label(episode))
             model.add(episode, label(episode))
-        for reader in (view, ReplayView(folder), replay):
+        for reader in (view, MappedReplayReader(folder), replay):
             assert_same(reader, model)
     with closing(open_mapped(folder)) as replay:
         assert replay.open() is None  # that was that
         assert_same(replay, model)
 
 
-@pytest.mark.parametrize("name", [*_files.Counters.NAMES[5:-1]])
+@pytest.mark.parametrize("name", [*_rings.Counters.NAMES[5:-1]])
 @pytest.mark.parametrize("change", [+1000, -1000])
 def test_counters_that_cannot_be_are_not_believed(tmp_path: Path, name: str, change: int) -> None:
     folder, episode = tmp_path / "replay", make_episode(1, 4)
     with closing(open_mapped(folder)) as replay:
         replay.add(episode, label(episode))
-    _files.Counters(folder / "counters", writable=True)[name] += change
+    _rings.Counters(folder / "counters", writable=True)[name] += change
     with closing(open_mapped(folder)) as replay:
         if name != "num_born":  # of which any will do
             assert replay.open()
@@ -315,7 +315,7 @@ def test_another_schema_other_keys_or_another_size(tmp_path: Path, monkeypatch: 
 
     filled()
     with monkeypatch.context() as later:
-        later.setattr(_book, "SCHEMA", 9)
+        later.setattr(_writer_files, "SCHEMA", 9)
         assert reason(open_mapped(folder)) == "it has schema 3, this version writes 9"
     others = "it was made for other observations or another size"
     filled()
@@ -345,7 +345,7 @@ def test_after_a_power_cut_it_starts_anew_unless_it_was_closed(
     with closing(open_mapped(folder)) as replay:
         replay.add(episode, label(episode))
     with monkeypatch.context() as later:
-        later.setattr(_book, "boot_id", lambda: "another run of the kernel")
+        later.setattr(_writer_files, "boot_id", lambda: "another run of the kernel")
         with closing(open_mapped(folder)) as replay:
             assert replay.open() is None  # all was on the disk
             assert replay.size(View()) == 4
@@ -354,7 +354,7 @@ def test_after_a_power_cut_it_starts_anew_unless_it_was_closed(
         assert replay.open() is None  # but the kernel still has it
         assert replay.size(View()) == 4
     assert Child(live).join()[1] == 0
-    monkeypatch.setattr(_book, "boot_id", lambda: "another run of the kernel")
+    monkeypatch.setattr(_writer_files, "boot_id", lambda: "another run of the kernel")
     with closing(open_mapped(folder)) as replay:
         assert replay.open() == "the machine went down while it was being written"
         assert replay.size(View()) == 0
@@ -363,7 +363,7 @@ def test_after_a_power_cut_it_starts_anew_unless_it_was_closed(
 def test_readers_follow_a_folder_that_was_deleted_and_made_again(tmp_path: Path) -> None:
     folder, model = tmp_path / "replay", Model(CAPACITY_ROWS, keep_demos=True)
     first, second = make_episode(1, 4), make_episode(2, 6)
-    view = ReplayView(folder)
+    view = MappedReplayReader(folder)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, label(first))
         assert view.size(View()) == 4
@@ -385,7 +385,7 @@ def test_an_opening_that_fails_lets_go(tmp_path: Path, monkeypatch: pytest.Monke
 
     with closing(open_mapped(folder)) as replay, closing(open_mapped(folder)) as other:
         with monkeypatch.context() as broken:
-            broken.setattr(_book.Book, "load", fail)
+            broken.setattr(_writer_files.WriterFiles, "load", fail)
             for _ in range(2):
                 with pytest.raises(OSError, match="Input/output"):
                     replay.add(episode, label(episode))  # not as if it were empty
@@ -403,7 +403,7 @@ def test_no_file_stays_open_after_all_that(tmp_path: Path) -> None:
         with closing(open_mapped(folder, capacity_rows=(20, 30)[number % 2])) as replay:
             replay.open()
             replay.add(episode, label(episode))
-            replay._store.reset()
+            replay.reset()
             replay.add(episode, label(episode))
             assert replay.size(View()) == 4
             with pytest.raises(StoreError, match="another process"):
@@ -493,15 +493,15 @@ def test_reading_what_is_in_a_large_store_is_right(tmp_path: Path) -> None:
     with closing(open_mapped(folder, capacity_rows=20_000_000)) as replay:
         first = make_episode(1, 3)
         replay.add(first, label(first))
-        book = replay._store._book
-        assert book is not None
-        with book.publishing():  # as if nearly all of the ring had been written and given back, many times
+        files = replay._files
+        assert files is not None
+        with files.publishing():  # as if nearly all of the ring had been written and given back, many times
             for name in ("head_row", "tail_row"):
-                book.counters[name] = 2**35 * 20_000_000 - 3
-            book.counters.head_frame[:] = book.counters.tail_frame[:] = 2**35 * 20_000_000 - 2
+                files.counters[name] = 2**35 * 20_000_000 - 3
+            files.counters.head_frame[:] = files.counters.tail_frame[:] = 2**35 * 20_000_000 - 2
             for kind in ("episode", "segment", "span"):
-                book.counters[f"tail_{kind}"] = book.counters[f"head_{kind}"]
-        replay._store._numbers.clear()
+                files.counters[f"tail_{kind}"] = files.counters[f"head_{kind}"]
+        replay._numbers.clear()
         model = Model(20_000_000, keep_demos=True)
         for number in (2, 3):
             episode = make_episode(number, 5)
@@ -522,7 +522,7 @@ def test_files_are_as_large_as_what_is_in_them_and_readers_follow_as_they_grow(t
         episode = make_episode(0, 5)
         replay.add(episode, label(episode))
         assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
-        reader, into = ReplayView(folder), batch(500)
+        reader, into = MappedReplayReader(folder), batch(500)
         reader.sample(into, view=View(), rng=np.random.default_rng(0))
         for number in range(1, 200):
             episode = make_episode(number, 100)

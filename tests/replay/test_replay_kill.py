@@ -16,9 +16,9 @@ import pytest
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Purpose, View
-from dovetail.replay import _files, reader
+from dovetail.replay import _rings, reader
 from dovetail.replay.mapped import MappedReplay
-from dovetail.replay.reader import ReplayView
+from dovetail.replay.reader import MappedReplayReader
 from support.made_episodes import (
     TELLING,
     inconsistent,
@@ -125,12 +125,12 @@ class Moments:
 
     def __init__(self, when: int | None) -> None:
         self.count, self._when = 0, when
-        self._pwrite, self._set = os.pwrite, _files.Counters.__setitem__
+        self._pwrite, self._set = os.pwrite, _rings.Counters.__setitem__
 
     def install(self) -> None:
         """For good: in a process that will not live long."""
         os.pwrite = self._half  # type: ignore[assignment]
-        _files.Counters.__setitem__ = lambda *given: self._store(*given)  # type: ignore[method-assign]
+        _rings.Counters.__setitem__ = lambda *given: self._store(*given)  # type: ignore[method-assign]
 
     def _pass(self) -> None:
         if self.count == self._when:
@@ -144,7 +144,7 @@ class Moments:
         self._pass()
         return self._pwrite(descriptor, data, place)
 
-    def _store(self, counters: _files.Counters, name: str, value: int) -> None:
+    def _store(self, counters: _rings.Counters, name: str, value: int) -> None:
         self._pass()
         self._set(counters, name, value)
 
@@ -248,7 +248,7 @@ def test_a_kill_while_everything_is_thrown_away(tmp_path: Path) -> None:
             if path.name not in left and path.name != ".lock":
                 path.unlink()
         if "counters" in left:
-            _files.Counters(folder / "counters", writable=True)["retired"] = 1
+            _rings.Counters(folder / "counters", writable=True)["retired"] = 1
         with closing(open_mapped(folder)) as replay:
             assert replay.open() is None
             assert replay.ids() == []
@@ -257,7 +257,7 @@ def test_a_kill_while_everything_is_thrown_away(tmp_path: Path) -> None:
                 replay.add(episode, label(episode))
                 model.add(episode, label(episode))
             assert_same(replay, model)
-            assert_same(ReplayView(folder), model)
+            assert_same(MappedReplayReader(folder), model)
 
 
 # ---- readers of a writer that is dead
@@ -269,16 +269,16 @@ def kill_inside_publishing(folder: Path, number: int, *, relabelling: bool) -> N
     def live(write: Callable[[bytes], None]) -> None:
         replay = open_mapped(folder)
         replay.open()
-        name, counters = ("relabels" if relabelling else "version"), replay._store._book.counters
-        setter = _files.Counters.__setitem__
+        name, counters = ("relabels" if relabelling else "version"), replay._files.counters
+        setter = _rings.Counters.__setitem__
 
-        def store(self: _files.Counters, key: str, value: int) -> None:
+        def store(self: _rings.Counters, key: str, value: int) -> None:
             setter(self, key, value)
             if key == name and value % 2:
                 os.kill(os.getpid(), signal.SIGKILL)
 
         assert counters["version"] % 2 == 0
-        _files.Counters.__setitem__ = store  # type: ignore[method-assign]
+        _rings.Counters.__setitem__ = store  # type: ignore[method-assign]
         episode = telling_episode(number, 6)
         if relabelling:
             replay.relabel(verdict(episode, good=True))
@@ -295,14 +295,14 @@ def test_readers_go_on_while_a_publication_is_left_half_done_and_follow_the_next
     first = telling_episode(1, 6)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, verdict(first, good=False))
-    old, late, into = ReplayView(folder), ReplayView(folder), telling_batch(64)
+    old, late, into = MappedReplayReader(folder), MappedReplayReader(folder), telling_batch(64)
     assert old.size(View()) == 6
     kill_inside_publishing(folder, 2, relabelling=False)
     for _ in range(3):  # what it knew is still true
         old.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
         assert not inconsistent(into).any()
     assert old.size(View()) == 6
-    monkeypatch.setattr(reader, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(reader, "_TIMEOUT_S", 0.05)
     with pytest.raises(StoreError, match="left half published: start its writer again"):
         late.size(View())  # who comes now cannot tell what is true
     with closing(open_mapped(folder)) as replay:
@@ -346,10 +346,10 @@ def test_readers_are_told_when_nobody_comes_to_finish_a_relabel(
     first = telling_episode(1, 6)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, verdict(first, good=False))
-    view = ReplayView(folder)
+    view = MappedReplayReader(folder)
     assert view.size(View()) == 6
     kill_inside_publishing(folder, 1, relabelling=True)
-    monkeypatch.setattr(reader, "_PATIENCE_S", 0.05)
+    monkeypatch.setattr(reader, "_TIMEOUT_S", 0.05)
     with pytest.raises(StoreError, match=r"its writer was killed: .*start the writer again") as told:
         view.sample(telling_batch(4), view=View(), rng=np.random.default_rng(0), window=TELLING)
     assert "\n" not in str(told.value)
@@ -363,14 +363,14 @@ def test_what_is_interrupted_while_it_publishes_is_not_trusted(
     first, second = telling_episode(1, 6), telling_episode(2, 6)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, verdict(first, good=False))
-        setter = _files.Counters.__setitem__
+        setter = _rings.Counters.__setitem__
 
-        def interrupted(self: _files.Counters, key: str, value: int) -> None:
+        def interrupted(self: _rings.Counters, key: str, value: int) -> None:
             if key == "head_row":
                 raise KeyboardInterrupt
             setter(self, key, value)
 
-        monkeypatch.setattr(_files.Counters, "__setitem__", interrupted)
+        monkeypatch.setattr(_rings.Counters, "__setitem__", interrupted)
         with pytest.raises(KeyboardInterrupt):
             replay.add(second, verdict(second, good=False))
         monkeypatch.undo()

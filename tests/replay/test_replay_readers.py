@@ -14,8 +14,8 @@ import pytest
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Purpose, View
-from dovetail.replay import _files, _gather, reader
-from dovetail.replay.reader import ReplayView
+from dovetail.replay import _reader_files, _rings, reader
+from dovetail.replay.reader import MappedReplayReader
 from support.made_episodes import (
     TELLING,
     batch,
@@ -67,7 +67,7 @@ def test_a_reader_of_a_ring_that_is_rewritten_all_the_time(
 ) -> None:
     folder = in_memory / "replay"
     live = write_on_and_on(folder, capacity_rows=capacity_rows, relabels=relabels, demos=demos)
-    view, into, rng = ReplayView(folder), telling_batch(24), np.random.default_rng(0)
+    view, into, rng = MappedReplayReader(folder), telling_batch(24), np.random.default_rng(0)
     views = [View(), View(part="demo")] if demos else [View(), View(half_life_steps=4.0)]
     numbers = set()
     with Child(live, seconds=900) as child:
@@ -102,18 +102,18 @@ def test_a_batch_that_is_overtaken_is_drawn_again(tmp_path: Path, monkeypatch: p
     with closing(open_mapped(tmp_path / "replay", capacity_rows=10)) as replay:
         first, second = telling_episode(1, 8), telling_episode(2, 8)
         replay.add(first, verdict(first, good=True))
-        view, into = ReplayView(tmp_path / "replay"), telling_batch(32)
+        view, into = MappedReplayReader(tmp_path / "replay"), telling_batch(32)
         assert view.size(View()) == 8
-        gather, calls = reader.Files.gather, []
+        gather, calls = reader.ReaderFiles.gather, []
 
-        def slow_gather(self: reader.Files, into: dict, rows: np.ndarray, *arguments: object, **named: object):
+        def slow_gather(self: reader.ReaderFiles, into: dict, rows: np.ndarray, *arguments: object, **named: object):
             found = gather(self, into, rows, *arguments, **named)
             if not calls:
                 replay.add(second, verdict(second, good=False))
             calls.append(set(into["observation/state"][:, -1, 0]))
             return found
 
-        monkeypatch.setattr(reader.Files, "gather", slow_gather)
+        monkeypatch.setattr(reader.ReaderFiles, "gather", slow_gather)
         view.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
         assert calls == [{1.0}, {2.0}]
         assert not inconsistent(into).any()
@@ -125,16 +125,16 @@ def test_a_batch_is_drawn_again_if_rewards_changed_meanwhile(
     with closing(open_mapped(tmp_path / "replay")) as replay:
         first = telling_episode(1, 8)
         replay.add(first, verdict(first, good=True))
-        view, into, turns = ReplayView(tmp_path / "replay"), telling_batch(32), iter([False, True, False])
-        take = reader.Files._column
+        view, into, turns = MappedReplayReader(tmp_path / "replay"), telling_batch(32), iter([False, True, False])
+        take = reader.ReaderFiles._column
 
-        def column(self: reader.Files, name: str, rows: np.ndarray) -> np.ndarray:
+        def column(self: reader.ReaderFiles, name: str, rows: np.ndarray) -> np.ndarray:
             values = take(self, name, rows)
             if name == "reward":  # between the rewards and the discounts
                 replay.relabel(verdict(first, good=next(turns, False)))
             return values
 
-        monkeypatch.setattr(reader.Files, "_column", column)
+        monkeypatch.setattr(reader.ReaderFiles, "_column", column)
         view.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
         assert not inconsistent(into).any()
         assert (into["reward"] < 0).all()
@@ -145,8 +145,8 @@ def test_who_is_always_overtaken_is_told(tmp_path: Path, monkeypatch: pytest.Mon
     with closing(open_mapped(tmp_path / "replay", capacity_rows=10)) as replay:
         first = telling_episode(1, 8)
         replay.add(first, verdict(first, good=True))
-        monkeypatch.setattr(reader, "_PATIENCE_S", 0.05)
-        monkeypatch.setattr(reader.Files, "are_intact", lambda self, oldest: False)
+        monkeypatch.setattr(reader, "_TIMEOUT_S", 0.05)
+        monkeypatch.setattr(reader.ReaderFiles, "none_overwritten", lambda self, oldest: False)
         with pytest.raises(StoreError, match="changes faster than a batch can be read") as told:
             replay.sample(telling_batch(4), view=View(), rng=np.random.default_rng(0), window=TELLING)
         assert "\n" not in str(told.value)
@@ -159,7 +159,7 @@ def test_an_older_snapshot_stays_whole_while_an_episode_grows(
     with closing(open_mapped(tmp_path / "replay")) as replay:
         slow, other = telling_episode(1, 9, cuts=(4,)), telling_episode(2, 3)
         replay.extend(slow.start, slow.segments[0])
-        view, into = ReplayView(tmp_path / "replay"), telling_batch(32)
+        view, into = MappedReplayReader(tmp_path / "replay"), telling_batch(32)
         assert view.size(View()) == 3
         state = view._state
         assert state is not None
@@ -182,13 +182,13 @@ def test_a_frame_may_be_overwritten_before_the_rows_that_show_it(
         replay.extend(still.start, still.segments[0])
         replay.add(other, label(other))
         replay.add(still, label(still))
-        view = ReplayView(tmp_path / "replay")
+        view = MappedReplayReader(tmp_path / "replay")
         into = {**batch(9), **images(9)}
         view.sample(into, view=View(), rng=EachOnce())
         assert steps(into) == {(1, t) for t in range(4)} | {(2, t) for t in range(5)}
-        gather, calls = reader.Files.gather, []
+        gather, calls = reader.ReaderFiles.gather, []
 
-        def late_gather(self: reader.Files, into: dict, rows: np.ndarray, *arguments: object, **named: object):
+        def late_gather(self: reader.ReaderFiles, into: dict, rows: np.ndarray, *arguments: object, **named: object):
             if not calls:  # between drawing and gathering
                 replay.add(last, label(last))
                 assert replay.ids() == ["e2", "e3"]
@@ -197,7 +197,7 @@ def test_a_frame_may_be_overwritten_before_the_rows_that_show_it(
             calls.append(rows)
             return gather(self, into, rows, *arguments, **named)
 
-        monkeypatch.setattr(reader.Files, "gather", late_gather)
+        monkeypatch.setattr(reader.ReaderFiles, "gather", late_gather)
         view.sample(into, view=View(), rng=EachOnce())
         assert len(calls) == 2
         assert steps(into) == {(2, t) for t in range(5)} | {(3, t) for t in range(2)}
@@ -213,18 +213,18 @@ def test_files_that_are_thrown_away_while_they_are_opened_are_not_mixed(
         for number in (1, 2):
             episode = make_episode(number, 4)
             replay.add(episode, label(episode))
-        read, turns = _gather.read_file, []
+        read, turns = _reader_files.read_file, []
 
         def read_slowly(path: Path) -> bytes:
             data = read(path)
             if not turns:
-                replay._store.reset()
+                replay.reset()
                 replay.add(make_episode(3, 6), label(make_episode(3, 6)))
             turns.append(path)
             return data
 
-        monkeypatch.setattr(_gather, "read_file", read_slowly)
-        view, into = ReplayView(tmp_path / "replay"), batch(50)
+        monkeypatch.setattr(_reader_files, "read_file", read_slowly)
+        view, into = MappedReplayReader(tmp_path / "replay"), batch(50)
         assert view.size(View()) == 6
         assert len(turns) == 2
         view.sample(into, view=View(), rng=np.random.default_rng(0))
@@ -237,19 +237,19 @@ def test_the_first_episode_may_come_while_a_reader_looks(tmp_path: Path, monkeyp
         too_long, first = make_episode(1, 20), make_episode(2, 4)
         with pytest.raises(UsageError, match="takes 21 rows"):
             replay.add(too_long, label(too_long))  # there are files now
-        look, turns = _files.Ring.look, []
+        look, turns = _rings.Ring.remap, []
 
-        def look_slowly(self: _files.Ring) -> int:
+        def remap_slowly(self: _rings.Ring) -> int:
             found = look(self)
             if self._path.name == "spans.bin" and len(turns) == 0:
                 turns.append(found)
                 replay.add(first, label(first))
             return found
 
-        view = ReplayView(tmp_path / "replay")
+        view = MappedReplayReader(tmp_path / "replay")
         assert view.size(View()) == 0
-        view = ReplayView(tmp_path / "replay")
-        monkeypatch.setattr(_files.Ring, "look", look_slowly)
+        view = MappedReplayReader(tmp_path / "replay")
+        monkeypatch.setattr(_rings.Ring, "remap", remap_slowly)
         assert view.size(View()) == 4
         assert turns == [0]
 
@@ -259,7 +259,7 @@ def test_any_thread_may_ask(in_memory: Path) -> None:
     with other rows, other keys and another length."""
     folder = in_memory / "replay"
     into, failures, num_batches = telling_batch(24), [], [0, 0]
-    view, over = ReplayView(folder), threading.Event()
+    view, over = MappedReplayReader(folder), threading.Event()
 
     def sample() -> None:
         rng = np.random.default_rng(0)
@@ -312,6 +312,6 @@ def test_views_asked_once_are_not_kept_for_ever(tmp_path: Path) -> None:
         replay.add(episode, label(episode))
         for version in range(500):
             assert replay.size(View(versions=(version, version + 1))) == (5 if version in (2, 3) else 0)
-        state = replay._view._state
+        state = replay._reader._state
         assert state is not None
-        assert len(state[1]._choices) <= 64
+        assert len(state[1]._view_steps) <= 64

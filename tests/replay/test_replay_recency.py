@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail.core.types import Array, Purpose, View
-from dovetail.replay._snapshot import Choice
+from dovetail.replay._snapshot import ViewSteps
 from dovetail.replay.mapped import MappedReplay
 from support.made_episodes import batch, label, make_episode, steps
 
@@ -28,11 +28,11 @@ class Grid:
         return np.repeat(middles, self._size) if self._turn % 2 else np.tile(middles, self._size)
 
 
-def choice_of(replay: MappedReplay, view: View) -> Choice:
+def choice_of(replay: MappedReplay, view: View) -> ViewSteps:
     assert replay.size(view)
-    state = replay._view._state
+    state = replay._reader._state
     assert state is not None
-    return state[1].choose(view)
+    return state[1].steps_of(view)
 
 
 def test_a_step_a_half_life_older_is_drawn_half_as_often(open_replay: Open) -> None:
@@ -49,7 +49,7 @@ def test_a_step_a_half_life_older_is_drawn_half_as_often(open_replay: Open) -> N
     # and within one run of steps, which is drawn as one, to the last digit that the grid can show
     alone = choice_of(replay, View(half_life_steps=5.0, part="policy", versions=(0, 0)))
     longest = int(np.argmax(alone.num_steps))
-    run = Choice(
+    run = ViewSteps(
         *(values[longest : longest + 1] for values in (alone.rows, alone.num_steps, alone.ends)), alone.decay
     )
     rows, counts = np.unique(run.draw(Grid(size), size**2), return_counts=True)

@@ -23,7 +23,7 @@ import numpy as np
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Episode, Purpose, View
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
-from dovetail.replay.reader import ReplayView
+from dovetail.replay.reader import MappedReplayReader
 from support.made_episodes import TELLING, inconsistent, telling_batch, telling_episode, verdict
 from support.replay_model import KEYS, Model, Refused, Stopped
 
@@ -160,7 +160,7 @@ class Watcher:
         self._shared = np.frombuffer(mmap.mmap(-1, 16), np.int64)  # stop, batches
 
         def watch(write: Callable[[bytes], None]) -> None:
-            reader, into, rng = ReplayView(folder), telling_batch(batch), np.random.default_rng(os.getpid())
+            reader, into, rng = MappedReplayReader(folder), telling_batch(batch), np.random.default_rng(os.getpid())
             found = {"batches": 0, "empty": 0, "bad": 0, "numbers": 0}
             newest = 0
             write(b"!")

@@ -1,1 +1,1 @@
-"""Labelled steps -> batches: one writer, many readers, over memory-mapped files that can always be rebuilt."""
+"""Replay buffer in memory-mapped files: one writer, many readers. It can be rebuilt from episodes and labels."""

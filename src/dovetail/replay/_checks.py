@@ -1,4 +1,4 @@
-"""What the replay refuses, and why, before anything in it has changed."""
+"""Checks of episodes, segments and labels. They run before the replay changes anything."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from dovetail.replay._layout import TABLES
 
 __all__ = ["check_labels", "check_same_robot", "check_segment", "check_start"]
 
-_LONGEST_ID = TABLES["episodes"]["id"].itemsize
+_MAX_ID_BYTES = TABLES["episodes"]["id"].itemsize
 
 
 def check_start(start: EpisodeStart, *, outcome: Outcome | None = None, judgement: Outcome | None = None) -> None:
-    """Refuse what must not train."""
-    if len(start.id.encode()) > _LONGEST_ID:
-        raise UsageError(f"the id of episode {start.id} is longer than {_LONGEST_ID} bytes")
+    """Refuse evaluation episodes and aborted episodes."""
+    if len(start.id.encode()) > _MAX_ID_BYTES:
+        raise UsageError(f"the id of episode {start.id} is longer than {_MAX_ID_BYTES} bytes")
     if start.purpose is Purpose.EVAL:
-        raise UsageError(f"episode {start.id} is an evaluation: it never enters replay")
+        raise UsageError(f"episode {start.id} is an evaluation and cannot be added to the replay")
     if Outcome.ABORTED in (outcome, judgement):
-        raise UsageError(f"episode {start.id} was aborted: it never trains")
+        raise UsageError(f"episode {start.id} was aborted and cannot be added to the replay")
 
 
 def check_labels(labels: Labels, episode_id: str, num_steps: int) -> None:
@@ -31,22 +31,24 @@ def check_labels(labels: Labels, episode_id: str, num_steps: int) -> None:
         raise UsageError(f"labels of episode {labels.episode_id} were given for episode {episode_id}")
     for name, values in (("rewards", labels.rewards), ("discounts", labels.discounts)):
         if values.shape != (num_steps,):
-            raise UsageError(f"episode {episode_id} has {num_steps} steps, its {name} are {list(values.shape)}")
+            raise UsageError(
+                f"{name} of episode {episode_id} have shape {list(values.shape)}, expected [{num_steps}]"
+            )
         if not np.isfinite(values).all():
             raise UsageError(f"{name} of episode {episode_id} are not all finite")
 
 
 def check_segment(segment: Segment, robot: RobotSpec, *, keys: tuple[str, ...]) -> None:
-    """What was recorded is what the robot's spec says; a float image where uint8 was promised ends here."""
+    """Refuse a segment whose columns do not match the robot's spec."""
     if segment.final != (segment.last_observation is not None):
         raise UsageError(
-            f"a segment of episode {segment.episode_id} is final without a last observation, or not so with"
+            f"a segment of episode {segment.episode_id} must have a last observation if, and only if, it is final"
         )
     for key in keys:
         if key not in robot.observation:
             raise SpecMismatch(
-                f"the replay keeps observation '{key}', but robot '{robot.name}' of episode {segment.episode_id} "
-                "gives no such thing." + did_you_mean(key, robot.observation)
+                f"the replay stores observation '{key}', but robot '{robot.name}' of episode {segment.episode_id} "
+                "does not have it." + did_you_mean(key, robot.observation)
             )
         columns = [segment.columns.get(f"observation/{key}")]
         if segment.last_observation is not None:
@@ -65,26 +67,32 @@ def check_segment(segment: Segment, robot: RobotSpec, *, keys: tuple[str, ...]) 
 
 
 def _check_column(column: Array | None, robot: RobotSpec, spec: ArraySpec, what: str, episode_id: str) -> None:
-    there = f"robot '{robot.name}' gives {spec.describe()}"
+    expected = f"the spec of robot '{robot.name}' says {spec.describe()}"
     if column is None:
-        raise SpecMismatch(f"episode {episode_id} has no {what}, but {there}")
+        raise SpecMismatch(f"episode {episode_id} has no {what}, but {expected}")
     if column.dtype != spec.dtype or column.shape[1:] != spec.shape:
         got = f"{column.dtype}{list(column.shape[1:])}"
-        raise SpecMismatch(f"{what} of episode {episode_id} is {got}, but {there}")
+        raise SpecMismatch(f"{what} of episode {episode_id} is {got}, but {expected}")
     if column.dtype.kind == "f" and not np.isfinite(column).all():
-        raise UsageError(f"{what} of episode {episode_id} is not finite: one such row would ruin every weight")
+        raise UsageError(
+            f"{what} of episode {episode_id} contains NaN or infinity, which would destroy the weights"
+        )
 
 
 def check_same_robot(first: RobotSpec, start: EpisodeStart, *, keys: tuple[str, ...]) -> None:
-    """Rows of one replay mean the same thing. Observations that are not kept may differ."""
+    """Refuse an episode of another kind of robot. Observations that the replay does not store may differ."""
 
-    def kept(robot: RobotSpec) -> RobotSpec:
-        held = {key: robot.observation[key] for key in keys if key in robot.observation}
-        return dataclasses.replace(robot, observation=held)
+    def stored(robot: RobotSpec) -> RobotSpec:
+        observation = {key: robot.observation[key] for key in keys if key in robot.observation}
+        return dataclasses.replace(robot, observation=observation)
 
-    match(kept(first), stored=kept(start.robot))
-    here, there = f"robot '{first.name}'", f"episode {start.id} of robot '{start.robot.name}'"
-    for what in ("embodiment", "control_hz"):
-        ours, theirs = getattr(first, what), getattr(start.robot, what)
+    match(stored(first), stored=stored(start.robot))
+    for what, ours, theirs in (
+        ("embodiment", first.embodiment, start.robot.embodiment),
+        ("control_hz", first.control_hz, start.robot.control_hz),
+    ):
         if ours != theirs:
-            raise SpecMismatch(f"the replay began with {here}, {what} {ours}, but {there} has {theirs}")
+            raise SpecMismatch(
+                f"the first robot of the replay, '{first.name}', has {what} {ours}, "
+                f"but robot '{start.robot.name}' of episode {start.id} has {theirs}"
+            )

@@ -1,4 +1,4 @@
-"""What the files of a replay hold, and how large they are: decided by the first episode, kept in layout.json."""
+"""Contents and sizes of the replay's files. The first episode determines them; layout.json stores them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.achieved import tells_achieved
+from dovetail.core.achieved import measures_achieved
 from dovetail.core.errors import UsageError, did_you_mean
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import ArraySpec, RobotSpec
@@ -18,9 +18,9 @@ __all__ = ["MAX_CAMERAS", "SCHEMA", "TABLES", "Layout", "low_dimensional"]
 
 SCHEMA = 3
 MAX_CAMERAS = 16
-_MAX_RECORDS = 1_000_000  # of a table: more episodes, segments or spans than that make the oldest leave
+_MAX_RECORDS = 1_000_000  # per table; beyond it the oldest episodes are evicted
 
-# A name is cut to its field; both sides of every comparison are cut alike.
+# Texts are cut to the size of their field. Comparisons cut both sides.
 TABLES: Mapping[str, np.dtype[Any]] = {
     "episodes": np.dtype(
         [
@@ -28,19 +28,19 @@ TABLES: Mapping[str, np.dtype[Any]] = {
             ("robot", "S64"),
             ("task", "S64"),
             ("prompt", f"S{PROMPT_BYTES}"),
-            ("labels", "S16"),  # digest of the rewards in place; empty while there are none, or half of them
+            ("labels", "S16"),  # digest of the stored rewards; empty until all rewards are stored
             ("last_row", "i8"),
             ("num_rows", "i8"),
-            ("return", "f4"),  # what the rewards in place add up to
+            ("return", "f4"),  # sum of the stored rewards
             ("demo", "?"),
             ("success", "?"),
             ("finished", "?"),
             ("dropped", "?"),
         ]
     ),
-    # where rows were appended: space is given back in this order
+    # contiguous rows of one append; space is freed in this order
     "segments": np.dtype([("episode", "i8"), ("row", "i8"), ("num_rows", "i8"), ("frames", "i8", (MAX_CAMERAS,))]),
-    # steps that can be drawn, in runs that no view tells apart
+    # contiguous steps that can be sampled and have the same source and policy version
     "spans": np.dtype(
         [("episode", "i8"), ("row", "i8"), ("born", "i8"), ("num_steps", "i8"), ("version", "i8"), ("human", "?")]
     ),
@@ -51,11 +51,11 @@ def low_dimensional(robot: RobotSpec) -> tuple[str, ...]:
     return tuple(key for key, spec in robot.observation.items() if len(spec.shape) < 3)
 
 
-@dataclass(frozen=True, kw_only=True)  # no slots: what follows from its fields is worked out once, not per batch
+@dataclass(frozen=True, kw_only=True)  # no slots: cached_property needs a __dict__
 class Layout:
-    """Columns [num_rows, ...], one row a step and one more for each true last observation; and rings of frames.
+    """Columns [num_rows, ...] with one row per step and one per last observation, and rings of frames.
 
-    A camera's column holds numbers of frames, so that a frame seen at many ticks is there once.
+    A camera's column holds frame numbers, so a frame that several ticks share is stored once.
     """
 
     robot: RobotSpec
@@ -65,23 +65,23 @@ class Layout:
 
     @staticmethod
     def fit(robot: RobotSpec, keys: tuple[str, ...], *, capacity_bytes: int, capacity_rows: int | None) -> Layout:
-        """As many rows as the bytes allow if every tick sees new frames."""
+        """Return the layout with as many rows as fit into `capacity_bytes` if every tick has new frames."""
         for key in keys:
             if key not in robot.observation:
                 raise UsageError(
-                    f"the replay is to keep observation '{key}', but robot '{robot.name}' gives no such thing."
+                    f"the replay stores observation '{key}', but robot '{robot.name}' does not have it."
                     + did_you_mean(key, robot.observation)
                 )
         trial = Layout(robot=robot, keys=keys, num_rows=1, num_records=1)
         if len(trial.cameras) > MAX_CAMERAS:
-            raise UsageError(f"the replay takes at most {MAX_CAMERAS} cameras, not {len(trial.cameras)}")
+            raise UsageError(f"the replay stores at most {MAX_CAMERAS} cameras, not {len(trial.cameras)}")
         num_rows = capacity_bytes // trial.row_bytes
         if capacity_rows is not None:
             num_rows = min(num_rows, capacity_rows)
         if num_rows < 2:
             raise UsageError(
-                f"a step of robot '{robot.name}' takes {trial.row_bytes} bytes, more than the whole replay: "
-                "raise replay.capacity_gb"
+                f"a step of robot '{robot.name}' takes {trial.row_bytes} bytes, which does not fit twice into the "
+                "replay. Raise replay.capacity_gb."
             )
         return Layout(robot=robot, keys=keys, num_rows=num_rows, num_records=min(2 * num_rows + 8, _MAX_RECORDS))
 
@@ -97,13 +97,13 @@ class Layout:
             **observations,
             **{f"frame/{key}": number for key in self.cameras},
             "action": ArraySpec(shape=self.robot.action.shape, dtype="float32"),
-            **({"achieved": ArraySpec(shape=self.robot.action.shape)} if tells_achieved(self.robot) else {}),
+            **({"achieved": ArraySpec(shape=self.robot.action.shape)} if measures_achieved(self.robot) else {}),
             "reward": ArraySpec(shape=()),
             "discount": ArraySpec(shape=()),
             "human": ArraySpec(shape=(), dtype="bool"),
             "policy_version": number,
-            "born": number,  # how many rows there ever were before it: what is moved gets no younger
-            "previous": number,  # rows of one episode are linked: two robots may append by turns
+            "born": number,  # rows ever appended before this one; a moved row keeps its number
+            "previous": number,  # rows of an episode are linked because several robots append in turns
             "following": number,
         }
 
@@ -113,7 +113,7 @@ class Layout:
 
     @property
     def row_bytes(self) -> int:
-        """What a step takes at most: cameras that are slower than the ticks take less."""
+        """Maximum size of a step. Cameras slower than the control rate take less."""
         arrays = [*self.columns.values(), *self.frames.values()]
         return sum(int(np.prod(a.shape, dtype=np.int64)) * np.dtype(a.dtype).itemsize for a in arrays)
 

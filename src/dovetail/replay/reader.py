@@ -1,7 +1,7 @@
-"""Readers of a replay: any number, in any process; no lock, and no call to anybody, on the way to a batch.
+"""Reader of a replay. Any number of readers may run in any process; sampling takes no lock and makes no remote call.
 
-What a batch is made of may be overwritten while it is gathered: the writer says first what it will overwrite, so a
-reader looks at the tail of the ring afterwards, and draws again in the rare case that it was overtaken.
+The writer may overwrite rows while a reader gathers them. It moves the ring's tail before it overwrites anything, so the
+reader checks the tail after gathering and draws again in the rare case of a conflict.
 """
 
 from __future__ import annotations
@@ -16,110 +16,108 @@ import numpy as np
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.types import Array, View, Window
-from dovetail.replay._files import fence
-from dovetail.replay._gather import Copiers, Files
 from dovetail.replay._layout import Layout
+from dovetail.replay._reader_files import CopyThreads, ReaderFiles
+from dovetail.replay._rings import fence
 from dovetail.replay._snapshot import Snapshot, check_view
 
-__all__ = ["ReplayView"]
+__all__ = ["MappedReplayReader"]
 
-_PATIENCE_S = 10.0
-_NUM_TRIES = 20  # for a snapshot newer than the last, which is as good
-_PLAIN = Window()
+_TIMEOUT_S = 10.0
+_MAX_SNAPSHOT_TRIES = 20  # then the previous snapshot is used
+_SINGLE_STEP = Window()
 
 
-class ReplayView:
-    """See the ReplayReader contract. Before the first episode, and only then, there is nothing to open.
-
-    Any thread may call it: files and the snapshot of their tables are replaced together.
-    """
+class MappedReplayReader:
+    """Implements ReplayReader. Any thread may call it. There are no files before the first episode."""
 
     def __init__(self, folder: Path, *, num_threads: int = 2) -> None:
         self._folder = folder
-        self._copiers = Copiers(num_threads)
-        self._state: tuple[Files, Snapshot] | None = None
+        self._copy_threads = CopyThreads(num_threads)
+        self._state: tuple[ReaderFiles, Snapshot] | None = None  # replaced together
 
     def size(self, view: View) -> int:
         check_view(view)
         state = self._refresh()
-        return state[1].choose(view).total if state else 0
+        return state[1].steps_of(view).total if state else 0
 
     def sample(
-        self, into: Mapping[str, Array], *, view: View, rng: np.random.Generator, window: Window = _PLAIN
+        self, into: Mapping[str, Array], *, view: View, rng: np.random.Generator, window: Window = _SINGLE_STEP
     ) -> None:
         check_view(view)
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         while True:
             state = self._refresh()
-            if state is None:
-                raise UsageError(f"replay view '{view.part}' is empty: nothing to sample from")
+            steps = state[1].steps_of(view) if state else None
+            if state is None or steps is None or not len(steps.rows):
+                raise UsageError(f"cannot sample from replay view '{view.part}': it is empty")
             files, snapshot = state
-            choice = snapshot.choose(view)
-            if not len(choice.rows):
-                raise UsageError(f"replay view '{view.part}' is empty: nothing to sample from")
             batch = _check(into, window, files.layout)
             if not batch:
                 return
             relabels = files.counters["relabels"]
             fence()
             if relabels % 2 == 0:
-                rows = choice.draw(rng, batch)
-                oldest = files.gather(into, rows, window, head_row=snapshot.head_row, copiers=self._copiers)
+                rows = steps.draw(rng, batch)
+                oldest = files.gather(
+                    into, rows, window, head_row=snapshot.head_row, copy_threads=self._copy_threads
+                )
                 if "prompt" in into:
                     into["prompt"][:] = snapshot.prompts(rows)
                 fence()
-                if files.counters["relabels"] == relabels and files.are_intact(oldest):
+                if files.counters["relabels"] == relabels and files.none_overwritten(oldest):
                     return
             if time.monotonic() > deadline_s:
                 raise StoreError(
-                    f"the replay in {self._folder} changes faster than a batch can be read, or its writer was killed: "
-                    "raise replay.capacity_gb, or start the writer again"
+                    f"the replay in {self._folder} changes faster than a batch can be read, or its writer was killed. "
+                    "Raise replay.capacity_gb or restart the writer."
                 )
-            time.sleep(1e-4)  # a real pause: this may be a real-time process that would never let the writer on
+            time.sleep(1e-4)  # not 0: a real-time process would keep the writer from running
 
-    def _refresh(self) -> tuple[Files, Snapshot] | None:
-        """The files and the newest snapshot of them, or the one before while a change is being published; None while
-        there are no files yet."""
+    def _refresh(self) -> tuple[ReaderFiles, Snapshot] | None:
+        """Return the files and their newest snapshot, or the previous one during a publication; None without files."""
         state = self._state
         files = state[0] if state is not None and state[0].are_current() else None
         if state is not None and files is not None:
             version = files.counters["version"]
             if version == state[1].version or version % 2:
                 return state
-        deadline_s = time.monotonic() + _PATIENCE_S
+        deadline_s = time.monotonic() + _TIMEOUT_S
         for number in itertools.count():
             if files is None or not files.are_current():
-                state, files = None, Files.open(self._folder, deadline_s=deadline_s)
+                state, files = None, ReaderFiles.open(self._folder, deadline_s=deadline_s)
             if files is None:
                 self._state = None
                 return None
-            snapshot = Snapshot.take(files.counters, files.rings)
+            snapshot = Snapshot.read(files.counters, files.rings)
             if snapshot is not None:
                 self._state = (files, snapshot)
                 return self._state
-            if state is not None and number >= _NUM_TRIES:
+            if state is not None and number >= _MAX_SNAPSHOT_TRIES:
                 return state
             if time.monotonic() > deadline_s:
-                raise StoreError(f"the replay in {self._folder} was left half published: start its writer again")
-            time.sleep(1e-4)  # a real pause: this may be a real-time process that would never let the writer on
-        raise AssertionError("a count has no end")
+                raise StoreError(
+                    f"the writer of the replay in {self._folder} stopped during a publication. Restart the writer."
+                )
+            time.sleep(1e-4)  # not 0: a real-time process would keep the writer from running
+        raise AssertionError("unreachable")
 
 
 def _check(into: Mapping[str, Array], window: Window, layout: Layout) -> int:
-    """The B of the caller's arrays, after checking that each can take what it is named for."""
+    """Check names, shapes and dtypes of the caller's arrays; returns the batch size."""
     counts = {"num_steps": window.num_steps, "horizon": window.horizon, **window.history}
     for name, count in counts.items():
         if count < 1:
-            raise UsageError(f"a window's {name} is {count}: it counts from 1")
+            raise UsageError(f"{name} of a replay window is {count}; it must be at least 1")
     sizes = {len(out) for out in into.values()}
     if len(sizes) != 1:
-        raise UsageError(f"arrays to sample into must all have one length, not {sorted(sizes)}")
+        raise UsageError(f"arrays to sample into must have the same length, got lengths {sorted(sizes)}")
     for name, out in into.items():
         shape, dtype = _expected(name, window, layout)
         if out.dtype != dtype or out.shape[1:] != shape:
             raise UsageError(
-                f"'{name}' is {dtype}{list(shape)} a row in the replay, "
-                f"the array to sample into has {out.dtype}{list(out.shape[1:])}"
+                f"a row of '{name}' in the replay is {dtype}{list(shape)}, "
+                f"but a row of the array to sample into is {out.dtype}{list(out.shape[1:])}"
             )
     return int(sizes.pop())
 
@@ -145,6 +143,6 @@ def _expected(name: str, window: Window, layout: Layout) -> tuple[tuple[int, ...
             return (*(() if ticks is None else (ticks,)), *spec.shape), np.dtype(spec.dtype)
     held = [f"{side}/{key}" for side in ("observation", "next") for key in layout.keys]
     raise UsageError(
-        f"the replay does not hold '{name}'."
+        f"the replay does not store '{name}'."
         + did_you_mean(name, [*held, "action", "reward", "discount", "human"])
     )

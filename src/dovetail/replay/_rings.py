@@ -1,6 +1,6 @@
-"""Rings in files: the writer writes with `pwrite`, so that a full disk is an error; readers map the same pages.
+"""Ring buffers in files. The writer uses `pwrite`, so that a full disk raises an error; readers map the same pages.
 
-Rows, frames and records are numbered from the beginning of time; number n lies at n modulo the ring's length.
+Rows, frames and records are numbered from 0 without end. Number n is stored at position n modulo the ring's length.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from dovetail.replay._layout import MAX_CAMERAS, TABLES, Layout
 __all__ = ["Counters", "Ring", "fence", "ring_paths"]
 
 _PAGE = 4096
-_SMALLEST = 1 << 16  # bytes of a file that has anything in it
+_MIN_FILE_BYTES = 1 << 16  # of a file that is not empty
 
 
 def fence() -> None:
-    """Nothing is reordered across it, on any processor.
+    """Full memory barrier on every processor.
 
-    Twice, because one lock lets what is before it and after it in, where they may change places (on ARM they do);
-    what was before the first release stays before the second acquisition. A new lock each time: nobody ever waits for
-    it, and no child of a fork finds it taken.
+    Two lock sections are needed. Memory accesses before and after a single one may move into it and then be reordered
+    (this happens on ARM), but accesses before the first release stay before the second acquisition. Each call uses a new
+    lock, so it never waits, and a forked child never finds the lock taken.
     """
     lock = threading.Lock()
     with lock:
@@ -42,10 +42,10 @@ def fence() -> None:
 
 
 class Ring:
-    """Items of one shape, `num_items` of them at most. A writer opens it with `writable`.
+    """Ring of at most `num_items` items of one shape. The writer opens it with `writable=True`.
 
-    The file grows as it is filled, by doubling, so that a run's folder is never larger than about twice what is in
-    it, also to programs that know nothing of sparse files. What was mapped before it grew is mapped anew.
+    The file doubles in size as it fills, so a run folder is at most about twice as large as its contents, even for
+    programs that do not support sparse files. `remap` maps the file again after it has grown.
     """
 
     def __init__(
@@ -58,17 +58,17 @@ class Ring:
         self._item_bytes = int(np.prod(shape, dtype=np.int64)) * self._dtype.itemsize
         try:
             self._file = os.open(path, os.O_RDWR | os.O_CREAT if writable else os.O_RDONLY, 0o644)
-            self._let_go = weakref.finalize(self, os.close, self._file)
+            self._close = weakref.finalize(self, os.close, self._file)
             if os.fstat(self._file).st_size > num_items * self._item_bytes:
-                raise StoreError(f"{path} is larger than it can be")
+                raise StoreError(f"{path} is larger than {num_items} items of {self._item_bytes} bytes")
             self._size = 0
             self._items: Array = np.empty((0, *shape), self._dtype)
-            self.look()
+            self.remap()
         except OSError as error:
             raise StoreError(f"cannot open {path}: {error.strerror or error}") from error
 
-    def look(self) -> int:
-        """Map what the file has grown by; returns how many items there is room for so far."""
+    def remap(self) -> int:
+        """Map the file again if it has grown; returns how many items fit into the file now."""
         size = os.fstat(self._file).st_size if self._item_bytes else 0
         if size != self._size and size >= self._item_bytes:
             count = size // self._item_bytes
@@ -80,24 +80,24 @@ class Ring:
         return len(self._items)
 
     def get(self, numbers: Array) -> Array:
-        """Copies of items by their numbers."""
-        if not len(self._items):  # who looked before the first one was written, and counted after it
+        """Return copies of items by their numbers."""
+        if not len(self._items):  # mapped before the first item was written, counters read afterwards
             return np.zeros((*numbers.shape, *self._shape), self._dtype)
         values: Array = np.take(self._items, numbers % self.num_items, axis=0, mode="clip")
         return values
 
-    def take(self, numbers: Array, out: Array) -> None:
-        """The same into an array.
+    def read_into(self, numbers: Array, out: Array) -> None:
+        """Copy items by their numbers into an array.
 
-        A reader that was overtaken may come with any number; "clip" gives it something, and it looks afterwards.
-        Under "raise" numpy would also gather into a copy of `out` first.
+        A reader that the writer has overtaken may pass any number. "clip" then copies some item, and the reader detects
+        the conflict afterwards. With "raise" numpy would also gather into a copy of `out` first.
         """
         np.take(self._items, numbers % self.num_items, axis=0, out=out, mode="clip")
 
-    def will_need(self, numbers: Array) -> None:
-        """Have the kernel read these from the disk, all at once, where they are not in memory.
+    def prefetch(self, numbers: Array) -> None:
+        """Ask the kernel to read these items from disk in parallel if they are not in memory.
 
-        Left to page faults it would read them one after the other, and much around each: fifty times as slow.
+        Page faults would read them one by one, with readahead around each. That is fifty times slower.
         """
         places = np.unique(numbers % self.num_items)
         for run in np.split(places, np.flatnonzero(np.diff(places) != 1) + 1):
@@ -105,7 +105,7 @@ class Ring:
             os.posix_fadvise(self._file, first, count, os.POSIX_FADV_WILLNEED)
 
     def write(self, number: int, values: Array) -> None:
-        """Put values [N, ...] at `number` and on, round the end."""
+        """Write values [N, ...] from `number` on; continue at the start of the ring after its end."""
         values = np.ascontiguousarray(values, self._dtype)
         start = number % self.num_items
         self._grow(min(start + len(values), self.num_items))
@@ -116,16 +116,12 @@ class Ring:
 
     def _grow(self, num_items: int) -> None:
         if num_items > len(self._items):
-            wanted = min(
-                self.num_items, max(num_items, 2 * len(self._items), _SMALLEST // max(1, self._item_bytes))
-            )
+            at_least = max(num_items, 2 * len(self._items), _MIN_FILE_BYTES // max(1, self._item_bytes))
             try:
-                os.ftruncate(
-                    self._file, wanted * self._item_bytes
-                )  # sparse: what was never written takes no space
+                os.ftruncate(self._file, min(self.num_items, at_least) * self._item_bytes)  # sparse
             except OSError as error:
-                raise self._no_room(error) from error
-            self.look()
+                raise self._write_error(error) from error
+            self.remap()
 
     def _put(self, values: Array, start: int) -> None:
         data, place = values.reshape(-1).view(np.uint8).data, start * self._item_bytes
@@ -134,10 +130,10 @@ class Ring:
                 written = os.pwrite(self._file, data, place)
                 data, place = data[written:], place + written
         except OSError as error:
-            raise self._no_room(error) from error
+            raise self._write_error(error) from error
 
     def reserve(self, number: int, count: int) -> None:
-        """Have the disk's space for `count` items at `number` and on, or fail while nothing has changed yet."""
+        """Reserve disk space for `count` items from `number` on. Raises StoreError before anything has changed."""
         start = number % self.num_items
         self._grow(min(start + count, self.num_items))
         for first, last in ((start, min(start + count, self.num_items)), (0, start + count - self.num_items)):
@@ -146,21 +142,23 @@ class Ring:
                     os.posix_fallocate(self._file, first * self._item_bytes, (last - first) * self._item_bytes)
                 except OSError as error:
                     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-                        raise self._no_room(error) from error  # others: a filesystem that cannot promise
+                        raise self._write_error(error) from error  # others: the filesystem cannot reserve space
 
-    def _no_room(self, error: OSError) -> StoreError:
-        return StoreError(f"cannot write {self._path}: {error.strerror}; make room, or lower replay.capacity_gb")
+    def _write_error(self, error: OSError) -> StoreError:
+        return StoreError(
+            f"cannot write {self._path}: {error.strerror}. Free disk space or lower replay.capacity_gb."
+        )
 
     def sync(self) -> None:
         os.fsync(self._file)
 
     def close(self) -> None:
-        self._let_go()
-        self._file = -1  # the number may soon be another file's
+        self._close()
+        self._file = -1  # the system may reuse the descriptor for another file
 
 
 def ring_paths(folder: Path, layout: Layout) -> Mapping[str, tuple[Path, int, tuple[int, ...], Any]]:
-    """Every ring of a replay by name: its file, number of items, shape and dtype."""
+    """Return path, number of items, shape and dtype of every ring of a replay, by name."""
     columns = {
         name: (folder / f"rows-{quote(name, safe='')}.bin", layout.num_rows, spec.shape, spec.dtype)
         for name, spec in layout.columns.items()
@@ -174,18 +172,18 @@ def ring_paths(folder: Path, layout: Layout) -> Mapping[str, tuple[Path, int, tu
 
 
 class Counters:
-    """One page of shared numbers, each read and written whole. `version` is odd while the others change.
+    """One page of shared integers with atomic reads and writes. `version` is odd while the others change.
 
-    A reader takes what it needs between two reads of the same even `version`; see `Snapshot`.
+    A reader's copy is valid if `version` was the same even number before and after; see `Snapshot`.
     """
 
     NAMES = (
         "magic",
         "version",
         "relabels",  # odd while rewards change in place
-        "retired",  # these files are no longer written: open the folder again
-        "clean",  # everything is on the disk, not only in its cache
-        "num_born",  # rows that were ever new: moved ones are not
+        "retired",  # the writer no longer uses these files: open the folder again
+        "clean",  # all data is on disk, not only in the page cache
+        "num_born",  # rows ever appended, without rows that were only moved
         "head_row",
         "tail_row",
         "head_segment",
@@ -205,9 +203,9 @@ class Counters:
             try:
                 size = os.fstat(descriptor).st_size
                 if writable and size == 0:
-                    os.posix_fallocate(descriptor, 0, _PAGE)  # written through the map: there must be a page
+                    os.posix_fallocate(descriptor, 0, _PAGE)  # the mapping needs an allocated page
                 elif size != _PAGE:
-                    raise StoreError(f"{path} has {size} bytes, not {_PAGE}")
+                    raise StoreError(f"{path} has {size} bytes, expected {_PAGE}")
                 page = mmap.mmap(descriptor, _PAGE, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
             finally:
                 os.close(descriptor)

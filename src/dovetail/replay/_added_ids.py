@@ -1,6 +1,6 @@
-"""Which episodes a replay has ever been given: evicted ones must not come back when they are sent again.
+"""Ids of all episodes ever added to a replay. Evicted episodes must not return when they are added again.
 
-An id stands for a whole episode; with a mark behind it, for one that has begun, or that was dropped.
+A plain id stands for a complete episode. The suffix BEGUN marks a running one, DROPPED one that was dropped.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from pathlib import Path
 
 from dovetail.core.errors import StoreError
 
-__all__ = ["BEGUN", "DROPPED", "Seen"]
+__all__ = ["BEGUN", "DROPPED", "AddedIds"]
 
 BEGUN, DROPPED = "\0begun", "\0dropped"
 _SIZE = 16
 
 
-class Seen:
-    """Digests of ids, in a file that only grows; the writer's counter says how many of them count."""
+class AddedIds:
+    """Digests of ids in an append-only file. The writer's counter `num_seen` says how many are valid."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -34,14 +34,14 @@ class Seen:
             raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
         self._digests = {data[i : i + _SIZE] for i in range(0, len(data), _SIZE)}
         if len(self._digests) != count:
-            raise StoreError(f"{self._path} does not hold {count} episodes")
+            raise StoreError(f"{self._path} does not contain {count} episode ids")
 
     def reserve(self, count: int) -> None:
-        """Have the disk's space for `count` more, or fail now."""
+        """Reserve disk space for `count` more ids. Raises StoreError if there is none."""
         self._write(_SIZE * len(self._digests), bytes(_SIZE * count))
 
     def add(self, episode: str) -> int:
-        """Returns how many there are now."""
+        """Add an id; returns the number of ids."""
         digest = _digest(episode)
         if digest not in self._digests:
             self._write(_SIZE * len(self._digests), digest)

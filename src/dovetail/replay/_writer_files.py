@@ -1,7 +1,7 @@
-"""The files of a replay as its writer has them: opened, checked, counted, and space given back.
+"""The writer's access to the files of a replay: open, check, append, free space.
 
-Order of events, which is what readers rely on: publish that room was made; write rows and frames into the room;
-then publish, in one go, that they are there.
+Readers rely on this order: the writer publishes that it has freed space, writes rows and frames into it, then publishes
+all of them at once.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from dovetail.core.clock import boot_id
 from dovetail.core.disk import dump_json, fsync_folder, load_json, read_file, write_atomic
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array
-from dovetail.replay._files import Counters, Ring, fence, ring_paths
 from dovetail.replay._layout import SCHEMA, TABLES, Layout
+from dovetail.replay._rings import Counters, Ring, fence, ring_paths
 
-__all__ = ["NOTHING", "Book", "Needs", "Tails", "Writing"]
+__all__ = ["NO_ROW", "RequiredSpace", "Tails", "WriterFiles", "WriterLock"]
 
-NOTHING = -1  # no row before, or after, this one
+NO_ROW = -1  # link of an episode's first and last row
 
 
-class Writing:
-    """The right to write a replay: one process, and one of its objects, has it."""
+class WriterLock:
+    """File lock that allows one writer of a replay, in any process."""
 
     def __init__(self, folder: Path) -> None:
         try:
@@ -40,15 +40,15 @@ class Writing:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             self._file.close()
-            raise StoreError(f"another process writes the replay in {folder}: there can be one only") from error
+            raise StoreError(f"another process is writing the replay in {folder}; only one may") from error
 
-    def end(self) -> None:
+    def release(self) -> None:
         self._file.close()
 
 
 @dataclass(frozen=True, slots=True)
 class Tails:
-    """The oldest of each kind that still counts."""
+    """Number of the oldest valid item of each kind."""
 
     episode: int
     segment: int
@@ -58,16 +58,16 @@ class Tails:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Needs:
-    """Room that is wanted in every ring."""
+class RequiredSpace:
+    """Number of items to append to each ring."""
 
     num_rows: int
-    num_spans: int  # at most
+    num_spans: int  # upper bound
     num_episodes: int = 1
     num_frames: Mapping[str, int] = field(default_factory=dict)
 
-    def __add__(self, other: Needs) -> Needs:
-        return Needs(
+    def __add__(self, other: RequiredSpace) -> RequiredSpace:
+        return RequiredSpace(
             num_rows=self.num_rows + other.num_rows,
             num_spans=self.num_spans + other.num_spans,
             num_episodes=self.num_episodes + other.num_episodes,
@@ -75,8 +75,8 @@ class Needs:
         )
 
 
-class Book:
-    """Rows, frames and records by their numbers. Made by `create` or `load`; there is one of it, see `Writing`."""
+class WriterFiles:
+    """Read and write rows, frames and records by number. Use `create` or `load`, and hold the `WriterLock`."""
 
     def __init__(self, folder: Path, layout: Layout, counters: Counters) -> None:
         self.layout = layout
@@ -91,28 +91,28 @@ class Book:
         counters.sync()
 
     @staticmethod
-    def create(folder: Path, layout: Layout) -> Book:
-        Book.erase(folder)  # a kill may have left some of an older one, and its counters count
+    def create(folder: Path, layout: Layout) -> WriterFiles:
+        WriterFiles.erase(folder)  # a killed writer may have left files and counters
         counters = Counters(folder / "counters", writable=True)
         counters["magic"] = Counters.MAGIC
-        book = Book(folder, layout, counters)
+        files = WriterFiles(folder, layout, counters)
         try:
             write_atomic(folder / "layout.json", dump_json(layout.to_json(), indent=1))
         except OSError as error:
-            book.let_go()
+            files.close_files()
             raise StoreError(f"cannot write to {folder}: {error.strerror}") from error
-        return book
+        return files
 
     @staticmethod
-    def load(folder: Path) -> Book | str | None:
-        """What is there; or why it is not to be trusted; or nothing, where there is nothing."""
+    def load(folder: Path) -> WriterFiles | str | None:
+        """Return the stored replay, the reason why it cannot be used, or None if there is none."""
         path = folder / "layout.json"
         if not path.exists():
             return None
         try:
             data = load_json(read_file(path), name=str(path), indent=1)
             if data["schema"] != SCHEMA:
-                return f"it has schema {data['schema']}, this version writes {SCHEMA}"
+                return f"its schema is {data['schema']}, but this version writes {SCHEMA}"
             layout = Layout.from_json(data)
             for file, num_items, shape, dtype in ring_paths(folder, layout).values():
                 Ring(file, num_items=num_items, shape=shape, dtype=dtype)
@@ -122,46 +122,46 @@ class Book:
         if counters["magic"] != Counters.MAGIC:
             return "its counters are damaged"
         if counters["retired"]:
-            return "it was already being thrown away"
+            return "a reset was not completed"
         if counters["version"] % 2:
             return "its writer was killed while it was publishing"
         if not counters["clean"] and counters.boot_id != boot_id():
-            return "the machine went down while it was being written"
-        book = Book(folder, layout, counters)
-        if not book.is_plausible():
-            book.let_go()
+            return "the machine went down while a writer was active"
+        files = WriterFiles(folder, layout, counters)
+        if not files.is_consistent():
+            files.close_files()
             return "its tables are damaged"
-        return book
+        return files
 
     @staticmethod
     def erase(folder: Path) -> None:
-        """Throw everything away; readers that have it open learn that they must look again."""
+        """Delete everything. Readers that have the files open are notified through the `retired` counter."""
         if (folder / "counters").exists():
             try:
                 old = Counters(folder / "counters", writable=True)
                 old["retired"] = 1
                 old["version"] += 2
             except StoreError:
-                pass  # not a page of counters: nobody has it open
-        (folder / "layout.json").unlink(missing_ok=True)  # first: without it, nothing else counts
+                pass  # damaged counters: no reader can have them open
+        (folder / "layout.json").unlink(missing_ok=True)  # first: without it the other files are ignored
         fsync_folder(folder)
         for path in folder.iterdir():
             if path.suffix in (".bin", ".tmp") or path.name == "counters":
                 path.unlink()
 
-    def _has_all_of_its_files(self) -> bool:
+    def _has_complete_files(self) -> bool:
         heads = dict.fromkeys(self.layout.columns, self.counters["head_row"])
         heads |= {f"frames/{k}": int(self.counters.head_frame[i]) for i, k in enumerate(self.layout.cameras)}
         heads |= {f"{kind}s": self.counters[f"head_{kind}"] for kind in ("episode", "segment", "span")}
         return all(
-            self.rings[name].look() >= min(head, self.rings[name].num_items) for name, head in heads.items()
+            self.rings[name].remap() >= min(head, self.rings[name].num_items) for name, head in heads.items()
         )
 
-    def is_plausible(self) -> bool:
-        """Whether counters and tables speak of the same rows. Nothing but the tables is read for it."""
+    def is_consistent(self) -> bool:
+        """Whether counters and tables refer to the same rows. Reads only the tables."""
         counters, layout = self.counters, self.layout
         sizes = {"row": layout.num_rows, **dict.fromkeys(("episode", "segment", "span"), layout.num_records)}
-        if not self._has_all_of_its_files():
+        if not self._has_complete_files():
             return False
         if not all(0 <= counters[f"head_{k}"] - counters[f"tail_{k}"] <= size for k, size in sizes.items()):
             return False
@@ -176,22 +176,22 @@ class Book:
                 return False
             found[table] = np.bincount(records["episode"] - tails.episode, records[count], len(episodes))
         last = episodes["last_row"]
-        can_be_drawn = episodes["num_rows"] - 1  # each step but the newest row, which has none after it
+        num_samplable = episodes["num_rows"] - 1  # all but the newest row, which no row follows
         return bool(
             ((last >= tails.row) & (last < head_row)).all()
             and np.array_equal(found["segments"], episodes["num_rows"])
-            and np.array_equal(found["spans"], can_be_drawn)
+            and np.array_equal(found["spans"], num_samplable)
         )
 
     def close(self) -> None:
-        """Bring everything to the disk, say so, and let go."""
+        """Flush everything to disk, mark the files as clean and close them."""
         for ring in self.rings.values():
             ring.sync()
         self.counters["clean"] = 1
         self.counters.sync()
-        self.let_go()
+        self.close_files()
 
-    def let_go(self) -> None:
+    def close_files(self) -> None:
         for ring in self.rings.values():
             ring.close()
 
@@ -199,9 +199,9 @@ class Book:
 
     @contextmanager
     def publishing(self) -> Iterator[None]:
-        """Readers take nothing from the tables while they change. One publication may be part of another.
+        """Context in which tables change and readers do not read them. Publications may be nested.
 
-        What is interrupted in here stays unpublished, and the store is made anew when it is opened again.
+        An interrupted publication stays unpublished, and the next `load` refuses the files.
         """
         if self._publishing:
             fence()
@@ -209,7 +209,7 @@ class Book:
             fence()
             return
         if self.counters["version"] % 2:
-            raise StoreError("the replay was left half changed by an earlier failure: close it and open it again")
+            raise StoreError("an earlier failure interrupted a change of the replay. Close it and open it again.")
         self.counters["version"] += 1
         fence()
         self._publishing = True
@@ -221,16 +221,16 @@ class Book:
         self.counters["version"] += 1
 
     def record(self, table: str, number: int) -> Array:
-        """A copy of one record, [1]."""
+        """Copy one record, [1]."""
         return self.rings[table].get(np.array([number]))
 
     def records(self, table: str) -> Array:
-        """A copy of all that count, oldest first."""
+        """Copy all valid records, oldest first."""
         kind = table.removesuffix("s")
         return self.rings[table].get(np.arange(self.counters[f"tail_{kind}"], self.counters[f"head_{kind}"]))
 
     def put_records(self, table: str, records: Array) -> None:
-        """Write behind those that count, seen by nobody yet."""
+        """Write records after the valid ones, without publishing them."""
         self.rings[table].write(self.counters[f"head_{table.removesuffix('s')}"], records)
 
     # ---- space
@@ -240,8 +240,8 @@ class Book:
         episode, segment, span, row = (counters[f"tail_{kind}"] for kind in ("episode", "segment", "span", "row"))
         return Tails(episode, segment, span, row, counters.tail_frame.copy())
 
-    def tails_after(self, tails: Tails) -> Tails:
-        """As they will be without the oldest episode, and without all space before the oldest segment that counts."""
+    def tails_without_oldest(self, tails: Tails) -> Tails:
+        """Return the tails after the oldest episode, and all space before the next valid segment, are freed."""
         counters, episode = self.counters, tails.episode + 1
         segment = self._next("segment", tails.segment, episode)
         span = self._next("span", tails.span, episode)
@@ -251,48 +251,50 @@ class Book:
         return Tails(episode, segment, span, int(oldest["row"]), oldest["frames"])
 
     def _next(self, kind: str, number: int, episode: int) -> int:
-        """The first record, from `number` on, of this episode or a newer one."""
+        """Find the first record from `number` on that belongs to this episode or a newer one."""
         head = self.counters[f"head_{kind}"]
         while number < head and self.record(f"{kind}s", number)["episode"][0] < episode:
             number += 1
         return number
 
-    def fits(self, needs: Needs, tails: Tails) -> bool:
+    def fits(self, required: RequiredSpace, tails: Tails) -> bool:
         counters, layout = self.counters, self.layout
         in_use = counters.head_frame - tails.frames
         records = (
-            ("episode", tails.episode, needs.num_episodes),
-            ("segment", tails.segment, needs.num_episodes),
-            ("span", tails.span, needs.num_spans),
+            ("episode", tails.episode, required.num_episodes),
+            ("segment", tails.segment, required.num_episodes),
+            ("span", tails.span, required.num_spans),
         )
         return (
-            counters["head_row"] + needs.num_rows - tails.row <= layout.num_rows
-            and all(in_use[i] + needs.num_frames[key] <= layout.num_rows for i, key in enumerate(layout.cameras))
+            counters["head_row"] + required.num_rows - tails.row <= layout.num_rows
+            and all(
+                in_use[i] + required.num_frames[key] <= layout.num_rows for i, key in enumerate(layout.cameras)
+            )
             and all(counters[f"head_{k}"] + n - tail <= layout.num_records for k, tail, n in records)
         )
 
-    def reserve(self, needs: Needs) -> None:
-        """Have the disk's space for all of it, or fail while nothing has changed yet."""
+    def reserve(self, required: RequiredSpace) -> None:
+        """Reserve disk space. Raises StoreError before anything has changed."""
         for name in self.layout.columns:
-            self.rings[name].reserve(self.counters["head_row"], needs.num_rows)
+            self.rings[name].reserve(self.counters["head_row"], required.num_rows)
         for index, key in enumerate(self.layout.cameras):
-            self.rings[f"frames/{key}"].reserve(int(self.counters.head_frame[index]), needs.num_frames[key])
-        records = {"episode": needs.num_episodes, "segment": needs.num_episodes, "span": needs.num_spans}
+            self.rings[f"frames/{key}"].reserve(int(self.counters.head_frame[index]), required.num_frames[key])
+        records = {"episode": required.num_episodes, "segment": required.num_episodes, "span": required.num_spans}
         for kind, count in records.items():
             self.rings[f"{kind}s"].reserve(self.counters[f"head_{kind}"], count)
 
-    def give_back(self, tails: Tails) -> None:
-        """Let everything before `tails` go."""
+    def free_space(self, tails: Tails) -> None:
+        """Free everything before `tails`."""
         counters = self.counters
         with self.publishing():
-            for kind in ("episode", "segment", "span", "row"):
-                counters[f"tail_{kind}"] = getattr(tails, kind)
+            counters["tail_episode"], counters["tail_segment"] = tails.episode, tails.segment
+            counters["tail_span"], counters["tail_row"] = tails.span, tails.row
             counters.tail_frame[:] = tails.frames
 
     # ---- rows
 
     def rows_of(self, number: int) -> Array:
-        """The numbers of an episode's rows, in its order."""
+        """Return the numbers of an episode's rows in time order."""
         segments = self.records("segments")
         mine = segments[segments["episode"] == number]
         return np.concatenate([s["row"] + np.arange(s["num_rows"]) for s in mine] or [np.empty(0, np.int64)])
@@ -304,7 +306,7 @@ class Book:
         return np.zeros(1, TABLES[table])
 
     def put_rows(self, row: int, columns: Mapping[str, Array], frames: Mapping[str, Array]) -> Array:
-        """Write into free room, seen by nobody yet; returns where each camera's frames begin."""
+        """Write rows and frames into free space, without publishing them; returns each camera's first frame number."""
         starts = self.counters.head_frame.copy()
         for index, key in enumerate(self.layout.cameras):
             self.rings[f"frames/{key}"].write(int(starts[index]), frames[key])
@@ -312,8 +314,8 @@ class Book:
             self.rings[name].write(row, values)
         return starts
 
-    def amend(self, rows: Array, columns: Mapping[str, Array]) -> None:
-        """New values, rewards say, in the first of an episode's rows; inside `publishing`."""
+    def update_rows(self, rows: Array, columns: Mapping[str, Array]) -> None:
+        """Overwrite columns, such as rewards, of an episode's first rows. Call it inside `publishing`."""
         self.counters["relabels"] += 1
         fence()
         for name, values in columns.items():
@@ -322,7 +324,7 @@ class Book:
         self.counters["relabels"] += 1
 
     def overwrite(self, name: str, rows: Array, values: Array) -> None:
-        """New values in rows that are there, run by run."""
+        """Overwrite a column of existing rows."""
         cuts = np.flatnonzero(np.diff(rows) != 1) + 1
         for run, part in zip(np.split(rows, cuts), np.split(values, cuts), strict=True):
             if len(run):

@@ -1,4 +1,4 @@
-"""From rows to a batch: what is before and after each, looked up by index in mapped files."""
+"""The reader's access to the files of a replay: gather the batch for given rows from mapped files."""
 
 from __future__ import annotations
 
@@ -14,66 +14,69 @@ import numpy as np
 from dovetail.core.disk import load_json, read_file
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array, Window
-from dovetail.replay._files import Counters, Ring, fence, ring_paths
 from dovetail.replay._layout import SCHEMA, Layout
+from dovetail.replay._rings import Counters, Ring, fence, ring_paths
 
-__all__ = ["Copiers", "Files"]
+__all__ = ["CopyThreads", "ReaderFiles"]
 
-_MEMORY = 10**9  # bytes a second: what is slower is no memory
-_LARGE = 1 << 20  # bytes: below that, handing work to another thread takes longer than doing it
-_ROWS = ""  # no camera is called that
-_NEVER = 2**62
+_MIN_MEMORY_BYTES_PER_S = 10**9  # slower copies come from disk
+_MIN_THREADED_BYTES = 1 << 20  # for smaller copies a thread costs more time than it saves
+_ROWS = ""  # key of the rows among the cameras' keys
+_NO_FRAME = 2**62
 
 
-class Copiers:
-    """Threads for large copies, started when there is one: one core alone does not fill the memory's bus."""
+class CopyThreads:
+    """Thread pool for large copies, because one core does not use the full memory bandwidth."""
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads
         self._pool: ThreadPoolExecutor | None = None
-        self._is_slow = True  # until shown otherwise: then the next ones are asked for before they are copied
+        self._from_disk = True  # whether the last copy was slow; then the next one is prefetched
 
     def run(self, rings: Mapping[str, Ring], jobs: Sequence[tuple[str, Array, Array]]) -> None:
-        """Copy (ring, numbers, out) for each job. What comes slower than memory does comes from a disk."""
+        """Copy (ring, numbers, out) for each job."""
         if not jobs:
             return
-        if self._is_slow:
+        if self._from_disk:
             for name in dict.fromkeys(name for name, _, _ in jobs):
-                rings[name].will_need(np.concatenate([n.reshape(-1) for other, n, _ in jobs if other == name]))
+                rings[name].prefetch(np.concatenate([n.reshape(-1) for other, n, _ in jobs if other == name]))
         start_s = time.perf_counter()
-        self._copy(lambda name, numbers, out: rings[name].take(numbers, out), jobs)
+        self._copy(lambda name, numbers, out: rings[name].read_into(numbers, out), jobs)
         num_bytes = sum(out.nbytes for _, _, out in jobs)
-        self._is_slow = num_bytes < _MEMORY * (time.perf_counter() - start_s)
+        self._from_disk = num_bytes < _MIN_MEMORY_BYTES_PER_S * (time.perf_counter() - start_s)
 
-    def _copy(self, take: Callable[[str, Array, Array], None], jobs: Sequence[tuple[str, Array, Array]]) -> None:
-        """Each job cut in as many parts as there are threads."""
+    def _copy(self, copy: Callable[[str, Array, Array], None], jobs: Sequence[tuple[str, Array, Array]]) -> None:
+        """Split each job among the threads."""
         if self._num_threads == 1:
             for job in jobs:
-                take(*job)
+                copy(*job)
         else:
             self._pool = self._pool or ThreadPoolExecutor(self._num_threads, thread_name_prefix="replay")
             cuts = []
             for name, numbers, out in jobs:
                 edges = np.linspace(0, len(numbers), self._num_threads + 1).astype(int)
                 cuts += [(name, numbers[a:b], out[a:b]) for a, b in itertools.pairwise(edges)]
-            for done in [self._pool.submit(take, *cut) for cut in cuts]:
+            for done in [self._pool.submit(copy, *cut) for cut in cuts]:
                 done.result()
 
 
 @dataclass(frozen=True, slots=True)
-class Files:
-    """The files of a replay as a reader has them."""
+class ReaderFiles:
+    """The files of a replay, mapped for reading."""
 
     layout: Layout
     rings: Mapping[str, Ring]
     counters: Counters
-    path: Path  # of the counters
+    counters_path: Path
     inode: int
 
     @staticmethod
-    def open(folder: Path, *, deadline_s: float) -> Files | None:
-        """None while there are none. Counters come first: a writer that starts anew marks them as retired before it takes
-        anything away, so whatever was opened before that mark belongs together."""
+    def open(folder: Path, *, deadline_s: float) -> ReaderFiles | None:
+        """Open the files; None if there are none yet.
+
+        Counters are opened first. A writer that starts again marks them as retired before it deletes anything, so all files
+        opened before that mark belong together.
+        """
         while (folder / "layout.json").exists():
             try:
                 path = folder / "counters"
@@ -81,35 +84,35 @@ class Files:
                 counters = Counters(path)
                 data = load_json(read_file(folder / "layout.json"), name=str(folder / "layout.json"), indent=1)
                 if data["schema"] != SCHEMA:
-                    raise StoreError(f"it has schema {data['schema']}, this version reads {SCHEMA}")
+                    raise StoreError(f"its schema is {data['schema']}, but this version reads {SCHEMA}")
                 layout = Layout.from_json(data)
                 rings = {
                     name: Ring(file, num_items=num_items, shape=shape, dtype=dtype)
                     for name, (file, num_items, shape, dtype) in ring_paths(folder, layout).items()
                 }
                 fence()
-                files = Files(layout, rings, counters, path, inode)
+                files = ReaderFiles(layout, rings, counters, path, inode)
                 if counters["magic"] == Counters.MAGIC and files.are_current():
                     return files
-                error: Exception = StoreError(f"the replay in {folder} is damaged: start its writer")
+                error: Exception = StoreError("it is damaged; start its writer")
             except (StoreError, OSError, KeyError, TypeError, ValueError) as failure:
-                error = failure  # thrown away at this moment, perhaps
+                error = failure  # the writer may be deleting the files now
             if time.monotonic() > deadline_s:
                 raise StoreError(f"cannot open the replay in {folder}: {error}") from error
             time.sleep(0.001)
         return None
 
     def are_current(self) -> bool:
-        """Whether they are still those that are written: a writer that starts anew makes others."""
+        """Whether the writer still uses these files; a writer that starts again may create others."""
         if self.counters["retired"]:
             return False
         try:
-            return self.path.stat().st_ino == self.inode
+            return self.counters_path.stat().st_ino == self.inode
         except OSError:
             return False
 
-    def are_intact(self, oldest: Mapping[str, int]) -> bool:
-        """Whether nothing that was gathered has been given back for overwriting meanwhile."""
+    def none_overwritten(self, oldest: Mapping[str, int]) -> bool:
+        """Whether the writer has freed none of the gathered rows and frames meanwhile."""
         tails = dict(zip(self.layout.cameras, self.counters.tail_frame, strict=False))
         tails[_ROWS] = self.counters["tail_row"]
         return all(number >= tails[name] for name, number in oldest.items())
@@ -121,16 +124,16 @@ class Files:
         window: Window,
         *,
         head_row: int,
-        copiers: Copiers,
+        copy_threads: CopyThreads,
     ) -> dict[str, int]:
-        """Fill the batch; returns the oldest row, and the oldest frame of each camera, that were looked at."""
-        steps, alive, after = self._ahead(rows, max(window.horizon, window.num_steps), head_row)
+        """Fill the batch; returns the oldest row, and the oldest frame of each camera, that it read."""
+        steps, alive, after = self._steps_from(rows, max(window.horizon, window.num_steps), head_row)
         earned, ends = alive[:, : window.num_steps], after[min(window.num_steps, len(after)) - 1]
-        if window.until_taken_over and window.num_steps > 1:
-            earned = earned & self._before_a_person(steps[:, : window.num_steps])
+        if window.stop_at_takeover and window.num_steps > 1:
+            earned = earned & self._before_takeover(steps[:, : window.num_steps])
             ends = np.stack(after, axis=1)[np.arange(len(rows)), earned.sum(axis=1) - 1]
         depth = max(window.history.values(), default=1)
-        past = {"observation": self._behind(rows, depth), "next": self._behind(ends, depth)}
+        past = {"observation": self._history_rows(rows, depth), "next": self._history_rows(ends, depth)}
         jobs: list[tuple[str, Array, Array]] = []
         for name, out in into.items():
             side, _, key = name.partition("/")
@@ -149,17 +152,17 @@ class Files:
                 out[:] = alive[:, : window.horizon]
             elif name in ("action", "achieved", "human", "policy_version"):
                 chosen = steps[:, : window.horizon] if window.horizon > 1 else rows
-                self._take(name, chosen, out)
+                self._read_into(name, chosen, out)
         if "reward" in into or "discount" in into:
             self._returns(into, steps[:, : window.num_steps], earned, window.gamma)
         oldest = {_ROWS: int(min(past["observation"][0].min(), past["next"][0].min()))}
-        return self._observations(jobs, oldest, copiers)
+        return self._observations(jobs, oldest, copy_threads)
 
-    def _ahead(self, rows: Array, num_steps: int, head_row: int) -> tuple[Array, Array, list[Array]]:
-        """Rows of the steps from each on [B, K], which of them exist, and after each the row that follows.
+    def _steps_from(self, rows: Array, num_steps: int, head_row: int) -> tuple[Array, Array, list[Array]]:
+        """Return the rows of the next K steps [B, K], which of them exist, and for each the row after it.
 
-        Past the end the last step is repeated. A row without a follower is no step: it is the last observation, or
-        the newest of an episode that is still running.
+        The last step is repeated past the end. A row without a following row is not a step: it is the last observation,
+        or the newest row of a running episode.
         """
         following = self.rings["following"]
         current, after = rows, following.get(rows)
@@ -174,16 +177,16 @@ class Files:
             ends.append(after)
         return np.stack(steps, axis=1), np.stack(alive, axis=1), ends
 
-    def _before_a_person(self, steps: Array) -> Array:
-        """Which of the steps [B, K] come before somebody takes over from the policy; the first always does."""
+    def _before_takeover(self, steps: Array) -> Array:
+        """Return which of the steps [B, K] come before an operator takes over from the policy; the first always does."""
         human = self._column("human", steps).astype(bool)
         taken_over = human[:, 1:] & ~human[:, :-1]
         before: Array = np.ones(steps.shape, bool)
         before[:, 1:] = np.logical_and.accumulate(~taken_over, axis=1)
         return before
 
-    def _behind(self, rows: Array, num_ticks: int) -> tuple[Array, Array]:
-        """Rows of the ticks up to each [B, h], oldest first, and which of them exist; the first is repeated."""
+    def _history_rows(self, rows: Array, num_ticks: int) -> tuple[Array, Array]:
+        """Return the rows of the last h ticks [B, h], oldest first, and which exist; the first row is repeated."""
         previous = self.rings["previous"]
         exists = np.ones(len(rows), bool)
         ticks, known = [rows], [exists]
@@ -196,7 +199,7 @@ class Files:
         return np.stack(ticks[::-1], axis=1), np.stack(known[::-1], axis=1)
 
     def _returns(self, into: Mapping[str, Array], steps: Array, alive: Array, gamma: float) -> None:
-        """What is earned over each span, and what the value of what follows counts for."""
+        """Compute n-step rewards and the discount of the value after them."""
         rewards = np.where(alive, self._column("reward", steps), np.float32(0.0))
         factors = np.where(alive, np.float32(gamma) * self._column("discount", steps), np.float32(1.0))
         weights = np.cumprod(factors, axis=1, dtype=np.float32)  # after each step
@@ -207,25 +210,25 @@ class Files:
             into["discount"][:] = weights[:, -1]
 
     def _observations(
-        self, jobs: list[tuple[str, Array, Array]], oldest: dict[str, int], copiers: Copiers
+        self, jobs: list[tuple[str, Array, Array]], oldest: dict[str, int], copy_threads: CopyThreads
     ) -> dict[str, int]:
         large: list[tuple[str, Array, Array]] = []
         for key, rows, out in jobs:
             if key not in self.layout.cameras:
-                self._take(f"observation/{key}", rows, out)
+                self._read_into(f"observation/{key}", rows, out)
                 continue
             numbers = self._column(f"frame/{key}", rows)
-            oldest[key] = min(int(numbers.min()), oldest.get(key, _NEVER))
+            oldest[key] = min(int(numbers.min()), oldest.get(key, _NO_FRAME))
             job = (f"frames/{key}", numbers, out)
-            if out.nbytes < _LARGE:
-                self._take(*job)
+            if out.nbytes < _MIN_THREADED_BYTES:
+                self._read_into(*job)
             else:
                 large.append(job)
-        copiers.run(self.rings, large)
+        copy_threads.run(self.rings, large)
         return oldest
 
     def _column(self, name: str, rows: Array) -> Array:
         return self.rings[name].get(rows)
 
-    def _take(self, name: str, numbers: Array, out: Array) -> None:
-        self.rings[name].take(numbers, out)
+    def _read_into(self, name: str, numbers: Array, out: Array) -> None:
+        self.rings[name].read_into(numbers, out)
