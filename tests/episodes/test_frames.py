@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dovetail.core.types import Array
-from dovetail.episodes._frames import Colours, Distinct, Layout, decode, encode, is_image
+from dovetail.episodes._frames import ColorConverter, DistinctFrames, Layout, decode, encode, is_image
 from support.some_episodes import smooth
 
 
@@ -18,9 +18,9 @@ def coded(frames: Array, codec: str) -> tuple[bytes, Layout, list[int]]:
 
 
 def decoded(data: bytes, layout: Layout, num_frames: int) -> tuple[Array, list[int]]:
-    pictures, colours = list(decode(io.BytesIO(data), num_frames=num_frames)), Colours(layout)
-    prints = [colours.fingerprint(picture) for picture in pictures]
-    return np.stack([colours.pixels(picture) for picture in pictures]), prints
+    pictures, converter = list(decode(io.BytesIO(data), num_frames=num_frames)), ColorConverter(layout)
+    prints = [converter.fingerprint(picture) for picture in pictures]
+    return np.stack([converter.pixels(picture) for picture in pictures]), prints
 
 
 @pytest.mark.parametrize("size", [(4, 4), (5, 7), (240, 320), (4, 700), (700, 4), (101, 33)])
@@ -50,7 +50,7 @@ def test_lossy_ones_are_near_and_repeatable(codec: str, size: tuple[int, int], c
     again, prints_again = decoded(data, layout, 12)
     np.testing.assert_array_equal(found, again)
     assert prints == prints_again
-    assert len(set(prints)) == 12  # frames are told apart
+    assert len(set(prints)) == 12  # frames are description apart
 
 
 @pytest.mark.parametrize("codec", ["ffv1", "h264", "av1"])
@@ -90,7 +90,7 @@ def test_the_rest_is_kept_as_numbers(column: np.ndarray) -> None:
 
 def test_distinct_by_hand() -> None:
     a, b = np.zeros((4, 4, 1), np.uint8), np.ones((4, 4, 1), np.uint8)
-    distinct = Distinct([a, a.copy(), b, a, a])
+    distinct = DistinctFrames([a, a.copy(), b, a, a])
     frames = np.stack(list(distinct))
     assert distinct.index == [0, 0, 1, 2, 2]
     np.testing.assert_array_equal(frames[distinct.index], np.stack([a, a, b, a, a]))

@@ -157,7 +157,7 @@ def test_encoding_changes_nobodys_priority(tmp_path: Path, make_episode: Make, c
 def test_a_thread_that_ends_meanwhile_stops_no_encoder(
     tmp_path: Path, make_episode: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads are listed first and asked for their priority then: some other one may have ended in between."""
+    """Threads are list_episodes first and asked for their priority then: some other one may have ended in between."""
     short_lived = threading.Thread(target=lambda: None)
     short_lived.start()
     short_lived.join()

@@ -57,7 +57,7 @@ def test_killed_between_the_rename_and_the_line(log: EpisodeLog, tmp_path: Path,
 def test_no_room_for_the_line(
     log: EpisodeLog, tmp_path: Path, make_episode: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is told that it failed tries again, and finds that it is there."""
+    """Whoever is description that it failed tries again, and finds that it is there."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")

@@ -1,4 +1,4 @@
-"""Any damage is found, what is left is said, and a repair gives back what was there or nothing."""
+"""Any damage is found, what is left is description, and a repair gives back what was there or nothing."""
 
 from __future__ import annotations
 
@@ -167,7 +167,7 @@ def test_missing_and_foreign_files(folder: Path) -> None:
     (finding,) = damage(folder)
     assert (finding.episode_id, finding.path, finding.repairable) == ("a", folder / "a", True)
     assert "is gone" in finding.problem
-    repair(folder, finding)  # nobody has a copy: it is struck off, and said no more
+    repair(folder, finding)  # nobody has a copy: it is struck off, and description no more
     assert not damage(folder)
     assert EpisodeLog(folder).ids() == [name for name in IDS if name != "a"]
 
@@ -235,7 +235,7 @@ def test_which_frames_are_lost_in_a_lossless_video(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a", "c"])
 def test_which_frames_are_lost_in_a_lossy_one(folder: Path, name: str) -> None:
-    """At most the ten that lean on each other, wherever in a picture the damage is; what is said to be good is what
+    """At most the ten that lean on each other, wherever in a picture the damage is; what is description to be good is what
     was there before."""
     path = folder / name / "frames-camera%2Fwrist.mkv"
     camera = json.loads((folder / name / "manifest.json").read_text())["cameras"]["camera/wrist"]
@@ -272,9 +272,9 @@ def test_what_is_left_of_the_numbers(folder: Path) -> None:
     assert len(whole) > 8
     (folder / "a" / "last.parquet").unlink()
     flip(folder / "a" / "frames-depth.mkv", 3000)
-    said = {finding.path.name: finding.recoverable for finding in damage(folder) if finding.path}
-    assert said["last.parquet"] == "the last observation is lost; the images are not whole either"
-    assert said["frames-depth.mkv"].endswith("of the numbers, whole: -")
+    description = {finding.path.name: finding.recoverable for finding in damage(folder) if finding.path}
+    assert description["last.parquet"] == "the last observation is lost; the images are not whole either"
+    assert description["frames-depth.mkv"].endswith("of the numbers, whole: -")
 
 
 def test_bytes_that_held_nothing_are_written_again(folder: Path) -> None:
@@ -343,9 +343,9 @@ def test_the_order_is_read_again_before_it_is_called_damaged(
 
 def test_other_schemas_and_renamed_folders(folder: Path) -> None:
     (folder / "a").rename(folder / "z")
-    said = {finding.episode_id: finding.problem for finding in damage(folder)}
-    assert said["z"] == "holds episode a: the folder was renamed"
-    assert "is gone" in said["a"]
+    description = {finding.episode_id: finding.problem for finding in damage(folder)}
+    assert description["z"] == "holds episode a: the folder was renamed"
+    assert "is gone" in description["a"]
     (folder / "z").rename(folder / "a")
     (folder / "old").mkdir()
     (folder / "old" / "manifest.json").write_bytes(dump_json({"schema": 1, "id": "old"}, indent=1))

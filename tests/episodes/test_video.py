@@ -60,8 +60,8 @@ def test_side_by_side_freezes_and_colours() -> None:
     assert len(pictures) == 5 + 1 + 5  # the longest clip, its freezing, the hold
     assert len({picture.shape for picture in pictures}) == 1
 
-    def count(picture: Array, colour: tuple[int, int, int]) -> int:
-        return int((picture == colour).all(axis=-1).sum())
+    def count(picture: Array, color: tuple[int, int, int]) -> int:
+        return int((picture == color).all(axis=-1).sum())
 
     green, red = (52, 199, 123), (236, 84, 84)
     assert count(pictures[0], green) == 0

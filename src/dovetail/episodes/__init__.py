@@ -1,1 +1,1 @@
-"""The durable log of what happened: write once, read many; and videos of it."""
+"""Durable storage of episodes: the spool while they are recorded, the log afterwards, LeRobot datasets and videos."""

@@ -1,4 +1,4 @@
-"""What is left of a damaged file: columns and frames, each told good from bad by its own checksum."""
+"""Find out which columns and frames of a damaged file are still good, by the checksum of each."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from dovetail.core.disk import dump_json, read_file, sha256, sha256_file
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array
 from dovetail.episodes._columns import FRAME, OBSERVATION, checksum
-from dovetail.episodes._frames import Colours, Layout, encode, frame_index
-from dovetail.episodes._manifest import LAST, STEPS, layout_of, note_in, with_steps
+from dovetail.episodes._frames import ColorConverter, Layout, encode, frame_index
+from dovetail.episodes._manifest import LAST, STEPS, layout_of, read_manifest_copy, with_steps
 from dovetail.episodes._tables import from_parquet, to_parquet
 
-__all__ = ["left_of", "made_again", "problem_of", "twin"]
+__all__ = ["describe_remains", "find_problem", "manifest_from_steps", "rebuild_file"]
 
 
-def twin(folder: Path) -> dict[str, Any]:
-    """A manifest from what the steps' file says, once every column of that file has proved to be as it was."""
+def manifest_from_steps(folder: Path) -> dict[str, Any]:
+    """Rebuild the manifest from its copy in the steps file, after verifying every column of that file."""
     path = folder / STEPS
     data = read_file(path)
-    note = note_in(data, name=str(path))
+    note = read_manifest_copy(data, name=str(path))
     if note["id"] != folder.name:
-        raise StoreError(f"{path} is of episode {note['id']}")
+        raise StoreError(f"{path} belongs to episode {note['id']}")
     _, lost = _good_columns(data, STEPS, note)
     if lost:
         raise StoreError(f"{path} is damaged: {', '.join(lost)}")
@@ -34,7 +34,7 @@ def twin(folder: Path) -> dict[str, Any]:
 
 
 def _good_columns(data: bytes, name: str, manifest: Mapping[str, Any]) -> tuple[dict[str, Array], list[str]]:
-    """The columns of a Parquet file that are as they were, in the order in which they were; names of the others."""
+    """Return the undamaged columns of a Parquet file in their order, and the names of the others."""
     good: dict[str, Array] = {}
     lost: list[str] = []
     for column, expected in _expected(name, manifest):
@@ -52,13 +52,13 @@ def _good_columns(data: bytes, name: str, manifest: Mapping[str, Any]) -> tuple[
 
 
 def _expected(name: str, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-    """Columns of a file as they were written, with their checksums."""
+    """Yield the names of a file's columns with their checksums."""
     known = manifest["columns"]
     if name == STEPS:
         yield from ((key.removeprefix("steps/"), known[key]) for key in known if key.startswith("steps/"))
         yield from ((FRAME + key, camera["rows"]) for key, camera in manifest["cameras"].items())
         return
-    yield "time_ns", None  # in the manifest as well, and the camera's last frame needs no index
+    yield "time_ns", None  # no checksum: also in the manifest
     for key in known:
         if key.startswith("last/"):
             yield OBSERVATION + key.removeprefix("last/"), known[key]
@@ -66,15 +66,15 @@ def _expected(name: str, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str
 
 
 def _good_frames(data: bytes, camera: Mapping[str, Any]) -> set[int]:
-    """Which frames of a video still decode to what they were: found out by decoding, past every error."""
-    colours = Colours(layout_of(camera))
+    """Decode a video past every error; returns the indices of the frames that match their checksum."""
+    converter = ColorConverter(layout_of(camera))
     text = camera["crc32"]
     prints = [int(text[place : place + 8], 16) for place in range(0, len(text), 8)]
     good: set[int] = set()
     for picture in _pictures(data):
         index = frame_index(picture)
         try:
-            if 0 <= index < len(prints) and colours.fingerprint(picture) == prints[index]:
+            if 0 <= index < len(prints) and converter.fingerprint(picture) == prints[index]:
                 good.add(index)
         except (av.FFmpegError, ValueError):
             continue
@@ -85,23 +85,23 @@ def _pictures(data: bytes) -> Iterator[av.VideoFrame]:
     try:
         with av.open(io.BytesIO(data), "r") as container:
             stream = container.streams.video[0]
-            if stream.codec_context is None:  # typed otherwise, but so it is for a codec with a damaged name
+            if stream.codec_context is None:  # happens if the codec's name is damaged, despite the type
                 return
             stream.codec_context.thread_count = 1
             for packet in container.demux(stream):
                 try:
                     yield from packet.decode()
                 except (av.FFmpegError, ValueError):
-                    continue  # the next one may be fine
+                    continue  # the next packet may be good
     except (av.FFmpegError, ValueError, IndexError):
         return
 
 
-def made_again(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes | None:
-    """The very bytes that a damaged file had, if all that it held is still there; None if they cannot be had.
+def rebuild_file(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes | None:
+    """Rebuild the original bytes of a damaged file from its values; None if that is impossible.
 
-    A flipped byte may hit what nobody needs: padding, an index, a name. Writing the same values again gives the same
-    bytes, and the checksum in the manifest proves it; a later version of a library may write others.
+    A flipped byte may hit padding, an index or a name and leave all values intact. Writing the same values again gives the
+    same bytes, unless a library has changed; the checksum in the manifest proves it.
     """
     try:
         data = read_file(folder / name)
@@ -114,21 +114,21 @@ def made_again(folder: Path, name: str, manifest: Mapping[str, Any]) -> bytes | 
         fresh = b"" if lost else to_parquet(columns, note=note)
     else:
         camera = next(camera for camera in manifest["cameras"].values() if camera["file"] == name)
-        fresh = _encoded_again(data, layout_of(camera), camera)
+        fresh = _encode_again(data, layout_of(camera), camera)
     return fresh if sha256(fresh) == manifest["files"][name]["sha256"] else None
 
 
-def _encoded_again(data: bytes, layout: Layout, camera: Mapping[str, Any]) -> bytes:
+def _encode_again(data: bytes, layout: Layout, camera: Mapping[str, Any]) -> bytes:
     if not layout.lossless or len(_good_frames(data, camera)) != camera["num_frames"]:
         return b""
     ordered = sorted(_pictures(data), key=frame_index)
-    colours, file = Colours(layout), io.BytesIO()
-    encode(file, (colours.pixels(picture) for picture in ordered), layout)
+    converter, file = ColorConverter(layout), io.BytesIO()
+    encode(file, (converter.pixels(picture) for picture in ordered), layout)
     return file.getvalue()
 
 
-def _say_frames(lost: Sequence[int], num_frames: int) -> str:
-    """`lost from frame 12 of 60 on`, counted from 0; or which ones."""
+def _describe_lost_frames(lost: Sequence[int], num_frames: int) -> str:
+    """Describe lost frames, such as `is lost from frame 12 of 60 on`, counted from 0."""
     if len(lost) == num_frames:
         return "is lost"
     if lost == list(range(lost[0], num_frames)):
@@ -139,24 +139,24 @@ def _say_frames(lost: Sequence[int], num_frames: int) -> str:
             spans[-1].append(frame)
         else:
             spans.append([frame])
-    said = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans]
-    more = f" and {len(said) - 5} more places" if len(said) > 5 else ""
-    return f"has lost frames {', '.join(said[:5])}{more} of {num_frames}"
+    places = [str(span[0]) if len(span) == 1 else f"{span[0]} to {span[-1]}" for span in spans]
+    more = f" and {len(places) - 5} more places" if len(places) > 5 else ""
+    return f"has lost frames {', '.join(places[:5])}{more} of {num_frames}"
 
 
-def problem_of(path: Path, file: Mapping[str, Any]) -> str:
+def find_problem(path: Path, file: Mapping[str, Any]) -> str:
     if not path.is_file():
         return "is missing"
     if (size := path.stat().st_size) != file["num_bytes"]:
-        return f"has {size} bytes, not {file['num_bytes']}"
+        return f"has {size} bytes, expected {file['num_bytes']}"
     try:
-        return "" if sha256_file(path) == file["sha256"] else "has other bytes than were written"
+        return "" if sha256_file(path) == file["sha256"] else "does not match its checksum"
     except StoreError as error:
         return f"cannot be read: {error}"
 
 
-def left_of(folder: Path, name: str, manifest: Mapping[str, Any], bad: list[str]) -> str:
-    """What can still be had of a damaged file, and of those beside it."""
+def describe_remains(folder: Path, name: str, manifest: Mapping[str, Any], bad: list[str]) -> str:
+    """Describe what can still be read from a damaged file and from the other files of the episode."""
     try:
         data = read_file(folder / name)
     except StoreError:
@@ -166,22 +166,21 @@ def left_of(folder: Path, name: str, manifest: Mapping[str, Any], bad: list[str]
         key, camera = next(pair for pair in manifest["cameras"].items() if pair[1]["file"] == name)
         good = _good_frames(data, camera)
         lost = [frame for frame in range(camera["num_frames"]) if frame not in good]
-        said = _say_frames(lost, camera["num_frames"]) if lost else "has all its frames"
-        whole = " and ".join(
-            what for what, file in (("steps", STEPS), ("last observation", LAST)) if file not in bad
-        )
-        numbers = (
-            "the numbers are whole" if not {STEPS, LAST} & {*bad} else f"of the numbers, whole: {whole or '-'}"
-        )
-        return f"camera '{key}' {said}; {numbers}"
+        description = _describe_lost_frames(lost, camera["num_frames"]) if lost else "has all its frames"
+        tables = {"steps": STEPS, "last observation": LAST}
+        intact = [what for what, file in tables.items() if file not in bad]
+        numbers = "the numbers are intact"
+        if len(intact) < len(tables):
+            numbers = f"of the numbers, intact: {' and '.join(intact) or '-'}"
+        return f"camera '{key}' {description}; {numbers}"
     what = "steps" if name == STEPS else "last observation"
     columns, lost_columns = _good_columns(data, name, manifest)
     if not lost_columns:
-        said = f"all values of the {what} can still be read"
+        description = f"all values of the {what} can still be read"
     elif not columns:
-        said = f"the {what} {'are' if name == STEPS else 'is'} lost"
+        description = f"the {what} {'are' if name == STEPS else 'is'} lost"
     else:
-        said = f"of the {what}, lost: {', '.join(lost_columns)}; whole: {', '.join(columns)}"
+        description = f"of the {what}, lost: {', '.join(lost_columns)}; intact: {', '.join(columns)}"
     if not images:
-        return said
-    return f"{said}; the images are {'not whole either' if {*images} & {*bad} else 'whole'}"
+        return description
+    return f"{description}; the images are {'damaged too' if {*images} & {*bad} else 'intact'}"

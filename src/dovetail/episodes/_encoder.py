@@ -1,4 +1,4 @@
-"""Starting an encoder beside a control loop: one thread, no talk, and nobody's priority changed."""
+"""Start a video encoder next to a control loop: one thread, no log output, no changed thread priorities."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ _TASKS = Path("/proc/self/task")
 
 
 def start_encoding(container: av.container.OutputContainer) -> None:
-    """Open the encoders of a container that is set up, and write its header."""
-    os.environ.setdefault("SVT_LOG", "1")  # errors only: that library writes straight to the terminal
+    """Open the encoders of a configured container and write its header."""
+    os.environ.setdefault("SVT_LOG", "1")  # errors only: the library writes directly to the terminal
     for stream in container.streams.video:
-        stream.codec_context.thread_count = 1  # the other cores belong to the control loop
-    with _priorities_as_before():
+        stream.codec_context.thread_count = 1  # leaves the other cores to the control loop
+    with _unchanged_priorities():
         container.start_encoding()
 
 
 @contextlib.contextmanager
-def _priorities_as_before() -> Iterator[None]:
-    """Where it may, SVT-AV1 makes a real-time thread of whoever opens it, and of all its own: they, and every process
-    that is started later, would then never let a control loop on."""
+def _unchanged_priorities() -> Iterator[None]:
+    """Restore the priorities of all threads afterwards.
+
+    SVT-AV1 makes the thread that opens it, and its own threads, real-time if it may. They, and processes started later,
+    would block the control loop.
+    """
     if not _TASKS.is_dir():
         yield
         return
@@ -43,7 +46,7 @@ def _priorities_as_before() -> Iterator[None]:
 
 
 def _schedules() -> dict[int, tuple[int, os.sched_param]]:
-    """Of every thread of this process, but for those that end meanwhile."""
+    """Return the scheduling policy of every thread of this process."""
     found = {}
     for tid in (int(entry.name) for entry in _TASKS.iterdir()):
         with contextlib.suppress(ProcessLookupError):

@@ -1,10 +1,10 @@
-"""The format of a spool's journals: records one after the other, each of them whole or not there.
+"""File format of a spool's journals: a sequence of records, each protected by checksums.
 
     header   magic, kind, length of the payload, checksum of the payload, checksum of the header
     payload  START and END: JSON. SEGMENT: Arrow tables, compressed (see `pack_segment`)
 
-A crash leaves at most a part of a record at the end. The header's own checksum tells that from damage: a length that
-can be trusted and reaches past the end of the file was never written to its end.
+A crash leaves at most one incomplete record at the end. The header's checksum tells that from damage: if the header is
+intact and its length reaches past the end of the file, the record was never written completely.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from dovetail.core.disk import load_json
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array, Episode, EpisodeStart, Observation, Outcome, Segment
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
-from dovetail.episodes._frames import Distinct
+from dovetail.episodes._frames import DistinctFrames
 from dovetail.episodes._tables import from_ipc, to_ipc
 
 __all__ = [
     "SUFFIX",
     "Kind",
     "Record",
-    "Rest",
+    "Remainder",
     "is_recording",
     "number_of",
     "pack",
@@ -40,7 +40,7 @@ __all__ = [
     "read",
     "read_journal",
     "read_segments",
-    "rest",
+    "remainder",
 ]
 
 SUFFIX = ".journal"
@@ -61,16 +61,16 @@ class Kind(enum.IntEnum):
 class Record:
     kind: Kind
     payload: bytes
-    end: int  # where in the file the next one begins
+    end: int  # offset of the next record
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rest:
-    """What lies behind the last of the whole records from the start."""
+class Remainder:
+    """The bytes after the last intact record from the start."""
 
     num_bytes: int
-    torn: bool  # as a crash leaves it: begun, and not written to its end
-    num_later: int  # whole records further on, behind what is damaged
+    torn: bool  # an incomplete record, as a crash leaves it
+    num_later: int  # intact records after damaged bytes
 
 
 def pack(kind: Kind, payload: bytes) -> bytes:
@@ -79,15 +79,15 @@ def pack(kind: Kind, payload: bytes) -> bytes:
 
 
 def read(file: BinaryIO, offset: int = 0) -> Iterator[Record]:
-    """The whole records from the start of a file on, or from where another record begins, up to the first that is not."""
+    """Yield the records from `offset` on, up to the first that is damaged or incomplete."""
     size = os.fstat(file.fileno()).st_size
     while (record := _read_at(file, offset, size)) is not None:
         yield record
         offset = record.end
 
 
-def rest(file: BinaryIO, offset: int) -> Rest:
-    """What is behind `offset`, where `read` has ended."""
+def remainder(file: BinaryIO, offset: int) -> Remainder:
+    """Describe the bytes after `offset`, at which `read` has ended."""
     size = os.fstat(file.fileno()).st_size
     file.seek(offset)
     data = file.read()
@@ -96,7 +96,7 @@ def rest(file: BinaryIO, offset: int) -> Rest:
     num_later, place = 0, 0
     while not torn and (place := data.find(_MAGIC, place + 1)) >= 0:
         num_later += _read_at(file, offset + place, size) is not None
-    return Rest(num_bytes=len(data), torn=bool(data) and torn, num_later=num_later)
+    return Remainder(num_bytes=len(data), torn=bool(data) and torn, num_later=num_later)
 
 
 def _read_at(file: BinaryIO, offset: int, size: int) -> Record | None:
@@ -120,13 +120,13 @@ def _header(data: bytes) -> tuple[Kind, int, int] | None:
 
 
 def pack_segment(first: int, columns: Columns) -> bytes:
-    """Tables: the steps, the row after them, and for each camera its distinct frames."""
+    """Pack tables: the steps, the row after them, and the distinct frames of each camera."""
     steps = dict(columns.steps)
     after = {"first": np.array([first], np.int64), "time_ns": np.array([columns.last_time_ns], np.int64)}
     after |= {OBSERVATION + key: value[None] for key, value in columns.last.items()}
     cameras: list[dict[str, Array]] = []
     for key in columns.images:
-        distinct = Distinct(columns.rows(key))
+        distinct = DistinctFrames(columns.rows(key))
         cameras.append({key: np.stack(list(distinct))})
         index = np.array(distinct.index, np.int64)
         steps[FRAME + key], after[FRAME + key] = index[:-1], index[-1:]
@@ -134,7 +134,7 @@ def pack_segment(first: int, columns: Columns) -> bytes:
 
 
 def _unpack_segment(payload: bytes, *, episode_id: str) -> tuple[Segment, Observation]:
-    """The steps as they were given, and what was seen after them; ValueError for what is neither."""
+    """Return the steps and the observation after them. Raises ValueError for other data."""
     try:
         steps, after, *cameras = from_ipc(payload)
         for camera in cameras:
@@ -153,7 +153,7 @@ def _unpack_segment(payload: bytes, *, episode_id: str) -> tuple[Segment, Observ
 
 
 def is_recording(path: Path) -> bool:
-    """Whether a living process writes this journal."""
+    """Whether a running process is writing this journal."""
     try:
         with path.open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -167,7 +167,7 @@ def is_recording(path: Path) -> bool:
 
 
 def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
-    """The episode in a journal, up to its last whole record; None if that has no step."""
+    """Read the episode up to its last intact record; None if it has no steps."""
     records = read(file)
     start = _start(next(records, None), name=name)
     segments: list[Segment] = []
@@ -194,7 +194,7 @@ def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
 
 
 def read_segments(file: BinaryIO, offset: int, *, name: str) -> tuple[EpisodeStart, tuple[Segment, ...], int]:
-    """How an episode began, its segments behind `offset`, and where the next one will be."""
+    """Return the start of an episode, its segments after `offset`, and the offset of the next one."""
     first = next(read(file), None)
     start = _start(first, name=name)
     segments: list[Segment] = []
@@ -212,12 +212,12 @@ def read_segments(file: BinaryIO, offset: int, *, name: str) -> tuple[EpisodeSta
 
 def _start(record: Record | None, *, name: str) -> EpisodeStart:
     if record is None or record.kind is not Kind.START:
-        raise StoreError(f"{name} is damaged in its first record: `dovetail episodes verify` says what is left")
+        raise StoreError(f"the first record of {name} is damaged. `dovetail episodes verify` shows what is left.")
     return EpisodeStart.from_json(load_json(record.payload, name=name))
 
 
 def number_of(path: Path) -> int:
-    """When an episode began among the others here; what is damaged comes first, so that it is seen first."""
+    """Return the number of an episode in the order of their starts; 0 if it is damaged, so that it comes first."""
     try:
         with path.open("rb") as file:
             record = next(read(file), None)

@@ -1,4 +1,4 @@
-"""What a manifest says of an episode, and the episode's head read back from it."""
+"""The manifest of an episode: everything but its steps and images."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ __all__ = [
     "SCHEMA",
     "STEPS",
     "content",
-    "facts_of",
-    "head",
+    "episode_facts",
+    "episode_fields",
     "layout_of",
-    "note_in",
     "pack_manifest",
     "read_manifest",
+    "read_manifest_copy",
     "unpack_manifest",
     "with_steps",
 ]
@@ -37,8 +37,8 @@ SCHEMA = 2
 MANIFEST, STEPS, LAST = "manifest.json", "steps.parquet", "last.parquet"
 
 
-def facts_of(episode: Episode, columns: Columns) -> dict[str, Any]:
-    """All that is known of an episode, apart from how it is stored."""
+def episode_facts(episode: Episode, columns: Columns) -> dict[str, Any]:
+    """Return the manifest's fields that do not depend on how the episode is stored."""
     return {
         **episode.start.to_json(),
         "outcome": episode.outcome.value,
@@ -53,11 +53,11 @@ def facts_of(episode: Episode, columns: Columns) -> dict[str, Any]:
 
 
 def content(facts: Mapping[str, Any]) -> str:
-    """What decides whether two episodes of one id are the same: what was given, not how it was encoded."""
+    """Digest that is equal for equal episodes, however they are encoded."""
     return sha256(json.dumps(facts, sort_keys=True).encode())
 
 
-def head(manifest: Mapping[str, Any]) -> dict[str, Any]:
+def episode_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
     """The fields that an Episode and an EpisodeInfo share."""
     start = EpisodeStart.from_json(manifest)
     judgement = manifest["judgement"]
@@ -73,7 +73,7 @@ def layout_of(camera: Mapping[str, Any]) -> Layout:
 
 
 def with_steps(note: Mapping[str, Any], data: bytes) -> dict[str, Any]:
-    """The whole manifest: what the steps' file itself holds of it, and the checksum of that file."""
+    """Complete the manifest's copy in the steps file with the checksum of that file."""
     return {**note, "files": {**note["files"], STEPS: {"sha256": sha256(data), "num_bytes": len(data)}}}
 
 
@@ -86,20 +86,20 @@ def unpack_manifest(data: bytes, *, name: str) -> dict[str, Any]:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest in an episode's folder, if it is whole, of our time, and this episode's."""
+    """Read the manifest of an episode's folder. Raises StoreError if it is damaged, too old or of another episode."""
     path = folder / MANIFEST
     manifest = unpack_manifest(read_file(path), name=str(path))
     if manifest["schema"] == 1:
-        raise StoreError(f"{folder} was made by dovetail 0.1, before schema {SCHEMA}: read it with that version")
+        raise StoreError(f"{folder} was written by dovetail 0.1 (schema 1). Read it with that version.")
     if manifest["schema"] != SCHEMA:
-        raise StoreError(f"{folder} has schema {manifest['schema']}; this version reads {SCHEMA}")
+        raise StoreError(f"{folder} has schema {manifest['schema']}, but this version reads schema {SCHEMA}")
     if manifest["id"] != folder.name:
-        raise StoreError(f"{folder} holds episode {manifest['id']}: the folder was renamed")
+        raise StoreError(f"{folder} contains episode {manifest['id']}: the folder was renamed")
     return manifest
 
 
-def note_in(data: bytes, *, name: str) -> dict[str, Any]:
-    """The manifest's twin in the bytes of a steps file; StoreError if it is damaged as well."""
+def read_manifest_copy(data: bytes, *, name: str) -> dict[str, Any]:
+    """Read the manifest's copy from the bytes of a steps file. Raises StoreError if it is damaged."""
     try:
         return load_json(parquet_note(data), name=name)
     except ValueError as error:

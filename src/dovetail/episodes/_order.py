@@ -1,11 +1,11 @@
-"""The order in which episodes were committed: one line each in `.order`, appended and never changed.
+"""The order in which episodes were committed: the append-only file `.order` with one line each.
 
     + 17 20260101T093000-123456789-panda-9f86d081c3a1 5c3f09ab
     - 17 20260101T093000-123456789-panda-9f86d081c3a1 90d1aa02     removed, even if a crash has left its folder
 
-The number counts commits, and stands in the manifest too, so that this file can be made again. A clock that jumps
-changes ids, and nothing here. The last field is a checksum: a line that does not check out is ignored, and so is
-what a crash left behind the last newline; `verify` finds both. A line whose folder is gone is skipped.
+The number counts commits. The manifest contains it too, so this file can be rebuilt. A clock that jumps changes ids but
+not this order. The last field is a checksum. Damaged lines and an incomplete last line are ignored; `verify` reports
+both. A line without a folder is skipped.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from dovetail.core.disk import fsync_folder, read_file
 from dovetail.core.errors import StoreError
 from dovetail.episodes.ids import is_episode_id
 
-__all__ = ["ORDER", "Order", "append", "line", "listed", "mark", "read"]
+__all__ = ["ORDER", "Order", "append", "file_state", "line", "list_episodes", "read"]
 
 ORDER = ".order"
-_LONGEST = 512  # bytes, more than a line has
+_MAX_LINE_BYTES = 512
 
 
 @dataclass(slots=True)
 class Order:
-    """What the file says: the commit number of each episode that is said to be there."""
+    """Contents of the file: the commit number of each episode that was not removed."""
 
     numbers: dict[str, int] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
     damaged: list[int] = field(default_factory=list)  # lines, counted from 1
     torn: bool = False
-    newest: int = 0  # number
+    newest: int = 0  # highest commit number
 
     def sort(self, ids: Iterable[str]) -> list[str]:
-        """Committed order, without what was removed; ids that it does not know (a crash came between) last, sorted."""
+        """Sort ids by commit, without removed ones. Ids without a line (after a crash) come last, sorted by name."""
         unknown = self.newest + 1
         there = (episode_id for episode_id in ids if episode_id not in self.removed)
         return sorted(there, key=lambda episode_id: (self.numbers.get(episode_id, unknown), episode_id))
 
 
-def listed(folder: Path) -> list[str]:
-    """Ids of the folders that are there, sorted."""
+def list_episodes(folder: Path) -> list[str]:
+    """Return the sorted ids of the existing folders."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
         return sorted(entry.name for entry in entries if entry.is_dir() and is_episode_id(entry.name))
 
 
-def mark(folder: Path) -> object:
-    """Equal as long as nobody has written `.order`."""
+def file_state(folder: Path) -> object:
+    """Return a value that changes whenever `.order` is written."""
     try:
         found = (folder / ORDER).stat()
     except FileNotFoundError:
@@ -66,7 +66,7 @@ def line(number: int, episode_id: str, *, removed: bool = False) -> bytes:
 
 
 def read(folder: Path) -> Order:
-    """What `.order` holds; an empty one where there is none."""
+    """Read `.order`; a missing file counts as empty."""
     order = Order()
     path = folder / ORDER
     if not path.exists():
@@ -92,15 +92,17 @@ def read(folder: Path) -> Order:
 
 
 def append(folder: Path, *lines: bytes) -> None:
-    """Add lines durably, after cutting off what a crash left of one. Only for who holds the writer's lock."""
+    """Append lines durably, after removing an incomplete last line. The caller must hold the writer lock."""
     path = folder / ORDER
     fresh = not path.exists()
     with path.open("w+b" if fresh else "r+b", buffering=0) as file:
-        before = max(0, file.seek(0, os.SEEK_END) - _LONGEST)
+        before = max(0, file.seek(0, os.SEEK_END) - _MAX_LINE_BYTES)
         file.seek(before)
         tail = file.read()
         if before and b"\n" not in tail:
-            raise StoreError(f"{path} is damaged at its end: `dovetail episodes verify RUN --repair` mends it")
+            raise StoreError(
+                f"the end of {path} is damaged. Repair it with `dovetail episodes verify RUN --repair`."
+            )
         whole = before + tail.rfind(b"\n") + 1
         file.truncate(whole)
         file.seek(whole)

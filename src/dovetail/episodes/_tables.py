@@ -1,8 +1,7 @@
-"""Named columns [T, ...] as Arrow tables and back, to the bit: Parquet in the log, IPC in the spool.
+"""Bit-exact conversion of named columns [T, ...] to Arrow tables and back: Parquet in the log, IPC in the spool.
 
-A row of numbers is a scalar or a fixed-size list, so that any Parquet reader shows them; what neither can say, the
-shape of a row and numpy's dtype, stands in the metadata of the field. Dictionaries are off: they hold NaNs to be all
-alike, and these bits are somebody's measurement.
+A row is a scalar or a fixed-size list, which any Parquet reader can show. The metadata of the field holds the shape of a
+row and numpy's dtype. Dictionary encoding is off, because it treats all NaNs as equal and loses their bits.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ _FIELD, _NOTE = b"dovetail.row", b"dovetail.note"
 
 
 def to_parquet(columns: Mapping[str, Array], *, note: bytes = b"") -> bytes:
-    """The bytes of a Parquet file; a `note` lies in its schema, beside the columns."""
+    """Return the bytes of a Parquet file; `note` is stored in its schema."""
     sink = pa.BufferOutputStream()
     pq.write_table(
         _table(columns, note),
@@ -43,25 +42,25 @@ def to_parquet(columns: Mapping[str, Array], *, note: bytes = b"") -> bytes:
 
 
 def from_parquet(data: bytes, *, only: Iterable[str] | None = None) -> dict[str, Array]:
-    """All columns of a Parquet file of ours, or `only` some; ValueError for what is none."""
+    """Read all columns of a Parquet file, or `only` some. Raises ValueError for files that dovetail did not write."""
     try:
         wanted = None if only is None else list(only)
         return _columns(pq.read_table(pa.BufferReader(data), columns=wanted, use_threads=False))
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-        raise ValueError(f"not a table of ours: {_line(error)}") from error
+        raise ValueError(f"not a table of dovetail: {_line(error)}") from error
 
 
 def parquet_note(data: bytes) -> bytes:
-    """The note in a Parquet file's schema, without reading a column; ValueError where there is none."""
+    """Read the note in a Parquet file's schema. Raises ValueError if there is none."""
     try:
         note: bytes = pq.read_schema(pa.BufferReader(data)).metadata[_NOTE]
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-        raise ValueError(f"not a table of ours: {_line(error)}") from error
+        raise ValueError(f"not a table of dovetail: {_line(error)}") from error
     return note
 
 
 def to_ipc(tables: Iterable[Mapping[str, Array]]) -> bytes:
-    """Several tables as one block of bytes, Arrow streams one after the other."""
+    """Return several tables as consecutive Arrow streams."""
     sink = pa.BufferOutputStream()
     options = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
     for columns in tables:
@@ -72,7 +71,7 @@ def to_ipc(tables: Iterable[Mapping[str, Array]]) -> bytes:
 
 
 def from_ipc(data: bytes) -> list[dict[str, Array]]:
-    """The tables of `to_ipc`; ValueError for what is none."""
+    """Read the tables of `to_ipc`. Raises ValueError for other data."""
     source = pa.BufferReader(data)
     tables: list[dict[str, Array]] = []
     try:
@@ -80,7 +79,7 @@ def from_ipc(data: bytes) -> list[dict[str, Array]]:
             with pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as stream:
                 tables.append(_columns(stream.read_all()))
     except (pa.ArrowException, OSError, KeyError, TypeError) as error:
-        raise ValueError(f"not tables of ours: {_line(error)}") from error
+        raise ValueError(f"not tables of dovetail: {_line(error)}") from error
     return tables
 
 
@@ -96,12 +95,12 @@ def _table(columns: Mapping[str, Array], note: bytes) -> Any:
 
 def _to_arrow(name: str, column: Array) -> Any:
     if column.dtype.name not in _KINDS:
-        raise StoreError(f"column '{name}' is {column.dtype}: only bool, integers and float16 to float64 are kept")
+        raise StoreError(
+            f"column '{name}' has dtype {column.dtype}, but only bool, integers and float16 to float64 can be stored"
+        )
     row_size = math.prod(column.shape[1:])
     if row_size == 0:
-        return pa.array(
-            np.zeros(len(column), bool)
-        )  # nothing to keep but how many; no file format has lists of none
+        return pa.array(np.zeros(len(column), bool))  # only the number of rows: Parquet has no empty lists
     flat = pa.array(np.ascontiguousarray(column).reshape(-1), from_pandas=False)
     return flat if column.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, row_size)
 
@@ -129,15 +128,15 @@ def _to_numpy(column: Any, field: Any) -> Array:
 
 
 def _exact(piece: Any, dtype: np.dtype[Any]) -> Array:
-    """The very bits of an Arrow array: a conversion by value may quieten a NaN."""
+    """Return the exact bits of an Arrow array. A conversion by value may change the bits of a NaN."""
     if dtype == np.bool_:
         return np.asarray(piece.to_numpy(zero_copy_only=False))
     if piece.type.bit_width != 8 * dtype.itemsize:
-        raise ValueError(f"{piece.type} where {dtype} was written")
+        raise ValueError(f"the type is {piece.type}, expected {dtype}")
     data = piece.buffers()[1]
     return np.frombuffer(data, dtype, count=len(piece), offset=piece.offset * dtype.itemsize)
 
 
 def _line(error: Exception) -> str:
-    """Arrow is fond of many lines; of ours each is one."""
+    """Shorten Arrow's messages, which may have many lines, to one line."""
     return " ".join(str(error).split())[:200]

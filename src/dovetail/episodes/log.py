@@ -1,17 +1,16 @@
-"""The episode log: one folder per episode, immutable once it is there.
+"""The episode log: one immutable folder per episode.
 
     episodes/
       20260101T093000-123456789-panda-9f86d081c3a1/
-        manifest.json       everything but the steps; a checksum of each file, and of itself
-        steps.parquet       one row a step; in its schema all that the manifest says, should that be damaged
+        manifest.json       everything but the steps, with checksums of each file and of itself
+        steps.parquet       one row per step; its schema contains a copy of the manifest
         last.parquet        one row: the last observation
-        frames-<key>.mkv    one per camera: each distinct frame once; rows point in (`frame/<key>`)
-      .order                one line per commit, so that a jumping clock changes no order (see `_order`)
-      .tmp/                 what is being written; what a crash left is removed by the next writer
+        frames-<key>.mkv    one per camera: each distinct frame once; column `frame/<key>` refers to it
+      .order                one line per commit, because clocks may jump (see `_order`)
+      .tmp/                 files being written; the next writer removes what a crash has left
 
-A folder appears by an atomic rename after everything in it was fsynced, so a reader never meets half an episode.
-Its line in `.order` follows. An episode that a crash has left without one is listed last, and gets its line from the
-next writer.
+A folder appears by an atomic rename after all its files were fsynced, so readers never see half an episode. Then its
+line is added to `.order`. If a crash prevents that, the episode is listed last and the next writer adds the line.
 """
 
 from __future__ import annotations
@@ -32,15 +31,15 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
 from dovetail.episodes import _order
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
-from dovetail.episodes._frames import Colours, decode
+from dovetail.episodes._frames import ColorConverter, decode
 from dovetail.episodes._manifest import (
     LAST,
     MANIFEST,
     SCHEMA,
     STEPS,
     content,
-    facts_of,
-    head,
+    episode_facts,
+    episode_fields,
     layout_of,
     read_manifest,
 )
@@ -54,7 +53,7 @@ __all__ = ["EpisodeInfo", "EpisodeLog"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeInfo:
-    """What a list of episodes shows: the manifest, without reading a step."""
+    """Summary of an episode from its manifest."""
 
     id: str
     task: str
@@ -68,7 +67,7 @@ class EpisodeInfo:
     config_hash: str
     started_unix_ns: int
     boot_id: str
-    number: int  # which commit of this log it was
+    number: int  # of the commit in this log
     num_steps: int
     num_human_steps: int
     num_interventions: int
@@ -79,68 +78,70 @@ class EpisodeInfo:
 
     @property
     def duration_s(self) -> float:
-        """Robot time: steps at the robot's control rate."""
+        """Robot time: number of steps divided by the control rate."""
         return self.num_steps / self.robot.control_hz
 
 
 class EpisodeLog:
-    """Write once, read many. Any number of readers; writers, in any process, take turns."""
+    """Log of episodes with any number of readers. Writers in several processes wait for each other."""
 
     def __init__(self, folder: Path | str, *, images: ImageCodec | None = None) -> None:
         self._folder = Path(folder)
         self._images = images or ImageCodec()
-        self._settled: tuple[object, int] | None = None  # `.order` as this writer left it, and its newest number
+        self._known_state: tuple[object, int] | None = (
+            None  # state of `.order` after our last commit, newest number
+        )
 
     def commit(self, episode: Episode) -> None:
-        """Make an episode durable; once this returns, it survives anything that is killed.
+        """Store an episode durably.
 
-        Doing it again is harmless, also where images lose something. A different episode of the same id is refused,
-        and so is the same one if what lies on disk has been damaged since: the sender must not think it safe.
+        Committing the same episode again is harmless. A different episode with the same id is refused. So is the same
+        episode if the stored one was damaged, so that the sender keeps its copy.
         """
         target = self._folder / check_episode_id(episode.id)
         columns = Columns.of(episode)
-        facts = facts_of(episode, columns)
+        facts = episode_facts(episode, columns)
         digest = content(facts)
         with writer(self._folder) as temporary:
             newest = self._newest(temporary)
             if target.exists():
                 if self._manifest(episode.id)["content"] != digest:
-                    raise StoreError(f"episode {episode.id} is already in {self._folder}, with other content")
+                    raise StoreError(f"episode {episode.id} is already in {self._folder} with different content")
                 self.verify(episode.id)
-                fsync_folder(self._folder)  # the first commit may have died before it came here
+                fsync_folder(self._folder)  # a crash may have prevented it in the first commit
                 return
             staged = temporary / episode.id
             staged.mkdir()
-            told = {"schema": SCHEMA, "content": digest, "number": newest + 1, **facts}
-            write_episode(staged, told, columns, codec=self._images)
+            description = {"schema": SCHEMA, "content": digest, "number": newest + 1, **facts}
+            write_episode(staged, description, columns, codec=self._images)
             os.rename(staged, target)
             fsync_folder(self._folder)
             _order.append(self._folder, _order.line(newest + 1, episode.id))
-            self._settled = (_order.mark(self._folder), newest + 1)
+            self._known_state = (_order.file_state(self._folder), newest + 1)
 
     def remove(self, episode_id: str) -> None:
-        """Take an episode out for good. It is gone once its line says so; a crash after that is made good later."""
+        """Remove an episode permanently. It is removed once `.order` says so; after a crash the next writer deletes it."""
         if not (self._folder / check_episode_id(episode_id)).is_dir():
-            raise UsageError(f"there is no episode {episode_id} in {self._folder} to remove")
+            raise UsageError(f"cannot remove episode {episode_id}: it is not in {self._folder}")
         with writer(self._folder) as temporary:
-            self._settle(temporary)
+            self._finish_interrupted(temporary)
             number = _order.read(self._folder).numbers.get(episode_id, 0)
             _order.append(self._folder, _order.line(number, episode_id, removed=True))
-            self._settle(temporary)
+            self._finish_interrupted(temporary)
 
     def ids(self) -> list[str]:
-        """Ids of all committed episodes, in the order of their commits."""
-        return _order.read(self._folder).sort(_order.listed(self._folder))
+        """Return the ids of all episodes in the order of their commits."""
+        return _order.read(self._folder).sort(_order.list_episodes(self._folder))
 
     def __contains__(self, episode_id: str) -> bool:
         return (self._folder / check_episode_id(episode_id)).is_dir()
 
     def manifest(self, episode_id: str) -> EpisodeInfo:
-        """The summary of an episode: one small file is read."""
+        """Return the summary of an episode. Reads one small file."""
         data = self._manifest(episode_id)
         files, cameras = data["files"], data["cameras"]
         return EpisodeInfo(
-            **head(data),
+            **episode_fields(data),
             number=data["number"],
             num_steps=data["num_steps"],
             num_human_steps=data["num_human_steps"],
@@ -152,10 +153,9 @@ class EpisodeLog:
         )
 
     def load(self, episode_id: str, *, images: bool = True) -> Episode:
-        """An episode as it was committed, its segments merged into one; every file read is verified first.
+        """Load an episode with its segments merged into one. Every file is verified before it is used.
 
-        Without `images` the camera columns are left out of the steps and the last observation, and their
-        files are neither read nor verified.
+        With `images=False` the steps and the last observation lack the cameras, whose files are not read.
         """
         manifest = self._manifest(episode_id)
         steps, last = (from_parquet(self._read(episode_id, name, manifest)) for name in (STEPS, LAST))
@@ -179,12 +179,12 @@ class EpisodeLog:
             columns=steps,
             last_observation=Observation(time_ns=manifest["last_time_ns"], values=values),
         )
-        return Episode(**head(manifest), segments=(segment,))
+        return Episode(**episode_fields(manifest), segments=(segment,))
 
     def frames(self, episode_id: str, camera: str) -> Iterator[Array]:
-        """What a camera saw, row by row, the last observation's image included: T + 1 of [H, W, C], read-only.
+        """Yield the T + 1 images [H, W, C] of a camera, including that of the last observation. They are read-only.
 
-        One at a time: neither the file nor the frames are ever held as a whole. It is verified before the first.
+        The file is verified first and then decoded frame by frame.
         """
         manifest = self._manifest(episode_id)
         if camera not in manifest["cameras"]:
@@ -198,33 +198,33 @@ class EpisodeLog:
         return self._pictures(episode_id, camera, manifest, rows)
 
     def verify(self, episode_id: str) -> None:
-        """Read every file of an episode; the first that is not as written is named by a StoreError."""
+        """Read every file of an episode. Raises StoreError for the first damaged or unexpected one."""
         manifest = self._manifest(episode_id)
         folder = self._folder / episode_id
-        with self._saying_what_to_do(episode_id):
+        with self._with_repair_hint(episode_id):
             for name, file in manifest["files"].items():
                 check_file(folder / name, checksum=file["sha256"])
-            strangers = {path.name for path in folder.iterdir()} - {MANIFEST, *manifest["files"]}
-            if strangers:
-                raise StoreError(f"{folder / min(strangers)} is not part of the episode")
+            unexpected = {path.name for path in folder.iterdir()} - {MANIFEST, *manifest["files"]}
+            if unexpected:
+                raise StoreError(f"{folder / min(unexpected)} is not part of the episode")
 
     def _newest(self, temporary: Path) -> int:
-        """The newest commit's number. Only if somebody else has written since is there anything to look through."""
-        settled, self._settled = self._settled, None  # until this commit is through
-        if settled is not None and settled[0] == _order.mark(self._folder):
-            return settled[1]
-        return self._settle(temporary)
+        """Return the newest commit's number. Reads `.order` only if another writer has changed it."""
+        known_state, self._known_state = self._known_state, None  # until this commit succeeds
+        if known_state is not None and known_state[0] == _order.file_state(self._folder):
+            return known_state[1]
+        return self._finish_interrupted(temporary)
 
-    def _settle(self, temporary: Path) -> int:
-        """Finish what a crash has left undone in `.order` and beside it; returns the newest commit's number."""
+    def _finish_interrupted(self, temporary: Path) -> int:
+        """Finish commits and removals that a crash has interrupted; returns the newest commit's number."""
         order = _order.read(self._folder)
         lines: list[bytes] = []
-        for episode_id in _order.listed(self._folder):
+        for episode_id in _order.list_episodes(self._folder):
             if episode_id in order.removed:
                 os.rename(self._folder / episode_id, temporary / f".{episode_id}")  # emptied at the end
                 fsync_folder(self._folder)
             elif episode_id not in order.numbers:
-                with contextlib.suppress(StoreError):  # what has no number to read is for `verify` to tell
+                with contextlib.suppress(StoreError):  # `verify` reports episodes with damaged manifests
                     number = int(read_manifest(self._folder / episode_id)["number"])
                     lines.append(_order.line(number, episode_id))
                     order.newest = max(order.newest, number)
@@ -236,50 +236,50 @@ class EpisodeLog:
         folder = self._folder / check_episode_id(episode_id)
         if not folder.is_dir():
             raise StoreError(f"there is no episode {episode_id} in {self._folder}")
-        with self._saying_what_to_do(episode_id):
+        with self._with_repair_hint(episode_id):
             return read_manifest(folder)
 
     def _read(self, episode_id: str, name: str, manifest: Mapping[str, Any]) -> bytes:
-        with self._saying_what_to_do(episode_id):
+        with self._with_repair_hint(episode_id):
             return read_file(self._folder / episode_id / name, checksum=manifest["files"][name]["sha256"])
 
     @contextlib.contextmanager
-    def _saying_what_to_do(self, episode_id: str) -> Iterator[None]:
-        """Whoever meets a damaged episode, by whatever command, is told the two ways on."""
+    def _with_repair_hint(self, episode_id: str) -> Iterator[None]:
+        """Add to errors about a damaged episode what the user can do."""
         try:
             yield
         except StoreError as error:
             run = self._folder.parent
             raise StoreError(
-                f"{error}: see what is left of it with `dovetail episodes verify {run}`, or give it up with "
-                f"`dovetail episodes rm {run} {episode_id}`"
+                f"{error}. Run `dovetail episodes verify {run}` to see what can be recovered, or remove the episode with "
+                f"`dovetail episodes rm {run} {episode_id}`."
             ) from error
 
     def _pictures(
         self, episode_id: str, key: str, manifest: Mapping[str, Any], rows: list[int]
     ) -> Iterator[Array]:
-        """Verify a camera's file, then decode it as its rows are asked for."""
+        """Verify a camera's file, then decode it row by row."""
         camera = manifest["cameras"][key]
         path = self._folder / episode_id / camera["file"]
-        with self._saying_what_to_do(episode_id):
+        with self._with_repair_hint(episode_id):
             check_file(path, checksum=manifest["files"][camera["file"]]["sha256"])
         return _expand(path, camera, rows)
 
 
 def _expand(path: Path, camera: Mapping[str, Any], rows: list[int]) -> Iterator[Array]:
-    """A picture per row from each distinct frame, in order: the index of rows never goes back."""
-    colours, num_frames = Colours(layout_of(camera)), camera["num_frames"]
+    """Yield the frame of each row. The frame indices of the rows never decrease."""
+    converter, num_frames = ColorConverter(layout_of(camera)), camera["num_frames"]
     try:
         with path.open("rb") as file:
             row = 0
             for count, picture in enumerate(decode(file, num_frames=num_frames)):
-                frame = colours.pixels(picture)
-                frame.flags.writeable = False  # several rows may be given the same one
+                frame = converter.pixels(picture)
+                frame.flags.writeable = False  # several rows may share it
                 while row < len(rows) and rows[row] == count:
                     yield frame
                     row += 1
             if row != len(rows):
-                raise ValueError(f"row {row} points at frame {rows[row]} of {num_frames}")
+                raise ValueError(f"row {row} refers to frame {rows[row]}, but there are {num_frames} frames")
     except (av.FFmpegError, ValueError) as error:
         raise StoreError(f"{path} cannot be decoded: {error}") from error
 

@@ -1,9 +1,9 @@
-"""The spool: episodes on the robot's own disk while they happen, until the log has said that it has them.
+"""The spool: episodes on the robot's own disk while they are recorded, until the log has committed them.
 
     spool/
       20260101T093000-123456789-panda-9f86d081c3a1.journal     append-only: start, segments, end (see `_journal`)
 
-The hand-over, which may be killed anywhere and repeated:
+Transfer to the log, which may be killed anywhere and repeated:
 
     for episode_id in spool.pending():
         episode = spool.load(episode_id)
@@ -11,9 +11,9 @@ The hand-over, which may be killed anywhere and repeated:
             log.commit(episode)
         spool.acknowledge(episode_id)
 
-Whoever records holds a lock on its journal, which the kernel drops when the process dies: so a journal without an end
-and without a lock is what a crash left, and comes back `aborted`, up to its last whole record. A journal appears under
-its name only when it is locked and its start is durable. Any number of processes may share a folder.
+The recording process locks its journal, and the kernel releases the lock when the process ends. So a journal without an
+end and without a lock was left by a crash: it is loaded as `aborted`, up to its last intact record. A journal gets its
+name only after it is locked and its start is durable. Any number of processes may share a folder.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from dovetail.episodes.ids import check_episode_id
 __all__ = ["DAMAGED", "Spool", "Tail"]
 
 DAMAGED = ".damaged"
-_UNBORN = ".new"
+_NEW = ".new"
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Whole segments of an episode that may still be running, and where the next ones will be."""
+    """Complete segments of an episode that may still be running, and the offset of the next segment."""
 
     start: EpisodeStart
     segments: tuple[Segment, ...]
@@ -51,8 +51,8 @@ class Tail:
 
 
 @dataclass(slots=True)
-class _Writing:
-    """The journal that is being written: all before `end` is durable."""
+class _OpenJournal:
+    """The journal being written. Everything before `end` is durable."""
 
     episode_id: str
     descriptor: int
@@ -62,19 +62,19 @@ class _Writing:
 
 
 class Spool:
-    """Takes episodes down as they happen, one at a time; hands over what this or any other process has left."""
+    """Records one episode at a time; returns finished episodes of this and any other process."""
 
     def __init__(self, folder: Path | str) -> None:
         self._folder = Path(folder)
-        self._writing: _Writing | None = None
-        self._number = 0  # of the newest episode here: order without a clock
+        self._writing: _OpenJournal | None = None
+        self._number = 0  # of the newest episode; gives their order without a clock
 
     @property
     def folder(self) -> Path:
         return self._folder
 
     def begin(self, start: EpisodeStart) -> None:
-        """Open a journal, durably. An episode that was begun before and never ended is let go, as after a crash."""
+        """Create a journal durably. An earlier episode that was never ended counts as aborted."""
         path = self._path(start.id)
         self.close()
         with self._errors():
@@ -88,56 +88,56 @@ class Spool:
             while descriptor is None:
                 descriptor = self._open(path, record)
             fsync_folder(self._folder)
-        self._writing = _Writing(episode_id=start.id, descriptor=descriptor, end=len(record))
+        self._writing = _OpenJournal(episode_id=start.id, descriptor=descriptor, end=len(record))
 
     def append(self, segment: Segment, *, after: Observation) -> None:
-        """Add the next steps and what was seen after them; durable when it returns.
+        """Append the next steps and the observation after them durably.
 
-        If it fails, the journal is as it was before, and the same segment may be tried again.
+        If it fails, the journal is unchanged and the same segment may be appended again.
         """
         writing = self._current()
         name = f"episode {writing.episode_id}"
         if segment.episode_id != writing.episode_id:
-            raise UsageError(f"{name} is being recorded, not {segment.episode_id}: begin it first")
+            raise UsageError(f"cannot append to {segment.episode_id}: {name} is being recorded")
         if segment.first != writing.num_steps:
-            raise UsageError(f"{name} has {writing.num_steps} steps so far: step {segment.first} is not the next")
+            raise UsageError(f"{name} has {writing.num_steps} steps, so step {segment.first} is not the next one")
         columns = Columns.join([segment], after, name=name)
         layout = {key: (value.dtype, value.shape[1:]) for key, value in columns.steps.items()}
         layout |= {key: (pieces[0].dtype, pieces[0].shape[1:]) for key, pieces in columns.images.items()}
         if writing.num_steps and layout != writing.layout:
             odd = sorted(key for key in layout | writing.layout if layout.get(key) != writing.layout.get(key))
-            raise StoreError(f"{name}: columns change on the way: {', '.join(odd)}")
+            raise StoreError(f"{name}: these columns changed since the first segment: {', '.join(odd)}")
         self._write(_journal.pack(Kind.SEGMENT, _journal.pack_segment(segment.first, columns)))
         writing.num_steps += len(segment)
         writing.layout = layout
 
     def end(self, *, outcome: Outcome, judgement: Outcome | None) -> None:
-        """Close the journal: the episode may be handed over."""
+        """Close the journal. The episode is then pending."""
         self._current()
         end = {"outcome": outcome.value, "judgement": judgement.value if judgement else None}
         self._write(_journal.pack(Kind.END, dump_json(end)))
         self.close()
 
     def close(self) -> None:
-        """Let go of an episode that will not be ended: it may be handed over, as `aborted`."""
+        """Close the journal of a running episode, if any. It is then pending, as `aborted`."""
         if self._writing is not None:
             os.close(self._writing.descriptor)
             self._writing = None
 
     def pending(self) -> list[str]:
-        """Episodes to hand over, in the order in which they began: ended ones, and those nobody records any more."""
+        """Return the ids of episodes that are no longer recorded, in the order of their starts."""
         waiting = [path for path in self._journals() if not is_recording(path)]
         return [
             path.name.removesuffix(SUFFIX) for path in sorted(waiting, key=lambda path: (number_of(path), path))
         ]
 
     def running(self) -> list[str]:
-        """Episodes that are being recorded, here or in another process."""
+        """Return the ids of episodes that this or another process is recording."""
         return [path.name.removesuffix(SUFFIX) for path in self._journals() if is_recording(path)]
 
     @property
     def holds_steps(self) -> bool:
-        """Whether there is more here than beginnings of episodes. What is damaged may be worth a person's time."""
+        """Whether any journal contains steps. Damaged journals count, because they may contain some."""
         if any(self._folder.glob(f"*{DAMAGED}")):
             return True
         try:
@@ -147,7 +147,7 @@ class Spool:
         return any(tail is not None and tail.segments for tail in tails)
 
     def tail(self, episode_id: str, *, offset: int = 0) -> Tail | None:
-        """What was taken down of an episode since an earlier look, which ended at `offset`; None if it is not here."""
+        """Return the segments recorded after `offset`; None if the episode is not in the spool."""
         path = self._path(episode_id)
         try:
             with path.open("rb") as file:
@@ -158,14 +158,14 @@ class Spool:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
     def load(self, episode_id: str) -> Episode | None:
-        """An episode as it was recorded; None without a whole segment, or if it was acknowledged meanwhile.
+        """Load an episode; None if it has no complete segment or was acknowledged meanwhile.
 
-        Of one without an end, or with a damaged record, that which precedes, as `aborted`. A damaged start is an
-        error: what follows it may be worth a person's time.
+        If the end is missing or a record is damaged, the part before it is loaded as `aborted`. A damaged start raises
+        StoreError, because the steps after it may be worth a manual repair.
         """
         path = self._path(episode_id)
         if is_recording(path):
-            raise StoreError(f"episode {episode_id} is still being recorded in {self._folder}: load it later")
+            raise StoreError(f"episode {episode_id} in {self._folder} is still being recorded. Load it later.")
         try:
             with path.open("rb") as file:
                 return read_journal(file, name=str(path))
@@ -175,11 +175,11 @@ class Spool:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
 
     def is_damaged(self, episode_id: str) -> bool:
-        """Whether there is more in a journal than `load` can give back: not what a crash leaves, but a changed byte."""
+        """Whether changed bytes keep `load` from returning all records. An incomplete last record does not count."""
         path = self._path(episode_id)
         try:
             with path.open("rb") as file:
-                rest = _journal.rest(file, max((record.end for record in _journal.read(file)), default=0))
+                rest = _journal.remainder(file, max((record.end for record in _journal.read(file)), default=0))
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -187,7 +187,7 @@ class Spool:
         return bool(rest.num_bytes) and not rest.torn
 
     def set_aside(self, episode_id: str) -> Path:
-        """Keep a damaged journal under another name, for `verify` to tell of and a person to look at."""
+        """Rename a damaged journal, so that `verify` reports it and a person can inspect it."""
         path = self._path(episode_id)
         aside = path.with_name(path.name + DAMAGED)
         with self._errors():
@@ -196,10 +196,10 @@ class Spool:
         return aside
 
     def acknowledge(self, episode_id: str) -> None:
-        """The log has it: delete it here. Doing it again is harmless."""
+        """Delete an episode that the log has committed. Repeating it is harmless."""
         path = self._path(episode_id)
         if is_recording(path):
-            raise UsageError(f"episode {episode_id} is still being recorded in {self._folder}: end it first")
+            raise UsageError(f"episode {episode_id} in {self._folder} is still being recorded. End it first.")
         with self._errors():
             if path.exists():
                 path.unlink(missing_ok=True)
@@ -211,19 +211,19 @@ class Spool:
     def _journals(self) -> list[Path]:
         return [path for path in self._folder.glob(f"*{SUFFIX}") if not path.name.startswith(".")]
 
-    def _current(self) -> _Writing:
+    def _current(self) -> _OpenJournal:
         if self._writing is None:
-            raise UsageError("no episode is being recorded: begin one first")
+            raise UsageError("no episode is being recorded. Call begin() first.")
         return self._writing
 
     def _open(self, path: Path, record: bytes) -> int | None:
-        """A locked journal with its first record, under its name at once; None if somebody swept it away: again."""
-        unborn = path.with_name(f".{secrets.token_hex(8)}{_UNBORN}")
-        descriptor = os.open(unborn, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        """Create a locked journal with its first record; None if another process removed the temporary file: retry."""
+        new_path = path.with_name(f".{secrets.token_hex(8)}{_NEW}")
+        descriptor = os.open(new_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             _write_at(descriptor, record, 0)
-            os.link(unborn, path)
+            os.link(new_path, path)
         except BaseException as error:
             os.close(descriptor)
             if isinstance(error, FileExistsError):
@@ -232,12 +232,12 @@ class Spool:
                 return None
             raise
         finally:
-            unborn.unlink(missing_ok=True)
+            new_path.unlink(missing_ok=True)
         return descriptor
 
     def _sweep(self) -> None:
-        """Remove what processes left that died while they opened a journal."""
-        for path in self._folder.glob(f".*{_UNBORN}"):
+        """Remove temporary files of processes that were killed in `_open`."""
+        for path in self._folder.glob(f".*{_NEW}"):
             if not is_recording(path):
                 path.unlink(missing_ok=True)
 
@@ -259,7 +259,7 @@ class Spool:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise StoreError(
-                f"cannot write to spool {self._folder}: {reason}; what it had before is kept"
+                f"cannot write to spool {self._folder}: {reason}. Earlier records are kept."
             ) from error
 
 

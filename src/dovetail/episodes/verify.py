@@ -1,4 +1,4 @@
-"""Finding what is damaged in a log or a spool, saying what is left of it, and repairing what can be.
+"""Find damage in a log or a spool, describe what can be recovered, and repair it where possible.
 
     for finding in verify_log(folder):
         if not finding.whole:
@@ -6,8 +6,8 @@
             if finding.repairable:
                 repair(folder, finding)
 
-Every byte of every file is read. Repairs are proved by a checksum made when the episode was written, and appear by an
-atomic rename: nothing gets worse.
+Every byte of every file is read. A repaired file must match the checksum made when the episode was written, and it
+replaces the damaged one by an atomic rename.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ __all__ = ["Finding", "repair", "verify_log", "verify_spool"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that is wrong, or, without a path, an episode in which nothing is.
+    """One problem; or, without a path, an intact episode.
 
-    Said in words, `path` and `problem` make a sentence: `.../steps.parquet` `is missing`.
+    `path` and `problem` form a sentence: `.../steps.parquet` `is missing`.
     """
 
-    episode_id: str  # empty: it belongs to no episode
+    episode_id: str  # empty: belongs to no episode
     path: Path | None = None
     problem: str = ""
-    recoverable: str = ""  # what can still be had
+    recoverable: str = ""  # what can still be read
     repairable: bool = False
-    lost: bool = False  # repairing it means to do without
+    lost: bool = False  # the repair gives up the lost data
 
     @property
     def whole(self) -> bool:
@@ -51,12 +51,12 @@ class Finding:
 
 
 def verify_log(folder: Path | str) -> Iterator[Finding]:
-    """Look at every file of a log: at least one finding for each episode, then those of the log as a whole."""
+    """Check every file of a log; yields at least one finding per episode, then those of the log itself."""
     folder = Path(folder)
     order = _order.read(folder)
-    for episode_id in order.sort(_order.listed(folder)):
+    for episode_id in order.sort(_order.list_episodes(folder)):
         findings = _check_episode(folder / episode_id)
-        if (folder / episode_id).is_dir():  # else somebody has removed it meanwhile
+        if (folder / episode_id).is_dir():  # it may have been removed meanwhile
             yield from findings or [Finding(episode_id=episode_id)]
     yield from _check_order(folder)
     known = {TEMPORARY, ".lock", ORDER}
@@ -66,15 +66,15 @@ def verify_log(folder: Path | str) -> Iterator[Finding]:
 
 
 def verify_spool(folder: Path | str) -> Iterator[Finding]:
-    """Look at every journal of a spool; those that are being written are taken for whole."""
+    """Check every journal of a spool. Journals being written count as intact."""
     folder = Path(folder)
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         episode_id = path.name.removesuffix(SUFFIX)
         if path.suffix == SUFFIX and is_episode_id(episode_id):
-            with contextlib.suppress(FileNotFoundError):  # handed over meanwhile
+            with contextlib.suppress(FileNotFoundError):  # acknowledged meanwhile
                 yield _check_journal(path, episode_id)
         elif path.name.endswith(SUFFIX + DAMAGED):
-            left = "what precedes the damage is in the log; delete this one when it is of no more use"
+            left = "the steps before the damage are in the log; delete this file when you no longer need it"
             problem = "is a damaged journal that was set aside"
             yield Finding(episode_id="", path=path, problem=problem, recoverable=left)
         elif not path.name.startswith("."):
@@ -82,10 +82,10 @@ def verify_spool(folder: Path | str) -> Iterator[Finding]:
 
 
 def repair(folder: Path | str, finding: Finding) -> None:
-    """Put right what `finding.repairable` says can be; it is looked at again first, so an old finding does no harm."""
+    """Repair a finding that is `repairable`. It is checked again first, so an outdated finding does no harm."""
     folder = Path(folder)
     if finding.path is None or not finding.repairable:
-        raise UsageError(f"nothing to repair in {finding.path or finding.episode_id}: {finding.recoverable}")
+        raise UsageError(f"cannot repair {finding.path or finding.episode_id}; recoverable: {finding.recoverable}")
     name = finding.path.name
     if finding.path.suffix == SUFFIX:
         _repair_journal(finding.path)
@@ -93,26 +93,26 @@ def repair(folder: Path | str, finding: Finding) -> None:
     with writer(folder) as temporary:
         if finding.path.parent == folder and name != ORDER:
             number = _order.read(folder).numbers.get(name)
-            if number is not None and not finding.path.exists():  # gone for good: so be it
+            if number is not None and not finding.path.exists():  # record the lost episode as removed
                 _order.append(folder, _order.line(number, name, removed=True))
             return
         if name == ORDER:
-            data: bytes | None = _order_again(folder)
+            data: bytes | None = _rebuild_order(folder)
         elif finding.path not in (found.path for found in _check_episode(finding.path.parent)):
             return
         elif name == MANIFEST:
-            data = pack_manifest(_damage.twin(finding.path.parent))
+            data = pack_manifest(_damage.manifest_from_steps(finding.path.parent))
         else:
-            data = _damage.made_again(finding.path.parent, name, read_manifest(finding.path.parent))
+            data = _damage.rebuild_file(finding.path.parent, name, read_manifest(finding.path.parent))
         if data is None:
-            raise StoreError(f"{finding.path} cannot be repaired any more: look again")
+            raise StoreError(f"{finding.path} can no longer be repaired. Verify it again.")
         write_file(temporary / name, data)
         os.replace(temporary / name, finding.path)
         fsync_folder(finding.path.parent)
 
 
 def _check_episode(folder: Path) -> list[Finding]:
-    """All that is wrong with an episode's files."""
+    """Return the problems of an episode's files."""
     path, episode_id = folder / MANIFEST, folder.name
     findings: list[Finding] = []
     try:
@@ -120,11 +120,11 @@ def _check_episode(folder: Path) -> list[Finding]:
     except StoreError:
         problem = "is missing" if not path.exists() else "is damaged"
         try:
-            manifest = _damage.twin(folder)
+            manifest = _damage.manifest_from_steps(folder)
         except StoreError as reason:
-            left = f"it could be rebuilt from {STEPS}, but {reason}; cameras may still be played"
+            left = f"it could be rebuilt from {STEPS}, but {reason}; videos may still be played"
             return [Finding(episode_id=episode_id, path=path, problem=problem, recoverable=left)]
-        left = f"all of it: it can be rebuilt from {STEPS}"
+        left = f"everything: it can be rebuilt from {STEPS}"
         findings = [Finding(episode_id=episode_id, path=path, problem=problem, recoverable=left, repairable=True)]
     else:
         try:
@@ -138,14 +138,14 @@ def _check_episode(folder: Path) -> list[Finding]:
 
 
 def _check_files(folder: Path, manifest: Mapping[str, Any]) -> Iterator[Finding]:
-    problems = {name: _damage.problem_of(folder / name, file) for name, file in manifest["files"].items()}
+    problems = {name: _damage.find_problem(folder / name, file) for name, file in manifest["files"].items()}
     bad = [name for name, problem in problems.items() if problem]
     for name in bad:
-        repairable = _damage.made_again(folder, name, manifest) is not None
+        repairable = _damage.rebuild_file(folder, name, manifest) is not None
         left = (
-            f"all of it: {name} can be written again"
+            f"everything: {name} can be written again"
             if repairable
-            else _damage.left_of(folder, name, manifest, bad)
+            else _damage.describe_remains(folder, name, manifest, bad)
         )
         yield Finding(
             episode_id=folder.name,
@@ -169,17 +169,17 @@ def _foreign(episode_id: str, path: Path, what: str) -> Finding:
 
 
 def _check_order(folder: Path) -> list[Finding]:
-    """What is wrong with `.order`. Whoever commits is for a moment between two files: then it is waited for."""
+    """Return the problems of `.order`. A commit in progress looks like one, so check again under the writer lock."""
     findings = list(_differences(folder))
     if findings:
-        with contextlib.suppress(StoreError), writer(folder):  # where nobody may write, nobody does
+        with contextlib.suppress(StoreError), writer(folder):  # a read-only folder has no other writer either
             return list(_differences(folder))
     return findings
 
 
 def _differences(folder: Path) -> Iterator[Finding]:
     path, order = folder / ORDER, _order.read(folder)
-    there = set(_order.listed(folder)) - order.removed
+    there = set(_order.list_episodes(folder)) - order.removed
     problems = []
     if order.damaged:
         problems.append(f"has damaged lines: {', '.join(map(str, order.damaged[:5]))}")
@@ -188,28 +188,28 @@ def _differences(folder: Path) -> Iterator[Finding]:
     if missing := len(there - set(order.numbers)):
         problems.append(f"lacks {missing} of {len(there)} episodes" if path.exists() else "is missing")
     if problems:
-        left = "the order of commits: it can be made again from the manifests"
+        left = "everything: the order of commits can be rebuilt from the manifests"
         problem = "; ".join(problems)
         yield Finding(episode_id="", path=path, problem=problem, recoverable=left, repairable=True)
     for episode_id in sorted(set(order.numbers) - there):
         yield Finding(
             episode_id=episode_id,
             path=folder / episode_id,
-            problem=f"is gone: {ORDER} says that it was committed",
-            recoverable="nothing here; commit it again from a copy, or have it struck off the list",
+            problem=f"is missing, but {ORDER} lists it",
+            recoverable=f"nothing; commit it again from a copy, or repair {ORDER}, which removes it from the list",
             repairable=True,
             lost=True,
         )
 
 
-def _order_again(folder: Path) -> bytes:
-    """All that is known of the order: the lines that are good, and the numbers in the manifests of those without."""
+def _rebuild_order(folder: Path) -> bytes:
+    """Rebuild `.order` from its good lines, and from the manifests of episodes without a line."""
     order = _order.read(folder)
     numbers = dict(order.numbers)
-    for episode_id in set(_order.listed(folder)) - set(numbers) - order.removed:
+    for episode_id in set(_order.list_episodes(folder)) - set(numbers) - order.removed:
         try:
             numbers[episode_id] = int(read_manifest(folder / episode_id)["number"])
-        except StoreError:  # its manifest first
+        except StoreError:  # its manifest must be repaired first
             continue
     lines = [
         _order.line(number, name) for number, name in sorted((number, name) for name, number in numbers.items())
@@ -223,24 +223,26 @@ def _check_journal(path: Path, episode_id: str) -> Finding:
     with path.open("rb") as file:
         records = list(_journal.read(file))
         end = records[-1].end if records else 0
-        rest = _journal.rest(file, end)
+        rest = _journal.remainder(file, end)
         try:
             episode = read_journal(file, name=str(path))
         except StoreError as error:
-            left = f"nothing by itself: {error}; {rest.num_later} of its records are whole"
+            left = f"nothing automatically ({error}); {rest.num_later} of its records are intact"
             return Finding(episode_id=episode_id, path=path, problem="has no start", recoverable=left)
     ended = records[-1].kind is Kind.END
     if ended and not rest.num_bytes:
         return Finding(episode_id=episode_id)
     num_steps = len(episode) if episode else 0
-    left = f"its first {num_steps} steps, as an aborted episode" if num_steps else "nothing: it has no whole step"
+    left = (
+        f"its first {num_steps} steps, as an aborted episode" if num_steps else "nothing: it has no complete step"
+    )
     if ended:
-        problem, left = f"has {rest.num_bytes} bytes behind its end", "all of the episode"
+        problem, left = f"has {rest.num_bytes} bytes after its end", "the whole episode"
     elif rest.torn:
-        problem = f"ends in half a record ({rest.num_bytes} bytes), as a crash leaves it"
+        problem = f"ends in an incomplete record ({rest.num_bytes} bytes), as a crash leaves it"
     elif rest.num_bytes:
         problem = (
-            f"is damaged behind step {num_steps} ({rest.num_bytes} bytes, {rest.num_later} whole records in them)"
+            f"is damaged after step {num_steps} ({rest.num_bytes} bytes with {rest.num_later} intact records)"
         )
     else:
         problem = "was interrupted: it has no end"
@@ -248,12 +250,12 @@ def _check_journal(path: Path, episode_id: str) -> Finding:
 
 
 def _repair_journal(path: Path) -> None:
-    """Cut off what a crash has left of a record; nobody was ever told that it is there."""
+    """Remove an incomplete last record, which was never reported as durable."""
     with path.open("r+b") as file:
         if is_recording(path):
-            raise UsageError(f"{path} is still being recorded: nothing to repair")
+            raise UsageError(f"{path} is still being recorded; there is nothing to repair")
         records = list(_journal.read(file))
         end = records[-1].end if records else 0
-        if _journal.rest(file, end).torn:
+        if _journal.remainder(file, end).torn:
             file.truncate(end)
             os.fsync(file.fileno())

@@ -1,6 +1,6 @@
-"""Videos for people: an mp4 from any stream of frames, and first against last episodes side by side.
+"""Write MP4 videos from a stream of frames, and compare two groups of episodes side by side.
 
-Everything streams: frames are drawn, encoded and forgotten one at a time.
+Frames are drawn and encoded one at a time.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["Clip", "side_by_side", "write_video"]
 
 
 def write_video(path: Path | str, frames: Iterable[Array], *, fps: float) -> int:
-    """Encode uint8 frames [H, W, 3] as H.264 that any player and browser shows; returns how many there were.
+    """Encode uint8 frames [H, W, 3] as H.264 for any player and browser; returns the number of frames.
 
-    The file appears whole or not at all. Odd sizes are padded by repeating the edge: yuv420p wants even ones.
+    The file appears only when it is complete. Odd sizes are padded by repeating the edge, because yuv420p needs even ones.
     """
     path = Path(path)
     partial = path.with_name(f".{path.name}.partial")
@@ -42,12 +42,12 @@ def write_video(path: Path | str, frames: Iterable[Array], *, fps: float) -> int
                     start_encoding(container)
                 elif even.shape[:2] != (stream.height, stream.width):
                     raise UsageError(
-                        f"frame {count} is {even.shape[:2]}, the video is {stream.height, stream.width}"
+                        f"frame {count} has size {even.shape[:2]}, but the video has {stream.height, stream.width}"
                     )
                 container.mux(stream.encode(av.VideoFrame.from_ndarray(even, format="rgb24")))
                 count += 1
             if count == 0:
-                raise UsageError(f"no frames to make {path} of")
+                raise UsageError(f"cannot write {path}: there are no frames")
             container.mux(stream.encode(None))
         os.replace(partial, path)
     finally:
@@ -57,27 +57,27 @@ def write_video(path: Path | str, frames: Iterable[Array], *, fps: float) -> int
 
 def _even(frame: Array) -> Array:
     if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3:
-        raise UsageError(f"a video frame is uint8 [H, W, 3], not {frame.dtype}{list(frame.shape)}")
+        raise UsageError(f"a video frame must be uint8 [H, W, 3], but is {frame.dtype}{list(frame.shape)}")
     height, width = frame.shape[:2]
     return np.ascontiguousarray(np.pad(frame, ((0, height % 2), (0, width % 2), (0, 0)), mode="edge"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """One episode to be shown: its frames, and whether it ended in success."""
+    """Frames of an episode, and whether it succeeded."""
 
     frames: Iterable[Array]  # uint8 [H, W, 3]
     success: bool
     caption: str = ""
 
 
-_Colour = tuple[int, int, int]
-_BACKGROUND: _Colour = (15, 18, 26)
-_PANEL: _Colour = (24, 29, 40)
-_TEXT: _Colour = (236, 239, 244)
-_QUIET: _Colour = (140, 150, 168)
-_SUCCESS: _Colour = (52, 199, 123)
-_FAILURE: _Colour = (236, 84, 84)
+_Color = tuple[int, int, int]
+_BACKGROUND: _Color = (15, 18, 26)
+_PANEL: _Color = (24, 29, 40)
+_TEXT: _Color = (236, 239, 244)
+_MUTED: _Color = (140, 150, 168)
+_SUCCESS: _Color = (52, 199, 123)
+_FAILURE: _Color = (236, 84, 84)
 _MARGIN, _GAP, _HEADER, _BORDER, _RADIUS = 24, 12, 64, 5, 12
 
 
@@ -91,10 +91,10 @@ def side_by_side(
     hold_s: float = 1.5,
     tile_px: int = 224,
 ) -> Iterator[Array]:
-    """Frames of a comparison: two titled grids of clips that play at once, then hold for `hold_s`.
+    """Yield the frames of two titled grids of clips that play at the same time, then freeze for `hold_s`.
 
-    A clip that has ended freezes on its last frame in a green border (success) or a red one, so at the end the two
-    grids are two success rates.
+    A clip that has ended shows its last frame with a green (success) or red (failure) border, so in the end the grids show
+    two success rates.
     """
     if not left or not right:
         raise UsageError("a comparison needs at least one clip on each side")
@@ -107,7 +107,7 @@ def side_by_side(
         x += grid.width + _MARGIN
     playing = True
     while playing:
-        moved = [grid.advance(canvas) for grid in grids]  # all of them, even if the first has ended
+        moved = [grid.advance(canvas) for grid in grids]  # a list, so that every grid advances
         playing = any(moved)
         yield np.asarray(canvas).copy()
     for _ in range(round(hold_s * fps)):
@@ -115,7 +115,7 @@ def side_by_side(
 
 
 class _Grid:
-    """One side: a panel with a title, the successes so far, and a tile per clip."""
+    """One side: a panel with a title, the number of successes so far, and a tile per clip."""
 
     def __init__(self, clips: Sequence[Clip], title: str, tile_px: int) -> None:
         self._title = title
@@ -133,7 +133,7 @@ class _Grid:
         ImageDraw.Draw(canvas).rounded_rectangle(box, radius=_RADIUS + _GAP // 2, fill=_PANEL)
 
     def advance(self, canvas: Image.Image) -> bool:
-        """Show the next frame of every clip that has one; whether any had."""
+        """Show the next frame of every clip; returns whether any clip had one."""
         moved = [tile.advance() for tile in self._tiles]
         for number, tile in enumerate(self._tiles):
             row, column = divmod(number, self._num_columns)
@@ -149,22 +149,26 @@ class _Grid:
         ended = [tile.clip.success for tile in self._tiles if tile.ended]
         score = f"{sum(ended)} / {len(ended)}" if ended else ""
         small = ImageFont.load_default(20)
-        draw.text((right, middle), score, font=small, fill=_QUIET, anchor="rm")
-        room = right - left - int(draw.textlength(score, small)) - _GAP
-        draw.text((left, middle), self._title, font=_fitting(draw, self._title, room), fill=_TEXT, anchor="lm")
+        draw.text((right, middle), score, font=small, fill=_MUTED, anchor="rm")
+        width_px = right - left - int(draw.textlength(score, small)) - _GAP
+        draw.text(
+            (left, middle), self._title, font=_largest_font(draw, self._title, width_px), fill=_TEXT, anchor="lm"
+        )
 
 
-def _fitting(draw: ImageDraw.ImageDraw, text: str, room: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """The largest font of ours in which a title fits the room it has."""
+def _largest_font(
+    draw: ImageDraw.ImageDraw, text: str, width_px: int
+) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Return the largest font in which the text fits."""
     for size in range(24, 10, -1):
         font = ImageFont.load_default(size)
-        if draw.textlength(text, font) <= room:
+        if draw.textlength(text, font) <= width_px:
             break
     return font
 
 
 class _Tile:
-    """One clip in its square: letterboxed, framed, and frozen once it has ended."""
+    """One clip in a square with a border. It shows its last frame after the end."""
 
     def __init__(self, clip: Clip, size_px: int) -> None:
         self.clip = clip
@@ -183,12 +187,12 @@ class _Tile:
         self.ended = frame is None
         if frame is not None:
             self._last = self._fit(frame)
-        colour = _SUCCESS if self.clip.success else _FAILURE
-        self.picture = self._frame(colour if self.ended else _BACKGROUND)
+        color = _SUCCESS if self.clip.success else _FAILURE
+        self.picture = self._frame(color if self.ended else _BACKGROUND)
         return frame is not None
 
     def _fit(self, frame: Array) -> Image.Image:
-        """The frame scaled to its square with its shape kept, and the caption over its lower edge."""
+        """Scale a frame to the square, keep its aspect ratio, and draw the caption at the bottom."""
         picture = Image.fromarray(frame)
         scale = self._size / max(picture.size)
         picture = picture.resize(
@@ -211,7 +215,7 @@ class _Tile:
             )
         return square
 
-    def _frame(self, border: _Colour) -> Image.Image:
+    def _frame(self, border: _Color) -> Image.Image:
         tile = Image.new("RGB", (self._size, self._size), _PANEL)
         tile.paste(border, (0, 0), self._mask)
         tile.paste(self._last, (0, 0), self._inner)
@@ -219,7 +223,7 @@ class _Tile:
 
 
 def _rounded(size_px: int, *, inset: int, radius: int) -> Image.Image:
-    """A mask of a square with round corners, smooth because it is drawn large and scaled down."""
+    """Mask of a square with round corners, drawn at four times the size for smooth edges."""
     mask = Image.new("L", (4 * size_px, 4 * size_px), 0)
     low, high = 4 * inset, 4 * (size_px - inset) - 1
     ImageDraw.Draw(mask).rounded_rectangle((low, low, high, high), radius=4 * radius, fill=255)

@@ -1,4 +1,4 @@
-"""LeRobot v3.0 datasets, out and in: the field's common language for demonstrations."""
+"""Export to and import from LeRobot v3.0 datasets."""
 
 from dovetail.episodes.lerobot._totals import FileSizes
 from dovetail.episodes.lerobot.export import EpisodeSource, ExportReport, export

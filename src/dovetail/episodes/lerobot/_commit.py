@@ -1,9 +1,8 @@
-"""Adding files to a dataset so that a kill at any moment leaves a whole one.
+"""Add files to a dataset atomically: a kill at any moment leaves a valid dataset.
 
-New files are staged in `.export/staged`, in the places they will have, and fsynced. Renaming that folder to
-`.export/ready` is the decision; then the files move out, `meta/info.json` last. Readers go by the totals in info.json
-and so see the dataset as it was until that last move. Whatever was `ready` when a process died is moved by the next
-export, and whatever was only staged is thrown away.
+New files are written and fsynced in `.export/staged`. Renaming that folder to `.export/ready` commits them. Then they
+move to their places, `meta/info.json` last. Readers use the totals in info.json, so they see the old dataset until that
+last move. After a kill the next export moves the files that were `ready` and deletes those that were only staged.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _LAST = Path("meta/info.json")
 
 
 class Staging:
-    """Where a part of an export is made, until `commit` moves it into the dataset."""
+    """Folder for the files of one part of an export, until `commit` moves them into the dataset."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -38,7 +37,7 @@ class Staging:
         shutil.rmtree(self._staged, ignore_errors=True)
 
     def path(self, name: str) -> Path:
-        """Where to write a file that will be `name` in the dataset."""
+        """Return where to write the file that will be `name` in the dataset."""
         path = self._staged / name
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
@@ -53,16 +52,16 @@ class Staging:
         self._move()
 
     def close(self) -> None:
-        """Throw away what was not committed; what was decided and could not be moved stays for the next export."""
+        """Delete uncommitted files. Committed files that could not be moved stay for the next export."""
         shutil.rmtree(self._staged, ignore_errors=True)
         with contextlib.suppress(OSError):
             self._ready.parent.rmdir()
         with contextlib.suppress(OSError):
-            self.folder.rmdir()  # nothing was exported: leave nothing behind
+            self.folder.rmdir()  # succeeds only if nothing was exported
 
     def _move(self) -> None:
         names = sorted(path.relative_to(self._ready) for path in self._ready.rglob("*") if path.is_file())
-        # episodes before the totals that count them, frames and videos before the episodes that name them
+        # frames and videos before the episodes that refer to them, episodes before the totals that count them
         names.sort(
             key=lambda name: (name == _LAST, name.parts[0] == "meta", name.parts[:2] == ("meta", "episodes"))
         )
@@ -85,7 +84,7 @@ def _fsync(path: Path) -> None:
 
 
 def _fsync_folders(folders: set[Path], root: Path) -> None:
-    """A folder's name is durable only once the folder that holds it is."""
+    """Fsync folders and their parents, because a folder's name is stored in its parent."""
     above = {parent for folder in folders for parent in folder.parents if parent.is_relative_to(root)}
     for folder in sorted(folders | above, reverse=True):
         fsync_folder(folder)
@@ -93,10 +92,10 @@ def _fsync_folders(folders: set[Path], root: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[Staging]:
-    """Be the only export into a dataset's folder, in any process; finishes what a killed one had decided.
+    """Lock a dataset's folder for one export and finish the commit of a killed export.
 
-    The folder itself is locked, so that no lock file is left to be uploaded with the dataset; the kernel drops the
-    lock of a process that dies.
+    The folder itself is locked, so no lock file can be uploaded with the dataset. The kernel releases the lock when the
+    process ends.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,7 +106,7 @@ def exclusive(folder: Path) -> Iterator[Staging]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise UsageError(f"another export is writing to {folder}: wait until it has ended") from error
+            raise UsageError(f"another export is writing to {folder}. Wait until it has ended.") from error
         staging = Staging(folder)
         staging.recover()
         try:

@@ -1,4 +1,4 @@
-"""What others' datasets do not say outright: an episode's id, and how it ended."""
+"""Id and outcome of episodes from datasets that dovetail did not export."""
 
 from __future__ import annotations
 
@@ -15,14 +15,17 @@ from dovetail.episodes.lerobot import _tables
 
 __all__ = ["content_digest", "demo_facts", "outcome_of"]
 
-_COUNTERS = ("index", "episode_index", "task_index")  # change when datasets are merged or cut
+_COUNTERS = ("index", "episode_index", "task_index")  # change when datasets are merged or split
 
 
 def demo_facts(
     table: pa.Table, *, dataset: str, index: int, prompt: str, task: str | None, content: str
 ) -> dict[str, Any]:
-    """Arguments of `Episode`. The id is made from the content, so importing twice is harmless and two datasets never
-    share one; it sorts before all episodes of ours, a dataset's together and in order."""
+    """Return arguments of `Episode`.
+
+    The id is computed from the content, so importing twice is harmless and two datasets never share an id. These ids sort
+    before dovetail's own, by dataset and index.
+    """
     return {
         "id": check_episode_id(f"0000-lerobot-{dataset[:8]}-{index:06d}-{content[:8]}"),
         "task": task or "lerobot",
@@ -33,12 +36,12 @@ def demo_facts(
         "judgement": None,
         "seed": 0,
         "config_hash": "",
-        "started_unix_ns": 0,  # nobody wrote it down
+        "started_unix_ns": 0,  # unknown
     }
 
 
 def outcome_of(table: pa.Table) -> Outcome:
-    """What the flags say at the end; a dataset without any holds demonstrations, and those were kept for a reason."""
+    """Return the outcome according to the flags. A dataset without flags contains successful demonstrations."""
     flags = {
         name: _tables.column(table, f"next.{name}").reshape(len(table), -1)[:, 0].astype(bool)
         for name in ("success", "done", "truncated")
@@ -56,7 +59,7 @@ def outcome_of(table: pa.Table) -> Outcome:
 
 
 def content_digest(table: pa.Table, *, prompt: str, features: Mapping[str, Mapping[str, Any]]) -> str:
-    """Of the numbers of one episode and what they are called; pictures are too large to be worth it."""
+    """Digest of the numbers of one episode and their names, without images."""
     shapes = {name: [of["dtype"], list(of["shape"])] for name, of in sorted(features.items())}
     digest = hashlib.sha256(json.dumps([prompt, shapes]).encode())
     for name in sorted(set(table.column_names) - set(_COUNTERS)):

@@ -1,6 +1,6 @@
-"""How a robot's columns lie in a LeRobot dataset: which feature holds what, and what does not fit in.
+"""Which feature of a LeRobot dataset holds which column of a robot, and which columns do not fit.
 
-Written once into `dovetail/dataset.json`, so that an import need not guess and a later export must agree.
+Stored in `dovetail/dataset.json`: imports read it, and later exports must match it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = [
 SCHEMA = 1
 STATE, ACTION = "observation.state", "action"
 
-# Columns of ours that a feature holds as they are. Whatever a feature does not hold to the bit is kept beside.
+# Columns that a feature holds exactly. Columns that no feature holds exactly are stored in `dovetail/`.
 EXPOSED = {
     "executed": (ACTION, "float32"),
     "proposed": ("complementary_info.proposed", "float32"),
@@ -39,7 +39,7 @@ EXPOSED = {
     "chunk_index": ("complementary_info.chunk_index", "int64"),
     "time_ns": ("complementary_info.time_ns", "int64"),
 }
-# One value a frame: what came of the step, and who took it.
+# One value per frame: the result of the step, and who took it.
 FLAGS = {
     "next.reward": "float32",
     "next.done": "bool",
@@ -48,7 +48,7 @@ FLAGS = {
     "complementary_info.is_intervention": "bool",
     "complementary_info.discount": "float32",
 }
-# What LeRobot itself wants of every frame.
+# What LeRobot requires of every frame.
 INDICES = {
     "timestamp": "float32",
     "frame_index": "int64",
@@ -57,20 +57,20 @@ INDICES = {
     "task_index": "int64",
 }
 _EXACT = frozenset({"bool", "int8", "uint8", "int16", "uint16", "float16", "float32"})
-_SMALLEST_SIDE = 16  # encoders refuse or garble pictures below it
+_MIN_SIDE_PX = 16  # encoders refuse or distort smaller images
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Camera:
-    """A camera and its video. Encoders want even sides and three channels, so a picture may be padded."""
+    """A camera and its video. Encoders need even sides and three channels, so images may be padded."""
 
     key: str
     feature: str
-    shape: tuple[int, int, int]  # as the robot gives it
+    shape: tuple[int, int, int]  # of the robot's images
 
     @property
     def padded(self) -> tuple[int, int]:
-        height, width = (max(side + side % 2, _SMALLEST_SIDE) for side in self.shape[:2])
+        height, width = (max(side + side % 2, _MIN_SIDE_PX) for side in self.shape[:2])
         return height, width
 
 
@@ -79,7 +79,7 @@ class Layout:
     robot: RobotSpec
     fps: int
     codec: str
-    state: tuple[str, ...]  # observation keys, flattened one after another into `observation.state`
+    state: tuple[str, ...]  # observation keys, flattened and concatenated into `observation.state`
     cameras: tuple[Camera, ...]
     skipped: Mapping[str, str] = field(default_factory=dict)  # observation key -> why it does not fit
 
@@ -94,9 +94,9 @@ class Layout:
                 name = _free(f"observation.images.{_plain(key)}", {camera.feature for camera in cameras})
                 cameras.append(Camera(key=key, feature=name, shape=(height, width, channels)))
             elif len(spec.shape) > 2:
-                skipped[key] = f"{spec.describe()} is neither a picture of 8 bits nor a vector"
+                skipped[key] = f"{spec.describe()} is neither an 8-bit image nor a vector"
             elif np.dtype(spec.dtype).kind not in "biuf":
-                skipped[key] = f"{spec.describe()} is not of numbers"
+                skipped[key] = f"{spec.describe()} is not numeric"
             else:
                 state.append(key)
         return Layout(
@@ -109,7 +109,7 @@ class Layout:
         )
 
     def features(self) -> dict[str, dict[str, Any]]:
-        """`features` of info.json: dtype, shape and names of everything a frame has."""
+        """Return `features` of info.json: dtype, shape and names of every feature."""
         spec = self.robot.action
         names = list(spec.names) or [str(index) for index in range(_size(spec))]
         state = [f"{key}.{name}" for key in self.state for name in _names(self.robot.observation[key])]
@@ -144,12 +144,12 @@ class Layout:
         }
 
     def check(self, robot: RobotSpec, *, whose: str) -> None:
-        """Refuse data of a robot that this dataset is not of; its name alone may differ."""
+        """Raise SpecMismatch if the robot differs from the dataset's in more than its name."""
         match(robot, stored=self.robot)
         if robot.control_hz != self.robot.control_hz:
             raise SpecMismatch(
                 f"{whose} was recorded at {robot.control_hz:g} Hz, but the dataset is of robot '{self.robot.name}' "
-                f"at {self.robot.control_hz:g} Hz: export it into a folder of its own"
+                f"at {self.robot.control_hz:g} Hz. Export it to another folder."
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -181,12 +181,12 @@ class Layout:
 
 
 def exact_in_float32(dtype: np.dtype[Any]) -> bool:
-    """Whether every value of a dtype survives in `observation.state`, which is float32."""
+    """Whether `observation.state`, which is float32, can hold every value of a dtype."""
     return dtype.name in _EXACT
 
 
 def feature_names(names: Any, size: int) -> tuple[str, ...]:
-    """Names of a feature's entries. Datasets have them as a list, as a mapping to a list, or not at all."""
+    """Return the names of a feature's entries. Datasets store a list, a mapping to a list, or nothing."""
     if isinstance(names, Mapping):
         names = next(iter(names.values()), None) if len(names) == 1 else list(names)
     if not isinstance(names, list) or len(names) != size or not all(isinstance(name, str) for name in names):
@@ -195,20 +195,20 @@ def feature_names(names: Any, size: int) -> tuple[str, ...]:
 
 
 def _whole_fps(robot: RobotSpec, fps: int | None) -> int:
-    """LeRobot counts whole frames a second, and its timestamps are frame_index / fps.
+    """Return the integer frame rate that LeRobot requires. Its timestamps are frame_index / fps.
 
-    Rounding in silence would bend every timestamp, so a rate that is not whole must be given by the caller, who
-    then knows; the true times are in `complementary_info.time_ns` either way.
+    Rounding would change every timestamp, so the caller must choose if the control rate is not an integer. The exact times
+    are in `complementary_info.time_ns`.
     """
     if fps is None:
         if robot.control_hz != round(robot.control_hz) or robot.control_hz < 1:
             raise UsageError(
-                f"robot '{robot.name}' runs at {robot.control_hz:g} Hz, but LeRobot counts whole frames a second: "
-                f"choose one, for example --fps {max(1, round(robot.control_hz))}"
+                f"robot '{robot.name}' runs at {robot.control_hz:g} Hz, but LeRobot needs an integer frame rate. "
+                f"Choose one, for example --fps {max(1, round(robot.control_hz))}."
             )
         return round(robot.control_hz)
     if fps < 1:
-        raise UsageError(f"fps is {fps}; a dataset has at least one frame a second")
+        raise UsageError(f"fps is {fps}; it must be at least 1")
     return fps
 
 
@@ -227,12 +227,12 @@ def _names(spec: ArraySpec) -> list[str]:
 
 
 def _plain(key: str) -> str:
-    """A key as LeRobot allows it in a feature's name, which also names a folder: no slashes."""
+    """Replace characters, such as slashes, that LeRobot does not allow in feature names."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", key) or "_"
 
 
 def _free(name: str, taken: set[str]) -> str:
-    """`a/b` and `a_b` are two cameras."""
+    """Make a name unique: `a/b` and `a_b` are two cameras."""
     number = 2
     fresh = name
     while fresh in taken:

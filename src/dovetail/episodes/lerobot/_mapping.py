@@ -1,4 +1,4 @@
-"""Which part of which feature is which observation: known for our own datasets, found by name for others'."""
+"""Map features of a dataset to observations: by the layout of dovetail's own datasets, by name for others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SLICE = re.compile(r"(?P<feature>.+)\[(?P<first>\d+)(:(?P<end>\d+))?\]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """An array of a robot, and where a dataset has it: entries `first` to `end` of a feature."""
+    """An array of a robot and its place in a dataset: entries `first` to `end` of a feature."""
 
     feature: str
     spec: ArraySpec
@@ -29,7 +29,7 @@ class Piece:
     end: int | None = None
 
     def cut(self, column: Array) -> Array:
-        """[T, ...] from the feature's [T] or [T, D]."""
+        """Cut the array [T, ...] out of the feature's column [T] or [T, D]."""
         values = column.reshape(len(column), -1)[:, self.first : self.end]
         with np.errstate(over="ignore"):
             return values.astype(self.spec.dtype).reshape(len(column), *self.spec.shape)
@@ -65,7 +65,7 @@ def ours(layout: Layout) -> Mapped:
 
 
 def only(mapped: Mapped, robot: RobotSpec) -> Mapped:
-    """Without what a robot does not give: a camera that this run does not record is no reason to refuse the rest."""
+    """Leave out observations that the robot does not have, such as a camera that this run does not record."""
     fewer = replace(
         mapped,
         numbers={key: piece for key, piece in mapped.numbers.items() if key in robot.observation},
@@ -75,7 +75,7 @@ def only(mapped: Mapped, robot: RobotSpec) -> Mapped:
 
 
 def without(robot: RobotSpec, mapped: Mapped) -> RobotSpec:
-    """A robot that gives no more than its episodes hold: what did not fit into the dataset is gone."""
+    """Return the robot with only those observations that the dataset contains."""
     there = {
         key: spec for key, spec in robot.observation.items() if key in mapped.numbers or key in mapped.pictures
     }
@@ -85,17 +85,16 @@ def without(robot: RobotSpec, mapped: Mapped) -> RobotSpec:
 def foreign(
     info: Mapping[str, Any], *, robot: RobotSpec | None, rename: Mapping[str, str], ignore_names: bool
 ) -> Mapped:
-    """Features by their names, `observation.images.top` as `top` and `observation.state` as `state`, but for those
-    that `rename` gives another: a whole feature, or some entries of it (`observation.state[0:7]`).
+    """Map features by name: `observation.images.top` is `top`, `observation.state` is `state`.
 
-    With a robot, its observations and actions are what is looked for, and must fit; without one, what is there is
-    described.
+    `rename` gives other names to a whole feature or to some of its entries (`observation.state[0:7]`). With a robot, the
+    dataset must have its observations and actions. Without one, the robot is described by the features.
     """
     offered = dict(_offered(info["features"], rename))
     name = str(info.get("robot_type") or "lerobot")
     if "action" not in offered:
         raise SpecMismatch(
-            f"the dataset has no feature 'action': name it with --rename THEIRS=action. {_what(offered)}"
+            f"the dataset has no feature 'action'. Name it with --rename FEATURE=action. {_what(offered)}"
         )
     action = offered.pop("action")
     if robot is None:
@@ -113,7 +112,7 @@ def foreign(
             raise SpecMismatch(
                 f"the dataset was recorded at {info['fps']} Hz, but robot '{robot.name}' runs at {robot.control_hz:g} Hz"
             )
-        action = _fitting("action", action, robot.action, robot=robot, ignore_names=ignore_names)
+        action = _checked_pieces("action", action, robot.action, robot=robot, ignore_names=ignore_names)
         offered = dict(_wanted(offered, robot, ignore_names=ignore_names))
     return Mapped(
         robot=robot,
@@ -154,7 +153,7 @@ def _piece(feature: str, of: Mapping[str, Any], cut: re.Match[str] | None) -> Pi
     first = int(cut["first"])
     end = int(cut["end"]) if cut["end"] else first + 1
     if len(shape) != 1 or not first < end <= shape[0]:
-        raise UsageError(f"--rename: '{cut[0]}' is not a part of feature '{feature}' of shape {list(shape)}")
+        raise UsageError(f"--rename: '{cut[0]}' is out of range; feature '{feature}' has shape {list(shape)}")
     spec = ArraySpec(shape=(end - first,), dtype=of["dtype"], names=names[first:end])
     return Piece(feature=feature, spec=spec, first=first, end=end)
 
@@ -163,13 +162,16 @@ def _wanted(offered: Mapping[str, Piece], robot: RobotSpec, *, ignore_names: boo
     for key, spec in robot.observation.items():
         if key not in offered:
             raise SpecMismatch(
-                f"robot '{robot.name}' has observation '{key}', but the dataset has none: name it with "
-                f"--rename THEIRS={key}. {_what(offered)}"
+                f"robot '{robot.name}' has observation '{key}', but the dataset has not. Name it with "
+                f"--rename FEATURE={key}. {_what(offered)}"
             )
-        yield key, _fitting(f"observation '{key}'", offered[key], spec, robot=robot, ignore_names=ignore_names)
+        yield (
+            key,
+            _checked_pieces(f"observation '{key}'", offered[key], spec, robot=robot, ignore_names=ignore_names),
+        )
 
 
-def _fitting(what: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec, ignore_names: bool) -> Piece:
+def _checked_pieces(what: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec, ignore_names: bool) -> Piece:
     theirs = piece.spec
     same_kind = np.can_cast(theirs.dtype, spec.dtype, "same_kind") and theirs.is_image == spec.is_image
     if theirs.shape != spec.shape or not same_kind:
@@ -180,8 +182,8 @@ def _fitting(what: str, piece: Piece, spec: ArraySpec, *, robot: RobotSpec, igno
     if not ignore_names and theirs.names and spec.names and theirs.names != spec.names:
         pairs = [f"{a} != {b}" for a, b in zip(theirs.names, spec.names, strict=True) if a != b]
         raise SpecMismatch(
-            f"{what}: names of the dataset and of robot '{robot.name}' differ: {', '.join(pairs[:3])}; "
-            "if the order is the same, say --ignore-names"
+            f"{what}: names of the dataset and of robot '{robot.name}' differ: {', '.join(pairs[:3])}. "
+            "If the order is the same, use --ignore-names."
         )
     return Piece(feature=piece.feature, spec=spec, first=piece.first, end=piece.end)
 

@@ -1,4 +1,4 @@
-"""What a dataset says of itself, for whoever reads it or adds to it."""
+"""Metadata of a dataset: paths, totals, features, tasks and episodes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 VERSION = "v3.0"
-CHUNKS_SIZE = 1000  # files in a folder
+CHUNKS_SIZE = 1000  # files per folder
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 LAYOUT = "dovetail/dataset.json"
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
@@ -38,8 +38,10 @@ KEPT = "dovetail/episodes/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """info.json, and the dataset's other small files on demand. The totals decide what is there: rows beyond them
-    are of an export that was killed before it had decided."""
+    """info.json, and the dataset's other small files on demand.
+
+    Rows beyond the totals are ignored: they are from an export that was killed before it had committed.
+    """
 
     root: Path
     info: Mapping[str, Any]
@@ -57,15 +59,15 @@ class Meta:
         if version != VERSION:
             older = version.startswith(("v1", "v2"))
             todo = (
-                "convert it with LeRobot's own script, lerobot.datasets.v30.convert_dataset_v21_to_v30"
+                "Convert it with LeRobot's script lerobot.datasets.v30.convert_dataset_v21_to_v30."
                 if older
-                else "this version of Dovetail does not know it"
+                else "This version of Dovetail cannot read it."
             )
-            raise UsageError(f"{root} is a LeRobot dataset of version {version}, not {VERSION}: {todo}")
-        wanted = ("fps", "features", "total_episodes", "total_frames", "data_path")
-        missing = [name for name in wanted if name not in info]
+            raise UsageError(f"{root} is a LeRobot dataset of version {version}, not {VERSION}. {todo}")
+        required = ("fps", "features", "total_episodes", "total_frames", "data_path")
+        missing = [name for name in required if name not in info]
         if missing:
-            raise StoreError(f"{path} does not say: {', '.join(missing)}")
+            raise StoreError(f"{path} lacks: {', '.join(missing)}")
         return Meta(root=root, info=info)
 
     @property
@@ -78,14 +80,16 @@ class Meta:
         return int(self.info["total_episodes"])
 
     def layout(self) -> Layout | None:
-        """How Dovetail laid it out, if it did."""
+        """Return the layout if Dovetail exported the dataset, otherwise None."""
         path = self.root / LAYOUT
         if not path.exists():
             return None
         try:
             data = json.loads(path.read_bytes())
             if data["schema"] != SCHEMA:
-                raise UsageError(f"{path} has schema {data['schema']}; this version of Dovetail reads {SCHEMA}")
+                raise UsageError(
+                    f"{path} has schema {data['schema']}, but this version of Dovetail reads {SCHEMA}"
+                )
             return Layout.from_json(data)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{path} cannot be read: {error}") from error
@@ -94,14 +98,14 @@ class Meta:
         return _tables.read_tasks(self.root / TASKS)
 
     def episodes(self, columns: Iterable[str] | None = None) -> list[dict[str, Any]]:
-        """Rows of the episodes there are, in order; without `columns` all but the statistics."""
+        """Return the rows of the episodes in order; by default all columns but the statistics."""
         rows: list[dict[str, Any]] = []
         for path in sorted((self.root / "meta" / "episodes").glob("*/*.parquet")):
             rows += _tables.read_table(path, columns or self._plain(path)).to_pylist()
         rows = sorted((row for row in rows if row["episode_index"] < self.num_episodes), key=_index)
         if [row["episode_index"] for row in rows] != list(range(self.num_episodes)):
             raise StoreError(
-                f"{self.root} says it has {self.num_episodes} episodes, but meta/episodes describes {len(rows)}"
+                f"{self.root / INFO} lists {self.num_episodes} episodes, but meta/episodes describes {len(rows)}"
             )
         return rows
 
@@ -125,10 +129,10 @@ class Meta:
         return self._inside(self.info["video_path"], video_key=feature, chunk_index=chunk, file_index=file)
 
     def _inside(self, pattern: str, **parts: Any) -> Path:
-        """A dataset comes from anywhere; it may name files of its own only."""
+        """Refuse paths outside the dataset, which may come from an untrusted source."""
         path = self.root / pattern.format(**parts)
         if not path.resolve().is_relative_to(self.root.resolve()):
-            raise StoreError(f"{self.root / INFO} names a file outside of the dataset: {path}")
+            raise StoreError(f"{self.root / INFO} refers to a file outside the dataset: {path}")
         return path
 
 

@@ -1,4 +1,4 @@
-"""One part of an export: a data file, a video per camera and a file of episodes, made beside and then moved in."""
+"""One part of an export: a data file, a video per camera and a file of episodes, committed together."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from dovetail.episodes.lerobot._video import VideoWriter, as_rgb
 
 __all__ = ["Part", "Pictures"]
 
-# LeRobot compares times in float32 and to 0.1 ms: past 1024 s into a file it can refuse frames that are there.
-_LONGEST_FILE_S = 1000.0
+# LeRobot compares times in float32 with a tolerance of 0.1 ms. After 1024 s into a file it may refuse existing frames.
+_MAX_FILE_S = 1000.0
 _MEGABYTE = 1024 * 1024
 
 
 class Pictures(Protocol):
-    """Frames of one episode, camera by camera: one for each step, and the last observation's."""
+    """Frames of one episode by camera: one per step, and that of the last observation."""
 
     def of(self, camera: str) -> Iterator[Array]: ...
 
 
 class Part:
-    """Episodes go in one at a time; `commit` puts them all into the dataset, or none."""
+    """Collects episodes one at a time; `commit` adds all of them to the dataset, or none."""
 
     def __init__(self, staging: Staging, totals: Totals, sizes: FileSizes) -> None:
         self._staging, self._before, self._sizes = staging, totals, sizes
@@ -61,7 +61,7 @@ class Part:
             )
             for camera in layout.cameras
         }
-        self._largest = [0] * (1 + len(self._videos))  # bytes an episode has added to each file
+        self._largest = [0] * (1 + len(self._videos))  # most bytes that an episode has added to each file
         self._longest = 0
 
     def _name(self, pattern: str, video_key: str = "") -> str:
@@ -121,14 +121,14 @@ class Part:
         return str(self._features[feature]["dtype"])
 
     def _encode(self, episode: Episode, camera: Camera, video: VideoWriter, pictures: Pictures) -> Stats:
-        """All frames of one camera. The last observation's lies after the time that LeRobot reads up to."""
+        """Encode all frames of one camera. LeRobot does not read the last observation's frame, which comes last."""
         num_steps, count = len(episode), 0
         stats = ImageStats(num_steps)
         for frame in pictures.of(camera.key):
             if frame.shape != camera.shape or frame.dtype != np.uint8:
                 raise StoreError(
                     f"episode {episode.id}: a frame of '{camera.key}' is {frame.dtype}{list(frame.shape)}, "
-                    f"not uint8{list(camera.shape)} as specified"
+                    f"but its spec says uint8{list(camera.shape)}"
                 )
             rgb = as_rgb(frame, camera.padded)
             video.add(rgb)
@@ -136,7 +136,9 @@ class Part:
                 stats.add(rgb)
             count += 1
         if count != num_steps + 1:
-            raise StoreError(f"episode {episode.id} has {count} frames of '{camera.key}', not {num_steps + 1}")
+            raise StoreError(
+                f"episode {episode.id} has {count} frames of '{camera.key}', expected {num_steps + 1}"
+            )
         return stats.finish()
 
     def _num_bytes(self) -> list[int]:
@@ -144,17 +146,17 @@ class Part:
 
     @property
     def is_full(self) -> bool:
-        """Whether another episode, if it is like the largest so far, might not fit."""
+        """Whether another episode as large as the largest so far might not fit."""
         data, *videos = (sum(pair) / _MEGABYTE for pair in zip(self._num_bytes(), self._largest, strict=True))
         num_frames = max((video.num_frames + self._longest for video in self._videos.values()), default=0)
         return (
             data > self._sizes.data_mb
             or max(videos, default=0) > self._sizes.video_mb
-            or num_frames / self._layout.fps > _LONGEST_FILE_S
+            or num_frames / self._layout.fps > _MAX_FILE_S
         )
 
     def close(self) -> None:
-        """Let go of the files. What was not committed is thrown away with the staging folder."""
+        """Close the files. Uncommitted ones are deleted with the staging folder."""
         self._data.close()
         for video in self._videos.values():
             video.close()

@@ -1,4 +1,4 @@
-"""Rows of a dataset's files, read for one episode after another."""
+"""Readers of a dataset's files for consecutive episodes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["KeptReader", "RowReader"]
 
 
 class RowReader:
-    """Rows of data files; the row groups last read are kept, since the next episode is mostly in them too."""
+    """Reads rows of data files. Caches the last row groups, because they usually contain the next episode."""
 
     def __init__(self) -> None:
         self._key: tuple[Path, tuple[int, ...]] | None = None
@@ -30,7 +30,7 @@ class RowReader:
                 ends = np.cumsum(sizes)
                 groups = [g for g, end in enumerate(ends) if end > first and end - sizes[g] < first + num_rows]
                 if not groups:
-                    raise StoreError(f"{path} has {sum(sizes)} rows, and none at {first}")
+                    raise StoreError(f"{path} has {sum(sizes)} rows, so there is no row {first}")
                 key = (path, tuple(groups))
                 if self._table is None or key != self._key:
                     self._table, self._key = file.read_row_groups(groups), key
@@ -40,7 +40,7 @@ class RowReader:
 
 
 class KeptReader:
-    """What an export of ours kept beside the features, by episode; episodes added by others have none."""
+    """Reads what Dovetail's export stored in `dovetail/`, by episode. Episodes added by other tools have none."""
 
     def __init__(self, meta: Meta) -> None:
         self._places: dict[int, tuple[Path, int]] = {}

@@ -1,4 +1,4 @@
-"""An episode as the rows of a dataset: the features LeRobot reads, and what is kept beside them for Dovetail."""
+"""An episode as rows of a dataset: the features for LeRobot, and the additional data for Dovetail."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OUTCOMES = {"purpose": Purpose, "outcome": Outcome, "judgement": Outcome}
 
 
 def features_of(episode: Episode, layout: Layout, labels: Labels | None) -> dict[str, Array]:
-    """Columns [T] or [T, D] by feature, all but the indices into the dataset."""
+    """Return columns [T] or [T, D] by feature, without the indices into the dataset."""
     num_steps = len(episode)
     columns = {feature: episode.column(name).reshape(num_steps, -1) for name, (feature, _) in EXPOSED.items()}
     columns = {feature: columns[feature].astype(dtype) for feature, dtype in EXPOSED.values()}
@@ -46,19 +46,21 @@ def succeeded(episode: Episode, labels: Labels | None) -> bool:
 
 
 def _state(episode: Episode, key: str, layout: Layout) -> Array:
-    """[T, D] of one observation. What float32 cannot hold is rounded here and kept whole beside."""
+    """Return one observation as float32 [T, D]. Values that are rounded are also stored exactly (`kept_arrays`)."""
     spec = layout.robot.observation[key]
     name = f"observation/{key}"
     column = episode.column(name) if name in episode.segments[0].columns else None
     if column is None or column.shape[1:] != spec.shape:
         got = "missing" if column is None else f"{column.dtype}{list(column.shape[1:])}"
-        raise StoreError(f"episode {episode.id}: observation '{key}' is {got}, not {spec.describe()} as specified")
+        raise StoreError(
+            f"episode {episode.id}: observation '{key}' is {got}, but its spec says {spec.describe()}"
+        )
     with np.errstate(over="ignore"):
         return column.reshape(len(episode), -1).astype(np.float32)
 
 
 def _rewards(episode: Episode, labels: Labels | None) -> tuple[Array, Array]:
-    """Rewards and discounts [T]. Without labels the task's own rewards, or 1 for a success; a timeout bootstraps."""
+    """Return rewards and discounts [T]. Without labels, use the task's rewards or 1 for success; timeouts bootstrap."""
     num_steps = len(episode)
     if labels is not None:
         if len(labels.rewards) != num_steps or len(labels.discounts) != num_steps:
@@ -78,7 +80,7 @@ def _rewards(episode: Episode, labels: Labels | None) -> tuple[Array, Array]:
 
 
 def kept_arrays(episode: Episode, layout: Layout) -> dict[str, Array]:
-    """Every column that no feature holds to the bit, and the last observation, which has no row."""
+    """Return every column that no feature holds exactly, and the last observation, which has no row."""
     left_out = {camera.key for camera in layout.cameras} | set(layout.skipped)
     arrays: dict[str, Array] = {}
     for name in episode.segments[0].columns:
@@ -102,13 +104,13 @@ def _held(name: str, column: Array, layout: Layout) -> bool:
 
 
 def episode_facts(episode: Episode) -> str:
-    """Everything of an episode but its robot and its steps."""
+    """Return an episode without its robot and steps, as JSON."""
     facts = {name: getattr(episode, name) for name in _PLAIN}
     return json.dumps({**facts, "last_time_ns": int(episode.last_observation.time_ns)}, default=int)
 
 
 def parse_facts(text: str) -> tuple[dict[str, Any], int]:
-    """Arguments of `Episode`, and when the last observation was made."""
+    """Return arguments of `Episode`, and the time of the last observation."""
     facts = json.loads(text)
     last_time_ns = int(facts.pop("last_time_ns"))
     facts = {name: value for name, value in facts.items() if name in _PLAIN}
@@ -118,7 +120,7 @@ def parse_facts(text: str) -> tuple[dict[str, Any], int]:
 
 
 def labels_facts(labels: Labels | None) -> str | None:
-    """Everything of labels but the two columns that are features."""
+    """Return the labels as JSON, without rewards and discounts, which are features."""
     if labels is None:
         return None
     columns = ("episode_id", "rewards", "discounts")

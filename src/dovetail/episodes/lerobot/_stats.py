@@ -1,7 +1,7 @@
-"""Statistics of features as LeRobot's policies read them: min, max, mean, std, count and quantiles.
+"""Statistics of features for LeRobot's policies: min, max, mean, std, count and quantiles.
 
-LeRobot averages the quantiles of episodes; over episodes that differ those are far from the dataset's (the 1 %
-quantile of a ramp came out at a third of it). Ours are of the frames themselves, whatever episode they are in.
+LeRobot averages the quantiles of episodes, which is wrong if episodes differ (the 1 % quantile of a ramp came out at a
+third of it). These quantiles are computed over all frames of the dataset.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ QUANTILES = {"q01": 0.01, "q10": 0.10, "q50": 0.50, "q90": 0.90, "q99": 0.99}
 
 
 class RunningStats:
-    """Of rows [N, D] that come in parts. Numbers that are not finite are left out: one bad reading of a sensor
-    must not turn a policy's normaliser into NaN.
+    """Statistics of rows [N, D] that are added in parts.
 
-    Quantiles are of every `stride`-th row, so that memory stays bounded.
+    Values that are not finite are left out, so one bad sensor reading does not turn a policy's normalizer into NaN.
+    Quantiles use every `stride`-th row to bound the memory.
     """
 
     def __init__(self, *, stride: int = 1) -> None:
@@ -74,7 +74,7 @@ def _extremes(dtype: np.dtype[Any]) -> tuple[Any, Any]:
 
 
 def _quantiles(rows: Array) -> Array:
-    """[Q, D], column by column: columns may have different numbers of finite rows."""
+    """Return quantiles [Q, D]. Columns are separate because their numbers of finite rows may differ."""
     found = np.zeros((len(QUANTILES), rows.shape[1]))
     for index in range(rows.shape[1]):
         column = rows[:, index].astype(np.float64)
@@ -85,10 +85,7 @@ def _quantiles(rows: Array) -> Array:
 
 
 class ImageStats:
-    """Of the pictures of one episode, per channel in 0..1, [3, 1, 1]: from a histogram, so exact and small.
-
-    About a hundred pictures say as much as all of them.
-    """
+    """Statistics of an episode's images per channel in 0..1, [3, 1, 1], from a histogram of about 100 images."""
 
     def __init__(self, num_frames: int) -> None:
         self._every = max(1, num_frames // 100)
@@ -121,7 +118,7 @@ class ImageStats:
 
 
 def merge_image_stats(parts: Sequence[Mapping[str, Any]]) -> Stats:
-    """Of several episodes' pictures. Quantiles are averaged by count, as LeRobot does: the pictures are gone."""
+    """Merge statistics of several episodes. Quantiles are averaged by count, as LeRobot does."""
     stacked = {name: np.stack([np.asarray(part[name], np.float64) for part in parts]) for name in parts[0]}
     count = stacked["count"].reshape(-1, 1, 1, 1)
     share = count / count.sum()

@@ -1,4 +1,4 @@
-"""The Parquet tables of a dataset: frames, episodes, tasks, and what only Dovetail reads."""
+"""Parquet tables of a dataset: frames, episodes, tasks, and Dovetail's additional data."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ __all__ = [
     "unpack",
 ]
 
-# One row an episode, in `dovetail/`: beside the dataset's own tables, because LeRobot reads a whole row of those
-# for every single frame.
+# One row per episode, in `dovetail/`. Not in the dataset's own tables, because LeRobot reads a whole row of those for
+# every frame.
 KEPT = pa.schema(
     [
         ("episode_index", pa.int64()),
@@ -40,7 +40,7 @@ KEPT = pa.schema(
         ("episode", pa.string()),  # JSON: everything but the steps
         ("robot", pa.string()),  # JSON
         ("labels", pa.string()),  # JSON or null: everything but rewards and discounts, which are features
-        ("arrays", pa.binary()),  # .npz: `steps/<column>` that no feature holds to the bit, `last/<key>`
+        ("arrays", pa.binary()),  # .npz: `steps/<column>` that no feature holds exactly, `last/<key>`
     ]
 )
 
@@ -51,12 +51,12 @@ def _type(feature: Mapping[str, Any]) -> pa.DataType:
 
 
 def data_schema(features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
-    """Vectors as lists of fixed size, single values as themselves; pictures are in the videos."""
+    """Return the schema of the data files. Vectors are lists of fixed size; images are in the videos."""
     return pa.schema([(name, _type(of)) for name, of in features.items() if of["dtype"] != "video"])
 
 
 def data_table(schema: pa.Schema, columns: Mapping[str, Array]) -> pa.Table:
-    """Columns [T] or [T, D] as rows of the data files."""
+    """Convert columns [T] or [T, D] to rows of the data files."""
     arrays = []
     for field in schema:
         values = np.ascontiguousarray(columns[field.name])
@@ -90,7 +90,7 @@ def episodes_schema(features: Mapping[str, Mapping[str, Any]]) -> pa.Schema:
 
 
 def _stat_types(dtype: str) -> dict[str, pa.DataType]:
-    """As LeRobot writes them, so that episodes it adds later lie in the same columns."""
+    """Types as LeRobot writes them, so that it can add episodes later."""
     real = pa.list_(pa.float64())
     if dtype == "video":
         real = pa.list_(pa.list_(real))
@@ -98,8 +98,8 @@ def _stat_types(dtype: str) -> dict[str, pa.DataType]:
     else:
         kind = np.dtype(dtype).kind
         extreme = pa.list_({"b": pa.bool_(), "f": pa.float64()}.get(kind, pa.int64()))
-    around = {"min": extreme, "max": extreme, "mean": real, "std": real, "count": pa.list_(pa.int64())}
-    return {**around, **dict.fromkeys(QUANTILES, real)}
+    moments = {"min": extreme, "max": extreme, "mean": real, "std": real, "count": pa.list_(pa.int64())}
+    return {**moments, **dict.fromkeys(QUANTILES, real)}
 
 
 def stats_row(stats: Mapping[str, Stats]) -> dict[str, Any]:
@@ -109,8 +109,10 @@ def stats_row(stats: Mapping[str, Stats]) -> dict[str, Any]:
 
 
 def tasks_table(tasks: Sequence[str]) -> pa.Table:
-    """Task strings in the order of their index. LeRobot reads them as the index of a pandas frame, which pandas
-    finds in the metadata of the schema."""
+    """Return the table of tasks in the order of their index.
+
+    LeRobot reads the texts as the index of a pandas frame, which the metadata of the schema declares.
+    """
     pandas = {
         "index_columns": ["task"],
         "column_indexes": [
@@ -142,11 +144,13 @@ def tasks_table(tasks: Sequence[str]) -> pa.Table:
 
 
 def read_tasks(path: Path) -> dict[int, str]:
-    """Tasks by index. The column of strings goes by different names, depending on who wrote it."""
+    """Read the tasks by index. The name of the text column depends on the program that wrote it."""
     table = read_table(path)
     texts = [field.name for field in table.schema if _is_text(field.type)]
     if "task_index" not in table.column_names or len(texts) != 1:
-        raise StoreError(f"{path} has columns {', '.join(table.column_names)}, not task_index and one of strings")
+        raise StoreError(
+            f"{path} has columns {', '.join(table.column_names)}, expected task_index and one text column"
+        )
     return dict(zip(table["task_index"].to_pylist(), table[texts[0]].to_pylist(), strict=True))
 
 
@@ -155,7 +159,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def read_table(path: Path, columns: Iterable[str] | None = None) -> pa.Table:
-    """Of a whole file, the columns asked for and present."""
+    """Read those of the given columns that the file has; by default all."""
     try:
         with pq.ParquetFile(path) as file:
             wanted = None if columns is None else [c for c in columns if c in file.schema_arrow.names]
@@ -172,7 +176,7 @@ def read_schema(path: Path) -> pa.Schema:
 
 
 def column(table: pa.Table, name: str) -> Array:
-    """A column [N] of numbers, or of lists of one length flattened to [N, D]."""
+    """Return a column as [N], or as [N, D] if it contains lists."""
     values = table[name].combine_chunks()
     while pa.types.is_nested(values.type):
         values = values.flatten()
@@ -181,7 +185,7 @@ def column(table: pa.Table, name: str) -> Array:
 
 
 def pack(arrays: Mapping[str, Array]) -> bytes:
-    """Arrays of any dtype of numbers, to the bit and without pickle."""
+    """Pack numeric arrays exactly and without pickle."""
     file = io.BytesIO()
     np.savez_compressed(file, allow_pickle=False, **arrays)
     return file.getvalue()

@@ -1,4 +1,4 @@
-"""What a dataset holds so far, and the small files that say so."""
+"""Totals of a dataset, and the small files that contain them."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from dovetail.episodes.lerobot._stats import RunningStats, Stats, to_json
 
 __all__ = ["FileSizes", "Totals", "frame_stats"]
 
-_MOST_ROWS = 200_000  # that quantiles of a whole dataset are taken of, evenly spaced
+_MAX_QUANTILE_ROWS = 200_000  # rows, evenly spaced, from which a dataset's quantiles are computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSizes:
-    """When to begin new files."""
+    """Sizes from which new files are started."""
 
     data_mb: float = 100
     video_mb: float = 200
@@ -34,7 +34,7 @@ class FileSizes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    """Where the next part of an export goes on."""
+    """State of a dataset, to which the next part of an export is added."""
 
     layout: Layout
     num_episodes: int = 0
@@ -43,12 +43,12 @@ class Totals:
     tasks: tuple[str, ...] = ()
     ids: frozenset[str] = frozenset()
     data_files: tuple[Path, ...] = ()
-    image_stats: Mapping[str, Mapping[str, Any]]  # by feature; the pictures they are of are not read again
+    image_stats: Mapping[str, Mapping[str, Any]]  # by feature
 
     @staticmethod
     def of(meta: Meta, layout: Layout) -> Totals:
         if meta.info.get("chunks_size") != _meta.CHUNKS_SIZE:
-            raise StoreError(f"{meta.root / _meta.INFO} was changed: chunks_size is not {_meta.CHUNKS_SIZE}")
+            raise StoreError(f"{meta.root / _meta.INFO} was changed: chunks_size is no longer {_meta.CHUNKS_SIZE}")
         rows = meta.episodes()
         kinds = ["data", "meta/episodes", *(f"videos/{camera.feature}" for camera in layout.cameras)]
         numbers = [
@@ -75,7 +75,7 @@ class Totals:
         )
 
     def write(self, staging: Staging, sizes: FileSizes) -> None:
-        """Stage everything that is replaced as a whole with every part."""
+        """Stage the files that every part replaces."""
         features = self.layout.features()
         info = {
             "codebase_version": _meta.VERSION,
@@ -105,8 +105,8 @@ class Totals:
 
 
 def _dataset_stats(data_files: Sequence[Path], num_frames: int) -> dict[str, Stats]:
-    """Of every feature in the data files, read back one file at a time."""
-    stride = max(1, -(-num_frames // _MOST_ROWS))
+    """Compute the statistics of every feature in the data files, one file at a time."""
+    stride = max(1, -(-num_frames // _MAX_QUANTILE_ROWS))
     running: dict[str, RunningStats] = {}
     for path in data_files:
         table = _tables.read_table(path)
@@ -117,7 +117,7 @@ def _dataset_stats(data_files: Sequence[Path], num_frames: int) -> dict[str, Sta
 
 
 def frame_stats(values: Array) -> Stats:
-    """Of one feature in one episode, [T] or [T, D]."""
+    """Compute the statistics of one feature in one episode, [T] or [T, D]."""
     stats = RunningStats()
     stats.add(np.asarray(values).reshape(len(values), -1))
     return stats.finish()

@@ -1,4 +1,4 @@
-"""Videos of a dataset: the episodes of one camera one after another in a single stream, and single ones back."""
+"""Videos of a dataset. One file contains consecutive episodes of one camera."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from dovetail.episodes._encoder import start_encoding
 
 __all__ = ["CODECS", "VideoWriter", "as_rgb", "read_frames"]
 
-# A key frame every second one: training draws single frames, so a decoder should never have far to go. SVT's
-# presets from 10 on are faster and show artefacts (8 dB down on single frames of a smooth picture).
+# Every second frame is a key frame, because training decodes single frames. SVT's presets from 10 on are faster but show
+# artifacts (8 dB less on single frames of a smooth image).
 CODECS = {
     "av1": ("libsvtav1", {"g": "2", "crf": "30", "preset": "8", "svtav1-params": "lp=1"}),
     "h264": ("libx264", {"g": "2", "crf": "20", "preset": "veryfast", "bf": "0"}),
@@ -25,7 +25,7 @@ CODECS = {
 
 
 class VideoWriter:
-    """An mp4 at exactly `fps`: frame n is at n / fps, which is how LeRobot finds it."""
+    """Writes an MP4 file at exactly `fps`. LeRobot finds frame n at time n / fps."""
 
     def __init__(self, path: Path, *, size: tuple[int, int], fps: int, codec: str) -> None:
         name, options = _encoder(codec)
@@ -38,10 +38,10 @@ class VideoWriter:
         self._tick = Fraction(1, fps)
         self._open = True
         self.num_frames = 0
-        self.num_bytes = 0  # written so far; what the encoder still holds comes on top
+        self.num_bytes = 0  # written so far, without what the encoder still buffers
 
     def add(self, frame: Array) -> None:
-        """One frame, uint8 [H, W, 3]."""
+        """Append a frame, uint8 [H, W, 3]."""
         picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
         picture.pts, picture.time_base = self.num_frames, self._tick
         self._mux(picture)
@@ -59,7 +59,7 @@ class VideoWriter:
     def _mux(self, picture: av.VideoFrame | None) -> None:
         try:
             packets = self._stream.encode(picture)
-            self.num_bytes += sum(packet.size for packet in packets)  # muxing empties them
+            self.num_bytes += sum(packet.size for packet in packets)  # before muxing, which empties them
             self._container.mux(packets)
         except av.FFmpegError as error:
             size = f"{self._stream.width}x{self._stream.height}"
@@ -70,12 +70,12 @@ class VideoWriter:
 
 def _encoder(codec: str) -> tuple[str, dict[str, str]]:
     if codec not in CODECS:
-        raise UsageError(f"codec '{codec}' is not one of {', '.join(CODECS)}")
+        raise UsageError(f"there is no codec '{codec}'. Choose one of {', '.join(CODECS)}.")
     return CODECS[codec]
 
 
 def as_rgb(frame: Array, size: tuple[int, int]) -> Array:
-    """A picture uint8 [H, W, 1 or 3] as it is encoded: three channels, edges repeated up to `size`."""
+    """Convert an image uint8 [H, W, 1 or 3] to three channels and repeat its edges up to `size`."""
     height, width = frame.shape[:2]
     rgb = frame if frame.shape[2] == 3 else np.repeat(frame, 3, axis=2)
     if (height, width) == size:
@@ -84,7 +84,7 @@ def as_rgb(frame: Array, size: tuple[int, int]) -> Array:
 
 
 def read_frames(path: Path, times_s: Array, *, fps: float) -> Iterator[Array]:
-    """The frames, uint8 [H, W, 3], that lie nearest to rising times, each within half a frame."""
+    """Yield the frames, uint8 [H, W, 3], nearest to the increasing times, each within half a frame."""
     reach_s = 0.5 / fps
     try:
         with av.open(str(path), "r") as container:
@@ -106,4 +106,4 @@ def read_frames(path: Path, times_s: Array, *, fps: float) -> Iterator[Array]:
                     return
     except (av.FFmpegError, OSError, IndexError) as error:
         raise StoreError(f"{path} cannot be decoded: {error}") from error
-    raise StoreError(f"{path} has no frame at {times_s[wanted]:.4f} s, where the dataset says there is one")
+    raise StoreError(f"{path} has no frame at {times_s[wanted]:.4f} s, but the dataset refers to it")

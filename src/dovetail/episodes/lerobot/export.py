@@ -1,13 +1,13 @@
-"""Episodes as a LeRobot v3.0 dataset, which the `lerobot` package loads and trains from.
+"""Export episodes as a LeRobot v3.0 dataset, which the `lerobot` package loads and trains from.
 
     OUT/
-      meta/info.json, stats.json, tasks.parquet, episodes/      what LeRobot reads first
-      data/chunk-000/file-000.parquet                           frames without pictures, many episodes a file
-      videos/<camera>/chunk-000/file-000.mp4                    pictures, the same episodes one after another
-      dovetail/dataset.json, episodes/                          what only our own import reads
+      meta/info.json, stats.json, tasks.parquet, episodes/      metadata for LeRobot
+      data/chunk-000/file-000.parquet                           frames without images, many episodes per file
+      videos/<camera>/chunk-000/file-000.mp4                    images of the same episodes
+      dovetail/dataset.json, episodes/                          additional data for Dovetail's import
 
-An export comes in parts: one data file, one video per camera, one file of episodes, all of one number. A part is
-committed whole (see `_commit`), and no file of an earlier part is written again, whoever exports next.
+An export has parts: one data file, one video per camera and one file of episodes, all with the same number. A part is
+committed as a whole (see `_commit`). Later exports never change files of earlier parts.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose
@@ -30,7 +30,7 @@ __all__ = ["EpisodeSource", "ExportReport", "export"]
 
 
 class EpisodeSource(Protocol):
-    """What is asked of an episode log. One that has `frames(id, camera)` is never asked for whole pictures."""
+    """The part of an episode log that an export uses."""
 
     def ids(self) -> list[str]: ...
 
@@ -39,15 +39,22 @@ class EpisodeSource(Protocol):
     def load(self, episode_id: str, *, images: bool = True) -> Episode: ...
 
 
+@runtime_checkable
+class StreamsFrames(Protocol):
+    """An episode source that yields images one at a time, so that they need not be loaded together."""
+
+    def frames(self, episode_id: str, camera: str) -> Iterator[Array]: ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportReport:
-    """What an export did, and what it left out and why."""
+    """Result of an export: what it wrote, and what it left out and why."""
 
     exported: tuple[str, ...]  # ids, in the order of their episode_index
     already_there: tuple[str, ...] = ()
     left_out: dict[str, str] = field(default_factory=dict)  # id -> why
     not_exported: dict[str, str] = field(default_factory=dict)  # observation key -> why
-    num_episodes: int = 0  # in the dataset now
+    num_episodes: int = 0  # in the dataset after the export
     num_frames: int = 0
 
 
@@ -62,19 +69,18 @@ def export(
     on_episode: Callable[[str, int, int], None] | None = None,
     sizes: FileSizes | None = None,
 ) -> ExportReport:
-    """Write episodes into a dataset at `out`, or add those that it does not have yet.
+    """Write episodes to a dataset at `out`, or add those that it does not have yet.
 
-    Without `ids` all but evaluations, aborted ones, and those that a person discarded. `labels` say success and rewards
-    where there are any, else the recorded outcome does. Without a `codec`, that of the dataset, or AV1. `on_episode` hears
-    an id, how many are encoded and of how many. An export that is killed loses the part it was at, at most one file of
-    each kind; the next one goes on from there.
+    By default all episodes but evaluations, aborted and discarded ones. `labels` give success and rewards; an episode
+    without labels uses its recorded outcome. The default `codec` is that of the dataset, or AV1. `on_episode(id, done,
+    total)` reports progress. If an export is killed, the next one continues after the last committed part.
     """
     out = Path(out)
     chosen, left_out = _choose(log, ids, labels or (lambda episode_id: None))
     if not chosen and not (out / INFO).exists():
         raise UsageError(f"nothing to export: {_why_nothing(left_out)}")
     if out.is_file():
-        raise UsageError(f"{out} is a file; a dataset is a folder")
+        raise UsageError(f"{out} is a file, but a dataset must be a folder")
     if chosen:
         fresh = Layout.of(chosen[0].robot, fps=fps, codec=codec or _codec_of(out) or "av1")
         _check_all(fresh, chosen)
@@ -121,8 +127,8 @@ def _choose(
             left_out[info.id] = "it is an evaluation"
         elif ids is None and info.outcome is Outcome.ABORTED:
             left_out[info.id] = "it was aborted"
-        elif ids is None and (said := labels(info.id)) is not None and said.discard:
-            left_out[info.id] = "a person discarded it"
+        elif ids is None and (label := labels(info.id)) is not None and label.discard:
+            left_out[info.id] = "it was discarded"
         else:
             chosen.append(info)
     return chosen, left_out
@@ -135,7 +141,7 @@ def _why_nothing(left_out: dict[str, str]) -> str:
 
 
 def _check_all(layout: Layout, chosen: Sequence[EpisodeInfo]) -> None:
-    """One dataset is of one kind of robot: better to say so before an hour of encoding than after it."""
+    """Raise SpecMismatch before the encoding if the episodes are of different robots."""
     for info in chosen:
         try:
             layout.check(info.robot, whose=f"episode {info.id}")
@@ -144,18 +150,20 @@ def _check_all(layout: Layout, chosen: Sequence[EpisodeInfo]) -> None:
 
 
 def _existing(out: Path, fresh: Layout | None) -> Totals:
-    """Where to go on: after what is in the folder, provided it is a dataset that these episodes fit into."""
+    """Return the totals of the folder, which must be empty or a dataset that these episodes fit into."""
     if not (out / INFO).exists():
-        strangers = sorted(path.name for path in out.iterdir() if path.name != SCRATCH)
-        if strangers:
-            raise UsageError(f"{out} is not a LeRobot dataset (it holds {strangers[0]}): choose an empty folder")
-        assert fresh is not None, "nothing to export was refused before"
+        unexpected = sorted(path.name for path in out.iterdir() if path.name != SCRATCH)
+        if unexpected:
+            raise UsageError(
+                f"{out} is not a LeRobot dataset (it contains {unexpected[0]}). Choose an empty folder."
+            )
+        assert fresh is not None, "export() refuses an empty export to a new folder"
         return Totals(layout=fresh, image_stats={})
     meta = Meta.read(out)
     layout = meta.layout()
     if layout is None:
         raise UsageError(
-            f"{out} is a dataset that Dovetail did not export ({LAYOUT} is missing): choose another folder"
+            f"{out} is a dataset that Dovetail did not export ({LAYOUT} is missing). Choose another folder."
         )
     if fresh is not None:
         _agree(out, layout, fresh)
@@ -163,36 +171,35 @@ def _existing(out: Path, fresh: Layout | None) -> Totals:
     if {name: (f["dtype"], list(f["shape"])) for name, f in meta.features.items()} != {
         name: (f["dtype"], f["shape"]) for name, f in expected.items()
     }:
-        raise StoreError(f"{out / INFO} and {out / LAYOUT} disagree on the features: the dataset was changed")
+        raise StoreError(f"the dataset was changed: {out / INFO} and {out / LAYOUT} have different features")
     return Totals.of(meta, layout)
 
 
 def _codec_of(out: Path) -> str | None:
-    """What the videos of a dataset that is there are coded in."""
+    """Return the codec of an existing dataset."""
     layout = Meta.read(out).layout() if (out / INFO).exists() else None
     return layout.codec if layout else None
 
 
 def _agree(out: Path, layout: Layout, fresh: Layout) -> None:
-    layout.check(fresh.robot, whose=f"what is to be added to {out}")
+    layout.check(fresh.robot, whose=f"an episode to add to {out}")
     for what, theirs, ours in (("codec", layout.codec, fresh.codec), ("fps", layout.fps, fresh.fps)):
         if theirs != ours:
-            raise UsageError(f"{out} has {what} {theirs}, not {ours}: ask for that, or choose another folder")
+            raise UsageError(f"{out} has {what} {theirs}, not {ours}. Use {what} {theirs} or another folder.")
 
 
 class _Pictures:
-    """The frames of an episode, streamed by a log that can; else from the episode loaded whole."""
+    """Frames of an episode: streamed if the source can, otherwise from the loaded episode."""
 
     def __init__(self, log: EpisodeSource, info: EpisodeInfo) -> None:
         self._log, self._info = log, info
-        self._whole: Episode | None = None
+        self._episode: Episode | None = None
 
     def of(self, camera: str) -> Iterator[Array]:
-        stream: Callable[[str, str], Iterator[Array]] | None = getattr(self._log, "frames", None)
-        if stream is not None and camera in self._info.cameras:
-            yield from stream(self._info.id, camera)
+        if isinstance(self._log, StreamsFrames) and camera in self._info.cameras:
+            yield from self._log.frames(self._info.id, camera)
             return
-        self._whole = self._whole or self._log.load(self._info.id)
-        for segment in self._whole.segments:
+        self._episode = self._episode or self._log.load(self._info.id)
+        for segment in self._episode.segments:
             yield from segment.columns[f"observation/{camera}"]
-        yield self._whole.last_observation.values[camera]
+        yield self._episode.last_observation.values[camera]

@@ -1,4 +1,4 @@
-"""Episodes out of a LeRobot v3.0 dataset: our own as they were, others' as demonstrations.
+"""Read episodes from a LeRobot v3.0 dataset: Dovetail's own as they were, others as demonstrations.
 
 dataset = open_dataset("lerobot_data/pusht", robot=robot.spec, rename={"observation.image": "front"})
 for episode in dataset.episodes():  # one at a time
@@ -32,8 +32,11 @@ __all__ = ["Dataset", "import_episodes", "open_dataset", "read_dataset"]
 
 
 def read_dataset(path: Path | str) -> Iterator[Episode]:
-    """Every episode of a dataset, one at a time: our own exactly as exported but for what the video codec loses,
-    others' as demonstrations of a robot described by the features."""
+    """Yield every episode of a dataset.
+
+    Episodes exported by Dovetail are exact except for the video codec's loss. Others are demonstrations of a robot that
+    the features describe.
+    """
     return open_dataset(path).episodes()
 
 
@@ -45,7 +48,7 @@ def import_episodes(
     rename: Mapping[str, str] | None = None,
     ignore_names: bool = False,
 ) -> Iterator[Episode]:
-    """Every episode of a dataset, one at a time, for a robot that it must fit; see `open_dataset`."""
+    """Yield every episode of a dataset, which must match the robot; see `open_dataset`."""
     return open_dataset(path, robot=robot, task=task, rename=rename, ignore_names=ignore_names).episodes()
 
 
@@ -57,18 +60,18 @@ def open_dataset(
     rename: Mapping[str, str] | None = None,
     ignore_names: bool = False,
 ) -> Dataset:
-    """Read what a dataset says of itself and match it with a robot; no frames yet.
+    """Read the metadata of a dataset and match it with a robot. Frames are read later.
 
-    `rename` gives features of others' datasets the names our robot uses: `{"observation.images.top": "front",
-    "observation.state[0:7]": "joint_pos"}`; the target `action` is the action. What the robot does not have is left
-    out. `task` is what their episodes are filed under.
+    `rename` maps features of foreign datasets to the robot's names: `{"observation.images.top": "front",
+    "observation.state[0:7]": "joint_pos"}`; the target `action` is the action. Observations that the robot does not have
+    are left out. `task` is the task name of foreign episodes.
     """
     meta = Meta.read(Path(path))
     layout = meta.layout()
     if layout is None:
         mapped = _mapping.foreign(meta.info, robot=robot, rename=rename or {}, ignore_names=ignore_names)
     elif rename:
-        raise UsageError(f"{path} was exported by Dovetail and has our own names: leave --rename out")
+        raise UsageError(f"{path} was exported by Dovetail and needs no renaming. Remove --rename.")
     else:
         mapped = _mapping.ours(layout)
         if robot is not None:
@@ -83,13 +86,13 @@ def open_dataset(
 
 
 class Dataset:
-    """An open dataset: its robot, and its episodes by index."""
+    """An open dataset: its robot and its episodes by index."""
 
     def __init__(self, *, meta: Meta, layout: Layout | None, mapped: Mapped, task: str | None) -> None:
         self._meta, self._layout, self._mapped, self._task = meta, layout, mapped, task
         self._rows = meta.episodes()
         self._tasks = meta.tasks()
-        self._first_rows: dict[Path, int] = {}  # of each data file, in the numbering of the dataset
+        self._first_rows: dict[Path, int] = {}  # dataset index of the first row in each data file
         for row in self._rows:
             path = meta.data_file(row)
             first = row["dataset_from_index"]
@@ -110,19 +113,20 @@ class Dataset:
         return len(self._rows)
 
     def episodes(self) -> Iterator[Episode]:
-        """One at a time: no more than one episode's pictures are in memory if none is held on to."""
+        """Yield the episodes one at a time, so that only one is in memory."""
         for index in range(len(self)):
             yield self.episode(index)
 
     def episode_id(self, index: int) -> str:
-        """What `episode` will be called: to know whether one has it already, without decoding a picture."""
+        """Return the id of an episode without decoding its images."""
         kept = self._kept.row(index)
         return str(kept["id"] if kept else self._demo(index, self._table(index))["id"])
 
     def episode(self, index: int) -> Episode:
-        """An episode of ours with everything it had. One of others' is a demonstration by `lerobot`: by a person,
-        but for steps that `is_intervention` denies; and since nobody recorded what was seen after the last action,
-        its last observation is the last frame's again.
+        """Return an episode.
+
+        A foreign episode is a demonstration with operator `lerobot`. Its steps are by a person unless `is_intervention` is
+        false. Foreign datasets do not contain the observation after the last action, so the last frame is used again.
         """
         row, table = self._rows[index], self._table(index)
         kept = self._kept.row(index)
@@ -138,8 +142,8 @@ class Dataset:
         for key, piece in self._mapped.pictures.items():
             frames = self._frames(row, table, piece, with_last=kept is not None)
             columns[f"observation/{key}"], last[key] = frames[: len(table)], frames[-1]
-        columns = {name: column for name, column in columns.items() if self._is_wanted(name)}
-        last = {key: value for key, value in last.items() if self._is_wanted(f"observation/{key}")}
+        columns = {name: column for name, column in columns.items() if self._is_mapped(name)}
+        last = {key: value for key, value in last.items() if self._is_mapped(f"observation/{key}")}
         segment = Segment(
             episode_id=facts["id"],
             first=0,
@@ -149,12 +153,12 @@ class Dataset:
         )
         return Episode(**facts, robot=robot, segments=(segment,))
 
-    def _is_wanted(self, column: str) -> bool:
+    def _is_mapped(self, column: str) -> bool:
         kind, _, key = column.partition("/")
         return kind != "observation" or key in self._mapped.numbers or key in self._mapped.pictures
 
     def labels(self, index: int) -> Labels | None:
-        """The labels an episode of ours was exported with, if it had any."""
+        """Return the labels with which Dovetail exported the episode, if any."""
         kept = self._kept.row(index)
         if kept is None or kept["labels"] is None:
             return None
@@ -171,11 +175,11 @@ class Dataset:
         path = self._meta.data_file(row)
         table = self._data.read(path, row["dataset_from_index"] - self._first_rows[path], row["length"])
         if len(table) != row["length"] or (_tables.column(table, "episode_index") != index).any():
-            raise StoreError(f"{path} does not hold episode {index} where the dataset says it does")
+            raise StoreError(f"{path} does not contain episode {index} at the rows that the dataset refers to")
         return table
 
     def _columns(self, table: pa.Table) -> dict[str, Array]:
-        """Everything of the steps but the observations."""
+        """Return all columns of the steps but the observations."""
         num_steps = len(table)
         present = set(table.column_names)
         action = self._mapped.action.cut(self._numbers(table, self._mapped.action.feature))
@@ -202,7 +206,7 @@ class Dataset:
         return columns
 
     def _observations(self, table: pa.Table, *, whole: Mapping[str, Array]) -> dict[str, Array]:
-        """Observations but pictures, from their features unless they were kept whole; and all else that was kept."""
+        """Return the observations without images, from the exact columns if stored, else from the features."""
         cut = {
             f"observation/{key}": piece.cut(self._numbers(table, piece.feature))
             for key, piece in self._mapped.numbers.items()
@@ -237,7 +241,7 @@ class Dataset:
         return _demos.content_digest(table, prompt=prompt, features=self._meta.features)
 
     def _frames(self, row: Mapping[str, Any], table: pa.Table, piece: Piece, *, with_last: bool) -> Array:
-        """[T, H, W, C], or [T + 1, ...] with the last observation's."""
+        """Return frames [T, H, W, C], or [T + 1, ...] including the last observation's."""
         height, width, channels = piece.spec.shape
         frames = np.empty((len(table) + with_last, height, width, channels), np.uint8)
         for number, frame in enumerate(self._pictures(row, table, piece.feature, len(frames))):
@@ -265,12 +269,12 @@ def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _decode(value: Mapping[str, Any] | None, root: Path) -> Array:
-    """A picture that lies in the table itself, as LeRobot embeds it: the bytes of a PNG file."""
+    """Decode an image that LeRobot has embedded in the table as a PNG file."""
     data = value.get("bytes") if value else None
     if data is None:
-        raise StoreError(f"{root}: a picture is missing from the data files")
+        raise StoreError(f"{root}: an image is missing in the data files")
     try:
         with Image.open(io.BytesIO(data)) as picture:
             return np.asarray(picture.convert("RGB"))
     except OSError as error:
-        raise StoreError(f"{root}: a picture in the data files cannot be decoded: {error}") from error
+        raise StoreError(f"{root}: an image in the data files cannot be decoded: {error}") from error
