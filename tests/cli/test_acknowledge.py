@@ -1,4 +1,4 @@
-"""`dovetail acknowledge` leaves a note for whoever drives the run, and says so if nobody does."""
+"""`dovetail acknowledge` writes a note for the running run, and fails if there is none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dovetail.cli import _acknowledge
+from dovetail.cli import acknowledge as command
 from dovetail.config.load import load
 from dovetail.runs.acknowledgements import acknowledge, take_acknowledged
 from dovetail.runs.folder import RunFolder
@@ -29,12 +29,12 @@ def test_a_note_is_taken_once(run: Path) -> None:
     assert take_acknowledged(run) == []
 
 
-@pytest.mark.parametrize(("named", "told"), [(["robot-1"], ["robot-1"]), ([], ["robot-0", "robot-1"])])
-def test_whoever_drives_the_run_hears_it(cli: Cli, run: Path, named: list[str], told: list[str]) -> None:
+@pytest.mark.parametrize(("named", "expected"), [(["robot-1"], ["robot-1"]), ([], ["robot-0", "robot-1"])])
+def test_the_run_receives_an_acknowledgement(cli: Cli, run: Path, named: list[str], expected: list[str]) -> None:
     heard: list[str] = []
 
     def drive() -> None:
-        while len(heard) < len(told):
+        while len(heard) < len(expected):
             heard.extend(take_acknowledged(run))
             time.sleep(0.01)
 
@@ -43,17 +43,17 @@ def test_whoever_drives_the_run_hears_it(cli: Cli, run: Path, named: list[str], 
     result = cli("acknowledge", str(run), *named)
     assert result.code == 0, result.err
     driver.join(5.0)
-    assert sorted(heard) == told
+    assert sorted(heard) == expected
 
 
-def test_nobody_hears_it(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_acknowledge, "_TAKEN_S", 0.1)
+def test_a_run_that_is_not_running_is_reported(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_TIMEOUT_S", 0.1)
     result = cli("acknowledge", str(run), "robot-0")
-    assert (result.code, "nobody heard it: arms is not running" in result.err) == (2, True)
-    assert take_acknowledged(run) == []  # it does not count later, of another fault
+    assert (result.code, ": arms is not running" in result.err) == (2, True)
+    assert take_acknowledged(run) == []  # deleted: it must not acknowledge a later fault
 
 
-def test_what_there_is_not(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_unknown_robots_and_inline_runs_are_refused(cli: Cli, run: Path, tmp_path: Path) -> None:
     assert "no robot 'robot-2'. Did you mean" in cli("acknowledge", str(run), "robot-2").err
     RunFolder.create(tmp_path / "alone", load(["peg-insertion"], ["runtime=inline"]))
     assert "acknowledge its arm in its console" in cli("acknowledge", str(tmp_path / "alone")).err

@@ -21,7 +21,7 @@ TINY = (
     "run.env_steps=10",
     "run.eval_episodes=1",
     "run.untrained_episodes=0",
-    "run.showcase_episodes=0",
+    "run.video_episodes=0",
     "learner.bc_updates=5",
     "learner.warmup_updates=5",
     "learner.utd=0.02",
@@ -84,7 +84,7 @@ A_WHILE = (
     "run.demos=5",
     "run.eval_episodes=5",
     "run.untrained_episodes=2",
-    "run.showcase_episodes=0",
+    "run.video_episodes=0",
     "learner.bc_updates=200",
     "learner.warmup_updates=200",
 )

@@ -15,10 +15,10 @@ from support.command_line import Cli
 
 AS_NOBODY = """
 import os, sys
-from dovetail.cli import _session
+from dovetail.api.checks import check_fits
 from dovetail.cli.main import main
 from dovetail.config.load import load
-_session.check_fits(load(["toy.yaml"]))  # imports all there is to import: nobody may not read root's Python
+check_fits(load(["toy.yaml"]))  # imports all there is to import: nobody may not read root's Python
 if os.geteuid() == 0:  # root may write anywhere
     os.setgroups([]); os.setgid(65534); os.setuid(65534)
 sys.exit(main(sys.argv[1:]))

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dovetail.cli import _evaluation
 from dovetail.core.types import ActContext, Episode
 from dovetail.episodes.log import EpisodeLog
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
+from dovetail.runs.roles import robot
 from dovetail.weights.store import DiskWeightStore
 from support.command_line import Cli
 
@@ -100,14 +100,14 @@ def test_eval_acts_with_the_weights_that_it_names(
     cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     played: list[Episode] = []
-    original = _evaluation.evaluation_episodes
+    original = robot.evaluation_episodes
 
     def spy(*arguments: Any, **others: Any) -> Iterator[Episode]:
         for episode in original(*arguments, **others):
             played.append(episode)
             yield episode
 
-    monkeypatch.setattr(_evaluation, "evaluation_episodes", spy)
+    monkeypatch.setattr(robot, "evaluation_episodes", spy)
     oldest, *_, newest = DiskWeightStore(finished / "weights").versions()
     named, arguments = {
         "version": (oldest, ["done", "--version", str(oldest)]),

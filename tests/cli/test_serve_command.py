@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dovetail.cli import _evaluation, _serve
+from dovetail.api.policy import following_policy
+from dovetail.api.weights import find_weights
 from dovetail.config.load import load
 from dovetail.core.errors import PolicyError
 from dovetail.core.types import ActContext
@@ -142,8 +143,8 @@ def test_a_checkpoint_and_a_version_are_served_as_they_are(finished: Path, targe
         "weights": (finished / target / f"v{first:08d}.json", first),
         "the run": (finished, last),
     }[target]
-    source = _evaluation.find_weights(str(path), version=None, runs_dir=Path("runs"))
-    policy = _serve._policy(source, tell=lambda line: None)
+    source = find_weights(path)
+    policy = following_policy(source, log=lambda line: None)
     assert policy.act(inputs(policy.spec), STILL).policy_version == version
     store.publish(store.load(last).components)
     assert policy.refresh() is (target == "the run")
@@ -189,7 +190,7 @@ def test_a_version_that_is_not_there(cli: Cli, run: Path) -> None:
 
 def test_a_run_that_asks_a_server_itself(cli: Cli, toy: str) -> None:
     made_run(Path.cwd(), "{type: remote, address: 'gpu:7411'}")
-    refused(cli("serve", "toy"), "itself asks a policy server")
+    refused(cli("serve", "toy"), "uses a remote policy")
 
 
 def test_a_port_that_is_taken(cli: Cli, run: Path) -> None:

@@ -19,7 +19,7 @@ from dovetail.cli._terminal import duration, interval, sparkline
 from dovetail.core.errors import RunFolderError, UsageError
 from dovetail.core.stats import Rate
 from dovetail.learn.coach import Advice, Severity
-from dovetail.runs.status import RunStatus, nobody
+from dovetail.runs.status import RunStatus, ignore_status
 
 
 def _status() -> RunStatus:
@@ -117,7 +117,7 @@ def test_elsewhere_advice_is_a_line_when_it_begins_and_when_it_is_over() -> None
 
 def test_who_is_quiet_sees_nothing() -> None:
     with view_for(Console(file=io.StringIO()), quiet=True) as watch:
-        assert watch is nobody
+        assert watch is ignore_status
 
 
 def test_drawings() -> None:

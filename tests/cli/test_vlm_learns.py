@@ -13,7 +13,7 @@ from support.truthful_server import truthful_server
 
 def success(runs: Path, name: str, *settings: str) -> float:
     """Run the recipe; how often its policy succeeds after that, by the simulator's own verdict, whoever gave rewards."""
-    shown = ("run.untrained_episodes=0", "run.showcase_episodes=0")
+    shown = ("run.untrained_episodes=0", "run.video_episodes=0")
     code = main(
         ["run", "push-cube", "run.seed=0", *shown, *settings, "--name", name, "--runs-dir", str(runs), "-q"]
     )

@@ -311,7 +311,7 @@ def test_recipes_have_a_name_a_description_and_a_task() -> None:
 @pytest.mark.parametrize("name", ["peg-insertion", "peg_insertion"])
 def test_a_recipe_by_either_spelling(name: str, base: str) -> None:
     config = load([name, base])  # `base` replaces every plugin, so that no other room is needed
-    assert config.run.noiseless_share == 0.5
+    assert config.run.deterministic_share == 0.5
 
 
 # Bases

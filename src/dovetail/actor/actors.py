@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -40,6 +40,7 @@ __all__ = [
 class ActorConfig(Config):
     """Timing of control, inference and recording."""
 
+    BASIC: ClassVar[Collection[str]] = ("layout", "execution_horizon")
     RENAMED: ClassVar[Mapping[str, str]] = {
         "settle_s": "replan_after_takeover_s",
         "stall_s": "inference_timeout_s",
@@ -49,6 +50,7 @@ class ActorConfig(Config):
         "hang_s": "tick_timeout_s",
         "swap": "swap_weights",
     }
+    REMOVED: ClassVar[Mapping[str, str]] = {"delay_window": "the expected delay is the longest of the last 10"}
 
     execution_horizon: int | None = Field(default=None, ge=1)
     """Ticks of a chunk that are executed. Null: the whole chunk if the arm waits for the next one, or else half of it."""
@@ -56,8 +58,6 @@ class ActorConfig(Config):
     """Control, inference and recording in one process, or in three. A real arm needs `processes`."""
     simulated_delay_ticks: int = Field(default=0, ge=0)
     """Ticks that inference takes in simulated time."""
-    delay_window: int = Field(default=10, ge=1)
-    """The expected inference delay is the longest of this many recent delays."""
     replan_after_takeover_s: float = Field(default=1.0, ge=0.0)
     """Seconds after a takeover in which the policy plans again at every tick."""
     inference_timeout_s: float = Field(default=2.0, gt=0.0)
@@ -118,7 +118,7 @@ def make_loop(
             telemetry=telemetry,
             execution_horizon=config.execution_horizon or default,
             simulated_delay=config.simulated_delay_ticks if isinstance(clock, SimulatedClock) else None,
-            delays=delays or Delays(config.delay_window),
+            delays=delays or Delays(),
             inference_timeout_s=config.inference_timeout_s,
             max_bad_chunks=config.max_bad_chunks,
         )

@@ -51,7 +51,7 @@ def console(
     )
     if not is_local:
         say(
-            f"warning: {host} is reachable from other machines without encryption: every person with the token can move the arm"
+            f"warning: {host} is reachable from other machines, unencrypted: anyone with the token can move the arm"
         )
 
     def ready() -> None:
@@ -79,7 +79,9 @@ def _read_token(path: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read token file {path}: {error}") from error
     if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
-        raise UsageError(f"token file {path} has no valid token: expected one line of at least {_SHORTEST_TOKEN} printable ASCII characters without spaces")
+        raise UsageError(
+            f"token file {path} has no valid token: expected one line of {_SHORTEST_TOKEN} or more printable characters"
+        )
     return token
 
 

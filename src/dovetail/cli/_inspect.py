@@ -1,4 +1,4 @@
-"""Tables of recipes and plugins, and configs in print."""
+"""Tables of recipes and plugins; configs and their schema."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.cli._terminal import console, say, split_arguments
+from dovetail.config.describe import describe
 from dovetail.config.json_schema import json_schema
-from dovetail.config.load import config_hash, dump_yaml, load
+from dovetail.config.load import config_hash, load
 from dovetail.config.load import recipes as shipped_recipes
 from dovetail.config.plugins import KINDS, list_plugins
 from dovetail.core.disk import write_atomic
@@ -44,7 +45,7 @@ def plugins(kind: str | None) -> None:
             what = Text(plugin.error, style="red") if plugin.error else Text(plugin.doc)
             table.add_row(plugin.kind, plugin.name, plugin.origin, what)
     console.print(table)
-    say("\na class of your own: `type: package.module:Class` in a config")
+    say("\nto use your own class, write `type: package.module:Class` in a config")
 
 
 def schema(out: Path | None) -> None:
@@ -56,10 +57,12 @@ def schema(out: Path | None) -> None:
         write_atomic(out, text.encode())
     except OSError as error:
         raise UsageError(f"cannot write {out}: {error.strerror}") from error
-    say(f"{out}: put `# yaml-language-server: $schema={out}` on a config's first line")
+    say(f"{out}: write `# yaml-language-server: $schema={out}` as the first line of a config")
 
 
-def show(arguments: Sequence[str]) -> None:
+def show(arguments: Sequence[str], *, all_settings: bool) -> None:
     sources, overrides = split_arguments(arguments)
     config = load(sources, overrides)
-    console.out(f"# hash: {config_hash(config)}\n{dump_yaml(config)}", end="", highlight=False)
+    text = describe(config, all_settings=all_settings)
+    note = f"hash: {config_hash(config)}" if all_settings else "The basic settings. `--all` shows all of them."
+    console.out(f"# {note}\n{text}", end="", highlight=False)

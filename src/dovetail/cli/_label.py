@@ -22,7 +22,7 @@ from dovetail.core.errors import UsageError
 from dovetail.labels.agreement import Agreement, agreements, verdicts
 from dovetail.labels.human import HUMAN
 from dovetail.labels.queue import LabelQueue
-from dovetail.rewards.relabel import Relabelled, relabel
+from dovetail.rewards.relabel import RelabelResult, relabel
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["Request", "label"]
@@ -91,11 +91,11 @@ def _run(job: LabelingJob, folder: RunFolder, episodes: Episodes, request: Reque
         return 0
     with StopFlag() as stop:
         done = _label(job, folder, episodes, stop, quiet=quiet)
-    left = len(job.todo) - done.num_labelled - len(done.failures)
-    facts |= {"num_labelled": done.num_labelled, "num_changed": done.num_changed, "num_left": left}
+    left = len(job.todo) - done.num_labeled - len(done.failures)
+    facts |= {"num_labelled": done.num_labeled, "num_changed": done.num_changed, "num_left": left}
     facts |= {"failures": {episode_id: str(error) for episode_id, error in done.failures.items()}}
     changed = f" ({done.num_changed} changed the verdict)" if done.num_changed else ""
-    _say(f"{job.name} labeled {done.num_labelled} episodes{changed}; {others}", quiet=quiet)
+    _say(f"{job.name} labeled {done.num_labeled} episodes{changed}; {others}", quiet=quiet)
     for episode_id, error in list(done.failures.items())[:_MOST_SHOWN]:
         _say(f"not labeled: {episode_id}: {error}", quiet=quiet)
     if len(done.failures) > _MOST_SHOWN:
@@ -110,7 +110,7 @@ def _run(job: LabelingJob, folder: RunFolder, episodes: Episodes, request: Reque
     return 130 if stop() else 1 if done.failures or left else 0
 
 
-def _label(job: LabelingJob, folder: RunFolder, episodes: Episodes, stop: StopFlag, *, quiet: bool) -> Relabelled:
+def _label(job: LabelingJob, folder: RunFolder, episodes: Episodes, stop: StopFlag, *, quiet: bool) -> RelabelResult:
     columns = (TextColumn("labeling"), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("labeling", total=len(job.todo))

@@ -15,7 +15,7 @@ from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.config.load import load_settings
 from dovetail.core.errors import UsageError
 from dovetail.labels.learned.training import TrainingConfig
-from dovetail.rewards.classifier_training import Made, train_classifier
+from dovetail.rewards.classifier_training import SavedClassifier, train_classifier
 from dovetail.rewards.classifier_training import Progress as OnProgress
 from dovetail.runs.folder import RunFolder
 
@@ -66,7 +66,7 @@ def _bar(*, quiet: bool) -> Iterator[OnProgress]:
         yield update
 
 
-def _show(made: Made, out: Path) -> None:
+def _show(made: SavedClassifier, out: Path) -> None:
     trained = made.trained
     table = Table(box=None, header_style="bright_black", pad_edge=False)
     for heading in ("", "", "number", "true", "precision", "recall", "AUC", "mistakes"):

@@ -1,4 +1,4 @@
-"""`recipes`, `plugins`, `config` and `doctor`: what there is, and what is wrong with it."""
+"""`recipes`, `plugins`, `config` and `doctor`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: dovetail plugins --kind task")(plugins)
     app.command(epilog="Example: dovetail doctor peg-insertion")(doctor)
     group = typer.Typer(
-        help="The config's schema, and configs as they resolve.",
+        help="Show the settings of a recipe, or the schema of config files.",
         epilog="Example: dovetail config show peg-insertion",
     )
     group.command("schema", epilog="Example: dovetail config schema --out dovetail.schema.json")(schema)
@@ -26,7 +26,7 @@ def register(app: typer.Typer) -> None:
 
 
 def recipes() -> None:
-    """List the recipes that ship with Dovetail."""
+    """List the recipes of Dovetail."""
     from dovetail.cli import _inspect
 
     _inspect.recipes()
@@ -35,33 +35,36 @@ def recipes() -> None:
 def plugins(
     kind: Annotated[str | None, typer.Option("--kind", help="Only task, robot, policy, ...")] = None,
 ) -> None:
-    """List every task, robot, policy and so on: built in, or installed."""
+    """List every task, robot, policy and other plugin, built in or installed."""
     from dovetail.cli import _inspect
 
     _inspect.plugins(kind)
 
 
 def schema(
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="A file; default: the terminal.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File to write. Default: print it.")] = None,
 ) -> None:
-    """A JSON Schema of config files, for completion in an editor."""
+    """Print a JSON Schema of config files, for completion in an editor."""
     from dovetail.cli import _inspect
 
     _inspect.schema(out)
 
 
-def show(arguments: Arguments = None) -> None:
-    """A config with every default spelt out, as a run would use it."""
+def show(
+    arguments: Arguments = None,
+    all_settings: Annotated[bool, typer.Option("--all", help="Print every setting, with its default.")] = False,
+) -> None:
+    """Print the basic settings of a config, each with its meaning. The output is a valid config file."""
     from dovetail.cli import _inspect
 
-    _inspect.show(tuple(arguments or ()))
+    _inspect.show(tuple(arguments or ()), all_settings=all_settings)
 
 
 def doctor(
     arguments: Arguments = None,
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
-    """Check this machine, and with a recipe that its robot, task and policy fit: before anything moves."""
+    """Check this machine; with a recipe, also check that its robot, task and policy fit. Nothing moves."""
     from dovetail.cli import _doctor
 
     raise typer.Exit(_doctor.doctor(tuple(arguments or ()), runs_dir=runs_dir))

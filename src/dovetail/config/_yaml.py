@@ -17,7 +17,7 @@ import yaml
 from dovetail.config._tree import Node, check_finite
 from dovetail.core.errors import ConfigError
 
-__all__ = ["dump", "parse"]
+__all__ = ["dump", "dump_inline", "parse"]
 
 _TAG = "tag:yaml.org,2002:"
 _MAX_EXACT = 2**53  # whole floats up to here are exact integers
@@ -73,6 +73,14 @@ for _name, _pattern, _first in _RESOLVERS:
 def dump(data: Any) -> str:
     text: str = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
     return text
+
+
+def dump_inline(value: Any) -> str:
+    """A value in one line: `[1, 2]`, `{a: 1}`."""
+    text: str = yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=10**6, default_flow_style=True
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def parse(text: str, *, name: str, is_json: bool = False, one_value: bool = False) -> Node:

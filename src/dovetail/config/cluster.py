@@ -1,7 +1,7 @@
-"""Who runs where, when everything runs at once: one typed section for a laptop and for a cluster.
+"""The `cluster` section: machines, arms, and where the roles of a run run.
 
-One file is carried to every machine. `machines` says what each of them offers once it has joined (`dovetail cluster join
-FILE`); the places of the roles say what they need.
+Every machine has the same file. `machines` lists the resources that each of them offers after `dovetail cluster join
+FILE`; `learner`, `labeler`, `weights` and `robots` list what the roles need.
 
     cluster:
       machines:
@@ -16,10 +16,10 @@ FILE`); the places of the roles say what they need.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -39,47 +39,49 @@ Port = Annotated[int, Field(ge=1024, le=65535)]
 
 
 class Place(Config):
-    """Where a role may run. Nothing said: anywhere."""
+    """Where a role may run. By default, on any machine."""
 
     resources: Resources = Field(default_factory=dict)
-    """What a machine must offer, by the labels that it joined with: {training: 1}."""
+    """Resources that the machine must offer: {training: 1}."""
     machine: str | None = None
-    """Only on this one: its name in `machines`, its host name or its address."""
+    """Run only on this machine: its name in `machines`, its host name or its address."""
     num_cpus: float = Field(default=0.0, ge=0)
-    """Cores that are reserved for it; 0 reserves none."""
+    """CPU cores to reserve; 0: none."""
     num_gpus: float = Field(default=0.0, ge=0)
-    """GPUs that are reserved for it, and that it sees; 0: none."""
+    """GPUs to reserve. The role sees only these; 0: none."""
 
 
 class RobotPlace(Place):
-    """A robot of its own name: where it is, and in what it differs from the run's."""
+    """A named robot: where it runs, and how it differs from the run's `robot` section."""
 
     robot: dict[str, Any] = Field(default_factory=dict)
-    """Laid over the run's `robot` section; another `type` replaces it."""
+    """Settings that override the run's `robot` section; another `type` replaces the section."""
     task: dict[str, Any] = Field(default_factory=dict)
-    """The same for its `task`."""
+    """The same for the `task` section."""
     operator: dict[str, Any] = Field(default_factory=dict)
-    """And for who may take over."""
+    """The same for the `operator` section."""
 
 
 class Ports(Config):
-    """Where a machine listens: fixed, so that a firewall can be opened for them. Each is TCP."""
+    """TCP ports of a machine, fixed so that a firewall can open them."""
 
     head: Port = 7420
-    """The head's alone: where the others find the cluster."""
+    """Port of the head, to which the other machines connect."""
     node: Port = 7421
+    """Ray's node manager."""
     objects: Port = 7422
+    """Ray's object manager."""
     agent: Port = 7423
-    """Spoken to from the machine itself only."""
+    """Ray's agent; used on the machine itself only."""
     client: Port = 7424
-    """The head's alone; not used, and need not be opened."""
+    """Ray's client server on the head; not used, need not be opened."""
     workers: tuple[Port, Port] = (7430, 7529)
-    """First and last of what the roles listen on, one each."""
+    """First and last port of the roles, one port each."""
 
     @field_validator("workers", mode="before")
     @classmethod
     def _pair(cls, workers: Any) -> Any:
-        """A list is one too: JSON's own leave is lost where a validator has looked at the whole before."""
+        """Accept a list: a before-validator turns off JSON's leniency about tuples."""
         return tuple(workers) if isinstance(workers, list) else workers
 
     @model_validator(mode="after")
@@ -87,28 +89,29 @@ class Ports(Config):
         single = (self.head, self.node, self.objects, self.agent, self.client)
         first, last = self.workers
         if len(set(single)) < len(single) or any(first <= port <= last for port in single):
-            raise PydanticCustomError("ports", "two of them are the same")
+            raise PydanticCustomError("ports", "two ports are the same")
         if last - first < 9:
-            raise PydanticCustomError("ports", "workers should be a range of ten or more, first and last")
+            raise PydanticCustomError("ports", "workers should be a range of at least ten ports: first and last")
         return self
 
 
 class Machine(Config):
-    """What a machine is, and what it offers to the roles."""
+    """A machine of the cluster, and the resources that it offers."""
 
     head: bool = False
-    """The one that the others join, and where the cluster's own books are kept."""
+    """Whether this is the head, which the other machines join."""
     host: str | None = Field(default=None, min_length=1)
-    """Its host name, by which it knows that this is about itself; otherwise by its address, or by --as."""
+    """Host name, to recognize the machine on which a command runs; else its address, or --as."""
     address: str = LOOPBACK
-    """The address that the others reach it by, on any network, Tailscale's too. As it is, nobody does."""
+    """IP address under which the other machines reach it, also on Tailscale. The default is not reachable."""
     resources: Resources = Field(default_factory=dict)
-    """Labels with amounts, as roles ask for them: {inference: 1}."""
+    """Resources that it offers to roles: {inference: 1}."""
     num_cpus: int | None = Field(default=None, ge=0)
-    """Cores that roles may reserve; null: as many as it has."""
+    """CPU cores that roles may reserve; null: all."""
     num_gpus: int | None = Field(default=None, ge=0)
-    """GPUs that roles may reserve; null: as many as it has."""
+    """GPUs that roles may reserve; null: all."""
     ports: Ports = Ports()
+    """TCP ports, for a firewall."""
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:
@@ -117,60 +120,73 @@ class Machine(Config):
         except ValueError:
             raise PydanticCustomError("address", "address should be an IP address, such as 100.64.0.1") from None
         if address.is_unspecified:
-            raise PydanticCustomError("address", "address should be the one that the others reach it by")
+            raise PydanticCustomError("address", "address should be one that the other machines can reach")
         for name in self.resources:
             if name in _RESERVED:
                 raise PydanticCustomError(
-                    "resources", "'{name}' is told by num_cpus and num_gpus, or by nobody", {"name": name}
+                    "resources", "'{name}' is reserved by Ray: use num_cpus and num_gpus", {"name": name}
                 )
         return self
 
 
 class Detection(Config):
-    """How soon a machine that does not answer counts as gone: about (failures + 1) times (period + timeout)."""
+    """When a machine that does not answer counts as gone: after about (failures + 1) * (period_s + timeout_s)."""
 
     period_s: float = Field(default=0.5, gt=0)
+    """Seconds between two checks."""
     timeout_s: float = Field(default=1.0, gt=0)
+    """Seconds until a check fails."""
     failures: int = Field(default=3, ge=1)
+    """Failed checks in a row until the machine counts as gone."""
 
 
 class ClusterConfig(Config):
+    """Machines, arms and roles, with runtime: ray."""
+
+    BASIC: ClassVar[Collection[str]] = ("num_robots",)
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "robot_limit_s": "robot_timeout_s",
+        "max_behind_steps": "max_steps_ahead",
+        "cut_off": "on_disconnect",
+        "store_mb": "object_store_mb",
+    }
+
     address: str | None = None
-    """A Ray cluster that others have started, HOST:PORT. Null: the one whose head is in `machines`; where there are
-    none, one on this machine alone, for this run alone."""
+    """HOST:PORT of a running Ray cluster. Null: the cluster of `machines`, or a temporary one on this machine."""
     machines: dict[Name, Machine] = Field(default_factory=dict)
-    """What each machine offers, by a name of your choice. Null: there are none, and the run's own offers whatever its roles
-    ask for."""
+    """The machines of the cluster, by names of your choice. Empty: only this machine."""
     token_file: Path | None = None
-    """What everybody in the cluster must know; null: dovetail/cluster.token in the user's folder for settings."""
+    """File with the secret token of the cluster; null: dovetail/cluster.token in the user's settings folder."""
     num_robots: int = Field(default=1, ge=1, le=64)
-    """Arms that practise the task, each as the `robot` section says, in simulation or found by their place."""
+    """Number of equal arms, each with the `robot` section's settings."""
     robot: Place = Place()
-    """Where those are."""
+    """Where these arms run."""
     robots: dict[Name, RobotPlace] = Field(default_factory=dict)
-    """Or arms by name, each with a place and with what differs from the run's `robot`, `task` and `operator`."""
+    """Or arms by name, each with its machine and its differences from `robot`, `task` and `operator`."""
     min_robots: int | None = Field(default=None, ge=1, le=64)
-    """Arms that must be there for a run to begin; the others are taken in when they come. Null: all of them."""
-    robot_limit_s: float = Field(default=120.0, gt=0)
-    """Seconds that an arm has to come up, and after which one that has left is not waited for."""
+    """Arms that must be ready before a run starts; the others may join later. Null: all."""
+    robot_timeout_s: float = Field(default=120.0, gt=0)
+    """Seconds until an arm that does not start, or does not come back, is given up."""
     learner: Place = Place()
-    """The store and its replay are where the learner is: batches come from memory that both map."""
+    """Where the learner runs, with the episode store and the replay buffer."""
     labeler: Place = Place()
+    """Where the labelers run."""
     num_labelers: int = Field(default=1, ge=1, le=64)
+    """Number of labeler processes."""
     weights: Place = Place()
-    """Where versions of the policy are handed out from."""
+    """Where the server of the policy's weights runs."""
     weights_precision: Literal["fp32", "bf16"] = "fp32"
-    """What weights travel in: bf16 is half as much, and what acts is rounded to it."""
+    """Precision of the weights that arms receive: bf16 halves the traffic and rounds the acting policy."""
     label_timeout_s: float = Field(default=120.0, gt=0)
-    """Seconds that a labeler may take over one episode, its own start not counted, before it is ended and another asked."""
-    max_behind_steps: int = Field(default=200, ge=0)
-    """Steps of practice that simulated arms may be ahead of the learner's updates, all together: beyond, they wait. Real
-    arms never wait; there the update-to-data ratio alone paces the learner."""
-    cut_off: Literal["finish", "hold"] = "finish"
-    """What a robot does that has lost the cluster: finish its episode, or hold where it is. It spools in any case."""
-    store_mb: int = Field(default=200, ge=80)
-    """Memory that Ray shares between the processes of one machine."""
+    """Seconds for one episode, after which a labeler process is killed and the episode given to another."""
+    max_steps_ahead: int = Field(default=200, ge=0)
+    """Online steps that all simulated arms together may be ahead of the learner before they wait. Real arms never wait."""
+    on_disconnect: Literal["finish", "hold"] = "finish"
+    """When an arm loses the connection: finish its episode, or hold. It stores its steps locally in both cases."""
+    object_store_mb: int = Field(default=200, ge=80)
+    """Size of Ray's shared memory on each machine, in MB."""
     detection: Detection = Detection()
+    """How lost machines are detected."""
 
     @property
     def head(self) -> str | None:
@@ -178,8 +194,8 @@ class ClusterConfig(Config):
         return next((name for name, machine in self.machines.items() if machine.head), None)
 
     @property
-    def meeting(self) -> str | None:
-        """HOST:PORT where the cluster is found; null: a run brings its own."""
+    def head_address(self) -> str | None:
+        """HOST:PORT of the cluster. None: a run starts its own."""
         if self.head is None:
             return self.address
         machine = self.machines[self.head]
@@ -187,12 +203,12 @@ class ClusterConfig(Config):
         return f"{host}:{machine.ports.head}"
 
     def named_robots(self) -> Mapping[str, RobotPlace]:
-        """Every arm by name, whether or not the file names it."""
+        """Every arm by name; unnamed arms are robot-0, robot-1, ..."""
         same = RobotPlace(**self.robot.model_dump())
         return self.robots or {f"robot-{number}": same for number in range(self.num_robots)}
 
     def labels(self) -> Mapping[str, float]:
-        """Every label that a role asks for, and how much of it all of them need."""
+        """Every resource that roles need, with the sum of their amounts."""
         wanted: dict[str, float] = {}
         count = {"labeler": self.num_labelers, "robot": self.num_robots}
         for key, place in self.places():
@@ -201,7 +217,7 @@ class ClusterConfig(Config):
         return wanted
 
     def places(self) -> Iterator[tuple[str, Place]]:
-        """Every place that a role is given, by its key."""
+        """The place of every role, by its key."""
         yield from (("learner", self.learner), ("labeler", self.labeler), ("weights", self.weights))
         if self.robots:
             yield from ((f"robots.{name}", place) for name, place in self.robots.items())
@@ -224,22 +240,22 @@ class ClusterConfig(Config):
     def _one_cluster(self) -> Self:
         heads = [name for name, machine in self.machines.items() if machine.head]
         if len(heads) > 1:
-            raise _wrong(f"machines {' and '.join(heads)} are heads: one is enough")
+            raise _wrong(f"machines {' and '.join(heads)} are heads: there must be only one")
         if heads and self.address is not None:
-            raise _wrong(f"machine '{heads[0]}' is the head: leave out address")
+            raise _wrong(f"machine '{heads[0]}' is the head: remove address")
         if self.machines and not heads and self.address is None:
-            raise _wrong("one of machines should say head: true, or address where the cluster is")
+            raise _wrong("set head: true for one of machines, or set address")
         for name, machine in self.machines.items():
             if ip_address(machine.address) == ip_address(LOOPBACK) and (len(self.machines) > 1 or not heads):
                 raise _wrong(f"machines.{name}.address is {machine.address}: no other machine reaches it")
         if self.robots and (self.num_robots > 1 or self.robot != Place()):
-            raise _wrong("either robots by name, or num_robots and robot for equal ones")
+            raise _wrong("use either robots (arms by name), or num_robots and robot (equal arms)")
         return self
 
     @model_validator(mode="after")
     def _has_room(self) -> Self:
-        """Every role finds a machine that could take it, as far as the file tells."""
-        if not self.machines or self.address is not None:  # others' machines may offer what is missing here
+        """Check that every role fits on one of the machines in the file."""
+        if not self.machines or self.address is not None:  # a running cluster may have other machines
             return self
         for key, place in self.places():
             could = [
@@ -249,12 +265,12 @@ class ClusterConfig(Config):
             ]
             if not could:
                 hint = did_you_mean(str(place.machine), self.machines)
-                raise _wrong(f"{key}.machine is '{place.machine}', none of machines.{hint}")
+                raise _wrong(f"{key}.machine is '{place.machine}', which is not in machines.{hint}")
             for label, amount in place.resources.items():
                 most = max(machine.resources.get(label, 0.0) for machine in could)
                 if amount > most:
-                    where = place.machine or "the best of machines"
-                    raise _wrong(f"{key} needs {amount:g} of '{label}', and {where} offers {most:g}")
+                    where = place.machine or "the largest machine"
+                    raise _wrong(f"{key} needs {amount:g} of '{label}', but {where} offers {most:g}")
         return self
 
 

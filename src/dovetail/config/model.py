@@ -10,7 +10,7 @@ first and these handles by keyword:
     policy      robot (a RobotSpec), seed
     labeler     -
     replay      folder, keys (the observations to store)
-    actor       robot, task, operator, policy, clock, recorder, probe, should_stop; optionally board and watch
+    actor       robot, task, operator, policy, clock, recorder, probe, should_stop; optionally board and health_check
     algorithm   policy, seed
 
 Constructors do no I/O. `type` names the plugin and is removed before the other keys are validated.
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
@@ -42,6 +42,8 @@ class Config(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, use_attribute_docstrings=True)
 
+    BASIC: ClassVar[Collection[str]] = ()
+    """Settings that most users change; `dovetail config show` prints only these. The others are expert settings."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """Old key -> new key. The old key still works, with a warning."""
     REMOVED: ClassVar[Mapping[str, str]] = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
@@ -30,6 +30,7 @@ class Workspace(Config):
 class SafetyConfig(Config):
     """Limits that every action passes before the robot receives it."""
 
+    BASIC: ClassVar[Collection[str]] = ("workspace", "max_velocity")
     REMOVED: ClassVar[Mapping[str, str]] = {"type": "the safety filter cannot be replaced"}
 
     workspace: Workspace | None = None
@@ -37,7 +38,7 @@ class SafetyConfig(Config):
     max_step: float | tuple[float, ...] | None = None
     """Largest distance from the measured state in one tick: one number, or one per axis. Not for grippers."""
     max_velocity: float | tuple[float, ...] | None = None
-    """The same limit per second. Joint targets without either limit get 1.75 rad/s."""
+    """Largest speed in m/s and rad/s: one number, or one per axis. Joint targets without either limit get 1.75 rad/s."""
     max_bad_actions: int = Field(default=5, ge=1)
     """Consecutive actions with NaN or infinity before the filter latches a fault. Until then the robot holds."""
     stale_after_s: float | None = Field(default=None, gt=0)

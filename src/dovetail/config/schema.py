@@ -1,10 +1,10 @@
-"""What a run is made of: one typed tree. A plugin's part is described by the `Config` beside its class."""
+"""The settings of a run. The settings of a plugin are in the `Config` of its class."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
@@ -38,7 +38,7 @@ SECTION_KINDS: dict[str, str] = {
     "operator": "operator",
     "actor": "actor",
     "policy": "policy",
-    "labels": "labeler",  # a list of them
+    "labels": "labeler",  # a list
     "replay": "replay",
     "algorithm": "algorithm",
 }
@@ -50,19 +50,19 @@ DEFAULT_SECTIONS: dict[str, Any] = {
     "replay": {"type": "mapped"},
 }
 
-KIND_MARK = "x-dovetail-kind"  # stands for a plugin section in RunConfig's own JSON Schema
+KIND_MARK = "x-dovetail-kind"  # marks a plugin section in RunConfig's JSON Schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PluginSection:
-    """A plugin by name, with its validated config: `section.build(**handles)` makes the object."""
+    """A plugin by name, with its validated config."""
 
     kind: str
     type: str
     config: Config
 
     def build(self, **handles: Any) -> Any:
-        """Construct the plugin: its config first, the handles that its kind receives by keyword."""
+        """Construct the plugin, with the handles that its kind receives."""
         return build(self.kind, self.type, self.config, **handles)
 
     def to_plain(self) -> dict[str, Any]:
@@ -108,164 +108,182 @@ class OfKind:
 
 
 class StopWhenSolved(Config):
-    """End online learning before its budget is spent, once the policy needs no help any more."""
+    """Stop online learning early, once the policy succeeds without help."""
+
+    REMOVED: ClassVar[Mapping[str, str]] = {"min_env_steps": "use a larger window"}
 
     window: int = Field(default=20, ge=1, le=1000)
-    """How many of the latest online episodes are looked at."""
+    """Number of recent online episodes to consider."""
     success_rate: float = Field(default=1.0, gt=0, le=1)
-    """The share of them that must succeed, without any intervention."""
-    min_env_steps: int = Field(default=0, ge=0)
-    """Never stop before this many online steps."""
+    """Share of them that must succeed without intervention."""
 
 
 class RunSettings(Config):
-    """How much of everything, and when to stop."""
+    """Budgets, evaluations and the end of a run."""
+
+    BASIC: ClassVar[Collection[str]] = (
+        "seed",
+        "demos",
+        "env_steps",
+        "eval_episodes",
+        "eval_every_steps",
+        "stop_when_solved",
+    )
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "noiseless_share": "deterministic_share",
+        "schedule_episodes": "scheduled_eval_episodes",
+        "showcase_episodes": "video_episodes",
+        "showcase_camera": "video_camera",
+    }
 
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Every random stream derives from it."""
+    """Seed of every random number."""
     demos: int = Field(default=20, ge=0)
-    """Demonstrations recorded before learning starts."""
+    """Number of successful demonstrations to record before learning."""
     demo_noise: float = Field(default=0.1, ge=0)
-    """How noisy the scripted expert is while it demonstrates; 0 makes it exact."""
+    """Noise of the scripted expert in demonstrations; 0: none."""
     env_steps: int = Field(default=10_000, ge=0, le=10**9)
-    """Online budget in control steps."""
-    noiseless_share: float = Field(default=0.4, ge=0, le=1)
-    """Share of the online episodes without exploration noise: where a policy sticks only without it shows there."""
+    """Control steps of online learning."""
+    deterministic_share: float = Field(default=0.4, ge=0, le=1)
+    """Share of online episodes without exploration noise. They show where the policy gets stuck without it."""
     eval_episodes: int = Field(default=100, ge=1)
-    """Episodes in each evaluation."""
+    """Episodes of each evaluation."""
     eval_every_steps: int | None = Field(default=None, ge=1)
-    """Online steps between evaluations while it learns; null: none. They never train, and the best makes
-    checkpoints/best."""
-    schedule_episodes: int | None = Field(default=None, ge=1)
-    """Episodes in each of these; null: as many as in any other evaluation."""
+    """Online steps between evaluations during learning; null: none. The best one is saved as checkpoints/best."""
+    scheduled_eval_episodes: int | None = Field(default=None, ge=1)
+    """Episodes of each evaluation during learning; null: `eval_episodes`."""
     eval_noise: bool = False
-    """Evaluate with the policy's own noise: where something is hidden, chance is how a policy without memory searches."""
+    """Evaluate with exploration noise. A policy without memory needs it to search for something hidden."""
     untrained_episodes: int = Field(default=20, ge=0)
-    """Episodes that the untrained policy is given; it seldom has surprises."""
-    showcase_episodes: int = Field(default=4, ge=0)
-    """Episodes filmed for the report, before and after."""
-    showcase_camera: str = "front"
-    """The camera that films them."""
+    """Episodes of the evaluation before any training."""
+    video_episodes: int = Field(default=4, ge=0)
+    """Episodes before and after learning that the report's video shows."""
+    video_camera: str = "front"
+    """Camera of the report's video."""
     checkpoint_every_s: float = Field(default=60.0, gt=0)
     """Seconds between checkpoints."""
     wandb: str | None = Field(default=None, min_length=1)
-    """A project of Weights & Biases that curves go to as well; null: to TensorBoard alone."""
+    """Weights & Biases project that also receives the metrics; null: TensorBoard only."""
     stop_when_solved: StopWhenSolved | None = None
-    """When to stop early; null spends the whole budget."""
+    """When to stop before the budget is spent; null: never."""
 
 
 class LearnerConfig(Config):
-    """How the learner paces itself against the robot."""
+    """How much the learner trains, and on what hardware."""
+
+    BASIC: ClassVar[Collection[str]] = ("utd", "bc_updates", "warmup_updates")
 
     utd: float = Field(default=4.0, gt=0)
     """Update-to-data ratio: updates per online step."""
     bc_updates: int = Field(default=2000, ge=0)
-    """Behaviour cloning updates on the demonstrations: the baseline that the report compares with."""
+    """Updates of behavior cloning on the demonstrations: the baseline in the report."""
     start_from: Literal["cloning", "scratch"] = "cloning"
-    """What online learning starts from."""
+    """Initial weights of online learning: those of behavior cloning, or random ones."""
     warmup_updates: int = Field(default=500, ge=0)
     """Updates on demonstrations alone, before the first online step."""
     start_after_steps: int = Field(default=0, ge=0)
-    """Online steps collected before updates begin."""
+    """Online steps to collect before updates begin."""
     publish_every: int | None = Field(default=None, ge=1)
-    """Updates between two versions of the weights for the robot, which so is never further behind than these and one
-    episode's; null: a version after each episode. On-policy algorithms publish with each rollout."""
+    """Updates between two versions of the weights for the robot; null: one version after each episode. On-policy
+    algorithms publish with each rollout."""
     max_bad_updates: int = Field(default=100, ge=1)
-    """Updates whose loss or gradient is not finite are skipped; after so many in a run, it stops. The last good checkpoint
-    stays."""
+    """An update with a loss or gradient that is not finite is skipped. The run stops after this many."""
     precision: Literal["fp32", "bf16"] = "fp32"
-    """What networks compute in while they learn. Parameters, optimisers, losses and log-densities are fp32 in any case."""
+    """Precision of the networks during training. Parameters, optimizers and losses are always fp32."""
     accumulate: int = Field(default=1, ge=1)
-    """Pieces that a batch is gone through in, for a step that would not fit into memory; the same step up to rounding. For
-    algorithms of one loss."""
+    """Number of parts in which a batch is processed, to save memory. For algorithms with one loss."""
     ranks: int = Field(default=1, ge=1, le=64)
-    """Processes that learn as one, each from its part of every batch; on GPUs, one each. For algorithms that learn from
-    replay."""
+    """Processes for data parallel training, one per GPU. For algorithms that learn from replay."""
     shard: bool = False
-    """With ranks: each keeps a part of the policy and of its optimiser only (FSDP). For large policies, and algorithms of
-    one loss."""
+    """With several ranks: divide policy and optimizer among them (FSDP). For algorithms with one loss."""
     prefetch: int | None = Field(default=None, ge=0, le=64)
-    """Batches sampled ahead by a thread; null: 2 of large ones, none of small ones. Changes no result."""
+    """Batches that a thread samples ahead; null: 2 if they are large, else 0. Does not change results."""
 
 
 class TerminateOnSuccess(Config):
-    """End an episode of practice when a labeler that can judge single observations says that the task is done."""
+    """End an online episode once a labeler that judges single observations sees success."""
 
     every_steps: int = Field(default=1, ge=1)
-    """Control steps between two observations that it is asked about."""
+    """Control steps between two judged observations."""
     probability: float | None = Field(default=None, gt=0, le=1)
-    """From which one on it means done; null: what the labeler was calibrated to."""
+    """Probability from which an observation counts as success; null: the labeler's calibrated threshold."""
     consecutive: int | None = Field(default=None, ge=1)
-    """Answers in a row that must; null: what the labeler was calibrated to, or 3."""
+    """Successful observations in a row that end the episode; null: the labeler's calibrated number, or 3."""
 
 
 class LabelingConfig(Config):
-    """How the labelers in `labels` decide together, and what happens while they cannot."""
+    """How several labelers decide together, and when a person is asked."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"max_under_way": "max_labeling_episodes", "finish_s": "label_wait_s"}
 
     min_confidence: float = Field(default=0.8, ge=0, le=1)
-    """Who is at least so sure decides; where nobody is, a person is asked."""
+    """The first labeler with at least this confidence decides. If none has it, a person is asked."""
     cross_check: bool = False
-    """Ask all of them: the first who is sure decides, unless one of the others says otherwise. Then a person is asked."""
-    max_under_way: int = Field(default=4, ge=1, le=64)
-    """Episodes that slow labelers are asked about at once, beside the robot."""
+    """Ask all labelers, and a person if two of them disagree."""
+    max_labeling_episodes: int = Field(default=4, ge=1, le=64)
+    """Episodes that slow labelers process at the same time."""
     retry_s: float = Field(default=5.0, gt=0)
-    """Seconds until a labeler that gave no answer is asked again; twice as long each time it gives none."""
+    """Seconds until a labeler that failed is asked again; doubles with each failure."""
     max_retry_s: float = Field(default=300.0, gt=0)
-    """But never longer than this."""
-    finish_s: float = Field(default=600.0, ge=0)
-    """How long the end of a run waits for labels that are under way."""
+    """Upper limit of that time."""
+    label_wait_s: float = Field(default=600.0, ge=0)
+    """Seconds that the end of a run waits for outstanding labels."""
     hide_success: bool = False
-    """Keep the success of the task itself from practice: it ends no episode, and nobody is told. Labels are all there is, as
-    on a real robot. Evaluations still go by the task."""
+    """Ignore the task's own success in online episodes, as on a real robot: only labels count. Evaluations still use it."""
     terminate_on_success: TerminateOnSuccess | None = None
-    """Whether a success that a labeler sees ends the episode; null: only the task, its time limit and people end it."""
+    """End an online episode when a labeler sees success; null: never."""
 
 
 class ImagesConfig(Config):
-    """How the log keeps recorded images."""
+    """How recorded images are stored."""
 
     codec: Literal["auto", "lossless", "h264", "av1"] = "auto"
-    """Auto keeps small pictures exactly and makes H.264 of larger ones."""
+    """Video codec. auto: lossless for small images, H.264 for larger ones."""
     lossless_up_to_px: int = Field(default=128, ge=0)
-    """What is small, for auto: the longer side."""
+    """With auto: largest side of an image that is stored lossless, in pixels."""
     crf: int | None = Field(default=None, ge=0, le=63)
-    """Constant rate factor: lower is better and larger; null: 18 of H.264, 30 of AV1."""
+    """Constant rate factor: lower is better and larger; null: 22 for H.264, 30 for AV1."""
 
 
 class RunConfig(Config):
     """A whole run, resolved."""
 
+    BASIC: ClassVar[Collection[str]] = ("device", "runtime")
+
     task: Annotated[PluginSection, OfKind("task")] | None = None
-    """The job. Null only with a robot that brings its own, such as gym."""
+    """What to do. Null only with a robot that brings its own task, such as gym."""
     robot: Annotated[PluginSection, OfKind("robot")]
-    """Who does it."""
+    """The arm, real or simulated."""
     operator: Annotated[PluginSection, OfKind("operator")] = Field(default=DEFAULT_SECTIONS["operator"])
-    """Who may take over."""
+    """Who can take over the arm, and with which device."""
     safety: SafetyConfig = SafetyConfig()
-    """What every action passes on its way to the robot."""
+    """Limits for every action on its way to the robot."""
     actor: Annotated[PluginSection, OfKind("actor")] = Field(default=DEFAULT_SECTIONS["actor"])
-    """The control loop."""
+    """The control loop: how action chunks follow each other."""
     policy: Annotated[PluginSection, OfKind("policy")]
-    """Observation in, action out."""
+    """Observation in, action chunk out."""
     labels: list[Annotated[PluginSection, OfKind("labeler")]] = Field(
         default=DEFAULT_SECTIONS["labels"], min_length=1
     )
-    """Who gives rewards: asked in order, the first who is sure decides."""
+    """Labelers, which give rewards. They are asked in order; the first confident one decides."""
     labeling: LabelingConfig = LabelingConfig()
+    """How several labelers decide together."""
     replay: Annotated[PluginSection, OfKind("replay")] = Field(default=DEFAULT_SECTIONS["replay"])
-    """Where batches come from."""
+    """The replay buffer."""
     algorithm: Annotated[PluginSection, OfKind("algorithm")]
     """How the policy learns."""
     device: str = Field(default="cpu", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
-    """Where the learner computes: cpu, cuda, cuda:1, or auto, a GPU where there is one. Small networks are faster on a
-    CPU."""
+    """Device of the learner: cpu, cuda, cuda:1, or auto (a GPU if there is one). Small networks are faster on a CPU."""
     runtime: Literal["inline", "ray"] = "inline"
-    """One thing after another in one process, or everything at once: acting, labelling, storing and learning."""
+    """inline: one process, one step after another. ray: acting, labeling and learning in parallel."""
     cluster: ClusterConfig = ClusterConfig()
-    """Who runs where, with runtime: ray."""
+    """Machines, arms and roles, with runtime: ray."""
     run: RunSettings = RunSettings()
+    """Budgets, evaluations and the end of the run."""
     learner: LearnerConfig = LearnerConfig()
+    """How much the learner trains, and on what hardware."""
     images: ImagesConfig = ImagesConfig()
+    """How recorded images are stored."""
 
     @model_validator(mode="after")
     def _has_a_task(self) -> Self:

@@ -7,6 +7,7 @@ start / select  start / pause                    mode           emergency stop
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import ClassVar
 
 import numpy as np
@@ -36,6 +37,8 @@ EVENTS = {
 
 class GamepadConfig(Config):
     """A gamepad."""
+
+    BASIC: ClassVar[Collection[str]] = ("speed",)
 
     path: str | None = None
     """Device, such as /dev/input/by-id/...-event-joystick. Null: the first gamepad."""

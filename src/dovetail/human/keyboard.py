@@ -15,7 +15,7 @@ import termios
 import threading
 import time
 import tty
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import ClassVar
 
 import numpy as np
@@ -57,7 +57,9 @@ _SESSION = 1
 
 
 class KeyboardConfig(Config):
-    """The run's terminal."""
+    """The run"s terminal."""
+
+    BASIC: ClassVar[Collection[str]] = ("speed",)
 
     speed: float = Field(default=0.5, gt=0.0, le=1.0)
     """Speed while a key is pressed, relative to the robot's limits."""

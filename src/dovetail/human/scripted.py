@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ __all__ = ["Demonstrator", "ScriptedConfig", "ScriptedOperator"]
 class ScriptedConfig(Config):
     """A scripted operator."""
 
+    BASIC: ClassVar[Collection[str]] = ("watched_share", "fade_out_minutes")
     RENAMED: ClassVar[Mapping[str, str]] = {
         "share": "watched_share",
         "fade_minutes": "fade_out_minutes",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ _PAUSE_S = 0.002
 class SpaceMouseConfig(Config):
     """A SpaceMouse."""
 
+    BASIC: ClassVar[Collection[str]] = ("speed",)
     RENAMED: ClassVar[Mapping[str, str]] = {"threshold": "dead_zone", "linger_s": "release_after_s"}
 
     dead_zone: float = Field(default=0.1, gt=0.0, lt=1.0)

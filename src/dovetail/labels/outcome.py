@@ -12,12 +12,14 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode, Labels, Outcome
-from dovetail.labels._rewards import Stage, at_the_end, check_labelable, check_stages, discounts, stages
+from dovetail.labels._rewards import Stage, end_reward, check_labelable, check_stages, discounts, stages
 
 __all__ = ["OutcomeConfig", "OutcomeLabeler"]
 
 
 class OutcomeConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("success_reward",)
+
     success_reward: float = 1.0
     """Given at the last step of a success."""
     failure_reward: float = 0.0
@@ -71,7 +73,7 @@ class OutcomeLabeler:
         return not (self._config.dense or self._config.stages or self._config.step_penalty)
 
     @property
-    def looks_at_metrics(self) -> bool:
+    def reads_metrics(self) -> bool:
         return bool(self._config.stages)
 
     def check_metrics(self, names: Collection[str]) -> None:
@@ -87,7 +89,7 @@ class OutcomeLabeler:
     def _sparse(self, num_steps: int, outcome: Outcome) -> Array:
         config = self._config
         earned = {Outcome.SUCCESS: config.success_reward, Outcome.FAILURE: config.failure_reward}
-        return at_the_end(num_steps, earned.get(outcome, 0.0))
+        return end_reward(num_steps, earned.get(outcome, 0.0))
 
     def _dense(self, episode: Episode) -> Array:
         names = sorted(name for name in episode.segments[0].columns if name.startswith("reward/"))

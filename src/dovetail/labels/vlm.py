@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -16,14 +16,14 @@ from dovetail.core.disk import dump_json, load_json, read_file, write_atomic
 from dovetail.core.errors import LabelError, StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Labels, Outcome
-from dovetail.labels._answers import Answer, read_answer
-from dovetail.labels._chat import Chat, ServerConfig
-from dovetail.labels._question import SYSTEM, find_cameras, form, moments, question
+from dovetail.labels._vlm_answers import Answer, read_answer
+from dovetail.labels._chat_client import ChatClient, ServerConfig
+from dovetail.labels._vlm_prompt import SYSTEM, find_cameras, form, frame_rows, question
 from dovetail.labels._rewards import (
     Stage,
-    at_each,
-    at_the_end,
-    changes,
+    interpolate_progress,
+    end_reward,
+    progress_rewards,
     check_labelable,
     check_stages,
     discounts,
@@ -34,6 +34,8 @@ __all__ = ["VLMConfig", "VLMLabeler"]
 
 
 class VLMConfig(ServerConfig):
+    BASIC: ClassVar[Collection[str]] = ("cameras",)
+
     model_folder: Path | None = None
     """A model of transformers on this machine, with safetensors; it answers in this process, and no server is asked."""
     device: str = Field(default="auto", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
@@ -41,7 +43,7 @@ class VLMConfig(ServerConfig):
     cameras: tuple[str, ...] = ()
     """Whose pictures are sent; none named: all of the robot's."""
     num_frames: int = Field(default=8, ge=1, le=64)
-    """Moments that are shown, the first and the last among them."""
+    """Moments that are select_observations, the first and the last among them."""
     max_side_px: int = Field(default=256, ge=16)
     """Larger pictures are made smaller."""
     reward: Literal["success", "progress"] = "success"
@@ -74,7 +76,7 @@ class VLMLabeler:
         self._config = config or VLMConfig()
         self._folder = folder
         self._asked = _model(self._config)
-        self._anew = False
+        self._ignore_cache = False
 
     @property
     def max_concurrent(self) -> int:
@@ -105,20 +107,20 @@ class VLMLabeler:
         """Stages are told by the progress too."""
         return "progress" if self._config.stages else self._config.reward
 
-    def ask_anew(self) -> None:
+    def ask_again(self) -> None:
         """From now on ask also what was asked before; the newer answer is kept."""
-        self._anew = True
+        self._ignore_cache = True
 
     def label(self, episode: Episode) -> Labels:
         check_labelable(episode)
-        rows = moments(len(episode) + 1, self._config.num_frames)
+        rows = frame_rows(len(episode) + 1, self._config.num_frames)
         answer = self._answer(episode, rows)
         if self._config.reward == "progress":
-            rewards = changes(len(episode), rows, answer.progress)
+            rewards = progress_rewards(len(episode), rows, answer.progress)
         else:
-            rewards = at_the_end(len(episode), float(answer.success))
+            rewards = end_reward(len(episode), float(answer.success))
         if self._config.stages:
-            completion = at_each(len(episode), rows, answer.progress)
+            completion = interpolate_progress(len(episode), rows, answer.progress)
             rewards = rewards + stages(len(episode), self._config.stages, {"completion": completion})
         return Labels(
             episode_id=episode.id,
@@ -154,7 +156,7 @@ class VLMLabeler:
 
     def _kept(self, token: str) -> str | None:
         """What was said to the same question; a file that is not what was written is as none."""
-        if self._folder is None or self._anew:
+        if self._folder is None or self._ignore_cache:
             return None
         path = self._folder / f"{token}.json"
         try:
@@ -170,7 +172,7 @@ class VLMLabeler:
 
 def _model(config: VLMConfig) -> _Model:
     if config.model_folder is None:
-        return Chat(config)
+        return ChatClient(config)
     from dovetail.labels.learned.local_vlm import LocalVLM  # torch, for those who want it
 
     return LocalVLM(config.model_folder, max_tokens=config.max_tokens, device=config.device)

@@ -1,4 +1,4 @@
-"""Pictures of a simulation that has no camera of its own: drawn here, from what is recorded of it, at no cost to it."""
+"""Images of a simulation without cameras: rendered in the console's process from the recorded simulator state."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from dovetail.core.errors import DovetailError
 from dovetail.core.types import Array
 
 if TYPE_CHECKING:
-    from dovetail.robots.sim.film import Film
+    from dovetail.robots.sim.episode_renderer import EpisodeRenderer
 
-__all__ = ["LiveFilm"]
+__all__ = ["LiveRenderer"]
 
 _SIZE = (320, 240)  # width, height
 
 
-class LiveFilm:
-    """One world and one GL context, made when the first picture is wanted. None where there is nothing to film."""
+class LiveRenderer:
+    """Creates a simulated world and a GL context for the first image. A robot that is not simulated has no cameras here."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._film: Film | None = None
+        self._film: EpisodeRenderer | None = None
         self._camera: str | None = None
-        self._asked = False
+        self._config_was_read = False
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        if not self._asked:
-            self._asked = True
+        if not self._config_was_read:
+            self._config_was_read = True
             config = self._config()
             if config["robot"]["type"] == "sim":
-                self._camera = config["run"]["showcase_camera"]
+                self._camera = config["run"].get("video_camera") or config["run"]["showcase_camera"]  # up to 0.6
         return (self._camera,) if self._camera else ()
 
-    def picture(self, camera: str, trace: Mapping[str, Array]) -> Array | None:
+    def image(self, camera: str, trace: Mapping[str, Array]) -> Array | None:
         if camera not in self.cameras or "sim_qpos" not in trace:
             return None
         if self._film is None:
             try:
                 self._film = self._open(camera)
             except Exception:
-                self._camera = None  # without GL, say: not to be tried again for each picture
+                self._camera = None  # for example without GL: do not try again for each image
                 raise
         return next(self._film.frames({name: value[None] for name, value in trace.items()}))
 
@@ -54,20 +54,20 @@ class LiveFilm:
             self._film.close()
             self._film = None
 
-    def _open(self, camera: str) -> Film:
-        # imported here: real robots are watched without MuJoCo
-        from dovetail.robots.sim.film import Film
+    def _open(self, camera: str) -> EpisodeRenderer:
+        # imported here: real robots do not need MuJoCo
+        from dovetail.robots.sim.episode_renderer import EpisodeRenderer
         from dovetail.robots.sim.robot import SimRobot
 
         config = self._config()
         task = PluginSection.parse("task", config["task"]).build() if config.get("task") else None
         robot = PluginSection.parse("robot", config["robot"]).build(task=task)
         if not isinstance(robot, SimRobot):
-            raise DovetailError(f"robot '{config['robot']['type']}' is no simulation")
+            raise DovetailError(f"robot '{config['robot']['type']}' is not a simulation")
         width, height = _SIZE
-        return Film(robot.world, camera=camera, width=width, height=height)
+        return EpisodeRenderer(robot.world, camera=camera, width=width, height=height)
 
     def _config(self) -> dict[str, Any]:
-        """As it was resolved, of which only these parts are read: the whole would bring torch with its policy."""
+        """The resolved config as plain values: parsing its policy section would load torch."""
         config: dict[str, Any] = yaml.safe_load((self._folder / "config.yaml").read_text("utf-8"))
         return config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 import torch
@@ -23,6 +23,7 @@ _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 
 
 class ActorCriticConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("hidden",)
     RENAMED: ClassVar[Mapping[str, str]] = {"std": "initial_std"}
 
     inputs: tuple[str, ...] = ()

@@ -11,7 +11,8 @@ This module reads no files. The builder of a policy reads the checkpoints and pa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import ClassVar
 
 from pydantic import Field
 from torch import nn
@@ -45,6 +46,8 @@ class ComponentConfig(Config):
 
 class NetworkPolicyConfig(Config):
     """The settings that all policies made of networks have."""
+
+    BASIC: ClassVar[Collection[str]] = ("inputs",)
 
     components: dict[str, ComponentConfig] = Field(default_factory=dict)
     """Components that start from a checkpoint or are frozen, by name."""

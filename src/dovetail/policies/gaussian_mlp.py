@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -24,6 +24,7 @@ __all__ = ["GaussianMLP", "GaussianMLPConfig"]
 
 
 class GaussianMLPConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("hidden",)
     RENAMED: ClassVar[Mapping[str, str]] = {"grasp_noise": "gripper_epsilon"}
 
     inputs: tuple[str, ...] = ()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,6 +18,8 @@ __all__ = ["MappedReplay", "MappedReplayConfig"]
 
 
 class MappedReplayConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("capacity_gb",)
+
     capacity_gb: float = Field(default=8.0, gt=0.0)
     """Maximum size in GB. When it is full, the oldest episodes are evicted. Disk space is used only as needed."""
     capacity_rows: int | None = Field(default=None, ge=2)

@@ -1,4 +1,4 @@
-"""The control process: the tick, and nothing else. No torch, no ray, no lock that anybody else holds."""
+"""The control process: runs the control loop and nothing else. It loads neither torch nor Ray, and shares no locks."""
 
 from __future__ import annotations
 
@@ -13,138 +13,149 @@ from typing import Any
 
 from dovetail.actor.actors import ActorConfig, make_loop
 from dovetail.actor.board import Board
-from dovetail.actor.control import ControlLoop, Watch
-from dovetail.actor.mind import SharedMind
+from dovetail.actor.control import ControlLoop, HealthCheck
+from dovetail.actor.inference import ProcessInference
 from dovetail.actor.modes import Mode
 from dovetail.actor.planner import Delays
 from dovetail.actor.telemetry import Telemetry
 from dovetail.config.plugins import resolve
 from dovetail.config.safety import SafetyConfig
 from dovetail.config.schema import PluginSection
+from dovetail.core.abilities import HasMode
 from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.contracts import Operator
 from dovetail.core.errors import DovetailError, RobotFault
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import EpisodeOrder, Purpose
-from dovetail.human.browser import Desk
-from dovetail.human.judged import Elsewhere, Judged
+from dovetail.human.browser import ConsoleControl
 from dovetail.human.mailbox import Mailbox
+from dovetail.human.success_detection import OperatorWithDetector, ProcessDetector
 from dovetail.processes.channel import Channel
-from dovetail.processes.shared_memory import mapped
-from dovetail.processes.wakeup import Ear, Ringer, wait_for
-from dovetail.robot_host.attended_actor import DeskWatch
-from dovetail.robot_host.process_main import Role
+from dovetail.processes.shared_memory import map_memory
+from dovetail.processes.wakeup import WakeupReader, WakeupWriter, wait_for
+from dovetail.robot_host.attended_actor import EmergencyStopCheck
+from dovetail.robot_host.process_main import ProcessContext
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["run"]
 
-_PRIORITY = 40  # of 1 to 99, where the system lets us: above whatever learns, below the kernel's own
+_PRIORITY = 40  # real-time priority, 1 to 99: above the learner, below the kernel's own threads
 
 
-class ProcessWatch(Watch):
-    """Those that the loop depends on: a dead one is an alarm, a silent supervisor first a worry."""
+class ProcessHealthCheck(HealthCheck):
+    """Health check of the other processes. An ended process stops the robot; a late heartbeat first makes it hold.
+
+    `heartbeat_timeout_s` is None for a simulated clock: then real time must not change the result, and only ends count.
+    """
 
     def __init__(
-        self, board: Board, channel: Channel, ears: Mapping[str, Ear], *, heartbeat_s: float | None
+        self,
+        board: Board,
+        channel: Channel,
+        pipes: Mapping[str, WakeupReader],
+        *,
+        heartbeat_timeout_s: float | None,
     ) -> None:
-        """Without a heartbeat, where time is simulated, only deaths count: what is late by the clock on the wall must
-        not change what happens."""
-        self._board, self._channel, self._ears = board, channel, dict(ears)
-        self._heartbeat_ns = None if heartbeat_s is None else round(heartbeat_s * NS_PER_S)
+        self._board, self._channel, self._pipes = board, channel, dict(pipes)
+        self._heartbeat_ns = None if heartbeat_timeout_s is None else round(heartbeat_timeout_s * NS_PER_S)
 
-    def worry(self) -> str | None:
+    def hold_reason(self) -> str | None:
         if self._heartbeat_ns is None or self._silent_ns() <= self._heartbeat_ns // 2:
             return None
-        return "the supervisor is silent"
+        return "no heartbeat from the supervisor"
 
-    def alarm(self) -> str | None:
-        for name, ear in self._ears.items():
-            if not ear.hears():
+    def stop_reason(self) -> str | None:
+        for name, pipe in self._pipes.items():
+            if not pipe.drain():
                 return f"the {name} process has died"
         if not self._channel.is_open():
             return "the supervisor has died"
         if self._heartbeat_ns is not None and (silent_ns := self._silent_ns()) > self._heartbeat_ns:
-            return f"the supervisor has not been heard of for {silent_ns / NS_PER_S:.1f} s"
+            return f"the supervisor has sent no heartbeat for {silent_ns / NS_PER_S:.1f} s"
         return None
 
     def _silent_ns(self) -> int:
         return time.monotonic_ns() - self._board.heartbeat_ns
 
 
-def run(role: Role) -> None:
-    orders, channel, board = role.orders, role.channel, role.board
-    asked_to_end: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, frame: asked_to_end.append(number))
-    cell = build_workcell(
-        task=_section("task", orders["task"]) if orders["task"] else None,
-        robot=_section("robot", orders["robot"]),
-        safety=SafetyConfig.from_mapping(orders["safety"]),
-        hides_success=orders["hides_success"],
+def run(context: ProcessContext) -> None:
+    settings, channel, board = context.settings, context.channel, context.board
+    signals: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    workcell = build_workcell(
+        task=_section("task", settings["task"]) if settings["task"] else None,
+        robot=_section("robot", settings["robot"]),
+        safety=SafetyConfig.from_mapping(settings["safety"]),
+        hides_success=settings["hides_success"],
     )
     try:
-        telemetry = Telemetry()
-        watch = ProcessWatch(
+        telemetry, real_time = Telemetry(), isinstance(workcell.clock, RealClock)
+        health: HealthCheck = ProcessHealthCheck(
             board,
             channel,
-            {name: Ear(role.descriptors[name]) for name in ("inference", "recorder")},
-            heartbeat_s=orders["actor"]["heartbeat_s"] if isinstance(cell.clock, RealClock) else None,
+            {name: WakeupReader(context.descriptors[name]) for name in ("inference", "recorder")},
+            heartbeat_timeout_s=settings["actor"]["heartbeat_timeout_s"] if real_time else None,
         )
-        desk = _desk(role, cell)
+        console = _console_control(context, workcell)
         loops = _Loops(
-            role,
-            cell,
+            context,
+            workcell,
             telemetry=telemetry,
-            watch=DeskWatch(desk.box, watch) if desk else watch,
-            desk=desk,
-            should_stop=lambda: bool(asked_to_end) or board.stopping,
+            health=EmergencyStopCheck(console.box, health) if console else health,
+            console=console,
+            should_stop=lambda: bool(signals) or board.stopping,
         )
-        if isinstance(cell.clock, RealClock):  # simulated time runs as fast as it can: it must leave others some
+        if real_time:  # a simulation uses all the CPU time it can get
             _take_priority()
-        role.ready()
-        while not asked_to_end:
+        context.report_ready()
+        while not signals:
             message = channel.receive(timeout_s=0.2)
             if message is None:
                 continue
             if "run" in message:
                 channel.send(_run_one(loops, message["run"], telemetry))
             elif "acknowledge" in message:
-                cell.robot.acknowledge()
+                workcell.robot.acknowledge()
             elif "close" in message:
                 return
     finally:
-        cell.close()
+        workcell.close()
 
 
 class _Loops:
-    """The control loop for each purpose: who may take over differs, and who acts."""
+    """The control loop of each purpose. The operator and the policy depend on the purpose."""
 
     def __init__(
         self,
-        role: Role,
-        cell: Workcell,
+        context: ProcessContext,
+        workcell: Workcell,
         *,
         telemetry: Telemetry,
-        watch: Watch,
-        desk: Desk | None,
+        health: HealthCheck,
+        console: ConsoleControl | None,
         should_stop: Callable[[], bool],
     ) -> None:
-        self._role, self._cell, self._desk = role, cell, desk
-        self._telemetry, self._watch, self._should_stop = telemetry, watch, should_stop
-        self._actor = _section("actor", role.orders["actor"])
-        self._operator = _section("operator", role.orders["operator"])
-        self._policy = PolicySpec.from_json(role.orders["policy"])
-        self._mode: Mode = getattr(resolve("actor", self._actor.type), "mode")  # noqa: B009
+        self._context, self._workcell, self._console = context, workcell, console
+        self._telemetry, self._health, self._should_stop = telemetry, health, should_stop
+        self._actor = _section("actor", context.settings["actor"])
+        self._operator = _section("operator", context.settings["operator"])
+        self._policy = PolicySpec.from_json(context.settings["policy"])
+        plugin = resolve("actor", self._actor.type)
+        assert isinstance(plugin, HasMode)
+        self._mode: Mode = plugin.mode
 
         def listen(timeout_s: float) -> None:
-            came = wait_for(role.descriptors["inference"], timeout_s=timeout_s)
-            if (why := watch.alarm()) is not None:
-                raise RobotFault(f"robot '{cell.robot.spec.name}' was stopped: {why}")
-            if should_stop() and not came:  # it may never come
-                raise RobotFault("asked to stop while the policy was thinking")
+            answered = wait_for(context.descriptors["inference"], timeout_s=timeout_s)
+            if (reason := health.stop_reason()) is not None:
+                raise RobotFault(f"robot '{workcell.robot.spec.name}' was stopped: {reason}")
+            if should_stop() and not answered:  # the answer may never come
+                raise RobotFault("asked to stop during inference")
 
-        self._mind = SharedMind(role.board, wake=Ringer(role.descriptors["ask"]).ring, listen=listen)
+        self._inference = ProcessInference(
+            context.board, wake=WakeupWriter(context.descriptors["request"]).wake, listen=listen
+        )
         assert isinstance(self._actor.config, ActorConfig)
-        self._delays = Delays(self._actor.config.delay_window)  # this machine's, whatever the purpose
+        self._delays = Delays()  # measured on this machine, shared by all purposes
         self._made: dict[Purpose, ControlLoop] = {}
 
     def of(self, purpose: Purpose) -> ControlLoop:
@@ -153,51 +164,54 @@ class _Loops:
         return self._made[purpose]
 
     def _operator_for(self, purpose: Purpose) -> Operator:
-        orders, board = self._role.orders, self._role.board
-        operator = self._cell.operator(purpose, self._operator, demo_noise=orders["demo_noise"], desk=self._desk)
-        if orders["consecutive"] is None or purpose is not Purpose.ONLINE:
+        settings, board = self._context.settings, self._context.board
+        operator = self._workcell.operator(
+            purpose, self._operator, demo_noise=settings["demo_noise"], desk=self._console
+        )
+        if settings["consecutive"] is None or purpose is not Purpose.ONLINE:
             return operator
-        judge = Elsewhere(lambda: board.judged, lambda: board.num_seen)  # the supervisor's
-        return Judged(operator, judge, name="judge", probability=1.0, consecutive=orders["consecutive"])
+        judge = ProcessDetector(lambda: board.success_check, lambda: board.num_seen)  # computed by the supervisor
+        return OperatorWithDetector(
+            operator, judge, name="judge", probability=1.0, consecutive=settings["consecutive"]
+        )
 
     def _make(self, purpose: Purpose) -> ControlLoop:
-        cell, acts = self._cell, purpose is not Purpose.DEMO
+        workcell, acts = self._workcell, purpose is not Purpose.DEMO
         assert isinstance(self._actor.config, ActorConfig)
         return make_loop(
             self._actor.config,
             self._mode,
-            robot=cell.robot,
-            task=cell.task_for(purpose),
+            robot=workcell.robot,
+            task=workcell.task_for(purpose),
             operator=self._operator_for(purpose),
             policy=self._policy if acts else None,
-            mind=self._mind if acts else None,
-            board=self._role.board,
-            clock=cell.clock,
+            inference=self._inference if acts else None,
+            board=self._context.board,
+            clock=workcell.clock,
             telemetry=self._telemetry,
-            probe=cell.probe,
+            probe=workcell.probe,
             should_stop=self._should_stop,
-            watch=self._watch,
+            health_check=self._health,
             delays=self._delays,
         )
 
 
-def _desk(role: Role, cell: Workcell) -> Desk | None:
-    """A person's place, where the run has one."""
-    if (descriptor := role.descriptors.get("mailbox")) is None:
+def _console_control(context: ProcessContext, workcell: Workcell) -> ConsoleControl | None:
+    if (descriptor := context.descriptors.get("mailbox")) is None:
         return None
-    num_axes = cell.robot.spec.action.shape[0]
-    box = Mailbox(num_axes, mapped(descriptor, Mailbox.num_bytes(num_axes)))
-    os.close(descriptor)  # the mapping stays
-    return cell.desk(box, _section("operator", role.orders["operator"]))
+    num_axes = workcell.robot.spec.action.shape[0]
+    box = Mailbox(num_axes, map_memory(descriptor, Mailbox.num_bytes(num_axes)))
+    os.close(descriptor)  # the mapping remains
+    return workcell.desk(box, _section("operator", context.settings["operator"]))
 
 
 def _run_one(loops: _Loops, order: dict[str, Any], telemetry: Telemetry) -> dict[str, Any]:
     order["purpose"] = Purpose(order["purpose"])
     gc.collect()
-    gc.disable()  # no pause within an episode
+    gc.disable()  # a collection would delay a tick
     try:
         ended = loops.of(order["purpose"]).run(EpisodeOrder(**order))
-    except DovetailError as error:  # nothing was recorded; the arm stands still
+    except DovetailError as error:  # nothing was recorded, and the arm does not move
         return {"failed": str(error), "kind": type(error).__name__}
     finally:
         gc.enable()
@@ -209,7 +223,7 @@ def _section(kind: str, data: Any) -> PluginSection:
 
 
 def _take_priority() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # not ours to take, or not that kind of system
+    with contextlib.suppress(OSError, AttributeError):  # no permission, or not on Linux
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
         return
     with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
 import gymnasium
@@ -39,6 +39,8 @@ _PROVIDERS = ("gymnasium_robotics",)  # import registers their environments; imp
 
 class GymRobotConfig(Config):
     """A Gymnasium environment."""
+
+    BASIC: ClassVar[Collection[str]] = ("id", "kwargs", "control_hz")
 
     id: str
     """Id for `gymnasium.make`; `package.module:Name-v0` imports the module first."""

@@ -82,7 +82,7 @@ def still_to_come(world: World) -> Vector:
 
 def table_camera(arm: Arm) -> str:
     """A `front` camera closer to the table than the world's own: a 4 cm cube should be seen in 128 pixels."""
-    x, y, _ = arm.workspace_centre
+    x, y, _ = arm.workspace_center
     towards = np.array((-0.55, -0.42, -0.46))
     eye = np.array((x + 0.02, y, 0.05)) - towards
     right = np.cross(towards, (0.0, 0.0, 1.0))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -33,6 +33,8 @@ _MAX_PUSH_RAD = 0.03
 
 
 class SimTaskConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("time_limit_s", "reward")
+
     reward: Literal["sparse", "dense"] = "sparse"
     """sparse: 1 at success. dense: progress made in each step, plus 1 at success."""
     time_limit_s: float = Field(default=10.0, gt=0.0)

@@ -31,19 +31,20 @@ _WOUND_RAD = -1.4  # the last joint at the start: wound back, as a person's wris
 _SPARE_RAD = 0.12  # of the last joint's range, never used
 _MIN_GRIP_RAD = 0.8  # a hold that gives less turn than this is not worth taking
 _HOVER_M = 0.045  # clears the cap with the finger tips
+_TOLERANCE_DEG = 8.0  # between the marks
+_TURN_DEG = (190.0, 215.0)  # of the cap; minus the tolerance, at least 180
+_BOTTLE_RANGE_M = 0.03  # along x and y
+_START_RANGE_M, _START_RANGE_DEG = 0.03, 10.0
 
 
 class CapTighteningConfig(SimTaskConfig):
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("tolerance_deg", "min_turn_deg", "max_turn_deg", "bottle_range_m", "start_range_m", "start_range_deg"),
+        "it is a constant of the task now",
+    )
+
     time_limit_s: float = Field(12.0, gt=0.0)
-    tolerance_deg: float = Field(8.0, gt=0.0)
-    """How near the marks must come."""
-    min_turn_deg: float = Field(190.0, ge=188.0)
-    """The turn that is needed lies between this and `max_turn_deg`; less tolerance, it is at least 180."""
-    max_turn_deg: float = Field(215.0, le=225.0)
-    bottle_range_m: float = Field(0.03, ge=0.0, le=0.05)
-    """The bottle stands within plus or minus this, along x and y."""
-    start_range_m: float = Field(0.03, ge=0.0, le=0.05)
-    start_range_deg: float = Field(10.0, ge=0.0, le=20.0)
+    """Seconds after which an episode is a timeout."""
 
 
 class CapTightening(SimTask):
@@ -72,7 +73,7 @@ class CapTightening(SimTask):
             f'<geom name="cap{i}" class="cap" size="{side} {half} {_CAP_HALF_M}" euler="0 0 {i * _SIDE}"/>'
             for i in range(3)
         )
-        x, y, _ = arm.workspace_centre
+        x, y, _ = arm.workspace_center
         return f"""<mujoco>
           <default>
             <default class="glass">
@@ -118,19 +119,18 @@ class CapTightening(SimTask):
         </mujoco>"""
 
     def place(self, world: World, rng: np.random.Generator) -> None:
-        s = self.settings
-        x, y, _ = world.arm.workspace_centre
+        x, y, _ = world.arm.workspace_center
         bottle = np.array((x, y, 0.0))
-        bottle[:2] += rng.uniform(-s.bottle_range_m, s.bottle_range_m, 2)
-        self._turn = math.radians(rng.uniform(s.min_turn_deg, s.max_turn_deg))
+        bottle[:2] += rng.uniform(-_BOTTLE_RANGE_M, _BOTTLE_RANGE_M, 2)
+        self._turn = math.radians(rng.uniform(*_TURN_DEG))
         begin = rng.uniform(-math.pi, math.pi)
         model = world.model
         # the cap's zero is where it starts; clockwise is positive, as it is for screws
         model.body_pos[world.body_id("bottle")] = bottle
         model.body_quat[world.body_id("cap")] = quat_from_axis_angle((0.0, 0.0, 1.0), begin)
         model.body_quat[world.body_id("collar")] = quat_from_axis_angle((0.0, 0.0, 1.0), begin - self._turn)
-        start = np.array((x, y, _CAP_Z_M + 0.09)) + rng.uniform(-s.start_range_m, s.start_range_m, 3)
-        turn = math.radians(rng.uniform(-s.start_range_deg, s.start_range_deg))
+        start = np.array((x, y, _CAP_Z_M + 0.09)) + rng.uniform(-_START_RANGE_M, _START_RANGE_M, 3)
+        turn = math.radians(rng.uniform(-_START_RANGE_DEG, _START_RANGE_DEG))
         yaw = world.arm.home[-1] - _WOUND_RAD + turn
         world.place_arm(start, quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), yaw), DOWN))
 
@@ -144,7 +144,7 @@ class CapTightening(SimTask):
         return self._turn - self.angle(world)
 
     def solved(self, world: World) -> bool:
-        near = abs(self.remaining(world)) <= math.radians(self.settings.tolerance_deg)
+        near = abs(self.remaining(world)) <= math.radians(_TOLERANCE_DEG)
         return near and self.angle(world) >= math.pi
 
     def completion(self, world: World) -> float:

@@ -28,9 +28,12 @@ __all__ = ["Insertion", "InsertionConfig", "PegInsertion"]
 
 _SETTLE_SUBSTEPS = 60  # 0.12 s: the gripper's squeeze has built up and the tool hangs still
 _LOST_M, _LOST_RAD = 0.012, 0.35  # a tool that moved this far between the pads is no longer held
+_SOCKET_YAW_DEG = 10.0  # the socket is turned by up to this
 
 
 class InsertionConfig(SimTaskConfig):
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("socket_yaw_deg",), "it is a constant of the task now")
+
     start_range_m: float = Field(0.03, ge=0.0, le=0.05)
     """How far the tool's tip may start beside the socket, in x and in y."""
     start_height_m: tuple[float, float] = (0.025, 0.05)
@@ -41,8 +44,6 @@ class InsertionConfig(SimTaskConfig):
     """How far the hand may lean at the start, about x and about y."""
     socket_range_m: float = Field(0.03, ge=0.0, le=0.05)
     """How far the socket's own place is moved, in x and in y."""
-    socket_yaw_deg: float = Field(10.0, ge=0.0, le=30.0)
-    """How far the socket itself is turned on the table."""
     hidden_offset_m: float = Field(0.0, ge=0.0, le=0.005)
     """How far the socket may be from where `task_state` says it is, in x and in y, another in each episode. Nobody is told;
     only the expert, who stands for a person, sees the true one."""
@@ -132,10 +133,10 @@ class Insertion(SimTask):
 
     def _place_once(self, world: World, rng: np.random.Generator) -> None:
         ranges = self._ranges
-        x, y, _ = world.arm.workspace_centre
+        x, y, _ = world.arm.workspace_center
         offset = rng.uniform(-ranges.socket_range_m, ranges.socket_range_m, 2)
         socket = np.array((x + offset[0], y + offset[1], self.face_m))
-        turned = _yaw(rng.uniform(-1.0, 1.0) * math.radians(ranges.socket_yaw_deg), DOWN)
+        turned = _yaw(rng.uniform(-1.0, 1.0) * math.radians(_SOCKET_YAW_DEG), DOWN)
 
         side = rng.uniform(-ranges.start_range_m, ranges.start_range_m, 2)
         tip = socket + np.array((side[0], side[1], rng.uniform(*ranges.start_height_m)))
@@ -296,7 +297,7 @@ def _yaw(angle: float, quat: ArrayLike) -> Vector:
 
 def _camera(arm: Arm) -> str:
     """A `front` camera nearer than the world's: what happens here happens within a hand's breadth."""
-    x, y, _ = arm.workspace_centre
+    x, y, _ = arm.workspace_center
     eye, towards = (x + 0.34, y + 0.36, 0.30), np.array((-0.36, -0.36, -0.21))
     right = np.cross(towards, (0.0, 0.0, 1.0))
     up = np.cross(right, towards)

@@ -34,20 +34,20 @@ _WALL = 0.004  # m: half a wall's thickness
 _RIM = 0.022  # m: the walls' height
 _CARRY_Z = 0.085  # m: TCP height at which a held cube passes over the walls
 _RELEASE_Z = 0.034  # m: TCP height for letting go: open pads pass over the walls, the cube falls 1 cm
+_CUBE_REGION = (0.22, 0.22)  # m: extent along x and y
+_TRAY_REGION = (0.12, 0.06)  # m: the same for the tray's center
+_TRAY_TURN_RAD = 0.25  # the tray is turned by up to this
+_START_M, _START_RAD = 0.05, 0.2  # the TCP starts within this of the center, turned by up to this
 
 
 class PickPlaceConfig(SimTaskConfig):
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cube_region_m", "tray_region_m", "tray_turn_rad", "start_m", "start_rad"),
+        "it is a constant of the task now",
+    )
+
     time_limit_s: float = Field(12.0, gt=0.0)
-    cube_region_m: tuple[float, float] = (0.22, 0.22)
-    """Extent, x and y, of the region in which the cube starts."""
-    tray_region_m: tuple[float, float] = (0.12, 0.06)
-    """Extent of the region in which the tray's middle lies."""
-    tray_turn_rad: float = Field(0.25, ge=0.0)
-    """The tray is turned by up to this."""
-    start_m: float = Field(0.05, ge=0.0)
-    """The TCP starts within plus and minus this of the workspace's centre, each way."""
-    start_rad: float = Field(0.2, ge=0.0)
-    """The gripper starts turned by up to this about the vertical."""
+    """Seconds after which an episode is a timeout."""
 
 
 class PickPlace(SimTask):
@@ -102,21 +102,20 @@ class PickPlace(SimTask):
         </mujoco>"""
 
     def place(self, world: World, rng: np.random.Generator) -> None:
-        config = self.config
-        middle = np.array((world.arm.workspace_centre[0] + 0.01, 0.0))
-        cube = middle + (0.0, -0.10) + rng.uniform(-0.5, 0.5, 2) * config.cube_region_m
-        tray = middle + (0.0, 0.175) + rng.uniform(-0.5, 0.5, 2) * config.tray_region_m
+        middle = np.array((world.arm.workspace_center[0] + 0.01, 0.0))
+        cube = middle + (0.0, -0.10) + rng.uniform(-0.5, 0.5, 2) * _CUBE_REGION
+        tray = middle + (0.0, 0.175) + rng.uniform(-0.5, 0.5, 2) * _TRAY_REGION
         index = world.body_id("tray")
         world.model.body_pos[index] = (*tray, 0.0)
-        world.model.body_quat[index] = about_z(rng.uniform(-1.0, 1.0) * config.tray_turn_rad)
+        world.model.body_quat[index] = about_z(rng.uniform(-1.0, 1.0) * _TRAY_TURN_RAD)
         world.set_free_body("cube", (*cube, _HALF), about_z(rng.uniform(-math.pi, math.pi)))
         place_tcp(
             world,
             rng,
             centre=middle,
-            spread_m=config.start_m,
+            spread_m=_START_M,
             height_m=(0.11, 0.15),
-            turn_rad=config.start_rad,
+            turn_rad=_START_RAD,
             gripper=1.0,
         )
         self._start_reach = float(np.linalg.norm(world.tcp_pose()[0] - self._cube(world)))
@@ -131,7 +130,7 @@ class PickPlace(SimTask):
 
     def failed(self, world: World) -> bool:
         cube = self._cube(world)
-        away = np.abs(cube[:2] - (world.arm.workspace_centre[0] + 0.01, 0.0))
+        away = np.abs(cube[:2] - (world.arm.workspace_center[0] + 0.01, 0.0))
         return bool(cube[2] < -0.02 or away[0] > 0.20 or away[1] > 0.32)
 
     def completion(self, world: World) -> float:

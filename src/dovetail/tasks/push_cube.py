@@ -33,20 +33,20 @@ _BEHIND = _TOUCH + 0.007  # m: the same, however the cube is turned
 _CLEAR_Z = 0.070  # m: TCP height at which the pads pass over the cube
 # m: TCP height while pushing. The fingers, wider than their pads, stay above the cube; only rubber touches it
 _PUSH_Z = {"panda": 0.026, "x5": 0.021}
+_CUBE_REGION_M = 0.18  # edge of the square in which the cube starts
+_MARK_REGION_M = 0.22  # edge of the square in which the mark lies
+_START_M, _START_RAD = 0.04, 0.2  # the TCP starts within this of the center, turned by up to this
 
 
 class PushCubeConfig(SimTaskConfig):
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("cube_region_m", "mark_region_m", "start_m", "start_rad"), "it is a constant of the task now"
+    )
+
     time_limit_s: float = Field(8.0, gt=0.0)
-    cube_region_m: float = Field(0.18, gt=0.0)
-    """Edge of the square in which the cube starts."""
+    """Seconds after which an episode is a timeout."""
     push_m: tuple[float, float] = (0.07, 0.14)
     """Shortest and longest distance from the cube's start to the mark."""
-    mark_region_m: float = Field(0.22, gt=0.0)
-    """Edge of the square in which the mark lies."""
-    start_m: float = Field(0.04, ge=0.0)
-    """The TCP starts within plus and minus this of the workspace's centre, each way."""
-    start_rad: float = Field(0.2, ge=0.0)
-    """The gripper starts turned by up to this about the vertical."""
     tolerance_m: float = Field(0.015, gt=0.0)
     """How far the cube's centre may be from the mark's."""
 
@@ -108,17 +108,17 @@ class PushCube(SimTask):
     def place(self, world: World, rng: np.random.Generator) -> None:
         config, centre = self.config, self._centre(world.arm)
         shortest, longest = config.push_m
-        cube = centre + rng.uniform(-0.5, 0.5, 2) * config.cube_region_m
+        cube = centre + rng.uniform(-0.5, 0.5, 2) * _CUBE_REGION_M
         for _ in range(1000):
             # the cube is drawn first and kept, so that its starts fill their square evenly
             bearing, distance = rng.uniform(-math.pi, math.pi), rng.uniform(shortest, longest)
             mark = cube + distance * np.array((math.cos(bearing), math.sin(bearing)))
-            if (np.abs(mark - centre) <= 0.5 * config.mark_region_m).all():
+            if (np.abs(mark - centre) <= 0.5 * _MARK_REGION_M).all():
                 break
         else:
             raise ConfigError(
-                f"no mark lies {shortest} to {longest} m from the cube within {config.mark_region_m} m: "
-                "make push_m shorter or mark_region_m larger"
+                f"no mark lies {shortest} to {longest} m from the cube within {_MARK_REGION_M} m: "
+                "make push_m shorter"
             )
         world.model.body_pos[world.body_id("mark")] = (*mark, 0.0)
         world.set_free_body("cube", (*cube, _HALF), about_z(rng.uniform(-math.pi, math.pi)))
@@ -126,9 +126,9 @@ class PushCube(SimTask):
             world,
             rng,
             centre=centre,
-            spread_m=config.start_m,
+            spread_m=_START_M,
             height_m=(0.09, 0.13),
-            turn_rad=config.start_rad,
+            turn_rad=_START_RAD,
             gripper=0.0,
         )
         self._start_distance, self._start_reach = distance, self._reach(world)
@@ -221,7 +221,7 @@ class PushCube(SimTask):
 
     def _centre(self, arm: Arm) -> Vector:
         # the short arm works a little further out than its centre, away from its own base
-        return np.array((arm.workspace_centre[0] + 0.02, 0.0))
+        return np.array((arm.workspace_center[0] + 0.02, 0.0))
 
     def _cube(self, world: World) -> Vector:
         return np.asarray(world.data.xpos[world.body_id("cube")])

@@ -53,19 +53,22 @@ _CARRY_Z_M = 0.095  # finger tips and what they hold clear the walls
 _HOVER_Z_M = 0.075  # finger tips clear what stands on the table
 _MIN_GRASP_Z_M = 0.013  # finger tips clear the table
 _DROP_Y_M = 0.015  # a little away from the lid, which the palm must not touch
+_CLOSED_DEG = 5.0  # the lid is closed below this angle
+_APART_M = 0.105  # between any two things, so that the fingers fit
+_BOX_RANGE_M = 0.02
+_START_RANGE_M, _START_RANGE_DEG = 0.03, 10.0
 
 
 class TableCleanupConfig(SimTaskConfig):
+    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
+        ("closed_deg", "apart_m", "box_range_m", "start_range_m", "start_range_deg"),
+        "it is a constant of the task now",
+    )
+
     time_limit_s: float = Field(35.0, gt=0.0)
-    closed_deg: float = Field(5.0, gt=0.0, le=15.0)
-    """The lid is closed below this angle."""
+    """Seconds after which an episode is a timeout."""
     region_m: tuple[float, float] = (0.28, 0.19)
     """Where things lie about, along x and y."""
-    apart_m: float = Field(0.105, ge=0.09, le=0.12)
-    """Between any two things, so that fingers fit in between."""
-    box_range_m: float = Field(0.02, ge=0.0, le=0.03)
-    start_range_m: float = Field(0.03, ge=0.0, le=0.05)
-    start_range_deg: float = Field(10.0, ge=0.0, le=20.0)
 
 
 class TableCleanup(SimTask):
@@ -98,7 +101,7 @@ class TableCleanup(SimTask):
         self._first_m: dict[str, float] = {}  # how far each thing was from the box
 
     def xml(self, arm: Arm) -> str:
-        x, y, _ = arm.workspace_centre
+        x, y, _ = arm.workspace_center
         (a, b), w, h = _INNER_M, _WALL_M, _TOP_M / 2
         walls = "".join(
             f'<geom name="wall{i}" class="box" pos="{px} {py} {h}" size="{sx} {sy} {h}"/>'
@@ -138,9 +141,9 @@ class TableCleanup(SimTask):
 
     def place(self, world: World, rng: np.random.Generator) -> None:
         s = self.settings
-        x, y, _ = world.arm.workspace_centre
+        x, y, _ = world.arm.workspace_center
         box = np.array((x, y - 0.21, 0.0))
-        box[:2] += rng.uniform(-s.box_range_m, s.box_range_m, 2)
+        box[:2] += rng.uniform(-_BOX_RANGE_M, _BOX_RANGE_M, 2)
         world.model.body_pos[world.body_id("box")] = box
         world.data.joint("lid").qpos[0] = _LID_OPEN_RAD
         half = 0.5 * np.array(s.region_m)
@@ -148,14 +151,14 @@ class TableCleanup(SimTask):
         while True:
             spots = middle + rng.uniform(-half, half, (len(_THINGS), 2))
             gaps = [np.linalg.norm(spots[i] - spots[j]) for i in range(len(spots)) for j in range(i)]
-            if min(gaps) >= s.apart_m:
+            if min(gaps) >= _APART_M:
                 break
         for thing, spot in zip(_THINGS, spots, strict=True):
             turn = quat_from_axis_angle((0.0, 0.0, 1.0), rng.uniform(-math.pi, math.pi))
             world.set_free_body(thing.name, (*spot, thing.height_m + 1e-4), turn)
             self._first_m[thing.name] = float(np.linalg.norm(spot - box[:2]))
-        start = np.array((x, y, 0.18)) + rng.uniform(-s.start_range_m, s.start_range_m, 3)
-        yaw = math.radians(rng.uniform(-s.start_range_deg, s.start_range_deg))
+        start = np.array((x, y, 0.18)) + rng.uniform(-_START_RANGE_M, _START_RANGE_M, 3)
+        yaw = math.radians(rng.uniform(-_START_RANGE_DEG, _START_RANGE_DEG))
         world.place_arm(start, quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), yaw), DOWN))
 
     # ---- what is true
@@ -172,7 +175,7 @@ class TableCleanup(SimTask):
         return [thing for thing in _THINGS if not self.in_box(world, thing.name)]
 
     def solved(self, world: World) -> bool:
-        return not self._remaining(world) and self.lid_angle(world) < math.radians(self.settings.closed_deg)
+        return not self._remaining(world) and self.lid_angle(world) < math.radians(_CLOSED_DEG)
 
     def failed(self, world: World) -> bool:
         """Something fell off the table, or was shut out: no finger gets under a closed lid."""

@@ -26,14 +26,14 @@ def test_nothing_said_is_one_machine_for_one_run(tmp_path):
     path.write_text("run: {seed: 3}\n")
     config = load_section(ClusterConfig, "cluster", [path])
     assert config == ClusterConfig()
-    assert config.meeting is None
+    assert config.head_address is None
     assert dict(config.named_robots()) == {"robot-0": RobotPlace()}
 
 
 def test_the_head_says_where_the_others_meet_and_each_arm_has_a_name(tmp_path):
     config = section(tmp_path, "num_robots: 2\nrobot: {resources: {inference: 1}}\nlearner: {machine: desk}")
     assert config.head == "desk"
-    assert config.meeting == "100.64.0.1:7420"
+    assert config.head_address == "100.64.0.1:7420"
     assert [*config.named_robots()] == ["robot-0", "robot-1"]
     assert config.named_robots()["robot-1"].resources == {"inference": 1}
 
@@ -42,18 +42,18 @@ def test_the_head_says_where_the_others_meet_and_each_arm_has_a_name(tmp_path):
     ("text", "machines", "line"),
     [
         ("", TWO.replace("{host: nuc-1", "{head: true, host: nuc-1"), "machines desk and cell are heads"),
-        ("", TWO.replace("head: true, ", ""), "should say head: true"),
-        ("address: 10.0.0.1:6379", TWO, "leave out address"),
+        ("", TWO.replace("head: true, ", ""), "set head: true for one of machines"),
+        ("address: 10.0.0.1:6379", TWO, "remove address"),
         ("address: somewhere", None, "'address' should be HOST:PORT, got 'somewhere'"),
         ("", TWO.replace("address: 100.64.0.2, ", ""), "machines.cell.address is 127.0.0.1: no other machine"),
         ("", TWO.replace("100.64.0.2", "nuc-1"), "address should be an IP address"),
         ("", TWO.replace("host: nuc-1", "hots: nuc-1"), "unknown key 'machines.cell.hots'. Did you mean 'host'?"),
         ("", TWO.replace("inference: 2", "GPU: 2"), "'GPU' is told by num_cpus and num_gpus"),
         ("", TWO.replace("{inference: 2}", "{}, ports: {node: 7420}"), "'machines.cell.ports': two of them"),
-        ("learner: {resources: {labeling: 1}}", TWO, "learner needs 1 of 'labeling', and the best of machines offers 0"),
+        ("learner: {resources: {labeling: 1}}", TWO, "learner needs 1 of 'labeling', but the largest machine offers 0"),
         ("learner: {machine: cell, resources: {training: 1}}", TWO, "needs 1 of 'training', and cell offers 0"),
-        ("robots: {left: {machine: cel}}", TWO, "robots.left.machine is 'cel', none of machines. Did you mean 'cell'?"),
-        ("robots: {left: {}}\nnum_robots: 2", TWO, "either robots by name, or num_robots"),
+        ("robots: {left: {machine: cel}}", TWO, "robots.left.machine is 'cel', which is not in machines. Did you mean 'cell'?"),
+        ("robots: {left: {}}\nnum_robots: 2", TWO, "use either robots (arms by name), or num_robots"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_is_one_line(tmp_path, text, machines, line):
@@ -70,7 +70,7 @@ def test_a_role_may_name_a_machine_by_name_host_or_address(tmp_path):
 
 def test_others_machines_may_offer_what_the_file_does_not(tmp_path):
     config = section(tmp_path, "address: 10.0.0.1:6379\nlearner: {resources: {training: 1}}", machines=None)
-    assert config.meeting == "10.0.0.1:6379"
+    assert config.head_address == "10.0.0.1:6379"
 
 
 def test_an_arm_differs_from_the_run_in_what_it_says_alone():

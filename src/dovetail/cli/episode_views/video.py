@@ -17,7 +17,7 @@ from dovetail.cli._terminal import console, say
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
 from dovetail.episodes.video import write_video
-from dovetail.reports.rendering import EpisodeRenderer, episode_frames
+from dovetail.reports.rendering import RunRenderer, episode_frames
 from dovetail.reports.timelapse import Pace, Scene, time_lapse
 from dovetail.runs.folder import RunFolder
 
@@ -74,7 +74,7 @@ def merge(
     pace = Pace.of(first.info.robot.control_hz, speed=speed or _MERGED_SPEED)
     with (
         _writing(target),
-        EpisodeRenderer(folder, camera=camera, size=(size, size)) as filmer,
+        RunRenderer(folder, camera=camera, size=(size, size)) as filmer,
         Progress(console=console, transient=True, disable=not console.is_terminal) as progress,
     ):
         scenes = _Scenes(filmer, pace, progress, total=len(episodes.ids))
@@ -95,7 +95,7 @@ def merge(
 class _Scenes:
     """Makes a scene of each episode. Episodes without images are noted in `problems`."""
 
-    def __init__(self, filmer: EpisodeRenderer, pace: Pace, progress: Progress, *, total: int) -> None:
+    def __init__(self, filmer: RunRenderer, pace: Pace, progress: Progress, *, total: int) -> None:
         self._filmer = filmer
         self._pace = pace
         self._progress = progress

@@ -1,9 +1,10 @@
 """Rewards by a success classifier: a small network that looks at the robot's cameras and was trained by
-`dovetail train reward-classifier` on episodes that people, or a simulator, have judged."""
+`dovetail train reward-classifier` on episodes that people, or a simulator, have labeled_episode."""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Collection
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -14,9 +15,9 @@ from dovetail.config.model import Config
 from dovetail.core.disk import MissingError, dump_json, load_json, read_file, sha256, write_atomic
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, Labels, Observation, Outcome
-from dovetail.labels._rewards import Stage, at_the_end, changes, check_labelable, check_stages, discounts, stages
+from dovetail.labels._rewards import Stage, end_reward, progress_rewards, check_labelable, check_stages, discounts, stages
 from dovetail.labels.learned.folder import Classifier, load_classifier
-from dovetail.labels.learned.frames import observed
+from dovetail.labels.learned.frames import observation_arrays
 from dovetail.labels.learned.training import ends_in_success
 
 __all__ = ["ClassifierConfig", "ClassifierLabeler"]
@@ -25,6 +26,8 @@ CURRENT = "current.json"
 
 
 class ClassifierConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("folder",)
+
     folder: str
     """Where it lies: what `dovetail train reward-classifier` wrote."""
     threshold: float | None = Field(default=None, gt=0.0, lt=1.0)
@@ -36,7 +39,7 @@ class ClassifierConfig(Config):
     stages: tuple[Stage, ...] = ()
     """What the probability must reach on the way, and what that earns beside the reward above."""
     retrain_after: int | None = Field(default=None, ge=1)
-    """Train it anew, beside the run, once people have judged so many more episodes and did not always agree; none: never."""
+    """Train it anew, beside the run, once people have labeled_episode so many more episodes and did not always agree; none: never."""
 
 
 class ClassifierLabeler:
@@ -109,16 +112,16 @@ class ClassifierLabeler:
         """Of each observation, [T + 1], the last one included."""
         classifier = self.classifier
         classifier.check(episode.robot)
-        return classifier.probabilities(observed(episode, (*classifier.net.cameras, *classifier.net.proprio)))
+        return classifier.probabilities(observation_arrays(episode, (*classifier.net.cameras, *classifier.net.proprio)))
 
     def label(self, episode: Episode) -> Labels:
         check_labelable(episode)
         p = self.probabilities(episode)
         success = ends_in_success(p, threshold=self.threshold, consecutive=self.consecutive)
         likely = float(p[-self.consecutive :].mean())
-        rewards = at_the_end(len(episode), float(success))
+        rewards = end_reward(len(episode), float(success))
         if self._config.reward == "progress":
-            rewards = changes(len(episode), range(len(p)), p.tolist())
+            rewards = progress_rewards(len(episode), range(len(p)), p.tolist())
         rewards = rewards + stages(len(episode), self._config.stages, {"completion": p})
         return Labels(
             episode_id=episode.id,
@@ -134,7 +137,7 @@ class ClassifierLabeler:
 
     def adopt(self, name: str) -> None:
         """Use another one of the run's own from now on, here and after a restart. Read and verified before anything
-        changes; the change itself is one assignment."""
+        progress_rewards; the change itself is one assignment."""
         assert self._folder is not None, "only a run has classifiers of its own"
         newer = load_classifier(self._folder / name)
         self._note(name)

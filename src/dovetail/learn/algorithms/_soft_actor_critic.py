@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, Self
 
 import numpy as np
@@ -52,6 +52,7 @@ __all__ = [
 
 
 class SoftConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr", "gamma")
     RENAMED: ClassVar[Mapping[str, str]] = {"credit_rescues": "count_rewards_after_takeover"}
 
     batch_size: int = Field(default=128, ge=2)

@@ -6,7 +6,7 @@ correction are cloned: a chunk that the policy finished is not the operator's pl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from pydantic import Field
@@ -21,6 +21,8 @@ __all__ = ["HGDAgger", "HGDAggerConfig"]
 
 
 class HGDAggerConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr")
+
     batch_size: int = Field(default=64, ge=1)
     """Steps, or chunks, in one batch."""
     demo_share: float = Field(default=0.5, ge=0.0, lt=1.0)

@@ -9,7 +9,7 @@ No value is estimated, and rejected episodes teach nothing. By default it imitat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
@@ -28,6 +28,7 @@ __all__ = ["HiORS", "HiORSConfig"]
 
 
 class HiORSConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr")
     RENAMED: ClassVar[Mapping[str, str]] = {
         "thresholds": "return_thresholds",
         "round_updates": "updates_per_round",

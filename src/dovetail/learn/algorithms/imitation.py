@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar
 
 from pydantic import Field
@@ -18,6 +18,7 @@ __all__ = ["Imitation", "ImitationConfig"]
 
 
 class ImitationConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr")
     RENAMED: ClassVar[Mapping[str, str]] = {"decay_updates": "lr_decay_updates"}
 
     batch_size: int = Field(default=128, ge=1)

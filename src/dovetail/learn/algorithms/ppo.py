@@ -11,7 +11,7 @@ collected the rollout may be some versions older; w = pi_old / pi_collected corr
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,6 +37,7 @@ _LR_FACTOR, _LR_RANGE = 1.2, 10.0
 
 
 class PPOConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("num_envs", "rollout_steps", "batch_size", "lr")
     RENAMED: ClassVar[Mapping[str, str]] = {
         "record": "record_episodes",
         "clip": "clip_ratio",

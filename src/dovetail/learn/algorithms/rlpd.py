@@ -10,7 +10,7 @@ alpha keeps the entropy of pi at its target
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Self
 
 import torch
@@ -30,6 +30,7 @@ __all__ = ["RLPD", "RLPDConfig"]
 
 
 class RLPDConfig(SACFamilyConfig):
+    BASIC: ClassVar[Collection[str]] = ("bc_weight",)
     RENAMED: ClassVar[Mapping[str, str]] = {"climb_from": "actor_q_from_update"}
 
     prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)

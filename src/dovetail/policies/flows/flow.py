@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -26,6 +26,7 @@ _FIXED_SEED = 0  # for deterministic_noise=fixed
 
 
 class FlowConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("hidden", "horizon")
     RENAMED: ClassVar[Mapping[str, str]] = {"calm_noise": "deterministic_noise"}
 
     inputs: tuple[str, ...] = ()

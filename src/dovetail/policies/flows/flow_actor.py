@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
@@ -26,6 +26,7 @@ _MAX_ACTION = 0.97  # for cloning, because tanh never reaches 1
 
 
 class FlowActorConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("hidden",)
     RENAMED: ClassVar[Mapping[str, str]] = {"sigma": "sigma_range"}
 
     inputs: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import ClassVar, TypeVar
 
@@ -33,6 +33,8 @@ _ADVICE = {
 
 
 class RemoteConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("address", "token_file")
+
     address: str
     """Address of the server: host:port, or [host]:port for IPv6."""
     token_file: str | None = None

@@ -58,23 +58,19 @@ class Controller(Protocol):
 
 
 class Gripper:
-    """0 closed, 1 open. If sticky, commands from 0.4 to 0.6 keep the state, so that a noisy policy drops nothing."""
+    """0 closed, 1 open. Commands from 0.4 to 0.6 keep the state, so that a noisy policy drops nothing."""
 
-    def __init__(self, *, sticky: bool = True, close_below: float = 0.4, open_above: float = 0.6) -> None:
-        self._sticky = sticky
+    def __init__(self, *, close_below: float = 0.4, open_above: float = 0.6) -> None:
         self._close_below = close_below
         self._open_above = open_above
         self.command = 1.0
 
     def reset(self, world: World) -> None:
-        self.command = float(world.data.ctrl[world.gripper_ctrl]) / (0.5 * world.arm.max_opening_m)
-        if self._sticky:
-            self.command = 1.0 if self.command >= 0.5 else 0.0
+        opening = float(world.data.ctrl[world.gripper_ctrl]) / (0.5 * world.arm.max_opening_m)
+        self.command = 1.0 if opening >= 0.5 else 0.0
 
     def set(self, world: World, value: float) -> float:
-        if not self._sticky:
-            self.command = min(max(value, 0.0), 1.0)
-        elif value < self._close_below:
+        if value < self._close_below:
             self.command = 0.0
         elif value > self._open_above:
             self.command = 1.0
@@ -101,13 +97,12 @@ class CartesianDelta:
         max_turn_rad: float = 0.1,
         max_lead_m: float = 0.02,
         max_lead_rad: float = 0.15,
-        sticky_gripper: bool = True,
         period_s: float = 0.1,
     ) -> None:
         self._max_step_m, self._max_turn_rad = max_step_m, max_turn_rad
         self._max_lead_m, self._max_lead_rad = max_lead_m, max_lead_rad
         self._period_s = period_s
-        self._gripper = Gripper(sticky=sticky_gripper)
+        self._gripper = Gripper()
         self.low = (-max_step_m,) * 3 + (-max_turn_rad,) * 3 + (0.0,)
         self.high = (max_step_m,) * 3 + (max_turn_rad,) * 3 + (1.0,)
         self._low, self._high = np.array(self.low), np.array(self.high)
@@ -186,13 +181,13 @@ class CartesianDelta:
 class JointTarget:
     """Action: [joint1..jointN, gripper], absolute angles, limited to a range around the measured joints."""
 
-    def __init__(self, *, arm: Arm, max_step_rad: float = 0.2, sticky_gripper: bool = True) -> None:
+    def __init__(self, *, arm: Arm, max_step_rad: float = 0.2) -> None:
         self.names = (*arm.joint_names, "gripper")
         self.low = (*arm.lower, 0.0)
         self.high = (*arm.upper, 1.0)
         self._lower, self._upper = np.array(arm.lower), np.array(arm.upper)
         self._max_step_rad = max_step_rad
-        self._gripper = Gripper(sticky=sticky_gripper)
+        self._gripper = Gripper()
 
     @property
     def gripper(self) -> float:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, ClassVar, Literal, Protocol
 
 import numpy as np
@@ -33,7 +33,12 @@ __all__ = ["SceneTask", "SimRobot", "SimRobotConfig"]
 class SimRobotConfig(Config):
     """A simulated arm: its actions, cameras and limits."""
 
+    BASIC: ClassVar[Collection[str]] = ("arm", "control_hz", "images", "image_size")
     RENAMED: ClassVar[Mapping[str, str]] = {"leash_m": "max_lead_m", "leash_rad": "max_lead_rad"}
+    REMOVED: ClassVar[Mapping[str, str]] = {
+        "max_joint_step_rad": "it is 0.2 rad now",
+        "sticky_gripper": "the gripper always opens or closes fully",
+    }
 
     arm: Literal["panda", "x5"] = "panda"
     """Arm model."""
@@ -55,14 +60,10 @@ class SimRobotConfig(Config):
     """Largest translation of one action, per axis in meters."""
     max_turn_rad: float = Field(default=0.1, gt=0.0)
     """Largest rotation of one action, per axis in rad."""
-    max_joint_step_rad: float = Field(default=0.2, gt=0.0)
-    """Largest difference between a joint target and the measured joint, in rad."""
     max_lead_m: float = Field(default=0.02, gt=0.0)
     """Largest distance of the servo reference from the measured pose, per axis in meters. Bounds the contact force."""
     max_lead_rad: float = Field(default=0.15, gt=0.0)
     """The same for rotations, in rad."""
-    sticky_gripper: bool = True
-    """Open or close the gripper fully; commands from 0.4 to 0.6 keep its state."""
 
 
 class SceneTask(Scene, Protocol):
@@ -211,12 +212,9 @@ def _controller(config: SimRobotConfig) -> Controller:
             max_turn_rad=config.max_turn_rad,
             max_lead_m=config.max_lead_m,
             max_lead_rad=config.max_lead_rad,
-            sticky_gripper=config.sticky_gripper,
             period_s=1.0 / config.control_hz,
         )
-    return JointTarget(
-        arm=ARMS[config.arm], max_step_rad=config.max_joint_step_rad, sticky_gripper=config.sticky_gripper
-    )
+    return JointTarget(arm=ARMS[config.arm])
 
 
 def _open_viewer(world: World) -> Any:

@@ -1,0 +1,184 @@
+"""A client of the OpenAI chat API: what vLLM, SGLang, Ollama, `transformers serve` and hosted models all speak."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import math
+import os
+import random
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from dovetail.config.model import Config
+from dovetail.core.errors import LabelError
+
+__all__ = ["ChatClient", "ServerConfig"]
+
+_MAX_ANSWER_BYTES = 4 << 20  # of an answer: more is nonsense
+_MAX_WAIT_S = 60.0
+
+
+class ServerConfig(Config):
+    BASIC: ClassVar[Collection[str]] = ("url", "model")
+
+    url: str = Field(default="http://127.0.0.1:8000/v1", pattern=r"^https?://[^\s@]+$")
+    """Where the chat API begins; never with a password in it."""
+    model: str | None = None
+    """Which of the server's models; null: the first that it lists."""
+    key_env: str | None = None
+    """The environment variable that holds the key, where one is wanted. The key itself belongs in no file."""
+    timeout_s: float = Field(default=60.0, gt=0)
+    """For each try."""
+    tries: int = Field(default=4, ge=1, le=20)
+    backoff_s: float = Field(default=1.0, ge=0)
+    """The wait before the second try; twice as long before each after it, and as the server asks."""
+    max_concurrent: int = Field(default=4, ge=1)
+    """Questions under way at a time."""
+    max_tokens: int = Field(default=1024, ge=16)
+    """Of an answer."""
+
+
+class ChatClient:
+    """`ask(messages)` returns what the model says. Raises LabelError, in one line and without the key."""
+
+    def __init__(self, config: ServerConfig) -> None:
+        self._config = config
+        self._slots = threading.Semaphore(config.max_concurrent)
+        self._model = config.model
+
+    @property
+    def num_tries(self) -> int:
+        """How often to ask for an answer that makes sense."""
+        return self._config.tries
+
+    @property
+    def model(self) -> str:
+        """Its name; asks the server where the config leaves it open."""
+        if self._model is None:
+            try:
+                self._model = self._without_key(str(self._call("models", None)["data"][0]["id"]))
+            except (KeyError, IndexError, TypeError):
+                raise LabelError(f"{self._config.url} lists no models: name one in `model`") from None
+            except LabelError as error:
+                raise LabelError(f"{error}; where it cannot list its models, name one in `model`") from None
+        return self._model
+
+    def ask(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        question = {
+            "model": self.model,
+            "messages": list(messages),
+            "temperature": 0.0,
+            "max_tokens": self._config.max_tokens,
+        }
+        answer = self._call("chat/completions", question)
+        try:
+            text = answer["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError):
+            raise LabelError(f"{self._config.url} answered, but not as the chat API does") from None
+        if not isinstance(text, str):
+            raise LabelError(f"{self._config.url} answered without any text")
+        return self._without_key(text)
+
+    def _call(self, what: str, body: Mapping[str, Any] | None) -> Any:
+        config, wait_s, last = self._config, self._config.backoff_s, _RetryableError("")
+        for number in range(config.tries):
+            if number:
+                # those who failed together should not come back together
+                time.sleep(min(max(wait_s * random.uniform(0.75, 1.25), last.wait_s), _MAX_WAIT_S))
+                wait_s *= 2.0
+            try:
+                with self._slots:
+                    return self._once(what, body)
+            except _RetryableError as error:
+                last = error
+        times = "once" if config.tries == 1 else f"{config.tries} times"
+        raise LabelError(f"{config.url} was asked {times} and gave no answer: {last}")
+
+    def _once(self, what: str, body: Mapping[str, Any] | None) -> Any:
+        config, started_s = self._config, time.monotonic()
+        request = urllib.request.Request(
+            f"{config.url.rstrip('/')}/{what}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json", **self._authorization()},
+        )
+        try:
+            with _opener.open(request, timeout=config.timeout_s) as response:
+                data = _read(response, until_s=started_s + config.timeout_s)
+        except urllib.error.HTTPError as error:
+            status, after = error.code, error.headers.get("Retry-After", "")
+            error.close()
+            if status in (408, 409, 425, 429) or status >= 500:
+                raise _RetryableError(f"status {status}", wait_s=_seconds(after)) from None
+            raise LabelError(f"{config.url} refuses the question with status {status}{_hint(status)}") from None
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "reason", None) or error
+            raise _RetryableError(" ".join(str(reason).split()) or type(error).__name__) from None
+        if len(data) > _MAX_ANSWER_BYTES:
+            raise _RetryableError("an answer of more than 4 MB")
+        try:
+            return json.loads(data)
+        except ValueError:
+            raise _RetryableError("an answer that is not JSON, or not all of it") from None
+
+    def _authorization(self) -> dict[str, str]:
+        name, key = self._config.key_env, self._key()
+        if name is None:
+            return {}
+        if not key or not key.isascii() or not key.isprintable():
+            raise LabelError(f"the environment variable {name} holds no key for {self._config.url}: set it")
+        return {"Authorization": f"Bearer {key}"}
+
+    def _key(self) -> str:
+        return os.environ.get(self._config.key_env or "", "")
+
+    def _without_key(self, text: str) -> str:
+        """A server that says the key back must not bring it into a log."""
+        key = self._key()
+        return text.replace(key, "***") if key else text
+
+
+class _RetryableError(Exception):
+    """It may go better the next time, after as long as the server asks for."""
+
+    def __init__(self, why: str, *, wait_s: float = 0.0) -> None:
+        super().__init__(why)
+        self.wait_s = wait_s
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """A key goes where the config says, and nowhere else."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_opener = urllib.request.build_opener(_NoRedirect)
+
+
+def _read(response: http.client.HTTPResponse, *, until_s: float) -> bytes:
+    """All of an answer, or a little more than there may be of one; who trickles it out is as good as silent."""
+    data = b""
+    while len(data) <= _MAX_ANSWER_BYTES and (piece := response.read1(1 << 16)):
+        data += piece
+        if time.monotonic() > until_s:
+            raise TimeoutError("timed out")
+    return data
+
+
+def _seconds(header: str) -> float:
+    try:
+        value = float(header)
+    except ValueError:
+        return 0.0
+    return value if math.isfinite(value) and value > 0 else 0.0
+
+
+def _hint(status: int) -> str:
+    return ": set key_env to the variable that holds its key" if status in (401, 403) else ""
