@@ -20,9 +20,9 @@ from dovetail.core.errors import UsageError
 from dovetail.core.types import Event, Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
 from dovetail.live.link import LIVE_JSON, LiveLink
-from dovetail.live.rendering import LiveFilm
+from dovetail.live.rendering import LiveRenderer
 from dovetail.live.view import LiveView, NotLive
-from dovetail.runs.assembly.build import build_station
+from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 from dovetail.testing.live import read_journal
@@ -33,7 +33,7 @@ CONFIG = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 100000, tolerance: 1.0e-9}
 robot: {type: "dovetail.testing.live:LiveArm", image_size: [8, 6], journal: "%s"}
 policy: {type: "dovetail.testing.live:MoodyPolicy"}
-actor: {type: naive, layout: %s, flush_s: 0.1, stall_s: 5.0, heartbeat_s: 5.0}
+actor: {type: naive, layout: %s, flush_every_s: 0.1, inference_timeout_s: 5.0, heartbeat_timeout_s: 5.0}
 algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
 """
 DRIVER = """
@@ -59,7 +59,7 @@ class Attended:
         path.write_text(CONFIG % (self.journal_path, layout))
         self.folder = RunFolder.create(folder / "run", load([path], ()))
         self.stop, self.said = threading.Event(), []
-        self.station = build_station(
+        self.station = build_assembly(
             self.folder.config,
             should_stop=self.stop.is_set,
             live=lambda robot: LiveLink(self.folder.path, robot=robot, waits=True, announce=self.said.append),
@@ -292,8 +292,8 @@ def test_a_mailbox_of_another_arm_is_not_attached_to(tmp_path, processes):
 
 def test_what_cannot_be_filmed_is_tried_once(tmp_path, monkeypatch):
     """Building a world for every picture that does not come would take the machine from the robot."""
-    (tmp_path / "config.yaml").write_text("robot: {type: sim}\nrun: {showcase_camera: front}\n")
-    film, tried = LiveFilm(tmp_path), []
+    (tmp_path / "config.yaml").write_text("robot: {type: sim}\nrun: {video_camera: front}\n")
+    film, tried = LiveRenderer(tmp_path), []
 
     def fails(camera):
         tried.append(camera)
@@ -343,7 +343,7 @@ def test_what_is_too_much_for_the_bulletin_leaves_the_most_important(tmp_path):
     run = Attended(tmp_path, "one_process")
     view = LiveView.attach(run.folder.path)
     try:
-        run.station.link.tell(phase="learning online", advice=["x" * 40_000])
+        run.station.link.update(phase="learning online", advice=["x" * 40_000])
         eventually(lambda: view.state().facts.get("phase") == "learning online")
         assert "advice" not in view.state().facts
     finally:

@@ -92,7 +92,7 @@ def test_inference_stands_still(live, record_property):
     frozen_ns = one.harm("inference", signal.SIGSTOP)
     one.ended()
     stopped_s = assert_stopped(one, frozen_ns, within_s=1.5)
-    assert stopped_s > 0.3  # not before stall_s after its last question
+    assert stopped_s > 0.3  # not before inference_timeout_s after its last question
     notes = one.after(frozen_ns)
     moves = [i for i, note in enumerate(notes) if note.moves]
     held = [note for note in notes[moves[-1] + 1 :] if note.what == "send"]
@@ -110,7 +110,7 @@ def test_inference_stands_still(live, record_property):
 @pytest.mark.parametrize(
     ("mood", "reason"),
     [
-        ("policy.nan_after=4", "policy 'moody' gave 5 chunks in a row that are not finite"),
+        ("policy.nan_after=4", "policy 'moody' gave 5 consecutive chunks that are not finite"),
         (
             "policy.raise_after=4",
             "the inference process has died: RuntimeError: the policy has had enough after 4",
@@ -165,7 +165,7 @@ def test_the_recorder_is_killed(live):
 
 def test_the_recorder_cannot_keep_up(live):
     """An error, never a gap."""
-    one = live("actor.ring_s=0.4")
+    one = live("actor.recorder_buffer_s=0.4")
     one.go(until_moves=30)
     one.harm("recorder", signal.SIGSTOP)
     time.sleep(0.8)
@@ -219,7 +219,7 @@ def test_control_hangs_when_asked_to_stop(live):
 
 
 def test_control_hangs_and_nobody_asked_anything(live):
-    one = live("actor.hang_s=1.0")
+    one = live("actor.tick_timeout_s=1.0")
     one.go(until_moves=30)
     hung_ns = one.harm("control", signal.SIGSTOP)
     one.ended()
@@ -258,7 +258,7 @@ def test_a_death_between_two_episodes_is_a_fault_too(live):
     assert one.ended().outcome is Outcome.TIMEOUT
     one.harm("inference")
     assert_refuses(one, "robot 'live_arm' does not move: the inference process has died: killed by SIGKILL")
-    assert_refuses(one, "stands still after a fault: the inference process has died")
+    assert_refuses(one, "does not move after a fault: the inference process has died")
     one.host.acknowledge()
     one.go()
     assert one.ended().outcome is Outcome.TIMEOUT
@@ -326,7 +326,7 @@ def test_weights_that_do_not_fit_are_refused_and_the_old_ones_go_on(live):
 
 def test_practice_takes_newer_weights_up_between_chunks_and_an_examination_does_not(live):
     """The same host serves both, whichever comes first."""
-    one = live("actor.swap=chunk")
+    one = live("actor.swap_weights=chunk")
     store = DiskWeightStore(one.weights)
 
     def versions_of(purpose):

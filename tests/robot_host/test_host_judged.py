@@ -7,7 +7,7 @@ import time
 
 from dovetail.core.errors import FailureError
 from dovetail.core.types import Observation, Outcome, Purpose
-from dovetail.rewards.early_success import Ruling
+from dovetail.rewards.early_success import SuccessDetection
 from support.live_host import eventually
 
 
@@ -41,13 +41,13 @@ class Broken:
         raise KeyError("no such camera")
 
 
-def ruling(judge: object) -> Ruling:
-    return Ruling(judge=judge, probability=0.5, consecutive=3, every_steps=1)
+def success_detection(judge: object) -> SuccessDetection:
+    return SuccessDetection(judge=judge, probability=0.5, consecutive=3, every_steps=1)
 
 
 def test_a_judge_beside_ends_practice_and_nothing_else(live):
     judge = Patient()
-    one = live("actor.stall_s=5.0", ruling=ruling(judge))
+    one = live("actor.inference_timeout_s=5.0", success_detection=success_detection(judge))
     one.go()
     episode = one.ended(within_s=20.0)
     assert episode is not None
@@ -65,7 +65,7 @@ def test_a_judge_beside_ends_practice_and_nothing_else(live):
 
 
 def test_a_judge_that_fails_is_told_of_and_the_episode_kept(live):
-    one = live("task.max_steps=40", ruling=ruling(Broken()))
+    one = live("task.max_steps=40", success_detection=success_detection(Broken()))
     one.go()
     one.ended(within_s=20.0)
     assert isinstance(one.error, FailureError)
@@ -76,7 +76,7 @@ def test_a_judge_that_fails_is_told_of_and_the_episode_kept(live):
 
 def test_a_judge_that_hangs_holds_up_nobody(live):
     judge, before = Hanging(), set(threading.enumerate())
-    one = live("task.max_steps=40", ruling=ruling(judge))
+    one = live("task.max_steps=40", success_detection=success_detection(judge))
     one.go()
     episode = one.ended(within_s=20.0)
     judge.let_go.set()

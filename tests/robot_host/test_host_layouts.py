@@ -8,8 +8,8 @@ import pytest
 from dovetail.config.load import load
 from dovetail.core.types import Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
-from dovetail.runs.assembly.build import build_station
-from dovetail.runs.evaluate import order_episode
+from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.roles.robot import order_episode
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 from dovetail.weights.store import DiskWeightStore
@@ -18,7 +18,7 @@ from support.toy_run import TOY
 SCENE = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 40, tolerance: 0.02}
 robot: {type: "dovetail.testing.fakes:FakeArm", image_size: [16, 12]}
-operator: {type: scripted, share: 1.0, patience_steps: 4}
+operator: {type: scripted, watched_share: 1.0, stuck_after_steps: 4}
 policy: {type: "dovetail.testing.fake_brains:FakePolicy", horizon: 8, history: {ee_pose: 3, front: 2}}
 actor: {type: sequential}
 algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
@@ -31,7 +31,7 @@ FLOW = "policy={type: flow, horizon: 8, hidden: 16, inputs: [ee_pose, goal]}"
 
 def episodes(path, layout, *overrides):
     """A demonstration, two of practice with somebody who takes over, and an evaluation."""
-    station = build_station(load([path], (*overrides, f"actor.layout={layout}")))
+    station = build_assembly(load([path], (*overrides, f"actor.layout={layout}")))
     try:
         found = []
         for purpose, index in ((Purpose.DEMO, 0), (Purpose.ONLINE, 0), (Purpose.ONLINE, 1), (Purpose.EVAL, 0)):

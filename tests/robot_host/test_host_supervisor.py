@@ -67,13 +67,13 @@ def recovered(folder):
 
 
 def test_the_supervisor_is_killed(supervisor, tmp_path, processes, record_property):
-    process, _ = supervisor("actor.flush_s=5.0")  # so that only its last flush can have written anything
+    process, _ = supervisor("actor.flush_every_s=5.0")  # so that only its last flush can have written anything
     killed_ns = time.monotonic_ns()
     process.kill()
     process.wait()
     gone_s = eventually(lambda: not processes.alive(), within_s=2.0)
     stopped_s = stopped_after_s(tmp_path, killed_ns)
-    assert stopped_s < 0.5  # heartbeat_s; an end of file tells sooner
+    assert stopped_s < 0.5  # heartbeat_timeout_s; an end of file tells sooner
     record_property("stopped_s", stopped_s)
     record_property("gone_s", gone_s)
     episode = recovered(tmp_path)
@@ -83,7 +83,7 @@ def test_the_supervisor_is_killed(supervisor, tmp_path, processes, record_proper
 
 
 def test_the_supervisor_is_killed_while_the_policy_hangs(supervisor, tmp_path, processes):
-    process, _ = supervisor("policy.hang_after=4", "actor.stall_s=100.0")
+    process, _ = supervisor("policy.hang_after=4", "actor.inference_timeout_s=100.0")
     killed_ns = time.monotonic_ns()
     process.kill()
     process.wait()
@@ -93,7 +93,7 @@ def test_the_supervisor_is_killed_while_the_policy_hangs(supervisor, tmp_path, p
 
 
 def test_the_supervisor_stands_still(supervisor, tmp_path, record_property):
-    """As after Ctrl-Z: the arm holds after half of heartbeat_s and stops after the whole, whoever sees it then."""
+    """As after Ctrl-Z: the arm holds after half of heartbeat_timeout_s and stops after the whole, whoever sees it then."""
     process, _ = supervisor()
     frozen_ns = time.monotonic_ns()
     process.send_signal(signal.SIGSTOP)
@@ -136,7 +136,7 @@ RUN = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 100000, tolerance: 1.0e-9}
 robot: {type: "dovetail.testing.live:LiveArm", journal: "%s"}
 policy: {type: gaussian_mlp, hidden: [32, 32]}
-actor: {type: sequential, layout: processes, flush_s: 0.1}
+actor: {type: sequential, layout: processes, flush_every_s: 0.1}
 algorithm: {type: rlpd, batch_size: 32, hidden: [32, 32]}
 run: {demos: 0, untrained_episodes: 5, env_steps: 100}
 """

@@ -20,9 +20,9 @@ import pytest
 from dovetail.config.load import load
 from dovetail.core.types import Episode, EpisodeOrder, Purpose
 from dovetail.episodes.ids import new_episode_id
-from dovetail.rewards.early_success import Ruling
+from dovetail.rewards.early_success import SuccessDetection
 from dovetail.robot_host.host import RobotHost
-from dovetail.runs.assembly.cell import build_cell
+from dovetail.runs.assembly.workcell import build_workcell
 from dovetail.testing.fakes import FakeTask
 from dovetail.testing.live import JournalNote, read_journal
 from support import TESTS
@@ -33,7 +33,7 @@ CONFIG = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 100000, tolerance: 1.0e-9}
 robot: {type: "dovetail.testing.live:LiveArm", journal: "%s"}
 policy: {type: "dovetail.testing.live:MoodyPolicy"}
-actor: {type: naive, layout: processes, flush_s: 0.1, stall_s: 0.5, heartbeat_s: 0.5}
+actor: {type: naive, layout: processes, flush_every_s: 0.1, inference_timeout_s: 0.5, heartbeat_timeout_s: 0.5}
 algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
 """
 
@@ -92,21 +92,21 @@ class Processes:
 class Live:
     """A host with its arm. `go()` runs an episode in a thread; the test then does harm, and `ended()` waits."""
 
-    def __init__(self, folder: Path, *overrides: str, spool: bool = True, ruling: Ruling | None = None) -> None:
+    def __init__(self, folder: Path, *overrides: str, spool: bool = True, success_detection: SuccessDetection | None = None) -> None:
         self.journal_path, self.spool = folder / "journal", folder / "spool" if spool else None
         path = folder / "live.yaml"
         path.write_text(CONFIG % self.journal_path)
         config = load([path], overrides)
         self.stop, self.weights = threading.Event(), folder / "weights"
-        self.cell = build_cell(task=config.task, robot=config.robot, safety=config.safety)
+        self.cell = build_workcell(task=config.task, robot=config.robot, safety=config.safety)
         self.host = RobotHost(
             config,
-            cell=self.cell,
+            workcell=self.cell,
             policy=config.policy.build(robot=self.cell.robot.spec, seed=0).spec,
             spool=self.spool,
             weights=self.weights,
             should_stop=self.stop.is_set,
-            ruling=ruling,
+            success_detection=success_detection,
         )
         self.episode: Episode | None = None
         self.error: Exception | None = None
@@ -181,8 +181,8 @@ def _open_files() -> int:
 def live(tmp_path, processes):
     made: list[Live] = []
 
-    def make(*overrides: str, spool: bool = True, ruling: Ruling | None = None) -> Live:
-        made.append(Live(tmp_path, *overrides, spool=spool, ruling=ruling))
+    def make(*overrides: str, spool: bool = True, success_detection: SuccessDetection | None = None) -> Live:
+        made.append(Live(tmp_path, *overrides, spool=spool, success_detection=success_detection))
         return made[-1]
 
     yield make

@@ -1,1 +1,1 @@
-"""The link between a running run and the processes that watch it: state, camera images, and messages from people."""
+"""The link between a run and the consoles that show it: state, camera images, and messages to the robot."""

@@ -1,7 +1,7 @@
-"""When a person might help, and for how long: from what the policy has done lately, on the board.
+"""Hints when an operator should take over, and for how long, from the last seconds on the board.
 
-Advice of those who have done it: short corrections, often early and less later. A correction that lasts to the end of the
-episode teaches the policy that it will be rescued.
+Published experience suggests short corrections: many early in training, fewer later. If corrections always last to the end
+of an episode, the policy learns to rely on them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dovetail.core.types import Array
 
 __all__ = ["Hint", "hint_for"]
 
-_LOOK_S = 3.0
+_WINDOW_S = 3.0
 _STILL_M, _STILL_RAD = 0.01, 0.05
 _SATURATED = 0.8
 _LONG = 1.5
@@ -25,35 +25,37 @@ _LONG = 1.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
     text: str
-    seconds: float  # to take over for
+    seconds: float  # suggested length of the takeover
 
 
 def hint_for(board: Board, robot: RobotSpec, *, usual_steps: float | None) -> Hint | None:
-    """None: let it go on. `usual_steps`: how long an episode that succeeds usually lasts, where that is known."""
+    """None if no help is needed. `usual_steps` is the usual length of a successful episode, if known."""
     end, first = board.num_stepped, board.first
-    num_wanted = min(round(_LOOK_S * robot.control_hz), board.layout.num_rows // 2)
-    if end - first < num_wanted:
+    num_rows = min(round(_WINDOW_S * robot.control_hz), board.layout.num_rows // 2)
+    if end - first < num_rows:
         return None
-    rows = np.arange(end - num_wanted, end)
-    lately = num_wanted / robot.control_hz
+    rows = np.arange(end - num_rows, end)
+    window_s = num_rows / robot.control_hz
     if _is_still(board, rows):
-        return Hint(text=f"it has not got anywhere for {lately:.0f} s: show it the next bit", seconds=2.0)
+        return Hint(text=f"no progress for {window_s:.0f} s: demonstrate the next part", seconds=2.0)
     proposed = board.recent("proposed", rows)
     assert proposed is not None
     arm = [axis for axis in range(proposed.shape[1]) if "gripper" not in _name(robot, axis)]
     saturated = robot.action.at_limits(proposed)[:, arm].any(axis=1).mean()
     if saturated >= _SATURATED:
-        return Hint(text=f"it has pushed as hard as it may for {lately:.0f} s: ease it off", seconds=1.0)
+        return Hint(
+            text=f"its actions are at their limit for {window_s:.0f} s: move it away from there", seconds=1.0
+        )
     if usual_steps and end - first > _LONG * usual_steps:
         usual_s = usual_steps / robot.control_hz
         return Hint(
-            text=f"it takes longer than the {usual_s:.0f} s that usually do: help it over this", seconds=2.0
+            text=f"this episode is longer than the usual {usual_s:.0f} s: help with this part", seconds=2.0
         )
     return None
 
 
 def _is_still(board: Board, rows: Array) -> bool:
-    """Whether the end effector stayed within a small ball; where its pose is not known, there is no telling."""
+    """Whether the end effector stayed in place. False if the robot does not report its pose."""
     pose = board.recent("ee_pose", rows)
     if pose is None:
         return False

@@ -1,12 +1,12 @@
-"""The link of a running run to the outside: what others may see of it, and where they may say something.
+"""Shared memory through which consoles see a run, and through which one of them sends messages to the robot.
 
-    RUN/live.json    who runs (process, start, boot), and the descriptors under which that process holds
-      board          what the control loop sees and does, tick by tick: read only
-      bulletin       the rest, ten times a second at most: phase, episode, fault, figures
-      mailbox        what a person says to the robot: written by one console
+    RUN/live.json    the run's process (id, start time, boot) and its descriptors of
+      board          observations and actions of the control loop, tick by tick; read-only
+      status         the rest, at most ten times per second: phase, episode, fault, figures
+      mailbox        messages to the robot; one console writes them
 
-Another process of the same user attaches through /proc/PID/fd: see `live_view`. Nothing is left when the run's process
-ends, however it ends; a `live.json` that a killed one left is told by its process id, start time and boot.
+Another process of the same user attaches through /proc/PID/fd, see `view`. The memory ends with the run's process. A
+`live.json` that a killed run left is recognized by its process id, start time and boot.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from dovetail.core.disk import write_atomic
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event
 from dovetail.human.mailbox import Mailbox
-from dovetail.processes.shared_memory import Bulletin, mapped, nameless_memory
+from dovetail.processes.shared_memory import SharedJson, anonymous_memory, map_memory
 
 __all__ = ["LIVE_JSON", "LiveLink", "process_started"]
 
 LIVE_JSON = "live.json"
-VERSION = 1
+VERSION = 2
 _WRITE_S = 0.1
-_ATTENDED_NS = 3 * NS_PER_S  # a console says that it is there at least once a second
-_LOOK_S = 0.02
-_MOST_OF_ALL = ("run", "phase", "episode", "fault")
+_ATTENDED_NS = 3 * NS_PER_S  # a console reports its presence at least once per second
+_POLL_S = 0.02
+_ESSENTIAL = ("run", "phase", "episode", "fault")
 
 
 def process_started(pid: int) -> int | None:
-    """When a process started, in ticks since boot: with its id, it names a process for good. None: there is none."""
+    """Start time of a process in ticks since boot, None if it has ended. With the process id it is unique."""
     try:
         after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
@@ -47,10 +47,10 @@ def process_started(pid: int) -> int | None:
 
 
 class LiveLink:
-    """The run's side. `open()` shows it; whoever acts then shares its board, and tells what is going on.
+    """The run's side. After `open()`, consoles can attach.
 
-    `waits`: after a fault the run waits for somebody to acknowledge it, whether or not somebody is there at the moment.
-    `announce` says a line to whoever sits at the run's own terminal.
+    `waits`: after a fault the run waits for an acknowledgement even if no console is open. `announce` prints a line in
+    the run's own terminal.
     """
 
     def __init__(
@@ -66,22 +66,22 @@ class LiveLink:
         self._waits, self._announce = waits, announce
         self._mailbox: Mailbox | None = None
         self._board: dict[str, Any] | None = None
-        self._num_boards = 0  # a new one may look like the old: same layout, same descriptor
+        self._num_boards = 0  # a new board may have the same layout and descriptor
         self._descriptors: dict[str, int] = {}
-        self._facts: dict[str, Any] = {}
+        self._status: dict[str, Any] = {}
         self._ended = threading.Event()
-        self._seen_to = threading.Event()
+        self._acknowledged = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
         num_axes = self._robot.action.shape[0]
         num_bytes = Mailbox.num_bytes(num_axes)
-        self._descriptors["mailbox"] = nameless_memory(num_bytes, name="dovetail-mailbox")
-        self._descriptors["bulletin"] = nameless_memory(Bulletin.NUM_BYTES, name="dovetail-bulletin")
-        self._mailbox = Mailbox(num_axes, mapped(self._descriptors["mailbox"], num_bytes))
-        self._bulletin = Bulletin(mapped(self._descriptors["bulletin"], Bulletin.NUM_BYTES))
-        self._show()
-        self._thread = threading.Thread(target=self._write, name="live", daemon=True)
+        self._descriptors["mailbox"] = anonymous_memory(num_bytes, name="dovetail-mailbox")
+        self._descriptors["status"] = anonymous_memory(SharedJson.NUM_BYTES, name="dovetail-status")
+        self._mailbox = Mailbox(num_axes, map_memory(self._descriptors["mailbox"], num_bytes))
+        self._shared_status = SharedJson(map_memory(self._descriptors["status"], SharedJson.NUM_BYTES))
+        self._write_file()
+        self._thread = threading.Thread(target=self._write_status, name="live", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -100,38 +100,38 @@ class LiveLink:
 
     @property
     def mailbox(self) -> Mailbox:
-        assert self._mailbox is not None, "open() comes first"
+        assert self._mailbox is not None, "call open() first"
         return self._mailbox
 
     @property
     def mailbox_descriptor(self) -> int:
         return self._descriptors["mailbox"]
 
-    # ---- what is shown
+    # ---- what consoles see
 
     def share_board(self, layout: BoardLayout) -> memoryview:
-        """Memory for a board that others may see."""
-        descriptor = nameless_memory(layout.num_bytes)
-        memory = mapped(descriptor, layout.num_bytes)
+        """Memory for a board that consoles can read."""
+        descriptor = anonymous_memory(layout.num_bytes)
+        memory = map_memory(descriptor, layout.num_bytes)
         self.show_board(descriptor, layout)
         os.close(descriptor)
         return memory
 
     def show_board(self, descriptor: int, layout: BoardLayout) -> None:
-        """From now on this board is the one that is acted on."""
+        """The control loop uses this board from now on."""
         if "board" in self._descriptors:
             os.close(self._descriptors["board"])
         self._descriptors["board"] = os.dup(descriptor)
         self._board = layout.to_json()
         self._num_boards += 1
-        self._show()
+        self._write_file()
 
-    def tell(self, **facts: Any) -> None:
-        """Plain values, for whoever watches; the newest of each name is shown, a moment later."""
-        self._facts = {**self._facts, **facts}  # never changed in place: another thread writes it down
+    def update(self, **values: Any) -> None:
+        """Set plain values of the status. Consoles see them within 0.1 s."""
+        self._status = {**self._status, **values}  # a new dict, because another thread writes it to shared memory
 
-    def _show(self) -> None:
-        facts = {
+    def _write_file(self) -> None:
+        values = {
             "version": VERSION,
             "pid": os.getpid(),
             "started": process_started(os.getpid()),
@@ -141,36 +141,36 @@ class LiveLink:
             "board": self._board,
             "num_boards": self._num_boards,
         }
-        write_atomic(self._path, json.dumps(facts).encode())
+        write_atomic(self._path, json.dumps(values).encode())
 
-    def _write(self) -> None:
+    def _write_status(self) -> None:
         written: Mapping[str, Any] | None = None
         while not self._ended.wait(_WRITE_S):
-            facts = self._facts
-            if facts is not written:
+            status = self._status
+            if status is not written:
                 try:
-                    self._bulletin.write(facts)
-                except ValueError:  # too much of it: what a person must know goes first
-                    self._bulletin.write({name: facts[name] for name in _MOST_OF_ALL if name in facts})
-                written = facts
+                    self._shared_status.write(status)
+                except ValueError:  # too long
+                    self._shared_status.write({name: status[name] for name in _ESSENTIAL if name in status})
+                written = status
 
-    # ---- what is heard
+    # ---- what consoles send
 
     @property
     def attended(self) -> bool:
-        """Whether a console is there."""
-        heard_ns = self.mailbox.writer_ns
-        return heard_ns > 0 and time.monotonic_ns() - heard_ns < _ATTENDED_NS
+        """Whether a console is open."""
+        seen_ns = self.mailbox.writer_ns
+        return seen_ns > 0 and time.monotonic_ns() - seen_ns < _ATTENDED_NS
 
     @property
-    def stop_asked(self) -> bool:
-        """Whether somebody wants the run to end."""
+    def stop_requested(self) -> bool:
+        """Whether a console has asked the run to end."""
         return self.mailbox.newest(Event.STOP) > 0
 
     @property
     def fault(self) -> str | None:
-        """What is waited for somebody to acknowledge."""
-        fault: str | None = self._facts.get("fault")
+        """The fault that waits for an acknowledgement."""
+        fault: str | None = self._status.get("fault")
         return fault
 
     @property
@@ -178,26 +178,27 @@ class LiveLink:
         return self._waits or self.attended
 
     def acknowledge(self) -> None:
-        """Somebody has seen to it, and says so elsewhere than in a console; an emergency stop is taken back where it was."""
-        self._seen_to.set()
+        """Acknowledge the fault from outside a console. Only a console can release its emergency stop."""
+        self._acknowledged.set()
 
     def await_acknowledgement(self, fault: str, *, should_stop: Callable[[], bool]) -> bool:
-        """The arm stands still until a person has seen the fault; False if the run is to end instead."""
+        """Wait until a person has acknowledged the fault; False if the run is to end instead. The arm does not move."""
         emergency = self.mailbox.newest(Event.EMERGENCY)
-        # said before the fault was shown, an acknowledgement is of something else; unless it answers an emergency stop.
-        # One by somebody who is not the writer has no number of its own: the next thing that is said has the same
-        first = emergency if self.mailbox.emergency else self.mailbox.num_said + 1
-        self._announce(f"stopped: {fault}. It waits for an acknowledgement in the console (Ctrl-C ends the run)")
-        self._seen_to.clear()
-        self.tell(fault=fault)
+        # An acknowledgement from before the fault does not count, unless it follows an emergency stop.
+        first = emergency if self.mailbox.emergency else self.mailbox.num_events_posted + 1
+        self._announce(
+            f"stopped: {fault}. Acknowledge it in the console to continue, or press Ctrl-C to end the run"
+        )
+        self._acknowledged.clear()
+        self.update(fault=fault)
         try:
             while self.mailbox.emergency or not (
-                self._seen_to.is_set() or self.mailbox.newest(Event.ACKNOWLEDGE) >= first
+                self._acknowledged.is_set() or self.mailbox.newest(Event.ACKNOWLEDGE) >= first
             ):
                 if should_stop():
                     return False
-                time.sleep(_LOOK_S)
+                time.sleep(_POLL_S)
         finally:
-            self.tell(fault=None)
-        self._announce("acknowledged: going on")
+            self.update(fault=None)
+        self._announce("acknowledged, continuing")
         return True

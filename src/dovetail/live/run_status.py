@@ -1,4 +1,4 @@
-"""What a run's own process knows, for whoever watches: figures, what is being done, the coach's advice."""
+"""The run's status for consoles: phase, figures, the coach's advice."""
 
 from __future__ import annotations
 
@@ -9,34 +9,34 @@ from typing import Any
 
 from dovetail.live.link import LiveLink
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.status import RunStatus, Watcher
+from dovetail.runs.status import RunStatus, StatusListener
 
-__all__ = ["figures", "tell_also"]
+__all__ = ["figures", "with_live_link"]
 
-_EVERY_S = 0.1
-_CURVE = 100  # the newest episodes of each curve
-_MOST_ADVICE = 5
+_PERIOD_S = 0.1
+_NUM_EPISODES = 100  # of each curve
+_MAX_ADVICE = 5
 
 
-def tell_also(watch: Watcher, link: LiveLink, folder: RunFolder) -> Watcher:
-    """Whoever watched before, and the link."""
-    link.tell(run=folder.path.name, task=folder.config.task.type if folder.config.task else "")
-    link.tell(mode=folder.config.actor.type)
-    told_s, phase = 0.0, ""
+def with_live_link(listener: StatusListener, link: LiveLink, folder: RunFolder) -> StatusListener:
+    """A listener that also writes the status to the link."""
+    link.update(run=folder.path.name, task=folder.config.task.type if folder.config.task else "")
+    link.update(mode=folder.config.actor.type)
+    updated_s, phase = 0.0, ""
 
-    def told(status: RunStatus) -> None:
-        nonlocal told_s, phase
-        watch(status)
+    def listen(status: RunStatus) -> None:
+        nonlocal updated_s, phase
+        listener(status)
         now_s = time.monotonic()
-        if now_s - told_s >= _EVERY_S or status.phase != phase:
-            told_s, phase = now_s, status.phase
-            link.tell(**figures(status, folder))
+        if now_s - updated_s >= _PERIOD_S or status.phase != phase:
+            updated_s, phase = now_s, status.phase
+            link.update(**figures(status, folder))
 
-    return told
+    return listen
 
 
 def figures(status: RunStatus, folder: RunFolder) -> dict[str, Any]:
-    """All of it, as plain values."""
+    """The status as plain values."""
     return {
         **_newest_weights(folder),
         "phase": status.phase,
@@ -51,21 +51,21 @@ def figures(status: RunStatus, folder: RunFolder) -> dict[str, Any]:
         "success": _known(status.recent_success),
         "return": [round(value, 4) for value in _known(status.recent_return)],
         "waiting": dict(status.waiting),
-        "human_share": [round(value, 3) for value in list(status.recent_human)[-_CURVE:]],
+        "human_share": [round(value, 3) for value in list(status.recent_human)[-_NUM_EPISODES:]],
         "usual_steps": status.usual_steps,
         "rates": {name: rate.to_json() for name, rate in list(status.rates.items())[-10:]},
         "telemetry": {name: round(value, 3) for name, value in status.telemetry.items()},
-        "advice": [advice.to_json() for advice in status.advice[:_MOST_ADVICE]],
+        "advice": [advice.to_json() for advice in status.advice[:_MAX_ADVICE]],
     }
 
 
 def _known(values: Iterable[float]) -> list[float]:
-    """Without those of which the labels are still to come."""
-    return [value for value in values if not math.isnan(value)][-_CURVE:]
+    """Without the episodes whose labels are still missing."""
+    return [value for value in values if not math.isnan(value)][-_NUM_EPISODES:]
 
 
 def _newest_weights(folder: RunFolder) -> dict[str, Any]:
-    """When something was last published."""
+    """When weights were last published."""
     try:
         return {"weights_unix_s": folder.weights.stat().st_mtime}
     except OSError:

@@ -1,13 +1,13 @@
-"""A running run, seen from another process: what the robot sees, who is in control, and how well the loop keeps time.
+"""A live run, seen from another process: observations, who controls the robot, and the timing of the control loop.
 
-    view = LiveView.attach(Path("runs/first-try"))     # raises NotLive, in one line, where nothing runs
+    view = LiveView.attach(Path("runs/first-try"))     # raises NotLive if no run is active there
     while view.alive:
-        view.refresh()                                 # the board may be another one by now
-        state, picture = view.state(), view.frame("front")
-        view.writer.beat()                             # a console is there
+        view.refresh()                                 # the run may use another board now
+        state, image = view.state(), view.frame("front")
+        view.writer.beat()                             # reports that a console is open
     view.close()
 
-Reads only, but for `writer`, and waits for nobody. One thread at a time: filming holds a GL context.
+Only `writer` writes. No call blocks. Use it from one thread at a time, because rendering holds a GL context.
 """
 
 from __future__ import annotations
@@ -28,52 +28,52 @@ from dovetail.core.types import Array, Source
 from dovetail.human.mailbox import Control, Mailbox, MailboxWriter
 from dovetail.live.help_hints import Hint, hint_for
 from dovetail.live.link import LIVE_JSON, VERSION, process_started
-from dovetail.live.rendering import LiveFilm
-from dovetail.processes.shared_memory import Bulletin, attach
+from dovetail.live.rendering import LiveRenderer
+from dovetail.processes.shared_memory import SharedJson, attach_memory
 
 __all__ = ["LiveState", "LiveView", "NotLive"]
 
-_BROKEN = (OSError, KeyError, TypeError, ValueError)
-_IDLE_S = 1.0  # without a tick for so long, the robot is between episodes
+_READ_ERRORS = (OSError, KeyError, TypeError, ValueError)
+_IDLE_S = 1.0  # after this time without a tick, the robot is between episodes
 
 
 class NotLive(FailureError):
-    """Nothing runs in that folder now."""
+    """No run is active in that folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveState:
-    """All plain values: ready for JSON."""
+    """Plain values, ready for JSON."""
 
-    control: str  # policy, human, holding, paused, fault, or idle between episodes
-    reason: str  # why it holds, is paused or stopped; empty otherwise
-    may_drive: bool  # nobody helps in an evaluation
-    driver: int  # the session that drives; 0: none
+    control: str  # policy, human, holding, paused, fault, or idle (between episodes)
+    reason: str  # of holding, pause or fault; empty otherwise
+    may_drive: bool  # False in an evaluation
+    driver: int  # id of the session that drives; 0: none
     episode: dict[str, Any]  # id, purpose, number; empty before the first
     step: int
     prompt: str
-    values: dict[str, list[float]]  # what the robot feels: joints, pose, gripper
-    executed: list[float]  # the last action, as it was executed
-    health: dict[str, float]  # ticks, overruns, late_ms, worst_late_ms, thinking_ms
-    policy_version: int  # that decided last
+    values: dict[str, list[float]]  # of the observation, without images: joints, pose, gripper
+    executed: list[float]  # the last action that was executed
+    health: dict[str, float]  # ticks, overruns, late_ms, worst_late_ms, inference_ms
+    policy_version: int  # of the last action
     weights_age_s: float | None  # since the newest weights were published; None: none yet
-    mode: str  # how it acts: sequential, rtc...
+    mode: str  # of the actor: sequential, rtc...
     hint: Hint | None
-    facts: dict[str, Any] = field(default_factory=dict)  # of the run: phase, figures, the coach's advice
+    facts: dict[str, Any] = field(default_factory=dict)  # status of the run: phase, figures, the coach's advice
 
 
 class LiveView:
-    """See above."""
+    """See the module's docstring."""
 
     def __init__(self, folder: Path, link: dict[str, Any]) -> None:
         self._folder, self._link = folder, link
         self._pid = int(link["pid"])
         self.robot = RobotSpec.from_json(link["robot"])
-        self._film = LiveFilm(folder)
+        self._renderer = LiveRenderer(folder)
         descriptors, num_axes = link["descriptors"], self.robot.action.shape[0]
-        memory = attach(self._pid, descriptors["mailbox"], Mailbox.num_bytes(num_axes), write=True)
+        memory = attach_memory(self._pid, descriptors["mailbox"], Mailbox.num_bytes(num_axes), write=True)
         self.writer = MailboxWriter(Mailbox(num_axes, memory))
-        self._bulletin = Bulletin(attach(self._pid, descriptors["bulletin"], Bulletin.NUM_BYTES))
+        self._status = SharedJson(attach_memory(self._pid, descriptors["status"], SharedJson.NUM_BYTES))
         self._board: Board | None = None
         self._attach_board()
 
@@ -82,47 +82,47 @@ class LiveView:
         link = _read(folder)
         try:
             return LiveView(folder, link)
-        except (DovetailError, *_BROKEN) as error:
-            raise NotLive(f"run {folder} runs, but cannot be watched: {error}") from error
+        except (DovetailError, *_READ_ERRORS) as error:
+            raise NotLive(f"run {folder} is active, but its live data cannot be read: {error}") from error
 
     @property
     def alive(self) -> bool:
-        """Whether the run's process still runs."""
+        """Whether the run's process is alive."""
         return process_started(self._pid) == int(self._link["started"])
 
     def refresh(self) -> None:
-        """Look whether the run acts on another board now. Raises NotLive once the run is over."""
+        """Attach to a new board if the run has one. Raises NotLive after the end of the run."""
         link = _read(self._folder)
         if (link["pid"], link["started"]) != (self._link["pid"], self._link["started"]):
-            raise NotLive(f"run {self._folder} was started anew: attach again")
+            raise NotLive(f"run {self._folder} was restarted: attach again")
         if link != self._link:
             self._link = link
             try:
                 self._attach_board()
-            except _BROKEN as error:
+            except _READ_ERRORS as error:
                 raise NotLive(f"run {self._folder} has just ended: {error}") from error
 
     def _attach_board(self) -> None:
         if self._link["board"] is None:
             return
         layout = BoardLayout.from_json(self._link["board"])
-        self._board = Board(layout, attach(self._pid, self._link["descriptors"]["board"], layout.num_bytes))
+        self._board = Board(layout, attach_memory(self._pid, self._link["descriptors"]["board"], layout.num_bytes))
 
-    # ---- pictures
+    # ---- images
 
     @property
     def num_seen(self) -> int:
-        """How often the robot has looked: pictures may be new when this has changed."""
+        """Number of observations so far. A new image is available only after this has changed."""
         return self._board.num_seen if self._board else 0
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """Those that the robot has; or one that films the simulation from what is recorded of it."""
+        """The robot's cameras; without any, a rendered view of the simulation."""
         cameras = tuple(key for key, spec in self.robot.observation.items() if spec.is_image)
-        return cameras or self._film.cameras
+        return cameras or self._renderer.cameras
 
     def frame(self, camera: str) -> Array | None:
-        """The newest picture, uint8 [H, W, 3], a copy; None if there is none yet."""
+        """The newest image, uint8 [H, W, 3], a copy; None if there is none yet."""
         board = self._board
         if board is None or not board.num_seen:
             return None
@@ -133,20 +133,20 @@ class LiveView:
                 if not board.is_overwritten(row):
                     return frame
             return None
-        # before an episode's first step, its first row: a person who is to begin wants to see what is there
+        # before the first step, the first observation: an operator who is to start needs to see the scene
         row = board.num_stepped - 1 if board.num_stepped > board.first else board.num_seen - 1
-        return self._film.picture(camera, board.extras(row))
+        return self._renderer.image(camera, board.extras(row))
 
     # ---- the rest
 
     def state(self) -> LiveState:
-        facts, board, box = dict(self._bulletin.read()), self._board, self.writer.box
+        facts, board, box = dict(self._status.read()), self._board, self.writer.box
         stepped = board.num_stepped if board else 0
         row = stepped - 1
         idle_s = (time.monotonic_ns() - board.ticked_ns) / NS_PER_S if board and board.ticked_ns else None
         source, policy_version, executed = Source.POLICY, 0, np.zeros(0)
         if board and row >= 0:
-            source, policy_version, executed = board.look(row)
+            source, policy_version, executed = board.action(row)
         control, reason = _control(box, facts, source=source, idle_s=idle_s)
         published_unix_s = facts.pop("weights_unix_s", None)
         values: dict[str, list[float]] = {}
@@ -176,7 +176,7 @@ class LiveView:
         )
 
     def close(self) -> None:
-        self._film.close()
+        self._renderer.close()
         self._board = None
 
 
@@ -189,9 +189,9 @@ def _control(box: Mailbox, facts: dict[str, Any], *, source: Source, idle_s: flo
     if idle_s is None or idle_s > _IDLE_S:
         return "idle", str(facts.get("phase", ""))
     if box.control is Control.HOLDING:
-        return "holding", "whoever drove was lost: take over again, or press start"
+        return "holding", "the driver's connection was lost: take over again, or press start"
     if box.control is Control.PAUSED:
-        return "paused", "press start to go on, or take over"
+        return "paused", "press start to continue, or take over"
     human = box.control is Control.HUMAN or source is Source.HUMAN
     return ("human" if human else "policy"), ""
 
@@ -207,7 +207,7 @@ def _health(board: Board | None) -> dict[str, float]:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    nothing = f"nothing runs in {folder} now: start it with `dovetail run --resume {folder}`"
+    nothing = f"no run is active in {folder}: start it with `dovetail run --resume {folder}`"
     try:
         link: dict[str, Any] = json.loads((folder / LIVE_JSON).read_text())
         alive = link["boot_id"] == boot_id() and process_started(int(link["pid"])) == link["started"]
@@ -217,5 +217,5 @@ def _read(folder: Path) -> dict[str, Any]:
     if not alive:
         raise NotLive(nothing)
     if version != VERSION:
-        raise NotLive(f"run {folder} runs another version of Dovetail: use that one's console")
+        raise NotLive(f"run {folder} uses another version of Dovetail: use the console of that version")
     return link

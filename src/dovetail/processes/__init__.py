@@ -1,1 +1,1 @@
-"""Child processes and the ways to talk to them: start and watch a child, messages, arrays, wake-ups, shared memory."""
+"""Child processes, and the ways to exchange data with them: messages, arrays, wakeup pipes, shared memory."""

@@ -1,125 +1,165 @@
-"""One of a robot host's processes, as its supervisor sees it: asked, waited for, and mourned in one line."""
+"""Child processes: start one, wait for it, describe why it ended, kill it; and the main function of a child.
+
+child = WorkerProcess("the collector", "dovetail.runtime.onpolicy.collector")
+child.channel.send({"seed": 0})
+...
+child.close(timeout_s=2.0)      # killed if it has not ended by then
+"""
 
 from __future__ import annotations
 
 import contextlib
-import json
+import ctypes
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping
-from typing import Any
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import IO, NoReturn
 
-from dovetail.core.errors import FailureError
-from dovetail.processes.channel import Channel, Gone
+from dovetail.core.errors import one_line
+from dovetail.processes.array_channel import ArrayChannel
+from dovetail.processes.channel import Channel, ChannelClosed
 
-__all__ = ["STOP_S", "RoleProcess"]
+__all__ = ["ONE_THREAD", "ChildProcess", "WorkerProcess", "run_child", "run_worker"]
 
-STOP_S = 0.5  # nobody is waited for any longer once the run is to end
-_LOOK_S = 0.02
+ONE_THREAD: Mapping[str, str | None] = MappingProxyType({"OMP_NUM_THREADS": "1"})
+_EXIT_S = 0.5  # a child closes its descriptors this long before it has ended
+_PR_SET_PDEATHSIG = 1
 
 
-class RoleProcess:
-    """Runs `python -m dovetail.robot_host.process_main NAME`, which alone is given the descriptors."""
+class ChildProcess:
+    """`python -m MODULE ARGUMENTS`, in its own process group: Ctrl-C reaches only the parent, which ends its children.
+
+    `title` names it in messages. `environment` changes this process's variables; None removes one. `stdin_pipe` opens a
+    pipe that closes with this process, so that the child can end too. `end_with_parent` has the kernel send SIGTERM then.
+    """
 
     def __init__(
-        self, name: str, descriptors: Mapping[str, int], *, should_stop: Callable[[], bool] = lambda: False
+        self,
+        title: str,
+        module: str,
+        arguments: Sequence[str] = (),
+        *,
+        descriptors: Sequence[int] = (),
+        environment: Mapping[str, str | None] = MappingProxyType({}),
+        stdin_pipe: bool = False,
+        stdout: int | IO[bytes] | None = None,
+        stderr: int | IO[bytes] | None = None,
+        new_session: bool = False,
+        end_with_parent: bool = False,
     ) -> None:
-        self.name = name
-        self.is_ready = False
-        self._should_stop = should_stop
-        self._error: str | None = None  # what it died of, as it said itself
-        self._num_owed = 0  # replies that nobody waits for any more
-        self.channel, theirs = Channel.pair()
-        given = {**descriptors, "channel": theirs.fileno()}
-        try:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "dovetail.robot_host.process_main", name, json.dumps(given)],
-                pass_fds=tuple(given.values()),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                # a group of its own: what a terminal sends to ours (Ctrl-C, Ctrl-Z) must not reach the control loop
-                process_group=0,
-            )
-        finally:
-            theirs.close()
+        self.title = title
+        self.error: str | None = None  # why it ended, if the child sent that
+        variables = {**os.environ, **environment}
+        self.popen: subprocess.Popen[str] = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            pass_fds=tuple(descriptors),
+            env={name: value for name, value in variables.items() if value is not None},
+            stdin=subprocess.PIPE if stdin_pipe else subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            text=True,
+            start_new_session=new_session,
+            process_group=None if new_session else 0,
+            preexec_fn=_request_end_with_parent if end_with_parent else None,
+        )
 
     @property
     def pid(self) -> int:
         return self.popen.pid
 
     @property
-    def is_dead(self) -> bool:
+    def has_ended(self) -> bool:
         return self.popen.poll() is not None
 
     @property
     def was_killed(self) -> bool:
-        """By somebody else: it had nothing to say itself. A crash, of a driver say, is its own doing."""
-        return self.popen.poll() in (-signal.SIGKILL, -signal.SIGTERM) and self._error is None
+        """Whether another process killed it. A crash, for example of a driver, does not count."""
+        return self.popen.poll() in (-signal.SIGKILL, -signal.SIGTERM) and self.error is None
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """What it does not reply to. The dead are told nothing: whoever waits for them will see."""
-        with contextlib.suppress(Gone):
-            self.channel.send(message)
-
-    def ask(self, message: Mapping[str, Any], *, timeout_s: float) -> dict[str, Any]:
-        """Send, and wait for the reply. Raises FailureError, with a reason, where there will be none."""
-        self.tell(message)
-        self._num_owed += 1
-        until_s = time.monotonic() + timeout_s
-        stop_s: float | None = None
-        while self._num_owed:
-            now_s = time.monotonic()
-            if stop_s is None and self._should_stop():
-                stop_s = now_s + STOP_S
-            if now_s > (until_s if stop_s is None else min(until_s, stop_s)):
-                raise FailureError(f"the {self.name} process does not reply")
-            reply = self.next(timeout_s=_LOOK_S)
-            if reply is not None:
-                self._num_owed -= 1
-        assert reply is not None
-        return reply
-
-    def next(self, *, timeout_s: float) -> dict[str, Any] | None:
-        """What it says next, if it does in time. Raises FailureError if it is dying or dead."""
-        try:
-            said = self.channel.receive(timeout_s=timeout_s)
-        except Gone:
-            raise FailureError(self.obituary()) from None
-        if said is not None and "error" in said:
-            self._error = said["error"]
-            raise FailureError(self.obituary())
-        return said
-
-    def obituary(self) -> str:
-        """What it died of, in one line."""
-        with contextlib.suppress(Gone, OSError):
-            while (last := self.channel.receive(timeout_s=0.0)) is not None:
-                self._error = last.get("error", self._error)
+    def wait(self, timeout_s: float) -> bool:
+        """Whether it has ended within that time."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(STOP_S)  # its descriptors close a moment before it is gone
-        code, died = self.popen.poll(), f"the {self.name} process has died"
-        if self._error:
-            return f"{died}: {self._error}"
-        if code is None:
-            return f"the {self.name} process has fallen silent"
-        if code < 0:
-            return f"{died}: killed by {signal.Signals(-code).name}"
-        return f"{died} (exit status {code})"
+            self.popen.wait(max(0.0, timeout_s))
+        return self.has_ended
 
-    def kill(self, why: str) -> None:
-        self._error = self._error or why
+    def exit_reason(self) -> str:
+        """Why it ended, in one line."""
+        self.wait(_EXIT_S)
+        code = self.popen.poll()
+        if self.error:
+            return f"{self.title} has died: {self.error}"
+        if code is None:
+            return f"{self.title} does not respond"
+        if code < 0:
+            return f"{self.title} has died: killed by {signal.Signals(-code).name}"
+        return f"{self.title} has died (exit status {code})"
+
+    def terminate(self) -> None:
+        self.popen.terminate()
+
+    def kill(self, reason: str) -> None:
+        self.error = self.error or reason
         self.popen.kill()
         self.popen.wait()
 
-    def end(self, *, until_s: float) -> bool:
-        """Wait for it to end by itself, or kill it; returns whether it did end by itself."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(max(0.0, until_s - time.monotonic()))
-        ended = self.popen.poll() is not None
+    def close(self, *, timeout_s: float) -> bool:
+        """Wait for it to end, then kill it. Returns whether it ended by itself."""
+        if self.popen.stdin is not None:
+            with contextlib.suppress(OSError):
+                self.popen.stdin.close()
+        ended = self.wait(timeout_s)
         if not ended:
-            self.kill("it did not end when told to")
-        self.channel.close()
+            self.kill("it did not end when asked to, and was killed")
         return ended
+
+
+def _request_end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+class WorkerProcess(ChildProcess):
+    """A child that exchanges arrays with this process. Its module calls `run_worker`."""
+
+    def __init__(self, title: str, module: str) -> None:
+        self.channel, theirs = ArrayChannel.pair()
+        try:
+            number = theirs.fileno()
+            super().__init__(title, module, [str(number)], descriptors=[number], environment=ONE_THREAD)
+        finally:
+            theirs.close()
+
+    def close(self, *, timeout_s: float) -> bool:
+        self.channel.shutdown()
+        return super().close(timeout_s=timeout_s)
+
+
+def run_worker(work: Callable[[ArrayChannel], None]) -> NoReturn:
+    channel = ArrayChannel.from_descriptor(int(sys.argv[1]))
+    run_child(channel, lambda: work(channel))
+
+
+def run_child(channel: Channel | ArrayChannel, work: Callable[[], None]) -> NoReturn:
+    """Do all the work of this child process and end it. An exception is sent to the parent in one line.
+
+    SIGINT and SIGTERM are ignored: the parent decides when a child ends, and a closed channel ends it too.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    status = 0
+    try:
+        work()
+    except ChannelClosed:  # the parent has ended
+        pass
+    except Exception as error:  # a process border: the parent reports it
+        status = 1
+        if os.environ.get("DOVETAIL_DEBUG"):
+            traceback.print_exc()
+        with contextlib.suppress(ChannelClosed):
+            channel.send({"error": one_line(error)})
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # a regular exit frees torch piece by piece, which takes a second

@@ -1,6 +1,6 @@
 """A success classifier that people put right while the run goes on.
 
-`Retraining.look()` is called between episodes and never waits. Once people have judged enough more episodes, and the
+`Retraining.look()` is called between episodes and never waits. Once people have labeled_episode enough more episodes, and the
 classifier did not always agree, a process of its own trains it anew, gently; the new one is taken up if it does better.
 
     python -m dovetail.rewards.retraining RUN FOLDER     that process: says what came of it in one line of JSON
@@ -23,9 +23,10 @@ from dovetail.core.errors import DovetailError, one_line
 from dovetail.labels.human import HUMAN
 from dovetail.labels.learned.classifier import ClassifierConfig, ClassifierLabeler
 from dovetail.labels.store import Cursor, LabelStore
+from dovetail.processes.child import ONE_THREAD, ChildProcess
 from dovetail.runs.folder import RunFolder
 
-__all__ = ["Retraining", "main", "retrain", "retraining_of"]
+__all__ = ["Retraining", "main", "retrain", "make_retraining"]
 
 _EVENT = "classifier retrained"
 
@@ -39,7 +40,7 @@ class Retraining:
         self._cursor: Cursor | None = None
         self._judged: dict[str, bool] = {}  # by people: and whether the classifier had said otherwise
         self._used: set[str] | None = None  # what the newest attempt has learned from
-        self._process: subprocess.Popen[str] | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def under_way(self) -> bool:
@@ -48,7 +49,7 @@ class Retraining:
     def look(self) -> None:
         """Take up what was trained, if it has just been; start another, if there is reason to."""
         if self._process is not None:
-            if self._process.poll() is not None:
+            if self._process.has_ended:
                 self._finish(self._process)
             return
         self._read()
@@ -63,8 +64,8 @@ class Retraining:
     def close(self) -> None:
         """An attempt that is not through is given up: the labels are there, and it begins again with the run."""
         if self._process is not None:
-            self._process.kill()
-            self._process.communicate()
+            self._process.kill("the run has ended")
+            self._process.popen.communicate()
             self._process = None
 
     def _read(self) -> None:
@@ -79,22 +80,22 @@ class Retraining:
             self._judged[episode_id] = bool(machine) and machine[-1] != people[-1].success
 
     def _start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.rewards.retraining", str(self._folder.path), str(self._labeler.path)],
-            stdin=subprocess.PIPE,  # closed when this process ends, however it does: then that one ends too
+        self._process = ChildProcess(
+            "the process that trains the classifier",
+            "dovetail.rewards.retraining",
+            [str(self._folder.path), str(self._labeler.path)],
+            environment=ONE_THREAD,
+            stdin_pipe=True,
             stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            process_group=0,  # Ctrl-C is for the run, which closes it
         )
 
-    def _finish(self, process: subprocess.Popen[str]) -> None:
+    def _finish(self, process: ChildProcess) -> None:
         self._process = None
-        said, _ = process.communicate()
+        said, _ = process.popen.communicate()
         try:
             result: dict[str, Any] = json.loads(said.splitlines()[-1])
         except (ValueError, IndexError):
-            result = {"error": f"the process that trains it has died (exit status {process.returncode})"}
+            result = {"error": process.exit_reason()}
         name = result.pop("name", None)
         if name is not None:
             try:
@@ -104,7 +105,7 @@ class Retraining:
         self._folder.event(_EVENT, taken_up=name is not None, version=self._labeler.version, **result)
 
 
-def retraining_of(folder: RunFolder, labelers: Sequence[Labeler]) -> Retraining | None:
+def make_retraining(folder: RunFolder, labelers: Sequence[Labeler]) -> Retraining | None:
     """For the first of a run's labelers that asks for it; most runs have none."""
     for labeler in labelers:
         if isinstance(labeler, ClassifierLabeler) and labeler.retrain_after is not None:
@@ -120,15 +121,15 @@ def retrain(folder: RunFolder, path: Path) -> dict[str, Any]:
     # imported here: a run loads what it needs to look, and this process the rest
     from dovetail.labels.learned.folder import load_classifier, save_classifier
     from dovetail.labels.learned.training import ends_in_success, train
-    from dovetail.rewards.classifier_training import facts_of, noted_truths
-    from dovetail.rewards.judged_episodes import judged_episodes, truths
+    from dovetail.rewards.classifier_training import facts_of, stored_ground_truths
+    from dovetail.rewards.training_episodes import labeled_episodes, ground_truths
 
     old = load_classifier(path)
     rule = _config(folder)
-    own = truths(folder)
+    own = ground_truths(folder)
     mine = {truth.info.id for truth in own}
-    found = [truth for truth in noted_truths(old.facts) if truth.info.id not in mine] + own
-    episodes, robot = judged_episodes(found, old.config)
+    found = [truth for truth in stored_ground_truths(old.facts) if truth.info.id not in mine] + own
+    episodes, robot = labeled_episodes(found, old.config)
     trained = train(episodes, old.config, robot=robot, start=old.net)
 
     def errors(places: Sequence[int], *, newer: bool) -> int:
@@ -177,7 +178,7 @@ def main(arguments: Sequence[str]) -> int:
     os.nice(10)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    threading.Thread(target=_outlive_nobody, daemon=True).start()
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
     run, path = map(Path, arguments)
     try:
         result = retrain(RunFolder.open(run), path)
@@ -189,7 +190,7 @@ def main(arguments: Sequence[str]) -> int:
     return 1 if "error" in result else 0
 
 
-def _outlive_nobody() -> None:
+def _exit_with_parent() -> None:
     sys.stdin.read()
     os._exit(1)
 

@@ -1,1 +1,1 @@
-"""The processes of one robot: control, inference and recorder, the supervisor that starts them, and the actors built on it."""
+"""The processes of one robot (control, inference, recorder), their supervisor, and actors that use it."""

@@ -1,39 +1,39 @@
-"""A robot with somebody watching: an emergency stop is an alarm, and after a fault the run waits for them."""
+"""A robot with a console: the emergency stop of the console stops it, and after a fault the run waits for a person."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dovetail.actor.control import EMERGENCY, Watch
+from dovetail.actor.control import EMERGENCY, HealthCheck
 from dovetail.core.contracts import Actor
 from dovetail.core.errors import RobotFault
 from dovetail.core.types import Episode, EpisodeOrder, WeightSnapshot
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.link import LiveLink
 
-__all__ = ["AttendedActor", "DeskWatch"]
+__all__ = ["AttendedActor", "EmergencyStopCheck"]
 
 
-class DeskWatch(Watch):
-    """What else is watched over, and the emergency stop of whoever sits at the desk: an alarm until acknowledged."""
+class EmergencyStopCheck(HealthCheck):
+    """Adds the console's emergency stop to another health check. It stops the robot until it is acknowledged."""
 
-    def __init__(self, box: Mailbox, inner: Watch | None = None) -> None:
-        self._box, self._inner = box, inner or Watch()
+    def __init__(self, box: Mailbox, inner: HealthCheck | None = None) -> None:
+        self._box, self._inner = box, inner or HealthCheck()
 
-    def worry(self) -> str | None:
-        return self._inner.worry()
+    def hold_reason(self) -> str | None:
+        return self._inner.hold_reason()
 
-    def alarm(self) -> str | None:
-        return EMERGENCY if self._box.emergency else self._inner.alarm()
+    def stop_reason(self) -> str | None:
+        return EMERGENCY if self._box.emergency else self._inner.stop_reason()
 
 
 class AttendedActor:
-    """See the Actor contract. Without a console, and where nobody asked for one, a fault ends the run as ever."""
+    """See the Actor contract. After a fault it waits for an acknowledgement if `link.waits`; otherwise the run ends."""
 
     def __init__(self, inner: Actor, link: LiveLink, *, should_stop: Callable[[], bool]) -> None:
         self._inner, self._link, self._should_stop = inner, link, should_stop
         self._stopped = False
-        self.was_acknowledged = False  # what cut the last episode short
+        self.was_acknowledged = False  # whether a person acknowledged the fault of the last episode
 
     @property
     def stopped(self) -> bool:
@@ -45,10 +45,11 @@ class AttendedActor:
 
     def run(self, order: EpisodeOrder) -> Episode | None:
         self._stopped = self.was_acknowledged = False
-        if self._link.mailbox.emergency and not self._waited_for(EMERGENCY):  # pressed between two episodes
+        if self._link.mailbox.emergency and not self._wait_for_acknowledgement(
+            EMERGENCY
+        ):  # pressed between two episodes
             return None
-        facts = {"id": order.id, "purpose": order.purpose.value, "number": order.index + 1}
-        self._link.tell(episode=facts)
+        self._link.update(episode={"id": order.id, "purpose": order.purpose.value, "number": order.index + 1})
         episode: Episode | None = None
         try:
             episode = self._inner.run(order)
@@ -58,7 +59,7 @@ class AttendedActor:
                 raise
             fault = str(error)
         if fault is not None and not self.stopped and self._link.waits:
-            self._waited_for(fault)
+            self._wait_for_acknowledgement(fault)
         return episode
 
     def load(self, snapshot: WeightSnapshot) -> None:
@@ -73,8 +74,8 @@ class AttendedActor:
     def close(self) -> None:
         self._inner.close()
 
-    def _waited_for(self, fault: str) -> bool:
-        """Until it was acknowledged; False if the run is to end instead."""
+    def _wait_for_acknowledgement(self, fault: str) -> bool:
+        """False if the run is to end instead."""
         if self._link.await_acknowledgement(fault, should_stop=self._should_stop):
             self._inner.acknowledge()
             self.was_acknowledged = True

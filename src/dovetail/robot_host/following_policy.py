@@ -1,4 +1,4 @@
-"""A policy that follows published weights while it acts, and never lets a question wait for a load."""
+"""A policy that loads newly published weights while it acts. Loading never delays an action."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ POLL_S = 0.5
 
 
 class FollowingPolicy:
-    """Two policies of one make: one acts, newer weights are loaded into the other, then they change places.
+    """Two equal policies: one acts while newer weights are loaded into the other, then the two are swapped.
 
-    Any thread may ask; questions are answered one after another. `with` it, a thread looks for new versions in
-    `store`, and tells of them; without a store it stays with the weights it was given. Weights that cannot be loaded,
-    or that hold NaN, are complained of once, and the old ones go on.
+    Any thread may call `act`; calls run one after another. Inside `with`, a thread polls `store` for new versions;
+    without a store the weights never change. Weights that do not load, or contain NaN, are reported once to
+    `on_problem`, and the current weights stay in use.
     """
 
     def __init__(
@@ -33,33 +33,33 @@ class FollowingPolicy:
         snapshot: WeightSnapshot | None = None,
         *,
         store: WeightStore | None = None,
-        tell: Callable[[str], None] = lambda line: None,
-        complain: Callable[[str], None] | None = None,
+        log: Callable[[str], None] = lambda line: None,
+        on_problem: Callable[[str], None] | None = None,
     ) -> None:
         self._acting = make()
         self._spare = make() if store is not None else None
-        self._store, self._tell, self._complain = store, tell, complain or tell
+        self._store, self._log, self._on_problem = store, log, on_problem or log
         if snapshot is not None:
             _load(self._acting, snapshot)
         self.warmup()
         self._seen = snapshot.version if snapshot is not None else 0
         self._problem = ""
         self._num_swaps, self._load_s, self._swap_s = 0, 0.0, 0.0
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()  # held while one of the policies acts
         self._ended = threading.Event()
-        self.following = True  # while false, what it was given last stays, whatever is published
-        self._follower = threading.Thread(target=self._follow, name="weights", daemon=True)
+        self.following = True  # False: ignore newly published weights
+        self._thread = threading.Thread(target=self._follow, name="weights", daemon=True)
 
     @property
     def spec(self) -> PolicySpec:
         return self._acting.spec
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
-        with self._turn:
+        with self._lock:
             return self._acting.act(observations, context)
 
     def reset(self) -> None:
-        with self._turn:
+        with self._lock:
             self._acting.reset()
 
     def warmup(self) -> None:
@@ -68,25 +68,25 @@ class FollowingPolicy:
             self._spare.warmup()
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        """Act with these, whatever the store has; it is followed on from there."""
-        with self._turn:
+        """Act with these weights until the store has newer ones."""
+        with self._lock:
             _load(self._acting, snapshot)
             self._seen = max(self._seen, snapshot.version)
 
     def refresh(self) -> bool:
-        """Take up the newest weights, if there are newer ones; for one thread only."""
+        """Load the newest weights if they are newer. Only one thread may call this."""
         if self._store is None or self._spare is None:
             return False
         began_s = time.perf_counter()
         snapshot = self._store.latest(newer_than=self._seen)
         if snapshot is None:
             return False
-        self._seen = snapshot.version  # also of weights that are refused: they will not get better
-        with self._turn:
-            pass  # whoever was still acting with what is now the spare has finished
+        self._seen = snapshot.version  # also if they are refused: a second try would fail too
+        with self._lock:
+            pass  # wait for a call that still uses the policy that is now spare
         _load(self._spare, snapshot)
         loaded_s = time.perf_counter()
-        with self._turn:
+        with self._lock:
             taken_s = time.perf_counter()
             self._acting, self._spare = self._spare, self._acting
             self._swap_s = max(self._swap_s, time.perf_counter() - taken_s)
@@ -94,8 +94,8 @@ class FollowingPolicy:
         self._num_swaps += 1
         return True
 
-    def report(self) -> dict[str, float]:
-        """How often weights were taken up, how long that took at most, and how long it kept a question waiting."""
+    def telemetry(self) -> dict[str, float]:
+        """Number of weight updates, the longest load, and the longest delay of an action by a swap."""
         return {
             "weights_swaps": float(self._num_swaps),
             "weights_load_max_ms": 1e3 * self._load_s,
@@ -104,15 +104,15 @@ class FollowingPolicy:
 
     def __enter__(self) -> FollowingPolicy:
         if self._store is not None:
-            self._follower.start()
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
-        if self._follower.is_alive():
-            self._follower.join(POLL_S)
+        if self._thread.is_alive():
+            self._thread.join(POLL_S)
 
     def _follow(self) -> None:
         while not self._ended.wait(POLL_S):
@@ -120,12 +120,12 @@ class FollowingPolicy:
                 continue
             try:
                 if self.refresh():
-                    self._tell(f"weights version {self._seen}")
+                    self._log(f"weights version {self._seen}")
                 self._problem = ""
-            except Exception as error:  # whatever is wrong with new weights, the old ones go on
-                problem = " ".join(f"{error}".split()) or type(error).__name__
+            except Exception as error:  # a thread border: the current weights stay in use
+                problem = " ".join(str(error).split()) or type(error).__name__
                 if problem != self._problem:
-                    self._complain(f"kept the weights it has: {problem}")
+                    self._on_problem(f"new weights were not loaded: {problem}")
                 self._problem = problem
 
 

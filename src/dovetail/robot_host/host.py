@@ -1,11 +1,11 @@
-"""An actor in processes, as a real arm wants it: control, inference and recorder, sharing memory; this supervises.
+"""An actor for real arms: processes for control, inference and recording share memory, and this module supervises them.
 
-    supervisor ──orders──▶ control ◀──chunk── inference        recorder ──▶ spool
+    supervisor ──settings─▶ control ◀──chunk── inference        recorder ──▶ spool
         │ heartbeat          │ observations ──▶ │                 ▲
-        └────────────────────┴──── one mapping, without a name ───┘
+        └────────────────────┴──── anonymous shared memory ───┘
 
-The memory has no name, so nothing is left behind whoever is killed. Everybody sees a death as an end of file: control
-then holds and stops the arm, inference and recorder end.
+Nothing remains of the memory after a kill, because it has no name. Each process notices the end of another as the end
+of a pipe: control then stops the arm; inference and recorder end.
 """
 
 from __future__ import annotations
@@ -22,66 +22,66 @@ from typing import Any
 
 from dovetail.actor.actors import ActorConfig, board_layout, make_start
 from dovetail.actor.board import Board
-from dovetail.actor.modes import Mode
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors
+from dovetail.core.abilities import HasMode
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import DovetailError, FailureError, RobotFault, StoreError, one_line
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
 from dovetail.live.link import LiveLink
-from dovetail.processes.child import STOP_S, RoleProcess
-from dovetail.processes.shared_memory import mapped, nameless_memory
-from dovetail.processes.wakeup import bell
-from dovetail.rewards.early_success import Onlooker, Ruling
+from dovetail.processes.shared_memory import anonymous_memory, map_memory
+from dovetail.rewards.early_success import BoardSuccessDetector, SuccessDetection
+from dovetail.robot_host.host_process import STOP_S, HostProcess
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["RobotHost"]
 
-_START_S = 120.0  # a large policy takes its time
+_START_S = 120.0  # a large policy loads slowly
 _REPLY_S = 60.0
-_LOOK_S = 0.02
+_POLL_S = 0.02
 
 
 class RobotHost:
-    """See the Actor contract. Processes start with the first episode, or with `start()`."""
+    """See the Actor contract. The first episode, or `start()`, starts the processes."""
 
     def __init__(
         self,
         config: RunConfig,
         *,
-        cell: Workcell,
+        workcell: Workcell,
         policy: PolicySpec,
         spool: Path | None = None,
         weights: Path | None = None,
-        parts: Path | None = None,
+        components: Path | None = None,
         should_stop: Callable[[], bool] = lambda: False,
         link: LiveLink | None = None,
-        ruling: Ruling | None = None,
-        holds: int | None = None,
+        success_detection: SuccessDetection | None = None,
+        lock_descriptor: int | None = None,
     ) -> None:
-        """`holds` is a locked file's descriptor that the control process shares: while it lives, the lock does."""
+        """`lock_descriptor` belongs to a locked file. The control process inherits it, so the lock lasts as long."""
         assert isinstance(config.actor.config, ActorConfig)
-        mode: Mode = getattr(resolve("actor", config.actor.type), "mode")  # noqa: B009
-        mode.check(policy)  # refused before anything starts
-        self._config, self._actor, self._cell, self._policy = config, config.actor.config, cell, policy
-        self._scratch = tempfile.TemporaryDirectory(prefix="dovetail-host-")
-        self._spool = Spool((spool or Path(self._scratch.name) / "spool").absolute())
-        self._forget_episodes = spool is None  # nobody else would
-        self._weights = weights.absolute() if weights else None  # where the run publishes them
-        self._parts = parts.absolute() if parts else None  # where it keeps what its policy started from
-        self._should_stop, self._link, self._holds = should_stop, link, holds
-        self._ruling = ruling  # who ends an episode of practice that has succeeded
-        self._processes: dict[str, RoleProcess] = {}
+        plugin = resolve("actor", config.actor.type)
+        assert isinstance(plugin, HasMode)
+        plugin.mode.check(policy)  # before a process starts
+        self._config, self._actor, self._workcell, self._policy = config, config.actor.config, workcell, policy
+        self._temp_folder = tempfile.TemporaryDirectory(prefix="dovetail-host-")
+        self._spool = Spool((spool or Path(self._temp_folder.name) / "spool").absolute())
+        self._delete_episodes = spool is None
+        self._weights = weights.absolute() if weights else None  # where the run publishes weights
+        self._components = components.absolute() if components else None  # the initial components of the policy
+        self._should_stop, self._link, self._lock_descriptor = should_stop, link, lock_descriptor
+        self._ruling = success_detection  # ends an online episode that has succeeded
+        self._processes: dict[str, HostProcess] = {}
         self._board: Board | None = None
-        self._heart: threading.Thread | None = None
+        self._heartbeat: threading.Thread | None = None
         self._stopped = False
         self._telemetry: Mapping[str, float] = {}
         self._snapshot: WeightSnapshot | None = None
-        self._killed: str | None = None  # before all were ready
+        self._killed_at_start: str | None = None
         self.fault: str | None = None
 
     @property
@@ -94,9 +94,11 @@ class RobotHost:
         return {name: process.pid for name, process in self._processes.items()}
 
     @property
-    def killed(self) -> str | None:
-        """Which process somebody else has killed, since the last fault was acknowledged."""
-        return self._killed or next((one.name for one in self._processes.values() if one.was_killed), None)
+    def killed_process(self) -> str | None:
+        """Name of a process that another process killed since the last acknowledged fault."""
+        return self._killed_at_start or next(
+            (one.name for one in self._processes.values() if one.was_killed), None
+        )
 
     def telemetry(self) -> Mapping[str, float]:
         return self._telemetry
@@ -109,7 +111,7 @@ class RobotHost:
             self.start()
             first = self._begin(order)
         except FailureError:
-            if self._should_stop():  # who waits for what, at this moment, is nobody's business any more
+            if self._should_stop():  # the failure may be a result of the stop
                 self._stopped = True
                 return None
             raise
@@ -123,55 +125,55 @@ class RobotHost:
         episode = self._collect(order.id)
         self._stopped = ended["stopped"] or self._should_stop()
         if failure is None and judge is not None and judge.problem is not None:
-            failure = FailureError(f"the judge that ends episodes failed: {one_line(judge.problem)}")
+            failure = FailureError(f"the success detector failed: {one_line(judge.problem)}")
         if failure is not None and not self._stopped:
             raise failure
         return episode
 
-    def _judging(self, order: EpisodeOrder, first: int) -> contextlib.AbstractContextManager[Onlooker | None]:
+    def _judging(self, order: EpisodeOrder, first: int) -> contextlib.AbstractContextManager[BoardSuccessDetector | None]:
         if self._ruling is None or order.purpose is not Purpose.ONLINE:
             return contextlib.nullcontext()
         assert self._board is not None
-        return Onlooker(self._ruling, self._board, first=first)
+        return BoardSuccessDetector(self._ruling, self._board, first=first)
 
     def _begin(self, order: EpisodeOrder) -> int:
-        """Tell everybody that an episode begins; returns its first row on the board."""
+        """Start the episode in all processes; returns its first row on the board."""
         assert self._board is not None
         section = self._config.operator
-        desk = self._cell.desk(self._link.mailbox, section) if self._link else None  # it only tells who is there
-        operator = self._cell.operator(
+        desk = self._workcell.desk(self._link.mailbox, section) if self._link else None  # only for its name
+        operator = self._workcell.operator(
             order.purpose, section, demo_noise=self._config.run.demo_noise, desk=desk
         ).name
         if self._ruling is not None and order.purpose is Purpose.ONLINE:
             operator += f"+{self._ruling.name}"
-        start = make_start(order, task=self._cell.task, robot=self._cell.robot.spec, operator=operator)
+        start = make_start(order, task=self._workcell.task, robot=self._workcell.robot.spec, operator=operator)
         first = self._board.num_seen
         self._board.ask_to_stop(stop=False)
         try:
-            self._ask("inference", {"reset": True, "follow": order.purpose is Purpose.ONLINE})
-            self._ask("recorder", {"begin": start.to_json(), "first": first})
+            self._request("inference", {"reset": True, "follow": order.purpose is Purpose.ONLINE})
+            self._request("recorder", {"begin": start.to_json(), "first": first})
         except FailureError as error:
             self.fault = str(error)
-            raise RobotFault(f"robot '{self._cell.robot.spec.name}' does not move: {error}") from error
-        self._processes["control"].tell({"run": {**asdict(order), "purpose": order.purpose.value}})
+            raise RobotFault(f"robot '{self._workcell.robot.spec.name}' cannot start: {error}") from error
+        self._processes["control"].send({"run": {**asdict(order), "purpose": order.purpose.value}})
         return first
 
     def _await(self, first: int) -> dict[str, Any]:
-        """How the episode ended, or what is known of that. Raises what the control loop could not even begin for."""
+        """How the episode ended. Raises the error that kept the control loop from starting."""
         assert self._board is not None
         control, stop_s = self._processes["control"], float("inf")
-        began_ns, hang_ns = time.monotonic_ns(), round(self._actor.hang_s * NS_PER_S)
+        began_ns, hang_ns = time.monotonic_ns(), round(self._actor.tick_timeout_s * NS_PER_S)
         reply = None
         while reply is None:
             if self._should_stop():
                 self._board.ask_to_stop()
                 stop_s = min(stop_s, time.monotonic() + STOP_S)
-            if time.monotonic() > stop_s:  # in a driver that hangs, say: then the arm is ours to stop
+            if time.monotonic() > stop_s:  # for example in a driver that hangs
                 control.kill("it did not stop when asked to, and was killed")
             elif time.monotonic_ns() - max(began_ns, self._board.ticked_ns) > hang_ns:
-                control.kill(f"it had not ticked for {self._actor.hang_s:g} s, and was killed")
+                control.kill(f"it had not ticked for {self._actor.tick_timeout_s:g} s, and was killed")
             try:
-                reply = control.next(timeout_s=_LOOK_S)
+                reply = control.receive(timeout_s=_POLL_S)
             except FailureError as error:
                 self.fault = str(error)
                 self._stop_arm()
@@ -194,78 +196,79 @@ class RobotHost:
         return {"outcome": Outcome.ABORTED, "judgement": None, "num_steps": num_steps, "stopped": False}
 
     def _finish(self, ended: Mapping[str, Any]) -> None:
-        """The recorder writes the rest; one that cannot is a fault, and what it has written so far stays."""
+        """Let the recorder write the remaining steps. A failure is a fault; the written steps remain."""
         recorder = self._processes["recorder"]
         try:
             end = {name: ended[name] for name in ("outcome", "judgement", "num_steps")}
-            recorder.ask({"end": end}, timeout_s=_REPLY_S)
+            recorder.request({"end": end}, timeout_s=_REPLY_S)
             if self.fault is None and not ended["stopped"]:
-                self._telemetry = {**self._telemetry, **self._ask("inference", {"report": True})["telemetry"]}
+                self._telemetry = {**self._telemetry, **self._request("inference", {"report": True})["telemetry"]}
         except FailureError as error:
-            if not recorder.is_dead and str(error).startswith("the recorder"):
-                recorder.kill("it did not reply, and was killed")  # it holds the journal
+            if not recorder.has_ended and str(error).startswith("the recorder"):
+                recorder.kill("it did not reply, and was killed")  # it has the journal open
             if str(error) not in (self.fault or ""):
                 self.fault = f"{self.fault}; {error}" if self.fault else str(error)
 
     def _explained(self, fault: str) -> str:
-        """A fault, with what its process died of, or else what the policy had to say."""
+        """The fault, with the exit reason of the process that ended or the last problem of the policy."""
         for process in self._processes.values():
-            if (died := f"the {process.name} process has died") in fault:
-                return fault.replace(died, process.obituary())
-        with contextlib.suppress(FailureError):  # it may hang: then that is known already
-            problem = self._processes["inference"].ask({"report": True}, timeout_s=STOP_S)["problem"]
+            if (ended := f"{process.title} has died") in fault:
+                return fault.replace(ended, process.exit_reason())
+        with contextlib.suppress(FailureError):  # it may hang; the fault then says so
+            problem = self._processes["inference"].request({"report": True}, timeout_s=STOP_S)["problem"]
             return f"{fault}; {problem}" if problem else fault
         return fault
 
-    def _ask(self, name: str, message: Mapping[str, Any]) -> dict[str, Any]:
-        return self._processes[name].ask(message, timeout_s=_REPLY_S)
+    def _request(self, name: str, message: Mapping[str, Any]) -> dict[str, Any]:
+        return self._processes[name].request(message, timeout_s=_REPLY_S)
 
     def _stop_arm(self) -> None:
-        """From here, when control cannot: any process may stop an arm, and the arm's own watchdog is the last resort."""
+        """Stop the arm from this process, because the control process cannot."""
         try:
-            self._cell.robot.stop()
-        except Exception as error:  # told to whoever reads of the fault
+            self._workcell.robot.stop()
+        except Exception as error:  # reported with the fault
             self.fault = f"{self.fault}; stop() failed too: {error!r}"
 
     def _collect(self, episode_id: str) -> Episode | None:
         episode = self._spool.load(episode_id)
-        if episode is None or self._forget_episodes:
+        if episode is None or self._delete_episodes:
             self._spool.acknowledge(episode_id)
         return episode
 
     def load(self, snapshot: WeightSnapshot) -> None:
-        """Act with these weights from the next episode on. Ones that do not fit are refused, and nothing changes."""
+        """Act with these weights from the next episode on. Weights that do not fit are refused."""
         if self._processes:
             folder, stored = self._on_disk(snapshot)
-            reply = self._ask("inference", {"load": stored, "folder": str(folder), "version": snapshot.version})
+            reply = self._request(
+                "inference", {"load": stored, "folder": str(folder), "version": snapshot.version}
+            )
             if "refused" in reply:
                 raise StoreError(reply["refused"])
         self._snapshot = snapshot
 
     def _on_disk(self, snapshot: WeightSnapshot) -> tuple[Path, int]:
-        """Where inference finds these weights: in the run's store, or put where it can."""
+        """Folder and version under which inference finds these weights; writes them if the run's store lacks them."""
         if self._weights is not None:
-            with contextlib.suppress(StoreError):  # pruned meanwhile, or never of that run
+            with contextlib.suppress(StoreError):  # pruned meanwhile, or weights of another run
                 if DiskWeightStore(self._weights).hashes(snapshot.version) == snapshot.hashes:
                     return self._weights, snapshot.version
-        inbox = Path(self._scratch.name) / "weights"
-        return inbox, DiskWeightStore(inbox, keep=1).publish(snapshot.components)
+        folder = Path(self._temp_folder.name) / "weights"
+        return folder, DiskWeightStore(folder, keep=1).publish(snapshot.components)
 
     def acknowledge(self) -> None:
-        """A person has seen the fault: what has died is started anew, and the robot may move again."""
-        self.fault = self._killed = None
-        if not self._all_answer():
+        """Clear the fault. Processes that ended or hang are restarted with the next episode."""
+        self.fault = self._killed_at_start = None
+        if not self._all_respond():
             self._end()
         elif self._processes:
-            self._processes["control"].tell({"acknowledge": True})
+            self._processes["control"].send({"acknowledge": True})
 
-    def _all_answer(self) -> bool:
-        """Whether nobody is dead, or hangs."""
-        if any(process.is_dead for process in self._processes.values()):
+    def _all_respond(self) -> bool:
+        if any(process.has_ended for process in self._processes.values()):
             return False
         try:
             if self._processes:
-                self._processes["inference"].ask({"report": True}, timeout_s=self._actor.stall_s)
+                self._processes["inference"].request({"report": True}, timeout_s=self._actor.inference_timeout_s)
         except FailureError:
             return False
         return True
@@ -274,68 +277,72 @@ class RobotHost:
 
     def start(self) -> None:
         if self.fault is not None:
-            raise RobotFault(f"robot '{self._cell.robot.spec.name}' stands still after a fault: {self.fault}")
+            raise RobotFault(f"robot '{self._workcell.robot.spec.name}' does not move after a fault: {self.fault}")
         if self._processes:
             return
-        cell = self._cell
+        workcell = self._workcell
         layout = board_layout(
             self._actor,
-            robot=cell.robot.spec,
+            robot=workcell.robot.spec,
             policy=self._policy,
-            extras={**cell.probe(), **cell.robot.safety_extras()},
+            extras={**workcell.probe(), **workcell.robot.safety_extras()},
         )
-        memory = nameless_memory(layout.num_bytes)
-        self._board = Board(layout, mapped(memory, layout.num_bytes))
-        given_control: dict[str, int] = {}
+        memory = anonymous_memory(layout.num_bytes)
+        self._board = Board(layout, map_memory(memory, layout.num_bytes))
+        for_control: dict[str, int] = {}
         if self._link is not None:
             self._link.show_board(memory, layout)
-            given_control["mailbox"] = os.dup(self._link.mailbox_descriptor)
-        if self._holds is not None:
-            given_control["holds"] = os.dup(self._holds)
-        self._beat()
-        ask_ear, ask_bell = bell()
-        answer_ear, answer_bell = bell()
-        alive_ear, alive_bell = bell()
-        given = {
-            "control": {"ask": ask_bell, "inference": answer_ear, "recorder": alive_ear, **given_control},
-            "inference": {"ask": ask_ear, "answer": answer_bell},
-            "recorder": {"alive": alive_bell},
+            for_control["mailbox"] = os.dup(self._link.mailbox_descriptor)
+        if self._lock_descriptor is not None:
+            for_control["lock"] = os.dup(self._lock_descriptor)
+        self._start_heartbeat()
+        (request_reader, request_writer), (answer_reader, answer_writer) = os.pipe(), os.pipe()
+        alive_reader, alive_writer = os.pipe()  # nothing is written: its end tells that the recorder has ended
+        inherited = {
+            "control": {
+                "request": request_writer,
+                "inference": answer_reader,
+                "recorder": alive_reader,
+                **for_control,
+            },
+            "inference": {"request": request_reader, "answer": answer_writer},
+            "recorder": {"alive": alive_writer},
         }
         try:
-            for name, descriptors in given.items():
-                self._processes[name] = RoleProcess(
+            for name, descriptors in inherited.items():
+                self._processes[name] = HostProcess(
                     name, {**descriptors, "memory": memory}, should_stop=self._should_stop
                 )
         except OSError:
             self._end()
             raise
-        finally:  # only those they are meant for hold them: then a death is an end of file
-            for descriptor in (memory, *(d for part in given.values() for d in part.values())):
+        finally:  # a pipe ends with a process only if no other process has it open
+            for descriptor in (memory, *(d for part in inherited.values() for d in part.values())):
                 os.close(descriptor)
         for name, process in self._processes.items():
-            process.tell({"layout": layout.to_json(), **self._orders(name)})
+            process.send({"layout": layout.to_json(), **self._settings(name)})
         try:
             self._await_ready()
             if self._snapshot is not None:
                 self.load(self._snapshot)
         except BaseException:
-            self._killed = self.killed
+            self._killed_at_start = self.killed_process
             self._end()
             raise
 
     def _await_ready(self) -> None:
-        """All of them, or none: one that dies before it is ready must not leave the others waiting."""
+        """Wait until all processes are ready. Raises FailureError if one ends before."""
         until_s = time.monotonic() + _START_S
         while waiting := [process for process in self._processes.values() if not process.is_ready]:
             for process in waiting:
-                process.is_ready = process.next(timeout_s=_LOOK_S) is not None
+                process.is_ready = process.receive(timeout_s=_POLL_S) is not None
             if time.monotonic() > until_s:
                 names = " and ".join(process.name for process in waiting)
-                raise FailureError(f"not ready after {_START_S:.0f} s: the {names} process")
+                raise FailureError(f"the {names} process is not ready after {_START_S:.0f} s")
             if self._should_stop():
                 raise FailureError("asked to stop while the robot's processes were starting")
 
-    def _orders(self, name: str) -> dict[str, Any]:
+    def _settings(self, name: str) -> dict[str, Any]:
         config = self._config
         if name == "control":
             return {
@@ -352,48 +359,52 @@ class RobotHost:
         if name == "inference":
             return {
                 "policy": config.policy.to_plain(),
-                "robot": self._cell.robot.spec.to_json(),
+                "robot": self._workcell.robot.spec.to_json(),
                 "seed": config.run.seed,
-                "parts": str(self._parts) if self._parts else None,
-                "follow": str(self._weights) if self._weights and self._actor.swap == "chunk" else None,
+                "components": str(self._components) if self._components else None,
+                "follow": str(self._weights) if self._weights and self._actor.swap_weights == "chunk" else None,
             }
-        flush_steps = max(1, round(self._actor.flush_s * self._cell.robot.spec.control_hz))
-        return {"spool": str(self._spool.folder), "flush_steps": flush_steps, "scratch": self._scratch.name}
+        flush_steps = max(1, round(self._actor.flush_every_s * self._workcell.robot.spec.control_hz))
+        return {
+            "spool": str(self._spool.folder),
+            "flush_steps": flush_steps,
+            "temp_folder": self._temp_folder.name,
+        }
 
-    def _beat(self) -> None:
+    def _start_heartbeat(self) -> None:
         board, ended = self._board, threading.Event()
         assert board is not None
         board.beat(time.monotonic_ns())
 
         def beat() -> None:
-            while not ended.wait(min(0.1, self._actor.heartbeat_s / 8)):
+            while not ended.wait(min(0.1, self._actor.heartbeat_timeout_s / 8)):
                 board.beat(time.monotonic_ns())
 
-        self._heart = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        self._silence = ended.set
-        self._heart.start()
+        self._heartbeat = threading.Thread(target=beat, name="heartbeat", daemon=True)
+        self._end_heartbeat = ended.set
+        self._heartbeat.start()
 
     def close(self) -> None:
         self._end()
         self._spool.close()
-        self._scratch.cleanup()
+        self._temp_folder.cleanup()
 
     def _end(self) -> None:
-        """Nobody outlives this: asked, then killed."""
+        """End all processes: ask them, then kill them."""
         processes, self._processes = self._processes, {}
         if self._board is not None:
             self._board.ask_to_stop()
         for process in processes.values():
-            process.tell({"close": True})
+            process.send({"close": True})
         until_s = time.monotonic() + STOP_S
         for process in processes.values():
-            ended = process.end(until_s=until_s if process.is_ready else 0.0)  # before, nothing has moved
+            ended = process.close(timeout_s=until_s - time.monotonic() if process.is_ready else 0.0)
             if process.name == "control" and process.is_ready and not ended:
                 self._stop_arm()
-        if self._heart is not None:
-            self._silence()
-            self._heart.join()
-        self._board = self._heart = None
+        if self._heartbeat is not None:
+            self._end_heartbeat()
+            self._heartbeat.join()
+        self._board = self._heartbeat = None
 
 
 def _error(kind: str, message: str) -> DovetailError:

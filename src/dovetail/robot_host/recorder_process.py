@@ -1,4 +1,4 @@
-"""The recorder process: reads what has happened from the board, and writes it to the spool."""
+"""The recorder process: reads the steps from the board and writes them to the spool."""
 
 from __future__ import annotations
 
@@ -6,48 +6,47 @@ import shutil
 import time
 from typing import Any
 
-from dovetail.actor.scribe import Scribe
+from dovetail.actor.episode_writer import EpisodeWriter
 from dovetail.core.types import EpisodeStart, Outcome
 from dovetail.episodes.spool import Spool
-from dovetail.processes.channel import Gone
-from dovetail.robot_host.process_main import Role
+from dovetail.processes.channel import ChannelClosed
+from dovetail.robot_host.process_main import ProcessContext
 
 __all__ = ["run"]
 
-_LOOK_S = 0.05
-_SETTLE_S = 0.3  # after which a control process that has lost its supervisor has stopped the arm
+_POLL_S = 0.05
+_SETTLE_S = 0.3  # a control process without a supervisor has stopped the arm after this time
 
 
-def run(role: Role) -> None:
-    orders = role.orders
-    spool = Spool(orders["spool"])
-    scribe = Scribe(role.board, spool, keep=False)
-    flush_steps = orders["flush_steps"]
-    role.ready()
+def run(context: ProcessContext) -> None:
+    settings, channel = context.settings, context.channel
+    spool = Spool(settings["spool"])
+    writer = EpisodeWriter(context.board, spool, keep=False)
+    context.report_ready()
     try:
         while True:
-            message = role.channel.receive(timeout_s=_LOOK_S)
+            message = channel.receive(timeout_s=_POLL_S)
             if message is not None:
                 if "close" in message:
-                    scribe.flush()  # of an episode that nobody will end
+                    writer.flush()
                     return
-                role.channel.send(_obey(message, scribe))
-            elif scribe.num_waiting > flush_steps:
-                scribe.flush()
-    except Gone:
-        # whoever takes the run up again finds the episode without an end, up to here
+                channel.send(_handle(message, writer))
+            elif writer.num_unwritten_steps > settings["flush_steps"]:
+                writer.flush()
+    except ChannelClosed:
+        # a resumed run finds the episode without an end, but with all steps until now
         time.sleep(_SETTLE_S)
-        scribe.flush()
-        shutil.rmtree(orders["scratch"], ignore_errors=True)  # the supervisor cannot any more
+        writer.flush()
+        shutil.rmtree(settings["temp_folder"], ignore_errors=True)  # the supervisor has ended without doing so
     finally:
         spool.close()
 
 
-def _obey(message: dict[str, Any], scribe: Scribe) -> dict[str, Any]:
+def _handle(message: dict[str, Any], writer: EpisodeWriter) -> dict[str, Any]:
     if "begin" in message:
-        scribe.begin(EpisodeStart.from_json(message["begin"]), first=message["first"])
+        writer.begin(EpisodeStart.from_json(message["begin"]), first=message["first"])
         return {"begun": True}
     end = message["end"]
     judgement = Outcome(end["judgement"]) if end["judgement"] else None
-    scribe.end(outcome=Outcome(end["outcome"]), judgement=judgement, num_steps=end["num_steps"])
+    writer.end(outcome=Outcome(end["outcome"]), judgement=judgement, num_steps=end["num_steps"])
     return {"ended": True}

@@ -1,4 +1,4 @@
-"""An arm whose processes are started anew when something else has killed them: that is no fault of the robot's."""
+"""Restarts the processes of an arm after another process has killed one of them: that is not a fault of the robot."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from dovetail.core.errors import FailureError, RobotFault
 from dovetail.core.types import Episode, EpisodeOrder, WeightSnapshot
 from dovetail.robot_host.host import RobotHost
 
-__all__ = ["RestartedActor"]
+__all__ = ["RestartingActor"]
 
-_OFTEN, _WITHIN_S = 4, 60.0  # then it is a fault after all
+_MAX_KILLS, _WITHIN_S = 4, 60.0  # this many kills within this time are a fault
 
 
-class RestartedActor:
-    """See the Actor contract. The arm was stopped, and the episode is what it was until then; the next one is run by new
-    processes. What fails by itself, in a driver or in a policy, stays a fault that somebody must see to.
+class RestartingActor:
+    """See the Actor contract. The arm was stopped and the episode ended there; new processes run the next one.
 
-    `tell(process, pid)` is called once a process that was killed is there again.
+    A failure of a driver or a policy remains a fault that a person must acknowledge. `on_restart(process, pid)` is
+    called after a restart.
     """
 
-    def __init__(self, host: RobotHost, *, tell: Callable[[str, int], None]) -> None:
-        self._host, self._tell = host, tell
-        self._deaths: deque[float] = deque(maxlen=_OFTEN)
+    def __init__(self, host: RobotHost, *, on_restart: Callable[[str, int], None]) -> None:
+        self._host, self._on_restart = host, on_restart
+        self._kill_times_s: deque[float] = deque(maxlen=_MAX_KILLS)
 
     @property
     def stopped(self) -> bool:
@@ -38,24 +38,27 @@ class RestartedActor:
         try:
             episode = self._host.run(order)
         except (FailureError, RobotFault):
-            if not self._start_anew():
+            if not self._restart():
                 raise
             return None
         if not self._host.stopped:
-            self._start_anew()
+            self._restart()
         return episode
 
-    def _start_anew(self) -> bool:
-        while (killed := self._host.killed) is not None:
-            self._deaths.append(time.monotonic())
-            if len(self._deaths) == _OFTEN and self._deaths[-1] - self._deaths[0] < _WITHIN_S:
+    def _restart(self) -> bool:
+        while (killed := self._host.killed_process) is not None:
+            self._kill_times_s.append(time.monotonic())
+            if (
+                len(self._kill_times_s) == _MAX_KILLS
+                and self._kill_times_s[-1] - self._kill_times_s[0] < _WITHIN_S
+            ):
                 return False
             self._host.acknowledge()
             try:
                 self._host.start()
-            except FailureError:  # somebody was killed before all were ready, or cannot start
+            except FailureError:  # a process was killed during the start, or cannot start
                 continue
-            self._tell(killed, self._host.processes[killed])
+            self._on_restart(killed, self._host.processes[killed])
             return True
         return False
 
@@ -63,7 +66,7 @@ class RestartedActor:
         try:
             self._host.load(snapshot)
         except FailureError:  # killed between two episodes
-            if not self._start_anew():
+            if not self._restart():
                 raise
             self._host.load(snapshot)
 

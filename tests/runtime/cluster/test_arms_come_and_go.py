@@ -23,7 +23,7 @@ def lab(tmp_path):
     config = yaml.safe_load(path.read_text())
     config["cluster"] |= {
         "min_robots": 1,
-        "robot_limit_s": 300,
+        "robot_timeout_s": 300,
         "learner": {"resources": {"training": 1}},
         "robots": {"here": {"machine": "desk"}, "there": {"machine": "cell"}},
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.runtime.ray.cluster.joining import membership
-from dovetail.runtime.ray.cluster.process_marks import marked
+from dovetail.runtime.ray.cluster.process_marks import marked_processes
 from support.lab import dovetail, lab_file, until
 from support.namespaces import hosts, ip, needs_namespaces
 
@@ -20,7 +20,7 @@ _DRIVER = """
 import os, sys, time, ray
 from dovetail.config.cluster import ClusterConfig, Place
 from dovetail.config.load import load_section
-from dovetail.runtime.ray.cluster.connection import connected, machines, placed
+from dovetail.runtime.ray.cluster.connection import connected, machines, role_options
 
 class Role:
     def pid(self):
@@ -28,7 +28,7 @@ class Role:
 
 config = load_section(ClusterConfig, "cluster", [sys.argv[1]])
 with connected(config):
-    options = placed(Place(machine="cell", resources={"inference": 1}), role="robot", config=config)
+    options = role_options(Place(machine="cell", resources={"inference": 1}), role="robot", config=config)
     role = ray.remote(Role).options(**options, max_restarts=-1, max_task_retries=-1).remote()
     print(ray.get(role.pid.remote()), flush=True)
     input()
@@ -77,4 +77,4 @@ def test_a_cut_machine_is_missed_soon_and_comes_back(hosts, tmp_path):
     folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}"
     for host, name in ((cell, "cell"), (desk, "desk")):
         assert dovetail("cluster", "leave", lab, inside=within[host]).returncode == 0
-        assert not marked(folder / name)
+        assert not marked_processes(folder / name)

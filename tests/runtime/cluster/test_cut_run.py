@@ -24,11 +24,11 @@ PLACES = """
 """
 
 
-@pytest.mark.parametrize("cut_off", ["finish", "hold"])
-def test_a_robot_that_is_cut_off_comes_back(hosts, tmp_path, cut_off):
+@pytest.mark.parametrize("on_disconnect", ["finish", "hold"])
+def test_a_robot_that_is_cut_off_comes_back(hosts, tmp_path, on_disconnect):
     (desk, cell), cable = hosts
     lab = lab_file(tmp_path, desk="10.203.77.1", cell="10.203.77.2")
-    lab.write_text(lab.read_text() + f"  cut_off: {cut_off}\n" + PLACES)
+    lab.write_text(lab.read_text() + f"  on_disconnect: {on_disconnect}\n" + PLACES)
     within = {name: ("ip", "netns", "exec", name) for name in (desk, cell)}
 
     with world(tmp_path) as one:
@@ -42,9 +42,9 @@ def test_a_robot_that_is_cut_off_comes_back(hosts, tmp_path, cut_off):
             for host in (desk, cell):
                 cluster("join", host)
             one.inside = within[desk]
-            one.start(str(lab), f"task.max_steps={300 if cut_off == 'finish' else 100_000}")
+            one.start(str(lab), f"task.max_steps={300 if on_disconnect == 'finish' else 100_000}")
             spool = Spool(one.path / "robots" / "robot-0" / "spool")
-            one.until(lambda: cut_off == "hold" or one.num_practised() > 0, what="practice")
+            one.until(lambda: on_disconnect == "hold" or one.num_practised() > 0, what="practice")
             (running,) = one.until(lambda: [i for i in spool.running() if i in one.recorded], what="an episode")
             ip("-n", desk, "link", "set", cable, "down")
             one.until(lambda: one.lost("robot-0"), what="it is missed")
@@ -55,7 +55,7 @@ def test_a_robot_that_is_cut_off_comes_back(hosts, tmp_path, cut_off):
             ip("-n", desk, "link", "set", cable, "up")
             one.until(lambda: one.anew("robot-0"), what="it comes back")
             one.until(lambda: running in EpisodeLog(one.path / "episodes").ids(), what="it delivers")
-            assert (finished is Outcome.ABORTED) == (cut_off == "hold")
+            assert (finished is Outcome.ABORTED) == (on_disconnect == "hold")
             one.enough()
             one.finished()
             one.check_nothing_lost()

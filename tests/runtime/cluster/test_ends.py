@@ -41,9 +41,9 @@ def test_an_arms_own_processes_stop_it_before_they_are_killed(
     arm = marked(tmp_path, ARM, "dovetail.robot_host.process_main", "0.7", str(tmp_path / "stopped"))
     stuck = marked(tmp_path, ARM, "dovetail.robot_host.process_main", "60", str(tmp_path / "never"))
     try:
-        while len(marks.marked(tmp_path)) < 3:
+        while len(marks.marked_processes(tmp_path)) < 3:
             time.sleep(0.01)
-        marks.end_all(tmp_path)
+        marks.kill_marked(tmp_path)
         assert other.wait(5.0) == stuck.wait(5.0) == -9
         assert (arm.wait(5.0), (tmp_path / "stopped").exists()) == (0, True)
     finally:

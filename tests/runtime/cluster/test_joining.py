@@ -15,9 +15,9 @@ from dovetail.cli.main import main
 from dovetail.config.cluster import ClusterConfig, Place
 from dovetail.config.load import load_section
 from dovetail.core.errors import UsageError
-from dovetail.runtime.ray.cluster.connection import connected, machines, placed
+from dovetail.runtime.ray.cluster.connection import connected, machines, role_options
 from dovetail.runtime.ray.cluster.joining import join, leave, membership, this_machine
-from dovetail.runtime.ray.cluster.process_marks import marked
+from dovetail.runtime.ray.cluster.process_marks import marked_processes
 from support.lab import dovetail, lab_file, until
 
 
@@ -88,7 +88,7 @@ def test_two_machines_by_one_file(lab, tmp_path, here):
 
     config = read(lab)
     with connected(config), pytest.raises(UsageError) as refused:
-        placed(Place(resources={"inference": 1}), role="robot", config=config)
+        role_options(Place(resources={"inference": 1}), role="robot", config=config)
     assert "cluster.robot needs 1 of 'inference'" in str(refused.value)
     assert "`dovetail cluster join FILE --as cell` on cell" in str(refused.value)
 
@@ -98,7 +98,7 @@ def test_two_machines_by_one_file(lab, tmp_path, here):
 
     with connected(config):
         cell = next(one for one in machines() if one["NodeManagerAddress"] == "127.0.0.3")
-        options = placed(Place(machine="cell", num_cpus=1), role="robots.left", config=config)
+        options = role_options(Place(machine="cell", num_cpus=1), role="robots.left", config=config)
         role = role_class().options(**options, name="dovetail:first-try").remote()
         where, role_pid = ray.get(role.where.remote())
         assert where == cell["NodeID"]
@@ -113,7 +113,7 @@ def test_two_machines_by_one_file(lab, tmp_path, here):
             assert re.search(words, shown.stdout), shown.stdout
 
     folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}"
-    pids = marked(folder / "cell")
+    pids = marked_processes(folder / "cell")
     assert membership("cell").keeper in pids
     for name in ("cell", "desk"):
         assert here("leave", lab, "--as", name)[1] == f"{name} has left the cluster\n"
@@ -128,11 +128,11 @@ def test_a_machine_that_is_lost_comes_back_and_so_does_its_role(lab):
         assert dovetail("cluster", "join", lab, "--as", name).returncode == 0
     config = read(lab)
     with connected(config):
-        options = placed(Place(machine="cell"), role="robot", config=config)
+        options = role_options(Place(machine="cell"), role="robot", config=config)
         role = role_class().options(**options, max_restarts=-1, max_task_retries=-1).remote()
         before, pid = ray.get(role.where.remote())
         folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}" / "cell"
-        raylets = [one for one in marked(folder) if b"raylet/raylet" in Path(f"/proc/{one}/cmdline").read_bytes()]
+        raylets = [one for one in marked_processes(folder) if b"raylet/raylet" in Path(f"/proc/{one}/cmdline").read_bytes()]
         os.kill(raylets[0], signal.SIGKILL)
         until(lambda: membership("cell").state == "lost")
         until(lambda: membership("cell").state == "joined")
@@ -145,9 +145,9 @@ def test_a_machine_that_is_lost_comes_back_and_so_does_its_role(lab):
 def test_a_keeper_that_is_killed_takes_its_node_along(lab):
     assert dovetail("cluster", "join", lab, "--as", "desk").returncode == 0
     folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}" / "desk"
-    assert len(marked(folder)) > 4
+    assert len(marked_processes(folder)) > 4
     os.kill(membership("desk").keeper, signal.SIGKILL)
-    until(lambda: not marked(folder))
+    until(lambda: not marked_processes(folder))
     assert dovetail("cluster", "join", lab, "--as", "desk").returncode == 0
 
 

@@ -11,8 +11,8 @@ import ray
 
 from dovetail.config.cluster import ClusterConfig, Place, RobotPlace
 from dovetail.core.errors import UsageError
-from dovetail.runtime.ray.cluster.connection import beside, check_places, connected, machines, placed
-from dovetail.runtime.ray.cluster.process_marks import marked
+from dovetail.runtime.ray.cluster.connection import same_machine_options, check_places, connected, machines, role_options
+from dovetail.runtime.ray.cluster.process_marks import marked_processes
 from support.lab import until
 
 _KILLED = """
@@ -72,7 +72,7 @@ def test_it_is_closed_to_the_network_and_leaves_nothing():
         (folder,) = folders()
         (machine,) = machines()
         host = machine["NodeManagerHostname"]
-        options = placed(Place(machine=host, num_cpus=1), role="learner", config=ClusterConfig())
+        options = role_options(Place(machine=host, num_cpus=1), role="learner", config=ClusterConfig())
 
         class Role:
             def mode(self):
@@ -89,15 +89,15 @@ def test_it_is_closed_to_the_network_and_leaves_nothing():
             (Place(machine="nowhere"), f"machine 'nowhere' of cluster.learner is not there; there are {host}"),
         ]:
             with pytest.raises(UsageError) as refused:
-                placed(place, role="learner", config=ClusterConfig())
+                role_options(place, role="learner", config=ClusterConfig())
             assert line in str(refused.value)
-        near = placed(Place(num_cpus=2), role="learner", config=ClusterConfig(), pinned=True)
-        assert beside(near) == {"num_cpus": 0, "num_gpus": 0, "resources": {"node:127.0.0.1": 0.001}}
+        near = role_options(Place(num_cpus=2), role="learner", config=ClusterConfig(), pinned=True)
+        assert same_machine_options(near) == {"num_cpus": 0, "num_gpus": 0, "resources": {"node:127.0.0.1": 0.001}}
         greedy = {name: RobotPlace(num_cpus=1) for name in ("left", "right")}
         check_places(ClusterConfig(robots=greedy))
         with pytest.raises(UsageError, match=r"cluster\.robots\.right finds no room: others have taken 'CPU'"):
             check_places(ClusterConfig(robots=greedy, learner=Place(num_cpus=1)))
-        pids = marked(folder)
+        pids = marked_processes(folder)
         heard = listening(pids)
         loopback = ("0100007F", "0000000000000000FFFF00000100007F")
         assert len(heard) >= 5
@@ -122,5 +122,5 @@ def test_who_is_killed_takes_it_along():
     assert len(pids) == 2, driver.stderr
     (folder,) = folders()
     until(lambda: not folders())
-    assert not marked(folder)
+    assert not marked_processes(folder)
     assert not [pid for pid in pids if alive(pid)]

@@ -15,8 +15,9 @@ from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.reports.report import write_report
 from dovetail.runs.checkpoints import Keeping
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.inline import InlineRun, Interrupted
-from dovetail.runs.rollout_history import RolloutHistory, RolloutResult, record_rollout, finished_episodes
+from dovetail.runs.rollout_history import RolloutHistory, RolloutResult, finished_episodes, record_rollout
+from dovetail.core.errors import Interrupted
+from dovetail.runtime.inline import InlineRun
 from support import TESTS
 from support.onpolicy_runs import PPO_RUN, build_policy, build_training
 
@@ -81,7 +82,9 @@ def test_what_was_practised_until_a_checkpoint(make_folder):
     for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
         rewards = np.arange(len(success), dtype=np.float32) + env_steps
         episodes = {"success": np.array(success), "reward/nearer": rewards, "reward/success": rewards}
-        record_rollout(folder, RolloutResult(metrics={}, episodes=episodes), env_steps=env_steps, robot_minutes=1.0)
+        record_rollout(
+            folder, RolloutResult(metrics={}, episodes=episodes), env_steps=env_steps, robot_minutes=1.0
+        )
     folder.event("practice", env_steps=256, success=[True, False], **{"reward/a": 0.5, "reward/b": 2.0})  # 0.6.0's
     assert list(finished_episodes(folder.path, env_steps=0)) == []
     first = [(False, 128.0), (True, 256.0), (True, 258.0)]
@@ -111,7 +114,7 @@ def test_a_resumed_run_is_solved_where_an_uninterrupted_one_is(make_folder, tmp_
             Keeping, "save", lambda self, one: save(self, one) if one.env_steps <= end - 192 else None
         )
     with pytest.raises(Interrupted):
-        InlineRun(cut, watch=watch, should_stop=lambda: any(seen)).run()
+        InlineRun(cut, on_status=watch, should_stop=lambda: any(seen)).run()
     monkeypatch.undo()
     again = InlineRun(RunFolder.open(tmp_path / "cut"))
     again.run()
@@ -128,7 +131,7 @@ def test_a_resumed_run_is_solved_where_an_uninterrupted_one_is(make_folder, tmp_
 @pytest.mark.parametrize("mode", ["false", "true"])
 def test_a_recorded_episode_is_what_was_learned_from(make_folder, mode):
     folder = make_folder(
-        *SHORT, "algorithm.record=true", f"algorithm.asynchronous={mode}", "run.untrained_episodes=0"
+        *SHORT, "algorithm.record_episodes=true", f"algorithm.asynchronous={mode}", "run.untrained_episodes=0"
     )
     before = build_training(folder.config).policy_weights()
     InlineRun(folder).run()
@@ -157,7 +160,7 @@ def test_a_recorded_episode_is_what_was_learned_from(make_folder, mode):
 
 
 def test_what_was_recorded_is_never_replayed_nor_counted_twice(make_folder):
-    folder = make_folder(*SHORT, "algorithm.record=true")
+    folder = make_folder(*SHORT, "algorithm.record_episodes=true")
     InlineRun(folder).run()
     again = InlineRun(RunFolder.open(folder.path))
     assert len(practised(folder)) == 32
@@ -167,6 +170,6 @@ def test_what_was_recorded_is_never_replayed_nor_counted_twice(make_folder):
 
 
 def test_there_must_be_somewhere_to_record_to(make_folder):
-    practice = build_training(make_folder("algorithm.record=true").config)
+    practice = build_training(make_folder("algorithm.record_episodes=true").config)
     with pytest.raises(UsageError, match=r"algorithm\.record needs a run's folder"):
         practice.step()

@@ -1,21 +1,17 @@
-"""Collecting in a process of its own, `python -m dovetail.runtime.onpolicy.collector DESCRIPTOR`, while another one learns.
+"""Collect rollouts in another process, `python -m dovetail.runtime.onpolicy.collector DESCRIPTOR`, while this one learns.
 
-A process, not a thread: what a tick costs is mostly Python (inverse kinematics, the safety filter, verdicts), and so is an
-update of a small network. Two threads would share one interpreter lock, and take turns; two processes share nothing, so that
-a round takes as long as the longer of the two, and no optimiser ever writes to weights that somebody acts with.
+A process, because a simulation step (inverse kinematics, safety filter, verdict) and an update of a small network are both
+mostly Python: two threads would wait for each other's interpreter lock. With two processes an iteration takes as long as the
+longer of the two, and the optimizer never writes to weights that are in use.
 
-The learner numbers its weights by the rollouts it has learned from. Rollout r will meet version r, so a collector whose
-weights are version v waits for newer ones where r - v would exceed `max_staleness`: the bound holds however fast either is.
+The version of the weights is the number of rollouts that were learned from. Rollout r is learned from at version r, so a
+collector with version v waits for newer weights while r - v > `max_staleness`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -26,183 +22,156 @@ from dovetail.config.safety import SafetyConfig
 from dovetail.config.schema import PluginSection, RunConfig
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array
-from dovetail.learn.rollouts import Practice
+from dovetail.learn.rollouts import RolloutSettings
 from dovetail.policies.trainable import ValuedPolicy
-from dovetail.processes.array_channel import ArrayChannel, run_child
+from dovetail.processes.array_channel import ArrayChannel
 from dovetail.processes.channel import ChannelClosed
+from dovetail.processes.child import WorkerProcess, run_worker
 from dovetail.runs.assembly.workcell import build_workcell
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.onpolicy.recording import Recording
 from dovetail.runtime.onpolicy.worlds import Collector
 
-__all__ = ["ProcessCollector", "build_collector", "collector_orders"]
+__all__ = ["ProcessCollector", "build_collector", "collector_settings"]
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _END_S = 2.0
 
 
-def collector_orders(
-    config: RunConfig,
-    practice: Practice,
-    *,
-    num_rollouts: int,
-    folder: RunFolder | None = None,
+def collector_settings(
+    config: RunConfig, rollouts: RolloutSettings, *, num_rollouts: int, folder: RunFolder | None = None
 ) -> dict[str, Any]:
-    """All that a collector has to know, in plain values; `folder` is the run's, where episodes are recorded."""
-    if practice.record and folder is None:
-        raise UsageError("algorithm.record needs a run's folder to record to: leave it out, or use `dovetail run`")
+    """Settings of a collector as plain values. `folder` is the run's, for recorded episodes."""
+    if rollouts.record and folder is None:
+        raise UsageError(
+            "algorithm.record_episodes=true needs a run folder: set it to false, or use `dovetail run`"
+        )
+    record = None
+    if rollouts.record and folder is not None:
+        record = {
+            "folder": str(folder.episodes.absolute()),
+            "config_hash": folder.config_hash,
+            "images": folder.config.images.model_dump(mode="json"),
+        }
     return {
         "task": config.task.to_plain() if config.task else None,
         "robot": config.robot.to_plain(),
         "policy": config.policy.to_plain(),
         "safety": config.safety.model_dump(mode="json"),
         "seed": config.run.seed,
-        "practice": asdict(practice),
+        "rollouts": asdict(rollouts),
         "num_rollouts": num_rollouts,
-        "record": _record_orders(folder) if practice.record and folder else None,
+        "record": record,
     }
 
 
-def _record_orders(folder: RunFolder) -> dict[str, Any]:
-    return {
-        "folder": str(folder.episodes.absolute()),
-        "config_hash": folder.config_hash,
-        "images": folder.config.images.model_dump(mode="json"),
-    }
-
-
-def build_collector(orders: Mapping[str, Any], worlds: Mapping[str, Array]) -> Collector:
-    """One in this process; `worlds` are where those before it stood, and empty if there were none."""
-    kinds = ("task", "robot", "policy")
-    parts = {kind: PluginSection.parse(kind, orders[kind]) for kind in kinds if orders[kind] is not None}
-    practice, safety = Practice(**orders["practice"]), SafetyConfig.from_mapping(orders["safety"])
-    cells = [
-        build_workcell(task=parts.get("task"), robot=parts["robot"], safety=safety)
-        for _ in range(practice.num_envs)
+def build_collector(settings: Mapping[str, Any], worlds: Mapping[str, Array]) -> Collector:
+    """A collector in this process. `worlds` is the saved state of the worlds, empty for new ones."""
+    kinds, seed, record = ("task", "robot", "policy"), settings["seed"], settings["record"]
+    sections = {kind: PluginSection.parse(kind, settings[kind]) for kind in kinds if settings[kind] is not None}
+    rollouts, safety = RolloutSettings(**settings["rollouts"]), SafetyConfig.from_mapping(settings["safety"])
+    workcells = [
+        build_workcell(task=sections.get("task"), robot=sections["robot"], safety=safety)
+        for _ in range(rollouts.num_envs)
     ]
-    policy: ValuedPolicy = parts["policy"].build(robot=cells[0].robot.spec, seed=orders["seed"])
+    policy: ValuedPolicy = sections["policy"].build(robot=workcells[0].robot.spec, seed=seed)
     return Collector(
-        cells,
+        workcells,
         policy=policy,
-        practice=practice,
-        seed=orders["seed"],
-        num_rollouts=orders["num_rollouts"],
+        num_steps=rollouts.num_steps,
+        seed=seed,
+        num_rollouts=settings["num_rollouts"],
         worlds=worlds,
-        recordings=[Recording.of(cell, orders["record"], seed=orders["seed"]) for cell in cells]
-        if orders["record"]
+        recordings=[Recording.from_settings(workcell, record, seed=seed) for workcell in workcells]
+        if record
         else (),
     )
 
 
 class ProcessCollector:
-    """A Collector elsewhere: `load` sends it weights, `collect` waits for the rollout that it is at."""
+    """A Collector in another process: `load` sends weights, `collect` waits for the rollout in progress."""
 
     def __init__(
         self,
-        orders: Mapping[str, Any],
+        settings: Mapping[str, Any],
         worlds: Mapping[str, Array],
         *,
         should_stop: Callable[[], bool] = lambda: False,
-        patience_s: float = 600.0,
+        timeout_s: float = 600.0,
     ) -> None:
-        self._should_stop, self._patience_s = should_stop, patience_s
-        self._frames, theirs = ArrayChannel.pair()
-        try:
-            self.popen = subprocess.Popen(
-                [sys.executable, "-m", "dovetail.runtime.onpolicy.collector", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-                process_group=0,  # a terminal's Ctrl-C is for the learner, who then ends it
-            )
-        finally:
-            theirs.close()
-        self._error: str | None = None
+        self._should_stop, self._timeout_s = should_stop, timeout_s
+        self.process = WorkerProcess("the collector", "dovetail.runtime.onpolicy.collector")
         self._rollouts: queue.SimpleQueue[dict[str, Array] | None] = queue.SimpleQueue()
-        # Whatever comes is taken at once: were both sides to send and neither to receive, they would wait for ever.
-        # There is room for all, for the bound on staleness bounds how far a collector can be ahead.
+        # A thread receives at once: if both processes were to send and neither to receive, they would wait forever.
+        # The limit on staleness also limits the length of the queue.
         self._reader = threading.Thread(target=self._read, name="rollouts", daemon=True)
         self._reader.start()
-        self._tell(orders, worlds)
+        self._send(settings, worlds)
 
     def load(self, weights: Mapping[str, Mapping[str, Array]], *, version: int) -> None:
         flat = {f"{component}|{name}": array for component, w in weights.items() for name, array in w.items()}
-        self._tell({"version": version}, flat)
+        self._send({"version": version}, flat)
 
     def collect(self) -> dict[str, Array] | None:
-        """The next rollout; None if the run is to end. Raises FailureError where none will come."""
-        until_s = time.monotonic() + self._patience_s
+        """The next rollout; None if the run is to end. Raises FailureError if none will come."""
+        deadline_s = time.monotonic() + self._timeout_s
         while not self._should_stop():
             try:
-                rollout = self._rollouts.get(timeout=_LOOK_S)
+                rollout = self._rollouts.get(timeout=_POLL_S)
             except queue.Empty:
-                if time.monotonic() > until_s:
-                    raise FailureError(f"no rollout came from the collector in {self._patience_s:.0f} s") from None
+                if time.monotonic() > deadline_s:
+                    raise FailureError(f"the collector sent no rollout within {self._timeout_s:.0f} s") from None
                 continue
             if rollout is None:
-                self._rollouts.put(None)  # for whoever asks again
-                raise FailureError(self._obituary())
+                self._rollouts.put(None)  # a second call fails too
+                raise FailureError(self.process.exit_reason())
             return rollout
         return None
 
     def close(self) -> None:
-        self._frames.hang_up()  # it looks up at each tick
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(_END_S)
-        if self.popen.poll() is None:
-            self.popen.kill()
-            self.popen.wait()
+        self.process.close(timeout_s=_END_S)  # it checks its channel at each tick
         self._reader.join()
-        self._frames.close()
+        self.process.channel.close()
 
-    def _tell(self, facts: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
-        with contextlib.suppress(ChannelClosed):  # the dead are told nothing: whoever waits for them will see
-            self._frames.send(facts, arrays)
+    def _send(self, message: Mapping[str, Any], arrays: Mapping[str, Array]) -> None:
+        with contextlib.suppress(ChannelClosed):  # `collect` reports the end of the process
+            self.process.channel.send(message, arrays)
 
     def _read(self) -> None:
         try:
             while True:
-                facts, rollout = self._frames.receive()
-                if "error" in facts:
-                    self._error = facts["error"]
+                message, rollout = self.process.channel.receive()
+                if "error" in message:
+                    self.process.error = message["error"]
                 else:
                     self._rollouts.put(rollout)
         except ChannelClosed:
             self._rollouts.put(None)
 
-    def _obituary(self) -> str:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.popen.wait(_END_S)
-        code = self.popen.poll()
-        if self._error:
-            return f"the collector has died: {self._error}"
-        if code is not None and code < 0:
-            return f"the collector has died: killed by {signal.Signals(-code).name}"
-        return f"the collector has died (exit status {code})"
 
-
-def _serve(frames: ArrayChannel) -> None:
+def _collect_rollouts(channel: ArrayChannel) -> None:
+    """The work of the collector process."""
     import torch
 
     torch.set_num_threads(1)
-    orders, worlds = frames.receive()
-    collector = build_collector(orders, worlds)
-    max_staleness, version = orders["practice"]["max_staleness"], -1
+    settings, worlds = channel.receive()
+    collector = build_collector(settings, worlds)
+    max_staleness, version = settings["rollouts"]["max_staleness"], -1
 
-    def take_weights() -> None:
+    def load_weights() -> None:
         nonlocal version
-        while version < 0 or collector.num_rollouts - version > max_staleness or frames.waits():
-            facts, flat = frames.receive()
+        while version < 0 or collector.num_rollouts - version > max_staleness or channel.has_data():
+            message, flat = channel.receive()
             weights: dict[str, dict[str, Array]] = {}
             for name, array in flat.items():
                 component, _, inner = name.partition("|")
                 weights.setdefault(component, {})[inner] = array
-            version = facts["version"]
+            version = message["version"]
             collector.load(weights, version=version)
 
     while True:
-        frames.send({}, collector.collect(before_tick=take_weights))
+        channel.send({}, collector.collect(before_tick=load_weights))
 
 
 if __name__ == "__main__":
-    os._exit(run_child(_serve))  # to tear torch down piece by piece takes a second
+    run_worker(_collect_rollouts)

@@ -1,4 +1,4 @@
-"""What a world did, written to the log as an episode: only for who asks, since practice is learned from in memory."""
+"""Record the episodes of a simulated world in the run's log. Optional, because rollouts are learned from in memory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,21 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """`begin`, `add` each step, `end`: the episode is in the log then. One that never ends is not."""
+    """Call `begin`, `add` for each step, then `end`, which writes the episode to the log."""
 
-    def __init__(self, cell: Workcell, log: EpisodeLog, *, seed: int, config_hash: str) -> None:
-        self._cell, self._log = cell, log
+    def __init__(self, workcell: Workcell, log: EpisodeLog, *, seed: int, config_hash: str) -> None:
+        self._workcell, self._log = workcell, log
         self._seed, self._config_hash = seed, config_hash
         self._start: EpisodeStart | None = None
         self._steps: list[Step] = []
 
     @staticmethod
-    def of(cell: Workcell, orders: Mapping[str, Any], *, seed: int) -> Recording:
-        """As a collector is told to, in plain values."""
-        log = EpisodeLog(Path(orders["folder"]), images=image_codec(ImagesConfig(**orders["images"])))
-        return Recording(cell, log, seed=seed, config_hash=orders["config_hash"])
+    def from_settings(workcell: Workcell, settings: Mapping[str, Any], *, seed: int) -> Recording:
+        log = EpisodeLog(Path(settings["folder"]), images=image_codec(ImagesConfig(**settings["images"])))
+        return Recording(workcell, log, seed=seed, config_hash=settings["config_hash"])
 
     def begin(self, index: int) -> None:
-        spec, now_ns = self._cell.robot.spec, time.time_ns()
+        spec, now_ns = self._workcell.robot.spec, time.time_ns()
         order = EpisodeOrder(
             id=new_episode_id(unix_ns=now_ns, robot=spec.name),
             purpose=Purpose.ONLINE,
@@ -43,14 +42,14 @@ class Recording:
             config_hash=self._config_hash,
             started_unix_ns=now_ns,
         )
-        self._start = make_start(order, task=self._cell.task, robot=spec, operator="none")
+        self._start = make_start(order, task=self._workcell.task, robot=spec, operator="none")
         self._steps.clear()
 
     def add(self, step: Step) -> None:
         self._steps.append(step)
 
     def end(self, outcome: Outcome, *, last: Observation) -> None:
-        assert self._start is not None, "begin() comes first"
+        assert self._start is not None, "call begin() first"
         segment = Segment.of(self._steps, episode_id=self._start.id, last_observation=last)
         self._log.commit(Episode.of(self._start, [segment], outcome=outcome))
         self._start = None

@@ -1,41 +1,44 @@
-"""Learning from one's own rollouts: N simulated worlds, kept in memory, collected before each update or during it.
+"""The training loop of on-policy algorithms: collect a rollout from N simulated worlds, update, publish, repeat.
 
-    practice = OnPolicy(config, algorithm=algorithm, control_hz=10.0)
-    while practice.env_steps < budget:
-        lesson = practice.step()          # one rollout, one update, one new version of the weights
+    training = OnPolicy(config, algorithm=algorithm, control_hz=10.0)
+    while training.env_steps < budget:
+        result = training.step()          # one iteration: one rollout, one update, one new version of the weights
 
-There is one loop. Whether it is synchronous is up to the collector: one in this process starts when it is asked, one in
-a process of its own (`algorithm.asynchronous`) has started long before.
+The same loop is synchronous or asynchronous: a collector in this process starts when `step` calls it, a collector in
+another process (`algorithm.asynchronous`) works during the update.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from dovetail.config.plugins import resolve
 from dovetail.config.schema import DEFAULT_SECTIONS, PluginSection, RunConfig
+from dovetail.core.abilities import ConfiguresNormalization
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.core.types import Array
 from dovetail.learn.device import find_device
 from dovetail.learn.finite import BadUpdates, SkippedUpdate
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.skipped_updates import telling_skips
-from dovetail.runs.status import RunStatus
-from dovetail.runtime.onpolicy.collector import ProcessCollector, build_collector, collector_orders
 from dovetail.runs.rollout_history import RolloutResult, finished_episodes
+from dovetail.runs.skipped_updates import report_skipped_updates
+from dovetail.runs.status import RunStatus
+from dovetail.runtime.onpolicy.collector import ProcessCollector, build_collector, collector_settings
 
-__all__ = ["OnPolicy", "check_practice", "is_on_policy"]
+__all__ = ["OnPolicy", "check_on_policy"]
+
+
+_NOT_LEARNED = ("episode/", "worlds/")  # arrays of a rollout that are not for the update
 
 
 class RolloutSource(Protocol):
-    """Who collects. `load` hands over weights that nobody changes any more."""
+    """A collector in this process or in another one. The weights given to `load` must not change afterwards."""
 
     def load(self, weights: Mapping[str, Mapping[str, Array]], *, version: int) -> None: ...
 
@@ -45,7 +48,7 @@ class RolloutSource(Protocol):
 
 
 class OnPolicy:
-    """A learner and where its rollouts come from. Worlds are built with the first step, not before."""
+    """An algorithm and its source of rollouts. The first step builds the worlds."""
 
     def __init__(
         self,
@@ -56,47 +59,36 @@ class OnPolicy:
         should_stop: Callable[[], bool] = lambda: False,
         folder: RunFolder | None = None,
     ) -> None:
-        check_practice(config)
+        check_on_policy(config)
         self._control_hz = control_hz
         self._config, self._algorithm, self._should_stop = config, algorithm, should_stop
-        self._practice = algorithm.practice
-        self._folder = folder  # of the run, for its events, and where episodes are to be recorded
+        self._rollouts = algorithm.rollout_settings
+        self._folder = folder  # for events and recorded episodes
         self._source: RolloutSource | None = None
-        self._worlds: dict[str, Array] = {}  # where each stands
+        self._worlds: dict[str, Array] = {}  # their state, see Collector
         self._bad = BadUpdates(config.learner.max_bad_updates)
-        self.healthy = True  # until an update broke: from then on nothing is worth keeping
-        self.num_updates = 0  # rollouts learned from, and so the version of the weights
+        self.healthy = True  # False after a failed update; the state must not be saved
+        self.num_updates = 0  # also the version of the weights
         self.env_steps = 0
         self.num_ended = 0  # episodes
 
-    def lessons(
-        self,
-        status: RunStatus,
-        *,
-        note: Callable[[RolloutResult], None] = lambda lesson: None,
-        save: Callable[[OnPolicy], None] = lambda practice: None,
-        solved: Callable[[], bool] = lambda: False,
-    ) -> Iterator[RolloutResult]:
-        """Step until the run's budget is spent, its task is solved or it is to end; each is noted, then now and then all is
-        saved. One that goes on from a checkpoint begins with the recent episodes that the run had then."""
-        run, saved_s = self._config.run, time.monotonic()
-        self._count(status)
-        self._recall(status)
-        status.begin("practising", run.env_steps, done=self.env_steps)
-        while self.env_steps < run.env_steps and not solved() and not self._should_stop():
-            with telling_skips(self._folder, self):
-                lesson = self.step()
-            if lesson is None:
-                return
-            self._count(status, lesson)
-            note(lesson)
-            if time.monotonic() - saved_s > run.checkpoint_every_s:
-                save(self)
-                saved_s = time.monotonic()
-            yield lesson
+    def begin(self, status: RunStatus) -> None:
+        """Set the counts in `status`; after a resume, also its recent episodes."""
+        self._update_status(status)
+        self._restore_recent(status)
+
+    def iterate(self, status: RunStatus) -> RolloutResult | None:
+        """`step`, count it in `status`, and report skipped updates; None if the run is to end."""
+        if self._should_stop():
+            return None
+        with report_skipped_updates(self._folder, self):
+            result = self.step()
+        if result is not None:
+            self._update_status(status, result)
+        return result
 
     def step(self) -> RolloutResult | None:
-        """The next rollout and the update that it gives; None if the run is to end."""
+        """One rollout and one update; None if the run is to end."""
         began_s = time.monotonic()
         if self._source is None:
             self._source = self._start()
@@ -105,7 +97,9 @@ class OnPolicy:
             return None
         collected_s = time.monotonic()
         device = find_device(self._config.device)
-        tensors = {n: torch.from_numpy(array).to(device) for n, array in rollout.items() if not _is_book(n)}
+        tensors = {
+            n: torch.from_numpy(array).to(device) for n, array in rollout.items() if not n.startswith(_NOT_LEARNED)
+        }
         metrics = self._update(tensors)
         self.num_updates += 1
         self.env_steps += rollout["reward"].size
@@ -131,27 +125,29 @@ class OnPolicy:
             self._source = None
 
     def _start(self) -> RolloutSource:
-        orders = collector_orders(self._config, self._practice, num_rollouts=self.num_updates, folder=self._folder)
+        settings = collector_settings(
+            self._config, self._rollouts, num_rollouts=self.num_updates, folder=self._folder
+        )
         source: RolloutSource
-        if self._practice.asynchronous:
-            source = ProcessCollector(orders, self._worlds, should_stop=self._should_stop)
+        if self._rollouts.asynchronous:
+            source = ProcessCollector(settings, self._worlds, should_stop=self._should_stop)
         else:
-            source = build_collector(orders, self._worlds)
+            source = build_collector(settings, self._worlds)
         source.load(self._algorithm.policy_weights(), version=self.num_updates)
         return source
 
-    def _count(self, status: RunStatus, lesson: RolloutResult | None = None) -> None:
+    def _update_status(self, status: RunStatus, result: RolloutResult | None = None) -> None:
         status.env_steps = status.done = self.env_steps
         status.episodes, status.updates = self.num_ended, self.num_updates
         status.robot_minutes = self.env_steps / self._control_hz / 60.0
-        if lesson is not None:
-            status.metrics |= lesson.metrics
-            status.recent_success.extend(map(float, lesson.episodes.get("success", ())))
-            status.recent_return.extend(map(float, lesson.returns))
-            status.recent_human.extend(np.zeros(len(lesson.returns)))
+        if result is not None:
+            status.metrics |= result.metrics
+            status.recent_success.extend(map(float, result.episodes.get("success", ())))
+            status.recent_return.extend(map(float, result.returns))
+            status.recent_human.extend(np.zeros(len(result.returns)))
 
-    def _recall(self, status: RunStatus) -> None:
-        """What tells whether it is solved, and which checkpoint is the best, goes on too."""
+    def _restore_recent(self, status: RunStatus) -> None:
+        """Recent episodes decide whether the task is solved and which checkpoint is the best."""
         if self._folder is None:
             return
         known = list(finished_episodes(self._folder.path, env_steps=self.env_steps))
@@ -162,7 +158,7 @@ class OnPolicy:
         status.recent_human.extend(np.zeros(len(known)))
 
     def _update(self, rollout: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
-        """A rollout that cannot be learned from counts all the same: it was collected, and a version follows it."""
+        """A skipped update counts as an update: its rollout was collected, and a version follows it."""
         metrics: Mapping[str, float] = {}
         try:
             metrics = self._algorithm.update(rollout)
@@ -172,16 +168,16 @@ class OnPolicy:
             except FailureError:
                 self.healthy = False
                 raise
-        except BaseException:  # in the midst of it
+        except BaseException:  # also an interrupt: the update is incomplete
             self.healthy = False
             raise
         bad = {name: value for name, value in metrics.items() if not math.isfinite(value)}
         if bad:
             self.healthy = False
-            raise FailureError(f"learning broke at update {self.num_updates}: {bad}. Try a lower learning rate")
+            raise FailureError(f"learning failed at update {self.num_updates}: {bad}. Try a lower learning rate")
         return {**metrics, "skipped_updates": float(self._bad.count)}
 
-    # ---- checkpoints: the learner goes on exactly where it was, and each world in the midst of its episode
+    # ---- checkpoints: a resumed run continues exactly, also in the middle of episodes
 
     def state_dict(self) -> dict[str, Array]:
         return {
@@ -196,55 +192,42 @@ class OnPolicy:
         try:
             num_updates, env_steps, num_ended, *num_skipped = (int(n) for n in state["practice/counters"])
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"the checkpoint is not of on-policy learning: {error}") from error
+            raise CheckpointError(f"this is not a checkpoint of an on-policy algorithm: {error}") from error
         self._algorithm.load_state_dict(
             {name.removeprefix("algorithm/"): v for name, v in state.items() if name.startswith("algorithm/")}
         )
-        self.close()  # worlds that are under way belong to the state before
+        self.close()  # the worlds belong to the previous state
         self.num_updates, self.env_steps, self.num_ended = num_updates, env_steps, num_ended
         self._worlds = {
             n.removeprefix("practice/"): v for n, v in state.items() if n.startswith("practice/worlds/")
         }
-        if "practice/num_episodes" in state:  # of before worlds went on in the midst of one: each with its next
+        if "practice/num_episodes" in state:  # old format: each world starts its next episode
             self._worlds = {"worlds/num_episodes": state["practice/num_episodes"]}
-        self._bad.count = sum(num_skipped)  # none, in a checkpoint of before they were counted
+        self._bad.count = sum(num_skipped)  # old checkpoints do not have it
 
 
-def is_on_policy(config: RunConfig) -> bool:
-    """Whether its algorithm learns from rollouts; it is not built for that."""
-    return hasattr(resolve("algorithm", config.algorithm.type), "practice")
-
-
-def check_practice(config: RunConfig, *, demonstrated: bool = False) -> None:
-    """Refuse what on-policy learning would silently leave out. `demonstrated`: somebody has shown it, imported or not."""
+def check_on_policy(config: RunConfig, *, has_demos: bool = False) -> None:
+    """Refuse settings that on-policy learning would ignore. `has_demos`: the run has demonstrations, imported or not."""
     labeler = PluginSection.parse("labeler", DEFAULT_SECTIONS["labels"][0])
     if config.labels != [labeler]:
         raise UsageError(
-            "on-policy learning takes the task's own rewards at every tick, so leave out `labels`: set task.reward"
+            "on-policy learning uses the task's own reward at every tick: remove `labels` and set task.reward"
         )
     if config.labeling.hide_success:
-        raise UsageError("on-policy learning takes the task's own rewards: set labeling.hide_success=false")
+        raise UsageError("on-policy learning uses the task's own reward: set labeling.hide_success=false")
     if config.learner.ranks > 1:
         raise UsageError(
-            f"learner.ranks is for algorithms that learn from replay, and {config.algorithm.type} does not"
+            f"learner.ranks needs an algorithm with a replay, but {config.algorithm.type} has none: set learner.ranks=1"
         )
-    learner, normalizes = config.learner, getattr(config.algorithm.config, "normalize", False)
-    if (
-        (demonstrated or config.run.demos)
-        and learner.bc_updates
-        and learner.start_from == "cloning"
-        and normalizes
-    ):
+    learner, algorithm = config.learner, config.algorithm.config
+    normalizes = isinstance(algorithm, ConfiguresNormalization) and algorithm.normalize
+    if (has_demos or config.run.demos) and learner.bc_updates and learner.start_from == "cloning" and normalizes:
         raise UsageError(
-            "algorithm.normalize shows a cloned policy another world than it was cloned in: set it to false, or "
-            "learner.start_from=scratch"
+            "algorithm.normalize=true changes the inputs of a policy that was cloned without it: set it to false, or "
+            "set learner.start_from=scratch"
         )
     if config.operator.type != "none":
         raise UsageError(
-            f"nobody can take over in {config.algorithm.type}'s many worlds at once: set operator: none, not "
+            f"an operator cannot take over in {config.algorithm.type}'s parallel worlds: set operator.type=none instead of "
             f"'{config.operator.type}'"
         )
-
-
-def _is_book(name: str) -> bool:
-    return name.startswith(("episode/", "worlds/"))

@@ -1,1 +1,1 @@
-"""Ray itself: connect to a cluster, start a local one, join and leave machines, tokens, cleanup."""
+"""The Ray cluster: connect to one, start a local one, join and leave with a machine, tokens, cleanup."""

@@ -1,7 +1,7 @@
-"""This machine as a part of a cluster: which of the file's machines it is, how it joins, and how it leaves without a trace.
+"""Join a cluster with this machine, and leave it.
 
-`join` starts a keeper, which keeps a node of Ray's running until `leave`: a machine whose link was cut is sent away by the
-head, and comes back by itself. What is known of it lies in a folder of its own under the temp folder.
+`join` starts a keeper, which keeps a Ray node running until `leave`: after a lost connection the head removes the machine,
+and the keeper joins again. A folder under the temp folder has the machine's state.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
@@ -25,38 +23,38 @@ from dovetail import __version__
 from dovetail.config.cluster import LOOPBACK, ClusterConfig, Machine
 from dovetail.core.disk import write_atomic
 from dovetail.core.errors import FailureError, UsageError, did_you_mean
-from dovetail.runtime.ray.cluster.environment import settings
+from dovetail.processes.child import ChildProcess
+from dovetail.runtime.ray.cluster.environment import ray_variables
 from dovetail.runtime.ray.cluster.node_keeper import PLAN, STATE
-from dovetail.runtime.ray.cluster.process_marks import MARK, await_end, end_all, marked
+from dovetail.runtime.ray.cluster.process_marks import MARK, kill_marked, marked_processes, wait_for_end
 from dovetail.runtime.ray.cluster.token import token_path
 
 __all__ = ["Membership", "join", "leave", "membership", "this_machine"]
 
 _START_S = 120.0
 _LEAVE_S = 30.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Membership:
-    """What this machine's keeper says of itself."""
+    """The state of this machine's keeper."""
 
     machine: str
-    meeting: str
+    head_address: str
     keeper: int
-    state: str
-    """joining, joined, lost or failed."""
+    state: str  # joining, joined, lost or failed
     problem: str = ""
 
     @property
-    def is_kept(self) -> bool:
-        return self.keeper in marked(_folder(self.machine))
+    def has_keeper(self) -> bool:
+        return self.keeper in marked_processes(_folder(self.machine))
 
 
 def this_machine(config: ClusterConfig, *, named: str | None = None) -> str:
-    """The name of the machine that this is: as it is told, or by its host name or address."""
+    """The name of this machine: `named`, or found by its host name or address."""
     if not config.machines:
-        raise UsageError("the file names no machines: say in cluster.machines what each of them offers")
+        raise UsageError("the file has no machines: list them in cluster.machines")
     if named is not None:
         if named not in config.machines:
             raise UsageError(f"no machine '{named}' in cluster.machines.{did_you_mean(named, config.machines)}")
@@ -70,12 +68,12 @@ def this_machine(config: ClusterConfig, *, named: str | None = None) -> str:
     found = by_name or [name for name, one in config.machines.items() if _is_ours(one.address)]
     if len(found) != 1:
         all_names = " or ".join(found or config.machines)
-        raise UsageError(f"which machine is {host}? None of them says so clearly; add --as {all_names}")
+        raise UsageError(f"cannot find out which machine {host} is: add --as {all_names}")
     return found[0]
 
 
 def _is_ours(address: str) -> bool:
-    """Whether one of our interfaces has it; loopback addresses are everybody's."""
+    """Whether a network interface of this machine has the address. Every machine has the loopback addresses."""
     if ip_address(address).is_loopback:
         return False
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -97,15 +95,15 @@ def membership(name: str) -> Membership | None:
 
 
 def join(config: ClusterConfig, name: str) -> Membership:
-    """Start this machine's keeper and wait until it has joined; who has joined already is left alone."""
+    """Start this machine's keeper and wait until it has joined. Does nothing if it has joined already."""
     known = membership(name)
-    if known is not None and known.is_kept:
-        if known.meeting != config.meeting:
+    if known is not None and known.has_keeper:
+        if known.head_address != config.head_address:
             raise UsageError(
-                f"machine '{name}' is in the cluster at {known.meeting}: `dovetail cluster leave` it first"
+                f"machine '{name}' is in the cluster at {known.head_address}: run `dovetail cluster leave` first"
             )
     else:
-        leave(name)  # what a keeper that was killed has left
+        leave(name)  # cleans up after a killed keeper
         _check_ports(name, config.machines[name])
         _start_keeper(config, name)
     deadline = time.monotonic() + _START_S
@@ -113,11 +111,11 @@ def join(config: ClusterConfig, name: str) -> Membership:
         known = membership(name)
         if known is not None and known.state == "joined":
             return known
-        if known is not None and (known.state == "failed" or not known.is_kept):
+        if known is not None and (known.state == "failed" or not known.has_keeper):
             problem = known.problem or "its keeper died"
             leave(name)
             raise FailureError(f"machine '{name}' could not join: {problem}")
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     leave(name)
     raise FailureError(f"machine '{name}' has not joined within {_START_S:.0f} s")
 
@@ -137,33 +135,34 @@ def _check_ports(name: str, machine: Machine) -> None:
 
 
 def _start_keeper(config: ClusterConfig, name: str) -> None:
-    folder, machine, meeting = _folder(name), config.machines[name], config.meeting
-    assert meeting is not None
+    folder, machine, head_address = _folder(name), config.machines[name], config.head_address
+    assert head_address is not None
     folder.mkdir(mode=0o700)
     loopback = machine.head and machine.address == LOOPBACK
     plan = {
         "machine": name,
-        "meeting": meeting,
+        "head_address": head_address,
         "command": _command(config, name, machine, folder),
-        "environment": settings(config.detection, token=token_path(config), loopback=loopback),
+        "environment": ray_variables(config.detection, token=token_path(config), loopback=loopback),
     }
     write_atomic(folder / PLAN, json.dumps(plan).encode())
     with (folder / "keeper.log").open("ab") as log:
-        keeper = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.runtime.ray.cluster.node_keeper", str(folder)],
-            stdin=subprocess.DEVNULL,
+        keeper = ChildProcess(
+            "the node keeper",
+            "dovetail.runtime.ray.cluster.node_keeper",
+            [str(folder)],
             stdout=log,
             stderr=log,
-            env={**os.environ, MARK: str(folder)},
-            start_new_session=True,
+            environment={MARK: str(folder)},
+            new_session=True,
         )
-    state = {"machine": name, "meeting": meeting, "keeper": keeper.pid, "state": "joining"}
+    state = {"machine": name, "head_address": head_address, "keeper": keeper.pid, "state": "joining"}
     if not (folder / STATE).exists():
         write_atomic(folder / STATE, json.dumps(state).encode())
 
 
 def _command(config: ClusterConfig, name: str, machine: Machine, folder: Path) -> list[str]:
-    """`ray start`, for this machine."""
+    """Arguments of `ray start`."""
     ports = machine.ports
     options: dict[str, Any] = {
         "node-ip-address": machine.address,
@@ -172,7 +171,7 @@ def _command(config: ClusterConfig, name: str, machine: Machine, folder: Path) -
         "runtime-env-agent-port": ports.agent,
         "min-worker-port": ports.workers[0],
         "max-worker-port": ports.workers[1],
-        "object-store-memory": config.store_mb << 20,
+        "object-store-memory": config.object_store_mb << 20,
         "temp-dir": folder,
         "resources": json.dumps(machine.resources),
         "include-log-monitor": "false",
@@ -185,31 +184,33 @@ def _command(config: ClusterConfig, name: str, machine: Machine, folder: Path) -
     if machine.head:
         options |= {"port": ports.head, "ray-client-server-port": ports.client, "include-dashboard": "false"}
     else:
-        options["address"] = config.meeting
+        options["address"] = config.head_address
     given = [word for key, value in options.items() for word in (f"--{key}", str(value))]
     return [*given, "--block", "--disable-usage-stats", *(["--head"] if machine.head else [])]
 
 
 def leave(name: str) -> bool:
-    """End this machine's node and everything that ran on it; whether there was any. Twice is as good as once."""
+    """End this machine's node and everything that runs on it. Returns whether there was any. May be called again."""
     folder = _folder(name)
-    pids = marked(folder)
+    pids = marked_processes(folder)
     known = membership(name) if folder.exists() else None
     if known is not None and known.keeper in pids:
         with contextlib.suppress(ProcessLookupError):
             os.kill(known.keeper, signal.SIGTERM)
-        await_end(folder, seconds=_LEAVE_S)
-    end_all(folder)  # whose keeper was killed
-    if not await_end(folder, seconds=_LEAVE_S):
-        raise FailureError(f"processes of machine '{name}' do not end: {', '.join(map(str, marked(folder)))}")
+        wait_for_end(folder, seconds=_LEAVE_S)
+    kill_marked(folder)  # if the keeper was killed
+    if not wait_for_end(folder, seconds=_LEAVE_S):
+        raise FailureError(
+            f"processes of machine '{name}' do not end: {', '.join(map(str, marked_processes(folder)))}"
+        )
     shutil.rmtree(folder, ignore_errors=True)
     return bool(pids)
 
 
 def _folder(name: str) -> Path:
-    """Short, because sockets lie in it; and nobody's but ours."""
-    above = Path(tempfile.gettempdir()) / f"dovetail-{os.getuid()}"
-    above.mkdir(mode=0o700, exist_ok=True)
-    if above.is_symlink() or above.stat().st_uid != os.getuid() or above.stat().st_mode & 0o077:
-        raise UsageError(f"{above} is not ours alone: remove it")
-    return above / name
+    """A short path, because of the sockets in it. Only this user may read it."""
+    parent = Path(tempfile.gettempdir()) / f"dovetail-{os.getuid()}"
+    parent.mkdir(mode=0o700, exist_ok=True)
+    if parent.is_symlink() or parent.stat().st_uid != os.getuid() or parent.stat().st_mode & 0o077:
+        raise UsageError(f"other users can write to {parent}: remove it")
+    return parent / name

@@ -1,35 +1,32 @@
-"""Keeps a node of Ray's running on this machine: `python -m dovetail.runtime.ray.cluster.node_keeper FOLDER`, see joining.py.
+"""Keep a Ray node running on this machine: `python -m dovetail.runtime.ray.cluster.node_keeper FOLDER`, see joining.py.
 
-A node that ends, because the head sent it away or is gone, is started anew until it is in the cluster again. SIGTERM ends
-the keeper, and all that it has started. It does not import Ray.
+If the node ends, because the head removed it or has ended, the keeper restarts it until it is in the cluster again. SIGTERM
+ends the keeper and everything it has started. It does not import Ray.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 from dovetail.core.disk import write_atomic
-from dovetail.runtime.ray.cluster.process_marks import MARK, await_end, end_all
+from dovetail.processes.child import ChildProcess
+from dovetail.runtime.ray.cluster.process_marks import MARK, kill_marked, wait_for_end
 
 __all__ = ["PLAN", "STATE", "main"]
 
 PLAN, STATE = "plan.json", "state.json"
 _STARTED = "Ray runtime started"
-_LOOK_S = 0.2
+_POLL_S = 0.2
 _STOP_S = 15.0
 _GRACE_S = 5.0
-_PAUSES_S = (1.0, 2.0, 5.0)  # before it is started anew; then always the last
-_PR_SET_PDEATHSIG = 1
+_PAUSES_S = (1.0, 2.0, 5.0)  # before a restart; the last one repeats
 
 
 class _Keeper:
@@ -46,81 +43,72 @@ class _Keeper:
         num_lost = 0
         joined_once = False
         while not self._leaving:
-            self._tell("joining" if not joined_once else "lost")
-            said, joined = self._node()
+            self._write_state("joining" if not joined_once else "lost")
+            problem, joined = self._run_node()
             joined_once |= joined
             if self._leaving:
                 break
             if not joined_once:
-                self._tell("failed", problem=said)
+                self._write_state("failed", problem=problem)
                 return 1
             num_lost = 0 if joined else num_lost + 1
-            self._tell("lost", problem=said)
+            self._write_state("lost", problem=problem)
             self._pause(_PAUSES_S[min(num_lost, len(_PAUSES_S) - 1)])
         return 0
 
-    def _node(self) -> tuple[str, bool]:
-        """One life of the node: what it said last, and whether it was in the cluster."""
+    def _run_node(self) -> tuple[str, bool]:
+        """Run the node until it ends: the last line of its output, and whether it had joined the cluster."""
         log = self._folder / "node.log"
         with log.open("wb") as output:
-            node = subprocess.Popen(
-                [sys.executable, "-m", "ray.scripts.scripts", "start", *self._plan["command"]],
-                stdin=subprocess.DEVNULL,
+            # without draining, which would move roles elsewhere: their run asks them to end
+            environment = {MARK: str(self._folder), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0"}
+            node = ChildProcess(
+                "Ray's node",
+                "ray.scripts.scripts",
+                ["start", *self._plan["command"]],
                 stdout=output,
                 stderr=output,
-                env=self._environment(),
-                preexec_fn=_die_with_parent,
+                environment={**environment, **self._plan["environment"]},
+                end_with_parent=True,
             )
         joined = False
-        while node.poll() is None and not self._leaving:
+        while not node.has_ended and not self._leaving:
             if not joined and _STARTED in log.read_text(errors="replace"):
                 joined = True
-                self._tell("joined")
-            time.sleep(_LOOK_S)
+                self._write_state("joined")
+            time.sleep(_POLL_S)
         self._end(node)
-        return _last_words(log.read_text(errors="replace")), joined
+        return _end_reason(log.read_text(errors="replace")), joined
 
-    def _end(self, node: subprocess.Popen[bytes]) -> None:
-        """Ray ends its own; whoever is left after that has no say."""
-        if node.poll() is None:
+    def _end(self, node: ChildProcess) -> None:
+        """Let Ray end its processes, then kill those that remain."""
+        if not node.has_ended:
             node.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                node.wait(_STOP_S)
+            node.wait(_STOP_S)
         ours = frozenset({os.getpid()})
-        if not await_end(self._folder, seconds=_GRACE_S, but=ours):
-            end_all(self._folder, but=ours)
-        node.wait()
-
-    def _environment(self) -> dict[str, str]:
-        given: dict[str, str | None] = self._plan["environment"]
-        # nobody is told to move elsewhere: roles are asked to end by the run that they belong to
-        ours = {**os.environ, MARK: str(self._folder), "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0", **given}
-        return {name: value for name, value in ours.items() if value is not None}
+        if not wait_for_end(self._folder, seconds=_GRACE_S, keep=ours):
+            kill_marked(self._folder, keep=ours)
+        node.popen.wait()
 
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while not self._leaving and time.monotonic() < deadline:
-            time.sleep(_LOOK_S)
+            time.sleep(_POLL_S)
 
-    def _tell(self, state: str, *, problem: str = "") -> None:
-        facts: dict[str, Any] = {key: self._plan[key] for key in ("machine", "meeting")}
-        facts |= {"keeper": os.getpid(), "state": state, "problem": problem}
-        write_atomic(self._folder / STATE, json.dumps(facts).encode())
-
-
-def _die_with_parent() -> None:
-    """A keeper that is killed takes its node along, which then ends its own."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+    def _write_state(self, state: str, *, problem: str = "") -> None:
+        state_json: dict[str, Any] = {key: self._plan[key] for key in ("machine", "head_address")}
+        state_json |= {"keeper": os.getpid(), "state": state, "problem": problem}
+        write_atomic(self._folder / STATE, json.dumps(state_json).encode())
 
 
-def _last_words(text: str) -> str:
-    """The line that says most about why it ended."""
+def _end_reason(text: str) -> str:
+    """The line of the output that best explains why the node ended."""
     ended = re.search(r"(\w+) \[exit code=(-?\d+)\]", text)
     if ended:
-        return f"{ended[1]} ended with {ended[2]}: its link was cut, the head is gone, or it was killed"
+        return f"{ended[1]} ended with {ended[2]}: the connection or the head was lost, or it was killed"
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    telling = [line for line in lines if "Error" in line or "ERR" in line]
-    return (telling or lines or ["it said nothing"])[-1].rpartition(" -- ")[2][:300]
+    errors = [line for line in lines if "Error" in line or "ERR" in line]
+    return (errors or lines or ["no output"])[-1].rpartition(" -- ")[2][:300]
 
 
 def main(folder: str) -> int:

@@ -1,4 +1,4 @@
-"""Finding everything that was started for a node, by a mark in its environment: however it has been detached since."""
+"""Find all processes of a Ray node by a mark in their environment, also those that have detached themselves."""
 
 from __future__ import annotations
 
@@ -9,40 +9,40 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-__all__ = ["MARK", "await_end", "end_all", "marked"]
+__all__ = ["MARK", "kill_marked", "marked_processes", "wait_for_end"]
 
 MARK = "DOVETAIL_CLUSTER_NODE"  # its value is the node's folder
-_LOOK_S = 0.1
-_STOP_S = 5.0  # that an arm's processes have to stop it, and to write what it did
+_POLL_S = 0.1
+_STOP_S = 5.0  # time for an arm's processes to stop it and to write the last steps
 
 
-def marked(folder: Path) -> set[int]:
-    """Living processes that carry the mark."""
+def marked_processes(folder: Path) -> set[int]:
+    """Ids of processes with the mark of this folder."""
     mark = f"{MARK}={folder}".encode()
     found = set()
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with contextlib.suppress(OSError):  # another's, or gone by now; a dead one's is empty
+            with contextlib.suppress(OSError):  # another user's, or ended meanwhile
                 if mark in (entry / "environ").read_bytes().split(b"\0"):
                     found.add(int(entry.name))
     return found
 
 
-def await_end(folder: Path, *, seconds: float, but: frozenset[int] = frozenset()) -> bool:
-    """Whether all of them have ended by themselves."""
+def wait_for_end(folder: Path, *, seconds: float, keep: frozenset[int] = frozenset()) -> bool:
+    """Whether all but `keep` have ended by themselves within this time."""
     deadline = time.monotonic() + seconds
-    while marked(folder) - but:
+    while marked_processes(folder) - keep:
         if time.monotonic() > deadline:
             return False
-        time.sleep(_LOOK_S)
+        time.sleep(_POLL_S)
     return True
 
 
-def end_all(folder: Path, *, but: frozenset[int] = frozenset()) -> None:
-    """An arm's own processes last: once nobody is above them they stop the arm, which one that is killed cannot."""
-    _kill(pid for pid in marked(folder) - but if not _moves_an_arm(pid))
-    await_end(folder, seconds=_STOP_S, but=but)
-    _kill(marked(folder) - but)
+def kill_marked(folder: Path, *, keep: frozenset[int] = frozenset()) -> None:
+    """Kill an arm's own processes last: they stop the arm after their supervisor has ended."""
+    _kill(pid for pid in marked_processes(folder) - keep if not _moves_an_arm(pid))
+    wait_for_end(folder, seconds=_STOP_S, keep=keep)
+    _kill(marked_processes(folder) - keep)
 
 
 def _moves_an_arm(pid: int) -> bool:

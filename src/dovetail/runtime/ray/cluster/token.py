@@ -1,4 +1,4 @@
-"""What everybody in a cluster must know. It lies in a file for its owner alone, and travels by other ways than this."""
+"""The secret token that all machines of a cluster share: a file that only its owner can read, copied by the user."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ _MIN_LENGTH = 32
 
 
 def token_path(config: ClusterConfig) -> Path:
-    """Where this machine keeps it: the same on each, unless the file says otherwise."""
+    """The token's file on this machine."""
     if config.token_file is not None:
         return config.token_file.expanduser().absolute()
-    settings = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(settings) / "dovetail" / "cluster.token"
+    folder = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(folder) / "dovetail" / "cluster.token"
 
 
 def check_token(path: Path) -> None:
-    """Refuse one that is not there, is too short, or that others can read."""
+    """Refuse a token that is missing, too short, or readable for other users."""
     try:
         mode, text = path.stat().st_mode, path.read_text(encoding="ascii").strip()
     except FileNotFoundError:
         raise UsageError(
-            f"no token at {path}: copy that file from the head of the cluster, and chmod 600"
+            f"no token at {path}: copy this file from the head of the cluster, and run chmod 600 on it"
         ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the token in {path}: {error}") from error
     if mode & 0o077:
-        raise UsageError(f"others can read the token in {path}: chmod 600 it")
+        raise UsageError(f"other users can read the token in {path}: run chmod 600 on it")
     if len(text) < _MIN_LENGTH:
-        raise UsageError(f"the token in {path} is too short: {_MIN_LENGTH} characters or more")
+        raise UsageError(f"the token in {path} is too short: it needs {_MIN_LENGTH} characters")
 
 
 def make_token(path: Path) -> bool:
-    """A new one, unless there is one; whole from the first moment. Whether it is new."""
+    """Create a token if there is none. Returns whether it is new. The file appears complete."""
     if path.exists():
         return False
     try:
@@ -49,11 +49,11 @@ def make_token(path: Path) -> bool:
         with os.fdopen(descriptor, "w") as file:
             file.write(secrets.token_hex(32) + "\n")
         try:
-            os.link(temporary, path)  # unlike a rename, never over another's
+            os.link(temporary, path)  # unlike a rename, does not replace an existing file
         finally:
             temporary.unlink()
     except FileExistsError:
         return False
     except OSError as error:
-        raise UsageError(f"cannot make a token at {path} ({error.strerror}): set cluster.token_file") from error
+        raise UsageError(f"cannot create a token at {path} ({error.strerror}): set cluster.token_file") from error
     return True
