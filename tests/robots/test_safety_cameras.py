@@ -75,7 +75,7 @@ def test_by_hand():
     assert raw.num_stops == 1
     with pytest.raises(RobotFault, match=r"does not move after a fault.*'front'"):
         robot.send(GOING)
-    with pytest.raises(RobotFault, match="stands still"):
+    with pytest.raises(RobotFault, match="does not move"):
         robot.hold()
 
 

@@ -49,7 +49,7 @@ def test_resets_reach_30_mm_and_10_degrees_and_never_start_solved(arm):
         assert task.completion(world) == 0.0
         assert world.grasping("handle")
         where = world.body_pose("socket")[0]
-        sockets.append(where[:2] - world.arm.workspace_centre[:2])
+        sockets.append(where[:2] - world.arm.workspace_center[:2])
         tips.append((world.body_pose("tool")[0] - where)[:2])
         yaws.append(math.degrees(task.fit(world).rotvec[2]))
     for offsets in (np.array(sockets), np.array(tips)):

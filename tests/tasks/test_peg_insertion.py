@@ -50,7 +50,7 @@ def test_resets_reach_30_mm_and_10_degrees_and_never_start_solved(arm):
         assert world.grasping("handle")
         assert np.abs(world.data.qvel).max() < 0.05
         where, quat = world.body_pose("socket")
-        sockets.append(where[:2] - world.arm.workspace_centre[:2])
+        sockets.append(where[:2] - world.arm.workspace_center[:2])
         towards = rotate(quat, (1.0, 0.0, 0.0))
         socket_yaws.append(math.degrees(math.atan2(towards[1], towards[0])))
         tips.append(world.body_pose("tool")[0] - where)
@@ -189,7 +189,7 @@ def test_state_points_from_the_tip_to_the_hole_in_the_reset_frame():
 def _make_hidden(offset_m):
     kind = resolve("task", TASK)
     task = kind(kind.Config(hidden_offset_m=offset_m))
-    return task, SimRobot(SimRobotConfig(arm="panda", max_step_m=0.01, leash_m=0.01), task=task)
+    return task, SimRobot(SimRobotConfig(arm="panda", max_step_m=0.01, max_lead_m=0.01), task=task)
 
 
 def _said(task, world):

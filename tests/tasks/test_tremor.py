@@ -5,11 +5,11 @@ import numpy as np
 from support.rollouts import reset
 
 
-def deviations(tremor_s: float, num: int = 4000) -> np.ndarray:
+def deviations(noise_correlation_s: float, num: int = 4000) -> np.ndarray:
     """What is added to where the expert would go, in shares of the limits, with the arm standing still."""
     task, robot = reset("push_cube", "panda", 0)
     observation, (_, high) = robot.observe(), robot.spec.action.bounds
-    before, task.config = task.config, task.config.model_copy(update={"tremor_s": tremor_s})
+    before, task.config = task.config, task.config.model_copy(update={"noise_correlation_s": noise_correlation_s})
     try:
         calm, noisy = task.expert(), task.expert()
         calm.reset(np.random.default_rng(1), noise=0.0)

@@ -1,1 +1,1 @@
-"""A job: its scene in simulation, how to reset it, when it is done, its words, its scripted expert."""
+"""Simulated tasks: scene, reset, success predicate, prompt and scripted expert."""

@@ -1,4 +1,4 @@
-"""What the tasks with cubes share: headings that repeat every 90 degrees, and where to look from."""
+"""Helpers of the tasks with cubes: headings that repeat every 90 degrees, start poses and the camera."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _QUARTER = 0.5 * math.pi
 
 
 def about_z(angle: float) -> tuple[float, float, float, float]:
-    """The quaternion of a turn about the vertical."""
+    """Quaternion of a rotation about the vertical axis."""
     return (math.cos(0.5 * angle), 0.0, 0.0, math.sin(0.5 * angle))
 
 
 def cube_heading(quat: Vector) -> float:
-    """Angle of a cube's side faces about the vertical, in (-pi/4, pi/4], whichever face it lies on."""
+    """Angle of a cube's side faces about the vertical axis, in (-pi/4, pi/4], for any face down."""
     axes = quat_to_matrix(quat)
-    # the axis that lies flattest is a side face's normal, also after the cube has rolled over
+    # the most horizontal axis is the normal of a side face, even if the cube has rolled over
     flattest = int(abs(axes[2]).argmin())
     return nearest_quarter(math.atan2(axes[1, flattest], axes[0, flattest]), 0.0)
 
@@ -44,13 +44,13 @@ def nearest_quarter(angle: float, reference: float) -> float:
 
 
 def tcp_heading(quat: Vector) -> float:
-    """How far the gripper, seen from above, is turned from the arm's home heading."""
+    """Rotation of the gripper from the arm's home heading, seen from above."""
     axes = quat_to_matrix(quat)
     return math.atan2(axes[1, 0], axes[0, 0])
 
 
 def pointing_down(heading: float) -> Vector:
-    """The TCP's quaternion straight down, turned by `heading` about the vertical."""
+    """Quaternion of a TCP that points straight down, rotated by `heading` about the vertical axis."""
     return quat_multiply(quat_from_rotvec((0.0, 0.0, heading)), DOWN)
 
 
@@ -58,15 +58,15 @@ def place_tcp(
     world: World,
     rng: np.random.Generator,
     *,
-    centre: Vector,
+    center: Vector,
     spread_m: float,
     height_m: tuple[float, float],
     turn_rad: float,
     gripper: float,
 ) -> None:
-    """Reset only: the TCP somewhere over `centre`, pointing down; places out of reach are drawn again."""
+    """Reset only: put the TCP at a random pose above `center`, pointing down. Retries if out of reach."""
     for attempts_left in reversed(range(20)):
-        start = (*(centre + rng.uniform(-spread_m, spread_m, 2)), rng.uniform(*height_m))
+        start = (*(center + rng.uniform(-spread_m, spread_m, 2)), rng.uniform(*height_m))
         try:
             world.place_arm(start, pointing_down(rng.uniform(-turn_rad, turn_rad)), gripper=gripper)
             return
@@ -76,12 +76,12 @@ def place_tcp(
 
 
 def still_to_come(world: World) -> Vector:
-    """[3] m: how far the servos will yet move the TCP. An expert that plans from there does not overshoot."""
+    """[3] m: the remaining motion of the TCP to its servo target. An expert subtracts it to avoid overshoot."""
     return world.kinematics.pose(world.joint_targets())[0] - world.tcp_pose()[0]
 
 
 def table_camera(arm: Arm) -> str:
-    """A `front` camera closer to the table than the world's own: a 4 cm cube should be seen in 128 pixels."""
+    """A `front` camera close to the table, so that a 4 cm cube is visible in 128 pixels."""
     x, y, _ = arm.workspace_center
     towards = np.array((-0.55, -0.42, -0.46))
     eye = np.array((x + 0.02, y, 0.05)) - towards

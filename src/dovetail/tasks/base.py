@@ -1,7 +1,7 @@
-"""What the simulated tasks share: reset, verdicts with a hold time, time limits, and how an expert moves.
+"""Base of the simulated tasks: reset, verdicts with a hold time, time limits, and the motion of experts.
 
-A task says what its scene is (`xml`), how it starts (`place`), what is true in it (`solved`, `failed`,
-`completion`, `read_state`) and where an expert would go next (`goal`). The rest is here, once.
+A task defines its scene (`xml`), its start (`place`), its predicates (`solved`, `failed`, `completion`, `read_state`) and
+the expert's next goal (`goal`).
 """
 
 from __future__ import annotations
@@ -33,42 +33,45 @@ _MAX_PUSH_RAD = 0.03
 
 
 class SimTaskConfig(Config):
+    """Settings of all simulated tasks."""
+
+    RENAMED: ClassVar[Mapping[str, str]] = {"tremor_s": "noise_correlation_s"}
     BASIC: ClassVar[Collection[str]] = ("time_limit_s", "reward")
 
     reward: Literal["sparse", "dense"] = "sparse"
-    """sparse: 1 at success. dense: progress made in each step, plus 1 at success."""
+    """sparse: 1 at success. dense: the progress of each step, plus 1 at success."""
     time_limit_s: float = Field(default=10.0, gt=0.0)
-    """An episode that takes longer is truncated, which is not a failure."""
+    """Seconds after which an episode is a timeout."""
     hold_s: float = Field(default=0.2, ge=0.0)
-    """How long the success predicate must stay true."""
-    tremor_s: float = Field(default=0.0, ge=0.0)
-    """How long a noisy expert's hand keeps to a deviation, as a person's does; 0: each tick draws its own."""
+    """Seconds for which the success predicate must stay true."""
+    noise_correlation_s: float = Field(default=0.0, ge=0.0)
+    """Correlation time of the expert's noise in seconds; 0: independent noise in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """Where an expert wants the TCP next, in the base frame, how fast, and with what grip."""
+    """The expert's next TCP pose in the base frame, its speed and gripper command."""
 
     position: Vector
     quat: Vector
     gripper: float  # 0 closed, 1 open
-    speed: float = 1.0  # share of the action limits that may be used
+    speed: float = 1.0  # relative to the action limits
 
 
 class SimTask(ABC):
-    """A Task and its Scene. One instance belongs to one world, which `bind` gives it."""
+    """A task with its scene. One instance belongs to one world, which `bind` sets."""
 
     name: ClassVar[str]
     prompt: ClassVar[str]
     arms: ClassVar[tuple[str, ...]] = ("franka_panda", "arx_x5")
     table: ClassVar[bool] = True
     fixed_gripper: ClassVar[float | None] = None
-    """For a task done with a tool in hand or a closed fist: the gripper stays so, and is no part of the action."""
+    """Constant gripper command; the action then has no gripper axis. None: the action has one."""
     state_names: ClassVar[tuple[str, ...]]
 
     def __init__(self, config: SimTaskConfig) -> None:
         self.config = config
-        self.reset_rotation: Vector = np.eye(3)  # of the TCP at reset: actions and state are expressed in it
+        self.reset_rotation: Vector = np.eye(3)  # of the TCP at reset: the frame of actions and state
         self._world: World | None = None
         self._robot: RobotSpec | None = None
         self._on_reset: Callable[[], None] = lambda: None
@@ -76,7 +79,7 @@ class SimTask(ABC):
         self._done = False
         self._last_potential = 0.0
 
-    # ---- what a task says of itself
+    # ---- defined by each task
 
     @abstractmethod
     def xml(self, arm: Arm) -> str:
@@ -84,30 +87,30 @@ class SimTask(ABC):
 
     @abstractmethod
     def place(self, world: World, rng: np.random.Generator) -> None:
-        """Put the arm and the things where an episode starts. May let physics settle."""
+        """Place the arm and the objects at the start of an episode. May run physics."""
 
     @abstractmethod
     def solved(self, world: World) -> bool:
-        """The success predicate, from simulator state, at this moment."""
+        """The success predicate for the current simulator state."""
 
     @abstractmethod
     def completion(self, world: World) -> float:
-        """How far along, 0 to 1."""
+        """Progress from 0 to 1."""
 
     def potential(self, world: World) -> float:
-        """What a dense reward is the difference of: how far along, and below 0 how far from where it began."""
+        """The dense reward is the difference of this value between steps. May be negative."""
         return self.completion(world)
 
     @abstractmethod
     def goal(self, world: World) -> Goal:
-        """Where an expert would go from this very state: feedback, not a script, so that it can take over anywhere."""
+        """The expert's goal for the current state. It is feedback control, so the expert can take over in any state."""
 
     @abstractmethod
     def read_state(self, world: World) -> NDArray[np.float32]:
-        """The task's state sensor, one number per name in `state_names`, in the frame of the reset pose."""
+        """The task's state sensor: one value per name in `state_names`, in the frame of the reset pose."""
 
     def failed(self, world: World) -> bool:
-        """Whether nothing can be saved any more (say, the object fell off the table)."""
+        """Whether the task can no longer succeed, for example because an object fell off the table."""
         return False
 
     def metrics(self, world: World) -> Mapping[str, float]:
@@ -127,11 +130,11 @@ class SimTask(ABC):
 
     @property
     def done(self) -> bool:
-        """Whether success has been declared in this episode."""
+        """Whether this episode has succeeded."""
         return self._done
 
     def bind(self, world: World, *, robot: RobotSpec, on_reset: Callable[[], None]) -> None:
-        """Called once by the robot that this task's world belongs to; `on_reset` re-anchors its controller."""
+        """Called once by the robot. `on_reset` resets the reference of its controller."""
         self._world, self._robot, self._on_reset = world, robot, on_reset
 
     def reset(self, robot: Robot, *, rng: np.random.Generator) -> None:
@@ -180,23 +183,23 @@ class SimTask(ABC):
         return WaypointExpert(self)
 
     def in_reset_frame(self, vector: Vector) -> Vector:
-        """A vector of the base frame in the frame of the reset pose, which is that of the actions."""
+        """Convert a vector from the base frame to the frame of the reset pose, which actions use."""
         return self.reset_rotation.T @ vector
 
 
 class WaypointExpert:
-    """Moves towards the task's goal of the moment, in whatever actions the robot takes. Noisy on request."""
+    """Moves towards the task's current goal, with any kind of action and optional noise."""
 
     def __init__(self, task: SimTask) -> None:
         self._task = task
         self._rng = np.random.default_rng(0)
         self._noise = 0.0
         self._pace = 1.0
-        self._drift: Vector | None = None
+        self._last_noise: Vector | None = None
 
     def reset(self, rng: np.random.Generator, *, noise: float = 0.0) -> None:
-        """`noise` 0: always the same; 1: a hand that trembles by a third of the action limits."""
-        self._rng, self._noise, self._drift = rng, noise, None
+        """`noise` 0: deterministic; 1: noise with a standard deviation of a third of the action limits."""
+        self._rng, self._noise, self._last_noise = rng, noise, None
         self._pace = 1.0 - 0.3 * noise * float(rng.random())
 
     def act(self, observation: Observation) -> Array:
@@ -213,11 +216,11 @@ class WaypointExpert:
             )
         )
         limit = high[:6].astype(np.float64) * goal.speed * self._pace
-        # scale each triple as a whole, so that the path stays straight where a limit binds
+        # scale each triple as a whole, so that the path stays straight at a limit
         for part in (slice(0, 3), slice(3, 6)):
             excess = float(np.max(np.abs(delta[part]) / limit[part]))
             delta[part] /= max(excess, 1.0)
-        delta += self._tremble(6) * (0.33 * self._noise) * limit
+        delta += self._noise_sample(6) * (0.33 * self._noise) * limit
         return self._in_limits(delta, goal)
 
     def _joint_target(self, goal: Goal) -> Array:
@@ -229,22 +232,22 @@ class WaypointExpert:
         found = world.kinematics.solve(
             position=position + step, quat=goal.quat, start=world.joint_positions(), max_iterations=20
         )
-        # on top of what the servos still lack: where friction or a wall holds the arm, the push grows, up to a bound
+        # add the remaining servo error, so that the push grows up to a bound when friction or a wall stops the arm
         push = np.clip(world.joint_targets() - world.joint_positions(), -_MAX_PUSH_RAD, _MAX_PUSH_RAD)
-        tremble = self._tremble(len(push)) * (0.01 * self._noise * goal.speed)
-        joints = found.joints + push + tremble
+        noise = self._noise_sample(len(push)) * (0.01 * self._noise * goal.speed)
+        joints = found.joints + push + noise
         return self._in_limits(joints, goal)
 
-    def _tremble(self, num_axes: int) -> Vector:
-        """Of standard deviation 1 on each axis, fading into another within `tremor_s`."""
+    def _noise_sample(self, num_axes: int) -> Vector:
+        """Noise with standard deviation 1 on each axis, correlated over `noise_correlation_s`."""
         fresh: Vector = self._rng.normal(0.0, 1.0, num_axes)
-        tremor_s = self._task.config.tremor_s
-        if self._drift is None or tremor_s == 0.0:
-            self._drift = fresh
+        noise_correlation_s = self._task.config.noise_correlation_s
+        if self._last_noise is None or noise_correlation_s == 0.0:
+            self._last_noise = fresh
         else:
-            kept = math.exp(-1.0 / (tremor_s * self._task.robot.control_hz))
-            self._drift = kept * self._drift + math.sqrt(1.0 - kept * kept) * fresh
-        return self._drift
+            kept = math.exp(-1.0 / (noise_correlation_s * self._task.robot.control_hz))
+            self._last_noise = kept * self._last_noise + math.sqrt(1.0 - kept * kept) * fresh
+        return self._last_noise
 
     def _in_limits(self, motion: Vector, goal: Goal) -> Array:
         low, high = self._task.robot.action.bounds
@@ -252,7 +255,7 @@ class WaypointExpert:
         return np.asarray(np.clip(action, low, high), np.float32)
 
     def progress(self, observation: Observation) -> float:
-        """The task's completion; 1 only once success has been declared."""
+        """The task's completion; 1 only after success."""
         if self._task.done:
             return 1.0
         return min(0.99, self._task.completion(self._task.world))

@@ -22,15 +22,15 @@ from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
 
 __all__ = ["CapTightening", "CapTighteningConfig"]
 
-_FLATS_M = 0.044  # across flats; the corners are 51 mm apart, the hand opens to 80 mm
+_FLATS_M = 0.044  # across flats; 51 mm across corners; the gripper opens to 80 mm
 _CAP_HALF_M = 0.012
-_CAP_Z_M = 0.112  # of the cap's centre, before it is screwed down
-_SIDE = math.pi / 3.0  # the cap looks the same every sixth of a turn
+_CAP_Z_M = 0.112  # of the cap's center, before it is screwed down
+_SIDE = math.pi / 3.0  # symmetry of the hexagon
 _PITCH_M = 0.003  # per turn
-_WOUND_RAD = -1.4  # the last joint at the start: wound back, as a person's wrist would be
-_SPARE_RAD = 0.12  # of the last joint's range, never used
-_MIN_GRIP_RAD = 0.8  # a hold that gives less turn than this is not worth taking
-_HOVER_M = 0.045  # clears the cap with the finger tips
+_WOUND_RAD = -1.4  # the last joint at the start, rotated back
+_SPARE_RAD = 0.12  # margin of the last joint's range
+_MIN_GRIP_RAD = 0.8  # minimum rotation per grasp
+_HOVER_M = 0.045  # the fingertips clear the cap
 _TOLERANCE_DEG = 8.0  # between the marks
 _TURN_DEG = (190.0, 215.0)  # of the cap; minus the tolerance, at least 180
 _BOTTLE_RANGE_M = 0.03  # along x and y
@@ -52,23 +52,23 @@ class CapTightening(SimTask):
     name: ClassVar[str] = "cap_tightening"
     prompt: ClassVar[str] = "Tighten the cap of the bottle until its mark meets the mark on the collar."
     state_names: ClassVar[tuple[str, ...]] = (
-        *(f"grasp_{axis}" for axis in "xyz"),  # from the TCP to the cap's centre
-        "tilt_x",  # how the hand leans, which it should not
+        *(f"grasp_{axis}" for axis in "xyz"),  # from the TCP to the cap's center
+        "tilt_x",  # tilt of the gripper
         "tilt_y",
-        "grasp_turn",  # rad, clockwise, to the flats worth taking hold of
-        "remaining",  # rad that the cap still has to turn
-        "wrist_room",  # rad that the hand can still turn with it
+        "grasp_turn",  # rad, clockwise, to the best flats
+        "remaining",  # rad, remaining rotation of the cap
+        "wrist_room",  # rad, remaining range of the wrist
         "holding",
     )
 
     def __init__(self, config: CapTighteningConfig) -> None:
         super().__init__(config)
         self.settings = config
-        self._turn = math.pi  # that this episode asks for
+        self._turn = math.pi  # required rotation in this episode
 
     def xml(self, arm: Arm) -> str:
         half, side = _FLATS_M / 2, _FLATS_M / 2 / math.sqrt(3.0)
-        # three boxes, each joining two opposite flats, make the hexagon exactly
+        # three boxes across opposite flats form the hexagon
         flats = "".join(
             f'<geom name="cap{i}" class="cap" size="{side} {half} {_CAP_HALF_M}" euler="0 0 {i * _SIDE}"/>'
             for i in range(3)
@@ -125,7 +125,7 @@ class CapTightening(SimTask):
         self._turn = math.radians(rng.uniform(*_TURN_DEG))
         begin = rng.uniform(-math.pi, math.pi)
         model = world.model
-        # the cap's zero is where it starts; clockwise is positive, as it is for screws
+        # zero is the start; clockwise is positive, as for screws
         model.body_pos[world.body_id("bottle")] = bottle
         model.body_quat[world.body_id("cap")] = quat_from_axis_angle((0.0, 0.0, 1.0), begin)
         model.body_quat[world.body_id("collar")] = quat_from_axis_angle((0.0, 0.0, 1.0), begin - self._turn)
@@ -134,10 +134,10 @@ class CapTightening(SimTask):
         yaw = world.arm.home[-1] - _WOUND_RAD + turn
         world.place_arm(start, quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), yaw), DOWN))
 
-    # ---- what is true
+    # ---- state
 
     def angle(self, world: World) -> float:
-        """Radians that the cap has been turned, clockwise from above."""
+        """Rotation of the cap in radians, clockwise from above."""
         return float(world.data.joint("cap_turn").qpos[0])
 
     def remaining(self, world: World) -> float:
@@ -170,7 +170,7 @@ class CapTightening(SimTask):
         return np.array((*self.in_reset_frame(towards), *lean[:2], *angles, holding), np.float32)
 
     def _offset(self, world: World) -> tuple[Vector, float]:
-        """From the TCP to the cap's centre, and the turn (counter-clockwise) to the nearest flats."""
+        """Vector from the TCP to the cap's center, and the counter-clockwise angle to the nearest flats."""
         position, quat = world.tcp_pose()
         cap = world.data.body("cap")
         opening = rotate(quat, (0.0, 1.0, 0.0))
@@ -180,7 +180,7 @@ class CapTightening(SimTask):
         return cap.xpos - position, misaligned
 
     def _room(self, world: World) -> float:
-        """Radians that the hand can turn clockwise. Looking down, that is the last joint's positive sense."""
+        """Remaining clockwise range of the wrist in radians. Seen from above, this is the joint's positive direction."""
         return world.arm.upper[-1] - _SPARE_RAD - float(world.joint_positions()[-1])
 
     def _holding(self, world: World, towards: Vector) -> bool:
@@ -188,15 +188,15 @@ class CapTightening(SimTask):
         return bool(near and world.gripper_opening() < _FLATS_M + 0.006)
 
     def _grasp_turn(self, world: World, misaligned: float) -> float:
-        """The smallest turn to flats from which the rest fits the wrist, or else as much of it as fits."""
+        """The smallest rotation to flats from which the wrist can finish, or else do the most."""
         room = self._room(world)
         full = world.arm.upper[-1] - world.arm.lower[-1] - 2 * _SPARE_RAD
-        # a counter-clockwise turn leaves room + turn, which cannot be more than the whole range
+        # after a counter-clockwise rotation the range is room + turn, at most the whole range
         turns = [misaligned + k * _SIDE for k in range(-6, 7) if 0.0 <= room + misaligned + k * _SIDE <= full]
         enough = [turn for turn in turns if room + turn >= self.remaining(world)]
         return min(enough, key=abs) if enough else max(turns)
 
-    # ---- what an expert does
+    # ---- expert
 
     def goal(self, world: World) -> Goal:
         position, quat = world.tcp_pose()
@@ -204,33 +204,33 @@ class CapTightening(SimTask):
         cap = position + towards
         remaining, room = self.remaining(world), self._room(world)
         lean = float(np.linalg.norm(rotate(quat, (0.0, 0.0, 1.0))[:2]))
-        if lean > 0.35:  # straighten up first: a turn about a leaning axis winds up the whole arm
+        if lean > 0.35:  # remove the tilt first: rotating about a tilted axis moves the whole arm
             away = np.array((*position[:2], max(position[2], cap[2] + 2 * _HOVER_M)))
             return self._turned(away, quat, 0.0, gripper=1.0)
         if self._holding(world, towards):
-            # a tight wrist ends this hold; otherwise turn, and let the fingers find the middle of the flats
+            # release at the end of the wrist's range; otherwise rotate and let the fingers center themselves
             spent = room < 0.02 and remaining > math.radians(2.0)
-            middle = np.array((cap[0], cap[1], position[2]))  # no pull along the screw
+            middle = np.array((cap[0], cap[1], position[2]))  # no force along the screw
             return self._turned(middle, quat, -remaining if room > 0.0 else 0.0, gripper=float(spent))
         turn = self._grasp_turn(world, misaligned)
         useful = room >= min(remaining, _MIN_GRIP_RAD)
         if useful and abs(turn) > 0.5 * _SIDE + 1e-6 and abs(misaligned) < 0.1 and abs(towards[2]) < 0.012:
-            turn = misaligned  # already down on flats that give a fair turn: take those
+            turn = misaligned  # already at flats with enough range: use them
         aside = math.hypot(towards[0], towards[1])
-        # the funnel is wider once inside, so that a trembling hand does not hop in and out of it
+        # the funnel is wider inside, so that noise does not make it switch back and forth
         inside = towards[2] > -0.75 * _HOVER_M
         lined_up = aside < (0.012 if inside else 0.006) and abs(turn) < (0.15 if inside else 0.08)
         if not lined_up:
             above = cap + np.array((0.0, 0.0, _HOVER_M))
             if aside > 0.012 and towards[2] > -0.6 * _HOVER_M and aside < 0.07:
-                above[:2] = position[:2]  # straight up first: the cap is between the fingers, or right beside
+                above[:2] = position[:2]  # move up first: the cap is between or beside the fingers
             return self._turned(above, quat, turn, gripper=1.0)
         down = abs(towards[2]) < 0.006 or (abs(towards[2]) < 0.012 and world.gripper_opening() < 0.07)
         return self._turned(cap, quat, turn, gripper=0.0 if down and aside < 0.008 else 1.0)
 
     @staticmethod
     def _turned(position: Vector, quat: Vector, turn: float, *, gripper: float) -> Goal:
-        """The hand upright at a place, turned counter-clockwise from how it is now.
+        """The upright gripper at a position, rotated counter-clockwise from its current heading.
 
         At most a radian is asked for at once: which way round to go is for the wrist's range to say, while
         two orientations alone would suggest the shorter way.

@@ -1,4 +1,4 @@
-"""A two-pronged plug, held between the fingers by friction alone, into its socket: orientation matters."""
+"""Insert a two-pronged plug, held by friction, into its socket."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ __all__ = ["Charger"]
 class Charger(Insertion):
     """Blades of 6 x 2 mm, 20 mm apart, into slots with 0.8 mm of play on each side.
 
-    Each blade sits 10 mm from the axis, so that a turn of 4.2 degrees uses up the play even when the plug is
-    perfectly centred.
+    Each blade is 10 mm from the axis, so a rotation of 4.2 degrees uses up the play of a perfectly centered plug.
     """
 
     name: ClassVar[str] = "charger"

@@ -26,8 +26,8 @@ from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
 
 __all__ = ["Insertion", "InsertionConfig", "PegInsertion"]
 
-_SETTLE_SUBSTEPS = 60  # 0.12 s: the gripper's squeeze has built up and the tool hangs still
-_LOST_M, _LOST_RAD = 0.012, 0.35  # a tool that moved this far between the pads is no longer held
+_SETTLE_SUBSTEPS = 60  # 0.12 s: until the grip force has built up and the tool is at rest
+_LOST_M, _LOST_RAD = 0.012, 0.35  # a tool that slipped further is lost
 _SOCKET_YAW_DEG = 10.0  # the socket is turned by up to this
 
 
@@ -35,48 +35,48 @@ class InsertionConfig(SimTaskConfig):
     REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("socket_yaw_deg",), "it is a constant of the task now")
 
     start_range_m: float = Field(0.03, ge=0.0, le=0.05)
-    """How far the tool's tip may start beside the socket, in x and in y."""
+    """Largest distance of the tool's tip from the socket at the start, in x and y, in meters."""
     start_height_m: tuple[float, float] = (0.025, 0.05)
-    """How high the tool's tip may start over the socket's face: from, to."""
+    """Smallest and largest height of the tool's tip above the socket at the start, in meters."""
     start_yaw_deg: float = Field(10.0, ge=0.0, le=30.0)
-    """How far the hand may be turned against the socket at the start."""
+    """Largest rotation of the gripper relative to the socket at the start, in degrees."""
     start_tilt_deg: float = Field(3.0, ge=0.0, le=10.0)
-    """How far the hand may lean at the start, about x and about y."""
+    """Largest tilt of the gripper at the start, about x and y, in degrees."""
     socket_range_m: float = Field(0.03, ge=0.0, le=0.05)
-    """How far the socket's own place is moved, in x and in y."""
+    """Largest displacement of the socket, in x and y, in meters."""
     hidden_offset_m: float = Field(0.0, ge=0.0, le=0.005)
-    """How far the socket may be from where `task_state` says it is, in x and in y, another in each episode. Nobody is told;
-    only the expert, who stands for a person, sees the true one."""
+    """Largest error of the socket's position in `task_state`, in x and y, in meters; random in each episode. Only the expert
+    knows the true position."""
 
 
 class Fit(NamedTuple):
-    """The tool as the socket sees it: its z points into the hole, so z is depth, negative while above."""
+    """Pose of the tool in the socket's frame. z points into the hole: it is the depth, negative above the face."""
 
-    position: Vector  # [3] m, the tip against the middle of the socket's face
-    rotvec: Vector  # [3] rad, how the tool is turned against a perfect fit
-    worst_m: float  # how far the worst corner of the tip is beside its place, along x or y
-    depth_m: float  # how deep the shallowest corner is
+    position: Vector  # [3] m, of the tip relative to the middle of the socket's face
+    rotvec: Vector  # [3] rad, of the tool relative to a perfect fit
+    worst_m: float  # largest lateral error of the tip's corners, along x or y
+    depth_m: float  # depth of the highest corner
 
     def inside(self, clearance_m: float) -> bool:
-        """Whether the tip is in the hole: below the face, and no further aside than the hole lets it be."""
+        """Whether the tip is in the hole: below the face and within the clearance."""
         return self.depth_m > 5e-4 and self.worst_m < clearance_m + 5e-4
 
 
 class Insertion(SimTask):
-    """A held tool into a fixed socket: all that a peg and a plug have in common.
+    """Insert a held tool into a fixed socket: the base of peg and charger.
 
-    The scene has a free body `tool` and a body `socket` without a joint. Both frames have z along the
-    insertion; the tool's lies in the middle of its tip, the socket's in the middle of its face. A tool that
-    is only just about to enter, perfectly aligned, has the socket's very frame.
+    The scene has a free body `tool` and a body `socket` without a joint. In both frames z is the direction of insertion.
+    The tool's origin is the middle of its tip, the socket's the middle of its face. The frames coincide when an aligned
+    tool touches the face.
     """
 
     Config: ClassVar[type[InsertionConfig]] = InsertionConfig
     fixed_gripper: ClassVar[float | None] = 0.0
-    """The tool stays in the hand, so the gripper is no part of the action."""
+    """The gripper keeps the tool, so the action has no gripper axis."""
     state_names: ClassVar[tuple[str, ...]] = (
         *(f"tip_{axis}" for axis in "xyz"),  # from the tip to the socket's face, m
         *(f"turn_{axis}" for axis in "xyz"),  # from the tool's orientation to the fitting one, rad
-        *(f"socket_r{axis}" for axis in "xyz"),  # the socket's orientation: which way "beside" and "down" are
+        *(f"socket_r{axis}" for axis in "xyz"),  # the socket's orientation
         "depth",  # m, 0 unless in the hole
     )
 
@@ -85,7 +85,7 @@ class Insertion(SimTask):
     clearance_m: ClassVar[float]  # on each side
     face_m: ClassVar[float]  # the socket's face over the table
     success_depth_m: ClassVar[float]
-    goal_depth_m: ClassVar[float]  # where the expert pushes to: deeper, but not against the ground
+    goal_depth_m: ClassVar[float]  # the expert's target: deeper, but above the ground
     corners: ClassVar[Vector]  # [n, 3] of the tip, in the tool's frame
     handle_rgba: ClassVar[str]
     socket_rgba: ClassVar[str]
@@ -93,10 +93,8 @@ class Insertion(SimTask):
     def __init__(self, config: InsertionConfig) -> None:
         super().__init__(config)
         self._ranges = config
-        self._first_way_m = 1.0
-        self._hidden_m: Vector = np.zeros(
-            3
-        )  # from where the socket is to where it is said to be, in its own frame
+        self._first_remaining_m = 1.0
+        self._hidden_m: Vector = np.zeros(3)  # error of the reported position, in the socket's frame
 
     @abstractmethod
     def tool_xml(self) -> str:
@@ -116,20 +114,22 @@ class Insertion(SimTask):
             face_m=self.face_m,
         )
 
-    # ---- how it starts
+    # ---- reset
 
     def place(self, world: World, rng: np.random.Generator) -> None:
         for _ in range(20):
             try:
                 self._place_once(world, rng)
                 break
-            except RobotError:  # out of this arm's reach: draw again
+            except RobotError:  # out of reach: try again
                 continue
         else:
-            raise RobotError(f"task '{self.name}': 20 draws gave no start in reach of arm '{world.arm.name}'")
-        world.data.ctrl[world.gripper_ctrl] = 0.0  # squeeze, and keep squeezing: friction holds the tool
+            raise RobotError(
+                f"task '{self.name}': no start pose in reach of arm '{world.arm.name}' in 20 attempts"
+            )
+        world.data.ctrl[world.gripper_ctrl] = 0.0  # keep squeezing: friction holds the tool
         world.advance(_SETTLE_SUBSTEPS)
-        self._first_way_m = self._way_m(self.fit(world))
+        self._first_remaining_m = self._remaining_m(self.fit(world))
 
     def _place_once(self, world: World, rng: np.random.Generator) -> None:
         ranges = self._ranges
@@ -151,10 +151,10 @@ class Insertion(SimTask):
         position, quat = world.tcp_pose()
         world.set_free_body("tool", position + rotate(quat, (0.0, 0.0, self.tip_m)), quat)
         world.forward()
-        if ranges.hidden_offset_m:  # drawn last: without it, resets are what they always were
+        if ranges.hidden_offset_m:  # drawn last, so that it does not change the other random numbers
             self._hidden_m[:2] = rng.uniform(-ranges.hidden_offset_m, ranges.hidden_offset_m, 2)
 
-    # ---- what is true
+    # ---- state
 
     def fit(self, world: World) -> Fit:
         where, turned = world.body_pose("socket")
@@ -171,16 +171,16 @@ class Insertion(SimTask):
         return fit.inside(self.clearance_m) and fit.depth_m >= self.success_depth_m
 
     def completion(self, world: World) -> float:
-        return min(max(1.0 - self._way_m(self.fit(world)) / self._first_way_m, 0.0), 1.0)
+        return min(max(1.0 - self._remaining_m(self.fit(world)) / self._first_remaining_m, 0.0), 1.0)
 
-    def _way_m(self, fit: Fit) -> float:
-        """How far it still is: aside, turned (5 mm for 0.1 rad), above, and the depth not yet reached."""
+    def _remaining_m(self, fit: Fit) -> float:
+        """Remaining distance: lateral error, angle (5 mm per 0.1 rad), height above the face, missing depth."""
         depth = min(max(fit.depth_m, 0.0), self.success_depth_m) if fit.inside(self.clearance_m) else 0.0
         above = max(-float(fit.position[2]), 0.0)
-        return _aside_m(fit) + 0.05 * _angle(fit) + above + self.success_depth_m - depth
+        return _lateral_m(fit) + 0.05 * _angle(fit) + above + self.success_depth_m - depth
 
     def failed(self, world: World) -> bool:
-        """The tool slipped out of the fingers: only a person could put it back."""
+        """Whether the tool slipped out of the fingers."""
         offset, turn = self._slip(world)
         moved_m = math.dist(offset, (0.0, 0.0, self.tip_m))
         return moved_m > _LOST_M or math.hypot(*quat_to_rotvec(turn)) > _LOST_RAD
@@ -198,7 +198,7 @@ class Insertion(SimTask):
         fit = self.fit(world)
         turned = world.body_pose("socket")[1]
         frame: Vector = self.reset_rotation.T @ quat_to_matrix(turned)
-        # the part of a rotation matrix that is antisymmetric is axis times sine: smooth, and never wraps
+        # the antisymmetric part of a rotation matrix is axis times sine: smooth, without wrapping
         skew = frame - frame.T
         state = np.empty(len(self.state_names), np.float32)
         state[0:3] = -self.in_reset_frame(rotate(turned, fit.position - self._hidden_m))
@@ -207,41 +207,40 @@ class Insertion(SimTask):
         state[9] = max(fit.depth_m, 0.0) if fit.inside(self.clearance_m) else 0.0
         return state
 
-    # ---- what an expert would do
+    # ---- expert
 
     def goal(self, world: World) -> Goal:
-        """Over the hole and aligned, then down; the better it is aligned, the lower, like a funnel."""
+        """Move over the hole and align, then down. The better the alignment, the lower, like a funnel."""
         fit = self.fit(world)
-        aside, angle, depth = _aside_m(fit), _angle(fit), float(fit.position[2])
-        error = max(aside / self.clearance_m, angle / math.radians(2.0))  # 1: the hole just lets it through
+        aside, angle, depth = _lateral_m(fit), _angle(fit), float(fit.position[2])
+        error = max(aside / self.clearance_m, angle / math.radians(2.0))  # 1: just fits the hole
         target = np.array((0.0, 0.0, self.goal_depth_m))
         if fit.inside(self.clearance_m) and fit.depth_m > 1e-3:
             speed = 0.4
-        elif depth > 2e-3 and aside > 4e-3:  # below the face, beside the socket: straight up first
+        elif depth > 2e-3 and aside > 4e-3:  # below the face and beside the socket: move up first
             target[:] = fit.position[0], fit.position[1], -0.015
             speed = 0.6
         elif error < 0.7:
             speed = 0.2
         elif self._ranges.hidden_offset_m and depth > -1e-3 and aside < 6e-3:
-            # on the face, where it was led by what is said of the socket: a person slides it on until it drops in
+            # on the face, at the reported position: slide until it drops in
             target[2] = 1e-3
             speed = 0.2
         else:
-            # as low as the alignment allows; if lower already it waits there, and lifts only off the face
+            # as low as the alignment allows; if already lower, stay there, but lift off the face
             lowest = -min(0.003 + 0.002 * (error - 0.7), 0.012)
             target[2] = min(max(lowest, depth), -0.0015)
             speed = min(max(aside / 0.03, angle / 0.15, 0.15), 0.7)
-        return self._hand_for(world, target, speed=speed)
+        return self._goal_for(world, target, speed=speed)
 
-    def _hand_for(self, world: World, target: Vector, *, speed: float) -> Goal:
-        """The TCP's pose that brings the tip to `target` in the socket's frame, as the tool lies now."""
+    def _goal_for(self, world: World, target: Vector, *, speed: float) -> Goal:
+        """The TCP pose that brings the tip to `target` in the socket's frame, for the current grasp."""
         where, turned = world.body_pose("socket")
         offset, turn = self._slip(world)
         quat = quat_multiply(turned, quat_conjugate(turn))
         position = where + rotate(turned, target) - rotate(quat, offset)
         if self.robot.action_kind == "ee_delta":
-            # these actions add up to the servos' reference, which runs ahead of the arm: what is under way
-            # already is taken off, or the hand would swing past the hole
+            # actions add to the servo reference, which leads the arm: subtract the pending motion to avoid overshoot
             ahead, ahead_quat = world.kinematics.pose(world.joint_targets())
             here, here_quat = world.tcp_pose()
             position -= ahead - here
@@ -282,7 +281,7 @@ class PegInsertion(Insertion):
           <geom name="ground" pos="0 0 0.031" size="0.036 0.036 0.001" rgba="0.16 0.26 0.33 1"/>"""
 
 
-def _aside_m(fit: Fit) -> float:
+def _lateral_m(fit: Fit) -> float:
     return math.hypot(float(fit.position[0]), float(fit.position[1]))
 
 
@@ -291,12 +290,12 @@ def _angle(fit: Fit) -> float:
 
 
 def _yaw(angle: float, quat: ArrayLike) -> Vector:
-    """Turned by an angle about the vertical."""
+    """Rotate by an angle about the vertical axis."""
     return quat_multiply(quat_from_rotvec((0.0, 0.0, angle)), quat)
 
 
 def _camera(arm: Arm) -> str:
-    """A `front` camera nearer than the world's: what happens here happens within a hand's breadth."""
+    """A `front` camera close to the socket."""
     x, y, _ = arm.workspace_center
     eye, towards = (x + 0.34, y + 0.36, 0.30), np.array((-0.36, -0.36, -0.21))
     right = np.cross(towards, (0.0, 0.0, 1.0))
@@ -305,10 +304,10 @@ def _camera(arm: Arm) -> str:
     return f'<camera name="front" pos="{eye[0]} {eye[1]} {eye[2]}" xyaxes="{axes}" fovy="42"/>'
 
 
-# Metres; z points down, as in the TCP's frame. Smooth parts (friction 0.1, oiled steel) slide over the face instead of
-# jamming on it, while on the handle the pads' own friction has priority. Collar, cap and rails stand out
-# round the pads, with some play, as on tools made for grippers: friction carries the tool, and a hard push
-# does not turn it out. Stiff contacts: a wrist can lever a thin blade through a soft wall.
+# Meters; z points down, as in the TCP's frame. Low friction (0.1, oiled steel) lets parts slide over the face instead of
+# jamming. On the handle, the friction of the pads has priority. Collar, cap and rails surround the pads with some play:
+# friction carries the tool, and a hard push does not rotate it out. Contacts are stiff, because the wrist could push a
+# thin blade through a soft wall.
 _XML = """
 <mujoco>
   <default>

@@ -33,7 +33,7 @@ _INNER = 0.056  # m: half the tray's inside
 _WALL = 0.004  # m: half a wall's thickness
 _RIM = 0.022  # m: the walls' height
 _CARRY_Z = 0.085  # m: TCP height at which a held cube passes over the walls
-_RELEASE_Z = 0.034  # m: TCP height for letting go: open pads pass over the walls, the cube falls 1 cm
+_RELEASE_Z = 0.034  # m: TCP height for the release: open pads clear the walls, the cube falls 1 cm
 _CUBE_REGION = (0.22, 0.22)  # m: extent along x and y
 _TRAY_REGION = (0.12, 0.06)  # m: the same for the tray's center
 _TRAY_TURN_RAD = 0.25  # the tray is turned by up to this
@@ -51,7 +51,7 @@ class PickPlaceConfig(SimTaskConfig):
 
 
 class PickPlace(SimTask):
-    """Cube and tray have regions side by side, so that the fingers always find room round the cube."""
+    """Cube and tray start in separate regions, so that the fingers always fit around the cube."""
 
     Config: ClassVar = PickPlaceConfig
     name: ClassVar[str] = "pick_place"
@@ -67,7 +67,7 @@ class PickPlace(SimTask):
     def __init__(self, config: PickPlaceConfig) -> None:
         super().__init__(config)
         self.config: PickPlaceConfig = config
-        self._start_reach = self._start_distance = 1.0  # m, at reset: what completion is measured by
+        self._start_reach = self._start_distance = 1.0  # m, at reset; the scale of completion
 
     def xml(self, arm: Arm) -> str:
         side, height = _INNER + _WALL, 0.5 * _RIM
@@ -112,7 +112,7 @@ class PickPlace(SimTask):
         place_tcp(
             world,
             rng,
-            centre=middle,
+            center=middle,
             spread_m=_START_M,
             height_m=(0.11, 0.15),
             turn_rad=_START_RAD,
@@ -134,7 +134,7 @@ class PickPlace(SimTask):
         return bool(cube[2] < -0.02 or away[0] > 0.20 or away[1] > 0.32)
 
     def completion(self, world: World) -> float:
-        """A quarter for reaching the cube, a tenth for the grasp, half for the way, the rest for release."""
+        """0.25 for reaching the cube, 0.1 for the grasp, 0.5 for the transport, the rest for the release."""
         tcp, cube, tray = world.tcp_pose()[0], self._cube(world), self._tray(world)
         if self._in_tray(world) and not self._held(world):
             return 0.85 + 0.15 * min(1.0, max(0.0, float(tcp[2] - cube[2])) / 0.05)
@@ -147,7 +147,7 @@ class PickPlace(SimTask):
         heading = self._heading(world, tcp_heading(quat))
         if self._held(world):
             position, gripper = self._put_down(world, tcp)
-            turn = quat  # how the cube lies in the tray does not matter
+            turn = quat  # the cube's orientation in the tray does not matter
         elif self._in_tray(world) and float(np.linalg.norm(tcp - self._cube(world))) < 0.12:
             position, gripper, turn = np.append(tcp[:2], tcp[2] + 0.03), 1.0, quat
         else:
@@ -156,7 +156,7 @@ class PickPlace(SimTask):
         return Goal(position=position - still_to_come(world), quat=turn, gripper=gripper)
 
     def _pick_up(self, world: World, tcp: Vector, *, turn_left: float) -> tuple[Vector, float]:
-        """Over the cube with the fingers open and turned like it, down, and close."""
+        """Move above the cube with open, aligned fingers, then down, and close."""
         cube = self._cube(world)
         beside = float(np.linalg.norm(tcp[:2] - cube[:2]))
         above = float(tcp[2] - cube[2])
@@ -164,19 +164,19 @@ class PickPlace(SimTask):
             return cube, 0.0
         over = float(cube[2]) + 0.050  # the pads' ends clear the cube's top by 2 cm
         if above < 0.035 and beside > 0.012:
-            return np.append(tcp[:2], over), 1.0  # low beside the cube: rise first, not to knock it
+            return np.append(tcp[:2], over), 1.0  # low beside the cube: move up first
         ready = beside < 0.010 and turn_left < 0.15 and world.gripper_opening() > 0.065
         return np.append(cube[:2], cube[2] if ready else max(over, cube[2] + 0.8 * beside)), 1.0
 
     def _put_down(self, world: World, tcp: Vector) -> tuple[Vector, float]:
-        """Up, over the tray, down a little way into it, and open."""
+        """Move up, over the tray, down into it, and open."""
         grip = tcp - self._cube(world)
         target = self._tray(world)[:2] + grip[:2]
         beside = float(np.linalg.norm(target - tcp[:2]))
         release = _RELEASE_Z + float(grip[2])
         if beside < 0.02:
             return np.append(target, release), 1.0 if tcp[2] < release + 0.008 else 0.0
-        # rise steeply near the tray, where the walls are; far from it, rising on the way will do
+        # near the tray rise steeply, because of its walls; far away rise on the way
         safe = tcp[2] > _CARRY_Z - 0.025 or (beside > 0.16 and tcp[2] > 0.035)
         return np.append(target if safe else tcp[:2], _CARRY_Z), 0.0
 
@@ -199,13 +199,13 @@ class PickPlace(SimTask):
         apart = self._tray(world) - self._cube(world)
         return {"distance_mm": 1e3 * float(np.linalg.norm(apart[:2])), "grasped": float(self._held(world))}
 
-    # ---- what is where
+    # ---- geometry
 
     def _cube(self, world: World) -> Vector:
         return np.asarray(world.data.xpos[world.body_id("cube")])
 
     def _tray(self, world: World) -> Vector:
-        """Where the cube's centre is when it lies in the tray's middle."""
+        """Position of the cube's center in the middle of the tray."""
         place = world.model.body_pos[world.body_id("tray")]
         return np.append(place[:2], _FLOOR + _HALF)
 
@@ -217,12 +217,12 @@ class PickPlace(SimTask):
         return world.gripper_opening() < 3.2 * _HALF and world.grasping("cube")
 
     def _in_tray(self, world: World) -> bool:
-        """Whether the cube lies between the walls, and low enough to be on the floor, not on a wall."""
+        """Whether the cube is between the walls and on the floor, not on a wall."""
         apart = self._cube(world) - self._tray(world)
         local = quat_to_matrix(world.model.body_quat[world.body_id("tray")]).T @ apart
         inside = _INNER - 0.9 * _HALF
         return bool(max(abs(local[0]), abs(local[1])) < inside and local[2] < 0.006)
 
     def _heading(self, world: World, now: float) -> float:
-        """Of the four equal ways to take the cube, the one that turns least without winding up the wrist."""
+        """The one of four equivalent grasps with the smallest rotation within the wrist's range."""
         return nearest_quarter(cube_heading(world.body_pose("cube")[1]), 0.6 * now)

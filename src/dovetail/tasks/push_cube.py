@@ -26,12 +26,12 @@ from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
 __all__ = ["PushCube", "PushCubeConfig"]
 
 _HALF = 0.02  # m: half the cube's edge
-_TOUCH = _HALF + 0.011  # m: TCP to cube centre, pads on a face: they are 20 by 24 mm when closed
-_NEAR = _TOUCH - 0.009  # m: nearer than this, the pads are not behind the cube any more
-_STANDOFF = 0.050  # m: where the pads come down, clear of the cube however it is turned
-_BEHIND = _TOUCH + 0.007  # m: the same, however the cube is turned
+_TOUCH = _HALF + 0.011  # m: TCP to cube center with the pads on a face
+_NEAR = _TOUCH - 0.009  # m: closer than this, the pads are not behind the cube
+_STANDOFF = 0.050  # m: where the pads come down, clear of the cube in any orientation
+_BEHIND = _TOUCH + 0.007  # m: the same for any orientation of the cube
 _CLEAR_Z = 0.070  # m: TCP height at which the pads pass over the cube
-# m: TCP height while pushing. The fingers, wider than their pads, stay above the cube; only rubber touches it
+# m: TCP height while pushing. The fingers stay above the cube; only the pads touch it
 _PUSH_Z = {"panda": 0.026, "x5": 0.021}
 _CUBE_REGION_M = 0.18  # edge of the square in which the cube starts
 _MARK_REGION_M = 0.22  # edge of the square in which the mark lies
@@ -48,21 +48,21 @@ class PushCubeConfig(SimTaskConfig):
     push_m: tuple[float, float] = (0.07, 0.14)
     """Shortest and longest distance from the cube's start to the mark."""
     tolerance_m: float = Field(0.015, gt=0.0)
-    """How far the cube's centre may be from the mark's."""
+    """Largest distance between the centers of cube and mark, in meters."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """The line on which the cube is to be pushed, and where the TCP is beside it."""
+    """The line along which to push the cube, and the TCP's position relative to it."""
 
-    ahead: Vector  # [2] from the cube to the mark: a unit vector, shorter only where they are one
+    ahead: Vector  # [2] unit vector from the cube to the mark; shorter only if they coincide
     distance: float  # m, left to push
-    behind: float  # m, of the TCP, from the cube's centre against the way
-    aside: float  # m, of the TCP, to the left of it
+    behind: float  # m, of the TCP behind the cube's center
+    aside: float  # m, of the TCP to the left of the line
 
 
 class PushCube(SimTask):
-    """The fingers push where the line from the mark through the cube's centre leaves it, on whichever face or edge."""
+    """The fingers push where the line from the mark through the cube's center leaves the cube, on any face or edge."""
 
     Config: ClassVar = PushCubeConfig
     name: ClassVar[str] = "push_cube"
@@ -72,20 +72,20 @@ class PushCube(SimTask):
         *(f"cube_from_tcp_{axis}" for axis in "xyz"),
         *(f"mark_from_cube_{axis}" for axis in "xy"),
         *(f"cube_velocity_{axis}" for axis in "xy"),
-        *(f"way_{axis}" for axis in "xy"),  # from the cube to the mark, of length 1
-        *(f"start_from_tcp_{axis}" for axis in "xy"),  # where a push along it begins
-        *("behind", "aside"),  # where the TCP is, beside that line
+        *(f"way_{axis}" for axis in "xy"),  # unit vector from the cube to the mark
+        *(f"start_from_tcp_{axis}" for axis in "xy"),  # where the push begins
+        *("behind", "aside"),  # the TCP relative to that line
         *(f"tcp_turn_{axis}" for axis in "xyz"),
     )
 
     def __init__(self, config: PushCubeConfig) -> None:
         super().__init__(config)
         self.config: PushCubeConfig = config
-        self._start_distance = self._start_reach = 1.0  # m, at reset: what completion is measured by
+        self._start_distance = self._start_reach = 1.0  # m, at reset; the scale of completion
 
     def xml(self, arm: Arm) -> str:
-        # friction 0.6 by priority, not the table's 0.8: pushed above its centre it does not topple, and it
-        # stops within 3 mm of a push at full speed. Pads have the same priority: there, their friction rules
+        # friction 0.6 has priority over the table's 0.8: pushed above its center, the cube does not topple, and it
+        # stops within 3 mm of a push at full speed. Pads have the same priority, so their friction counts
         return f"""
         <mujoco><worldbody>
           {table_camera(arm)}
@@ -106,14 +106,14 @@ class PushCube(SimTask):
         </worldbody></mujoco>"""
 
     def place(self, world: World, rng: np.random.Generator) -> None:
-        config, centre = self.config, self._centre(world.arm)
+        config, center = self.config, self._center(world.arm)
         shortest, longest = config.push_m
-        cube = centre + rng.uniform(-0.5, 0.5, 2) * _CUBE_REGION_M
+        cube = center + rng.uniform(-0.5, 0.5, 2) * _CUBE_REGION_M
         for _ in range(1000):
-            # the cube is drawn first and kept, so that its starts fill their square evenly
+            # the cube is drawn first and kept, so that its start is uniform in the square
             bearing, distance = rng.uniform(-math.pi, math.pi), rng.uniform(shortest, longest)
             mark = cube + distance * np.array((math.cos(bearing), math.sin(bearing)))
-            if (np.abs(mark - centre) <= 0.5 * _MARK_REGION_M).all():
+            if (np.abs(mark - center) <= 0.5 * _MARK_REGION_M).all():
                 break
         else:
             raise ConfigError(
@@ -125,7 +125,7 @@ class PushCube(SimTask):
         place_tcp(
             world,
             rng,
-            centre=centre,
+            center=center,
             spread_m=_START_M,
             height_m=(0.09, 0.13),
             turn_rad=_START_RAD,
@@ -140,21 +140,21 @@ class PushCube(SimTask):
 
     def failed(self, world: World) -> bool:
         cube = self._cube(world)
-        return bool(cube[2] < -0.01 or (np.abs(cube[:2] - self._centre(world.arm)) > 0.19).any())
+        return bool(cube[2] < -0.01 or (np.abs(cube[:2] - self._center(world.arm)) > 0.19).any())
 
     def completion(self, world: World) -> float:
         near, pushed = (max(0.0, share) for share in self._shares(world))
         return max(pushed, 0.3 * near + 0.7 * pushed)
 
     def potential(self, world: World) -> float:
-        # not cut off at 0: a cube that was shoved the wrong way is worth bringing back from the first millimetre on
+        # not clipped at 0: bringing back a cube that was pushed the wrong way earns reward at once
         near, pushed = self._shares(world)
         return 0.3 * near + 0.7 * pushed
 
     def _shares(self, world: World) -> tuple[float, float]:
-        """Of the way to the cube and of the cube's to the mark, what is done: 0 as it began, 1 when nothing is left."""
+        """Finished fraction of the way to the cube and of the cube's way to the mark: 0 at the start, 1 at the end."""
         near = 1.0 - self._reach(world) / self._start_reach
-        # from where the predicate holds, nothing is left to do
+        # zero where the predicate holds
         left = max(0.0, self._distance(world) - self.config.tolerance_m)
         return near, 1.0 - left / (self._start_distance - self.config.tolerance_m)
 
@@ -165,16 +165,16 @@ class PushCube(SimTask):
         tcp, _ = world.tcp_pose()
         height, way = _PUSH_Z[world.arm.name], self._way(world, tcp)
         low = _share(tcp[2], height + 0.020, height + 0.008)
-        # high up, the pads need room to come down in; low, they may touch
+        # high, the pads need space to come down; low, they may touch
         lost = math.hypot(way.aside, max(0.0, low * _NEAR + (1.0 - low) * _STANDOFF - way.behind))
         across = np.array((-way.ahead[1], way.ahead[0]))
         there = (way.behind - _STANDOFF) * way.ahead - way.aside * across
-        # close the gap, carry the cube along by what it has to go, and creep back onto the line
+        # close the gap, move the cube its remaining distance, and return to the line
         push = (max(0.0, way.behind - _TOUCH) + way.distance - 0.005) * way.ahead - 0.4 * way.aside * across
         push *= _share(
             way.distance, 0.3 * self.config.tolerance_m, 0.5 * self.config.tolerance_m
         )  # there, it stops
-        # low in a wrong place: back off from the cube and rise before crossing over it
+        # low at a wrong place: move away from the cube and up before crossing it
         away = tcp[:2] - self._cube(world)[:2]
         back = 0.012 * _share(float(np.linalg.norm(away)), 0.07, 0.05) * _unit(away)
         right = _share(lost, 0.028, 0.018)
@@ -204,10 +204,10 @@ class PushCube(SimTask):
     def metrics(self, world: World) -> Mapping[str, float]:
         return {"distance_mm": 1e3 * self._distance(world)}
 
-    # ---- what is where
+    # ---- geometry
 
     def _reach(self, world: World) -> float:
-        """How far the TCP is from behind the cube, as the mark sees it; which face that is makes no jump in it."""
+        """Distance of the TCP from the place behind the cube. Continuous over changes of the face."""
         cube = self._cube(world)
         behind = cube[:2] - _BEHIND * _unit(self._mark(world) - cube[:2])
         return float(np.linalg.norm(world.tcp_pose()[0] - (*behind, _PUSH_Z[world.arm.name])))
@@ -219,8 +219,8 @@ class PushCube(SimTask):
         ahead = remaining / max(distance, 0.005)
         return _Way(ahead, distance, -float(away @ ahead), float(away[1] * ahead[0] - away[0] * ahead[1]))
 
-    def _centre(self, arm: Arm) -> Vector:
-        # the short arm works a little further out than its centre, away from its own base
+    def _center(self, arm: Arm) -> Vector:
+        # the short arm works further away from its base
         return np.array((arm.workspace_center[0] + 0.02, 0.0))
 
     def _cube(self, world: World) -> Vector:
@@ -239,7 +239,7 @@ class PushCube(SimTask):
 
 
 def _share(value: float, none: float, all_: float) -> float:
-    """0 at `none`, 1 at `all_`, in between and not beyond."""
+    """Linear from 0 at `none` to 1 at `all_`, clipped."""
     return min(max((value - none) / (all_ - none), 0.0), 1.0)
 
 

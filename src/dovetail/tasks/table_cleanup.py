@@ -1,4 +1,4 @@
-"""Put everything that lies about into a box, then close its lid.
+"""Put all objects on the table into a box, then close its lid.
 
 Several things in a row, in any order, and one of them only once all the others are done. The lid leans open
 behind the box; a hand that goes over and behind it can push it shut.
@@ -27,34 +27,34 @@ __all__ = ["TableCleanup", "TableCleanupConfig"]
 class _Thing:
     name: str
     geom: str  # MJCF attributes
-    height_m: float  # of its centre as it lies
-    period: float  # rad after which it looks the same to the fingers; 0 for a round one
-    slot: float  # where along the box it is dropped, so that things do not pile up under the lid
+    height_m: float  # of its center at rest
+    period: float  # symmetry of its grasp in rad; 0 for a round object
+    slot: float  # where it is dropped along the box, so that objects do not pile up under the lid
 
 
 _THINGS = (
     _Thing(name="cube", geom='type="box" size="0.016 0.016 0.016" rgba="0.82 0.42 0.33 1"',
            height_m=0.016, period=math.pi / 2, slot=0.070),
-    # rolling friction, so that a can knocked over does not roll for ever
+    # rolling friction, so that a can does not roll forever
     _Thing(name="can", geom='type="cylinder" size="0.017 0.018" rgba="0.36 0.55 0.66 1" condim="6"',
            height_m=0.018, period=0.0, slot=-0.070),
     _Thing(name="bar", geom='type="box" size="0.028 0.011 0.011" rgba="0.88 0.70 0.36 1"',
            height_m=0.011, period=math.pi, slot=0.0),
 )  # fmt: skip
 
-# the box's own frame: x along the hinge, y away from the hinge, z up from the table
+# the box's frame: x along the hinge, y away from the hinge, z up from the table
 _INNER_M = (0.110, 0.070)  # half
 _WALL_M = 0.004  # half
-_TOP_M = 0.054  # taller than what goes in, and low enough for a palm to reach over it
+_TOP_M = 0.054  # higher than the objects, and low enough for the gripper to reach over
 _LID_M = 0.145
 _LID_OPEN_RAD = math.radians(112.0)
 _HINGE = np.array((0.0, -_INNER_M[1] - _WALL_M, _TOP_M + 0.004))
-_CARRY_Z_M = 0.095  # finger tips and what they hold clear the walls
-_HOVER_Z_M = 0.075  # finger tips clear what stands on the table
-_MIN_GRASP_Z_M = 0.013  # finger tips clear the table
-_DROP_Y_M = 0.015  # a little away from the lid, which the palm must not touch
+_CARRY_Z_M = 0.095  # fingertips and a held object clear the walls
+_HOVER_Z_M = 0.075  # fingertips clear the objects on the table
+_MIN_GRASP_Z_M = 0.013  # fingertips clear the table
+_DROP_Y_M = 0.015  # away from the lid, which the gripper must not touch
 _CLOSED_DEG = 5.0  # the lid is closed below this angle
-_APART_M = 0.105  # between any two things, so that the fingers fit
+_APART_M = 0.105  # between any two objects, so that the fingers fit
 _BOX_RANGE_M = 0.02
 _START_RANGE_M, _START_RANGE_DEG = 0.03, 10.0
 
@@ -68,7 +68,7 @@ class TableCleanupConfig(SimTaskConfig):
     time_limit_s: float = Field(35.0, gt=0.0)
     """Seconds after which an episode is a timeout."""
     region_m: tuple[float, float] = (0.28, 0.19)
-    """Where things lie about, along x and y."""
+    """Extent of the area with objects along x and y, in meters."""
 
 
 class TableCleanup(SimTask):
@@ -78,27 +78,25 @@ class TableCleanup(SimTask):
     arms: ClassVar[tuple[str, ...]] = ("franka_panda",)
     state_names: ClassVar[tuple[str, ...]] = (
         *(f"{thing.name}_{axis}" for thing in _THINGS for axis in ("x", "y", "z", "in_box")),  # from the TCP
-        "cube_sin",  # of the turn to its faces, times four: the same for each of them
+        "cube_sin",  # of four times the angle to its faces: equal for all faces
         "cube_cos",
         "bar_sin",
         "bar_cos",
         *(f"box_{axis}" for axis in "xyz"),  # from the TCP to the middle of the box's opening
         *(f"lid_{axis}" for axis in "xyz"),  # from the TCP to the lid's edge
-        *(
-            f"next_{axis}" for axis in "xyz"
-        ),  # from the TCP to where the thing in hand, or else the nearest, is grasped
-        "next_turn",  # rad, of the wrist, to grasp it
-        *(f"slot_{axis}" for axis in "xyz"),  # from the TCP to over where that thing is dropped
+        *(f"next_{axis}" for axis in "xyz"),  # from the TCP to the grasp of the held or nearest object
+        "next_turn",  # rad, rotation of the wrist for that grasp
+        *(f"slot_{axis}" for axis in "xyz"),  # from the TCP to above the drop place of that object
         "held",
-        "heading",  # rad, of the hand
-        "tilt_x",  # how the hand leans, which it should not
+        "heading",  # rad, of the gripper
+        "tilt_x",  # tilt of the gripper
         "tilt_y",
     )
 
     def __init__(self, config: TableCleanupConfig) -> None:
         super().__init__(config)
         self.settings = config
-        self._first_m: dict[str, float] = {}  # how far each thing was from the box
+        self._first_m: dict[str, float] = {}  # initial distance of each object from the box
 
     def xml(self, arm: Arm) -> str:
         x, y, _ = arm.workspace_center
@@ -161,10 +159,10 @@ class TableCleanup(SimTask):
         yaw = math.radians(rng.uniform(-_START_RANGE_DEG, _START_RANGE_DEG))
         world.place_arm(start, quat_multiply(quat_from_axis_angle((0.0, 0.0, 1.0), yaw), DOWN))
 
-    # ---- what is true
+    # ---- state
 
     def lid_angle(self, world: World) -> float:
-        """Radians from closed."""
+        """Angle of the lid in radians; 0 is closed."""
         return float(world.data.joint("lid").qpos[0])
 
     def in_box(self, world: World, name: str) -> bool:
@@ -178,13 +176,13 @@ class TableCleanup(SimTask):
         return not self._remaining(world) and self.lid_angle(world) < math.radians(_CLOSED_DEG)
 
     def failed(self, world: World) -> bool:
-        """Something fell off the table, or was shut out: no finger gets under a closed lid."""
+        """Whether an object fell off the table, or the lid closed before all objects were inside."""
         remaining = self._remaining(world)
         fallen = any(world.body_pose(thing.name)[0][2] < -0.01 for thing in remaining)
         return fallen or (bool(remaining) and self.lid_angle(world) < math.radians(30.0))
 
     def completion(self, world: World) -> float:
-        """A quarter for each thing, part of it for reaching and part for carrying; the rest for the lid."""
+        """0.25 for each object, for reaching and carrying; the rest for the lid."""
         remaining = self._remaining(world)
         if not remaining:
             return 1.0 - 0.25 * min(max(self.lid_angle(world) / _LID_OPEN_RAD, 0.0), 1.0)
@@ -217,11 +215,10 @@ class TableCleanup(SimTask):
         return np.array([*numbers, *lean[:2]], np.float32)
 
     def _upcoming(self, world: World) -> list[float]:
-        """What there is to do now. Which of three things is meant, and which of its sides, is a choice; who has few
-        demonstrations cannot learn it beside everything else, and closes the hand next to things."""
+        """The next object and grasp, as part of the state: few demonstrations do not suffice to learn the choice."""
         remaining, (position, quat) = self._remaining(world), world.tcp_pose()
         yaw, slot = _yaw(quat), world.body_pose("box")[0] + (0.0, _DROP_Y_M, _TOP_M) - position
-        if not remaining:  # straight, for the lid
+        if not remaining:  # straight for the lid
             return [0.0, 0.0, 0.0, -yaw, *self.in_reset_frame(slot), 0.0, yaw]
         thing, towards = self._next(world, remaining)
         held = world.grasping(thing.name)
@@ -230,12 +227,12 @@ class TableCleanup(SimTask):
         return [*self.in_reset_frame(towards), turn, *self.in_reset_frame(slot), float(held), yaw]
 
     def _period(self, world: World, thing: _Thing) -> float:
-        """A round thing that lies on its side has to be taken across, like a bar."""
+        """A round object on its side must be grasped across, like a bar."""
         lying = not thing.period and abs(world.data.body(thing.name).xmat[8]) < 0.7
         return math.pi if lying else thing.period
 
     def _turn(self, world: World, thing: _Thing) -> float:
-        """Counter-clockwise, the smallest that brings the fingers across the thing."""
+        """The smallest counter-clockwise rotation that aligns the fingers with the object."""
         period = self._period(world, thing)
         if not period:
             return 0.0
@@ -245,7 +242,7 @@ class TableCleanup(SimTask):
         return (turn + period / 2) % period - period / 2
 
     def _next(self, world: World, remaining: list[_Thing]) -> tuple[_Thing, Vector]:
-        """The thing in hand, or else the nearest, and the way from the TCP to where it is grasped."""
+        """The held or nearest object, and the vector from the TCP to its grasp."""
         position, _ = world.tcp_pose()
         ways = [(thing, self._grasp_point(world, thing) - position) for thing in remaining]
         return min(ways, key=lambda way: float(way[1] @ way[1]))
@@ -260,12 +257,12 @@ class TableCleanup(SimTask):
         edge: Vector = world.body_pose("box")[0] + _HINGE + _LID_M * along
         return edge
 
-    # ---- what an expert does
+    # ---- expert
 
     def goal(self, world: World) -> Goal:
         remaining = self._remaining(world)
         position, quat = world.tcp_pose()
-        if np.linalg.norm(rotate(quat, (0.0, 0.0, 1.0))[:2]) > 0.35:  # leaning: straighten up, high above
+        if np.linalg.norm(rotate(quat, (0.0, 0.0, 1.0))[:2]) > 0.35:  # tilted: straighten at a safe height
             above = np.array((*position[:2], max(position[2], 0.2)))
             return _upright(above, _yaw(quat), gripper=self._grip(world))
         if not remaining:
@@ -285,20 +282,20 @@ class TableCleanup(SimTask):
             height, slack = self._clearance(world)
             return _upright(_climb(position, towards, height=height, slack=slack), yaw + turn, gripper=1.0)
         if not inside and aside > 0.008:
-            # on the way down: a hand that sets off leans for a moment, and must not turn back for that
+            # on the way down: ignore the short tilt when the motion starts
             return _upright(position + (towards[0], towards[1], 0.0), yaw + turn, gripper=1.0)
         down = abs(towards[2]) < 0.006 or (abs(towards[2]) < 0.012 and world.gripper_opening() < 0.07)
         return _upright(position + towards, yaw + turn, gripper=0.0 if down else 1.0)
 
     def _wrist_turn(self, world: World, thing: _Thing, yaw: float) -> float:
-        """To any of the thing's equal sides: within the wrist's range, and clear of a box that is near."""
+        """Rotation to any equivalent side of the object, within the wrist's range and clear of the box."""
         x, y, _ = np.abs(world.body_pose(thing.name)[0] - world.body_pose("box")[0])
-        beside = x < _INNER_M[0] + 0.03 and y < _INNER_M[1] + 0.115  # the palm is 98 mm wide to each side
+        beside = x < _INNER_M[0] + 0.03 and y < _INNER_M[1] + 0.115  # the gripper is 98 mm wide to each side
         period = self._period(world, thing)
         if not period:
             return math.copysign(math.pi / 2, yaw) - yaw if beside else 0.0
         if beside:
-            period = math.pi / 2  # everything is short enough to be taken lengthwise too
+            period = math.pi / 2  # all objects can be grasped lengthwise too
         turns = [self._turn(world, thing) + k * period for k in (-2, -1, 0, 1, 2)]
         turns = [turn for turn in turns if abs(yaw + turn) < 1.75] or turns
         return min(turns, key=lambda turn: abs(turn) + 4.0 * beside * abs(math.cos(yaw + turn)))
@@ -312,7 +309,7 @@ class TableCleanup(SimTask):
         return _upright(goal, _yaw(quat), gripper=float(there))
 
     def _close(self, world: World) -> Goal:
-        """Over the lid, down behind it, and push; the frame is the lid's: along it, and out of its back."""
+        """Move over the lid, down behind it, and push. In the lid's frame."""
         position, _ = world.tcp_pose()
         angle, edge = self.lid_angle(world), self._lid_edge(world)
         along = np.array((0.0, math.cos(angle), math.sin(angle)))
@@ -324,18 +321,18 @@ class TableCleanup(SimTask):
             goal = edge + (0.0, -0.045, -0.040)
         else:
             goal = edge + (0.0, -0.050, 0.035)
-            if rel[2] < 0.018:  # climb beside the lid, leaning as it does
+            if rel[2] < 0.018:  # move up along the lid
                 slope = min(math.cos(angle) / max(math.sin(angle), 0.1), 0.0)
                 goal[1] = position[1] + (goal[2] - position[2]) * slope
         goal[0] = world.body_pose("box")[0][0]
         return _upright(goal, 0.0, gripper=0.0)
 
     def _grip(self, world: World) -> float:
-        """Keep what is held, else open."""
+        """Stay closed while an object is held, or else open."""
         return 0.0 if any(world.grasping(thing.name) for thing in _THINGS) else 1.0
 
     def _clearance(self, world: World) -> tuple[float, float]:
-        """The height to travel at from here, and by how much less will do to set out."""
+        """The travel height from here, and the tolerance below it."""
         x, y, _ = world.tcp_pose()[0] - world.body_pose("box")[0]
         if abs(x) > _INNER_M[0] + 0.11 or y > _INNER_M[1] + 0.07:
             return _HOVER_Z_M, 0.05
@@ -345,8 +342,8 @@ class TableCleanup(SimTask):
 
 
 def _climb(position: Vector, towards: Vector, *, height: float, slack: float) -> Vector:
-    """Across, at a height; straight up while more than `slack` below it, so as not to hit anything."""
-    # steps across are short, so that of a limited action the climb gets the larger share
+    """Move sideways at a height; move straight up while more than `slack` below it."""
+    # short sideways steps, so that the upward motion gets most of a limited action
     across = clip_norm(towards[:2], 0.0 if height - position[2] > slack else 0.03)
     return np.array((*(position[:2] + across), height))
 

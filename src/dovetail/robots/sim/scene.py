@@ -71,7 +71,7 @@ _BASE = """
     <map znear="0.01" zfar="12"/>
     <global azimuth="140" elevation="-25"/>
   </visual>
-  <statistic center="{centre}" extent="{extent}"/>
+  <statistic center="{center}" extent="{extent}"/>
   <asset>
     <texture name="sky" type="skybox" builtin="gradient" rgb1="0.94 0.95 0.97" rgb2="0.78 0.81 0.85"
              width="32" height="192"/>
@@ -98,7 +98,7 @@ def compose(*, arm: Arm, scene: Scene, timestep_s: float) -> str:
     has_front = any(camera.get("name") == "front" for camera in wanted.iter("camera"))
     base = _BASE.format(
         timestep_s=timestep_s,
-        centre=" ".join(str(v) for v in arm.workspace_center),
+        center=" ".join(str(v) for v in arm.workspace_center),
         extent=arm.reach_m,
         table=_TABLE if scene.table else "",
         camera="" if has_front else _front_camera(arm),
