@@ -1,12 +1,12 @@
-"""The roles of a run that does everything at once, on the page Live: as its first arm's process tells them."""
+"""The roles of a run on Ray, as the page Live shows them."""
 
 import httpx
 import pytest
 
 from dovetail.live.link import LiveLink
 from dovetail.runs.acknowledgements import take_acknowledged
-from support.live_host import eventually
 from support.made_runs import ROBOT, made_run
+from support.waiting import wait_until
 
 ROLES = [
     {"name": "store", "health": "well", "doing": "", "host": "desk", "queue": 4, "episodes_per_min": 12.34},
@@ -35,39 +35,39 @@ WHOLE = {"episodes_per_min": 12.34, "updates_per_s": 88.2, "steps_behind": 40.0,
 
 @pytest.fixture
 def link(tmp_path):
-    """This process is the arm's."""
+    """The live link of a run whose arm is in this process."""
     link = LiveLink(made_run(tmp_path / "one").path, robot=ROBOT)
     link.open()
     yield link
     link.close()
 
 
-def test_roles_are_shown_as_they_are_told_and_only_where_there_are_any(link, open_console, page, tmp_path):
-    link.tell(run="one", phase="learning online")
+def test_roles_are_shown_only_if_the_run_has_any(link, open_console, page, tmp_path):
+    link.update(run="one", phase="learning online")
     open_console(tmp_path / "one").enter(page)
     page.wait_for_function("window.dovetail.state?.facts.phase === 'learning online'")
     assert not page.is_visible("#dt-roles")
-    link.tell(roles=ROLES, pipeline=WHOLE, weights_unix_s=0.0)
+    link.update(roles=ROLES, pipeline=WHOLE, weights_unix_s=0.0)
     page.wait_for_selector("#dt-roles tbody tr")
     cells = {
         row.get_attribute("data-role"): row.query_selector_all("td")
         for row in page.query_selector_all("#dt-roles tbody tr")
     }
-    said = {name: [cell.inner_text() for cell in row] for name, row in cells.items()}
-    assert said["store"] == ["store", "well", "", "4", "12.3 episodes/min", "", "desk"]
-    assert said["learner"] == ["learner", "well", "learning", "", "88 updates/s", "v8", "desk"]
-    assert said["robot-0"][1:4] == ["stopped: acknowledge it (started 2 times)", "<b>the emergency stop</b>", "0"]
-    assert said["robot-0"][5:] == ["v7, 1 behind", "cell"]
-    assert page.query_selector("[data-role=robot-0].dt-worry") and not page.query_selector(
-        "[data-role=store].dt-worry"
+    texts = {name: [cell.inner_text() for cell in row] for name, row in cells.items()}
+    assert texts["store"] == ["store", "well", "", "4", "12.3 episodes/min", "", "desk"]
+    assert texts["learner"] == ["learner", "well", "learning", "", "88 updates/s", "v8", "desk"]
+    assert texts["robot-0"][1:4] == ["stopped: acknowledge it (started 2 times)", "<b>the emergency stop</b>", "0"]
+    assert texts["robot-0"][5:] == ["v7, 1 behind", "cell"]
+    assert page.query_selector("[data-role=robot-0].dt-warn") and not page.query_selector(
+        "[data-role=store].dt-warn"
     )
     whole = page.inner_text("#dt-pipeline")
-    for part in ("12.3", "88", "40", "steps not learned yet", "since the last weights"):
+    for part in ("12.3", "88", "40", "steps not yet learned from", "since the last weights"):
         assert part in whole
     page.screenshot(path=tmp_path / "roles.png", full_page=True)
 
 
-def test_an_arm_that_has_stopped_is_acknowledged_by_its_name(link, open_console, page, tmp_path):
+def test_stopped_arm_is_acknowledged_by_its_name(link, open_console, page, tmp_path):
     console = open_console(tmp_path / "one")
     console.enter(page)
     stopped = {
@@ -77,13 +77,13 @@ def test_an_arm_that_has_stopped_is_acknowledged_by_its_name(link, open_console,
         "host": "cell",
         "problem": "the elbow is stuck",
     }
-    link.tell(run="one", roles=[*ROLES[:2], {**stopped, "may_acknowledge": True}])
-    page.wait_for_selector("[data-seen-to=robot-1]")
+    link.update(run="one", roles=[*ROLES[:2], {**stopped, "may_acknowledge": True}])
+    page.wait_for_selector("[data-acknowledge=robot-1]")
     page.screenshot(path=tmp_path / "stopped.png", full_page=True)
-    page.click("[data-seen-to=robot-1]")
-    eventually(lambda: take_acknowledged(tmp_path / "one") == ["robot-1"])
-    link.tell(roles=ROLES[:2])
-    page.wait_for_selector("[data-seen-to=robot-1]", state="detached")
+    page.click("[data-acknowledge=robot-1]")
+    wait_until(lambda: take_acknowledged(tmp_path / "one") == ["robot-1"])
+    link.update(roles=ROLES[:2])
+    page.wait_for_selector("[data-acknowledge=robot-1]", state="detached")
     refused = httpx.post(f"{console.address}api/acknowledge", headers=console.headers, json={"robot": "robot-1"})
     assert (refused.status_code, refused.json()["detail"]) == (409, "robot-1 has not stopped")
     assert httpx.post(f"{console.address}api/acknowledge", json={"robot": "robot-1"}).status_code == 401

@@ -1,4 +1,4 @@
-"""Our tasks seen from Gymnasium."""
+"""Dovetail's tasks as Gymnasium environments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BIMANUAL = FAKE | {"robot": "dovetail.testing.fakes:FakeBimanual"}
 gymnasium.register("test/FakeReach-v0", entry_point="dovetail.envs.gym_env:DovetailEnv", kwargs=FAKE)
 
 
-def checked(env_id: str, **kwargs: Any) -> None:
+def check(env_id: str, **kwargs: Any) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*WARN.*")
         # advice about infinite observations and actions not within [-1, 1]: ours are in physical units
@@ -32,12 +32,12 @@ def checked(env_id: str, **kwargs: Any) -> None:
 
 
 @pytest.mark.parametrize("env_id", sorted(ENVS))
-def test_our_tasks_pass_gymnasiums_checks(env_id: str) -> None:
-    checked(env_id)
+def test_task_passes_gymnasiums_checks(env_id: str) -> None:
+    check(env_id)
 
 
-def test_fakes_pass_gymnasiums_checks() -> None:
-    checked("test/FakeReach-v0", robot_config={"image_size": (16, 12)})
+def test_fake_task_passes_gymnasiums_checks() -> None:
+    check("test/FakeReach-v0", robot_config={"image_size": (16, 12)})
 
 
 def test_every_task_is_registered_once() -> None:
@@ -47,7 +47,7 @@ def test_every_task_is_registered_once() -> None:
     assert set(ENVS) <= set(gymnasium.registry)
 
 
-def test_one_line_is_enough_and_loads_no_torch() -> None:
+def test_make_loads_neither_torch_nor_ray() -> None:
     code = (
         "import dovetail, gymnasium, sys; env = gymnasium.make('dovetail/PegInsertion-v0');"
         "env.reset(seed=0); print('torch' in sys.modules, 'ray' in sys.modules)"
@@ -72,7 +72,7 @@ def test_success_terminates() -> None:
     assert info["executed"].shape == (7,)
 
 
-def test_a_time_limit_truncates() -> None:
+def test_time_limit_truncates() -> None:
     env = DovetailEnv(**BIMANUAL, task_config={"max_steps": 7}, robot_config={"image_size": (8, 6)})
     values, _ = env.reset(seed=0)
     assert values["head"].shape == (6, 8, 3)
@@ -80,7 +80,7 @@ def test_a_time_limit_truncates() -> None:
     assert ends == [(False, False)] * 6 + [(False, True)]
 
 
-def test_actions_pass_the_filter() -> None:
+def test_actions_pass_the_safety_filter() -> None:
     env = DovetailEnv(**FAKE, safety={"max_step": 0.001, "max_bad_actions": 2})
     env.reset(seed=0)
     info = env.step(np.full(7, 9.0, np.float32))[4]
@@ -103,7 +103,7 @@ def test_dense_reward_and_render() -> None:
     env.close()
 
 
-def test_round_trip_as_a_robot_again() -> None:
+def test_environment_can_be_used_as_a_gym_robot() -> None:
     robot = GymRobot(GymRobotConfig(id="test/FakeReach-v0"))
     assert set(robot.spec.observation) == {"ee_pose", "gripper", "goal"}
     assert robot.spec.action.shape == (7,)
@@ -120,7 +120,7 @@ def test_round_trip_as_a_robot_again() -> None:
         (FAKE | {"task_config": {"max_stepps": 3}}, ConfigError),
     ],
 )
-def test_wrong_use_is_one_line(kwargs: dict[str, Any], error: type[Exception]) -> None:
+def test_wrong_argument_is_refused_in_one_line(kwargs: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error) as caught:
         DovetailEnv(**kwargs)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""When to help: only where the policy is stuck, pushes as hard as it may, or takes longer than usual."""
+"""A hint appears only if the arm makes no progress, actions are at their limit, or the episode is long."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from dovetail.testing.fakes import FakeArm, FakeArmConfig
 SPEC = FakeArm(FakeArmConfig()).spec  # 10 Hz
 
 
-def a_board(poses, actions):
+def make_board(poses, actions):
     board = Board(BoardLayout.of(SPEC, extras={}, horizon=1, num_rows=100))
     board.begin()
     for row, (pose, action) in enumerate(zip(poses, actions, strict=True)):
@@ -44,7 +44,7 @@ def still(num):
 
 
 def gentle(num):
-    return [np.array((0.01, 0, 0, 0, 0, 0, 1.0), np.float32)] * num  # an open gripper is no hard push
+    return [np.array((0.01, 0, 0, 0, 0, 0, 1.0), np.float32)] * num  # an open gripper does not count
 
 
 def hard(num):
@@ -52,21 +52,21 @@ def hard(num):
 
 
 @pytest.mark.parametrize(
-    ("board", "usual_steps", "said"),
+    ("board", "usual_steps", "text"),
     [
-        (a_board(moving(40), gentle(40)), None, None),
-        (a_board(still(29), gentle(29)), None, None),  # not for three seconds yet
-        (a_board(still(40), gentle(40)), None, "not got anywhere for 3 s"),
-        (a_board(moving(10) + still(40), gentle(50)), None, "not got anywhere"),
-        (a_board(moving(40), hard(40)), None, "as hard as it may"),
-        (a_board(moving(40), gentle(40)), 30.0, None),
-        (a_board(moving(40), gentle(40)), 25.0, "longer than the 2 s"),
+        (make_board(moving(40), gentle(40)), None, None),
+        (make_board(still(29), gentle(29)), None, None),  # less than three seconds
+        (make_board(still(40), gentle(40)), None, "no progress for 3 s"),
+        (make_board(moving(10) + still(40), gentle(50)), None, "no progress"),
+        (make_board(moving(40), hard(40)), None, "at their limit"),
+        (make_board(moving(40), gentle(40)), 30.0, None),
+        (make_board(moving(40), gentle(40)), 25.0, "longer than the usual 2 s"),
     ],
 )
-def test_hints(board, usual_steps, said):
+def test_hint_depends_on_recent_motion(board, usual_steps, text):
     hint = hint_for(board, SPEC, usual_steps=usual_steps)
-    if said is None:
+    if text is None:
         assert hint is None
     else:
-        assert said in hint.text
+        assert text in hint.text
         assert 0.5 <= hint.seconds <= 3.0

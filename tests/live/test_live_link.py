@@ -1,4 +1,4 @@
-"""A run seen and driven from another process, in both layouts: who is killed there never moves the arm here."""
+"""A run that another process shows and drives, in both layouts. A killed console never moves the arm."""
 
 from __future__ import annotations
 
@@ -26,15 +26,16 @@ from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 from dovetail.testing.live import read_journal
-from support.live_host import eventually, order
+from support.live_host import order
 from support.toy_run import TOY
+from support.waiting import wait_until
 
 CONFIG = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 100000, tolerance: 1.0e-9}
 robot: {type: "dovetail.testing.live:LiveArm", image_size: [8, 6], journal: "%s"}
-policy: {type: "dovetail.testing.live:MoodyPolicy"}
+policy: {type: "dovetail.testing.live:FaultyPolicy"}
 actor: {type: naive, layout: %s, flush_every_s: 0.1, inference_timeout_s: 5.0, heartbeat_timeout_s: 5.0}
-algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
+algorithm: {type: "dovetail.testing.fake_learning:FakeAlgorithm"}
 """
 DRIVER = """
 import sys, time
@@ -47,30 +48,30 @@ while True:
     view.writer.drive(session=77, sequence=sequence, held=True, axes=[0, 0, 1, 0, 0, 0, 0])
     time.sleep(0.02)
 """
-FULL_STEP = 0.019  # of the person; the policy's are a tenth
+OPERATOR_STEP_M = 0.019  # steps of the policy are a tenth of it
 
 
-class Attended:
-    """A run's process, which this one is, with a link; `go()` has it run episodes until it is told to stop."""
+class LinkedRun:
+    """A run with a live link in this process; `go()` runs episodes until `stop` is set."""
 
     def __init__(self, folder: Path, layout: str) -> None:
         self.journal_path = folder / "journal"
         path = folder / "live.yaml"
         path.write_text(CONFIG % (self.journal_path, layout))
         self.folder = RunFolder.create(folder / "run", load([path], ()))
-        self.stop, self.said = threading.Event(), []
-        self.station = build_assembly(
+        self.stop, self.lines = threading.Event(), []
+        self.assembly = build_assembly(
             self.folder.config,
             should_stop=self.stop.is_set,
-            live=lambda robot: LiveLink(self.folder.path, robot=robot, waits=True, announce=self.said.append),
+            live=lambda robot: LiveLink(self.folder.path, robot=robot, waits=True, announce=self.lines.append),
         )
-        self.actor = self.station.actor_for(Purpose.ONLINE)
+        self.actor = self.assembly.actor_for(Purpose.ONLINE)
         self.episodes, self.error, self._thread, self.view = [], None, None, None
 
     def go(self) -> None:
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
-        eventually(lambda: self.num_moves() > 5 or self.error, within_s=60.0)
+        wait_until(lambda: self.num_moves() > 5 or self.error, timeout_s=60.0)
         self.view = LiveView.attach(self.folder.path)
 
     def _run(self) -> None:
@@ -89,7 +90,7 @@ class Attended:
         return [note for note in read_journal(self.journal_path) if note.time_ns >= since_ns]
 
     def is_driven(self, since_ns: int) -> bool:
-        return any(np.abs(note.action[:3]).max() > FULL_STEP for note in self.after(since_ns) if note.action)
+        return any(np.abs(note.action[:3]).max() > OPERATOR_STEP_M for note in self.after(since_ns) if note.action)
 
     def holds_for(self, num_ticks: int, since_ns: int) -> bool:
         return len(self.after(since_ns)) >= num_ticks
@@ -99,27 +100,27 @@ class Attended:
         if self._thread is not None:
             self._thread.join(20.0)
             assert not self._thread.is_alive()
-        if self.station is None:
+        if self.assembly is None:
             return
         if self.view is not None:
             self.view.close()
         self.actor.close()
-        self.station.close()
-        self.station = self.actor = self.view = None  # a mapping holds a descriptor as long as anybody holds it
+        self.assembly.close()
+        self.assembly = self.actor = self.view = None  # a mapping keeps its descriptor open
         gc.collect()
         assert self.error is None, self.error
 
 
 @pytest.fixture(params=["one_process", "processes"])
 def run(request, tmp_path, processes):
-    made = Attended(tmp_path, request.param)
+    made = LinkedRun(tmp_path, request.param)
     yield made
     made.close()
 
 
 @pytest.fixture
 def driver(processes):
-    """A process that takes over, to be killed."""
+    """Starts a process that takes over."""
     started = []
 
     def start(folder: Path) -> subprocess.Popen:
@@ -143,56 +144,55 @@ def posts(writer, event) -> bool:
     return True
 
 
-def test_who_drives_is_killed_and_the_arm_holds(run, driver):
+def test_arm_holds_after_the_driving_process_was_killed(run, driver):
     run.go()
     began_ns = time.monotonic_ns()
     process = driver(run.folder.path)
-    eventually(lambda: run.is_driven(began_ns), within_s=20.0)
-    eventually(lambda: run.view.state().control == "human")
+    wait_until(lambda: run.is_driven(began_ns), timeout_s=20.0)
+    wait_until(lambda: run.view.state().control == "human")
     assert run.view.state().driver == 77
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    eventually(lambda: run.view.state().control == "holding")
+    wait_until(lambda: run.view.state().control == "holding")
     assert "take over again" in run.view.state().reason
     held_ns = time.monotonic_ns()
-    eventually(lambda: run.holds_for(25, held_ns))
+    wait_until(lambda: run.holds_for(25, held_ns))
     assert run.num_moves(held_ns) == 0  # half a second, in which the policy would have moved
-    eventually(lambda: posts(run.view.writer, Event.START))  # once the dead one's place is free
-    eventually(lambda: run.num_moves(held_ns) > 10)
-    assert not run.is_driven(held_ns)  # that is the policy
+    wait_until(lambda: posts(run.view.writer, Event.START))  # after the claim of the killed process has expired
+    wait_until(lambda: run.num_moves(held_ns) > 10)
+    assert not run.is_driven(held_ns)  # by the policy
     run.stop.set()
     run.close()
     sources = np.concatenate([episode.column("source") for episode in run.episodes])
     assert {Source.POLICY, Source.HUMAN} == {Source(int(source)) for source in np.unique(sources)}
-    assert run.episodes[0].operator == "none"  # nobody had been there when it began
+    assert run.episodes[0].operator == "none"  # no console was open at its start
 
 
-def test_an_emergency_stop_is_latched_until_it_is_acknowledged(run):
+def test_emergency_stop_lasts_until_it_is_acknowledged(run):
     run.go()
     run.view.writer.beat()
     pressed_ns = time.monotonic_ns()
     run.view.writer.post(Event.EMERGENCY)
-    eventually(lambda: any(note.what == "stop" for note in run.after(pressed_ns)))
-    eventually(lambda: any("waits for an acknowledgement" in line for line in run.said))
+    wait_until(lambda: any(note.what == "stop" for note in run.after(pressed_ns)))
+    wait_until(lambda: any("Acknowledge it in the console" in line for line in run.lines))
     stopped_ns = next(note.time_ns for note in run.after(pressed_ns) if note.what == "stop")
     state = run.view.state()
     assert (state.control, "emergency stop" in state.reason) == ("fault", True)
-    run.view.writer.post(Event.START)  # is no acknowledgement
-    run.actor._link.acknowledge()  # nor what is said elsewhere
+    run.view.writer.post(Event.START)  # does not acknowledge
+    run.actor._link.acknowledge()  # only a console can release its emergency stop
     run.view.writer.drive(session=1, sequence=1, held=True, axes=[0, 0, 1, 0, 0, 0, 0], expires_s=2.0)
     threading.Event().wait(0.3)
     assert all(note.what == "stop" for note in run.after(stopped_ns))
     acknowledged_ns = time.monotonic_ns()
     run.view.writer.post(Event.ACKNOWLEDGE)
-    eventually(lambda: run.num_moves(acknowledged_ns) > 5)
-    eventually(lambda: run.view.state().control in ("policy", "human", "holding"))
+    wait_until(lambda: run.num_moves(acknowledged_ns) > 5)
+    wait_until(lambda: run.view.state().control in ("policy", "human", "holding"))
     assert run.episodes[0].outcome is Outcome.ABORTED
-    run.view.writer.post(Event.EMERGENCY)  # and again
-    eventually(lambda: run.view.state().control == "fault")
+    run.view.writer.post(Event.EMERGENCY)
+    wait_until(lambda: run.view.state().control == "fault")
 
 
-def test_anybody_stops_it_and_one_acknowledgement_is_enough(run):
-    """A second console only looks on, but for the emergency stop; whoever has the mailbox acknowledges it, once."""
+def test_second_console_can_stop_but_only_the_first_acknowledges(run):
     run.go()
     run.view.writer.beat()
     other = LiveView.attach(run.folder.path)
@@ -200,56 +200,56 @@ def test_anybody_stops_it_and_one_acknowledgement_is_enough(run):
         other.writer.post(Event.ACKNOWLEDGE)
     other.writer.post(Event.EMERGENCY)
     other.close()
-    eventually(lambda: any("waits for an acknowledgement" in line for line in run.said))
-    eventually(lambda: posts(run.view.writer, Event.ACKNOWLEDGE))
-    eventually(lambda: "acknowledged: going on" in run.said)
+    wait_until(lambda: any("Acknowledge it in the console" in line for line in run.lines))
+    wait_until(lambda: posts(run.view.writer, Event.ACKNOWLEDGE))
+    wait_until(lambda: "acknowledged, continuing" in run.lines)
 
 
-def test_a_board_that_looks_like_the_old_one_is_taken_up(tmp_path, processes):
-    """Processes that were started anew share a new one, of the same layout and under the same descriptor."""
-    run = Attended(tmp_path, "processes")
+def test_view_attaches_to_the_new_board_after_a_restart(tmp_path, processes):
+    """The new board may have the same layout and the same descriptor."""
+    run = LinkedRun(tmp_path, "processes")
     try:
         run.go()
         os.kill(run.actor._inner.processes["control"], signal.SIGKILL)
-        eventually(lambda: any("waits for an acknowledgement" in line for line in run.said), within_s=20.0)
-        run.actor._link.acknowledge()  # by somebody who has no console
-        went_on_ns = time.monotonic_ns()
-        eventually(lambda: run.num_moves(went_on_ns) > 5, within_s=60.0)
+        wait_until(lambda: any("Acknowledge it in the console" in line for line in run.lines), timeout_s=20.0)
+        run.actor._link.acknowledge()  # from outside a console
+        acknowledged_ns = time.monotonic_ns()
+        wait_until(lambda: run.num_moves(acknowledged_ns) > 5, timeout_s=60.0)
         run.view.refresh()
         seen = run.view.num_seen
-        eventually(lambda: run.view.num_seen > seen)
+        wait_until(lambda: run.view.num_seen > seen)
         assert run.view.state().control == "policy"
     finally:
         run.close()
 
 
-def test_what_is_seen_is_what_the_robot_sees(run):
+def test_view_shows_the_observations_of_the_robot(run):
     run.go()
-    eventually(lambda: run.view.state().episode)
+    wait_until(lambda: run.view.state().episode)
     state = run.view.state()
     assert state.episode["purpose"] == "online"
-    assert state.prompt == run.station.task.prompt
+    assert state.prompt == run.assembly.task.prompt
     assert set(state.values) == {"ee_pose", "gripper", "goal"}
     assert state.health["ticks"] > 0
     assert run.view.cameras == ("front",)
     before = run.view.frame("front").copy()
     assert before.shape == (6, 8, 3)
-    eventually(lambda: not np.array_equal(run.view.frame("front"), before))
+    wait_until(lambda: not np.array_equal(run.view.frame("front"), before))
     assert json.dumps(state.values)
     steps = run.view.state().step
-    eventually(lambda: run.view.state().step > steps)
+    wait_until(lambda: run.view.state().step > steps)
 
 
-def test_asking_to_stop_ends_the_episode(run):
+def test_stop_event_ends_the_episode(run):
     run.go()
     run.view.writer.post(Event.STOP)
-    eventually(lambda: run.actor.stopped)
-    assert run.station.should_stop()
+    wait_until(lambda: run.actor.stopped)
+    assert run.assembly.should_stop()
     run.stop.set()
 
 
-def test_a_run_that_is_over_is_not_live(tmp_path, processes):
-    run = Attended(tmp_path, "one_process")
+def test_ended_run_is_not_live(tmp_path, processes):
+    run = LinkedRun(tmp_path, "one_process")
     view = LiveView.attach(run.folder.path)
     assert view.alive
     assert (run.folder.path / LIVE_JSON).exists()
@@ -264,8 +264,8 @@ def test_a_run_that_is_over_is_not_live(tmp_path, processes):
 @pytest.mark.parametrize(
     ("name", "value"), [("pid", 2**22 - 1), ("started", 12345), ("boot_id", "other"), ("version", 99)]
 )
-def test_what_a_killed_run_left_is_told(tmp_path, processes, name, value):
-    run = Attended(tmp_path, "one_process")
+def test_file_of_a_killed_run_is_not_live(tmp_path, processes, name, value):
+    run = LinkedRun(tmp_path, "one_process")
     try:
         link = json.loads((run.folder.path / LIVE_JSON).read_text())
         (run.folder.path / LIVE_JSON).write_text(json.dumps({**link, name: value}))
@@ -279,36 +279,35 @@ def test_what_a_killed_run_left_is_told(tmp_path, processes, name, value):
         run.close()
 
 
-def test_a_mailbox_of_another_arm_is_not_attached_to(tmp_path, processes):
-    """In one line, and as what a console looks for again: it must not end over it."""
-    run = Attended(tmp_path, "one_process")
+def test_mailbox_with_another_number_of_axes_is_refused(tmp_path, processes):
+    run = LinkedRun(tmp_path, "one_process")
     try:
-        run.station.link.mailbox.word["num_axes"][0] = 6
+        run.assembly.link.mailbox.word["num_axes"][0] = 6
         with pytest.raises(NotLive, match="no mailbox of 7 axes"):
             LiveView.attach(run.folder.path)
     finally:
         run.close()
 
 
-def test_what_cannot_be_filmed_is_tried_once(tmp_path, monkeypatch):
-    """Building a world for every picture that does not come would take the machine from the robot."""
+def test_failed_renderer_is_not_built_again(tmp_path, monkeypatch):
+    """Building a world for every image would take CPU time from the robot."""
     (tmp_path / "config.yaml").write_text("robot: {type: sim}\nrun: {video_camera: front}\n")
-    film, tried = LiveRenderer(tmp_path), []
+    renderer, tried = LiveRenderer(tmp_path), []
 
     def fails(camera):
         tried.append(camera)
         raise OSError("no GL here")
 
-    monkeypatch.setattr(film, "_open", fails)
+    monkeypatch.setattr(renderer, "_open", fails)
     trace = {"sim_qpos": np.zeros(3)}
     with pytest.raises(OSError, match="no GL"):
-        film.picture("front", trace)
-    assert film.picture("front", trace) is None
-    assert (tried, film.cameras) == (["front"], ())
+        renderer.image("front", trace)
+    assert renderer.image("front", trace) is None
+    assert (tried, renderer.cameras) == (["front"], ())
 
 
-def test_a_person_shows_the_task_from_another_process(tmp_path):
-    """A demonstration by hand in simulated time: it waits for the person, keeps pace with them, and is theirs."""
+def test_demonstration_from_a_console_with_a_simulated_clock(tmp_path):
+    """The simulation waits for the operator and then runs in real time."""
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)
     config = load([path], ("operator={type: browser}", "robot.control_hz=50.0", "task.max_steps=400"))
@@ -318,8 +317,8 @@ def test_a_person_shows_the_task_from_another_process(tmp_path):
     collecting.start()
     view = LiveView.attach(folder.path)
     try:
-        eventually(lambda: view.refresh() or view.state().control == "paused")
-        assert view.state().step <= 1  # time stands still until somebody takes over
+        wait_until(lambda: view.refresh() or view.state().control == "paused")
+        assert view.state().step <= 1  # it waits for a takeover
         sequence = 0
         while collecting.is_alive():
             sequence += 1
@@ -339,12 +338,12 @@ def test_a_person_shows_the_task_from_another_process(tmp_path):
     assert (episode.column("source") == Source.HUMAN).all()
 
 
-def test_what_is_too_much_for_the_bulletin_leaves_the_most_important(tmp_path):
-    run = Attended(tmp_path, "one_process")
+def test_too_long_status_is_reduced_to_the_essential_values(tmp_path):
+    run = LinkedRun(tmp_path, "one_process")
     view = LiveView.attach(run.folder.path)
     try:
-        run.station.link.update(phase="learning online", advice=["x" * 40_000])
-        eventually(lambda: view.state().facts.get("phase") == "learning online")
+        run.assembly.link.update(phase="learning online", advice=["x" * 40_000])
+        wait_until(lambda: view.state().facts.get("phase") == "learning online")
         assert "advice" not in view.state().facts
     finally:
         view.close()

@@ -1,4 +1,4 @@
-"""A judge ends an episode that a process of its own controls: it looks at the board, and no tick waits for it."""
+"""A success detector in the supervisor ends episodes of the control process, and never delays a tick."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import time
 from dovetail.core.errors import FailureError
 from dovetail.core.types import Observation, Outcome, Purpose
 from dovetail.rewards.early_success import SuccessDetection
-from support.live_host import eventually
+from support.waiting import wait_until
 
 
 class Patient:
-    """Sure after a while, and slow: it is asked far less often than control ticks."""
+    """Detects success from the fifth call on. Slower than the control loop."""
 
     def __init__(self) -> None:
         self.times_ns: list[int] = []
@@ -24,7 +24,7 @@ class Patient:
 
 
 class Hanging:
-    """Never comes back from its second look, unless it is let go."""
+    """Its second call does not return until `let_go`."""
 
     def __init__(self) -> None:
         self.num_asked, self.let_go = 0, threading.Event()
@@ -45,7 +45,7 @@ def success_detection(judge: object) -> SuccessDetection:
     return SuccessDetection(judge=judge, probability=0.5, consecutive=3, every_steps=1)
 
 
-def test_a_judge_beside_ends_practice_and_nothing_else(live):
+def test_detected_success_ends_online_episodes_only(live):
     judge = Patient()
     one = live("actor.inference_timeout_s=5.0", success_detection=success_detection(judge))
     one.go()
@@ -53,28 +53,28 @@ def test_a_judge_beside_ends_practice_and_nothing_else(live):
     assert episode is not None
     assert (episode.outcome, episode.judgement) == (Outcome.SUCCESS, Outcome.SUCCESS)
     assert episode.operator == "none+patient"
-    assert len(judge.times_ns) >= 7  # four that were not sure, three in a row that were
-    assert sorted(set(judge.times_ns)) == judge.times_ns  # each of another moment
+    assert len(judge.times_ns) >= 7  # four without success, then three in a row
+    assert sorted(set(judge.times_ns)) == judge.times_ns  # each observation once
     num_asked = len(judge.times_ns)
     one.go(purpose=Purpose.EVAL)
     one.stop.set()
     episode = one.ended()
     assert episode is not None and episode.outcome is Outcome.ABORTED
     assert episode.operator == "none"
-    assert len(judge.times_ns) == num_asked  # nobody looks at an evaluation
+    assert len(judge.times_ns) == num_asked  # not called in an evaluation
 
 
-def test_a_judge_that_fails_is_told_of_and_the_episode_kept(live):
+def test_failing_detector_is_reported_and_the_episode_recorded(live):
     one = live("task.max_steps=40", success_detection=success_detection(Broken()))
     one.go()
     one.ended(within_s=20.0)
     assert isinstance(one.error, FailureError)
-    assert "the judge that ends episodes failed" in str(one.error)
+    assert "the success detector failed" in str(one.error)
     assert len(list(one.spool.glob("*.journal"))) == 1
-    one.error = None  # its trace holds the board
+    one.error = None  # its traceback keeps the board alive
 
 
-def test_a_judge_that_hangs_holds_up_nobody(live):
+def test_hanging_detector_does_not_delay_the_episode(live):
     judge, before = Hanging(), set(threading.enumerate())
     one = live("task.max_steps=40", success_detection=success_detection(judge))
     one.go()
@@ -82,6 +82,6 @@ def test_a_judge_that_hangs_holds_up_nobody(live):
     judge.let_go.set()
     assert judge.num_asked == 2
     assert one.error is None and episode is not None and episode.outcome is Outcome.TIMEOUT
-    eventually(
-        lambda: all(thread.name != "judge" for thread in set(threading.enumerate()) - before), within_s=60.0
+    wait_until(
+        lambda: all(thread.name != "judge" for thread in set(threading.enumerate()) - before), timeout_s=60.0
     )

@@ -1,4 +1,4 @@
-"""In simulated time it makes no difference whether an actor is one process or several: the same seed, the same episode."""
+"""With a simulated clock, an actor gives the same episodes in one process and in several."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dovetail.config.load import load
 from dovetail.core.types import Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
 from dovetail.runs.assembly.build import build_assembly
-from dovetail.runs.roles.robot import order_episode
 from dovetail.runs.folder import RunFolder
+from dovetail.runs.roles.robot import order_episode
 from dovetail.runtime.inline import InlineRun
 from dovetail.weights.store import DiskWeightStore
 from support.toy_run import TOY
@@ -19,27 +19,27 @@ SCENE = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 40, tolerance: 0.02}
 robot: {type: "dovetail.testing.fakes:FakeArm", image_size: [16, 12]}
 operator: {type: scripted, watched_share: 1.0, stuck_after_steps: 4}
-policy: {type: "dovetail.testing.fake_brains:FakePolicy", horizon: 8, history: {ee_pose: 3, front: 2}}
+policy: {type: "dovetail.testing.fake_learning:FakePolicy", horizon: 8, history: {ee_pose: 3, front: 2}}
 actor: {type: sequential}
-algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
+algorithm: {type: "dovetail.testing.fake_learning:FakeAlgorithm"}
 """
-RESTLESS = (
-    "operator={type: 'dovetail.testing.fake_brains:FakeOperator', share: 0.2}"  # for a tick, again and again
+SHORT_TAKEOVERS = (
+    "operator={type: 'dovetail.testing.fake_learning:FakeOperator', share: 0.2}"  # takes over for single ticks
 )
 FLOW = "policy={type: flow, horizon: 8, hidden: 16, inputs: [ee_pose, goal]}"
 
 
 def episodes(path, layout, *overrides):
-    """A demonstration, two of practice with somebody who takes over, and an evaluation."""
-    station = build_assembly(load([path], (*overrides, f"actor.layout={layout}")))
+    """A demonstration, two online episodes with interventions, and an evaluation."""
+    assembly = build_assembly(load([path], (*overrides, f"actor.layout={layout}")))
     try:
         found = []
         for purpose, index in ((Purpose.DEMO, 0), (Purpose.ONLINE, 0), (Purpose.ONLINE, 1), (Purpose.EVAL, 0)):
-            order = order_episode(station, purpose=purpose, index=index, config_hash="0" * 64)
-            found.append(station.actor_for(purpose).run(order))
+            order = order_episode(assembly, purpose=purpose, index=index, config_hash="0" * 64)
+            found.append(assembly.actor_for(purpose).run(order))
         return found
     finally:
-        station.close()
+        assembly.close()
 
 
 def assert_same(one, other):
@@ -63,23 +63,23 @@ def assert_same(one, other):
         ("actor.type=sequential", "actor.simulated_delay_ticks=3"),
         ("actor.type=naive", "actor.simulated_delay_ticks=0"),
         ("actor.type=naive", "actor.simulated_delay_ticks=3", "actor.execution_horizon=4"),
-        ("actor.type=naive", "actor.simulated_delay_ticks=2", RESTLESS),
+        ("actor.type=naive", "actor.simulated_delay_ticks=2", SHORT_TAKEOVERS),
         ("actor.type=rtc", "actor.simulated_delay_ticks=0", FLOW),
         ("actor.type=rtc", "actor.simulated_delay_ticks=3", "actor.execution_horizon=4", FLOW),
     ],
 )
-def test_the_same_seed_gives_the_same_episodes_in_every_layout(tmp_path, processes, overrides):
+def test_same_seed_gives_the_same_episodes_in_every_layout(tmp_path, processes, overrides):
     path = tmp_path / "scene.yaml"
     path.write_text(SCENE)
     one, other = (episodes(path, layout, *overrides) for layout in ("one_process", "processes"))
     for ours, theirs in zip(one, other, strict=True):
         assert_same(ours, theirs)
-    assert {Source.HUMAN, Source.POLICY} == set(one[1].column("source"))  # somebody did take over
+    assert {Source.HUMAN, Source.POLICY} == set(one[1].column("source"))  # the operator has taken over
     assert one[3].column("chunk_id").max() > 1
     assert one[0].outcome is Outcome.SUCCESS
 
 
-def test_a_run_learns_the_same_in_every_layout(tmp_path, processes):
+def test_run_gives_the_same_weights_in_every_layout(tmp_path, processes):
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)
     weights, outcomes = [], []
@@ -91,7 +91,7 @@ def test_a_run_learns_the_same_in_every_layout(tmp_path, processes):
         log = EpisodeLog(folder.episodes)
         found = [log.manifest(episode_id) for episode_id in log.ids()]
         outcomes.append([(info.purpose, info.outcome, info.num_steps, info.policy_versions) for info in found])
-        assert not list(folder.spool.glob("*"))  # all of it was handed over
+        assert not list(folder.spool.glob("*"))  # all episodes are in the log
     assert outcomes[0] == outcomes[1]
     assert weights[0].keys() == weights[1].keys()
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -1,4 +1,4 @@
-"""Whole runs on a GPU: skipped where there is none."""
+"""Whole runs on a GPU. Skipped without one."""
 
 import pytest
 import torch
@@ -12,17 +12,17 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU he
 
 
 @pytest.mark.parametrize("overrides", [(), ("learner.precision=bf16",)])
-def test_a_whole_run(tmp_path, overrides):
+def test_run_on_gpu(tmp_path, overrides):
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)
     run = InlineRun(RunFolder.create(tmp_path / "a", load([path], ["device=auto", *overrides])))
     run.run()
     assert run.status.rates["after"].episodes == 4
-    assert next(iter(run._policy.components.values()))[0].weight.is_cuda
+    assert next(iter(run.runtime.learner.policy.components.values()))[0].weight.is_cuda
     InlineRun(RunFolder.open(tmp_path / "a")).run()
 
 
-PRACTICE = """
+PPO_RUN = """
 task: {type: "support.dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
 policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [16, 16], value_hidden: [16, 16]}
@@ -32,9 +32,9 @@ device: cuda
 """
 
 
-def test_a_whole_run_of_practice(tmp_path):
-    path = tmp_path / "practice.yaml"
-    path.write_text(PRACTICE)
+def test_ppo_run_on_gpu(tmp_path):
+    path = tmp_path / "ppo.yaml"
+    path.write_text(PPO_RUN)
     run = InlineRun(RunFolder.create(tmp_path / "a", load([path])))
     run.run()
     assert run.status.updates == 4

@@ -1,4 +1,4 @@
-"""Runs that several real processes learn for: the same as ever, resumable, and ended in one line when one of them dies."""
+"""Data-parallel runs with several processes: they resume identically, and the end of a rank ends the run with a reason."""
 
 import os
 import signal
@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from dovetail.config.load import load
-from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.errors import FailureError, Interrupted, UsageError
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.inline import InlineRun, Interrupted
-from dovetail.runtime.onpolicy.training import check_practice
+from dovetail.runtime.inline import InlineRun
+from dovetail.runtime.onpolicy.training import check_on_policy
 from dovetail.runtime.ranks import RankGroup
 from support.toy_run import TOY
 
@@ -41,7 +41,7 @@ def state_of(path):
     return load_checkpoint(path / "checkpoints" / "last")[0]
 
 
-def test_interrupted_and_resumed_equals_uninterrupted(make, tmp_path):
+def test_resumed_run_is_identical(make, tmp_path):
     run = make("whole")
     run.run()
     assert run.status.updates == 20 + run.status.env_steps
@@ -55,7 +55,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(make, tmp_path):
     assert all(np.array_equal(one[key], other[key]) for key in one)
 
 
-def test_a_rank_that_is_killed_ends_the_run_in_one_line(make, tmp_path, monkeypatch):
+def test_killed_rank_ends_the_run_in_one_line(make, tmp_path, monkeypatch):
     groups = []
     lead = RankGroup.lead
     monkeypatch.setattr(RankGroup, "lead", lambda self, *rest: (groups.append(self), lead(self, *rest))[1])
@@ -63,47 +63,45 @@ def test_a_rank_that_is_killed_ends_the_run_in_one_line(make, tmp_path, monkeypa
 
     def kill_one():
         if groups and next(asked) == 30:
-            os.kill(groups[0]._processes[0].pid, signal.SIGKILL)
+            os.kill(groups[0]._ranks[0].pid, signal.SIGKILL)
         return False
 
     with pytest.raises(FailureError, match=r"^learning rank 1 has died: killed by SIGKILL$"):
         make("a", should_stop=kill_one).run()
-    assert groups[0]._processes[0].poll() is not None
-    state_of(tmp_path / "a")  # whole
+    assert groups[0]._ranks[0].has_ended
+    state_of(tmp_path / "a")  # is complete
 
 
-def test_a_rank_that_dies_before_it_has_joined_is_not_waited_for(make, monkeypatch):
+def test_rank_killed_during_the_start_ends_the_run(make, monkeypatch):
     start = RankGroup.__init__
 
-    def stillborn(self, *rest, **named):
+    def start_and_kill(self, *rest, **named):
         start(self, *rest, **named)
-        self._processes[0].kill()
+        self._ranks[0].popen.kill()
 
-    monkeypatch.setattr(RankGroup, "__init__", stillborn)
+    monkeypatch.setattr(RankGroup, "__init__", start_and_kill)
     with pytest.raises(FailureError, match=r"^learning rank 1 has died: killed by SIGKILL$"):
         make("a").run()
 
 
-def test_what_a_rank_says_is_heard(make, monkeypatch):
+def test_error_of_a_rank_ends_the_run(make, monkeypatch):
     start = RankGroup.__init__
 
-    def astray(self, folder, *, replay, **rest):
+    def start_with_wrong_replay(self, folder, *, replay, **rest):
         start(self, folder, replay=replay / "elsewhere", **rest)
 
-    monkeypatch.setattr(RankGroup, "__init__", astray)
+    monkeypatch.setattr(RankGroup, "__init__", start_with_wrong_replay)
     with pytest.raises(FailureError, match=r"^learning rank 1 has died: replay view .* is empty"):
         make("a").run()
 
 
-def test_practice_has_its_own_processes(make, tmp_path):
-    config = load(
-        [tmp_path / "toy.yaml"] if (tmp_path / "toy.yaml").exists() else [], [*TWO, "operator={type: none}"]
-    )
-    with pytest.raises(UsageError, match="for algorithms that learn from replay"):
-        check_practice(config)
+def test_on_policy_learning_refuses_ranks(make, tmp_path):
+    config = load([tmp_path / "toy.yaml"], [*TWO, "operator={type: none}"])
+    with pytest.raises(UsageError, match=r"learner\.ranks needs an algorithm with a replay"):
+        check_on_policy(config)
 
 
-def test_a_sharded_policy_learns_publishes_and_saves(make, tmp_path):
+def test_sharded_policy_learns_publishes_and_saves(make, tmp_path):
     sharded = (
         "learner.shard=true",
         "algorithm={type: hg_dagger, batch_size: 16}",
@@ -115,5 +113,8 @@ def test_a_sharded_policy_learns_publishes_and_saves(make, tmp_path):
     run.run()
     assert run.status.updates > 10
     state = state_of(tmp_path / "a")
-    assert state["algorithm/policy/actor/chunk.weight"].shape == (16, 4 * run._station.robot.spec.action.shape[0])
+    assert state["algorithm/policy/actor/chunk.weight"].shape == (
+        16,
+        4 * run.runtime._assembly.robot.spec.action.shape[0],
+    )
     make("a", resume=True).run()

@@ -1,4 +1,4 @@
-"""Reaching, with a reward at every tick for coming nearer; and the same, broken. For processes: `support.dense_reach:Class`."""
+"""A reaching task with a dense reward, and one that fails on purpose."""
 
 import os
 import signal
@@ -30,11 +30,11 @@ class DenseReach(FakeTask):
 class BrokenConfig(FakeTaskConfig):
     after: int = 40
     how: str = "raise"
-    """raise: an exception; kill: as if the kernel had killed the process; abort: the task gives up."""
+    """raise: an exception; kill: SIGKILL to its own process; abort: the task aborts the episode."""
 
 
 class Broken(DenseReach):
-    """All is well for a while."""
+    """Fails after a number of steps."""
 
     Config: ClassVar = BrokenConfig
 

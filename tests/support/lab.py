@@ -1,4 +1,4 @@
-"""A cluster of two machines that are both this one, on two loopback addresses."""
+"""A cluster of two simulated machines: two loopback addresses of this one."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ import random
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import yaml
 
-__all__ = ["dovetail", "free_ports", "lab_file", "until"]
+__all__ = ["dovetail", "free_ports", "lab_file"]
 
 
 def free_ports(address: str) -> dict[str, object]:
-    """A block of ports that nobody listens on, as `ports` of a machine."""
+    """Unused ports, as `ports` of a machine."""
     while True:
         first = random.randrange(20_000, 30_000)
         block = range(first, first + 26)
@@ -48,13 +46,6 @@ def lab_file(folder: Path, *, desk: str = "127.0.0.2", cell: str = "127.0.0.3", 
 
 
 def dovetail(*words: object, inside: tuple[str, ...] = (), **more: str) -> subprocess.CompletedProcess[str]:
-    """A command of its own process, as a person gives it."""
+    """Run a command in another process."""
     command = [*inside, sys.executable, "-m", "dovetail.cli", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, timeout=150, env={**os.environ, **more})
-
-
-def until(true: Callable[[], object], *, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.2)

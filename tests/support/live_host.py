@@ -1,6 +1,6 @@
-"""What tests of the robot host share: a real-time arm with real processes to kill, and a look at what they leave.
+"""A real-time arm with real processes that tests can kill.
 
-As a command, `python live_host.py FOLDER [key=value ...]`, it is a supervisor that runs one episode, to be killed.
+`python live_host.py FOLDER [key=value ...]` is a supervisor that runs one episode.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -26,20 +25,21 @@ from dovetail.runs.assembly.workcell import build_workcell
 from dovetail.testing.fakes import FakeTask
 from dovetail.testing.live import JournalNote, read_journal
 from support import TESTS
+from support.waiting import wait_until
 
-__all__ = ["BrokenTask", "Live", "Processes", "eventually", "order"]
+__all__ = ["BrokenTask", "LiveHost", "MarkedProcesses", "live", "order", "processes"]
 
 CONFIG = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 100000, tolerance: 1.0e-9}
 robot: {type: "dovetail.testing.live:LiveArm", journal: "%s"}
-policy: {type: "dovetail.testing.live:MoodyPolicy"}
+policy: {type: "dovetail.testing.live:FaultyPolicy"}
 actor: {type: naive, layout: processes, flush_every_s: 0.1, inference_timeout_s: 0.5, heartbeat_timeout_s: 0.5}
-algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
+algorithm: {type: "dovetail.testing.fake_learning:FakeAlgorithm"}
 """
 
 
 class BrokenTask(FakeTask):
-    """Its author has made a mistake that shows at the tenth step."""
+    """Raises at the tenth step."""
 
     def judge(self, robot, observation, *, num_steps):
         if num_steps == 10:
@@ -61,18 +61,8 @@ def order(purpose: Purpose = Purpose.ONLINE, *, index: int = 0) -> EpisodeOrder:
     )
 
 
-def eventually(what: Callable[[], bool], *, within_s: float = 10.0) -> float:
-    """Wait for it; returns how many seconds it took."""
-    began_s = time.monotonic()
-    while not what():
-        passed_s = time.monotonic() - began_s
-        assert passed_s < within_s, f"not after {passed_s:.1f} s"
-        time.sleep(0.002)
-    return time.monotonic() - began_s
-
-
-class Processes:
-    """Those that carry a mark in their environment, of this test alone."""
+class MarkedProcesses:
+    """Processes that this test has started: they have a mark in their environment."""
 
     def __init__(self, mark: str) -> None:
         self._mark = f"LIVE_HOST={mark}".encode()
@@ -85,14 +75,16 @@ class Processes:
                     if self._mark in (entry / "environ").read_bytes().split(b"\0"):
                         found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 except OSError:
-                    continue  # gone meanwhile, or somebody else's
+                    continue  # ended meanwhile, or of another user
         return found
 
 
-class Live:
-    """A host with its arm. `go()` runs an episode in a thread; the test then does harm, and `ended()` waits."""
+class LiveHost:
+    """A robot host and its arm. `go()` runs an episode in a thread, `send_signal()` kills a process, `ended()` waits."""
 
-    def __init__(self, folder: Path, *overrides: str, spool: bool = True, success_detection: SuccessDetection | None = None) -> None:
+    def __init__(
+        self, folder: Path, *overrides: str, spool: bool = True, success_detection: SuccessDetection | None = None
+    ) -> None:
         self.journal_path, self.spool = folder / "journal", folder / "spool" if spool else None
         path = folder / "live.yaml"
         path.write_text(CONFIG % self.journal_path)
@@ -116,7 +108,7 @@ class Live:
         before = len(self.journal())
         self._thread = threading.Thread(target=self._run, name="supervising")
         self._thread.start()
-        eventually(lambda: self.num_moves(before) >= until_moves or not self._thread.is_alive(), within_s=20.0)
+        wait_until(lambda: self.num_moves(before) >= until_moves or not self._thread.is_alive(), timeout_s=20.0)
 
     def _run(self) -> None:
         try:
@@ -126,13 +118,13 @@ class Live:
 
     def ended(self, *, within_s: float = 5.0) -> Episode | None:
         self._thread.join(within_s)
-        assert not self._thread.is_alive(), "the episode goes on"
+        assert not self._thread.is_alive(), "the episode has not ended"
         return self.episode
 
-    def harm(self, role: str, number: int = signal.SIGKILL) -> int:
-        """Send a signal to a process; returns when, in monotonic ns."""
+    def send_signal(self, name: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal to a process; returns the monotonic time in ns."""
         now_ns = time.monotonic_ns()
-        os.kill(self.host.processes[role], number)
+        os.kill(self.host.processes[name], number)
         return now_ns
 
     def journal(self) -> list[JournalNote]:
@@ -152,8 +144,7 @@ class Live:
 
 @pytest.fixture
 def processes(tmp_path, monkeypatch):
-    """What a test starts carries its mark; afterwards nothing of it may be there: no process, no memory with a name,
-    no folder, no thread, no open file."""
+    """Processes of the test. At its end no process, shared memory, folder, thread or open file of it may remain."""
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
@@ -163,9 +154,9 @@ def processes(tmp_path, monkeypatch):
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr("tempfile.tempdir", str(temporary))
     threads, files = set(threading.enumerate()), _open_files()
-    marked = Processes(mark)
+    marked = MarkedProcesses(mark)
     yield marked
-    gc.collect()  # a mapping holds its descriptor until it is collected
+    gc.collect()  # a mapping keeps its descriptor open until it is collected
     assert marked.alive() == {}
     assert list(temporary.iterdir()) == []
     assert [name for name in os.listdir("/dev/shm") if "dovetail" in name] == []
@@ -179,10 +170,10 @@ def _open_files() -> int:
 
 @pytest.fixture
 def live(tmp_path, processes):
-    made: list[Live] = []
+    made: list[LiveHost] = []
 
-    def make(*overrides: str, spool: bool = True, success_detection: SuccessDetection | None = None) -> Live:
-        made.append(Live(tmp_path, *overrides, spool=spool, success_detection=success_detection))
+    def make(*overrides: str, spool: bool = True, success_detection: SuccessDetection | None = None) -> LiveHost:
+        made.append(LiveHost(tmp_path, *overrides, spool=spool, success_detection=success_detection))
         return made[-1]
 
     yield make
@@ -191,7 +182,7 @@ def live(tmp_path, processes):
 
 
 def main() -> None:
-    one = Live(Path(sys.argv[1]), *sys.argv[2:])
+    one = LiveHost(Path(sys.argv[1]), *sys.argv[2:])
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: one.stop.set())
     one.host.start()
@@ -200,8 +191,8 @@ def main() -> None:
     episode = one.host.run(order())
     fault = one.host.fault
     one.close()
-    told = {"fault": fault, "outcome": episode and episode.outcome, "steps": len(episode) if episode else 0}
-    sys.stdout.write(json.dumps(told) + "\n")
+    result = {"fault": fault, "outcome": episode and episode.outcome, "steps": len(episode) if episode else 0}
+    sys.stdout.write(json.dumps(result) + "\n")
 
 
 if __name__ == "__main__":

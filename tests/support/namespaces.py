@@ -1,4 +1,4 @@
-"""Two hosts, as network namespaces with a cable between them that can be pulled."""
+"""Two network namespaces with a connection that tests can cut."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from dovetail.runtime.ray.cluster.joining import leave
 __all__ = ["hosts", "ip", "needs_namespaces"]
 
 needs_namespaces = pytest.mark.skipif(
-    os.geteuid() != 0 or not shutil.which("ip"), reason="makes network namespaces: root, and ip"
+    os.geteuid() != 0 or not shutil.which("ip"), reason="network namespaces need root and the `ip` command"
 )
 
 
@@ -21,7 +21,7 @@ def ip(*words):
 
 @pytest.fixture
 def hosts():
-    """Two namespaces, and the name of the cable in the first."""
+    """Two namespaces, and the name of the network device in the first."""
     tag = f"{os.getpid() % 100_000}"
     names, ends = (f"dvta{tag}", f"dvtb{tag}"), (f"va{tag}", f"vb{tag}")
     try:

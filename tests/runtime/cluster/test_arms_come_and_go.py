@@ -1,4 +1,4 @@
-"""An arm on a machine of its own: it comes after the run has begun, leaves while it practises, and comes back."""
+"""An arm on another machine joins after the start of the run, leaves during learning, and joins again."""
 
 import json
 import os
@@ -11,8 +11,9 @@ import yaml
 
 from dovetail.episodes.log import EpisodeLog
 from dovetail.runtime.ray.cluster.joining import leave
-from support.lab import dovetail, lab_file, until
+from support.lab import dovetail, lab_file
 from support.toy_run import TOY
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -33,54 +34,56 @@ def lab(tmp_path):
         leave(name)
 
 
-def joined(path, name):
+def join(path, name):
     done = dovetail("cluster", "join", path, "--as", name)
     assert done.returncode == 0, done.stderr
 
 
-def test_an_arm_comes_late_leaves_and_comes_back(lab, tmp_path):
+def test_arm_joins_late_leaves_and_joins_again(lab, tmp_path):
     (tmp_path / "toy.yaml").write_text(TOY)
-    joined(lab, "desk")
+    join(lab, "desk")
     words = ["run", "toy.yaml", str(lab), "runtime=ray", "run.env_steps=1000000", "--name", "r"]
-    with (tmp_path / "said").open("wb") as said:
+    with (tmp_path / "stderr").open("wb") as stderr:
         run = subprocess.Popen(
             [sys.executable, "-m", "dovetail.cli", *words, "--quiet"],
             cwd=tmp_path,
-            stderr=said,
+            stderr=stderr,
             env=dict(os.environ),
         )
 
     def events(kind, **facts):
-        assert run.poll() is None, (tmp_path / "said").read_text()[-2000:]
+        assert run.poll() is None, (tmp_path / "stderr").read_text()[-2000:]
         path = tmp_path / "runs/r/events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        told = [json.loads(line) for line in lines if line.endswith("}")]
-        return [one for one in told if one["event"] == kind and facts.items() <= one.items()]
+        found = [json.loads(line) for line in lines if line.endswith("}")]
+        return [one for one in found if one["event"] == kind and facts.items() <= one.items()]
 
     try:
-        until(lambda: events("robot missing", name="there"), seconds=600)
-        until(lambda: len(events("episode", robot="here")) > 3, seconds=600)
+        wait_until(lambda: events("robot missing", name="there"), timeout_s=600)
+        wait_until(lambda: len(events("episode", robot="here")) > 3, timeout_s=600)
         assert not events("episode", robot="there")
 
-        joined(lab, "cell")
-        until(lambda: events("robot", name="there"), seconds=600)
-        until(lambda: len(events("episode", robot="there")) > 3, seconds=600)
+        join(lab, "cell")
+        wait_until(lambda: events("robot", name="there"), timeout_s=600)
+        wait_until(lambda: len(events("episode", robot="there")) > 3, timeout_s=600)
 
         assert dovetail("cluster", "leave", lab, "--as", "cell").returncode == 0
-        until(lambda: events("lost", role="there"), seconds=300)
+        wait_until(lambda: events("lost", role="there"), timeout_s=300)
         so_far, mine = len(events("episode", robot="there")), len(events("episode", robot="here"))
-        until(lambda: len(events("episode", robot="here")) > mine + 3, seconds=300)  # the other goes on
+        wait_until(
+            lambda: len(events("episode", robot="here")) > mine + 3, timeout_s=300
+        )  # the other arm continues
 
-        joined(lab, "cell")
-        until(lambda: events("started anew", role="there"), seconds=600)
-        until(lambda: len(events("episode", robot="there")) > so_far + 3, seconds=600)
+        join(lab, "cell")
+        wait_until(lambda: events("started anew", role="there"), timeout_s=600)
+        wait_until(lambda: len(events("episode", robot="there")) > so_far + 3, timeout_s=600)
         shown = dovetail("cluster", "status", lab)
         assert "there" in shown.stdout
     finally:
         run.send_signal(signal.SIGINT)
         run.wait(120)
     spools = [list((tmp_path / f"runs/r/robots/{name}/spool").glob("*")) for name in ("here", "there")]
-    assert spools == [[], []]  # also what it had not delivered when it left
+    assert spools == [[], []]  # also the episodes that were not delivered before it left
     log = EpisodeLog(tmp_path / "runs/r/episodes")
     assert len(log.ids()) == len(set(log.ids()))
     for episode_id in log.ids():

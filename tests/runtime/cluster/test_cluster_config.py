@@ -1,4 +1,4 @@
-"""The typed `cluster` section: what it fills in, and what it refuses in one line."""
+"""Defaults and errors of the `cluster` section."""
 
 import pytest
 
@@ -21,7 +21,7 @@ def section(tmp_path, text, machines=TWO):
     return load_section(ClusterConfig, "cluster", [path])
 
 
-def test_nothing_said_is_one_machine_for_one_run(tmp_path):
+def test_default_is_a_local_cluster(tmp_path):
     path = tmp_path / "none.yaml"
     path.write_text("run: {seed: 3}\n")
     config = load_section(ClusterConfig, "cluster", [path])
@@ -30,7 +30,7 @@ def test_nothing_said_is_one_machine_for_one_run(tmp_path):
     assert dict(config.named_robots()) == {"robot-0": RobotPlace()}
 
 
-def test_the_head_says_where_the_others_meet_and_each_arm_has_a_name(tmp_path):
+def test_address_of_the_head_and_default_arm_names(tmp_path):
     config = section(tmp_path, "num_robots: 2\nrobot: {resources: {inference: 1}}\nlearner: {machine: desk}")
     assert config.head == "desk"
     assert config.head_address == "100.64.0.1:7420"
@@ -52,28 +52,28 @@ def test_the_head_says_where_the_others_meet_and_each_arm_has_a_name(tmp_path):
         ("", TWO.replace("{inference: 2}", "{}, ports: {node: 7420}"), "'machines.cell.ports': two of them"),
         ("learner: {resources: {labeling: 1}}", TWO, "learner needs 1 of 'labeling', but the largest machine offers 0"),
         ("learner: {machine: cell, resources: {training: 1}}", TWO, "needs 1 of 'training', and cell offers 0"),
-        ("robots: {left: {machine: cel}}", TWO, "robots.left.machine is 'cel', which is not in machines. Did you mean 'cell'?"),
+        ("robots: {left: {machine: cel}}", TWO, "is 'cel', which is not in machines. Did you mean 'cell'?"),
         ("robots: {left: {}}\nnum_robots: 2", TWO, "use either robots (arms by name), or num_robots"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line(tmp_path, text, machines, line):
+def test_invalid_section_is_refused_in_one_line(tmp_path, text, machines, line):
     with pytest.raises(ConfigError) as refused:
         section(tmp_path, text, machines)
     assert line in str(refused.value)
     assert "\n" not in str(refused.value)
 
 
-def test_a_role_may_name_a_machine_by_name_host_or_address(tmp_path):
+def test_role_can_name_a_machine_by_name_host_or_address(tmp_path):
     for name in ("cell", "nuc-1", "100.64.0.2"):
         assert section(tmp_path, f"labeler: {{machine: {name}}}").labeler == Place(machine=name)
 
 
-def test_others_machines_may_offer_what_the_file_does_not(tmp_path):
+def test_unlisted_machines_may_offer_any_resource(tmp_path):
     config = section(tmp_path, "address: 10.0.0.1:6379\nlearner: {resources: {training: 1}}", machines=None)
     assert config.head_address == "10.0.0.1:6379"
 
 
-def test_an_arm_differs_from_the_run_in_what_it_says_alone():
+def test_arm_overrides_only_the_keys_it_sets():
     run = load(["peg-insertion"])
     arm = robot_config(run, "left", RobotPlace(task={"type": "push_cube"}))
     assert (arm.task.type, arm.robot, arm.policy) == ("push_cube", run.robot, run.policy)

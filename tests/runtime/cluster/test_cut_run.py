@@ -1,4 +1,4 @@
-"""The cable to the robot's host is pulled in the middle of an episode, and put back: nothing twice, nothing lost."""
+"""The connection to the robot's machine is cut within an episode and restored: every episode arrives once."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ PLACES = """
 
 
 @pytest.mark.parametrize("on_disconnect", ["finish", "hold"])
-def test_a_robot_that_is_cut_off_comes_back(hosts, tmp_path, on_disconnect):
+def test_disconnected_robot_delivers_its_episode_later(hosts, tmp_path, on_disconnect):
     (desk, cell), cable = hosts
     lab = lab_file(tmp_path, desk="10.203.77.1", cell="10.203.77.2")
     lab.write_text(lab.read_text() + f"  on_disconnect: {on_disconnect}\n" + PLACES)

@@ -1,4 +1,4 @@
-"""How a Ray of ours ends: arms are stopped before anybody who could is killed, and a driver has the time that it needs."""
+"""The end of a local Ray: arms stop before their processes are killed, and a driver may take its time."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ import signal, sys, time
 from dovetail.config.cluster import ClusterConfig
 from dovetail.runtime.ray.cluster.connection import connected
 
-told = []
-signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+signals = []
+signal.signal(signal.SIGTERM, lambda *_: signals.append(1))
 with connected(ClusterConfig(), num_cpus=1):
-    print("there", flush=True)
-    while not told:
+    print("connected", flush=True)
+    while not signals:
         time.sleep(0.05)
-    time.sleep(4.0)  # an arm finishes
+    time.sleep(4.0)  # an arm finishes its episode
     print("done", flush=True)
 """
 
 
-def marked(folder: Path, *words: str) -> subprocess.Popen[bytes]:
+def start_marked(folder: Path, *words: str) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", *words], env={**os.environ, marks.MARK: str(folder)})
 
 
-def test_an_arms_own_processes_stop_it_before_they_are_killed(
+def test_processes_of_an_arm_stop_it_before_they_are_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(marks, "_STOP_S", 1.5)
-    other = marked(tmp_path, "import time; time.sleep(60)")
-    arm = marked(tmp_path, ARM, "dovetail.robot_host.process_main", "0.7", str(tmp_path / "stopped"))
-    stuck = marked(tmp_path, ARM, "dovetail.robot_host.process_main", "60", str(tmp_path / "never"))
+    other = start_marked(tmp_path, "import time; time.sleep(60)")
+    arm = start_marked(tmp_path, ARM, "dovetail.robot_host.process_main", "0.7", str(tmp_path / "stopped"))
+    stuck = start_marked(tmp_path, ARM, "dovetail.robot_host.process_main", "60", str(tmp_path / "never"))
     try:
         while len(marks.marked_processes(tmp_path)) < 3:
             time.sleep(0.01)
@@ -52,14 +52,13 @@ def test_an_arms_own_processes_stop_it_before_they_are_killed(
             process.wait()
 
 
-def test_a_driver_that_is_told_to_end_may_take_its_time() -> None:
-    """Ray would abort it after three seconds."""
+def test_driver_may_take_longer_than_rays_three_seconds_to_end() -> None:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
     try:
         assert driver.stdout is not None
-        assert driver.stdout.readline() == "there\n"
+        assert driver.stdout.readline() == "connected\n"
         driver.terminate()
-        said, _ = driver.communicate(timeout=60.0)
-        assert (driver.returncode, said) == (0, "done\n")
+        output, _ = driver.communicate(timeout=60.0)
+        assert (driver.returncode, output) == (0, "done\n")
     finally:
         driver.kill()

@@ -1,4 +1,4 @@
-"""Two machines join by one file, are seen, come back when they are lost, and leave nothing behind."""
+"""Machines join with one file, join again after a loss, and leave nothing behind."""
 
 import os
 import re
@@ -18,7 +18,8 @@ from dovetail.core.errors import UsageError
 from dovetail.runtime.ray.cluster.connection import connected, machines, role_options
 from dovetail.runtime.ray.cluster.joining import join, leave, membership, this_machine
 from dovetail.runtime.ray.cluster.process_marks import marked_processes
-from support.lab import dovetail, lab_file, until
+from support.lab import dovetail, lab_file
+from support.waiting import wait_until
 
 
 @pytest.fixture
@@ -34,10 +35,10 @@ def read(path):
 
 
 def role_class():
-    """In a function, so that it travels as it is: this module is not to be found elsewhere."""
+    """In a function, so that Ray pickles the class: other processes cannot import this module."""
 
     class Role:
-        def where(self):
+        def wrun_here(self):
             return ray.get_runtime_context().get_node_id(), os.getpid()
 
         def report(self):
@@ -55,35 +56,35 @@ def role_class():
 
 
 @pytest.fixture
-def here(capfd):
-    """A command in this process: its exit code, and what reaches the terminal, from wherever."""
+def run_here(capfd):
+    """Run a command in this process: exit code, stdout and stderr."""
 
     def run(*words):
         code = main(["cluster", *map(str, words)])
-        said = capfd.readouterr()
-        return code, said.out, said.err
+        output = capfd.readouterr()
+        return code, output.out, output.err
 
     return run
 
 
-def test_two_machines_by_one_file(lab, tmp_path, here):
-    code, _, said = here("join", lab, "--as", "cell")
-    assert (code, said.count("\n")) == (2, 1)
-    assert f"no token at {tmp_path / 'token'}" in said
+def test_two_machines_join_and_leave_with_one_file(lab, tmp_path, run_here):
+    code, _, errors = run_here("join", lab, "--as", "cell")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert f"no token at {tmp_path / 'token'}" in errors
 
-    code, told, said = here("join", lab, "--as", "desk")
-    assert code == 0, said
-    assert "a new token is in" in told
+    code, output, errors = run_here("join", lab, "--as", "desk")
+    assert code == 0, errors
+    assert "a new token is in" in output
     assert (tmp_path / "token").stat().st_mode & 0o777 == 0o600
-    code, told, said = here("status", lab)
-    assert (code, said) == (1, "")
-    assert "cell (127.0.0.3) is missing: run `dovetail cluster join" in told
+    code, output, errors = run_here("status", lab)
+    assert (code, errors) == (1, "")
+    assert "cell (127.0.0.3) is missing: run `dovetail cluster join" in output
 
     good = (tmp_path / "token").read_text()
     (tmp_path / "token").write_text("f" * 64)
-    code, _, said = here("join", lab, "--as", "cell")
-    assert (code, said.count("\n")) == (2, 1)
-    assert "does not know the token" in said
+    code, _, errors = run_here("join", lab, "--as", "cell")
+    assert (code, errors.count("\n")) == (2, 1)
+    assert "refuses the token" in errors
     (tmp_path / "token").write_text(good)
 
     config = read(lab)
@@ -92,9 +93,9 @@ def test_two_machines_by_one_file(lab, tmp_path, here):
     assert "cluster.robot needs 1 of 'inference'" in str(refused.value)
     assert "`dovetail cluster join FILE --as cell` on cell" in str(refused.value)
 
-    code, told, said = here("join", lab, "--as", "cell")
-    assert code == 0, said
-    assert here("join", lab, "--as", "cell") == (0, told, "")
+    code, output, errors = run_here("join", lab, "--as", "cell")
+    assert code == 0, errors
+    assert run_here("join", lab, "--as", "cell") == (0, output, "")
 
     with connected(config):
         cell = next(one for one in machines() if one["NodeManagerAddress"] == "127.0.0.3")
@@ -116,14 +117,14 @@ def test_two_machines_by_one_file(lab, tmp_path, here):
     pids = marked_processes(folder / "cell")
     assert membership("cell").keeper in pids
     for name in ("cell", "desk"):
-        assert here("leave", lab, "--as", name)[1] == f"{name} has left the cluster\n"
+        assert run_here("leave", lab, "--as", name)[1] == f"{name} has left the cluster\n"
     assert not [pid for pid in (*pids, role_pid) if Path(f"/proc/{pid}/exe").exists()]
     assert not any(folder.iterdir())
-    assert here("leave", lab, "--as", "cell")[1] == "cell was in no cluster\n"
+    assert run_here("leave", lab, "--as", "cell")[1] == "cell was in no cluster\n"
 
 
 @pytest.mark.slow
-def test_a_machine_that_is_lost_comes_back_and_so_does_its_role(lab):
+def test_killed_node_and_its_role_are_restarted(lab):
     for name in ("desk", "cell"):
         assert dovetail("cluster", "join", lab, "--as", name).returncode == 0
     config = read(lab)
@@ -132,37 +133,41 @@ def test_a_machine_that_is_lost_comes_back_and_so_does_its_role(lab):
         role = role_class().options(**options, max_restarts=-1, max_task_retries=-1).remote()
         before, pid = ray.get(role.where.remote())
         folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}" / "cell"
-        raylets = [one for one in marked_processes(folder) if b"raylet/raylet" in Path(f"/proc/{one}/cmdline").read_bytes()]
+        raylets = [
+            one
+            for one in marked_processes(folder)
+            if b"raylet/raylet" in Path(f"/proc/{one}/cmdline").read_bytes()
+        ]
         os.kill(raylets[0], signal.SIGKILL)
-        until(lambda: membership("cell").state == "lost")
-        until(lambda: membership("cell").state == "joined")
+        wait_until(lambda: membership("cell").state == "lost", timeout_s=60)
+        wait_until(lambda: membership("cell").state == "joined", timeout_s=60)
         after, _ = ray.get(role.where.remote(), timeout=60)
         assert after != before
         assert not Path(f"/proc/{pid}/exe").exists()
 
 
 @pytest.mark.slow
-def test_a_keeper_that_is_killed_takes_its_node_along(lab):
+def test_killed_keeper_ends_its_node(lab):
     assert dovetail("cluster", "join", lab, "--as", "desk").returncode == 0
     folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}" / "desk"
     assert len(marked_processes(folder)) > 4
     os.kill(membership("desk").keeper, signal.SIGKILL)
-    until(lambda: not marked_processes(folder))
+    wait_until(lambda: not marked_processes(folder), timeout_s=60)
     assert dovetail("cluster", "join", lab, "--as", "desk").returncode == 0
 
 
 @pytest.mark.slow
-def test_who_waits_leaves_when_interrupted(lab):
+def test_join_with_wait_leaves_when_interrupted(lab):
     command = [sys.executable, "-m", "dovetail.cli", "cluster", "join", str(lab), "--as", "desk", "--wait"]
     waiting = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    until(lambda: (known := membership("desk")) and known.state == "joined", seconds=120)
-    until(lambda: "is the head of" in waiting.stdout.readline(), seconds=120)
+    wait_until(lambda: (known := membership("desk")) and known.state == "joined", timeout_s=120)
+    wait_until(lambda: "is the head of" in waiting.stdout.readline(), timeout_s=120)
     waiting.send_signal(signal.SIGTERM)
     assert waiting.wait(60) == 0, waiting.stderr.read()
     assert membership("desk") is None
 
 
-def test_a_port_that_is_taken_is_named_before_anything_starts(lab):
+def test_used_port_is_reported_before_the_start(lab):
     config = read(lab)
     port = config.machines["desk"].ports.objects
     with socket.create_server(("127.0.0.2", port)), pytest.raises(UsageError) as refused:
@@ -172,7 +177,7 @@ def test_a_port_that_is_taken_is_named_before_anything_starts(lab):
     assert membership("desk") is None
 
 
-def test_a_machine_knows_itself_by_name_or_address():
+def test_this_machine_is_found_by_host_name_or_address():
     def cluster(**cell):
         desk = {"head": True, "address": "192.0.2.250"}
         return ClusterConfig.model_validate(

@@ -1,4 +1,4 @@
-"""A run on three machines, which are all this one: the robot's dies, then the learner's, then the head with everything."""
+"""A run on three simulated machines: the robot's is killed, then the learner's, then the head."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ ADDRESSES = {"desk": "127.0.0.2", "cell": "127.0.0.3", "box": "127.0.0.4"}
 
 
 class Lab:
-    """The machines that a run of a world is on."""
+    """The machines of a run."""
 
     def __init__(self, one):
         self._one, self.file = one, one.folder / "lab.yaml"
@@ -39,7 +39,7 @@ class Lab:
     def __call__(self, *words):
         command = [sys.executable, "-m", "dovetail.cli", "cluster", *words]
         done = subprocess.run(command, capture_output=True, text=True, env=self._one.environment, timeout=240)
-        assert done.returncode in (0, 1, 2), done.stderr  # 2: there is no head at the moment
+        assert done.returncode in (0, 1, 2), done.stderr  # 2: no head
         return done
 
     def join(self, name):
@@ -50,7 +50,7 @@ class Lab:
         return self("status", str(self.file)).returncode == 0
 
     def kill(self, name, what="raylet/raylet"):
-        """A process of a machine's node, by the address that it was given."""
+        """Kill a process of a machine's node, found by its address."""
         alive = self._one.alive()
         (pid,) = (pid for pid, title in alive.items() if what in title and ADDRESSES[name] in title)
         os.kill(pid, signal.SIGKILL)
@@ -69,7 +69,7 @@ def lab(tmp_path):
                 made("leave", str(made.file), "--as", name)
 
 
-def test_machines_die_one_after_another(lab):
+def test_run_survives_killed_machines(lab):
     one, machines = lab
     one.start(str(machines.file))
     one.until(lambda: one.num_practised() > 2, what="practice")

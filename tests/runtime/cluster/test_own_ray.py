@@ -1,4 +1,4 @@
-"""A Ray of our own: nobody outside the machine reaches it, the token guards it, and nothing of it is left."""
+"""A local Ray: it listens on loopback only, needs the token, and leaves nothing behind."""
 
 import os
 import subprocess
@@ -11,9 +11,15 @@ import ray
 
 from dovetail.config.cluster import ClusterConfig, Place, RobotPlace
 from dovetail.core.errors import UsageError
-from dovetail.runtime.ray.cluster.connection import same_machine_options, check_places, connected, machines, role_options
+from dovetail.runtime.ray.cluster.connection import (
+    check_places,
+    connected,
+    machines,
+    role_options,
+    same_machine_options,
+)
 from dovetail.runtime.ray.cluster.process_marks import marked_processes
-from support.lab import until
+from support.waiting import wait_until
 
 _KILLED = """
 import os, signal, subprocess, ray
@@ -31,7 +37,7 @@ with connected(ClusterConfig(), num_cpus=1):
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
-_STRANGER = """
+_WITHOUT_TOKEN = """
 import sys
 from ray._raylet import GcsClient
 GcsClient(address=sys.argv[1])
@@ -50,7 +56,7 @@ def alive(pid):
 
 
 def listening(pids):
-    """Addresses that these processes listen on, as the kernel writes them."""
+    """Addresses on which these processes listen, in the kernel's format."""
     sockets = set()
     for pid in pids:
         for link in Path(f"/proc/{pid}/fd").iterdir():
@@ -67,7 +73,7 @@ def listening(pids):
     return found
 
 
-def test_it_is_closed_to_the_network_and_leaves_nothing():
+def test_local_ray_listens_on_loopback_only_and_leaves_nothing():
     with connected(ClusterConfig(), num_cpus=2):
         (folder,) = folders()
         (machine,) = machines()
@@ -83,44 +89,47 @@ def test_it_is_closed_to_the_network_and_leaves_nothing():
         for place, line in [
             (
                 Place(resources={"training": 1}),
-                "cluster.learner needs 1 of 'training', and the best of the machines",
+                "cluster.learner needs 1 of 'training', but the largest machine",
             ),
             (Place(num_gpus=9), "cluster.learner needs 9 of 'GPU'"),
-            (Place(machine="nowhere"), f"machine 'nowhere' of cluster.learner is not there; there are {host}"),
+            (
+                Place(machine="nowhere"),
+                f"cluster.learner is not in the cluster. Machines in the cluster: {host}",
+            ),
         ]:
             with pytest.raises(UsageError) as refused:
                 role_options(place, role="learner", config=ClusterConfig())
             assert line in str(refused.value)
         near = role_options(Place(num_cpus=2), role="learner", config=ClusterConfig(), pinned=True)
         assert same_machine_options(near) == {"num_cpus": 0, "num_gpus": 0, "resources": {"node:127.0.0.1": 0.001}}
-        greedy = {name: RobotPlace(num_cpus=1) for name in ("left", "right")}
-        check_places(ClusterConfig(robots=greedy))
-        with pytest.raises(UsageError, match=r"cluster\.robots\.right finds no room: others have taken 'CPU'"):
-            check_places(ClusterConfig(robots=greedy, learner=Place(num_cpus=1)))
+        places = {name: RobotPlace(num_cpus=1) for name in ("left", "right")}
+        check_places(ClusterConfig(robots=places))
+        with pytest.raises(UsageError, match=r"no free 'CPU' for cluster\.robots\.right"):
+            check_places(ClusterConfig(robots=places, learner=Place(num_cpus=1)))
         pids = marked_processes(folder)
-        heard = listening(pids)
+        addresses = listening(pids)
         loopback = ("0100007F", "0000000000000000FFFF00000100007F")
-        assert len(heard) >= 5
-        assert set(heard) <= set(loopback)
+        assert len(addresses) >= 5
+        assert set(addresses) <= set(loopback)
         assert folder.stat().st_mode & 0o777 == 0o700
         assert (folder / "token").stat().st_mode & 0o777 == 0o600
-        stranger = subprocess.run(
-            [sys.executable, "-c", _STRANGER, ray.get_runtime_context().gcs_address],
+        refused_client = subprocess.run(
+            [sys.executable, "-c", _WITHOUT_TOKEN, ray.get_runtime_context().gcs_address],
             env={**os.environ, "RAY_AUTH_TOKEN": "f" * 64},
             capture_output=True,
             text=True,
         )
-        assert "AuthenticationError" in stranger.stderr
+        assert "AuthenticationError" in refused_client.stderr
     assert not [pid for pid in pids if alive(pid)]
     assert folders() == set()
 
 
 @pytest.mark.slow
-def test_who_is_killed_takes_it_along():
+def test_killed_driver_ends_its_local_ray():
     driver = subprocess.run([sys.executable, "-c", _KILLED], capture_output=True, text=True)
     pids = [int(word) for word in driver.stdout.split()]
     assert len(pids) == 2, driver.stderr
     (folder,) = folders()
-    until(lambda: not folders())
+    wait_until(lambda: not folders(), timeout_s=60.0)
     assert not marked_processes(folder)
     assert not [pid for pid in pids if alive(pid)]

@@ -13,14 +13,13 @@ import torch
 
 from dovetail.config.load import load
 from dovetail.core.clock import RealClock
-from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.errors import FailureError, Interrupted, UsageError
 from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.ppo import PPO
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 from dovetail.runs.folder import RunFolder
-from dovetail.core.errors import Interrupted
 from dovetail.runtime.inline import InlineRun
 from dovetail.runtime.onpolicy.collector import ProcessCollector, build_collector, collector_settings
 from dovetail.runtime.onpolicy.worlds import World

@@ -1,4 +1,4 @@
-"""The shipped PPO recipe on its task, until practice succeeds: minutes of an idle core each, an hour of a busy one."""
+"""The PPO recipe improves its policy. Minutes on an idle core, up to an hour on a busy one."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from dovetail.runtime.inline import InlineRun
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_the_recipe_lifts_the_policy_it_starts_from(tmp_path, seed):
+def test_ppo_recipe_improves_the_initial_policy(tmp_path, seed):
     folder = RunFolder.create(tmp_path / "run", load(["push-cube-ppo"], [f"run.seed={seed}"]))
     InlineRun(folder).run()
     report = write_report(folder)

@@ -1,4 +1,4 @@
-"""What is written down of practice: lines that the report is made of, and, on request, episodes in the log."""
+"""Events of rollouts, from which the report is made, and recorded episodes."""
 
 import json
 import os
@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from dovetail.config.load import load
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import Interrupted, UsageError
 from dovetail.core.types import Outcome, Purpose, View
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.checkpoint import load_checkpoint
@@ -16,28 +16,27 @@ from dovetail.reports.report import write_report
 from dovetail.runs.checkpoints import Keeping
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.rollout_history import RolloutHistory, RolloutResult, finished_episodes, record_rollout
-from dovetail.core.errors import Interrupted
 from dovetail.runtime.inline import InlineRun
 from support import TESTS
 from support.onpolicy_runs import PPO_RUN, build_policy, build_training
 
-SHORT = ("task.max_steps=8", "task.tolerance=0.0001")  # nobody is that exact: all time out
+SHORT = ("task.max_steps=8", "task.tolerance=0.0001")  # too exact: every episode times out
 
 
 @pytest.fixture
 def make_folder(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-    recipe = tmp_path / "practice.yaml"
+    recipe = tmp_path / "ppo.yaml"
     recipe.write_text(PPO_RUN)
     return lambda *overrides: RunFolder.create(tmp_path / "run", load([recipe], overrides))
 
 
-def lines(folder):
+def rollout_events(folder):
     events = [json.loads(line) for line in (folder.path / "events.jsonl").read_text().splitlines()]
     return [event for event in events if event["event"] == "practice"]
 
 
-def practised(folder):
+def online_episodes(folder):
     log = EpisodeLog(folder.episodes)
     return [log.load(i) for i in log.ids() if log.manifest(i).purpose is Purpose.ONLINE]
 
@@ -45,22 +44,22 @@ def practised(folder):
 # ---- the report
 
 
-def test_the_report_tells_of_practice(make_folder):
+def test_report_contains_the_rollouts(make_folder):
     folder = make_folder(*SHORT)
     run = InlineRun(folder)
-    control_hz = run._station.robot.spec.control_hz
+    control_hz = run.runtime._assembly.robot.spec.control_hz
     run.run()
     report = write_report(folder)
     assert (report.env_steps, report.updates, report.episodes) == (256, 4, 32)
     assert report.robot_minutes == pytest.approx(256 / control_hz / 60)
     assert not any("online" in what for what in report.missing)
-    assert [line["env_steps"] for line in lines(folder)] == [64, 128, 192, 256]
-    assert lines(folder)[0]["length"] == [8] * 8
-    assert {"reward/success", "reward/nearer"} <= lines(folder)[0].keys()
-    assert practised(folder) == []
+    assert [line["env_steps"] for line in rollout_events(folder)] == [64, 128, 192, 256]
+    assert rollout_events(folder)[0]["length"] == [8] * 8
+    assert {"reward/success", "reward/nearer"} <= rollout_events(folder)[0].keys()
+    assert online_episodes(folder) == []
 
 
-def test_what_a_killed_run_did_again_counts_once(make_folder):
+def test_repeated_rollouts_of_a_resumed_run_count_once(make_folder):
     folder = make_folder()
     assert RolloutHistory.read(folder).curve == []
     for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
@@ -68,16 +67,16 @@ def test_what_a_killed_run_did_again_counts_once(make_folder):
         lesson = RolloutResult(metrics={}, episodes=episodes)
         record_rollout(folder, lesson, env_steps=env_steps, robot_minutes=env_steps / 64)
     with (folder.path / "events.jsonl").open("a") as file:
-        file.write('{"time": 1.0, "event": "practice", "env_st')  # and was killed again
+        file.write('{"time": 1.0, "event": "practice", "env_st')  # killed while writing
     book = RolloutHistory.read(folder)
     assert (book.env_steps, book.robot_minutes) == (192, 3.0)
     assert [(one.end_minutes, one.success) for one in book.curve] == [(1.0, False), (1.5, True), (2.0, True)]
 
 
-# ---- going on
+# ---- resuming
 
 
-def test_what_was_practised_until_a_checkpoint(make_folder):
+def test_episodes_until_a_checkpoint(make_folder):
     folder = make_folder()
     for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
         rewards = np.arange(len(success), dtype=np.float32) + env_steps
@@ -85,7 +84,9 @@ def test_what_was_practised_until_a_checkpoint(make_folder):
         record_rollout(
             folder, RolloutResult(metrics={}, episodes=episodes), env_steps=env_steps, robot_minutes=1.0
         )
-    folder.event("practice", env_steps=256, success=[True, False], **{"reward/a": 0.5, "reward/b": 2.0})  # 0.6.0's
+    folder.event(
+        "practice", env_steps=256, success=[True, False], **{"reward/a": 0.5, "reward/b": 2.0}
+    )  # format of 0.6.0
     assert list(finished_episodes(folder.path, env_steps=0)) == []
     first = [(False, 128.0), (True, 256.0), (True, 258.0)]
     assert list(finished_episodes(folder.path, env_steps=192)) == first
@@ -96,19 +97,19 @@ SOLVED = ("task.tolerance=0.1", "run.env_steps=1280", "run.untrained_episodes=0"
 
 
 @pytest.mark.parametrize("how", ["stopped", "killed", "stopped when solved"])
-def test_a_resumed_run_is_solved_where_an_uninterrupted_one_is(make_folder, tmp_path, monkeypatch, how):
+def test_resumed_run_is_solved_at_the_same_step(make_folder, tmp_path, monkeypatch, how):
     config = make_folder(*SOLVED, "run.stop_when_solved={window: 20, success_rate: 0.5}").config
     whole = InlineRun(RunFolder.create(tmp_path / "whole", config))
     whole.run()
     end = whole.status.env_steps
     assert 256 < end < 1280
-    phase = "evaluating: after" if how == "stopped when solved" else "practising"
+    phase = "evaluating: after" if how == "stopped when solved" else "learning online"
     cut, seen = RunFolder.create(tmp_path / "cut", config), []
 
     def watch(status):
         seen.append(status.phase == phase and status.env_steps >= end - 64)
 
-    if how == "killed":  # the checkpoint knows nothing of the last two rollouts
+    if how == "killed":  # the checkpoint does not contain the last two rollouts
         save = Keeping.save
         monkeypatch.setattr(
             Keeping, "save", lambda self, one: save(self, one) if one.env_steps <= end - 192 else None
@@ -129,14 +130,14 @@ def test_a_resumed_run_is_solved_where_an_uninterrupted_one_is(make_folder, tmp_
 
 
 @pytest.mark.parametrize("mode", ["false", "true"])
-def test_a_recorded_episode_is_what_was_learned_from(make_folder, mode):
+def test_recorded_episode_equals_the_rollout(make_folder, mode):
     folder = make_folder(
         *SHORT, "algorithm.record_episodes=true", f"algorithm.asynchronous={mode}", "run.untrained_episodes=0"
     )
     before = build_training(folder.config).policy_weights()
     InlineRun(folder).run()
-    episodes = practised(folder)
-    assert len(episodes) >= 32  # a collector of its own is at the next ones when it is told to end
+    episodes = online_episodes(folder)
+    assert len(episodes) >= 32  # an asynchronous collector has already started the next ones
     assert mode == "true" or len(episodes) == 32
     first = episodes[0]
     assert (len(first), first.outcome, first.operator) == (8, Outcome.TIMEOUT, "none")
@@ -155,21 +156,21 @@ def test_a_recorded_episode_is_what_was_learned_from(make_folder, mode):
     np.testing.assert_allclose(first.column("proposed"), within, rtol=1e-5, atol=1e-7)
     assert first.column("executed").shape == within.shape
     assert not first.column("extra/safety_held").any()
-    # the last observation is of this episode still
+    # the last observation belongs to this episode
     assert np.array_equal(first.last_observation.values["goal"], seen["goal"][-1].numpy())
 
 
-def test_what_was_recorded_is_never_replayed_nor_counted_twice(make_folder):
+def test_recorded_episodes_are_not_replayed_or_counted_twice(make_folder):
     folder = make_folder(*SHORT, "algorithm.record_episodes=true")
     InlineRun(folder).run()
     again = InlineRun(RunFolder.open(folder.path))
-    assert len(practised(folder)) == 32
-    assert again._experience.replay.size(View(part="all")) == 0
+    assert len(online_episodes(folder)) == 32
+    assert again.runtime.store.replay.size(View(part="all")) == 0
     again.close()
     assert write_report(folder).episodes == 32
 
 
-def test_there_must_be_somewhere_to_record_to(make_folder):
-    practice = build_training(make_folder("algorithm.record_episodes=true").config)
-    with pytest.raises(UsageError, match=r"algorithm\.record needs a run's folder"):
-        practice.step()
+def test_recording_needs_a_run_folder(make_folder):
+    training = build_training(make_folder("algorithm.record_episodes=true").config)
+    with pytest.raises(UsageError, match=r"algorithm\.record=true needs a run folder"):
+        training.step()

@@ -1,0 +1,3 @@
+from support.live_host import processes
+
+__all__ = ["processes"]
