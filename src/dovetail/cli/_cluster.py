@@ -1,4 +1,4 @@
-"""What `dovetail cluster` does and shows."""
+"""The output of `dovetail cluster`."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from dovetail.core.errors import FailureError, UsageError
 
 __all__ = ["join", "leave", "status"]
 
-_LOOK_S = 0.5
+_POLL_S = 0.5
 _ROLE = ("name", "host", "health", "starts")
-_UNTOLD = (*_ROLE, "pid", "born_unix_s", "stop_asked")
+_NOT_SHOWN = (*_ROLE, "pid", "born_unix_s", "stop_asked")
 
 
 def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:
@@ -33,7 +33,7 @@ def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:
         is_new = make_token(token)
         check_token(token)
         if is_new and len(config.machines) > 1:
-            say(f"a new token is in {token}: copy the file to the same place on the other machines (scp -p)")
+            say(f"created a token in {token}: copy the file to the same path on the other machines (scp -p)")
     else:
         from dovetail.runtime.ray.cluster.connection import check_access
 
@@ -53,23 +53,19 @@ def _stay(machine: str) -> None:
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, interrupted)
-    said = "joined"
+    shown = "joined"
     try:
         while (known := joining.membership(machine)) is not None and known.has_keeper:
-            if known.state != said:
-                said = known.state
-                say(
-                    "in the cluster again"
-                    if said == "joined"
-                    else f"out of the cluster, coming back: {known.problem}"
-                )
-            time.sleep(_LOOK_S)
+            if known.state != shown:
+                shown = known.state
+                say("connected again" if shown == "joined" else f"connection lost, trying again: {known.problem}")
+            time.sleep(_POLL_S)
     except KeyboardInterrupt:
         with console.status("leaving"):
             joining.leave(machine)
         return
     if joining.leave(machine):
-        raise FailureError(f"{machine} has left: its keeper was killed")
+        raise FailureError(f"{machine} has left the cluster: its keeper process was killed")
 
 
 def leave(files: Sequence[str], name: str | None) -> None:
@@ -79,16 +75,14 @@ def leave(files: Sequence[str], name: str | None) -> None:
     machine = joining.this_machine(config, named=name)
     with console.status("leaving"):
         was_in = joining.leave(machine)
-    say(f"{machine} has left the cluster" if was_in else f"{machine} was in no cluster")
+    say(f"{machine} has left the cluster" if was_in else f"{machine} was not in a cluster")
 
 
 def status(files: Sequence[str], *, as_json: bool) -> int:
     config = _read(files)
     if config.head_address is None:
-        raise UsageError(
-            "the file names no cluster: say in cluster.machines who is in it, or in cluster.address where it is"
-        )
-    with console.status("asking"):
+        raise UsageError("the file has no cluster: set cluster.machines or cluster.address")
+    with console.status("reading the status"):
         from dovetail.runtime.ray.driver.status import cluster_status
 
         found = cluster_status(config)
@@ -102,36 +96,36 @@ def status(files: Sequence[str], *, as_json: bool) -> int:
         )
     for machine in found["machines"]:
         if not machine["same_version"]:
-            say(f"{machine['host']} has Dovetail {machine['version']}: install the same everywhere")
+            say(f"{machine['host']} has Dovetail {machine['version']}: install the same version everywhere")
     for run in found["runs"]:
         _show_run(run)
     if not found["runs"]:
-        say("no run")
+        say("no runs")
     return 1 if found["missing"] else 0
 
 
 def _machines(machines: Sequence[Mapping[str, Any]]) -> Table:
     table = Table("machine", "host", "address", "", "offers", box=None, pad_edge=False)
     for machine in sorted(machines, key=lambda one: (not one["head"], one["address"])):
-        state = "gone" if not machine["alive"] else "head" if machine["head"] else "there"
+        state = "lost" if not machine["alive"] else "head" if machine["head"] else "connected"
         offers = ", ".join(f"{name} {amount:g}" for name, amount in machine["resources"].items())
         table.add_row(machine["name"] or "-", machine["host"], machine["address"], state, offers)
     return table
 
 
 def _show_run(run: Mapping[str, Any]) -> None:
-    """A line of a run's own facts, and a row for each of its roles with whatever it reports."""
+    """A line with the facts of a run, and a row for each of its roles."""
     say(f"run {run['run']}: {_facts(run, without=('run', 'roles'))}")
     table = Table("role", "host", "health", "starts", "reports", box=None, pad_edge=False)
     for role in run.get("roles", ()):
         shown = [str(role.get(name, "-")) for name in _ROLE]
-        table.add_row(*shown, _facts(role, without=_UNTOLD))
+        table.add_row(*shown, _facts(role, without=_NOT_SHOWN))
     if table.row_count:
         console.print(table)
 
 
 def _facts(given: Mapping[str, Any], *, without: Sequence[str]) -> str:
-    """What fits into a line; --json has all of it."""
+    """Numbers and texts in one line; --json has everything."""
     return ", ".join(
         f"{name.replace('_', ' ')} {value:.4g}"
         if isinstance(value, float)

@@ -28,7 +28,7 @@ from dovetail.core.errors import UsageError
 
 __all__ = ["console"]
 
-_SHORTEST_TOKEN = 16
+_MIN_TOKEN_CHARS = 16
 
 
 def console(
@@ -78,9 +78,9 @@ def _read_token(path: Path) -> str:
         token = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read token file {path}: {error}") from error
-    if len(token) < _SHORTEST_TOKEN or not token.isascii() or not token.isprintable() or " " in token:
+    if len(token) < _MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
         raise UsageError(
-            f"token file {path} has no valid token: expected one line of {_SHORTEST_TOKEN} or more printable characters"
+            f"token file {path} has no valid token: expected one line of {_MIN_TOKEN_CHARS} or more printable characters"
         )
     return token
 

@@ -17,7 +17,7 @@ from dovetail.processes.child import ChildProcess
 
 __all__ = ["ConsoleProcess"]
 
-_END_S = 2.0
+_STOP_S = 2.0
 
 
 class ConsoleProcess:
@@ -45,8 +45,8 @@ class ConsoleProcess:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ending = True
-        self._process.close(timeout_s=_END_S)
-        self._reader.join(_END_S)
+        self._process.close(timeout_s=_STOP_S)
+        self._reader.join(_STOP_S)
 
     @property
     def pid(self) -> int:

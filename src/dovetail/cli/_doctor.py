@@ -1,4 +1,4 @@
-"""What is wrong, before anything moves: each check is a line, and says what to do."""
+"""`dovetail doctor`: check the machine and a recipe, one line per check."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from dovetail.robots.sim import SimRobot, SimRobotConfig
 robot = SimRobot(SimRobotConfig(images=("front",), image_size=(32, 32)))
 picture = robot.observe().values["front"]
 robot.close()
-assert picture.max() > picture.min(), "the picture is blank"
+assert picture.max() > picture.min(), "the image is blank"
 """
 _HOW_TO_GL = "install EGL (apt-get install libegl1 libgl1-mesa-dri), and leave MUJOCO_GL unset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One line of the doctor's. A check that is not `needed` may fail without failing the whole."""
+    """The result of one check. Only a `needed` check makes the command fail."""
 
     name: str
     ok: bool
@@ -49,7 +49,7 @@ class Check:
 def doctor(arguments: Sequence[str], *, runs_dir: Path) -> int:
     sources, overrides = split_arguments(arguments)
     if overrides and not sources:
-        raise ConfigError("name a recipe or a config file; `dovetail recipes` lists what there is")
+        raise ConfigError("name a recipe or a config file; `dovetail recipes` lists the recipes")
     config = load(sources, overrides) if sources else None
     num_wrong = 0
     for check in _checks(config, runs_dir):
@@ -68,12 +68,12 @@ def _checks(config: RunConfig | None, runs_dir: Path) -> Iterator[Check]:
     yield _python()
     yield from _packages()
     yield from _processors()
-    # Without a recipe: every report has a video, so it is wanted. With one, only its images are really needed.
+    # Without a recipe it is needed for videos of reports; with one, only for its camera images.
     yield _rendering(needed=config is None or bool(getattr(config.robot.config, "images", ())))
     yield _runs_folder(runs_dir)
     yield _disk(runs_dir)
     if config is not None:
-        yield from _station(config)
+        yield from _recipe(config)
     else:
         yield from _recipes()
         yield from _plugins()
@@ -85,7 +85,7 @@ def _python() -> Check:
 
 
 def _packages() -> Iterator[Check]:
-    """Each package that we require, against the versions that we allow."""
+    """Compare the installed packages with the required versions."""
     fine = []
     for text in importlib.metadata.requires("dovetail") or []:
         wanted = Requirement(text)
@@ -109,12 +109,12 @@ def _processors() -> Iterator[Check]:
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     yield Check(name="cpu", ok=True, detail=f"{cores} cores, torch would use {torch.get_num_threads()} threads")
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none; none is needed for small policies"
+    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else "none; small policies do not need one"
     yield Check(name="gpu", ok=True, detail=gpu)
 
 
 def _rendering(*, needed: bool) -> Check:
-    """In a process of its own: a broken GL driver may take its process down with it."""
+    """Render in another process, because a broken GL driver may crash it."""
     name, backend = "rendering", _environment_as_given().get("MUJOCO_GL", "egl")
     try:
         done = subprocess.run(
@@ -126,10 +126,10 @@ def _rendering(*, needed: bool) -> Check:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        detail = f"no picture within {GL_TIMEOUT_S:.0f} s"
+        detail = f"no image within {GL_TIMEOUT_S:.0f} s"
         return Check(name=name, ok=False, detail=detail, remedy=_HOW_TO_GL, needed=needed)
     if done.returncode == 0:
-        return Check(name=name, ok=True, detail=f"a picture was rendered with {backend}", needed=needed)
+        return Check(name=name, ok=True, detail=f"rendered an image with {backend}", needed=needed)
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     reason = lines[-1] if lines else f"the process ended with {done.returncode}"
     reason = f"MUJOCO_GL={backend}: {reason.partition(': ')[2] or reason}"
@@ -137,7 +137,7 @@ def _rendering(*, needed: bool) -> Check:
 
 
 def _environment_as_given() -> dict[str, str]:
-    """For a child that is to find out about GL for itself."""
+    """The environment before Dovetail set MUJOCO_GL."""
     from dovetail.robots.sim._gl import GIVEN
 
     others = {name: value for name, value in os.environ.items() if name != "MUJOCO_GL"}
@@ -154,11 +154,13 @@ def _runs_folder(runs_dir: Path) -> Check:
 def _disk(runs_dir: Path) -> Check:
     free_gb = shutil.disk_usage(_nearest(runs_dir)).free / 1e9
     detail = f"{free_gb:.1f} GB free"
-    return Check(name="disk", ok=free_gb >= MIN_FREE_GB, detail=detail, remedy="make room, or use --runs-dir")
+    return Check(
+        name="disk", ok=free_gb >= MIN_FREE_GB, detail=detail, remedy="free disk space, or use --runs-dir"
+    )
 
 
 def _nearest(path: Path) -> Path:
-    """The path, or the first folder above it that there is."""
+    """The path, or the first existing folder above it."""
     path = path.absolute()
     while not path.exists():
         path = path.parent
@@ -181,14 +183,14 @@ def _plugins() -> Iterator[Check]:
     for plugin in list_plugins():
         if plugin.error is None:
             num_fine += 1
-        else:  # somebody's own that is broken hurts only who uses it
+        else:  # a broken plugin of another package is not needed
             detail = plugin.error
             yield Check(name="plugin", ok=False, detail=detail, needed=plugin.origin == "built-in")
     yield Check(name="plugins", ok=True, detail=f"{num_fine} can be imported")
 
 
-def _station(config: RunConfig) -> Iterator[Check]:
-    """Robot, task, policy and the rest, built and matched."""
+def _recipe(config: RunConfig) -> Iterator[Check]:
+    """Build all parts of the recipe and check that they fit."""
     from dovetail.api.checks import check_fits
     from dovetail.runs.assembly.fleet import with_embodiments
 

@@ -110,7 +110,9 @@ def _run(job: LabelingJob, folder: RunFolder, episodes: Episodes, request: Reque
     return 130 if stop() else 1 if done.failures or left else 0
 
 
-def _label(job: LabelingJob, folder: RunFolder, episodes: Episodes, stop: StopFlag, *, quiet: bool) -> RelabelResult:
+def _label(
+    job: LabelingJob, folder: RunFolder, episodes: Episodes, stop: StopFlag, *, quiet: bool
+) -> RelabelResult:
     columns = (TextColumn("labeling"), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task("labeling", total=len(job.todo))

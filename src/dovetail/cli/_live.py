@@ -1,4 +1,4 @@
-"""What a person sees while a run runs: a live picture in a terminal, now and then a line elsewhere."""
+"""Progress of a run: a live panel in a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dovetail.runs.status import RECENT, RunStatus, StatusListener, ignore_statu
 
 __all__ = ["RATE_LABELS", "LinesView", "LiveView", "view_for"]
 
-RATE_LABELS = {"untrained": "untrained", "cloning": "behaviour cloning", "after": "after online learning"}
+RATE_LABELS = {"untrained": "untrained", "cloning": "behavior cloning", "after": "after online learning"}
 _REDRAW_S = 0.1
 _LINE_EVERY_S = 10.0
 _MOST_ADVICE = 3
@@ -33,7 +33,7 @@ def view_for(console: Console, *, quiet: bool) -> AbstractContextManager[StatusL
 
 
 class LiveView:
-    """Redraws in place, at most ten times a second, and only when the run has something to say."""
+    """Redraws in place, at most ten times a second, when the run reports its status."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -110,7 +110,7 @@ def _figures(status: RunStatus) -> Table:
         ("interventions", f"{status.interventions}"),
     ]
     if status.waiting:
-        cells.append(("wait for labels", f"{sum(status.waiting.values())}"))
+        cells.append(("waiting for labels", f"{sum(status.waiting.values())}"))
     if "q" in status.metrics:
         cells.append(("mean q", f"{status.metrics['q']:.2f}"))
     texts = [Text.assemble((f"{label} ", "bright_black"), (value, "bold")) for label, value in cells]
@@ -126,11 +126,11 @@ def _curve(status: RunStatus, *, width: int) -> Text:
 
 
 def _loop(telemetry: Mapping[str, float]) -> Text:
-    """How the control loop keeps time, in one line."""
+    """Timing of the control loop, in one line."""
     parts = [
         f"late {telemetry['lateness_p50_ms']:.2f} ms, p99 {telemetry['lateness_p99_ms']:.1f}",
         f"overruns {telemetry['overruns']:.0f}",
-        f"thinking {telemetry['inference_p50_ms']:.0f} ms",
+        f"inference {telemetry['inference_p50_ms']:.0f} ms",
         f"delay {telemetry['delay_p50_ticks']:.0f} ticks",
         f"clipped {telemetry['clipped']:.0f}",
     ]
@@ -142,12 +142,12 @@ def _loop(telemetry: Mapping[str, float]) -> Text:
 
 
 class LinesView:
-    """For logs and pipes: a line when a phase begins, when a rate is known, and every few seconds."""
+    """For logs and pipes: a line when a phase begins, for each evaluation, and every few seconds."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._phase = ""
-        self._said_s = 0.0
+        self._printed_s = 0.0
         self._known: set[str] = set()
         self._advice: tuple[Advice, ...] = ()
 
@@ -159,26 +159,26 @@ class LinesView:
 
     def __call__(self, status: RunStatus) -> None:
         now_s = time.monotonic()
-        if status.phase != self._phase or now_s - self._said_s > _LINE_EVERY_S:
-            self._phase, self._said_s = status.phase, now_s
-            self._say(_line(status))
+        if status.phase != self._phase or now_s - self._printed_s > _LINE_EVERY_S:
+            self._phase, self._printed_s = status.phase, now_s
+            self._print(_line(status))
         for name in [name for name in status.rates if name not in self._known]:
             self._known.add(name)
-            self._say(f"{RATE_LABELS.get(name, name)}: {status.rates[name]}")
+            self._print(f"{RATE_LABELS.get(name, name)}: {status.rates[name]}")
         if status.advice != self._advice:
-            self._news(status.advice)
+            self._print_changes(status.advice)
             self._advice = status.advice
 
-    def _news(self, advice: tuple[Advice, ...]) -> None:
+    def _print_changes(self, advice: tuple[Advice, ...]) -> None:
         for one in advice:
             if one not in self._advice:
-                self._say(f"coach: {one.message}. Try: {one.try_}")
+                self._print(f"coach: {one.message}. Try: {one.try_}")
         still = {one.name for one in advice}
         for one in self._advice:
             if one.name not in still:
-                self._say(f"coach: over: {one.message}")
+                self._print(f"coach: resolved: {one.message}")
 
-    def _say(self, text: str) -> None:
+    def _print(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
 
 
@@ -195,5 +195,5 @@ def _line(status: RunStatus) -> str:
             f"{status.robot_minutes:.1f} robot min",
         ]
     if status.waiting:
-        parts.append(f"{sum(status.waiting.values())} wait for labels")
+        parts.append(f"{sum(status.waiting.values())} waiting for labels")
     return ", ".join(parts)

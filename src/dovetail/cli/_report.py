@@ -1,4 +1,4 @@
-"""The last screen of a run: what was reached, at what cost, and where to look."""
+"""The output at the end of a run: success rates, costs, files and next commands."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def show(folder: RunFolder) -> None:
 def _rates(report: Report) -> list[Text]:
     rates = (
         ("untrained", report.untrained),
-        ("behaviour cloning", report.success_before),
+        ("behavior cloning", report.success_before),
         ("after online learning", report.success_after),
     )
     heading = Text("success without help, with 95 % intervals", style="bright_black")
@@ -71,10 +71,10 @@ def _paths(folder: RunFolder, report: Report) -> list[Text]:
 
 def _next(folder: RunFolder) -> list[Text]:
     commands = (
-        (f"dovetail episodes ls {folder.path}", "every episode of it"),
-        (f"dovetail episodes video {folder.path} last", "watch one"),
-        (f"dovetail eval {folder.path} --seed 1", "on other resets"),
-        (f"tensorboard --logdir {folder.logs}", "all curves"),
+        (f"dovetail episodes ls {folder.path}", "list the episodes"),
+        (f"dovetail episodes video {folder.path} last", "watch the last episode"),
+        (f"dovetail eval {folder.path} --seed 1", "evaluate on other resets"),
+        (f"tensorboard --logdir {folder.logs}", "show all curves"),
     )
     width = max(len(command) for command, _ in commands)
     return [

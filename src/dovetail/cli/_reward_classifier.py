@@ -1,4 +1,4 @@
-"""`train reward-classifier`: from judged episodes to a classifier, a table and two pictures."""
+"""`dovetail train reward-classifier`: progress, a table of scores and the result."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.config.load import load_settings
 from dovetail.core.errors import UsageError
 from dovetail.labels.learned.training import TrainingConfig
-from dovetail.rewards.classifier_training import SavedClassifier, train_classifier
 from dovetail.rewards.classifier_training import Progress as OnProgress
+from dovetail.rewards.classifier_training import SavedClassifier, train_classifier
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["train_reward_classifier"]
@@ -29,8 +29,8 @@ def train_reward_classifier(
     sources, overrides = split_arguments(arguments)
     if not sources:
         raise UsageError(
-            "name the runs to learn from: dovetail train reward-classifier RUN [RUN...]; their episodes must have been "
-            "recorded with cameras (robot.images)"
+            "name the runs to learn from: dovetail train reward-classifier RUN [RUN...]; their episodes need camera images "
+            "(robot.images)"
         )
     if seed is not None:
         overrides.append(f"seed={seed}")
@@ -40,9 +40,9 @@ def train_reward_classifier(
         task = RunFolder.open(runs[-1]).config.task
         out = Path("classifiers") / check_name(name or (task.type if task else runs[-1].name))
     elif name is not None:
-        raise UsageError("--name and --out both say where it goes: leave one out")
+        raise UsageError("use --name or --out, not both")
     if out.exists():
-        raise UsageError(f"{out} is there already: choose another --name or --out, or remove it")
+        raise UsageError(f"{out} exists already: choose another --name or --out, or remove it")
     with _bar(quiet=quiet) as progress:
         made = train_classifier(runs, config, out=out, on_progress=progress)
     _show(made, out)
@@ -84,14 +84,14 @@ def _show(made: SavedClassifier, out: Path) -> None:
         )
     console.print(table)
     say(
-        f"a frame shows success from {trained.threshold:.3f} on; {trained.config.consecutive} in a row end an episode; "
+        f"threshold for success {trained.threshold:.3f}; {trained.config.consecutive} frames in a row end an episode; "
         f"{trained.num_updates} updates"
     )
     best = next(one for one in made.scores if one.what == "frames" and one.held_out)
     if best.precision < trained.config.precision:
         say(
-            f"warning: no threshold reaches the wanted precision of {trained.config.precision:g}: look at mistakes.png, "
-            "then collect more of what it mistakes"
+            f"warning: no threshold reaches the precision of {trained.config.precision:g}. Look at mistakes.png and collect "
+            "more such episodes"
         )
     say(f"classifier {made.version} in {out}, with curves.png and mistakes.png")
     say(f"use it: labels=[{{type: classifier, folder: {out}}}]")

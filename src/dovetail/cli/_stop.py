@@ -1,4 +1,4 @@
-"""Ctrl-C as a wish, not an exception: the run ends where it can save what it has."""
+"""Ctrl-C sets a flag, so that a run can save its state before it ends."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _SHOW_CURSOR = "\x1b[?25h"
 
 
 class StopFlag:
-    """`with StopFlag() as stop:` makes `stop()` true after the first Ctrl-C; the second ends the process."""
+    """`with StopFlag() as stop:` makes `stop()` True after the first Ctrl-C; the second one raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self._stopping = False
         self._before: dict[signal.Signals, Any] = {}
 
     def __call__(self) -> bool:
-        return self._asked
+        return self._stopping
 
     def __enter__(self) -> StopFlag:
         for number in _SIGNALS:
@@ -36,9 +36,9 @@ class StopFlag:
             signal.signal(number, handler)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            # Unwinds at once, through whoever holds the robot and stops it; what is on disk survives a kill anyway.
+        if self._stopping:
+            # The exception unwinds through the code that stops the robot. Files survive even a kill.
             os.write(2, ((_SHOW_CURSOR if sys.stderr.isatty() else "") + "\naborted\n").encode())
             raise KeyboardInterrupt
-        self._asked = True
-        os.write(2, b"\nstopping at the next safe moment (Ctrl-C again to abort)\n")
+        self._stopping = True
+        os.write(2, b"\nstopping as soon as it is safe (Ctrl-C again to abort)\n")

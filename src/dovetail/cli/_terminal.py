@@ -1,4 +1,4 @@
-"""Small drawings in text: bars, intervals, sparklines, times."""
+"""The console, and small drawings in text: intervals, sparklines, times."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = [
 
 class _Console(Console):
     def on_broken_pipe(self) -> None:
-        """Whoever read along has left: no reason to stop learning. Rich would end the process."""
+        """Continue without output when the reader of a pipe has gone. Rich would end the process."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-# What goes into a pipe is read by programs or kept: it is not cut to the width of a terminal that is not there.
+# Output to a pipe is not cut to the width of a terminal.
 console = _Console(highlight=False, width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 200)
 
 _LEVELS = "▁▂▃▄▅▆▇█"
@@ -43,7 +43,7 @@ _LABEL_WIDTH = 22
 
 
 def say(text: str) -> None:
-    """A line as it is: nothing in it is markup, and it is never folded."""
+    """Print a line without markup and without wrapping."""
     console.print(text, markup=False, soft_wrap=True)
 
 
@@ -54,7 +54,7 @@ def split_arguments(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def sparkline(values: Sequence[float], *, width: int, low: float | None = None, high: float | None = None) -> str:
-    """The course of many numbers in `width` characters, each the mean of its share of them."""
+    """A curve in `width` characters; each shows the mean of some values."""
     if not len(values):
         return ""
     num_buckets = min(width, len(values))
@@ -73,9 +73,9 @@ def interval(rate: Rate, *, width: int = 40) -> Text:
     text = Text()
     for cell in range(width):
         if cell == at:
-            text.append("●", style="bold " + _colour(rate.rate))
+            text.append("●", style="bold " + _color(rate.rate))
         elif low <= cell <= high:
-            text.append("━", style=_colour(rate.rate))
+            text.append("━", style=_color(rate.rate))
         else:
             text.append("·", style="bright_black")
     return text
@@ -90,15 +90,15 @@ def rate_line(label: str, rate: Rate) -> Text:
 
 
 def advice_block(advice: Sequence[Advice], *, most: int) -> Table:
-    """What the coach has to say: a line of what is wrong, under it what to try."""
+    """The coach's advice: the problem, and below it what to try."""
     grid = Table.grid(padding=(0, 1))
     for _ in range(2):
         grid.add_column(no_wrap=True)
     grid.add_column()
     for number, one in enumerate(advice[:most]):
-        colour = "yellow" if one.severity is Severity.WARNING else "cyan"
+        color = "yellow" if one.severity is Severity.WARNING else "cyan"
         label = Text("coach" if number == 0 else "", style="bright_black")
-        grid.add_row(label, Text("●", style=colour), Text(one.message))
+        grid.add_row(label, Text("●", style=color), Text(one.message))
         grid.add_row("", "", Text(f"try: {one.try_}", style="bright_black"))
     if len(advice) > most:
         grid.add_row("", "", Text(f"and {len(advice) - most} more, see events.jsonl", style="bright_black"))
@@ -115,7 +115,7 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
 
 
-def _colour(rate: float) -> str:
+def _color(rate: float) -> str:
     return "green" if rate >= 0.9 else "yellow" if rate >= 0.5 else "red"
 
 

@@ -1,4 +1,4 @@
-"""`console`: the web page of a run."""
+"""`dovetail console`: the web console of a run."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ def register(app: typer.Typer) -> None:
 
 
 def console(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run by its name or path, running or finished.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run by name or path, running or finished.")],
     host: Annotated[
-        str, typer.Option("--host", help="Where to listen; other machines reach 0.0.0.0 and not the default.")
+        str, typer.Option("--host", help="Address to listen on; 0.0.0.0 lets other machines connect.")
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any that is free.")] = 0,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = 0,
     token_file: Annotated[
         Path | None,
-        typer.Option("--token-file", help="A file with the token to ask for. Default: a new one each time."),
+        typer.Option("--token-file", help="File with the token. Default: a new token each time."),
     ] = None,
-    open_browser: Annotated[bool, typer.Option("--open/--no-open", help="Open it in the browser.")] = True,
+    open_browser: Annotated[
+        bool, typer.Option("--open/--no-open", help="Open the console in the browser.")
+    ] = True,
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
-    """Watch a run in the browser, take over its arm, label its episodes. Ctrl-C ends the console, not the run."""
+    """Watch a run in the browser, take over its arm, and label its episodes. Ctrl-C ends the console, not the run."""
     from dovetail.cli._terminal import console as terminal
 
     with terminal.status("loading the console"):

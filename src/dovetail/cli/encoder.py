@@ -1,4 +1,4 @@
-"""`encoder`: weights of frozen image encoders."""
+"""`dovetail encoder`: weights of frozen image encoders."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dovetail episodes`: what was recorded in a run."""
+"""`dovetail episodes`: list, show, check, remove, export and import recorded episodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail.cli.run import RUNS_DIR, RunsDir
 __all__ = ["Filters", "Run", "filtered", "register"]
 
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run by name or path.")]
-_ID_HELP = "An episode's id, the start of one, a number from `ls`, first or last."
+_ID_HELP = "Id of an episode or the start of one, a number of `ls`, first or last."
 EpisodeId = Annotated[str, typer.Argument(metavar="ID", help=_ID_HELP)]
 
 Filters = dict[str, Any]
@@ -35,28 +35,27 @@ def _option(name: str, help_text: str, **other: Any) -> Any:
 
 
 _FILTERS: dict[str, Any] = {
-    "task": Annotated[str | None, _option("task", "Of this task.")],
-    "purpose": Annotated[str | None, _option("purpose", "Recorded for: demo, online or eval.")],
-    "outcome": Annotated[str | None, _option("outcome", "That ended in: success, failure, timeout or aborted.")],
+    "task": Annotated[str | None, _option("task", "Task.")],
+    "purpose": Annotated[str | None, _option("purpose", "Purpose: demo, online or eval.")],
+    "outcome": Annotated[str | None, _option("outcome", "Outcome: success, failure, timeout or aborted.")],
     "source": Annotated[
         str | None,
-        _option("source", "human: a person moved the arm in at least one step; policy: the policy did it alone."),
+        _option("source", "human: a person moved the arm in at least one step; policy: the policy alone."),
     ],
-    "label": Annotated[str | None, _option("label", "Whose label that counts is: success, failure or none.")],
-    "labeler": Annotated[str | None, _option("labeler", "Whose label that counts is by this labeler.")],
-    "robot": Annotated[str | None, _option("robot", "Of the robot of this name.")],
+    "label": Annotated[str | None, _option("label", "Current label: success, failure or none.")],
+    "labeler": Annotated[str | None, _option("labeler", "Labeler of the current label.")],
+    "robot": Annotated[str | None, _option("robot", "Name of the robot.")],
     "since": Annotated[
         str | None,
-        _option("since", "Begun then or later: 2026-01-31, 2026-01-31T09:30, or 90min, 2h, 3d, 1w ago."),
+        _option("since", "Started at this time or later: 2026-01-31, 2026-01-31T09:30, or 90min, 2h, 3d, 1w ago."),
     ],
-    "until": Annotated[str | None, _option("until", "Begun before then; of a date, that day is still in.")],
-    "limit": Annotated[int | None, _option("limit", "The newest so many of them.", min=1)],
+    "until": Annotated[str | None, _option("until", "Started before this time. A date includes that day.")],
+    "limit": Annotated[int | None, _option("limit", "Only the newest N.", min=1)],
 }
 
 
 def filtered(command: Callable[..., None], *, without: Sequence[str] = ()) -> Callable[..., None]:
-    """Give a command the options that choose episodes, but for those whose names it needs itself; it receives them
-    together, as `filters`."""
+    """Add the filter options to a command, except those in `without`. The command receives them as `filters`."""
     options = {name: kind for name, kind in _FILTERS.items() if name not in without}
 
     def choosing(**values: Any) -> None:
@@ -77,7 +76,7 @@ def filtered(command: Callable[..., None], *, without: Sequence[str] = ()) -> Ca
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(
-        help="List, look at, film, check, remove, export and import recorded episodes.",
+        help="List, show, check, remove, export and import recorded episodes.",
         epilog="Example: dovetail episodes ls first-try",
     )
     group.command("ls", epilog="Example: dovetail episodes ls first-try --outcome failure --since 2h")(ls)
@@ -98,7 +97,7 @@ def register(app: typer.Typer) -> None:
 def ls(
     *,
     run: Run,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line, for other programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line.")] = False,
     runs_dir: RunsDir = RUNS_DIR,
     filters: Filters,
 ) -> None:
@@ -113,11 +112,12 @@ def show(
     episode: EpisodeId,
     rerun: Annotated[bool, typer.Option("--rerun", help="Open it in Rerun's viewer.")] = False,
     save: Annotated[
-        Path | None, typer.Option("--save", metavar="FILE.rrd", help="Write it for Rerun, without a viewer.")
+        Path | None,
+        typer.Option("--save", metavar="FILE.rrd", help="Write a Rerun file, without opening a viewer."),
     ] = None,
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
-    """One episode: what it was, what was said of it, its columns, and how rewards and metrics went."""
+    """Show one episode: its facts, its labels, and a summary of each column."""
     from dovetail.cli.episode_views import listing
 
     listing.show(run, episode, rerun=rerun, save=save, runs_dir=runs_dir)
@@ -130,23 +130,29 @@ def video(
     episode: Annotated[
         str | None, typer.Argument(metavar="ID", help=_ID_HELP + " None with --merge.", show_default=False)
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="A time-lapse of all that are chosen below.")] = False,
+    merge: Annotated[bool, typer.Option("--merge", help="Make a time-lapse of all episodes that match.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="Default: RUN/videos/ID-CAMERA.mp4, or time-lapse-CAMERA.mp4."),
+        typer.Option(
+            "--out", "-o", help="File to write. Default: RUN/videos/ID-CAMERA.mp4, or time-lapse-CAMERA.mp4."
+        ),
     ] = None,
-    camera: Annotated[str, typer.Option("--camera", help="Which camera.")] = "front",
-    size: Annotated[int, typer.Option("--size", min=16, max=4096, help="Pixels, where it is filmed anew.")] = 480,
+    camera: Annotated[str, typer.Option("--camera", help="Camera.")] = "front",
+    size: Annotated[
+        int, typer.Option("--size", min=16, max=4096, help="Width and height in pixels, for a rendered video.")
+    ] = 480,
     speed: Annotated[
         float | None,
-        typer.Option("--speed", min=0.01, max=1000.0, help="Times real time. Default: 1, with --merge 8."),
+        typer.Option(
+            "--speed", min=0.01, max=1000.0, help="Speed relative to real time. Default: 1, or 8 with --merge."
+        ),
     ] = None,
     runs_dir: RunsDir = RUNS_DIR,
     filters: Filters,
 ) -> None:
-    """Make an mp4 of one episode, or of many one after another.
+    """Make an mp4 of one episode, or a time-lapse of many.
 
-    From their recorded images, or filmed anew in simulation.
+    It uses the recorded images, or renders the episode again in simulation.
     """
     from dovetail.cli.episode_views import video as views
 
@@ -160,12 +166,12 @@ def video(
 
 def verify(
     run: Run,
-    repair: Annotated[bool, typer.Option("--repair", help="Mend what can be mended.")] = False,
+    repair: Annotated[bool, typer.Option("--repair", help="Repair recoverable files.")] = False,
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
-    """Read every file of a run that has a checksum, and say what is damaged and what of it can be had back.
+    """Check every file of a run that has a checksum, and report damage and what can be repaired.
 
-    Exit code 1 if anything is damaged and was not repaired.
+    Exit code 1 if something is damaged and was not repaired.
     """
     from dovetail.cli.episode_views import verify as view
 
@@ -177,11 +183,11 @@ def rm(
     *,
     run: Run,
     episodes: Annotated[list[str] | None, typer.Argument(metavar="ID", help=_ID_HELP, show_default=False)] = None,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     runs_dir: RunsDir = RUNS_DIR,
     filters: Filters,
 ) -> None:
-    """Delete episodes for good: those named, or all that are chosen below. What was said of them stays on record."""
+    """Delete episodes permanently: those named, or all that match. Their labels are kept."""
     from dovetail.cli.episode_views import remove
 
     remove.rm(run, episodes or [], filters, yes=yes, runs_dir=runs_dir)
@@ -194,23 +200,25 @@ def export(
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", "-o", help="The dataset's folder; one that is there gets the new ones. Default: RUN/lerobot."
+            "--out",
+            "-o",
+            help="Folder of the dataset. An existing dataset receives the new episodes. Default: RUN/lerobot.",
         ),
     ] = None,
-    form: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.LEROBOT,
+    form: Annotated[Format, typer.Option("--format", help="Format of the dataset.")] = Format.LEROBOT,
     codec: Annotated[
-        VideoCodec | None, typer.Option("--codec", help="Of the videos. Default: as the dataset has it, else av1.")
+        VideoCodec | None, typer.Option("--codec", help="Codec of the videos. Default: the dataset's, or av1.")
     ] = None,
     fps: Annotated[
         int | None,
-        typer.Option("--fps", min=1, help="Frames a second, where the control rate is not a whole number."),
+        typer.Option("--fps", min=1, help="Frames per second, if the control rate is not a whole number."),
     ] = None,
     runs_dir: RunsDir = RUNS_DIR,
     filters: Filters,
 ) -> None:
-    """Write episodes as a LeRobot v3.0 dataset; doing it again adds those that are new.
+    """Write episodes as a LeRobot v3.0 dataset. Running it again adds the new episodes.
 
-    Evaluations and aborted episodes stay out, unless they are asked for.
+    Evaluations and aborted episodes are left out unless the filters ask for them.
     """
     from dovetail.cli.episode_views import lerobot
 
@@ -219,8 +227,10 @@ def export(
 
 def import_(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run by name or path; a new name with --recipe.")],
-    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="A LeRobot v3.0 dataset's folder.")],
-    recipe: Annotated[str | None, typer.Option("--recipe", help="Start a new run of this recipe or file.")] = None,
+    dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of a LeRobot v3.0 dataset.")],
+    recipe: Annotated[
+        str | None, typer.Option("--recipe", help="Create the run from this recipe or file.")
+    ] = None,
     rename: Annotated[
         list[str] | None,
         typer.Option(
@@ -230,11 +240,11 @@ def import_(
         ),
     ] = None,
     ignore_names: Annotated[
-        bool, typer.Option("--ignore-names", help="Joints may be called otherwise: order alone counts.")
+        bool, typer.Option("--ignore-names", help="Ignore the names of joints; only their order counts.")
     ] = False,
     runs_dir: RunsDir = RUNS_DIR,
 ) -> None:
-    """Take the episodes of a LeRobot dataset into a run, as demonstrations. Doing it again is harmless."""
+    """Add the episodes of a LeRobot dataset to a run, as demonstrations. Episodes it already has are skipped."""
     from dovetail.cli.episode_views import lerobot
 
     lerobot.import_dataset(

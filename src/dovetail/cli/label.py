@@ -1,4 +1,4 @@
-"""`dovetail label`: rewards for what was recorded, in bulk, and how far those who gave them agree."""
+"""`dovetail label`: label recorded episodes in bulk, and compare labelers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def label(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="The labeler's settings; what is not said is as in the run's own config.",
+            help="Settings of the labeler. Others are as in the run's config.",
             show_default=False,
         ),
     ] = None,
@@ -33,21 +33,23 @@ def label(
         str | None, typer.Option("--labeler", help="vlm, classifier, outcome, ...", show_default=False)
     ] = None,
     opinion: Annotated[
-        bool, typer.Option("--opinion", help="To compare only: what it says is kept, and trains nothing.")
+        bool, typer.Option("--opinion", help="Store the labels for comparison only; they never train.")
     ] = False,
-    again: Annotated[bool, typer.Option("--again", help="Also what this labeler has labelled already.")] = False,
+    again: Annotated[
+        bool, typer.Option("--again", help="Also label episodes that this labeler has labeled already.")
+    ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Say what would be labelled, and label nothing.")
+        bool, typer.Option("--dry-run", help="Print what would be labeled, and label nothing.")
     ] = False,
-    agreement: Annotated[bool, typer.Option("--agreement", help="Label nothing, only compare.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, for other programs.")] = False,
+    agreement: Annotated[bool, typer.Option("--agreement", help="Only compare labels.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     runs_dir: RunsDir = RUNS_DIR,
     filters: Filters,
 ) -> None:
-    """Label the episodes of a run, and show how far its labelers agree.
+    """Label the episodes of a run, and show how often its labelers agree.
 
-    Several at once, also while the run goes on. Ctrl-C loses nothing: the same command goes on where it stopped. Exit code 1
-    if some could not be labelled.
+    Works while the run is running. After Ctrl-C, the same command continues. Exit code 1 if an episode could not be
+    labeled.
     """
     from dovetail.cli import _label
 

@@ -1,6 +1,6 @@
-"""The entry point, and the one place where an exception becomes a line and an exit code.
+"""The entry point. Turns every exception into one line and an exit code.
 
-Exit codes: 0 fine, 1 failed, 2 wrong use, 130 stopped by the person.
+Exit codes: 0 success, 1 failure, 2 wrong use, 130 interrupted by the user.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ bench.register(app)
 @app.callback(invoke_without_command=True)
 def _top(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Print the version and leave.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks; may stand anywhere.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show tracebacks. Allowed anywhere in the command.")
+    ] = False,
 ) -> None:
     if version:
         typer.echo(f"dovetail {__version__}")
@@ -56,10 +58,10 @@ def _top(
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    debug = "--debug" in arguments  # anywhere, because it is added when a command has just failed
+    debug = "--debug" in arguments  # anywhere: people append it to a command that failed
     arguments = [argument for argument in arguments if argument != "--debug"]
     if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # so that `my_module:Class` of the current folder resolves
+        sys.path.insert(0, os.getcwd())  # so that `my_module:Class` is found in the current folder
     try:
         with _printed_warnings():
             code = app(arguments, prog_name="dovetail", standalone_mode=False)
@@ -96,8 +98,7 @@ def _printed_warnings() -> Iterator[None]:
 
 
 def entry() -> NoReturn:
-    """What the `dovetail` script calls. Everything is closed and durable by now: taking torch and the rest apart would
-    keep a person who pressed Ctrl-C waiting for another second."""
+    """The `dovetail` script. Exits at once after the command: unloading torch would take another second."""
     code = main()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -108,11 +109,11 @@ def entry() -> NoReturn:
 def _explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, DovetailError):
         return _one_line(str(error)), error.exit_code
-    if hasattr(error, "format_message"):  # what typer, or the click under an older one, says of wrong arguments
+    if hasattr(error, "format_message"):  # an error about arguments, of typer or of click
         message = _one_line(error.format_message())
-        return f"{message} See --help." if message else "", 2  # empty: the help was asked for and is printed
+        return f"{message} See --help." if message else "", 2  # empty: the help was printed
     if isinstance(error, typer.Abort):
-        return "stopped", 130
+        return "canceled", 130
     if isinstance(error, MemoryError):
         return "out of memory", 1
     what = _one_line(f"{type(error).__name__}: {error}")

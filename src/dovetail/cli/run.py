@@ -1,4 +1,4 @@
-"""`run`, `collect`, `train` and `eval`: what makes a robot move."""
+"""The commands that move a robot: `run`, `collect`, `train` and `eval`."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ Arguments = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RECIPE|FILE... [KEY=VALUE]...",
-        help="Recipes and config files, merged in order, then overrides such as run.seed=3.",
+        help="Recipes and config files, merged in order. Append key=value to override settings: run.seed=3.",
         show_default=False,
     ),
 ]
-Name = Annotated[str | None, typer.Option("--name", help="Name of the run. Default: recipe and time.")]
-RunsDir = Annotated[Path, typer.Option("--runs-dir", help="The folder that runs lie in.")]
+Name = Annotated[str | None, typer.Option("--name", help="Name of the run. Default: the recipe and the time.")]
+RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of all runs.")]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with a run; give its name or path in the recipe's place.")
+    bool, typer.Option("--resume", help="Continue a run: give its name or path instead of a recipe.")
 ]
-Viewer = Annotated[bool, typer.Option("--viewer", help="Open the simulator's own window.")]
-Realtime = Annotated[bool, typer.Option("--realtime", help="Pace the simulation by the wall clock.")]
+Viewer = Annotated[bool, typer.Option("--viewer", help="Open the simulator's window.")]
+Realtime = Annotated[bool, typer.Option("--realtime", help="Run the simulation at the speed of the real clock.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Short for run.seed=N.", show_default=False)]
 Console = Annotated[
-    bool, typer.Option("--console/--no-console", help="Open the web page to watch, take over and label beside it.")
+    bool, typer.Option("--console/--no-console", help="Also start the web console: watch, take over, label.")
 ]
 ConsolePort = Annotated[
     int | None,
     typer.Option(
-        "--console-port", min=1, max=65535, help="Its port. Default: the console's own.", show_default=False
+        "--console-port", min=1, max=65535, help="Port of the console. Default: any free port.", show_default=False
     ),
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, only the result.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -67,9 +67,9 @@ def run(
     console_port: ConsolePort = None,
     quiet: Quiet = False,
 ) -> None:
-    """Learn a task online: demonstrations, then practice with help, then an evaluation and a report.
+    """Learn a task online: demonstrations, behavior cloning, online learning with an operator, evaluation, report.
 
-    Ctrl-C ends a run so that `dovetail run --resume NAME` goes on with it.
+    Ctrl-C stops a run; `dovetail run --resume NAME` continues it.
     """
     request = _request(locals())
     from dovetail.cli import _session
@@ -80,7 +80,7 @@ def run(
 def collect(
     arguments: Arguments = None,
     demos: Annotated[
-        int | None, typer.Option("--demos", "-n", min=1, help="How many. Default: the recipe's run.demos.")
+        int | None, typer.Option("--demos", "-n", min=1, help="Number of demonstrations. Default: run.demos.")
     ] = None,
     name: Name = None,
     resume: Resume = False,
@@ -92,7 +92,7 @@ def collect(
     console_port: ConsolePort = None,
     quiet: Quiet = False,
 ) -> None:
-    """Record demonstrations into a run folder; `dovetail run --resume NAME` learns from them later."""
+    """Record demonstrations in a run folder. `dovetail run --resume NAME` learns from them later."""
     request = _request(locals())
     from dovetail.cli import _session
 
@@ -102,12 +102,10 @@ def collect(
 
 def train(
     arguments: Arguments = None,
-    evaluation: Annotated[
-        bool, typer.Option("--eval/--no-eval", help="Have the robot show what was learned, at the end.")
-    ] = True,
+    evaluation: Annotated[bool, typer.Option("--eval/--no-eval", help="Evaluate the result on the robot.")] = True,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Of reward-classifier: the folder to make. Default: classifiers/TASK."),
+        typer.Option("--out", help="For reward-classifier: the folder to create. Default: classifiers/TASK."),
     ] = None,
     name: Name = None,
     resume: Resume = False,
@@ -117,14 +115,14 @@ def train(
     seed: Seed = None,
     quiet: Quiet = False,
 ) -> None:
-    """Learn offline, from demonstrations alone: `learner.warmup_updates` updates of the recipe's algorithm.
+    """Learn offline from demonstrations: `learner.warmup_updates` updates of the recipe's algorithm.
 
-    The demonstrations are those of a run (`--resume NAME`, after `dovetail collect` or `dovetail episodes import`); for a
-    new run the expert gives `run.demos` of them first.
+    The demonstrations are those of a run (`--resume NAME`, after `dovetail collect` or `dovetail episodes import`). In a
+    new run, the task's expert first gives `run.demos` of them.
 
-    `dovetail train reward-classifier RUN [RUN...] [KEY=VALUE]...` trains a success classifier instead, for the labeler
-    `classifier`, on the episodes of runs that were recorded with cameras and judged: by people, or by the task. Settings
-    such as cameras=[wrist], precision=0.99 or encoder.type=resnet are in docs/rewards.md.
+    `dovetail train reward-classifier RUN [RUN...] [KEY=VALUE]...` trains a success classifier for the labeler `classifier`,
+    on episodes with camera images and labels of people or of the task. docs/rewards.md lists its settings, such as
+    cameras=[wrist], precision=0.99 or encoder.type=resnet.
     """
     if arguments and arguments[0].replace("_", "-") == "reward-classifier":
         with _loading():
@@ -136,7 +134,7 @@ def train(
             )
         )
     if out is not None:
-        raise typer.BadParameter("goes with reward-classifier only: a run is named by --name", param_hint="--out")
+        raise typer.BadParameter("is for reward-classifier only; use --name to name a run", param_hint="--out")
     request = _request(locals())
     from dovetail.cli import _session
 
@@ -155,25 +153,29 @@ def evaluate(
         list[str] | None,
         typer.Argument(
             metavar="[KEY=VALUE]...",
-            help="Other settings than the run's: actor.type=rtc, or policy={type: remote, address: HOST:PORT}.",
+            help="Override settings of the run: actor.type=rtc, or policy={type: remote, address: HOST:PORT}.",
         ),
     ] = None,
     num_episodes: Annotated[
-        int | None, typer.Option("--episodes", "-n", min=1, help="Default: the run's eval_episodes.")
+        int | None, typer.Option("--episodes", "-n", min=1, help="Number of episodes. Default: run.eval_episodes.")
     ] = None,
     version: Annotated[
-        int | None, typer.Option("--version", help="Weights of this version. Default: the newest.")
+        int | None, typer.Option("--version", help="Version of the weights. Default: the newest.")
     ] = None,
-    best: Annotated[bool, typer.Option("--best", help="The run's best checkpoint, not its newest.")] = False,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Other resets than the run's own.")] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="Evaluate the best checkpoint instead of the newest weights.")
+    ] = False,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed of the resets. Default: run.seed.")
+    ] = None,
     runs_dir: RunsDir = RUNS_DIR,
     viewer: Viewer = False,
     realtime: Realtime = False,
     quiet: Quiet = False,
 ) -> None:
-    """Success rate of trained weights, with a 95 % interval; nobody helps.
+    """Measure the success rate of trained weights without an operator, with a 95 % interval.
 
-    Writes nothing but a line in the run's events.jsonl.
+    Writes only a line in the run's events.jsonl.
     """
     with _loading():
         from dovetail.cli import _evaluation
@@ -195,7 +197,7 @@ def evaluate(
 
 
 def _request(options: Mapping[str, Any]) -> Request:
-    """What a command was asked for, of all its options by name; what is not of every run is its own affair."""
+    """The options that all commands share."""
     with _loading():
         from dovetail.cli._session import Request
 
@@ -205,7 +207,7 @@ def _request(options: Mapping[str, Any]) -> Request:
 
 @contextmanager
 def _loading() -> Iterator[None]:
-    """Something to look at while torch and the simulator are imported."""
+    """Show a spinner while torch and the simulator are imported."""
     from dovetail.cli._terminal import console
 
     with console.status("loading torch and the simulator"):
