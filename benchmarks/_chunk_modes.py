@@ -20,7 +20,7 @@ from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["MODES", "Paired", "Trial", "paired_difference", "run_trials", "trained_flow"]
 
-_SHORT_RUN = ("run.untrained_episodes=0", "run.eval_episodes=1", "run.showcase_episodes=0")
+_SHORT_RUN = ("run.untrained_episodes=0", "run.eval_episodes=1", "run.video_episodes=0")
 
 MODES = {  # name -> actor type, Jacobian of the guidance
     "sequential": ("sequential", "vjp"),

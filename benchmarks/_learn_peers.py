@@ -83,7 +83,7 @@ def sb3_image_sac(batch: Mapping[str, Tensor], *, hidden: Sequence[int], cameras
     from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
     from stable_baselines3.common.type_aliases import DictReplayBufferSamples
 
-    class Encoders(BaseFeaturesExtractor):
+    class Encoders(BaseFeaturesExtractor):  # type: ignore[misc, unused-ignore]
         def __init__(self, space: gym.spaces.Dict) -> None:
             config = EncoderConfig()
             super().__init__(space, config.features * len(cameras) + 64)

@@ -24,7 +24,8 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.status import RunStatus
-from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.core.errors import Interrupted
+from dovetail.runtime.inline import InlineRun
 
 __all__ = [
     "AFTER",
@@ -60,7 +61,7 @@ _COMMON = (
     "labeling.hide_success=true",  # episodes end only by the time limit
     "run.demos=0",
     "run.untrained_episodes=0",
-    "run.showcase_episodes=0",
+    "run.video_episodes=0",
     "run.eval_episodes=1",
 )
 CASES = (
@@ -229,9 +230,9 @@ def _run(folder: RunFolder, recorder: StatusRecorder) -> None:
     if folder.config.runtime == "ray":
         from dovetail.runtime.ray.driver.run import RayRun  # Ray takes a second to import
 
-        run = RayRun(folder, watch=recorder, should_stop=lambda: recorder.ended).run
+        run = RayRun(folder, on_status=recorder, should_stop=lambda: recorder.ended).run
     else:
-        inline = InlineRun(folder, watch=recorder, should_stop=lambda: recorder.ended)
+        inline = InlineRun(folder, on_status=recorder, should_stop=lambda: recorder.ended)
         recorder.spent, run = lambda: inline.seconds, inline.run
     try:
         with contextlib.suppress(Interrupted):

@@ -65,7 +65,7 @@ def _learn(config: RunConfig, *, reward: Reward, with_demos: bool, every_steps: 
     for each in (env, trial):
         each.scale(observed.mean(0), observed.std(0))
     algorithm: Any = config.algorithm.config
-    model = SAC(
+    model: Any = SAC(
         "MlpPolicy",
         env,
         learning_rate=algorithm.lr,
@@ -80,7 +80,7 @@ def _learn(config: RunConfig, *, reward: Reward, with_demos: bool, every_steps: 
     )
     if with_demos:
         for step in demos:
-            model.replay_buffer.add(  # type: ignore[union-attr]
+            model.replay_buffer.add(
                 env.scaled(step.observation)[None],
                 env.scaled(step.next_observation)[None],
                 step.action[None],
@@ -146,7 +146,7 @@ class _FlatEnv(gymnasium.Env[Array, Array]):
             reward=reward,
             task_config={**_settings(config.task.config), "reward": reward},
             robot_config=_settings(config.robot.config),
-            safety=_settings(config.safety.config),
+            safety=_settings(config.safety),
         )
         boxes: Any = self._env.observation_space
         self._keys: tuple[str, ...] = tuple(config.policy.config.inputs) or tuple(boxes.spaces)  # type: ignore[attr-defined]

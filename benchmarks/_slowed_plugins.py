@@ -29,7 +29,7 @@ class _SlowUpdates:
     """Mixin of an algorithm: sleeps before each update."""
 
     def __init__(self, config: Any, **arguments: Any) -> None:
-        super().__init__(config, **arguments)
+        super().__init__(config, **arguments)  # type: ignore[call-arg]
         self._update_s = float(config.update_s)
 
     def update(self, batch: Mapping[str, Tensor]) -> Mapping[str, float]:

@@ -39,18 +39,18 @@ CASES = (
         {
             "peg": "{}",
             "cap": "{task: {type: cap_tightening}, operator: {min_steps: 20, max_steps: 60}, "
-            "robot: {max_step_m: 0.02, max_turn_rad: 0.1, leash_m: 0.02, leash_rad: 0.15}}",
+            "robot: {max_step_m: 0.02, max_turn_rad: 0.1, max_lead_m: 0.02, max_lead_rad: 0.15}}",
         },
         {
             "peg": (),
             "cap": (
                 "task={type: cap_tightening}",
-                "operator.min_steps=20",
-                "operator.max_steps=60",
+                "operator.min_takeover_steps=20",
+                "operator.max_takeover_steps=60",
                 "robot.max_step_m=0.02",
                 "robot.max_turn_rad=0.1",
-                "robot.leash_m=0.02",
-                "robot.leash_rad=0.15",
+                "robot.max_lead_m=0.02",
+                "robot.max_lead_rad=0.15",
             ),
         },
     ),
@@ -80,8 +80,8 @@ def _rows(case: Arms, seed: int, runs: CachedRuns, *, quick: bool) -> Iterator[R
         "policy.type=shared",
         f"policy.policy={{type: gaussian_mlp, inputs: {case.inputs}}}",
         f"cluster.robots={{{each}}}",
-        "cluster.max_behind_steps=100",
-        "cluster.robot_limit_s=600",
+        "cluster.max_steps_ahead=100",
+        "cluster.robot_timeout_s=600",
     ]
     report = runs.report(run, "peg-insertion", together)
     for arm, changes in case.alone.items():
@@ -100,7 +100,7 @@ def _settings(seed: int, case: Arms, *, num_arms: int, quick: bool) -> list[str]
     return [
         f"run.seed={seed}",
         "run.untrained_episodes=0",
-        "run.showcase_episodes=0",
+        "run.video_episodes=0",
         f"run.eval_episodes={EPISODES}",
         f"run.env_steps={round(BUDGET_S * HZ) * num_arms}",
         f"run.eval_every_steps={round(EVERY_S * HZ) * num_arms}",

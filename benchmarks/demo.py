@@ -22,7 +22,7 @@ TINY = (
     "run.env_steps=300",
     "run.eval_episodes=10",
     "run.untrained_episodes=2",
-    "run.showcase_episodes=1",
+    "run.video_episodes=1",
     "learner.bc_updates=300",
     "learner.warmup_updates=100",
 )

@@ -25,7 +25,7 @@ TINY = (
     "run.demos=2",
     "run.env_steps=100",
     "run.eval_episodes=2",
-    "run.showcase_episodes=0",
+    "run.video_episodes=0",
     "learner.bc_updates=50",
     "learner.warmup_updates=50",
 )

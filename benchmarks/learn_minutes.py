@@ -36,9 +36,9 @@ class Case(NamedTuple):
 
 # the charger's settings on the peg; they need half the time of the demo's recipe
 QUICK = (
-    "operator.share=1.0",
-    "operator.fade_minutes=8.0",
-    "operator.patience_steps=5",
+    "operator.watched_share=1.0",
+    "operator.fade_out_minutes=8.0",
+    "operator.stuck_after_steps=5",
     "algorithm.gamma=0.99",
     "algorithm.bc_weight=50.0",
     "algorithm.credit_rescues=true",
@@ -95,7 +95,7 @@ def _rows(case: Case, seed: int, runs: CachedRuns, *, quick: bool) -> Iterator[R
     changes = [
         f"run.seed={seed}",
         "run.untrained_episodes=0",
-        "run.showcase_episodes=0",
+        "run.video_episodes=0",
         "run.eval_episodes=100",
         f"run.env_steps={round(case.aim_s * HZ)}",
         f"run.eval_every_steps={round(every_s * HZ)}",

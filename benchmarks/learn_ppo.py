@@ -148,7 +148,7 @@ def _settings(num_envs: int, mode: str, sleeps: dict[str, float]) -> list[str]:
         f"algorithm.rollout_steps={_rollout_size(num_envs) // num_envs}",
         f"algorithm.asynchronous={'true' if mode == 'async' else 'false'}",
         "run.untrained_episodes=0",
-        "run.showcase_episodes=0",
+        "run.video_episodes=0",
     ]
 
 

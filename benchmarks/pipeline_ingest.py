@@ -37,7 +37,7 @@ _SETTINGS = (
     "learner.publish_every=50",
     "run.demos=0",
     "run.env_steps=1000000000",
-    "cluster.store_mb=1500",
+    "cluster.object_store_mb=1500",
 )
 
 

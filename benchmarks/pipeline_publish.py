@@ -32,8 +32,8 @@ _SETTLE_S = 0.05  # until all readers wait
 
 def bench(*, quick: bool) -> Iterator[Row]:
     sizes = ((1, 5), (20, 3)) if quick else _SIZES
-    store_mb = 8 * max(size for size, _ in sizes) + 200
-    with connected(ClusterConfig(store_mb=store_mb), num_cpus=8):
+    object_store_mb = 8 * max(size for size, _ in sizes) + 200
+    with connected(ClusterConfig(object_store_mb=object_store_mb), num_cpus=8):
         for size_mb, times in sizes:
             yield from _compare(size_mb, times=times, num_readers=1)
         for size_mb, times in () if quick else _SHARED:

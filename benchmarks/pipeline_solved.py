@@ -90,7 +90,7 @@ def _settings() -> list[str]:
         f"algorithm.update_s={_UPDATE_S}",
         "robot.realtime=true",
         "run.untrained_episodes=0",
-        "run.showcase_episodes=0",
+        "run.video_episodes=0",
         "run.eval_episodes=1",  # real time would take minutes: `_evaluate` uses simulated time
     ]
 

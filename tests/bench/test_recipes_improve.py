@@ -17,7 +17,7 @@ RECIPES = sorted({case.recipe for case in learn_minutes.CASES} | set(learn_lift.
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_interval_after_online_learning_lies_above_cloning(recipe: str, tmp_path: Path) -> None:
     runs = CachedRuns(tmp_path)
-    changes = ["run.untrained_episodes=0", "run.showcase_episodes=0"]
+    changes = ["run.untrained_episodes=0", "run.video_episodes=0"]
     reports = [runs.report(str(seed), recipe, [f"run.seed={seed}", *changes]) for seed in SEEDS]
     assert pooled(reports, "success_after").low > pooled(reports, "success_before").high
     if recipe in learn_lift.AIMS:
@@ -27,7 +27,7 @@ def test_interval_after_online_learning_lies_above_cloning(recipe: str, tmp_path
 @pytest.mark.slow
 def test_interval_after_cloning_lies_above_untrained(tmp_path: Path) -> None:
     runs = CachedRuns(tmp_path)
-    changes = ["run.untrained_episodes=100", "run.showcase_episodes=0"]
+    changes = ["run.untrained_episodes=100", "run.video_episodes=0"]
     reports = [runs.report(str(seed), "pick-place-sft", [f"run.seed={seed}", *changes]) for seed in SEEDS]
     untrained, after = (pooled(reports, name) for name in ("untrained", "success_after"))
     assert after.low > untrained.high

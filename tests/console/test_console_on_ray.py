@@ -1,4 +1,4 @@
-"""By hand where everything runs at once: the arm's mailbox is in the process of its role, and the console finds it."""
+"""The console of a run on Ray, whose mailbox is in the process of the robot role."""
 
 import os
 import signal
@@ -13,11 +13,11 @@ from support.console_process import end_console, start_console
 from support.live_run import SETTINGS, until
 from support.takeover_page import has_control, read_events, read_state, take_over
 
-SLOW_S = 300.0  # five processes that import torch, on a machine that may be busy
+SLOW_S = 300.0  # five processes import torch
 
 
 @pytest.mark.slow
-def test_watched_taken_over_judged_stopped_acknowledged_and_ended(page, tmp_path):
+def test_run_on_ray_is_watched_taken_over_stopped_and_ended(page, tmp_path):
     settings = [*SETTINGS, "operator=scripted", "runtime=ray", "learner.publish_every=5"]
     command = [sys.executable, "-m", "dovetail.cli", "run", "push-cube", *settings, "--realtime", "--quiet"]
     process = subprocess.Popen(
@@ -30,11 +30,11 @@ def test_watched_taken_over_judged_stopped_acknowledged_and_ended(page, tmp_path
     console = None
     try:
         live = tmp_path / "arm" / "live.json"
-        until(lambda: live.exists() or process.poll() is not None, what="the arm to be there", timeout_s=SLOW_S)
+        until(lambda: live.exists() or process.poll() is not None, what="the arm to start", timeout_s=SLOW_S)
         console = start_console(tmp_path / "arm")
         until(
             lambda: (now := read_state(console)) and now["episode"].get("purpose") == "online",
-            what="practice to begin",
+            what="online learning to start",
             timeout_s=SLOW_S,
         )
         console.enter(page)
@@ -45,27 +45,27 @@ def test_watched_taken_over_judged_stopped_acknowledged_and_ended(page, tmp_path
         )
         page.screenshot(path=tmp_path / "roles.png", full_page=True)
         take_over(console, page)
-        until(has_control(console, "human"), what="the person to drive")
+        until(has_control(console, "human"), what="the operator to drive")
         ids = {read_state(console)["episode"]["id"]}
         page.keyboard.press("y")
-        judged = until(lambda: [e for e in read_events(console) if e.get("id") in ids], what="the episode to end")
+        rated = until(lambda: [e for e in read_events(console) if e.get("id") in ids], what="the episode to end")
         page.keyboard.up("Space")
         log = EpisodeLog(console.run / "episodes")
-        episode = log.load(judged[0]["id"])
+        episode = log.load(rated[0]["id"])
         assert episode.purpose is Purpose.ONLINE and (episode.column("source") == Source.HUMAN).any()
         until(has_control(console, "policy"), what="the policy to act")
         page.keyboard.press("Escape")
         until(has_control(console, "fault"), what="the arm to stop")
         page.goto(console.address)
-        page.wait_for_selector("[data-role=robot-0].dt-worry")
+        page.wait_for_selector("[data-role=robot-0].dt-warn")
         page.click('[data-event="acknowledge"]')
-        until(has_control(console, "policy", "idle"), what="the arm to go on")
+        until(has_control(console, "policy", "idle"), what="the arm to continue")
         page.on("dialog", lambda dialog: dialog.accept())
         page.click('[data-event="stop"]')
-        said, _ = process.communicate(timeout=60)
-        assert process.returncode == 130, said
-        assert "robot-0 has stopped: " in said and "robot-0 goes on" in said
-        assert "stopped; continue with: dovetail run --resume" in said
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 130, output
+        assert "robot-0 has stopped: " in output and "robot-0 goes on" in output
+        assert "stopped; continue with: dovetail run --resume" in output
     finally:
         if console is not None:
             end_console(console)

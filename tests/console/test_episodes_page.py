@@ -1,4 +1,4 @@
-"""All that was recorded: found, sorted, played, taken home; and strangers at the same doors."""
+"""The page Episodes: filter, sort, play and download; invalid requests are refused."""
 
 import http.client
 import json
@@ -10,15 +10,15 @@ import httpx
 import numpy as np
 import pytest
 
-from dovetail.console.recorded_episodes import RunEpisodes
+from dovetail.console.recorded_episodes import RecordedEpisodes
 from dovetail.core.types import Outcome
 from dovetail.episodes.lerobot.read import open_dataset
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
-from dovetail.reports.film import episode_frames
+from dovetail.reports.rendering import episode_frames
 from dovetail.runs.folder import RunFolder
 from support.console_process import end_console, start_console
-from support.labelled_runs import LabelledRun
+from support.labeled_run import LabeledRun
 from support.recorded_runs import record_run
 
 PAGE = "0" * 32
@@ -28,15 +28,15 @@ PAGE = "0" * 32
 def console(recorded, tmp_path_factory):
     folder = tmp_path_factory.mktemp("episodes")
     run = recorded(folder)
-    store = LabelledRun(run).store
-    for name, said in (("e00", Outcome.SUCCESS), ("e01", Outcome.FAILURE), ("e03", Outcome.ABORTED)):
-        store.add(human_labels(name, num_steps=12, outcome=Outcome.TIMEOUT, judgement=said, by="Ada"))
+    store = LabeledRun(run).store
+    for name, verdict in (("e00", Outcome.SUCCESS), ("e01", Outcome.FAILURE), ("e03", Outcome.ABORTED)):
+        store.add(human_labels(name, num_steps=12, outcome=Outcome.TIMEOUT, judgement=verdict, by="Ada"))
     temporary = folder / "temporary"
     temporary.mkdir()
     opened = start_console(run, env={"TMPDIR": str(temporary)})
     yield opened
     assert end_console(opened) == 0
-    assert not list(temporary.iterdir())  # nothing that was downloaded stays
+    assert not list(temporary.iterdir())  # downloads are deleted
 
 
 def listed(page, *, matching):
@@ -71,7 +71,7 @@ def test_episodes_are_filtered_and_sorted(console, page):
     assert len(listed(page, matching=5)) == 5
 
 
-def test_an_episode_is_played_and_the_next_opened_by_keyboard(console, page):
+def test_episode_is_played_and_the_next_opened_by_keyboard(console, page):
     console.enter(page, "/episodes")
     page.click("tr[data-id=e07]")
     page.wait_for_selector(".dv-viewer[data-episode=e07]")
@@ -84,14 +84,14 @@ def test_an_episode_is_played_and_the_next_opened_by_keyboard(console, page):
     page.wait_for_selector(".dv-viewer", state="hidden")
 
 
-def test_a_video_of_all_cameras_is_downloaded(console, page, tmp_path):
+def test_video_of_all_cameras_is_downloaded(console, page, tmp_path):
     console.enter(page, "/episodes")
     page.click("tr[data-id=e04]")
     page.wait_for_selector(".dv-viewer[data-episode=e04]")
-    with page.expect_download() as coming:
+    with page.expect_download() as download:
         page.click(".dv-view header >> text=video")
-    assert coming.value.suggested_filename == "e04.mp4"
-    coming.value.save_as(tmp_path / "video.mp4")
+    assert download.value.suggested_filename == "e04.mp4"
+    download.value.save_as(tmp_path / "video.mp4")
     with av.open(str(tmp_path / "video.mp4")) as video:
         frames = [frame.to_ndarray(format="rgb24") for frame in video.decode(video=0)]
     assert (len(frames), frames[0].shape) == (13, (64, 128, 3))
@@ -100,15 +100,15 @@ def test_a_video_of_all_cameras_is_downloaded(console, page, tmp_path):
     assert np.abs(frames[-1].astype(int) - expected).mean() < 8
 
 
-def test_chosen_episodes_are_downloaded_as_a_lerobot_dataset(console, page, tmp_path):
+def test_selected_episodes_are_downloaded_as_a_lerobot_dataset(console, page, tmp_path):
     console.enter(page, "/episodes")
     page.wait_for_selector("tr[data-id=e01]")
     for name in ("e01", "e03"):
         page.check(f"tr[data-id={name}] input[type=checkbox]")
-    with page.expect_download() as coming:
+    with page.expect_download() as download:
         page.click("text=LeRobot (2)")
-    assert coming.value.suggested_filename == "2-episodes.lerobot.zip"
-    coming.value.save_as(tmp_path / "dataset.zip")
+    assert download.value.suggested_filename == "2-episodes.lerobot.zip"
+    download.value.save_as(tmp_path / "dataset.zip")
     with zipfile.ZipFile(tmp_path / "dataset.zip") as archive:
         archive.extractall(tmp_path / "dataset")
     (root,) = (tmp_path / "dataset").iterdir()
@@ -119,15 +119,15 @@ def test_chosen_episodes_are_downloaded_as_a_lerobot_dataset(console, page, tmp_
     assert len(dataset.episode(0)) == 12
 
 
-def test_what_cannot_be_made_says_why(console, page):
+def test_impossible_download_is_refused_with_a_reason(console, page):
     with httpx.Client(base_url=console.address, headers=console.headers) as client:
         key = client.post("/api/downloads", json={"kind": "video", "ids": ["e00", "e01"]})
-        assert key.status_code == 400 and "of one episode" in key.json()["detail"]
+        assert key.status_code == 400 and "shows one episode" in key.json()["detail"]
         assert client.get(f"/api/downloads/{'0' * 32}").status_code == 404
         assert client.get(f"/api/downloads/{'0' * 32}/file").status_code == 404
 
 
-NO_IDS = [
+INVALID_IDS = [
     "..", ".", "...", "%2e%2e", "..%2f..%2fconfig.yaml", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "....//", ".order", ".tmp",
     ".lock", "e00%00", "e00%0a", "e00/../e01", "e00%2f..%2fe01", "-rf", "x" * 121, "x" * 5000, "e00%20", "e00;ls", "$(id)",
     "<script>", "%ff%fe", "é", "*", "C:%5Cwindows", "nobody",
@@ -135,36 +135,36 @@ NO_IDS = [
 
 
 def raw(console, method, path, body=None):
-    """A request as it is, without a client that tidies up its path."""
+    """A request whose path is not normalized."""
     connection = http.client.HTTPConnection("127.0.0.1", console.port, timeout=10)
     connection._validate_path = lambda url: None
     connection._encode_request = lambda request: request.encode("utf-8")
     content = None if body is None else json.dumps(body)
     connection.request(method, path, content, {**console.headers, "Content-Type": "application/json"})
     answer = connection.getresponse()
-    told = answer.status, answer.read().decode()
+    found = answer.status, answer.read().decode()
     connection.close()
-    return told
+    return found
 
 
-@pytest.mark.parametrize("name", NO_IDS)
-def test_what_is_no_episode_gets_nothing(console, name):
+@pytest.mark.parametrize("name", INVALID_IDS)
+def test_invalid_episode_id_is_refused(console, name):
     for path in ("", "/frames/0/0", "/thumbnail"):
         status, text = raw(console, "GET", f"/api/episodes/{name}{path}")
         assert status in (400, 404, 422), (path, status)
         assert "Traceback" not in text and str(console.run) not in text
-    for path, body in (("take", {}), ("say", {"verdict": "success"}), ("unsay", {})):
+    for path, body in (("claim", {}), ("label", {"verdict": "success"}), ("retract", {})):
         status, _ = raw(console, "POST", f"/api/label/episodes/{name}/{path}", {"page": PAGE, **body})
         assert status in (400, 404, 422), (path, status)
     assert not (console.run.parent / "labels").exists()
-    assert set(LabelledRun(console.run).store.ids()) == {"e00", "e01", "e03"}
+    assert set(LabeledRun(console.run).store.ids()) == {"e00", "e01", "e03"}
 
 
 def marked(first, last, reward):
     return {"verdict": "success", "marks": [{"first": first, "last": last, "reward": reward}]}
 
 
-SAYS = [
+INVALID_LABELS = [
     {}, {"verdict": "maybe"}, {"verdict": ["success"]}, {"verdict": "success", "page": "me"},
     {"verdict": "success", "by": "root"}, {"verdict": "success", "queued": "perhaps"},
     {"verdict": "success", "marks": {"first": 0}}, marked(0, 99, 1), marked(3, 1, 1), marked(-1, 1, 1),
@@ -173,16 +173,16 @@ SAYS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("body", SAYS, ids=lambda body: str(body)[:60])
-def test_what_is_no_label_is_refused(console, body):
+@pytest.mark.parametrize("body", INVALID_LABELS, ids=lambda body: str(body)[:60])
+def test_invalid_label_is_refused(console, body):
     with httpx.Client(base_url=console.address, headers=console.headers) as client:
-        answer = client.post("/api/label/episodes/e04/say", json={"page": PAGE, "queued": False, **body})
+        answer = client.post("/api/label/episodes/e04/label", json={"page": PAGE, "queued": False, **body})
         client.post("/api/label/release", json={"page": PAGE})
     assert answer.status_code in (400, 422)
-    assert LabelledRun(console.run).store.current("e04") is None
+    assert LabeledRun(console.run).store.current("e04") is None
 
 
-def test_malformed_requests_are_refused_and_the_console_lives(console):
+def test_malformed_requests_are_refused(console):
     with httpx.Client(base_url=console.address, headers=console.headers) as client:
         for content in (
             b"",
@@ -193,7 +193,7 @@ def test_malformed_requests_are_refused_and_the_console_lives(console):
             b"\xff\xfe",
             b'{"page": "' + PAGE.encode() + b'", "ids": [1]}',
         ):
-            for path in ("claim", "renew", "release", "episodes/e04/say"):
+            for path in ("claim", "renew", "release", "episodes/e04/label"):
                 answer = client.post(
                     f"/api/label/{path}", content=content, headers={"Content-Type": "application/json"}
                 )
@@ -203,7 +203,7 @@ def test_malformed_requests_are_refused_and_the_console_lives(console):
             + PAGE.encode()
             + b'", "verdict": "success", "marks": [{"first": 0, "last": 1, "reward": NaN}]}'
         )
-        assert client.post("/api/label/episodes/e04/say", content=nan).status_code in (400, 422)
+        assert client.post("/api/label/episodes/e04/label", content=nan).status_code in (400, 422)
         for path in (
             "episodes/e04/frames/9/0", "episodes/e04/frames/-1/0", "episodes/e04/frames/0/99999999999",
             "episodes/e04/frames/x/0",
@@ -211,7 +211,7 @@ def test_malformed_requests_are_refused_and_the_console_lives(console):
             f"episodes?text={'x' * 300}", "downloads/../../etc", "label/queue",
         ):  # fmt: skip
             assert client.get(f"/api/{path}").status_code in (404, 422), path
-        assert client.get("/api/episodes/e04/frames/0/7").content == bytes(4)  # behind the end: no frames
+        assert client.get("/api/episodes/e04/frames/0/7").content == bytes(4)  # after the last frame: none
         many = {"kind": "lerobot", "ids": ["e04"] * 5001}
         assert client.post("/api/downloads", json=many).status_code == 422
         answer = client.get("/api/episodes/e04")
@@ -220,14 +220,14 @@ def test_malformed_requests_are_refused_and_the_console_lives(console):
         assert "immutable" in frames.headers["cache-control"] and "private" in frames.headers["cache-control"]
 
 
-def test_a_run_without_cameras_is_filmed_for_the_page(tmp_path: Path):
+def test_episode_without_images_is_rendered(tmp_path: Path):
     folder = record_run(tmp_path / "run", num_episodes=1, seconds=0.4, cameras=())
-    episodes = RunEpisodes(folder.path)
+    episodes = RecordedEpisodes(folder.path)
     try:
         assert episodes.cameras("e00") == {"front": 4}
-        filmed = list(episodes.frames("e00", "front"))
+        rendered = list(episodes.frames("e00", "front"))
         expected = list(episode_frames(RunFolder.open(folder.path), "e00", size=(320, 320)))
-        np.testing.assert_array_equal(filmed, expected)
+        np.testing.assert_array_equal(rendered, expected)
         np.testing.assert_array_equal(episodes.last_frame("e00", "front"), expected[-1])
     finally:
         episodes.close()

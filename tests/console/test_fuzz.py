@@ -1,4 +1,4 @@
-"""The console's surface under nonsense: it refuses, it goes on, and nothing of the machine leaks out."""
+"""Invalid requests: the console refuses them, keeps running, and reveals nothing of the machine."""
 
 import asyncio
 import json
@@ -26,28 +26,28 @@ TRAVERSALS = (
     "/_nicegui/3.18.0/libraries/..%2f..%2f__init__.py",
     "/static/{v}/%00",
 )
-CLIENT = httpx.Client()  # one: making it takes longer than asking
+CLIENT = httpx.Client()  # one for all: creating it takes longer than a request
 METHODS = ("GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD", "TRACE")
 
 
-def raw(console, request: bytes, *, hang_up: bool = False) -> bytes:
-    """The answer to bytes as they are: clients would tidy them up."""
-    with socket.create_connection(("127.0.0.1", console.port), timeout=5) as line:
-        line.sendall(request)
-        if hang_up:
-            line.shutdown(socket.SHUT_WR)
+def raw(console, request: bytes, *, half_close: bool = False) -> bytes:
+    """The answer to raw bytes; HTTP clients would normalize them."""
+    with socket.create_connection(("127.0.0.1", console.port), timeout=5) as connection:
+        connection.sendall(request)
+        if half_close:
+            connection.shutdown(socket.SHUT_WR)
         answer = b""
-        while piece := line.recv(65536):
+        while piece := connection.recv(65536):
             answer += piece
     return answer
 
 
-def still_there(console) -> bool:
+def is_alive(console) -> bool:
     return CLIENT.get(f"{console.address}api/state", headers=console.headers).json() == {"state": None}
 
 
 @pytest.mark.parametrize("path", TRAVERSALS)
-def test_no_path_leads_out(console, path):
+def test_path_traversal_is_refused(console, path):
     headers = f"Host: 127.0.0.1\r\nAuthorization: Bearer {console.token}\r\nConnection: close"
     request = f"GET {path.format(v=version('dovetail'))} HTTP/1.1\r\n{headers}\r\n\r\n"
     answer = raw(console, request.encode())
@@ -63,41 +63,41 @@ def test_no_path_leads_out(console, path):
     | st.recursive(st.none() | st.integers() | st.text(max_size=9), st.lists).map(
         lambda data: json.dumps(data).encode()
     ),
-    endpoint=st.sampled_from(["", "api/event", "api/state", "api/story", "ws/drive", "learning", "static"]),
-    known=st.booleans(),
+    endpoint=st.sampled_from(["", "api/event", "api/state", "api/history", "ws/drive", "learning", "static"]),
+    with_token=st.booleans(),
 )
-def test_any_request_is_answered_and_never_by_a_crash(console, method, path, body, endpoint, known):
+def test_any_request_gets_an_answer_below_500(console, method, path, body, endpoint, with_token):
     url = f"{console.address}{endpoint}" + (f"/{quote(path)}" if path else "")
-    headers = console.headers if known else {}
+    headers = console.headers if with_token else {}
     answer = CLIENT.request(method, url, content=body, headers={**headers, "Content-Type": "application/json"})
     assert answer.status_code < 500
-    assert known or answer.status_code == 401
+    assert with_token or answer.status_code == 401
 
 
 @QUICK
 @given(st.binary(max_size=300))
-def test_bytes_that_are_no_http_are_survived(console, junk):
-    raw(console, junk, hang_up=True)
-    assert still_there(console)
+def test_console_survives_bytes_that_are_not_http(console, junk):
+    raw(console, junk, half_close=True)
+    assert is_alive(console)
 
 
 @pytest.mark.parametrize(
     "body",
     [b"", b"{", b'{"event": "explode"}', b'{"event": 1}', b'{"event": "start", "x": 1}', b"[" * 50_000, b'"\xff"'],
 )
-def test_an_event_that_is_none_is_refused(console, body):
+def test_invalid_event_is_refused(console, body):
     headers = {**console.headers, "Content-Type": "application/json"}
     answer = CLIENT.post(f"{console.address}api/event", headers=headers, content=body)
     assert answer.status_code in (400, 422)
 
 
-def test_an_event_of_a_run_that_is_over_is_refused_in_plain_words(console):
+def test_event_for_a_finished_run_is_refused(console):
     answer = CLIENT.post(f"{console.address}api/event", headers=console.headers, json={"event": "start"})
     assert answer.status_code == 409 and "not running" in answer.json()["detail"]
 
 
-def speak(console, path, messages):
-    """What a websocket closes with after these."""
+def close_code(console, path, messages):
+    """The code with which a websocket closes after these messages."""
 
     async def go():
         uri = console.address.replace("http", "ws") + path
@@ -129,33 +129,33 @@ def drive(n, *axes):
         [drive(1, 7.0)],
         [json.dumps({"n": 1, "held": True, "axes": [float("nan")]})],
         [b"\x00\x01"],
-        ["y" * ((1 << 20) + 1)],  # more than any websocket here takes
+        ["y" * ((1 << 20) + 1)],  # more than a websocket accepts
     ],
 )
-def test_a_driver_who_talks_nonsense_is_shown_out(console, messages):
-    assert speak(console, "ws/drive", messages) in (1008, 1009, 1000, 1006)
-    assert still_there(console)
+def test_invalid_drive_messages_close_the_connection(console, messages):
+    assert close_code(console, "ws/drive", messages) in (1008, 1009, 1000, 1006)
+    assert is_alive(console)
 
 
-def test_a_camera_that_is_none_is_refused(console):
+def test_unknown_camera_is_refused(console):
     for camera in ("", "front", "../../etc/passwd", "x" * 5000):
-        assert speak(console, f"ws/frames?camera={camera}", []) == 4404
+        assert close_code(console, f"ws/frames?camera={camera}", []) == 4404
 
 
-def test_many_sockets_at_once_are_survived(console):
-    dice = random.Random(0)
+def test_console_survives_many_sockets(console):
+    rng = random.Random(0)
 
     async def one():
-        path = dice.choice(["ws/state", "ws/drive", "_nicegui_ws/socket.io/?EIO=4&transport=websocket"])
+        path = rng.choice(["ws/state", "ws/drive", "_nicegui_ws/socket.io/?EIO=4&transport=websocket"])
         uri = console.address.replace("http", "ws") + path
         async with websockets.connect(uri, additional_headers=console.headers) as line:
-            if dice.random() < 0.5:
-                await line.send(dice.randbytes(30) if dice.random() < 0.5 else "4" * 30)
-            if dice.random() < 0.5:
+            if rng.random() < 0.5:
+                await line.send(rng.randbytes(30) if rng.random() < 0.5 else "4" * 30)
+            if rng.random() < 0.5:
                 line.transport.abort()
 
     async def go():
         await asyncio.gather(*(one() for _ in range(40)), return_exceptions=True)
 
     asyncio.run(go())
-    assert still_there(console)
+    assert is_alive(console)

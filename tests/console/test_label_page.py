@@ -1,4 +1,4 @@
-"""People label by keyboard, in real Chromium; what they say is in the run's label store."""
+"""Labeling by keyboard in a real Chromium; the labels are in the label store of the run."""
 
 import base64
 import io
@@ -12,7 +12,8 @@ from dovetail.core.types import Labels
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.queue import Reason
 from support.console_process import end_console, start_console
-from support.labelled_runs import LabelledRun, shown, wait_shown, wait_until
+from support.labeled_run import LabeledRun, shown, wait_shown
+from support.live_run import until
 from support.recorded_runs import CAMERAS
 
 
@@ -25,17 +26,17 @@ def console(recorded, tmp_path_factory):
 
 @pytest.fixture
 def run(console):
-    run = LabelledRun(console.run)
+    run = LabeledRun(console.run)
     yield run
     run.empty_queue()
 
 
 @pytest.fixture
-def people(browser):
-    """`people(console, name)` is one more person: a browser of their own, at the page, under a name."""
+def open_page(browser):
+    """`open_page(console, name)` opens the page Label in another browser context, under a name."""
     contexts = []
 
-    def person(console, name):
+    def open_label_page(console, name):
         contexts.append(browser.new_context(viewport={"width": 1280, "height": 800}, color_scheme="dark"))
         contexts[-1].set_default_timeout(60_000)
         page = console.enter(contexts[-1].new_page(), "/label")
@@ -43,14 +44,14 @@ def people(browser):
         page.press("#dt-name", "Enter")
         return page
 
-    yield person
+    yield open_label_page
     for context in contexts:
         context.close()
 
 
-def test_success_failure_and_discard_by_keyboard_reach_the_label_store(console, run, page):
-    run.ask("e00", "e01", reason=Reason.UNCERTAIN)
-    run.ask("e02", reason=Reason.DISAGREEMENT, note="the two did not agree")
+def test_labels_by_keyboard_reach_the_label_store(console, run, page):
+    run.enqueue("e00", "e01", reason=Reason.UNCERTAIN)
+    run.enqueue("e02", reason=Reason.DISAGREEMENT, note="the two did not agree")
     console.enter(page, "/label")
     assert wait_shown(page, "e00") == "e00"  # the longest wait first
     page.wait_for_selector(".dv-items li[data-id=e02] >> text=disagreement")
@@ -59,51 +60,51 @@ def test_success_failure_and_discard_by_keyboard_reach_the_label_store(console, 
         page.keyboard.press(key)
         wait_shown(page, after)
     page.keyboard.press("d")
-    page.wait_for_selector("text=Nothing waits for you")
-    run.wait_labelled("e00", "e01", "e02")
+    page.wait_for_selector("text=No episodes to label")
+    run.wait_labeled("e00", "e01", "e02")
     success, failure, discard = (run.store.current(name) for name in ("e00", "e01", "e02"))
     for labels in (success, failure, discard):
-        assert (labels.labeler, labels.version, labels.priority) == ("human", "somebody", 100)
+        assert (labels.labeler, labels.version, labels.priority) == ("human", "anonymous", 100)
     assert success.success and not failure.success
     assert [labels.discard for labels in (success, failure, discard)] == [False, False, True]
     np.testing.assert_array_equal(success.rewards, np.eye(12, dtype=np.float32)[-1])
     np.testing.assert_array_equal(failure.rewards, np.zeros(12, np.float32))
-    assert (success.discounts[-1], failure.discounts[-1]) == (0.0, 1.0)  # it ran out of time: no true end
+    assert (success.discounts[-1], failure.discounts[-1]) == (0.0, 1.0)  # a timeout is not a terminal state
 
 
-def test_what_labelers_said_is_shown_with_confidence_and_reasons_as_plain_text(console, run, page):
-    """A model writes its reasons, and whoever writes to a model may have written them."""
+def test_labels_of_models_are_shown_as_plain_text(console, run, page):
+    """A prompt injection may reach the reasons that a model writes."""
     why = "<img src=x onerror=alert(1)> the cube is off the mark"
-    said = {"labeler": "vlm", "version": "1", "success": False, "confidence": 0.42, "why": why, "priority": -1}
+    label = {"labeler": "vlm", "version": "1", "success": False, "confidence": 0.42, "why": why, "priority": -1}
     rewards = {"rewards": np.zeros(12, np.float32), "discounts": np.ones(12, np.float32)}
-    run.store.add(Labels(episode_id="e04", **said, **rewards))
-    run.ask("e04")
+    run.store.add(Labels(episode_id="e04", **label, **rewards))
+    run.enqueue("e04")
     console.enter(page, "/label")
     wait_shown(page, "e04")
-    told = page.inner_text(".dv-said")
-    assert "failure" in told and "42 % sure" in told and why in told
-    assert "counts" not in told  # an opinion
-    assert page.locator(".dv-said img").count() == 0
+    text = page.inner_text(".dv-labels")
+    assert "failure" in text and "confidence 42 %" in text and why in text
+    assert "counts" not in text  # its priority is negative
+    assert page.locator(".dv-labels img").count() == 0
 
 
-def test_undo_takes_the_last_word_back_and_brings_the_episode_back(console, run, page):
-    run.ask("e03", "e04")
+def test_undo_retracts_the_last_label_and_shows_the_episode_again(console, run, page):
+    run.enqueue("e03", "e04")
     console.enter(page, "/label")
     wait_shown(page, "e03")
     page.keyboard.press("f")
     wait_shown(page, "e04")
-    run.wait_labelled("e03")
+    run.wait_labeled("e03")
     page.keyboard.press("u")
     wait_shown(page, "e03")
     assert run.store.current("e03") is None and "e03" in run.queue.ids()
     page.keyboard.press("s")
     wait_shown(page, "e04")
-    run.wait_labelled("e03")
+    run.wait_labeled("e03")
     assert run.store.current("e03").success
 
 
-def test_a_marked_range_becomes_rewards_and_can_be_undone(console, run, page):
-    run.ask("e05")
+def test_marked_ranges_become_rewards_and_can_be_undone(console, run, page):
+    run.enqueue("e05")
     console.enter(page, "/label")
     wait_shown(page, "e05")
     for keys, reward in ((["ArrowRight"] * 2, "-1"), (["ArrowRight"] * 3, "0,5"), (["End"], "nonsense")):
@@ -121,15 +122,15 @@ def test_a_marked_range_becomes_rewards_and_can_be_undone(console, run, page):
     page.keyboard.press("u")
     assert page.locator(".dv-marks li").all_inner_texts() == ["steps 0\u20132\n-1", "steps 2\u20135\n0.5"]
     page.keyboard.press("f")
-    run.wait_labelled("e05")
+    run.wait_labeled("e05")
     expected = np.zeros(12, np.float32)
     expected[0:3] -= 1 / 3
     expected[2:6] += 0.125
     np.testing.assert_allclose(run.store.current("e05").rewards, expected, atol=1e-6)
 
 
-def test_scrubbing_moves_all_cameras_together_frame_by_frame(console, run, page):
-    run.ask("e06")
+def test_all_cameras_show_the_same_frame(console, run, page):
+    run.enqueue("e06")
     console.enter(page, "/label")
     wait_shown(page, "e06")
     log = EpisodeLog(run.path / "episodes")
@@ -159,57 +160,56 @@ def test_scrubbing_moves_all_cameras_together_frame_by_frame(console, run, page)
     ):
         page.keyboard.press(key)
         at(index)
-    page.keyboard.press(" ")  # plays to its end, the true last observation
+    page.keyboard.press(" ")  # play to the end, which shows the last observation
     page.wait_for_selector(".dv-player[data-index='12']")
     at(12)
 
 
-def test_the_next_episode_is_there_before_it_is_asked_for_and_no_word_is_lost(console, run, page):
-    """The network is cut: what comes next was fetched before, and what is said waits until somebody listens."""
-    run.ask("e00", "e01")
-    before = run.human_words("e00")
+def test_next_episode_is_preloaded_and_labels_survive_a_lost_connection(console, run, page):
+    run.enqueue("e00", "e01")
+    before = run.num_human_labels("e00")
     console.enter(page, "/label")
     wait_shown(page, "e00")
-    page.wait_for_function("dovetailLabel.held.length == 2 && dovetailLabel.held[1].bundle.share == 1")
-    page.wait_for_function("dovetailLabel.held[1].bundle.bitmapsNow(0) !== null")
+    page.wait_for_function("dovetailLabel.claimed.length == 2 && dovetailLabel.claimed[1].bundle.share == 1")
+    page.wait_for_function("dovetailLabel.claimed[1].bundle.bitmapsNow(0) !== null")
     page.route("**/api/**", lambda route: route.abort())
     page.keyboard.press("d")
     wait_shown(page, "e01")
     page.wait_for_selector("text=the console does not answer")
     assert "e00" in run.queue.ids()
     page.unroute("**/api/**")
-    wait_until(lambda: run.store.current("e00") is not None and run.store.current("e00").discard)
-    wait_until(lambda: "e00" not in run.queue.ids())
-    assert run.human_words("e00") == before + 1
+    until(lambda: (labels := run.store.current("e00")) and labels.discard, what="the label")
+    until(lambda: "e00" not in run.queue.ids(), what="the queue to be shorter")
+    assert run.num_human_labels("e00") == before + 1
 
 
-def test_a_key_that_is_held_down_says_it_once(console, run, page):
-    run.ask("e03", "e04", "e05")
+def test_key_that_is_held_down_counts_once(console, run, page):
+    run.enqueue("e03", "e04", "e05")
     console.enter(page, "/label")
     wait_shown(page, "e03")
     for _ in range(6):
         page.keyboard.down("s")
     wait_shown(page, "e04")
     page.keyboard.up("s")
-    page.keyboard.press("n")  # leave it for later
+    page.keyboard.press("n")  # skip it
     wait_shown(page, "e05")
-    wait_until(lambda: "e03" not in run.queue.ids())
+    until(lambda: "e03" not in run.queue.ids(), what="the queue to be shorter")
     assert set(run.queue.ids()) == {"e04", "e05"}
 
 
-def test_two_people_at_once_never_get_the_same_episode_and_leave_none_out(console, run, people):
+def test_two_people_label_every_episode_once(console, run, open_page):
     names = [f"e0{number}" for number in range(8)]
-    run.ask(*names)
-    people_at_work = {"Ada": people(console, "Ada"), "Bo": people(console, "Bo")}
-    assert len({wait_shown(page, *names) for page in people_at_work.values()}) == 2
-    seen = {name: [] for name in people_at_work}
+    run.enqueue(*names)
+    pages = {"Ada": open_page(console, "Ada"), "Bo": open_page(console, "Bo")}
+    assert len({wait_shown(page, *names) for page in pages.values()}) == 2
+    seen = {name: [] for name in pages}
     end = time.monotonic() + 120
     while run.queue.ids():
         assert time.monotonic() < end, (seen, run.queue.ids())
-        for name, page in people_at_work.items():
+        for name, page in pages.items():
             page.wait_for_function(
                 "last => { const now = document.getElementById('dv-label').dataset.episode ?? '';"
-                " return (now && now !== last) || document.body.innerText.includes('Nothing waits'); }",
+                " return (now && now !== last) || document.body.innerText.includes('No episodes to label'); }",
                 arg=seen[name][-1] if seen[name] else "",
             )
             episode = shown(page)
@@ -220,23 +220,23 @@ def test_two_people_at_once_never_get_the_same_episode_and_leave_none_out(consol
     assert sorted(seen["Ada"] + seen["Bo"]) == names
     assert seen["Ada"] and seen["Bo"]
     for episode in names:
-        run.wait_labelled(episode)
-        spoke = [record.labels.version for record in run.store.history(episode)]
-        assert [name for name in spoke if name in seen] == ["Ada" if episode in seen["Ada"] else "Bo"]
+        run.wait_labeled(episode)
+        names_of_labels = [record.labels.version for record in run.store.history(episode)]
+        assert [name for name in names_of_labels if name in seen] == ["Ada" if episode in seen["Ada"] else "Bo"]
 
 
-def test_a_closed_tab_gives_its_episodes_back_at_once(console, run, people):
-    run.ask("e06", "e07")
-    one = people(console, "Ada")
+def test_closed_tab_releases_its_episodes_at_once(console, run, open_page):
+    run.enqueue("e06", "e07")
+    one = open_page(console, "Ada")
     wait_shown(one, "e06")
-    other = people(console, "Bo")
-    other.wait_for_selector("text=Nothing waits for you")
-    other.wait_for_selector(".dv-items .dv-theirs[data-id=e07]")
+    other = open_page(console, "Bo")
+    other.wait_for_selector("text=No episodes to label")
+    other.wait_for_selector(".dv-items .dv-other[data-id=e07]")
     one.close()
     wait_shown(other, "e06", "e07")
 
 
-def test_an_episode_found_in_the_list_is_judged_anew_by_hand(console, run, page):
+def test_episode_from_the_list_can_be_labeled_again(console, run, page):
     console.enter(page, "/episodes")
     page.click("tr[data-id=e07]")
     page.wait_for_selector(".dv-viewer[data-episode=e07]")
@@ -244,21 +244,24 @@ def test_an_episode_found_in_the_list_is_judged_anew_by_hand(console, run, page)
     wait_shown(page, "e07")
     page.fill("#dt-name", "Ada")
     page.keyboard.press("Enter")
-    for key, word in (("s", "success"), ("f", "failure")):
+    for key, verdict in (("s", "success"), ("f", "failure")):
         page.keyboard.press(key)
-        page.wait_for_selector(f".dv-said .dv-counts >> text={word}")
-        assert (run.store.current("e07").success, run.store.current("e07").version) == (word == "success", "Ada")
+        page.wait_for_selector(f".dv-labels .dv-counts >> text={verdict}")
+        assert (run.store.current("e07").success, run.store.current("e07").version) == (
+            verdict == "success",
+            "Ada",
+        )
     page.keyboard.press("u")
-    page.wait_for_selector(".dv-said .dv-counts >> text=success")
+    page.wait_for_selector(".dv-labels .dv-counts >> text=success")
     assert run.store.current("e07").success
     assert shown(page) == "e07"
 
 
-def test_thumbnails_show_how_episodes_ended(console, run, page):
-    run.ask("e01")
+def test_thumbnail_shows_the_last_frame(console, run, page):
+    run.enqueue("e01")
     console.enter(page, "/label")
     page.wait_for_function("document.querySelector('.dv-items img')?.naturalWidth == 64")
     answer = page.request.get(f"{console.address}api/episodes/e01/thumbnail")
-    picture = np.asarray(Image.open(io.BytesIO(answer.body()))).astype(int)
+    image = np.asarray(Image.open(io.BytesIO(answer.body()))).astype(int)
     *_, last = EpisodeLog(run.path / "episodes").frames("e01", "front")
-    assert np.abs(picture - last).mean() < 4.0
+    assert np.abs(image - last).mean() < 4.0

@@ -1,4 +1,4 @@
-"""As a person does it: real Chromium, a real run, a simulated arm. Watch it, take it over, let it go, stop it."""
+"""Watch, take over, release and stop a real run with a simulated arm, in a real Chromium."""
 
 import json
 
@@ -7,14 +7,14 @@ import pytest
 from dovetail.core.types import Outcome, Purpose, Source
 from dovetail.episodes.log import EpisodeLog
 from support.console_process import end_console, start_console
+from support.cube_pusher import CubePusher
 from support.live_run import end_run, start_run, until
-from support.pusher import Pusher
 from support.takeover_page import has_control, read_events, read_state, resumes, send_event, take_over
 
 
 @pytest.fixture(scope="module")
 def arm(tmp_path_factory):
-    """A console of a run that waits for its person's demonstration."""
+    """The console of a run that waits for a demonstration."""
     runs = tmp_path_factory.mktemp("runs")
     process = start_run(runs)
     try:
@@ -25,25 +25,25 @@ def arm(tmp_path_factory):
         end_run(process)
 
 
-def test_frames_arrive_and_it_says_that_it_waits(arm, page, tmp_path):
-    until(has_control(arm, "paused"), what="the demonstration to wait for its person")
+def test_live_page_shows_images_and_that_the_run_is_paused(arm, page, tmp_path):
+    until(has_control(arm, "paused"), what="the demonstration to wait")
     arm.enter(page)
     page.wait_for_function("document.querySelector('canvas')?.dataset.frames >= 1")
-    assert page.inner_text("#dt-who b") == "Paused"
+    assert page.inner_text("#dt-in-control b") == "Paused"
     assert page.inner_text("#dt-prompt") == "push the cube onto the round mark"
-    picture = page.evaluate(
+    pixels = page.evaluate(
         "[...document.querySelector('canvas').getContext('2d').getImageData(0, 0, 99, 99).data]"
     )
-    assert len(set(picture)) > 10, "the picture is blank"
+    assert len(set(pixels)) > 10, "the image is blank"
     page.screenshot(path=tmp_path / "live.png")
 
 
-def test_the_cube_is_pushed_onto_the_mark_by_keys(arm, page, tmp_path):
+def test_demonstration_by_keyboard_is_recorded(arm, page, tmp_path):
     take_over(arm, page)
-    until(has_control(arm, "human"), what="the person to drive")
-    pusher, log = Pusher(page), EpisodeLog(arm.run / "episodes")
+    until(has_control(arm, "human"), what="the operator to drive")
+    pusher, log = CubePusher(page), EpisodeLog(arm.run / "episodes")
     until(lambda: pusher.step() or log.ids(), what="the cube to lie on the mark", timeout_s=90)
-    pusher.rest()
+    pusher.release_keys()
     page.screenshot(path=tmp_path / "takeover.png")
     page.keyboard.up("Space")
     episode = log.load(log.ids()[0])
@@ -51,14 +51,17 @@ def test_the_cube_is_pushed_onto_the_mark_by_keys(arm, page, tmp_path):
     assert (episode.column("source") == Source.HUMAN).all() and len(episode) > 10
 
 
-def test_pictures_keep_coming_while_it_practises(arm, page):
-    until(lambda: (now := read_state(arm)) and now["episode"].get("purpose") == "online", what="practice to begin")
+def test_images_arrive_during_online_learning(arm, page):
+    until(
+        lambda: (now := read_state(arm)) and now["episode"].get("purpose") == "online",
+        what="online learning to start",
+    )
     arm.enter(page)
     page.wait_for_function("+document.querySelector('canvas')?.dataset.frames >= 20")
-    assert page.get_attribute("#dt-who", "data-control") in ("policy", "idle")
+    assert page.get_attribute("#dt-in-control", "data-control") in ("policy", "idle")
 
 
-def test_who_lets_go_gives_back_and_a_second_driver_waits(arm, browser, page):
+def test_second_driver_waits_until_the_first_releases(arm, browser, page):
     take_over(arm, page)
     page.fill("#dt-name", "Ada")
     page.locator("#dt-name").dispatch_event("change")
@@ -76,15 +79,15 @@ def test_who_lets_go_gives_back_and_a_second_driver_waits(arm, browser, page):
     finally:
         context.close()
     page.keyboard.up("Space")
-    until(lambda: resumes(arm), what="the policy to go on")
+    until(lambda: resumes(arm), what="the policy to continue")
 
 
-def test_a_tab_that_is_closed_while_driving_leaves_the_arm_holding(arm, browser):
+def test_tab_closed_while_driving_leaves_the_arm_holding(arm, browser):
     context = browser.new_context()
     page = context.new_page()
     take_over(arm, page)
     page.keyboard.down("w")
-    until(has_control(arm, "human"), what="the person to drive")
+    until(has_control(arm, "human"), what="the operator to drive")
     page.close()
     context.close()
     held = until(has_control(arm, "holding"), what="the arm to hold")
@@ -97,23 +100,21 @@ def test_a_tab_that_is_closed_while_driving_leaves_the_arm_holding(arm, browser)
     assert read_state(arm)["control"] == "holding"
     assert max(abs(a - b) for a, b in zip(still, read_state(arm)["values"]["ee_pose"][:3], strict=True)) < 0.01
     send_event(arm, "start")
-    until(has_control(arm, "policy", "idle"), what="the policy to go on once somebody said start")
+    until(has_control(arm, "policy", "idle"), what="the policy to continue after start")
 
 
-def test_a_page_that_loses_the_focus_leaves_the_arm_holding(arm, page):
+def test_lost_focus_leaves_the_arm_holding(arm, page):
     take_over(arm, page)
-    until(has_control(arm, "human"), what="the person to drive")
+    until(has_control(arm, "human"), what="the operator to drive")
     page.evaluate("window.dispatchEvent(new Event('blur'))")
     until(has_control(arm, "holding"), what="the arm to hold")
     page.keyboard.up("Space")
-    assert (
-        read_state(arm)["control"] == "holding"
-    )  # letting go of the key is no longer heard: the arm was lost before
+    assert read_state(arm)["control"] == "holding"  # releasing the key has no effect: the page lost the arm before
     page.keyboard.press("c")
-    until(has_control(arm, "policy", "idle"), what="the policy to go on")
+    until(has_control(arm, "policy", "idle"), what="the policy to continue")
 
 
-def test_sticks_on_the_screen_drive_too(arm, page):
+def test_on_screen_sticks_drive_the_arm(arm, page):
     arm.enter(page, "/takeover")
     page.wait_for_selector("body[data-drives]")
     page.wait_for_function("window.dovetail.state?.may_drive")
@@ -121,11 +122,13 @@ def test_sticks_on_the_screen_drive_too(arm, page):
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + 5)
-    now = until(has_control(arm, "human"), what="the person to drive")
+    now = until(has_control(arm, "human"), what="the operator to drive")
     before = now["values"]["ee_pose"][0]
-    until(lambda: read_state(arm)["values"]["ee_pose"][0] > before + 0.01, what="the arm to go away from its base")
+    until(
+        lambda: read_state(arm)["values"]["ee_pose"][0] > before + 0.01, what="the arm to move away from its base"
+    )
     page.mouse.up()
-    until(lambda: resumes(arm), what="the policy to go on")
+    until(lambda: resumes(arm), what="the policy to continue")
 
 
 _GAMEPAD = """
@@ -135,54 +138,58 @@ navigator.getGamepads = () => [window.pad];
 """
 
 
-def test_a_gamepad_drives_while_its_shoulder_button_is_held(arm, page):
+def test_gamepad_drives_while_its_shoulder_button_is_held(arm, page):
     page.add_init_script(_GAMEPAD)
     arm.enter(page, "/takeover")
     page.wait_for_selector("body[data-drives]")
     page.evaluate("dispatchEvent(Object.assign(new Event('gamepadconnected'), { gamepad: window.pad }))")
     page.wait_for_function("window.dovetail.state?.may_drive")
     page.evaluate("window.pad.axes[1] = -1; window.pad.buttons[5].pressed = true")
-    before = until(has_control(arm, "human"), what="the person to drive")["values"]["ee_pose"][0]
-    until(lambda: read_state(arm)["values"]["ee_pose"][0] > before + 0.01, what="the arm to go away from its base")
+    before = until(has_control(arm, "human"), what="the operator to drive")["values"]["ee_pose"][0]
+    until(
+        lambda: read_state(arm)["values"]["ee_pose"][0] > before + 0.01, what="the arm to move away from its base"
+    )
     page.evaluate("window.pad.buttons[5].pressed = false")
-    until(lambda: resumes(arm), what="the policy to go on")
+    until(lambda: resumes(arm), what="the policy to continue")
     page.evaluate("window.pad.axes[1] = 0; window.pad.buttons[4].pressed = true")
-    until(has_control(arm, "human"), what="the person to drive again")
+    until(has_control(arm, "human"), what="the operator to drive again")
     page.evaluate("window.pad.connected = false; dispatchEvent(new Event('gamepaddisconnected'))")
     until(has_control(arm, "holding"), what="the arm to hold")
     page.keyboard.press("c")
-    until(has_control(arm, "policy", "idle"), what="the policy to go on")
+    until(has_control(arm, "policy", "idle"), what="the policy to continue")
 
 
-def test_the_emergency_key_stops_the_arm_until_it_is_acknowledged(arm, page, tmp_path):
+def test_emergency_key_stops_the_arm_until_it_is_acknowledged(arm, page, tmp_path):
     until(has_control(arm, "policy"), what="the policy to act")
     arm.enter(page, "/learning")  # it works on every page
     page.keyboard.press("Escape")
     stopped = until(has_control(arm, "fault"), what="the arm to stop")
     assert "emergency" in stopped["reason"].lower()
     page.goto(arm.address)
-    page.wait_for_selector('#dt-who[data-control="fault"]')
+    page.wait_for_selector('#dt-in-control[data-control="fault"]')
     page.screenshot(path=tmp_path / "stopped.png")
     page.keyboard.press("c")
-    assert read_state(arm)["control"] == "fault"  # start alone does not do
+    assert read_state(arm)["control"] == "fault"  # start alone is not enough
     page.click('[data-event="acknowledge"]')
-    until(has_control(arm, "policy", "idle"), what="the arm to go on")
+    until(has_control(arm, "policy", "idle"), what="the arm to continue")
 
 
-def test_an_episode_is_judged_by_key(arm, page):
+def test_episode_is_rated_by_key(arm, page):
     take_over(arm, page)
-    until(has_control(arm, "human"), what="the person to drive")
+    until(has_control(arm, "human"), what="the operator to drive")
     ids = {read_state(arm)["episode"]["id"]}
     page.keyboard.press("y")
-    judged = until(lambda: [e for e in read_events(arm) if e.get("id") in ids], what="the episode to end")
+    rated = until(lambda: [e for e in read_events(arm) if e.get("id") in ids], what="the episode to end")
     page.keyboard.up("Space")
-    assert judged[0]["outcome"] == "success" and judged[0]["human_share"] > 0
+    assert rated[0]["outcome"] == "success" and rated[0]["human_share"] > 0
 
 
-def test_a_version_is_pinned_and_let_go(arm, page, tmp_path):
+def test_version_is_pinned_and_unpinned(arm, page, tmp_path):
     arm.enter(page, "/learning")
     page.wait_for_selector(".dt-version")
-    number = page.get_attribute(".dt-version >> nth=0", "data-version")  # the newest: the oldest goes any moment
+    number = page.get_attribute(
+        ".dt-version >> nth=0", "data-version"
+    )  # the newest, because the oldest may be deleted
     page.click(f".dt-version[data-version='{number}'] >> button")
     page.wait_for_selector(f".dt-chosen[data-version='{number}']")
     assert json.loads((arm.run / "weights" / "pin.json").read_text())["version"] == int(number)

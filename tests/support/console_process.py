@@ -1,4 +1,4 @@
-"""`dovetail console RUN` in a process of its own, as a person starts it."""
+"""`dovetail console RUN` in a process, started as a user does."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
-__all__ = ["Opened", "end_console", "start_console"]
+__all__ = ["OpenConsole", "end_console", "start_console"]
 
 _READY = re.compile(r"console at (http://\S+/)\?token=(\S+)\n")
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A console that listens."""
+class OpenConsole:
+    """A console that accepts requests."""
 
     address: str  # http://127.0.0.1:PORT/
     token: str
@@ -32,24 +32,24 @@ class Opened:
         return int(self.address.rsplit(":", 1)[1].strip("/"))
 
     @property
-    def entrance(self) -> str:
+    def address_with_token(self) -> str:
         return f"{self.address}?token={self.token}"
 
     @property
     def headers(self) -> dict[str, str]:
-        """For tools that are not browsers."""
+        """For clients that are not browsers."""
         return {"Authorization": f"Bearer {self.token}"}
 
     def enter(self, page: Page, path: str = "/") -> Page:
-        """With the token, and then to a page; waits until its scripts are up."""
-        page.goto(self.entrance)
+        """Open a page with the token and wait until its scripts have started."""
+        page.goto(self.address_with_token)
         if path != "/":
             page.goto(self.address.rstrip("/") + path)
         page.wait_for_selector("body[data-ready]")
         return page
 
 
-def start_console(run: Path, *arguments: str, env: Mapping[str, str] | None = None) -> Opened:
+def start_console(run: Path, *arguments: str, env: Mapping[str, str] | None = None) -> OpenConsole:
     command = [sys.executable, "-m", "dovetail.cli", "console", str(run), "--no-open", *arguments]
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
@@ -57,16 +57,16 @@ def start_console(run: Path, *arguments: str, env: Mapping[str, str] | None = No
     assert process.stdout is not None
     for line in process.stdout:
         if ready := _READY.fullmatch(line):
-            return Opened(address=ready[1], token=ready[2], process=process, run=run)
+            return OpenConsole(address=ready[1], token=ready[2], process=process, run=run)
     raise AssertionError(f"the console ended with {process.wait()} before it was ready")
 
 
-def end_console(opened: Opened) -> int:
-    if opened.process.poll() is None:
-        opened.process.send_signal(signal.SIGINT)
+def end_console(console: OpenConsole) -> int:
+    if console.process.poll() is None:
+        console.process.send_signal(signal.SIGINT)
     try:
-        return opened.process.wait(15)
+        return console.process.wait(15)
     finally:
-        opened.process.kill()
-        assert opened.process.stdout is not None
-        opened.process.stdout.close()
+        console.process.kill()
+        assert console.process.stdout is not None
+        console.process.stdout.close()

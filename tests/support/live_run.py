@@ -1,4 +1,4 @@
-"""A real run with a simulated arm, for the console's tests: `dovetail run push-cube` in a process of its own."""
+"""`dovetail run push-cube` with a simulated arm in a process, for the tests of the console."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["end_run", "start_run", "until"]
+__all__ = ["SETTINGS", "end_run", "start_run", "until"]
 
 SETTINGS = (
-    "operator=browser",  # a person gives the demonstrations, and may help later
+    "operator=browser",  # demonstrations and interventions come from the browser
     "run.demos=1",
     "run.untrained_episodes=0",
     "run.eval_episodes=1",
@@ -28,10 +28,10 @@ SETTINGS = (
 )
 
 
-def until(holds: Callable[[], Any], *, what: str, timeout_s: float = 60.0) -> Any:
-    """Wait for a condition; what it gave."""
+def until(condition: Callable[[], Any], *, what: str, timeout_s: float = 60.0) -> Any:
+    """Wait until a condition is true; returns its value."""
     end_s = time.monotonic() + timeout_s
-    while not (found := holds()):
+    while not (found := condition()):
         assert time.monotonic() < end_s, f"waited {timeout_s:.0f} s for {what}"
         time.sleep(0.02)
     return found

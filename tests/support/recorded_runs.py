@@ -1,4 +1,4 @@
-"""A small run of real episodes: an expert pushes a cube in the simulator, before two cameras."""
+"""A small run of simulated episodes: an expert pushes a cube in front of two cameras."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ CAMERAS = ("front", "wrist")
 def record_run(
     path: Path, *, num_episodes: int, seconds: float = 1.2, cameras: tuple[str, ...] = CAMERAS
 ) -> RunFolder:
-    """Episodes e00, e01, ...; every third is an evaluation, and each is there twice: it is rendering that takes time.
+    """Episodes e00, e01, ...; every third is an evaluation. Each is stored twice, because rendering is slow.
 
-    Without `cameras` only the simulator's trace is kept.
+    Without `cameras` only the simulator's trace is recorded.
     """
-    quick = (
+    settings = (
         "task=push_cube",
         f"task.time_limit_s={seconds}",
         f"robot.images=[{','.join(cameras)}]",
         "robot.image_size=[64,64]",
     )
-    folder = RunFolder.create(path, load(["push-cube"], quick))
+    folder = RunFolder.create(path, load(["push-cube"], settings))
     config = folder.config
     task = config.task.build()
     raw = config.robot.build(task=task)
@@ -46,7 +46,7 @@ def record_run(
         probe=raw.probe,
     )
     log = EpisodeLog(folder.episodes)
-    made: list[Episode] = []
+    recorded: list[Episode] = []
     for index in range(-(-num_episodes // 2)):
         order = EpisodeOrder(
             id=f"e{index:02d}",
@@ -55,10 +55,10 @@ def record_run(
             index=index,
             config_hash=folder.config_hash,
         )
-        made.append(actor.run(order))
+        recorded.append(actor.run(order))
     raw.close()
     for index in range(num_episodes):
-        log.commit(_renamed(made[index % len(made)], index))
+        log.commit(_renamed(recorded[index % len(recorded)], index))
     return folder
 
 

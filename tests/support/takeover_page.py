@@ -9,31 +9,31 @@ from typing import Any
 import httpx
 from playwright.sync_api import Page
 
-from support.console_process import Opened
+from support.console_process import OpenConsole
 
 __all__ = ["has_control", "read_events", "read_state", "resumes", "send_event", "take_over"]
 
 
-def read_state(console: Opened) -> dict[str, Any]:
+def read_state(console: OpenConsole) -> dict[str, Any]:
     state: dict[str, Any] = httpx.get(f"{console.address}api/state", headers=console.headers).json()["state"]
     return state
 
 
-def send_event(console: Opened, event: str) -> None:
+def send_event(console: OpenConsole, event: str) -> None:
     httpx.post(f"{console.address}api/event", headers=console.headers, json={"event": event})
 
 
-def has_control(console: Opened, *controls: str) -> Callable[[], Any]:
+def has_control(console: OpenConsole, *controls: str) -> Callable[[], Any]:
     """A condition for `until`: true when the run's control state is one of `controls`."""
     return lambda: (now := read_state(console)) and now["control"] in controls and now
 
 
-def read_events(console: Opened) -> list[dict[str, Any]]:
+def read_events(console: OpenConsole) -> list[dict[str, Any]]:
     lines = (console.run / "events.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def take_over(console: Opened, page: Page) -> None:
+def take_over(console: OpenConsole, page: Page) -> None:
     """Open the takeover page and hold the dead-man key."""
     console.enter(page, "/takeover")
     page.wait_for_selector("body[data-drives]")
@@ -41,7 +41,7 @@ def take_over(console: Opened, page: Page) -> None:
     page.keyboard.down("Space")
 
 
-def resumes(console: Opened) -> bool:
+def resumes(console: OpenConsole) -> bool:
     """Whether the policy acts again. On a busy machine the drive messages may pause for 0.25 s; the arm then holds, and
     this sends `start`."""
     control = read_state(console)["control"]

@@ -26,7 +26,7 @@ __all__ = ["control_process", "plain_loop", "publish", "weight_swaps"]
 _CONFIG = """
 task: {{type: "dovetail.testing.fakes:FakeTask", max_steps: {num_ticks}, tolerance: 0.0}}
 robot: {{type: "dovetail.testing.live:LiveArm", control_hz: {control_hz}, image_size: [128, 128]}}
-actor: {{type: rtc, layout: processes, swap: chunk, execution_horizon: 16}}
+actor: {{type: rtc, layout: processes, swap_weights: chunk, execution_horizon: 16}}
 policy: {{horizon: 48, {policy}}}
 algorithm: imitation
 """

@@ -124,12 +124,8 @@ def loop_critics(algorithm: RLPD) -> None:
     for name in ("_critic", "_target"):
         setattr(algorithm, name, LoopedMLP(getattr(algorithm, name)))
     algorithm._target.requires_grad_(False)
-    algorithm._critic_parameters = algorithm._fitted_parameters = list(algorithm._critic.parameters())
-    algorithm._fitted = {"critic": algorithm._critic_parameters}
     algorithm._target_parameters = list(algorithm._target.parameters())
-    algorithm._optimizers["critic"] = type(algorithm._optimizers["critic"])(
-        algorithm._critic_parameters, lr=algorithm._soft.lr
-    )
+    algorithm._optimizers.add("critic", list(algorithm._critic.parameters()))
 
 
 class LoopedMLP(nn.Module):

@@ -15,10 +15,10 @@ import numpy as np
 from dovetail.bench.rows import Row, at_least, at_most
 from dovetail.config.schema import RunConfig
 from dovetail.core.types import Array, Purpose
-from dovetail.episodes._frames import Colours, Layout, decode, encode
+from dovetail.episodes._frames import ColorConverter, Layout, decode, encode
 from dovetail.episodes.images import CODECS, ImageCodec
 from dovetail.human.scripted import Demonstrator
-from dovetail.robots.sim.film import TRACE_KEYS, Film
+from dovetail.robots.sim.episode_renderer import TRACE_KEYS, EpisodeRenderer
 from dovetail.robots.sim.robot import SimRobot
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.roles.robot import order_episode
@@ -60,7 +60,7 @@ def _videos(task_name: str, size: tuple[int, int]) -> Iterator[Array]:
     assert isinstance(robot, SimRobot)
     trace = {key: episode.column(f"extra/{key}") for key in TRACE_KEYS}
     for camera in CAMERAS:
-        with Film(robot.world, camera=camera, width=size[0], height=size[1]) as renderer:
+        with EpisodeRenderer(robot.world, camera=camera, width=size[0], height=size[1]) as renderer:
             yield np.stack(list(renderer.frames(trace)))
 
 
@@ -79,8 +79,8 @@ def _measure(name: str, videos: Sequence[Array], *, codec: str, repeats: int) ->
     def read() -> Iterator[Array]:
         for file, video, layout in zip(files, videos, layouts, strict=True):
             file.seek(0)
-            colours = Colours(layout)
-            yield from (colours.pixels(image) for image in decode(file, num_frames=len(video)))
+            converter = ColorConverter(layout)
+            yield from (converter.pixels(image) for image in decode(file, num_frames=len(video)))
 
     write_s = _seconds(write, repeats)
     read_s = _seconds(lambda: sum(1 for _ in read()), repeats)

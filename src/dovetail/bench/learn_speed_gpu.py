@@ -26,9 +26,9 @@ _LOOP = "one critic after the other"
 _VARIANTS: dict[str, dict[str, bool]] = {
     "eager": {},
     f"eager, {_LOOP}": {},
-    "CUDA graphs": {"graphs": True},
-    "torch.compile": {"compiled": True},
-    "CUDA graphs of compiled networks": {"graphs": True, "compiled": True},
+    "CUDA graphs": {"cuda_graphs": True},
+    "torch.compile": {"torch_compile": True},
+    "CUDA graphs of compiled networks": {"cuda_graphs": True, "torch_compile": True},
 }
 
 
@@ -43,7 +43,7 @@ def bench(*, quick: bool) -> Iterator[Row]:
         start_s = time.perf_counter()
         algorithm = _make(device, settings, loop=name.endswith(_LOOP))
         _updates(algorithm, batch, 20)
-        if settings.get("compiled"):
+        if settings.get("torch_compile"):
             yield Row(name=f"{_WHAT}: {name}: compiling", value=time.perf_counter() - start_s, unit="s")
         speeds[name] = yield from _measured(name, algorithm, batch, num)
     loop = speeds[f"eager, {_LOOP}"]  # eager only: random choices of critics cannot be captured in a graph

@@ -28,9 +28,9 @@ AIM_MS = 100.0
 CONFIG = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 1000000, tolerance: 1.0e-9}
 robot: {type: "dovetail.testing.live:LiveArm", control_hz: %g, journal: "%s"}
-policy: {type: "dovetail.testing.live:MoodyPolicy"}
+policy: {type: "dovetail.testing.live:FaultyPolicy"}
 actor: {type: naive, layout: %s}
-algorithm: {type: "dovetail.testing.fake_brains:FakeAlgorithm"}
+algorithm: {type: "dovetail.testing.fake_learning:FakeAlgorithm"}
 """
 _UP = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 _MIN_OPERATOR_STEP_M = 0.015  # steps of the policy are a tenth of the operator's

@@ -1,9 +1,12 @@
-"""The web page of a run: watch, take over, label.
+"""The web console of a run: watch it, take over its arm, label its episodes.
 
-handles.py   what the pages work on, as small contracts; `runtime.console` opens a run folder and fills them
-guard.py     nobody gets anywhere without the token, by HTTP or by websocket
-app.py       all of it as one ASGI application; PAGES lists the pages
-layout.py    what every page has: navigation, who is in control, emergency stop, theme, help
-live.py, takeover.py, learning.py, ...   one page each: a PAGE, and a `register` that adds its routes
-static/      our own scripts and styles; the rest is in NiceGUI's wheel, and nothing is fetched from outside
+app.py            all pages and APIs as one ASGI application; PAGES lists the pages
+access_guard.py   every request and websocket needs the token
+layout.py         shared by all pages: navigation, control state, emergency stop, theme, help
+*_page.py         one page each: a PAGE, and a `register` that adds its routes
+*_api.py          the HTTP and websocket endpoints that the scripts in static/ use
+run_files.py, robot.py, recorded_episodes.py, episode_labels.py    the run that the console shows
+static/           our scripts and styles; everything else is in NiceGUI's wheel, and nothing is fetched from outside
+
+It imports neither torch nor ray, so that it starts fast.
 """

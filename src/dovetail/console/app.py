@@ -12,39 +12,45 @@ from fastapi.staticfiles import StaticFiles
 from nicegui import app as nicegui_app
 from nicegui import ui
 
-from dovetail.console import episodes, label, learning, live, takeover, wire
-from dovetail.console.guard import Guard
-from dovetail.console.handles import Handles
+from dovetail.console import episodes_page, label_page, learning_page, live_api, live_page, takeover_page
+from dovetail.console.access_guard import AccessGuard
 from dovetail.console.layout import Page
+from dovetail.console.run_files import OpenRun
 
 __all__ = ["PAGES", "make_app"]
 
-PAGES: tuple[Page, ...] = (live.PAGE, takeover.PAGE, label.PAGE, episodes.PAGE, learning.PAGE)
+PAGES: tuple[Page, ...] = (
+    live_page.PAGE,
+    takeover_page.PAGE,
+    label_page.PAGE,
+    episodes_page.PAGE,
+    learning_page.PAGE,
+)
 
 
 def make_app(
-    handles: Handles, *, token: str, port: int, is_local: bool = True, names: tuple[str, ...] = ()
-) -> Guard:
-    """All pages behind the guard. `port` is where it will listen; `names` are the machine's, where others may reach it."""
-    app = wire.make(handles)
+    run: OpenRun, *, token: str, port: int, is_local: bool = True, names: tuple[str, ...] = ()
+) -> AccessGuard:
+    """All pages behind the guard. `port` is where it will listen; `names` are host names under which others reach it."""
+    app = live_api.make_app(run)
     app.mount(f"/static/{version('dovetail')}", StaticFiles(directory=Path(__file__).parent / "static"))
-    app.add_exception_handler(RequestValidationError, _not_understood)
+    app.add_exception_handler(RequestValidationError, _invalid_request)
     for page in PAGES:
-        page.register(app, handles)
+        page.register(app, run)
     nicegui_app.config.endpoint_documentation = "none"
     ui.run_with(
         app,
         title="Dovetail",
-        dark=None,  # as the system has it, until somebody says otherwise
-        tailwind=False,  # our own styles and Quasar's do; it would be compiled in the browser
+        dark=None,  # the system's setting, until the user changes it
+        tailwind=False,  # not needed, and it would be compiled in the browser
         show_welcome_message=False,
         reconnect_timeout=10.0,
     )
-    return Guard(app, token=token, port=port, is_local=is_local, names=names)
+    return AccessGuard(app, token=token, port=port, is_local=is_local, names=names)
 
 
-def _not_understood(_: Request, error: Exception) -> JSONResponse:
-    """In one line, and without what was sent: that may be a NaN, which no JSON can say back."""
+def _invalid_request(_: Request, error: Exception) -> JSONResponse:
+    """One line, without the value that was sent: it may be NaN, which JSON cannot represent."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"])

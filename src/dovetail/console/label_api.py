@@ -1,4 +1,4 @@
-"""Labelling over HTTP: the queue, whose episode is whose, and what people say."""
+"""Endpoints of the page Label: the queue, claims, labels and their retraction."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dovetail.console.episode_api import EPISODE_ID, EpisodeId, answered, check_there
-from dovetail.console.episode_handles import Episodes, Marked, Waits
-from dovetail.console.labelling import Labelling
-from dovetail.console.layout import person
+from dovetail.console.episode_api import EPISODE_ID, EpisodeId, check_exists, in_thread
+from dovetail.console.labeling_queue import LabelingQueue
+from dovetail.console.layout import user_name
+from dovetail.console.recorded_episodes import RecordedEpisodes
+from dovetail.labels.human import Mark
+from dovetail.labels.queue import Waiting
 
 __all__ = ["label_router"]
 
-_SHOWN = 200  # of the queue, on a page
-_MAX_HELD = 8  # by one page: the one before a person, and some that the browser fetches ahead
+_MAX_SHOWN = 200  # of the queue, on a page
+_MAX_CLAIMED = 8  # per page: the one on screen, and some that the browser loads ahead
 
 _Id = Annotated[str, Field(pattern=EPISODE_ID)]
 _Page = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
@@ -27,13 +29,13 @@ class _Body(BaseModel):
     page: _Page
 
 
-class _Claim(_Body):
-    count: int = Field(default=3, ge=1, le=_MAX_HELD)
+class _ClaimRequest(_Body):
+    count: int = Field(default=3, ge=1, le=_MAX_CLAIMED)
     skip: list[_Id] = Field(default=[], max_length=5000)
 
 
-class _Some(_Body):
-    ids: list[_Id] | None = Field(default=None, max_length=_MAX_HELD)
+class _EpisodesRequest(_Body):
+    ids: list[_Id] | None = Field(default=None, max_length=_MAX_CLAIMED)
 
 
 class _Mark(BaseModel):
@@ -44,65 +46,69 @@ class _Mark(BaseModel):
     reward: float = Field(ge=-1e6, le=1e6)
 
 
-class _Say(_Body):
+class _LabelRequest(_Body):
     verdict: Literal["success", "failure", "discard"]
     marks: list[_Mark] = Field(default=[], max_length=200)
     queued: bool = True
 
 
-def label_router(labelling: Labelling, episodes: Episodes) -> APIRouter:
+def label_router(queue: LabelingQueue, episodes: RecordedEpisodes) -> APIRouter:
     api = APIRouter(prefix="/api/label")
 
     @api.get("/queue")
-    async def queue(page: str, response: Response) -> dict[str, Any]:
+    async def get_queue(page: str, response: Response) -> dict[str, Any]:
         response.headers["Cache-Control"] = "no-store"
-        items = await answered(lambda: labelling.queue(page))
-        return {"total": len(items), "items": [{**_told(item), "whose": whose} for item, whose in items[:_SHOWN]]}
+        items = await in_thread(lambda: queue.items(page))
+        return {
+            "total": len(items),
+            "items": [{**_row(item), "owner": owner} for item, owner in items[:_MAX_SHOWN]],
+        }
 
     @api.post("/claim")
-    async def claim(body: _Claim) -> dict[str, Any]:
-        items = await answered(lambda: labelling.claim(body.page, count=body.count, skip=set(body.skip)))
-        return {"items": [_told(item) for item in items]}
+    async def claim(body: _ClaimRequest) -> dict[str, Any]:
+        items = await in_thread(lambda: queue.claim(body.page, count=body.count, skip=set(body.skip)))
+        return {"items": [_row(item) for item in items]}
 
     @api.post("/renew")
-    async def renew(body: _Some) -> dict[str, Any]:
-        return {"held": await answered(lambda: labelling.renew(body.page, body.ids or []))}
+    async def renew(body: _EpisodesRequest) -> dict[str, Any]:
+        return {"claimed": await in_thread(lambda: queue.renew(body.page, body.ids or []))}
 
     @api.post("/release")
-    async def release(body: _Some) -> dict[str, Any]:
-        await answered(lambda: labelling.release(body.page, body.ids))
+    async def release(body: _EpisodesRequest) -> dict[str, Any]:
+        await in_thread(lambda: queue.release(body.page, body.ids))
         return {}
 
-    @api.post("/episodes/{episode_id}/take")
-    async def take(episode_id: EpisodeId, body: _Body) -> dict[str, Any]:
-        await answered(lambda: check_there(episodes, episode_id))
-        await answered(lambda: labelling.take(body.page, episode_id))
+    @api.post("/episodes/{episode_id}/claim")
+    async def claim_one(episode_id: EpisodeId, body: _Body) -> dict[str, Any]:
+        await in_thread(lambda: check_exists(episodes, episode_id))
+        await in_thread(lambda: queue.claim_one(body.page, episode_id))
         return {}
 
-    @api.post("/episodes/{episode_id}/say")
-    async def say(episode_id: EpisodeId, body: _Say, request: Request) -> dict[str, Any]:
-        await answered(lambda: check_there(episodes, episode_id))
-        marks = [Marked(first=mark.first, last=mark.last, reward=mark.reward) for mark in body.marks]
-        by = person(request)
-        await answered(
-            lambda: labelling.say(body.page, episode_id, body.verdict, marks, by=by, queued=body.queued)
-        )
+    @api.post("/episodes/{episode_id}/label")
+    async def label(episode_id: EpisodeId, body: _LabelRequest, request: Request) -> dict[str, Any]:
+        await in_thread(lambda: check_exists(episodes, episode_id))
+        marks = [Mark(first=mark.first, last=mark.last, reward=mark.reward) for mark in body.marks]
+        by = user_name(request)
+        await in_thread(lambda: queue.label(body.page, episode_id, body.verdict, marks, by=by, queued=body.queued))
         return {}
 
-    @api.post("/episodes/{episode_id}/unsay")
-    async def unsay(episode_id: EpisodeId, body: _Body, request: Request) -> dict[str, Any]:
-        await answered(lambda: check_there(episodes, episode_id))
-        by = person(request)
-        await answered(lambda: labelling.unsay(body.page, episode_id, by=by))
+    @api.post("/episodes/{episode_id}/retract")
+    async def retract(episode_id: EpisodeId, body: _Body, request: Request) -> dict[str, Any]:
+        await in_thread(lambda: check_exists(episodes, episode_id))
+        by = user_name(request)
+        await in_thread(lambda: queue.retract(body.page, episode_id, by=by))
         return {}
 
     return api
 
 
-def _told(item: Waits) -> dict[str, Any]:
+def _row(item: Waiting) -> dict[str, Any]:
+    opinions = [
+        f"{one.labeler}: {'success' if one.success else 'failure'} {one.confidence:.0%}" for one in item.opinions
+    ]
     return {
         "id": item.episode_id,
-        "reasons": list(item.reasons),
-        "detail": item.detail,
+        "reasons": [reason.value for reason in item.reasons],
+        "detail": "; ".join([*opinions, *([item.note] if item.note else [])]),
         "since_unix_s": item.since_unix_ns / 1e9,
     }

@@ -1,4 +1,4 @@
-"""What every page has: navigation, who is in control, the emergency stop, the theme, and help for its keys."""
+"""Shared by all pages: navigation, control state, emergency stop, theme, and help for the keys."""
 
 from __future__ import annotations
 
@@ -14,44 +14,44 @@ from nicegui import ui
 from starlette.requests import HTTPConnection
 
 if TYPE_CHECKING:
-    from dovetail.console.handles import Handles
+    from dovetail.console.run_files import OpenRun
 
-__all__ = ["EVERYWHERE", "Page", "frame", "person", "style"]
+__all__ = ["KEYS_EVERYWHERE", "Page", "frame", "style", "user_name"]
 
-EVERYWHERE = {"Esc": "EMERGENCY STOP", "?": "this help", "t": "dark or light"}
+KEYS_EVERYWHERE = {"Esc": "EMERGENCY STOP", "?": "this help", "t": "dark or light"}
 _STATIC = f"/static/{version('dovetail')}"
 _NAME_LENGTH = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """One page: its place in the navigation, and `register(app, handles)`, which adds its routes.
+    """One page of the navigation; `register(app, run)` adds its routes.
 
-    `keys` are shown in the help overlay; Alt and its number in the navigation goes to it from anywhere.
+    `keys` are shown in the help overlay. Alt and its number in the navigation opens it from any page.
     """
 
     path: str
     title: str
-    icon: str  # of the Material icons in NiceGUI's wheel
-    register: Callable[[FastAPI, Handles], None]
+    icon: str  # a Material icon that NiceGUI ships
+    register: Callable[[FastAPI, OpenRun], None]
     keys: Mapping[str, str] = field(default_factory=dict)
 
 
-def person(request: HTTPConnection) -> str:
-    """Who sits at that browser, by the name that they gave themselves in the header; shown to people, trusted by nobody."""
+def user_name(request: HTTPConnection) -> str:
+    """The name that the user entered in the header of the page. It is shown to people and proves nothing."""
     name = unquote(request.cookies.get("dovetail_name", ""))
-    kept = "".join(letter for letter in name if letter.isprintable() and letter not in "<>&\"'\\;")
-    return kept.strip()[:_NAME_LENGTH] or "somebody"
+    safe = "".join(letter for letter in name if letter.isprintable() and letter not in "<>&\"'\\;")
+    return safe.strip()[:_NAME_LENGTH] or "anonymous"
 
 
 @contextmanager
 def frame(page: Page, run_name: str, *, scripts: Sequence[str] = ()) -> Iterator[None]:
-    """The page around what the caller builds inside. `scripts`: our own modules in `static/` that it needs.
+    """The frame of a page; the caller builds its content inside. `scripts`: modules in `static/` that it needs.
 
-    with frame(PAGE, handles.run.name, scripts=("label.js",)):
+    with frame(PAGE, run.name, scripts=("label.js",)):
         ui.label("...")
     """
-    from dovetail.console.app import PAGES  # all pages are known once the application is made
+    from dovetail.console.app import PAGES  # a cycle: `app` imports all pages
 
     ui.page_title(f"{page.title} · {run_name}")
     ui.add_head_html(f'<link rel="stylesheet" href="{_STATIC}/console.css">')
@@ -59,12 +59,12 @@ def frame(page: Page, run_name: str, *, scripts: Sequence[str] = ()) -> Iterator
     ui.query(".nicegui-content").classes("dt-content")
     with ui.element("header").classes("dt-header"):
         with ui.element("a").classes("dt-brand").props('href="/"'):
-            ui.html(_MARK, sanitize=False)
+            ui.html(_LOGO, sanitize=False)
             ui.label(run_name).classes("dt-run").tooltip("the run")
         with ui.element("nav").classes("dt-nav"):
             for number, other in enumerate(PAGES, start=1):
                 link = ui.element("a").props(f'href="{other.path}" accesskey="{number}"').classes("dt-link")
-                link.classes("dt-here" if other is page else "")
+                link.classes("dt-current" if other is page else "")
                 with link:
                     ui.icon(other.icon)
                     ui.label(other.title)
@@ -80,11 +80,11 @@ def frame(page: Page, run_name: str, *, scripts: Sequence[str] = ()) -> Iterator
 
 
 def style(name: str) -> None:
-    """One more of our own style sheets, on this page."""
+    """Add one of our style sheets to this page."""
     ui.add_head_html(f'<link rel="stylesheet" href="{_STATIC}/{name}">')
 
 
-_MARK = (
+_LOGO = (
     '<svg viewBox="0 0 32 32" width="26" height="26" aria-label="Dovetail"><path d="M3 5h26v9l-5 3v10H8V17l-5-3z" '
     'fill="none" stroke="currentColor" stroke-width="2.4" stroke-linejoin="round"/>'
     '<path d="M11 5l3 9h4l3-9" fill="none" stroke="currentColor" stroke-width="2.4" stroke-linejoin="round"/></svg>'
@@ -102,7 +102,7 @@ _STOP = (
 def _help(page: Page) -> str:
     rows = "".join(
         f"<tr><td><kbd>{_escaped(key)}</kbd></td><td>{_escaped(what)}</td></tr>"
-        for keys in (page.keys, EVERYWHERE)
+        for keys in (page.keys, KEYS_EVERYWHERE)
         for key, what in keys.items()
     )
     return (

@@ -1,4 +1,4 @@
-"""Listening. One line of output, no access log: an address may hold the token."""
+"""The HTTP server. It writes no access log, because an address may contain the token."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import uvicorn
 
-from dovetail.console.guard import Guard
+from dovetail.console.access_guard import AccessGuard
 from dovetail.core.errors import UsageError
 
 __all__ = ["listen", "serve"]
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that is bound before anything is promised; port 0 takes any that is free."""
+    """A bound socket, so that an error appears before the console is announced. Port 0: any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
@@ -32,9 +32,11 @@ def listen(host: str, port: int) -> socket.socket:
     return bound
 
 
-def serve(app: Guard, bound: socket.socket, *, ready: Callable[[], None], should_stop: Callable[[], bool]) -> None:
-    """Until `should_stop`; calls `ready` once requests are answered."""
-    logging.getLogger("nicegui").setLevel(logging.ERROR)  # an address that is not there is no news
+def serve(
+    app: AccessGuard, bound: socket.socket, *, ready: Callable[[], None], should_stop: Callable[[], bool]
+) -> None:
+    """Serve until `should_stop`; calls `ready` when requests are answered."""
+    logging.getLogger("nicegui").setLevel(logging.ERROR)  # it would log every unknown path
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -51,13 +53,13 @@ def serve(app: Guard, bound: socket.socket, *, ready: Callable[[], None], should
 async def _serve(
     server: uvicorn.Server, bound: socket.socket, *, ready: Callable[[], None], should_stop: Callable[[], bool]
 ) -> None:
-    serving = asyncio.create_task(server._serve([bound]))  # `serve` would take our signals
-    said = False
+    serving = asyncio.create_task(server._serve([bound]))  # `serve` would install its own signal handlers
+    is_ready = False
     while not serving.done():
-        if server.started and not said:
-            said = True
+        if server.started and not is_ready:
+            is_ready = True
             ready()
         if should_stop():
             server.should_exit = True
-        await asyncio.wait([serving], timeout=_LOOK_S)
+        await asyncio.wait([serving], timeout=_POLL_S)
     await serving

@@ -1,39 +1,39 @@
-// One episode in the browser: its details, and its frames, fetched by the block and decoded where they are looked at.
+// One episode in the browser: its details and its frames, loaded in blocks and decoded near the current frame.
 
-const BLOCK = 32; // frames in one answer, as the server has it
-const KEPT_BLOCKS = 96; // of one camera: an hour's episode is fetched where it is looked at
-const KEPT_BITMAPS = 160; // decoded frames of one camera
-const AHEAD = 24; // decoded before they are asked for
+const BLOCK = 32; // frames in one answer, as in frame_cache.py
+const KEPT_BLOCKS = 96; // per camera
+const KEPT_BITMAPS = 160; // decoded frames per camera
+const AHEAD = 24; // decoded in advance
 
 export class Refusal extends Error {}
 
-// JSON over HTTP; what the server refuses comes as one line in a Refusal, and a lost connection as a TypeError.
+// JSON over HTTP. Throws Refusal with one line if the server refuses, TypeError if the connection is lost.
 export async function ask(path, body, method) {
-  const how = { method: method || (body === undefined ? "GET" : "POST"), headers: {} };
+  const options = { method: method || (body === undefined ? "GET" : "POST"), headers: {} };
   if (body !== undefined) {
-    how.body = JSON.stringify(body);
-    how.headers["Content-Type"] = "application/json";
+    options.body = JSON.stringify(body);
+    options.headers["Content-Type"] = "application/json";
   }
-  const answer = await fetch(path, how);
-  const told = await answer.json().catch(() => ({}));
+  const answer = await fetch(path, options);
+  const data = await answer.json().catch(() => ({}));
   if (!answer.ok) {
-    const why = new Refusal(typeof told.detail === "string" ? told.detail : `refused (${answer.status})`);
-    why.status = answer.status;
-    throw why;
+    const refusal = new Refusal(typeof data.detail === "string" ? data.detail : `refused (${answer.status})`);
+    refusal.status = answer.status;
+    throw refusal;
   }
-  return told;
+  return data;
 }
 
 export class Bundle {
   constructor(id) {
     this.id = id;
     this.details = null;
-    this.cameras = []; // each with its blocks and what is decoded of them
+    this.cameras = []; // each with its blocks and decoded frames
     this.stopped = false;
     this.onBlock = () => {};
   }
 
-  // Resolves when the first frame of every camera can be painted; the rest follows.
+  // Resolves when the first frame of every camera can be drawn; the others load afterwards.
   ready() {
     this._ready ??= this._begin();
     return this._ready;
@@ -46,8 +46,8 @@ export class Bundle {
       number,
       numFrames: camera.num_frames,
       blocks: new Map(),
-      bitmaps: new Map(), // what is decoded or being decoded, the last looked at last
-      now: new Map(), // what is decoded
+      bitmaps: new Map(), // promises of decoded frames, least recently used first
+      now: new Map(), // decoded frames
     }));
     await this.bitmapsAt(0);
     this._fetchRest();
@@ -73,7 +73,7 @@ export class Bundle {
   _block(camera, number) {
     if (!camera.blocks.has(number)) {
       const coming = this._fetchBlock(camera, number);
-      coming.catch(() => camera.blocks.delete(number)); // it may be asked for again
+      coming.catch(() => camera.blocks.delete(number)); // allow another attempt
       camera.blocks.set(number, coming);
       if (camera.blocks.size > KEPT_BLOCKS) camera.blocks.delete(camera.blocks.keys().next().value);
     }
@@ -84,12 +84,12 @@ export class Bundle {
     const answer = await fetch(`/api/episodes/${this.id}/frames/${camera.number}/${number}`);
     if (!answer.ok) throw new Refusal((await answer.json().catch(() => ({}))).detail ?? "no frames");
     const data = await answer.arrayBuffer();
-    const words = new DataView(data);
-    const count = words.getUint32(0, true);
+    const view = new DataView(data);
+    const count = view.getUint32(0, true);
     const frames = [];
     let at = 4 + 4 * count;
     for (let i = 0; i < count; i++) {
-      const length = words.getUint32(4 + 4 * i, true);
+      const length = view.getUint32(4 + 4 * i, true);
       frames.push(length ? new Blob([new Uint8Array(data, at, length)], { type: "image/jpeg" }) : frames[i - 1]);
       at += length;
     }
@@ -98,9 +98,9 @@ export class Bundle {
   }
 
   _bitmap(camera, index) {
-    const frame = Math.min(index, camera.numFrames - 1); // a filmed one has no picture of the end
+    const frame = Math.min(index, camera.numFrames - 1); // a rendered episode has no image of the last observation
     let coming = camera.bitmaps.get(frame);
-    if (coming) camera.bitmaps.delete(frame); // to the end: it was looked at last
+    if (coming) camera.bitmaps.delete(frame); // move it to the end: most recently used
     else {
       coming = this._block(camera, Math.floor(frame / BLOCK)).then((frames) => {
         const blob = frames[frame % BLOCK];
@@ -118,25 +118,25 @@ export class Bundle {
     return coming;
   }
 
-  // All cameras' pictures of one moment, together.
+  // The images of all cameras at one frame.
   bitmapsAt(index) {
     return Promise.all(this.cameras.map((camera) => (camera.numFrames ? this._bitmap(camera, index) : null)));
   }
 
-  // The same, if they are all decoded already; else null.
+  // The same if all are decoded, else null.
   bitmapsNow(index) {
-    const pictures = this.cameras.map((camera) => camera.now.get(Math.min(index, camera.numFrames - 1)));
-    return pictures.every((picture) => picture) ? pictures : null;
+    const images = this.cameras.map((camera) => camera.now.get(Math.min(index, camera.numFrames - 1)));
+    return images.every((image) => image) ? images : null;
   }
 
-  lookAhead(index, direction = 1) {
+  decodeAhead(index, direction = 1) {
     for (let i = 1; i <= AHEAD; i++) {
       const frame = index + direction * i;
       if (frame >= 0 && frame < this.numFrames) this.cameras.forEach((camera) => this._bitmap(camera, frame).catch(() => {}));
     }
   }
 
-  // How much of it is here, 0 to 1.
+  // Share of the frames that is loaded, 0 to 1.
   get share() {
     const all = this.cameras.length * Math.ceil(this.numFrames / BLOCK);
     return all ? this.cameras.reduce((sum, camera) => sum + camera.blocks.size, 0) / all : 1;

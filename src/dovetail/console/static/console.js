@@ -1,11 +1,12 @@
-// On every page: who is in control, the emergency stop, the theme, the person's name, the help overlay.
+// On every page: the control state, the emergency stop, the theme, the user's name, the help overlay.
 const $ = (id) => document.getElementById(id);
-const WORDS = { policy: "policy", human: "person", holding: "holding", paused: "paused", fault: "stopped", idle: "between episodes", none: "not running" };
+const CONTROL_NAMES = { policy: "policy", human: "operator", holding: "holding", paused: "paused", fault: "stopped", idle: "between episodes", none: "not running" };
 window.dovetail = { state: null };
 
+// whether a key goes into a text field
 export function typing(event) {
-  const at = event.target;
-  return at instanceof HTMLElement && (at.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(at.tagName)) && !/^(checkbox|radio|range|button)$/.test(at.type || "");
+  const field = event.target;
+  return field instanceof HTMLElement && (field.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(field.tagName)) && !/^(checkbox|radio|range|button)$/.test(field.type || "");
 }
 
 export function banner(text, seconds = 4) {
@@ -16,32 +17,32 @@ export function banner(text, seconds = 4) {
   setTimeout(() => shown.remove(), 1000 * seconds);
 }
 
-export function tell(event) { return post("/api/event", { event }); }
+export function sendEvent(event) { return post("/api/event", { event }); }
 
 export async function post(path, body) {
   try {
     const reply = await fetch(path, { method: "POST", keepalive: true, headers: { "content-type": "application/json" }, body: JSON.stringify(body) });
-    if (!reply.ok) banner((await reply.json().catch(() => ({}))).detail || `the console refused: ${reply.status}`);
+    if (!reply.ok) banner((await reply.json().catch(() => ({}))).detail || `the console refused the request: ${reply.status}`);
     return reply.ok;
   } catch {
-    banner(body.event === "emergency" ? "NOT SENT: the console cannot be reached. Use the switch on the arm." : "the console cannot be reached");
+    banner(body.event === "emergency" ? "NOT SENT: the console cannot be reached. Use the stop switch on the arm." : "the console cannot be reached");
     return false;
   }
 }
 
 async function emergency() {
-  if (await tell("emergency")) banner("emergency stop sent");
+  if (await sendEvent("emergency")) banner("emergency stop sent");
 }
 
-// a socket that comes back by itself
-export function follow(path, take, { binary = false, open = () => {}, close = () => {} } = {}) {
-  let socket, pause = 250, ended = false;
+// a websocket that reconnects
+export function listen(path, receive, { binary = false, open = () => {}, close = () => {} } = {}) {
+  let socket, pauseMs = 250, ended = false;
   const connect = () => {
     socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${path}`);
     if (binary) socket.binaryType = "arraybuffer";
-    socket.onopen = () => { pause = 250; open(socket); };
-    socket.onmessage = (message) => take(message.data, socket);
-    socket.onclose = () => { close(); if (!ended) setTimeout(connect, pause = Math.min(4000, 2 * pause)); };
+    socket.onopen = () => { pauseMs = 250; open(socket); };
+    socket.onmessage = (message) => receive(message.data, socket);
+    socket.onclose = () => { close(); if (!ended) setTimeout(connect, pauseMs = Math.min(4000, 2 * pauseMs)); };
   };
   connect();
   addEventListener("pagehide", () => { ended = true; socket.close(); });
@@ -50,19 +51,19 @@ export function follow(path, take, { binary = false, open = () => {}, close = ()
 function showState(state) {
   const pill = $("dt-control"), control = state ? state.control : "none";
   pill.dataset.control = control;
-  pill.textContent = control === "human" && state.driver ? state.driver : WORDS[control] || control;
-  pill.title = state ? state.reason || state.prompt || "" : "the run is not running";
+  pill.textContent = control === "human" && state.driver ? state.driver : CONTROL_NAMES[control] || control;
+  pill.title = state ? state.reason || state.prompt || "" : "this run is not running";
   window.dovetail.state = state;
   dispatchEvent(new CustomEvent("dovetail:state", { detail: state }));
 }
 
-function theme(dark) {
+function setTheme(dark) {
   window.Quasar?.Dark.set(dark);
   document.body.classList.toggle("body--dark", dark);
   document.body.classList.toggle("body--light", !dark);
 }
 
-function name() {
+function setUpName() {
   const field = $("dt-name");
   const keep = () => {
     localStorage.setItem("dovetail:name", field.value.trim());
@@ -74,31 +75,31 @@ function name() {
   keep();
 }
 
-function help() { $("dt-help").hidden = !$("dt-help").hidden; }
+function toggleHelp() { $("dt-help").hidden = !$("dt-help").hidden; }
 
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") { emergency(); return; }
   if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "?") help();
-  else if (event.key === "t") { toggle(); }
+  if (event.key === "?") toggleHelp();
+  else if (event.key === "t") toggleTheme();
 }, true);
 
-function toggle() {
+function toggleTheme() {
   const dark = !document.body.classList.contains("body--dark");
   localStorage.setItem("dovetail:dark", dark ? "1" : "0");
-  theme(dark);
+  setTheme(dark);
 }
 
 function start() {
   if (!$("dt-emergency") || !window.Quasar) { setTimeout(start, 20); return; } // Vue has not built the page yet
   const kept = localStorage.getItem("dovetail:dark");
-  if (kept !== null) theme(kept === "1");
-  name();
+  if (kept !== null) setTheme(kept === "1");
+  setUpName();
   $("dt-emergency").addEventListener("click", emergency);
-  $("dt-theme").addEventListener("click", toggle);
-  $("dt-help-open").addEventListener("click", help);
-  $("dt-help").addEventListener("click", help);
-  follow("/ws/state", (data) => showState(JSON.parse(data).state), { close: () => showState(null) });
+  $("dt-theme").addEventListener("click", toggleTheme);
+  $("dt-help-open").addEventListener("click", toggleHelp);
+  $("dt-help").addEventListener("click", toggleHelp);
+  listen("/ws/state", (data) => showState(JSON.parse(data).state), { close: () => showState(null) });
   document.body.dataset.ready = "1";
 }
 start();

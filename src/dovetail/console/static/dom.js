@@ -1,4 +1,4 @@
-// What the pages about episodes share: elements, and moments in words.
+// Shared by the pages about episodes: making elements, formatting times.
 
 export const make = (tag, cls, text) => Object.assign(document.createElement(tag), { className: cls ?? "", textContent: text ?? "" });
 

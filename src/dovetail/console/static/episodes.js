@@ -1,8 +1,8 @@
-// The page "Episodes": look through all that was recorded, play it, take it home.
+// The page "Episodes": search, play and download recorded episodes.
 
 import { Bundle, ask } from "./bundle.js";
 import { clock, make } from "./dom.js";
-import { opinion } from "./opinion.js";
+import { labelLine } from "./label_line.js";
 import { Player } from "./player.js";
 
 const PAGE = 50;
@@ -13,16 +13,16 @@ const CHOICES = {
   label: ["success", "failure", "discard", "none"],
 };
 const COLUMNS = [["", ""], ["", ""], ["no.", "number"], ["episode", "time"], ["task", "task"], ["purpose", ""], ["outcome", "outcome"], ["label", ""],
-  ["steps", "steps"], ["by hand", "human"], ["weights", "version"], ["", ""]];
+  ["steps", "steps"], ["by operator", "human"], ["weights", "version"], ["", ""]];
 
 const megabytes = (bytes) => `${(bytes / 1e6).toFixed(bytes < 1e7 ? 1 : 0)} MB`;
 
 class EpisodesPage {
   constructor(root) {
     this.root = root;
-    this.wanted = { sort: "number", descending: true, offset: 0, limit: PAGE };
+    this.query = { sort: "number", descending: true, offset: 0, limit: PAGE };
     this.rows = [];
-    this.chosen = new Set();
+    this.selected = new Set();
     this.bundle = null;
     this.build();
     document.addEventListener("keydown", (event) => this.key(event));
@@ -35,18 +35,18 @@ class EpisodesPage {
       '<div class="dv-filters"><input type="search" name="text" placeholder="search (/)" aria-label="search"><span class="dv-found"></span>' +
       '<span class="dv-actions"></span></div><div class="dv-grid"><table><thead><tr></tr></thead><tbody></tbody></table></div>' +
       '<div class="dv-pages"></div><div class="dv-viewer" hidden><div class="dv-view"><header></header><div class="dv-screen"></div>' +
-      '<aside><h2>What was said</h2><ul class="dv-said"></ul></aside></div></div>';
+      '<aside><h2>Labels</h2><ul class="dv-labels"></ul></aside></div></div>';
     const get = (name) => this.root.querySelector(name);
-    [this.found, this.actions, this.body, this.pages, this.viewer, this.head, this.said] =
-      [".dv-found", ".dv-actions", "tbody", ".dv-pages", ".dv-viewer", ".dv-view > header", ".dv-said"].map(get);
+    [this.found, this.actions, this.body, this.pages, this.viewer, this.head, this.labels] =
+      [".dv-found", ".dv-actions", "tbody", ".dv-pages", ".dv-viewer", ".dv-view > header", ".dv-labels"].map(get);
     this.search = get("input[name=text]");
-    this.search.addEventListener("input", () => this.want({ text: this.search.value }));
+    this.search.addEventListener("input", () => this.setQuery({ text: this.search.value }));
     this.selects = {};
     for (const name of ["outcome", "purpose", "task", "operator", "label"]) {
       const select = (this.selects[name] = make("select"));
       select.name = name;
       select.setAttribute("aria-label", name);
-      select.addEventListener("change", () => this.want({ [name]: select.value }));
+      select.addEventListener("change", () => this.setQuery({ [name]: select.value }));
       this.fill(name, CHOICES[name] ?? []);
       this.found.before(select);
     }
@@ -54,7 +54,7 @@ class EpisodesPage {
       const cell = make("th", ["steps", "weights", "no."].includes(title) ? "dv-num" : "", title);
       if (sort) {
         cell.dataset.sort = sort;
-        cell.addEventListener("click", () => this.want({ sort, descending: this.wanted.sort === sort ? !this.wanted.descending : true }));
+        cell.addEventListener("click", () => this.setQuery({ sort, descending: this.query.sort === sort ? !this.query.descending : true }));
       }
       get("thead tr").append(cell);
     }
@@ -65,48 +65,48 @@ class EpisodesPage {
 
   fill(name, choices) {
     const select = this.selects[name];
-    const there = [...select.options].slice(1).map((option) => option.value);
-    if (select.options.length && there.join("\n") === choices.join("\n")) return;
+    const shown = [...select.options].slice(1).map((option) => option.value);
+    if (select.options.length && shown.join("\n") === choices.join("\n")) return;
     const { value } = select;
     select.replaceChildren(new Option(`any ${name}`, ""), ...choices.map((choice) => new Option(choice || "(none)", choice)));
     select.value = choices.includes(value) ? value : "";
   }
 
-  want(change) {
-    this.wanted = { ...this.wanted, offset: 0, ...change };
+  setQuery(change) {
+    this.query = { ...this.query, offset: 0, ...change };
     return this.refresh();
   }
 
   async refresh() {
-    const asked = this.wanted;
-    const query = new URLSearchParams(Object.entries(asked).filter(([, value]) => value !== ""));
-    let told;
+    const query = this.query;
+    const parameters = new URLSearchParams(Object.entries(query).filter(([, value]) => value !== ""));
+    let found;
     try {
-      told = await ask(`/api/episodes?${query}`);
+      found = await ask(`/api/episodes?${parameters}`);
     } catch (error) {
       this.found.textContent = error.message;
       return;
     }
-    if (asked !== this.wanted) return; // something else was asked meanwhile
-    this.rows = told.rows;
-    this.fill("task", told.tasks);
-    this.fill("operator", told.operators);
-    this.found.textContent = `${told.matching} of ${told.total} episodes`;
-    this.found.title = told.problems.join("\n");
-    this.root.dataset.matching = String(told.matching);
+    if (query !== this.query) return; // the user has changed it since
+    this.rows = found.rows;
+    this.fill("task", found.tasks);
+    this.fill("operator", found.operators);
+    this.found.textContent = `${found.matching} of ${found.total} episodes`;
+    this.found.title = found.problems.join("\n");
+    this.root.dataset.matching = String(found.matching);
     this.drawRows();
-    this.drawPages(told.matching);
+    this.drawPages(found.matching);
   }
 
   // ---- drawing
 
   drawRows() {
-    const drawn = JSON.stringify([this.rows, this.wanted.sort, this.wanted.descending]);
+    const drawn = JSON.stringify([this.rows, this.query.sort, this.query.descending]);
     if (drawn === this.drawn) return;
     this.drawn = drawn;
     this.root.querySelectorAll("th[data-sort]").forEach((cell) => {
       const title = COLUMNS.find(([, sort]) => sort === cell.dataset.sort)[0];
-      cell.textContent = cell.dataset.sort === this.wanted.sort ? `${title} ${this.wanted.descending ? "↓" : "↑"}` : title;
+      cell.textContent = cell.dataset.sort === this.query.sort ? `${title} ${this.query.descending ? "↓" : "↑"}` : title;
     });
     this.body.replaceChildren(...this.rows.map((row) => this.line(row)));
   }
@@ -114,60 +114,60 @@ class EpisodesPage {
   line(row) {
     const line = make("tr");
     line.dataset.id = row.id;
-    const box = Object.assign(make("input"), { type: "checkbox", checked: this.chosen.has(row.id), ariaLabel: "choose" });
+    const box = Object.assign(make("input"), { type: "checkbox", checked: this.selected.has(row.id), ariaLabel: "select" });
     box.addEventListener("click", (event) => event.stopPropagation());
     box.addEventListener("change", () => {
-      this.chosen[box.checked ? "add" : "delete"](row.id);
+      this.selected[box.checked ? "add" : "delete"](row.id);
       this.drawActions();
     });
-    const picture = Object.assign(make("img"), { loading: "lazy", alt: "", src: `/api/episodes/${row.id}/thumbnail` });
-    picture.addEventListener("error", () => picture.classList.add("dv-none"));
+    const image = Object.assign(make("img"), { loading: "lazy", alt: "", src: `/api/episodes/${row.id}/thumbnail` });
+    image.addEventListener("error", () => image.classList.add("dv-missing"));
     const when = make("div", "", clock(row.started_unix_s));
     when.append(make("small", "", row.id));
-    const hand = make("div", "dv-hand");
-    hand.append(Object.assign(make("div"), { style: `width:${Math.round(100 * row.human_share)}%` }));
-    hand.title = `${Math.round(100 * row.human_share)} % of the steps by a person`;
+    const share = make("div", "dv-human-share");
+    share.append(Object.assign(make("div"), { style: `width:${Math.round(100 * row.human_share)}%` }));
+    share.title = `${Math.round(100 * row.human_share)} % of the steps by an operator`;
     const label = row.label ? make("span", `dv-chip dv-${row.label}`, row.label) : make("span", "dv-quiet", "none");
-    label.title = row.label ? `${row.labeler}, ${Math.round(100 * row.confidence)} % sure` : "";
+    label.title = row.label ? `${row.labeler}, ${Math.round(100 * row.confidence)} % confidence` : "";
     const play = Object.assign(make("button", "dt-button", "play"), { title: "play it" });
-    const cells = [box, picture, String(row.number), when, row.task, row.purpose, make("span", `dv-chip dv-${row.outcome}`, row.outcome),
-      label, String(row.num_steps), hand, String(row.policy_version), play];
+    const cells = [box, image, String(row.number), when, row.task, row.purpose, make("span", `dv-chip dv-${row.outcome}`, row.outcome),
+      label, String(row.num_steps), share, String(row.policy_version), play];
     cells.forEach((cell, i) => {
-      const place = make("td", [2, 8, 10].includes(i) ? "dv-num" : "");
-      place.append(cell);
-      line.append(place);
+      const column = make("td", [2, 8, 10].includes(i) ? "dv-num" : "");
+      column.append(cell);
+      line.append(column);
     });
     line.addEventListener("click", () => this.open(row.id));
     return line;
   }
 
   drawPages(matching) {
-    const { offset } = this.wanted;
+    const { offset } = this.query;
     const step = (title, to, possible) => {
       const button = Object.assign(make("button", "dt-button", title), { disabled: !possible });
-      button.addEventListener("click", () => this.want({ offset: to }));
+      button.addEventListener("click", () => this.setQuery({ offset: to }));
       return button;
     };
-    const told = make("span", "", `${matching ? offset + 1 : 0}–${Math.min(offset + PAGE, matching)} of ${matching}`);
+    const position = make("span", "", `${matching ? offset + 1 : 0}–${Math.min(offset + PAGE, matching)} of ${matching}`);
     this.pages.hidden = matching <= PAGE;
-    this.pages.replaceChildren(step("← newer", Math.max(0, offset - PAGE), offset > 0), told, step("older →", offset + PAGE, offset + PAGE < matching));
+    this.pages.replaceChildren(step("← newer", Math.max(0, offset - PAGE), offset > 0), position, step("older →", offset + PAGE, offset + PAGE < matching));
   }
 
   drawActions() {
-    if (this.chosen.size === 0) return this.actions.replaceChildren();
-    const take = make("button", "dt-button", `LeRobot (${this.chosen.size})`);
-    take.title = "download those chosen as a LeRobot dataset";
-    take.addEventListener("click", () => this.download("lerobot", [...this.chosen], this.actions));
-    const none = make("button", "dt-button", "choose none");
+    if (this.selected.size === 0) return this.actions.replaceChildren();
+    const download = make("button", "dt-button", `LeRobot (${this.selected.size})`);
+    download.title = "download the selected episodes as a LeRobot dataset";
+    download.addEventListener("click", () => this.download("lerobot", [...this.selected], this.actions));
+    const none = make("button", "dt-button", "select none");
     none.addEventListener("click", () => {
-      this.chosen.clear();
+      this.selected.clear();
       this.root.querySelectorAll("input[type=checkbox]").forEach((box) => (box.checked = false));
       this.drawActions();
     });
-    this.actions.replaceChildren(take, none);
+    this.actions.replaceChildren(download, none);
   }
 
-  // ---- one of them
+  // ---- one episode
 
   async open(id) {
     this.bundle?.close();
@@ -185,14 +185,14 @@ class EpisodesPage {
     const title = make("div");
     title.append(make("strong", "", details.prompt || details.task), make("div", "dv-facts", `no. ${details.number} · ${details.purpose} · ended: ${details.outcome} · ` +
       `${details.num_steps} steps, ${details.duration_s.toFixed(1)} s · operator ${details.operator} · ${details.id}`));
-    const label = make("a", "dt-button", "label by hand (l)");
+    const label = make("a", "dt-button", "label (l)");
     label.href = `/label?episode=${id}`;
     this.head.replaceChildren(title, label, this.button("video", () => this.download("video", [id], this.head)),
       this.button("LeRobot", () => this.download("lerobot", [id], this.head)), this.button("close (q)", () => this.close()));
-    this.said.replaceChildren(...(details.said.length ? details.said.toReversed().map(opinion) : [make("li", "dv-quiet", "nobody has said anything yet")]));
+    this.labels.replaceChildren(...(details.labels.length ? details.labels.toReversed().map(labelLine) : [make("li", "dv-quiet", "no labels yet")]));
     await this.player.show(bundle);
     this.viewer.dataset.episode = id;
-    bundle.lookAhead(0);
+    bundle.decodeAhead(0);
   }
 
   button(title, act) {
@@ -211,35 +211,35 @@ class EpisodesPage {
     this.viewer.hidden = true;
   }
 
-  // Slow ones tell how far they are; the file comes by itself, and leaves the server's disk once it is here.
+  // Shows progress until the file is ready, then fetches it.
   async download(kind, ids, beside) {
-    const told = make("span", "dv-job");
+    const job = make("span", "dv-job");
     const bar = make("div", "dv-bar");
     const done = make("div");
     bar.append(done);
-    told.append(bar, make("span", "", "waiting"));
-    beside.append(told);
-    const say = (text) => (told.lastChild.textContent = text);
+    job.append(bar, make("span", "", "waiting"));
+    beside.append(job);
+    const show = (text) => (job.lastChild.textContent = text);
     try {
       const { key } = await ask("/api/downloads", { kind, ids });
       for (;;) {
-        const job = await ask(`/api/downloads/${key}`);
-        done.style.width = `${job.total ? (100 * job.done) / job.total : 0}%`;
-        if (job.state === "failed") throw new Error(job.error);
-        if (job.state === "done") {
-          say(`${job.name}, ${megabytes(job.num_bytes)}`);
-          const link = Object.assign(make("a"), { href: `/api/downloads/${key}/file`, download: job.name });
+        const status = await ask(`/api/downloads/${key}`);
+        done.style.width = `${status.total ? (100 * status.done) / status.total : 0}%`;
+        if (status.state === "failed") throw new Error(status.error);
+        if (status.state === "done") {
+          show(`${status.name}, ${megabytes(status.num_bytes)}`);
+          const link = Object.assign(make("a"), { href: `/api/downloads/${key}/file`, download: status.name });
           link.click();
           break;
         }
-        say(job.total ? `${job.done} of ${job.total}` : job.state);
+        show(status.total ? `${status.done} of ${status.total}` : status.state);
         await new Promise((later) => setTimeout(later, 250));
       }
     } catch (error) {
-      say(error.message);
+      show(error.message);
     }
     bar.hidden = true;
-    setTimeout(() => told.remove(), 8000);
+    setTimeout(() => job.remove(), 8000);
   }
 
   key(event) {
@@ -250,16 +250,16 @@ class EpisodesPage {
       return this.search.focus();
     }
     if (!this.bundle) return;
-    const far = event.shiftKey ? 10 : 1;
-    const act = { ArrowLeft: () => this.player.step(-far), ArrowRight: () => this.player.step(far), Home: () => this.player.step(-1e9),
-      End: () => this.player.step(1e9), " ": () => event.repeat || this.player.toggle(), ArrowUp: () => this.other(-1), ArrowDown: () => this.other(1),
+    const distance = event.shiftKey ? 10 : 1;
+    const act = { ArrowLeft: () => this.player.step(-distance), ArrowRight: () => this.player.step(distance), Home: () => this.player.step(-1e9),
+      End: () => this.player.step(1e9), " ": () => event.repeat || this.player.toggle(), ArrowUp: () => this.openNeighbor(-1), ArrowDown: () => this.openNeighbor(1),
       q: () => this.close(), l: () => location.assign(`/label?episode=${this.bundle.id}`) }[event.key];
     if (!act) return;
     event.preventDefault();
     act();
   }
 
-  other(by) {
+  openNeighbor(by) {
     const at = this.rows.findIndex((row) => row.id === this.bundle.id);
     const row = this.rows[at + by];
     if (at >= 0 && row) this.open(row.id);

@@ -1,11 +1,11 @@
-// The page "Label": one episode after another, all by keyboard.
+// The page "Label": one episode after another, by keyboard.
 
 import { Bundle, ask } from "./bundle.js";
 import { LabelView } from "./label_view.js";
 import { Marks } from "./marks.js";
 import { Outbox } from "./outbox.js";
 
-const AHEAD = 3; // episodes held: the one in front of us and those fetched meanwhile
+const AHEAD = 3; // claimed episodes: the one on screen and those loaded in advance
 const POLL_MS = 3000;
 const RENEW_MS = 8000;
 const EPISODE_ID = /^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$/;
@@ -18,14 +18,14 @@ class LabelPage {
   constructor(root) {
     this.root = root;
     this.page = secret();
-    this.only = new URLSearchParams(location.search).get("episode"); // one by name, from the page "Episodes"
-    this.held = []; // {id, reasons, detail, bundle}; the first is the one on screen
+    this.only = new URLSearchParams(location.search).get("episode"); // a single episode, from the page "Episodes"
+    this.claimed = []; // {id, reasons, detail, bundle}; the first is on screen
     this.shown = null;
     this.waiting = { total: 0, items: [] };
-    this.history = []; // what this page said, for undo
+    this.history = []; // labels of this page, for undo
     this.skipped = new Set();
-    this.leaving = new Set(); // said, and not yet acknowledged
-    this.leftAt = new Map(); // when each was said or skipped: an answer that was asked for before does not bring it back
+    this.unsaved = new Set(); // labeled, not yet confirmed by the console
+    this.leftAt = new Map(); // when each was labeled or skipped: older answers of the console are ignored
     this.timings = [];
     this.view = new LabelView(root, (text) => this.reward(text));
     this.player = this.view.player;
@@ -34,7 +34,7 @@ class LabelPage {
     document.addEventListener("keydown", (event) => this.key(event));
     addEventListener("pagehide", () => this.leave());
     addEventListener("pageshow", (event) => event.persisted && location.reload());
-    addEventListener("beforeunload", (event) => this.leaving.size && event.preventDefault());
+    addEventListener("beforeunload", (event) => this.unsaved.size && event.preventDefault());
     document.addEventListener("visibilitychange", () => document.hidden || this.renew());
     setInterval(() => this.renew(), RENEW_MS);
     setInterval(() => this.refresh(), POLL_MS);
@@ -49,11 +49,11 @@ class LabelPage {
   async startWithOne(id) {
     if (!EPISODE_ID.test(id)) return this.view.drawNothing("There is no such episode", "");
     try {
-      await this.post(`episodes/${id}/take`);
+      await this.post(`episodes/${id}/claim`);
     } catch (error) {
       this.view.toast(error.message, "bad");
     }
-    this.held = [{ id, reasons: [], detail: "", bundle: new Bundle(id) }];
+    this.claimed = [{ id, reasons: [], detail: "", bundle: new Bundle(id) }];
     await this.showNext(null);
     this.refresh();
   }
@@ -62,7 +62,7 @@ class LabelPage {
     return ask(`/api/label/${path}`, { page: this.page, ...body });
   }
 
-  // ---- what waits, and what of it is ours
+  // ---- the queue, and the episodes that this page has claimed
 
   async refresh() {
     try {
@@ -70,43 +70,43 @@ class LabelPage {
       this.waiting = await ask(`/api/label/queue?page=${this.page}`);
       this.drawQueue();
     } catch (error) {
-      if (!(error instanceof TypeError)) this.view.toast(error.message, "bad"); // a TypeError: the console is away
+      if (!(error instanceof TypeError)) this.view.toast(error.message, "bad"); // a TypeError: the console does not answer
     }
   }
 
   async claim() {
-    if (this.held.length >= AHEAD || this.claiming) return;
+    if (this.claimed.length >= AHEAD || this.claiming) return;
     this.claiming = true;
-    const asked = performance.now();
+    const askedMs = performance.now();
     try {
-      const skip = [...this.skipped, ...this.leaving].slice(0, 5000);
+      const skip = [...this.skipped, ...this.unsaved].slice(0, 5000);
       const { items } = await this.post("claim", { count: AHEAD, skip });
       for (const item of items) {
-        const left = this.leaving.has(item.id) || (this.leftAt.get(item.id) ?? -1) >= asked;
-        if (left || this.held.some((one) => one.id === item.id)) continue;
-        this.held.push({ ...item, bundle: new Bundle(item.id) });
+        const left = this.unsaved.has(item.id) || (this.leftAt.get(item.id) ?? -1) >= askedMs;
+        if (left || this.claimed.some((one) => one.id === item.id)) continue;
+        this.claimed.push({ ...item, bundle: new Bundle(item.id) });
       }
     } finally {
       this.claiming = false;
     }
-    for (const one of this.held) one.bundle.ready().catch(() => {}); // fetched before they are asked for
-    if (!this.shown && this.held.length) await this.showNext(null);
+    for (const one of this.claimed) one.bundle.ready().catch(() => {}); // loaded in advance
+    if (!this.shown && this.claimed.length) await this.showNext(null);
   }
 
   async renew() {
-    const ids = this.held.map((one) => one.id);
-    const { held } = ids.length ? await this.post("renew", { ids }).catch(() => ({})) : {};
-    if (!held) return; // nothing to hold; or the console is away, and leases run out by themselves
-    const lost = this.held.filter((one) => ids.includes(one.id) && !held.includes(one.id));
+    const ids = this.claimed.map((one) => one.id);
+    const { claimed } = ids.length ? await this.post("renew", { ids }).catch(() => ({})) : {};
+    if (!claimed) return; // none; or the console does not answer, and claims expire
+    const lost = this.claimed.filter((one) => ids.includes(one.id) && !claimed.includes(one.id));
     const current = lost.includes(this.shown);
-    this.held = this.held.filter((one) => !lost.includes(one));
+    this.claimed = this.claimed.filter((one) => !lost.includes(one));
     if (current && !this.only) {
-      this.view.toast("somebody else has this episode now", "bad");
+      this.view.toast("another person has claimed this episode", "bad");
       this.showNext(null);
     }
   }
 
-  giveBack(one) {
+  release(one) {
     one.bundle.close();
     this.post("release", { ids: [one.id] }).catch(() => {});
   }
@@ -118,9 +118,9 @@ class LabelPage {
 
   // ---- the episode on screen
 
-  // `pressed`: when the key was that asked for it.
+  // `pressed`: time of the key press that asked for it.
   async showNext(pressed) {
-    const one = (this.shown = this.held[0] ?? null);
+    const one = (this.shown = this.claimed[0] ?? null);
     this.marks = new Marks(one?.marks);
     this.root.dataset.episode = "";
     this.view.drawMarks(this.marks);
@@ -132,56 +132,56 @@ class LabelPage {
       this.view.toast(error.message, "bad");
       return this.only ? this.view.drawNothing("This episode cannot be shown", error.message) : this.skip(null);
     }
-    if (this.shown !== one) return; // somebody was quicker with the keys
+    if (this.shown !== one) return; // the user has moved on
     this.view.drawEpisode(one);
     await this.player.show(one.bundle);
     this.root.dataset.episode = one.id;
     if (pressed !== null) this.timings.push(performance.now() - pressed);
     if (localStorage.getItem(AUTOPLAY) === "yes" && this.shown === one) this.player.toggle();
-    one.bundle.lookAhead(0);
+    one.bundle.decodeAhead(0);
     this.drawQueue();
   }
 
   showNothing() {
-    const done = this.history.length ? `You have labelled ${this.history.length}. ` : "";
-    const later = this.skipped.size ? "Press N to see those that you left for later." : "New ones appear here by themselves.";
-    this.view.drawNothing("Nothing waits for you", done + later);
+    const done = this.history.length ? `You have labeled ${this.history.length}. ` : "";
+    const later = this.skipped.size ? "Press N to see the skipped episodes again." : "New episodes appear here when they arrive.";
+    this.view.drawNothing("No episodes to label", done + later);
   }
 
   drawQueue() {
-    this.view.drawQueue(this.waiting, { gone: this.leaving, skipped: this.skipped, now: this.shown?.id });
+    this.view.drawQueue(this.waiting, { labeled: this.unsaved, skipped: this.skipped, now: this.shown?.id });
   }
 
-  // ---- what keys do
+  // ---- actions of the keys
 
-  say(verdict, pressed) {
+  label(verdict, pressed) {
     const one = this.shown;
     if (!one) return;
     const marks = [...this.marks.list];
     this.view.flash(verdict);
-    const said = { one, marks };
-    this.history.push(said);
-    this.leaving.add(one.id);
+    const entry = { one, marks };
+    this.history.push(entry);
+    this.unsaved.add(one.id);
     const body = { page: this.page, verdict, marks, queued: !this.only };
-    this.outbox.send(`/api/label/episodes/${one.id}/say`, body, async (error) => {
-      this.leaving.delete(one.id);
+    this.outbox.send(`/api/label/episodes/${one.id}/label`, body, async (error) => {
+      this.unsaved.delete(one.id);
       this.leftAt.set(one.id, performance.now());
       if (error) {
-        this.history = this.history.filter((past) => past !== said);
+        this.history = this.history.filter((past) => past !== entry);
         this.skipped.add(one.id);
         this.view.toast(`not saved: ${error.message}`, "bad");
       } else this.view.toast(`${verdict} · ${name(one)}`, verdict);
-      if (this.only) await this.again(one, error ? marks : []);
+      if (this.only) await this.reload(one, error ? marks : []);
       else one.bundle.close();
       this.refresh();
     });
     if (this.only) return;
-    this.held.shift();
+    this.claimed.shift();
     this.showNext(pressed);
   }
 
-  // The same one, with what has been said of it since.
-  async again(one, marks) {
+  // Show the same episode with its new labels.
+  async reload(one, marks) {
     await one.bundle.reload();
     if (this.shown !== one) return;
     this.marks = new Marks(marks);
@@ -193,10 +193,10 @@ class LabelPage {
   skip(pressed) {
     if (this.only) return location.assign("/label");
     if (this.shown) {
-      const one = this.held.shift();
+      const one = this.claimed.shift();
       this.skipped.add(one.id);
       this.leftAt.set(one.id, performance.now());
-      this.giveBack(one);
+      this.release(one);
       this.showNext(pressed);
     } else this.skipped.clear();
     this.refresh();
@@ -207,12 +207,12 @@ class LabelPage {
     const past = this.history.pop();
     if (!past) return this.view.toast("nothing to undo");
     const { one, marks } = past;
-    this.outbox.send(`/api/label/episodes/${one.id}/unsay`, { page: this.page }, async (error) => {
+    this.outbox.send(`/api/label/episodes/${one.id}/retract`, { page: this.page }, async (error) => {
       if (error) return this.view.toast(`not undone: ${error.message}`, "bad");
-      this.view.toast(`taken back · ${name(one)}`);
-      if (this.only) return this.again(one, marks);
-      this.held = [{ ...one, marks, bundle: new Bundle(one.id) }, ...this.held.filter((other) => other.id !== one.id)];
-      while (this.held.length > AHEAD) this.giveBack(this.held.pop());
+      this.view.toast(`retracted · ${name(one)}`);
+      if (this.only) return this.reload(one, marks);
+      this.claimed = [{ ...one, marks, bundle: new Bundle(one.id) }, ...this.claimed.filter((other) => other.id !== one.id)];
+      while (this.claimed.length > AHEAD) this.release(this.claimed.pop());
       await this.showNext(null);
       this.refresh();
     });
@@ -233,24 +233,24 @@ class LabelPage {
   autoplay() {
     const on = localStorage.getItem(AUTOPLAY) !== "yes";
     localStorage.setItem(AUTOPLAY, on ? "yes" : "no");
-    this.view.toast(on ? "episodes play as they open" : "episodes open at their first frame");
+    this.view.toast(on ? "episodes play when they open" : "episodes open at the first frame");
   }
 
   key(event) {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.target instanceof HTMLElement && event.target.matches("input:not(.dv-scrub), textarea, select")) return;
-    const pressed = event.timeStamp; // when the key went down, however long it took to get here
-    const far = event.shiftKey ? 10 : 1;
+    const pressed = event.timeStamp; // time of the key press, not of this handler
+    const distance = event.shiftKey ? 10 : 1;
     const moves = {
-      ArrowLeft: () => this.player.step(-far),
-      ArrowRight: () => this.player.step(far),
+      ArrowLeft: () => this.player.step(-distance),
+      ArrowRight: () => this.player.step(distance),
       Home: () => this.player.step(-1e9),
       End: () => this.player.step(1e9),
     };
     const acts = {
-      s: () => this.say("success", pressed),
-      f: () => this.say("failure", pressed),
-      d: () => this.say("discard", pressed),
+      s: () => this.label("success", pressed),
+      f: () => this.label("failure", pressed),
+      d: () => this.label("discard", pressed),
       r: () => this.mark(),
       u: () => this.undo(),
       n: () => this.skip(pressed),
@@ -261,7 +261,7 @@ class LabelPage {
     const act = acts[event.key.toLowerCase()];
     if (move || act) event.preventDefault();
     if (move) move();
-    else if (act && !event.repeat) act(); // a key that is held down says it once
+    else if (act && !event.repeat) act(); // a key that is held down counts once
   }
 }
 

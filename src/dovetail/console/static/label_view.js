@@ -1,13 +1,13 @@
-// What the page "Label" looks like: the queue, the episode's head, what was said, ranges, keys, short messages.
+// The display of the page "Label": queue, facts of the episode, labels, ranges, keys, messages.
 
 import { clock, make } from "./dom.js";
-import { opinion } from "./opinion.js";
+import { labelLine } from "./label_line.js";
 import { Player } from "./player.js";
 
 const KEYS = [
-  ["S", "success"], ["F", "failure"], ["D", "discard: never trains"], ["R", "range: begin, end, reward"], ["U", "undo"],
-  ["N", "next; this one later"], ["← →", "one frame (⇧ ten)"], ["Home End", "first, last frame"], ["space", "play"],
-  ["A", "play each as it opens"],
+  ["S", "success"], ["F", "failure"], ["D", "discard: not for training"], ["R", "range: start, end, reward"], ["U", "undo"],
+  ["N", "next; skip this one"], ["← →", "one frame (⇧ ten)"], ["Home End", "first, last frame"], ["space", "play"],
+  ["A", "play each when it opens"],
 ];
 
 export class LabelView {
@@ -21,13 +21,13 @@ export class LabelView {
     this.root.innerHTML =
       '<aside class="dv-queue"><h2>Queue <b class="dv-count"></b></h2><ol class="dv-items"></ol></aside>' +
       '<section class="dv-stage"><header class="dv-head"></header><div class="dv-empty" hidden></div><div class="dv-screen"></div></section>' +
-      '<aside class="dv-side"><h2>What was said</h2><ul class="dv-said"></ul><h2>Ranges</h2><ul class="dv-marks"></ul>' +
+      '<aside class="dv-side"><h2>Labels</h2><ul class="dv-labels"></ul><h2>Ranges</h2><ul class="dv-marks"></ul>' +
       '<form class="dv-ask" hidden><label></label><input inputmode="decimal" autocomplete="off" aria-label="reward of the range"></form>' +
       '<h2>Keys</h2><dl class="dv-keys"></dl></aside><div class="dv-flash" aria-live="polite"></div><div class="dv-toasts"></div>';
     const get = (name) => this.root.querySelector(name);
     [this.count, this.items, this.head, this.empty] = [".dv-count", ".dv-items", ".dv-head", ".dv-empty"].map(get);
-    [this.said, this.markList, this.askForm, this.flashBox, this.toasts] =
-      [".dv-said", ".dv-marks", ".dv-ask", ".dv-flash", ".dv-toasts"].map(get);
+    [this.labels, this.markList, this.askForm, this.flashBox, this.toasts] =
+      [".dv-labels", ".dv-marks", ".dv-ask", ".dv-flash", ".dv-toasts"].map(get);
     for (const [key, what] of KEYS) {
       const term = make("dt");
       term.append(...key.split(" ").map((one) => make("kbd", "", one)));
@@ -40,15 +40,15 @@ export class LabelView {
     });
   }
 
-  // `gone` have been said and wait to be saved; `skipped` are for later; `now` is on screen.
-  drawQueue({ total, items }, { gone, skipped, now }) {
-    const left = items.filter((item) => !gone.has(item.id));
+  // `labeled` are not yet saved; `skipped` come later; `now` is on screen.
+  drawQueue({ total, items }, { labeled, skipped, now }) {
+    const left = items.filter((item) => !labeled.has(item.id));
     this.count.textContent = String(total - (items.length - left.length));
-    const there = new Map([...this.items.children].map((line) => [line.dataset.id, line]));
+    const shown = new Map([...this.items.children].map((line) => [line.dataset.id, line]));
     const lines = left.map((item) => {
-      const line = there.get(item.id) ?? this.queueLine(item);
+      const line = shown.get(item.id) ?? this.queueLine(item);
       line.classList.toggle("dv-now", item.id === now);
-      line.classList.toggle("dv-theirs", item.whose === "theirs");
+      line.classList.toggle("dv-other", item.owner === "other");
       line.classList.toggle("dv-later", skipped.has(item.id));
       return line;
     });
@@ -58,16 +58,16 @@ export class LabelView {
   queueLine(item) {
     const line = make("li");
     line.dataset.id = item.id;
-    const picture = make("img");
-    picture.loading = "lazy";
-    picture.alt = "";
-    picture.src = `/api/episodes/${item.id}/thumbnail`;
-    picture.addEventListener("error", () => picture.classList.add("dv-none"));
+    const image = make("img");
+    image.loading = "lazy";
+    image.alt = "";
+    image.src = `/api/episodes/${item.id}/thumbnail`;
+    image.addEventListener("error", () => image.classList.add("dv-missing"));
     const text = make("div");
     const chips = make("span", "dv-chips");
     chips.append(...item.reasons.map((reason) => make("span", `dv-chip dv-${reason}`, reason)));
     text.append(chips, make("small", "", item.detail || clock(item.since_unix_s)));
-    line.append(picture, text);
+    line.append(image, text);
     line.title = item.id;
     return line;
   }
@@ -76,15 +76,15 @@ export class LabelView {
     this.empty.hidden = true;
     this.player.root.hidden = false;
     this.drawHead(one);
-    const lines = one.bundle.details.said.toReversed().map((said) => opinion(said));
-    this.said.replaceChildren(...(lines.length ? lines : [make("li", "dv-quiet", "nobody has said anything yet")]));
+    const lines = one.bundle.details.labels.toReversed().map((label) => labelLine(label));
+    this.labels.replaceChildren(...(lines.length ? lines : [make("li", "dv-quiet", "no labels yet")]));
   }
 
   drawNothing(title, text) {
     this.player.clear();
     this.player.root.hidden = true;
     this.head.replaceChildren();
-    this.said.replaceChildren();
+    this.labels.replaceChildren();
     this.empty.hidden = false;
     this.empty.replaceChildren(make("strong", "", title), make("p", "", text));
   }
@@ -110,19 +110,19 @@ export class LabelView {
       return line;
     });
     if (open !== null) lines.push(make("li", "dv-quiet", `from step ${open} … R ends it`));
-    this.markList.replaceChildren(...(lines.length ? lines : [make("li", "dv-quiet", "none marked")]));
+    this.markList.replaceChildren(...(lines.length ? lines : [make("li", "dv-quiet", "no ranges")]));
     this.drawQuestion(asking);
   }
 
-  // The reward of a range is typed here; any other key is a key again once it is.
+  // The reward of a range is typed here.
   drawQuestion(asking) {
     const input = this.askForm.querySelector("input");
     const opens = asking && this.askForm.hidden;
     this.askForm.hidden = !asking;
     if (!asking) return input.blur();
     const count = asking.last - asking.first + 1;
-    const shared = count > 1 ? `, shared out among ${count} steps` : "";
-    this.askForm.querySelector("label").textContent = `Reward of steps ${asking.first}–${asking.last}${shared}. Enter; nothing: none.`;
+    const shared = count > 1 ? `, divided among ${count} steps` : "";
+    this.askForm.querySelector("label").textContent = `Reward of steps ${asking.first}–${asking.last}${shared}. Press Enter; leave it empty to cancel.`;
     if (opens) {
       input.value = "";
       input.focus();

@@ -1,41 +1,41 @@
 import { chart } from "./charts.js";
-import { roles } from "./roles.js";
+import { drawRoles } from "./roles.js";
 import { start } from "./robot.js";
 
 const HEALTH = [
-  ["late_ms", "late", "ms", 20], ["worst_late_ms", "latest", "ms", 100], ["overruns", "overruns", "", 1], ["thinking_ms", "thinking", "ms", Infinity],
+  ["late_ms", "late", "ms", 20], ["worst_late_ms", "latest tick", "ms", 100], ["overruns", "overruns", "", 1], ["inference_ms", "inference", "ms", Infinity],
 ];
 
-function health(state) {
+function drawHealth(state) {
   const box = document.getElementById("dt-health"), now = state?.health || {};
-  box.replaceChildren(...HEALTH.filter(([key]) => now[key] !== undefined).map(([key, name, unit, worrying]) => {
+  box.replaceChildren(...HEALTH.filter(([key]) => now[key] !== undefined).map(([key, name, unit, limit]) => {
     const cell = document.createElement("div"), value = document.createElement("b"), label = document.createElement("span");
     const shown = now[key] >= 100 || Number.isInteger(now[key]) ? Math.round(now[key]) : now[key].toFixed(1);
     value.textContent = unit ? `${shown} ${unit}` : shown;
     label.textContent = name;
-    cell.classList.toggle("dt-worry", now[key] >= worrying);
+    cell.classList.toggle("dt-warn", now[key] >= limit);
     cell.append(value, label);
     return cell;
   }));
   if (!box.children.length) box.textContent = state ? "no ticks yet" : "not running";
 }
 
-async function story() {
+async function drawHistory() {
   try {
-    const told = await (await fetch("/api/story")).json();
+    const history = await (await fetch("/api/history")).json();
     for (const box of document.querySelectorAll("[data-curve]")) {
-      const lines = [{ points: told.curves[box.dataset.curve] || [] }];
-      if (box.dataset.curve === "success") lines.push({ kind: "dots", points: told.evaluations.filter((e) => e.env_steps !== undefined).map((e) => [e.env_steps, e.rate, e.low, e.high]) });
+      const lines = [{ points: history.curves[box.dataset.curve] || [] }];
+      if (box.dataset.curve === "success") lines.push({ kind: "dots", points: history.evaluations.filter((e) => e.env_steps !== undefined).map((e) => [e.env_steps, e.rate, e.low, e.high]) });
       chart(box, lines, { share: box.dataset.kind === "share" });
     }
-    coach(told.advice);
-  } catch { /* the console is gone for the moment: the next one will do */ }
-  setTimeout(story, 2000);
+    drawAdvice(history.advice);
+  } catch { /* the console does not answer: try again below */ }
+  setTimeout(drawHistory, 2000);
 }
 
-function coach(advice) {
+function drawAdvice(advice) {
   const box = document.getElementById("dt-coach");
-  if (!advice.length) { box.replaceChildren(Object.assign(document.createElement("p"), { className: "dt-quiet", textContent: "Nothing to say: learning goes as it should, or has not begun." })); return; }
+  if (!advice.length) { box.replaceChildren(Object.assign(document.createElement("p"), { className: "dt-quiet", textContent: "No advice: no problem was found, or learning has not started." })); return; }
   box.replaceChildren(...advice.map((one) => {
     const item = document.createElement("div"), what = document.createElement("p"), tip = document.createElement("p");
     item.className = `dt-advice dt-${one.severity}`;
@@ -47,6 +47,6 @@ function coach(advice) {
   }));
 }
 
-function show(state) { health(state); roles(state); }
+function show(state) { drawHealth(state); drawRoles(state); }
 
-start({ state: show, start: () => { show(window.dovetail?.state ?? null); story(); } });
+start({ state: show, start: () => { show(window.dovetail?.state ?? null); drawHistory(); } });

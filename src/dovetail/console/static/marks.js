@@ -1,13 +1,13 @@
-// Ranges of steps that a person gives a reward: begun, ended, then a number.
+// Ranges of steps with a reward: the user starts one, ends it, then types a number.
 
 export class Marks {
   constructor(list = []) {
     this.list = list;
-    this.open = null; // where one was begun
-    this.asking = null; // one that has no number yet
+    this.open = null; // first step of a range that has not ended
+    this.asking = null; // a range without a reward
   }
 
-  // Begin one at this step, or end the one that was begun.
+  // Start a range at this step, or end the open one.
   press(step) {
     if (this.open === null) this.open = step;
     else {
@@ -16,7 +16,7 @@ export class Marks {
     }
   }
 
-  // What was typed; nothing: no range after all. Says whether it could be understood.
+  // The text that was typed; empty text drops the range. Returns whether it was valid.
   answer(text) {
     const reward = Number(text.trim().replace(",", "."));
     if (!this.asking || (text.trim() !== "" && !(Math.abs(reward) <= 1e6))) return false;
@@ -25,10 +25,10 @@ export class Marks {
     return true;
   }
 
-  // Whether there was anything to undo.
+  // Returns whether there was something to undo.
   undo() {
-    const half = this.open !== null || this.asking !== null;
+    const unfinished = this.open !== null || this.asking !== null;
     this.open = this.asking = null;
-    return half || this.list.pop() !== undefined;
+    return unfinished || this.list.pop() !== undefined;
   }
 }

@@ -1,27 +1,27 @@
-// What a person said, on its way to the console.
+// Requests with labels, sent in order and repeated until the console answers.
 
 import { Refusal, ask } from "./bundle.js";
 
 const wait = (ms) => new Promise((done) => setTimeout(done, ms));
 
-// One after another, in order; while the console is away it is tried again: what a person said is not lost.
+// Sends one request at a time. If the console does not answer, it tries again, so that no label is lost.
 export class Outbox {
-  constructor(onSilence) {
-    this.onSilence = onSilence;
+  constructor(onNoAnswer) {
+    this.onNoAnswer = onNoAnswer;
     this.last = Promise.resolve();
   }
 
-  // `then(error)` hears how it went: null, or why the console refused.
+  // Calls `then(null)`, or `then(error)` if the console refuses.
   send(path, body, then) {
     this.last = this.last.then(async () => {
-      for (let pause = 500; ; pause = Math.min(2 * pause, 5000)) {
+      for (let pauseMs = 500; ; pauseMs = Math.min(2 * pauseMs, 5000)) {
         try {
           await ask(path, body);
           return then(null);
         } catch (error) {
           if (error instanceof Refusal) return then(error);
-          this.onSilence();
-          await wait(pause);
+          this.onNoAnswer();
+          await wait(pauseMs);
         }
       }
     });

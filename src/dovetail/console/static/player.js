@@ -1,4 +1,4 @@
-// Plays an episode: all cameras and all curves show the same moment, whatever moves it.
+// Plays an episode: all cameras and all curves show the same frame.
 
 import { Plots } from "./plots.js";
 
@@ -8,7 +8,7 @@ export class Player {
     root.classList.add("dv-player");
     root.innerHTML =
       '<div class="dv-cameras"></div><div class="dv-transport"><button class="dv-play" title="play or pause (space)">▶</button>' +
-      '<span class="dv-clock"></span><input class="dv-scrub" type="range" min="0" max="0" value="0" tabindex="-1" aria-label="moment">' +
+      '<span class="dv-clock"></span><input class="dv-scrub" type="range" min="0" max="0" value="0" tabindex="-1" aria-label="frame">' +
       '</div><div class="dv-curves"></div>';
     this.cameras = root.querySelector(".dv-cameras");
     this.scrub = root.querySelector(".dv-scrub");
@@ -22,11 +22,11 @@ export class Player {
     this.scrub.addEventListener("input", () => this.seek(Number(this.scrub.value)));
     this.button.addEventListener("click", () => {
       this.toggle();
-      this.button.blur(); // else the space bar would press it again
+      this.button.blur(); // otherwise the space bar would press it again
     });
   }
 
-  // Paint the first frames of a bundle that is ready; resolves once the browser has shown them.
+  // Draw the first frames of a loaded bundle; resolves when the browser has shown them.
   show(bundle) {
     this.pause();
     this.bundle = bundle;
@@ -47,11 +47,11 @@ export class Player {
   }
 
   _makeCanvases() {
-    const wanted = this.bundle.cameras.map((camera) => camera.name);
-    const there = [...this.cameras.querySelectorAll("canvas")].map((canvas) => canvas.dataset.camera);
-    if (wanted.length && wanted.join("\n") === there.join("\n")) return;
+    const names = this.bundle.cameras.map((camera) => camera.name);
+    const shown = [...this.cameras.querySelectorAll("canvas")].map((canvas) => canvas.dataset.camera);
+    if (names.length && names.join("\n") === shown.join("\n")) return;
     this.cameras.replaceChildren(
-      ...wanted.map((name) => {
+      ...names.map((name) => {
         const figure = document.createElement("figure");
         const canvas = document.createElement("canvas");
         const caption = document.createElement("figcaption");
@@ -61,16 +61,16 @@ export class Player {
         return figure;
       }),
     );
-    if (!wanted.length) this.cameras.textContent = "this episode has no pictures: judge it by its curves";
+    if (!names.length) this.cameras.textContent = "this episode has no images: use its curves";
   }
 
   seek(index) {
     if (!this.bundle) return;
-    const wanted = Math.max(0, Math.min(index, this.bundle.numFrames - 1));
-    const direction = wanted < this.index ? -1 : 1;
-    this.index = wanted;
-    this._paint(wanted);
-    this.bundle.lookAhead(wanted, direction);
+    const target = Math.max(0, Math.min(index, this.bundle.numFrames - 1));
+    const direction = target < this.index ? -1 : 1;
+    this.index = target;
+    this._paint(target);
+    this.bundle.decodeAhead(target, direction);
   }
 
   step(by) {
@@ -84,10 +84,10 @@ export class Player {
     if (this.index >= this.bundle.numFrames - 1) this.seek(0);
     this.playing = true;
     this.button.textContent = "❚❚";
-    const [began, from] = [performance.now(), this.index];
+    const [startedMs, from] = [performance.now(), this.index];
     const tick = (now) => {
       if (!this.playing) return;
-      const index = from + Math.floor(((now - began) / 1000) * this.bundle.details.hz);
+      const index = from + Math.floor(((now - startedMs) / 1000) * this.bundle.details.hz);
       if (index !== this.index) this.seek(index);
       if (this.index >= this.bundle.numFrames - 1) return this.pause();
       requestAnimationFrame(tick);
@@ -100,26 +100,26 @@ export class Player {
     this.button.textContent = "▶";
   }
 
-  // All cameras in one go: from what is decoded, or as soon as it is, unless somebody has moved on meanwhile.
+  // Draw all cameras together: now if decoded, otherwise as soon as they are, unless the user has moved on.
   _paint(index) {
     const bundle = this.bundle;
     const now = bundle.bitmapsNow(index);
-    const draw = (pictures) => {
-      const late = this.index !== index && !(this.playing && index > this.painted); // a slow machine still plays
+    const draw = (images) => {
+      const late = this.index !== index && !(this.playing && index > this.painted); // a slow machine skips frames but still plays
       if (this.bundle !== bundle || late) return;
       this.painted = index;
       this.cameras.querySelectorAll("canvas").forEach((canvas, i) => {
-        const picture = pictures[i];
-        if (!picture) return;
-        if (canvas.width !== picture.width || canvas.height !== picture.height) {
-          [canvas.width, canvas.height] = [picture.width, picture.height];
+        const image = images[i];
+        if (!image) return;
+        if (canvas.width !== image.width || canvas.height !== image.height) {
+          [canvas.width, canvas.height] = [image.width, image.height];
         }
-        canvas.getContext("2d").drawImage(picture, 0, 0);
+        canvas.getContext("2d").drawImage(image, 0, 0);
         canvas.dataset.frame = String(index);
       });
       this.scrub.value = String(index);
       this.plots.moveTo(index);
-      this._tell(index);
+      this._showTime(index);
       this.onMove(index);
     };
     if (now) {
@@ -128,7 +128,7 @@ export class Player {
     } else this._painted = bundle.bitmapsAt(index).then(draw, () => draw([]));
   }
 
-  _tell(index) {
+  _showTime(index) {
     const { hz, num_steps } = this.bundle.details;
     this.clock.textContent = `${index} / ${num_steps}\n${(index / hz).toFixed(2)} s`;
     this.root.dataset.index = String(index);

@@ -1,8 +1,8 @@
-// Curves of an episode under one time axis: who was in control, rewards, the action, and what the robot felt.
+// Curves of an episode over one time axis: who was in control, rewards, the action, and the observations.
 
-const GUTTER = 112; // where names stand
+const GUTTER = 112; // width of the names
 const RIGHT = 14;
-const COLOURS = ["#4ea1d3", "#e0894a", "#5fb58a", "#c56a9b", "#b5a23f", "#8f80d6", "#d3675f", "#52b3b8"];
+const COLORS = ["#4ea1d3", "#e0894a", "#5fb58a", "#c56a9b", "#b5a23f", "#8f80d6", "#d3675f", "#52b3b8"];
 const CONTROL = { human: "#e0894a", policy: "#4b7f9e" };
 const LABEL = "#2e9e6b";
 
@@ -15,10 +15,10 @@ export class Plots {
     this.canvas = document.createElement("canvas");
     this.canvas.className = "dv-plots";
     root.append(this.canvas);
-    this.still = document.createElement("canvas"); // all but the playhead, drawn once
+    this.still = document.createElement("canvas"); // everything except the playhead, drawn once
     this.details = null;
     this.marks = [];
-    this.open = null; // where a range was begun
+    this.open = null; // first step of a range that has not ended
     this.index = 0;
     this.canvas.addEventListener("pointerdown", (event) => {
       this.canvas.setPointerCapture(event.pointerId);
@@ -37,7 +37,7 @@ export class Plots {
   }
 
   setMarks(marks, open) {
-    const same = marks.length === 0 && this.marks.length === 0; // nearly always: curves are drawn once an episode
+    const same = marks.length === 0 && this.marks.length === 0; // nearly always: then the curves need no redraw
     this.marks = [...marks];
     this.open = open;
     if (same) this._paint();
@@ -53,7 +53,7 @@ export class Plots {
     return Math.max(1, this.details?.num_steps ?? 1);
   }
 
-  // Steps are spans: step i reaches from x(i) to x(i + 1), and observation i stands at x(i).
+  // Step i spans x(i) to x(i + 1); observation i is at x(i).
   _x(step) {
     return GUTTER + (step / this._numSteps) * (this.width - GUTTER - RIGHT);
   }
@@ -76,7 +76,7 @@ export class Plots {
     this.canvas.style.width = `${this.width}px`;
     this.canvas.style.height = `${this.height}px`;
     if (!this.details) return;
-    this.headColour = css(this.root, "--dv-head", "#ffffff");
+    this.headColor = css(this.root, "--dv-head", "#ffffff");
     const pen = this.still.getContext("2d");
     pen.setTransform(scale, 0, 0, scale, 0, 0);
     pen.clearRect(0, 0, this.width, this.height);
@@ -94,10 +94,10 @@ export class Plots {
   _drawMarks(pen, ink) {
     for (const mark of this.marks) {
       const [left, right] = [this._x(mark.first), this._x(mark.last + 1)];
-      const colour = mark.reward === null ? "#b5a23f" : mark.reward < 0 ? "#d3675f" : "#5fb58a";
-      pen.fillStyle = colour + "2e";
+      const color = mark.reward === null ? "#b5a23f" : mark.reward < 0 ? "#d3675f" : "#5fb58a";
+      pen.fillStyle = color + "2e";
       pen.fillRect(left, 0, right - left, this.height);
-      pen.fillStyle = colour;
+      pen.fillStyle = color;
       pen.fillRect(left, 0, 1.5, this.height);
       pen.fillRect(right - 1.5, 0, 1.5, this.height);
       pen.font = "600 11px system-ui, sans-serif";
@@ -120,19 +120,19 @@ export class Plots {
       pen.fillStyle = "#d9b84033";
       pen.fillRect(left, 0, Math.min(right, this.width - RIGHT) - left, this.height);
     }
-    pen.fillStyle = this.headColour;
+    pen.fillStyle = this.headColor;
     pen.fillRect(x - 0.75, 0, 1.5, this.height);
     for (const row of this.rows) this._dots(pen, row, x);
   }
 
-  // Where each curve is at this moment.
+  // The value of each curve at the current frame.
   _dots(pen, row, x) {
     if (!row.lines) return;
     const at = Math.min(Math.floor(this.index / this.details.every), (row.lines[0]?.values.length ?? 1) - 1);
     for (const line of row.lines) {
       const value = line.values[at];
       if (value === null || value === undefined) continue;
-      pen.fillStyle = line.colour;
+      pen.fillStyle = line.color;
       pen.beginPath();
       pen.arc(x, row.y(value), 2.6, 0, 2 * Math.PI);
       pen.fill();
@@ -145,12 +145,12 @@ function rowsOf(details) {
   const rewards = Object.entries(details.rewards).map(([name, values], i) => ({
     name,
     values,
-    colour: name === "label" ? LABEL : COLOURS[i % COLOURS.length],
+    color: name === "label" ? LABEL : COLORS[i % COLORS.length],
     steps: true,
   }));
   if (rewards.length) rows.push({ kind: "curves", name: "reward", height: 56, lines: rewards });
   for (const curve of details.curves) {
-    const lines = curve.values.map((values, i) => ({ name: curve.names[i], values, colour: COLOURS[i % COLOURS.length] }));
+    const lines = curve.values.map((values, i) => ({ name: curve.names[i], values, color: COLORS[i % COLORS.length] }));
     rows.push({ kind: "curves", name: curve.name, height: 64, lines });
   }
   return rows;
@@ -160,11 +160,11 @@ function title(pen, row, ink) {
   pen.textBaseline = "alphabetic";
   pen.font = "600 11px system-ui, sans-serif";
   pen.fillStyle = ink.text;
-  pen.fillText(fitted(pen, row.name, GUTTER - 38), 2, row.top + 11.5);
+  pen.fillText(shortened(pen, row.name, GUTTER - 38), 2, row.top + 11.5);
 }
 
-function fitted(pen, text, room) {
-  while (text.length > 2 && pen.measureText(text).width > room) text = `${text.slice(0, -2)}…`;
+function shortened(pen, text, width) {
+  while (text.length > 2 && pen.measureText(text).width > width) text = `${text.slice(0, -2)}…`;
   return text;
 }
 
@@ -200,7 +200,7 @@ function drawCurves(pen, plots, row, ink) {
   pen.lineJoin = "round";
   const every = plots.details.every;
   for (const line of row.lines) {
-    pen.strokeStyle = line.colour;
+    pen.strokeStyle = line.color;
     pen.beginPath();
     let down = false;
     line.values.forEach((value, i) => {
@@ -220,16 +220,16 @@ function drawCurves(pen, plots, row, ink) {
   pen.textAlign = "left";
 }
 
-// Under the row's name, those of its curves, as many as there is room for.
+// The names of the curves below the name of the row, as many as fit.
 function drawNames(pen, row, ink) {
   pen.font = "9.5px system-ui, sans-serif";
   let [x, y] = [2, row.top + 25];
   for (const line of row.lines) {
-    const name = fitted(pen, line.name, 60);
+    const name = shortened(pen, line.name, 60);
     const width = pen.measureText(name).width;
     if (x + width > GUTTER - 34) [x, y] = [2, y + 12];
     if (y > row.top + row.height) break;
-    pen.fillStyle = line.colour;
+    pen.fillStyle = line.color;
     pen.fillText(name, x, y);
     x += width + 6;
   }

@@ -1,5 +1,5 @@
-// Driving. Messages go out at once when something changes and 40 times a second while the dead-man key is held; the newest
-// one counts, and none is queued. Whenever this page loses the person (focus, tab, network), it says so, and the arm holds.
+// Driving. A message is sent at each change and 40 times per second while the dead-man key is held. Only the newest counts;
+// none is queued. When this page loses the focus, the tab or the network, it reports that, and the arm holds.
 import { banner, typing } from "./console.js";
 import { start } from "./robot.js";
 
@@ -14,19 +14,19 @@ const PAD_EVENTS = { 3: "success", 1: "failure", 2: "discard" };
 const down = new Set(), sticks = {};
 let socket = null, n = 0, acked = 0, held = false, source = "", grip = 0, fine = false, mustRelease = false, state = null, since = 0, lastSent = 0, padHeld = false, padButtons = {};
 
-// ---- the line to the arm
+// ---- the connection to the arm
 function connect() {
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/ws/drive`);
   n = acked = 0;
   socket.onmessage = (message) => {
-    const said = JSON.parse(message.data);
-    acked = said.n;
-    if (said.refused && held) { banner(said.refused); release(true); }
+    const reply = JSON.parse(message.data);
+    acked = reply.n;
+    if (reply.refused && held) { banner(reply.refused); release(true); }
   };
   socket.onclose = (event) => {
-    if (held) banner("the line to the arm was lost: it holds");
+    if (held) banner("the connection was lost: the arm holds");
     if (event.code === 1008) banner(`refused: ${event.reason}`);
-    stop();
+    reset();
     setTimeout(connect, 500);
   };
 }
@@ -38,29 +38,29 @@ function send(message) {
   return true;
 }
 
-// ---- what the person wants, as axes of -1 to 1 in the robot's own order
-function wanted() {
+// ---- the axes, -1 to 1, in the order of the robot's action
+function axes() {
   const speed = (+$("dt-speed").value / 100) * (fine ? FINE : 1), by = {};
   for (const code of down) if (KEYS[code]) by[KEYS[code][0]] = (by[KEYS[code][0]] || 0) + KEYS[code][1];
-  for (const part of [...Object.values(sticks), pad()]) for (const [axis, value] of Object.entries(part)) by[axis] = (by[axis] || 0) + value;
+  for (const moved of [...Object.values(sticks), gamepadAxes()]) for (const [axis, value] of Object.entries(moved)) by[axis] = (by[axis] || 0) + value;
   return (state?.axes || []).map((axis) => axis.includes("gripper") ? grip : speed * Math.max(-1, Math.min(1, by[axis] || 0)));
 }
 
-function pad() {
+function gamepadAxes() {
   const found = [...(navigator.getGamepads?.() || [])].find((one) => one?.connected);
   if (!found) return {};
   const axis = (i) => { const v = found.axes[i] || 0; return Math.abs(v) < DEAD_ZONE ? 0 : (v - Math.sign(v) * DEAD_ZONE) / (1 - DEAD_ZONE); };
   return { dx: -axis(1), dy: -axis(0), dz: -axis(3), drz: -axis(2) };
 }
 
-function lookAtPad() {
+function pollGamepad() {
   const found = [...(navigator.getGamepads?.() || [])].find((one) => one?.connected);
   const pressed = (i) => Boolean(found?.buttons[i]?.pressed);
   const now = [4, 5, 6, 7].some(pressed);
-  if (now !== padHeld) { padHeld = now; now ? take("gamepad") : give("gamepad"); }
+  if (now !== padHeld) { padHeld = now; now ? startDriving("gamepad") : stopDriving("gamepad"); }
   for (const [i, event] of Object.entries(PAD_EVENTS)) if (edge(i, pressed(i))) document.querySelector(`[data-event="${event}"]`)?.click();
   if (edge("grip", pressed(0))) toggleGripper();
-  if (found) requestAnimationFrame(lookAtPad);
+  if (found) requestAnimationFrame(pollGamepad);
 }
 
 function edge(name, now) {
@@ -70,48 +70,48 @@ function edge(name, now) {
 }
 
 // ---- the dead-man switch
-function take(by) {
+function startDriving(by) {
   if (held || mustRelease || !state) return;
-  if (!(state.axes || []).some((axis) => axis === "dx")) { banner("this robot is not driven in Cartesian space: it cannot be driven from here"); return; }
-  if (!state.may_drive) { banner("this is an evaluation: nobody helps"); return; }
+  if (!(state.axes || []).some((axis) => axis === "dx")) { banner("this robot has no Cartesian axes: it cannot be driven from this page"); return; }
+  if (!state.may_drive) { banner("this is an evaluation: takeover is disabled"); return; }
   held = true; source = by; grip = 0; since = performance.now(); lastSent = 0;
   tick();
   show();
 }
 
-function give(by) {
+function stopDriving(by) {
   if (by === source) release(false);
   if (!down.has("Space")) mustRelease = false;
 }
 
 function release(wait) {
   if (!held) return;
-  send({ held: false, axes: wanted() });
+  send({ held: false, axes: axes() });
   mustRelease = wait;
-  stop();
+  reset();
 }
 
-function lose(why) {
-  const drove = held;
+function hold(why) {
+  const wasDriving = held;
   down.clear(); fine = false;
-  for (const id of Object.keys(sticks)) centre($(id));
-  if (!drove) return;
+  for (const id of Object.keys(sticks)) center($(id));
+  if (!wasDriving) return;
   send({ held: true, lost: true, axes: [] });
   banner(`${why}: the arm holds`);
-  stop();
+  reset();
 }
 
-function stop() { held = false; source = ""; show(); }
+function reset() { held = false; source = ""; show(); }
 
 function tick() {
   if (!held) return;
-  if (socket.bufferedAmount === 0 && n - acked < 20) send({ held: true, axes: wanted() });
-  else if (performance.now() - lastSent > LATE_MS) { lose("the line to the arm is too slow"); socket.close(); }
+  if (socket.bufferedAmount === 0 && n - acked < 20) send({ held: true, axes: axes() });
+  else if (performance.now() - lastSent > LATE_MS) { hold("the connection is too slow"); socket.close(); }
 }
 
-setInterval(() => { tick(); if (held) clock(); }, PERIOD_MS);
+setInterval(() => { tick(); if (held) showTime(); }, PERIOD_MS);
 
-// ---- what is shown
+// ---- display
 function show() {
   $("dt-drive").classList.toggle("dt-driving", held);
   $("dt-hold").classList.toggle("dt-held", held);
@@ -119,15 +119,15 @@ function show() {
   if (!held) $("dt-source").textContent = "keys, sticks or a gamepad";
 }
 
-function clock() {
+function showTime() {
   const s = (performance.now() - since) / 1000, enough = state?.hint?.seconds || 3;
-  $("dt-source").textContent = s < enough ? `${s.toFixed(1)} s by ${source}` : `${s.toFixed(0)} s: let go and see`;
+  $("dt-source").textContent = s < enough ? `${s.toFixed(1)} s by ${source}` : `${s.toFixed(0)} s: release to see whether the policy continues`;
 }
 
-function hint(now) {
-  const box = $("dt-hint"), told = now?.hint;
-  box.hidden = !told || held;
-  if (now && !now.may_drive && now.control !== "idle") { box.hidden = false; box.textContent = "An evaluation: nobody helps"; } else if (told) box.textContent = `${told.text[0].toUpperCase()}${told.text.slice(1)} (about ${told.seconds} s)`;
+function showHint(now) {
+  const box = $("dt-hint"), hint = now?.hint;
+  box.hidden = !hint || held;
+  if (now && !now.may_drive && now.control !== "idle") { box.hidden = false; box.textContent = "Evaluation: takeover is disabled"; } else if (hint) box.textContent = `${hint.text[0].toUpperCase()}${hint.text.slice(1)} (about ${hint.seconds} s)`;
 }
 
 function toggleGripper() {
@@ -139,12 +139,12 @@ function toggleGripper() {
 }
 
 // ---- sticks
-function centre(stick) {
+function center(stick) {
   delete sticks[stick.id];
   stick.firstElementChild.style.transform = "";
 }
 
-function follow(stick) {
+function setUpStick(stick) {
   const [right, up] = [stick.dataset.right, stick.dataset.up];
   const move = (event) => {
     const box = stick.getBoundingClientRect(), r = box.width / 2;
@@ -155,43 +155,43 @@ function follow(stick) {
     sticks[stick.id] = { [right.replace("-", "")]: right.endsWith("-") ? -x : x, [up]: y };
     tick();
   };
-  stick.addEventListener("pointerdown", (event) => { stick.setPointerCapture(event.pointerId); take("stick"); move(event); });
+  stick.addEventListener("pointerdown", (event) => { stick.setPointerCapture(event.pointerId); startDriving("stick"); move(event); });
   stick.addEventListener("pointermove", (event) => { if (stick.hasPointerCapture(event.pointerId)) move(event); });
-  stick.addEventListener("pointerup", () => { centre(stick); if (!Object.keys(sticks).length) give("stick"); });
-  stick.addEventListener("pointercancel", () => lose("the touch was interrupted"));
+  stick.addEventListener("pointerup", () => { center(stick); if (!Object.keys(sticks).length) stopDriving("stick"); });
+  stick.addEventListener("pointercancel", () => hold("the touch was interrupted"));
 }
 
 function ready() {
   connect();
-  document.querySelectorAll(".dt-stick").forEach(follow);
-  const hold = $("dt-hold");
-  hold.addEventListener("pointerdown", (event) => { hold.setPointerCapture(event.pointerId); take("button"); });
-  hold.addEventListener("pointerup", () => give("button"));
-  hold.addEventListener("pointercancel", () => lose("the touch was interrupted"));
+  document.querySelectorAll(".dt-stick").forEach(setUpStick);
+  const button = $("dt-hold");
+  button.addEventListener("pointerdown", (event) => { button.setPointerCapture(event.pointerId); startDriving("button"); });
+  button.addEventListener("pointerup", () => stopDriving("button"));
+  button.addEventListener("pointercancel", () => hold("the touch was interrupted"));
   $("dt-gripper").addEventListener("click", toggleGripper);
   addEventListener("keydown", (event) => {
     if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
     if (event.code === "Space" || KEYS[event.code]) event.preventDefault();
     if (event.repeat) return;
     fine = event.shiftKey;
-    if (event.code === "Space") { down.add("Space"); take("keys"); } else if (event.code === "KeyG") toggleGripper();
+    if (event.code === "Space") { down.add("Space"); startDriving("keys"); } else if (event.code === "KeyG") toggleGripper();
     else if (KEYS[event.code]) { down.add(event.code); tick(); }
   });
   addEventListener("keyup", (event) => {
     fine = event.shiftKey;
     down.delete(event.code);
-    if (event.code === "Space") { event.preventDefault(); mustRelease = false; give("keys"); } else if (KEYS[event.code]) tick();
+    if (event.code === "Space") { event.preventDefault(); mustRelease = false; stopDriving("keys"); } else if (KEYS[event.code]) tick();
   });
-  addEventListener("blur", () => lose("this page lost the focus"));
-  document.addEventListener("visibilitychange", () => { if (document.hidden) lose("this page is hidden"); });
-  addEventListener("pagehide", () => { lose("this page was closed"); socket?.close(); });
-  addEventListener("gamepadconnected", (event) => { banner(`gamepad: ${event.gamepad.id.slice(0, 40)}`, 2); requestAnimationFrame(lookAtPad); });
-  addEventListener("gamepaddisconnected", () => { if (source === "gamepad") lose("the gamepad has gone"); padHeld = false; });
+  addEventListener("blur", () => hold("this page lost the focus"));
+  document.addEventListener("visibilitychange", () => { if (document.hidden) hold("this page is hidden"); });
+  addEventListener("pagehide", () => { hold("this page was closed"); socket?.close(); });
+  addEventListener("gamepadconnected", (event) => { banner(`gamepad: ${event.gamepad.id.slice(0, 40)}`, 2); requestAnimationFrame(pollGamepad); });
+  addEventListener("gamepaddisconnected", () => { if (source === "gamepad") hold("the gamepad was disconnected"); padHeld = false; });
   document.body.dataset.drives = "1";
 }
 
 start({
   keys: { y: "success", n: "failure", x: "discard", r: "reset" },
-  state: (now) => { if (held && !now) lose("the run has ended"); state = now; hint(now); },
+  state: (now) => { if (held && !now) hold("the run has ended"); state = now; showHint(now); },
   start: () => { state = window.dovetail.state; ready(); },
 });

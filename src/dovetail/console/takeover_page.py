@@ -1,30 +1,30 @@
-"""Take over: drive the arm while a dead-man key is held, by keyboard, gamepad or on-screen sticks; judge the episode."""
+"""Take over: drive the arm with the keyboard, a gamepad or on-screen sticks, and rate the episode."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 from nicegui import ui
 
-from dovetail.console.handles import Handles
 from dovetail.console.layout import Page, frame
-from dovetail.console.parts import CAMERAS, CONTROL, buttons
+from dovetail.console.run_files import OpenRun
+from dovetail.console.widgets import CAMERAS, CONTROL, buttons
 
 __all__ = ["PAGE"]
 
 _HINT = '<div id="dt-hint" class="dt-hint" hidden></div>'
 
-_KEYS = (("WASD", "slide"), ("EQ", "up, down"), ("←→", "turn"), ("↑↓", "tip"), (",.", "roll"), ("G", "gripper"))
+_KEYS = (("WASD", "move"), ("EQ", "up, down"), ("←→", "turn"), ("↑↓", "tilt"), (",.", "roll"), ("G", "gripper"))
 
 
 def _stick(name: str, *, right: str, up: str, what: str) -> str:
-    """`right` and `up` name the axes; a minus after one turns it round."""
+    """`right` and `up` are the names of the axes; a minus after one inverts it."""
     stick = f'<div class="dt-stick" id="dt-stick-{name}" data-right="{right}" data-up="{up}"><i></i></div>'
     return f'<div class="dt-stickbox">{stick}<span>{what}</span></div>'
 
 
 _DRIVE = f"""
 <div class="dt-drive" id="dt-drive">
-{_stick("left", right="dy-", up="dx", what="slide")}
+{_stick("left", right="dy-", up="dx", what="move")}
 <div class="dt-middle">
 <button id="dt-hold" class="dt-hold"><b>Hold to drive</b><kbd>Space</kbd></button>
 <div id="dt-source" class="dt-quiet">keys, sticks or a gamepad</div>
@@ -42,20 +42,20 @@ _MAP = "".join(
 )
 
 
-def register(app: FastAPI, handles: Handles) -> None:
-    judging = buttons("success", "failure", "discard", "reset", "start", "pause", "acknowledge")
+def register(app: FastAPI, run: OpenRun) -> None:
+    events = buttons("success", "failure", "discard", "reset", "start", "pause", "acknowledge")
 
     @ui.page("/takeover")
     def show() -> None:
         with (
-            frame(PAGE, handles.run.name, scripts=("takeover.js",)),
+            frame(PAGE, run.name, scripts=("takeover.js",)),
             ui.element("div").classes("dt-live dt-takeover"),
         ):
             ui.html(CAMERAS + _HINT, sanitize=False).classes("dt-card dt-flush dt-hinted")
             with ui.element("div").classes("dt-column"):
                 ui.html(CONTROL, sanitize=False).classes("dt-card dt-tight")
                 ui.html(_DRIVE, sanitize=False).classes("dt-card")
-                ui.html(f"<h3>This episode</h3>{judging}", sanitize=False).classes("dt-card")
+                ui.html(f"<h3>This episode</h3>{events}", sanitize=False).classes("dt-card")
             ui.html(f'<div class="dt-map">{_MAP}</div>', sanitize=False).classes("dt-card dt-across dt-tight")
 
 
@@ -65,11 +65,11 @@ PAGE = Page(
     icon="sports_esports",
     register=register,
     keys={
-        "Space, held": "you drive; let go, and the policy goes on",
-        "W A S D": "slide: away, left, towards, right",
+        "Space, held": "you drive; release it, and the policy continues",
+        "W A S D": "move: away from the base, left, toward the base, right",
         "E Q": "up, down",
         "← →": "turn",
-        "↑ ↓": "tip",
+        "↑ ↓": "tilt",
         ", .": "roll",
         "G": "gripper: open or close",
         "Shift, held": "slowly",

@@ -1,8 +1,8 @@
-"""The door. Every request, websockets and NiceGUI's own paths too, needs the token, and must come from our own pages.
+"""Access control. Every request, including websockets and NiceGUI's own paths, needs the token and must come from our pages.
 
-The token arrives once in the address (`/?token=...`), is exchanged for a cookie that scripts cannot read, and leaves the
-address by a redirect. Tools may send `Authorization: Bearer TOKEN` instead. A page of somebody else's that makes the
-browser call us fails at `Origin`; a name of theirs that resolves to this machine fails at `Host`.
+The token is once in the address (`/?token=...`). It is exchanged for a cookie that scripts cannot read, and a redirect
+removes it from the address. Tools may send `Authorization: Bearer TOKEN` instead. Requests of other websites are refused by
+their `Origin`, foreign host names that resolve to this machine by their `Host`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["MAX_BODY", "Guard"]
+__all__ = ["MAX_BODY_BYTES", "AccessGuard"]
 
-MAX_BODY = 1 << 20  # bytes of a request; nobody sends us more than a label
+MAX_BODY_BYTES = 1 << 20  # of a request; the largest is a label
 _SAFE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
@@ -36,19 +36,19 @@ _REFUSED = """<!doctype html><meta charset="utf-8"><title>Dovetail</title>
 <style>body{font:16px system-ui;max-width:34em;margin:18vh auto;padding:0 1em;color:#4b5563;background:#f6f7f9}
 h1{color:#111827;font-size:1.3em}code{background:#e5e7eb;padding:.1em .35em;border-radius:4px}</style>
 <h1>This console needs its token</h1>
-<p>Open the whole address that <code>dovetail console</code> printed, the part after <code>?token=</code> too.</p>"""
+<p>Open the whole address that <code>dovetail console</code> printed, including the part after <code>?token=</code>.</p>"""
 
 
-class Guard:
-    """Wraps the application. `is_local`: it listens on this machine only, so only its own names are ours."""
+class AccessGuard:
+    """Wraps the application. `is_local`: it listens on this machine only, so only local host names are accepted."""
 
     def __init__(
         self, app: ASGIApp, *, token: str, port: int, is_local: bool, names: tuple[str, ...] = ()
     ) -> None:
-        self.app = app  # under this name NiceGUI looks for itself
+        self.app = app  # NiceGUI finds itself under this name
         self._token = token.encode()
-        self._pass = hmac.new(self._token, b"dovetail console", hashlib.sha256).hexdigest().encode()
-        self._cookie = f"dovetail_{port}"  # browsers keep one jar for all ports of a machine
+        self._cookie_value = hmac.new(self._token, b"dovetail console", hashlib.sha256).hexdigest().encode()
+        self._cookie = f"dovetail_{port}"  # browsers share cookies between the ports of a host
         self._is_local = is_local
         self._names = {"localhost", *(name.lower() for name in names)}
 
@@ -57,19 +57,19 @@ class Guard:
             await self.app(scope, receive, send)
             return
         headers = Headers(scope=scope)
-        if not self._is_ours(headers):
-            await _refuse(scope, send, 403, "this address or page is not this console's own\n")
+        if not self._is_same_origin(headers):
+            await _refuse(scope, send, 403, "the Host or Origin of this request does not belong to this console\n")
             return
         if scope["type"] == "http" and scope["method"] == "GET" and await self._exchange(scope, send):
             return
-        if not self._knows_token(headers):
+        if not self._has_token(headers):
             wants_page = "text/html" in headers.get("accept", "")
             await _refuse(
                 scope, send, 401, _REFUSED if wants_page else "the console's token is missing or wrong\n"
             )
             return
         if not _is_small(headers):
-            await _refuse(scope, send, 413, f"a request may have {MAX_BODY} bytes\n")
+            await _refuse(scope, send, 413, f"a request may have at most {MAX_BODY_BYTES} bytes\n")
             return
         if scope["type"] == "websocket":
             await self.app(scope, receive, send)
@@ -78,10 +78,12 @@ class Guard:
         try:
             await self.app(scope, body, _with_safe_headers(send))
         except RuntimeError:
-            if not body.is_over:  # NiceGUI's middleware fails where a browser has left before its answer was ready
+            if (
+                not body.has_ended
+            ):  # NiceGUI's middleware fails if the browser disconnects before the answer is ready
                 raise
 
-    def _is_ours(self, headers: Headers) -> bool:
+    def _is_same_origin(self, headers: Headers) -> bool:
         host, origin = headers.get("host", ""), headers.get("origin")
         if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
             return False
@@ -95,7 +97,7 @@ class Guard:
         return address.is_loopback or not self._is_local
 
     async def _exchange(self, scope: Scope, send: Send) -> bool:
-        """Answer a request that carries the token in its address; returns whether it did."""
+        """Answer a request with the token in its address; returns whether it had one."""
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in query if name == "token"]
         if not given:
@@ -104,27 +106,27 @@ class Guard:
             await _refuse(scope, send, 401, _REFUSED)
             return True
         rest = urlencode([(name, value) for name, value in query if name != "token"])
-        path = "/" + quote(scope["path"].lstrip("/\\"))  # never `//elsewhere`
-        cookie = f"{self._cookie}={self._pass.decode()}; Path=/; HttpOnly; SameSite=Strict"
+        path = "/" + quote(scope["path"].lstrip("/\\"))  # never `//other-host`
+        cookie = f"{self._cookie}={self._cookie_value.decode()}; Path=/; HttpOnly; SameSite=Strict"
         where = f"{path}?{rest}" if rest else path
-        kept = {"set-cookie": cookie, "cache-control": "no-store"}
+        headers = {"set-cookie": cookie, "cache-control": "no-store"}
         if Headers(scope=scope).get("sec-fetch-site", "none") in ("none", "same-origin"):
-            await _answer(send, 303, "", {**kept, "location": where})
-        else:  # along a redirect that began on another page, the browser would not show us the cookie
+            await _answer(send, 303, "", {**headers, "location": where})
+        else:  # after a redirect from another website, the browser would not send the cookie
             await _answer(
-                send, 200, f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(where)}">', kept
+                send, 200, f'<!doctype html><meta http-equiv="refresh" content="0;url={escape(where)}">', headers
             )
         return True
 
-    def _knows_token(self, headers: Headers) -> bool:
+    def _has_token(self, headers: Headers) -> bool:
         scheme, _, given = headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer":
             return hmac.compare_digest(given.strip().encode(), self._token)
-        return hmac.compare_digest(_cookies(headers).get(self._cookie, "").encode(), self._pass)
+        return hmac.compare_digest(_cookies(headers).get(self._cookie, "").encode(), self._cookie_value)
 
 
 def _host_name(host: str) -> str:
-    """Without the port: a forwarded one is another than ours, and no matter."""
+    """Without the port, which differs from ours if it is forwarded."""
     host = host.strip().lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -140,7 +142,9 @@ def _cookies(headers: Headers) -> Mapping[str, str]:
 
 async def _refuse(scope: Scope, send: Send, status: int, text: str) -> None:
     if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 4000 + status})  # before it is accepted: a plain 403
+        await send(
+            {"type": "websocket.close", "code": 4000 + status}
+        )  # before it is accepted, this is an HTTP 403
         return
     await _answer(send, status, text, {"cache-control": "no-store"})
 
@@ -161,23 +165,23 @@ async def _answer(send: Send, status: int, text: str, headers: Mapping[str, str]
 
 def _is_small(headers: Headers) -> bool:
     declared = headers.get("content-length", "0")
-    return declared.isdecimal() and len(declared) < 12 and int(declared) <= MAX_BODY
+    return declared.isdecimal() and len(declared) < 12 and int(declared) <= MAX_BODY_BYTES
 
 
 class _Body:
-    """Of a request. One of undeclared length that grows too long ends as if its sender had gone."""
+    """The body of a request. One that exceeds the limit without declaring its length ends like a disconnect."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._num_bytes = 0
-        self.is_over = False
+        self.has_ended = False
 
     async def __call__(self) -> Message:
         message = await self._receive()
         self._num_bytes += len(message.get("body", b""))
-        if self._num_bytes > MAX_BODY:
+        if self._num_bytes > MAX_BODY_BYTES:
             message = {"type": "http.disconnect"}
-        self.is_over = self.is_over or message["type"] == "http.disconnect"
+        self.has_ended = self.has_ended or message["type"] == "http.disconnect"
         return message
 
 

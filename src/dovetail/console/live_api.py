@@ -1,4 +1,4 @@
-"""What our scripts talk to besides NiceGUI: the robot's state and pictures, what a person says, and how it is driven."""
+"""Endpoints of the live pages: the robot's state and images, events such as start and stop, and driving."""
 
 from __future__ import annotations
 
@@ -9,70 +9,70 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
+from fastapi import FastAPI, HTTPException, WebSocket, WebSocketDisconnect
 
 from dovetail.config.model import Config
 from dovetail.console.cameras import Cameras
-from dovetail.console.curves import Story
-from dovetail.console.handles import Handles
-from dovetail.console.layout import person
-from dovetail.console.wheel import Refused, Wheel
+from dovetail.console.drive_control import DriveControl, InvalidMessage
+from dovetail.console.layout import user_name
+from dovetail.console.run_files import OpenRun
+from dovetail.console.run_history import RunHistory
 from dovetail.core.errors import DovetailError
 from dovetail.core.types import Event
 
-__all__ = ["make"]
+__all__ = ["make_app"]
 
 _STATE_S = 0.1
 _REFRESH_S = 0.5
 
 
-class Said(Config):
+class EventRequest(Config):
     event: Event
 
 
-class SeenTo(Config):
+class AcknowledgeRequest(Config):
     robot: str
 
 
-def make(handles: Handles) -> FastAPI:
-    """The application, with nothing but this in it. While it runs, it keeps looking whether the run does."""
-    wheel, story, cameras = Wheel(handles.driver), Story(handles.run), Cameras(handles.robot)
+def make_app(run: OpenRun) -> FastAPI:
+    """An application with these endpoints only. While it is up, it checks whether the run is active."""
+    control, history, cameras = DriveControl(run.robot), RunHistory(run.files), Cameras(run.robot)
 
-    async def look() -> None:
+    async def refresh() -> None:
         while True:
-            handles.robot.refresh()
+            run.robot.refresh()
             await asyncio.sleep(_REFRESH_S)
 
     @contextlib.asynccontextmanager
-    async def while_running(app: FastAPI) -> AsyncIterator[None]:
-        handles.robot.refresh()
-        task = asyncio.create_task(look())
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        run.robot.refresh()
+        task = asyncio.create_task(refresh())
         yield
         task.cancel()
         await cameras.close()
 
-    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=while_running)
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
 
     def state() -> dict[str, Any]:
-        found = handles.robot.state()
+        found = run.robot.state()
         if found is None:
             return {"state": None}
-        told = {**asdict(found), "driver": wheel.name_of(found.driver), "axes": list(handles.robot.axes)}
-        return {"state": _finite(told)}
+        values = {**asdict(found), "driver": control.name_of(found.driver), "axes": list(run.robot.axes)}
+        return {"state": _finite(values)}
 
     @app.get("/api/state")
     async def get_state() -> dict[str, Any]:
         return state()
 
-    @app.get("/api/story")
-    async def get_story() -> dict[str, Any]:
-        story.read()
+    @app.get("/api/history")
+    async def get_history() -> dict[str, Any]:
+        history.read()
         keys = ("name", "weights", "env_steps", "rate", "low", "high", "episodes", "time")
         return {
-            "curves": story.curves(),
-            "num_episodes": story.num_episodes,
-            "advice": story.advice(),
-            "evaluations": [{key: one[key] for key in keys if key in one} for one in story.evaluations[-200:]],
+            "curves": history.curves(),
+            "num_episodes": history.num_episodes,
+            "advice": history.advice(),
+            "evaluations": [{key: one[key] for key in keys if key in one} for one in history.evaluations[-200:]],
         }
 
     @app.get("/api/cameras")
@@ -80,28 +80,28 @@ def make(handles: Handles) -> FastAPI:
         return {"cameras": await cameras.names()}
 
     @app.post("/api/event")
-    async def post_event(said: Said, request: Request) -> dict[str, bool]:
-        if handles.robot.state() is None:
-            raise HTTPException(409, "the run is not running: nobody hears this")
+    async def post_event(request: EventRequest) -> dict[str, bool]:
+        if run.robot.state() is None:
+            raise HTTPException(409, "this run is not running: the event was not sent")
         try:
-            handles.driver.post(said.event, session=1)
+            run.robot.post(request.event, session=1)
         except DovetailError as error:
             raise HTTPException(409, str(error)) from error
         return {"sent": True}
 
     @app.post("/api/acknowledge")
-    async def post_seen_to(seen: SeenTo) -> dict[str, bool]:
-        """Of an arm by its name, where there are several; a person who drives one acknowledges it by an event."""
-        found = handles.robot.state()
+    async def post_acknowledge(request: AcknowledgeRequest) -> dict[str, bool]:
+        """Acknowledge one of several arms by its name; the arm that is driven is acknowledged by an event."""
+        found = run.robot.state()
         rows = found.facts.get("roles", ()) if found is not None else ()
-        if seen.robot not in {row["name"] for row in rows if row.get("problem")}:
-            raise HTTPException(409, f"{seen.robot} has not stopped")
-        handles.run.acknowledge(seen.robot)
+        if request.robot not in {row["name"] for row in rows if row.get("problem")}:
+            raise HTTPException(409, f"{request.robot} has not stopped")
+        run.files.acknowledge(request.robot)
         return {"sent": True}
 
     @app.websocket("/ws/state")
     async def states(socket: WebSocket) -> None:
-        """The state, ten times a second, when it has changed."""
+        """The state, at most ten times per second, when it has changed."""
         await socket.accept()
         last: dict[str, Any] | None = None
         async with _while_open(socket) as closed:
@@ -114,7 +114,7 @@ def make(handles: Handles) -> FastAPI:
 
     @app.websocket("/ws/frames")
     async def frames(socket: WebSocket, camera: str = "") -> None:
-        """JPEGs. The next one is sent once the page has said that it has shown the last: a slow one skips."""
+        """JPEGs. The next one is sent when the page has reported that it shows the last: a slow page skips images."""
         await socket.accept()
         if camera not in await cameras.names():
             await socket.close(4404, "there is no such camera")
@@ -130,28 +130,28 @@ def make(handles: Handles) -> FastAPI:
 
     @app.websocket("/ws/drive")
     async def drive(socket: WebSocket) -> None:
-        """See `wheel`. However it ends, whoever was driving then is lost, and the arm holds."""
+        """See `drive_control`. If the connection ends while it drives, the arm holds."""
         await socket.accept()
-        seat = wheel.sit(person(socket))
+        session = control.connect(user_name(socket))
         try:
             while True:
-                other = seat.take(await socket.receive_text())
+                other = session.receive(await socket.receive_text())
                 if other is not None:
-                    await socket.send_json({"n": seat.last, "refused": f"{other} is driving"})
+                    await socket.send_json({"n": session.last, "refused": f"{other} is driving"})
                 else:
-                    await socket.send_json({"n": seat.last})
-        except Refused as refusal:
-            await socket.close(1008, str(refusal)[:120])
+                    await socket.send_json({"n": session.last})
+        except InvalidMessage as error:
+            await socket.close(1008, str(error)[:120])
         except (WebSocketDisconnect, RuntimeError, KeyError):
-            pass  # gone, or not text
+            pass  # disconnected, or not text
         finally:
-            wheel.leave(seat)
+            control.disconnect(session)
 
     return app
 
 
 def _finite(value: Any) -> Any:
-    """What is not finite as nothing: JSON knows no NaN, and a sensor that says so is just when a page must go on."""
+    """Replace NaN and infinity by None: JSON has neither, and the page must go on when a sensor fails."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -173,7 +173,7 @@ async def _send_frames(socket: WebSocket, cameras: Cameras, camera: str, shown: 
 async def _while_open(
     socket: WebSocket, on_message: Callable[[], None] = lambda: None
 ) -> AsyncIterator[asyncio.Task[None]]:
-    """A task that ends when the other side has gone."""
+    """A task that ends when the other side disconnects."""
 
     async def until_closed() -> None:
         with contextlib.suppress(RuntimeError):
@@ -184,6 +184,6 @@ async def _while_open(
     try:
         yield task
     except (WebSocketDisconnect, RuntimeError):
-        pass  # gone while we sent
+        pass  # disconnected while we sent
     finally:
         task.cancel()

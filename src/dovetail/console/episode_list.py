@@ -1,4 +1,4 @@
-"""Which episodes a person wants to see, and in which order."""
+"""The list of recorded episodes, filtered and sorted."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from dovetail.console.details import row, word
-from dovetail.console.episode_handles import Desk, Episodes, Summary
+from dovetail.console.episode_details import summary_row, verdict
+from dovetail.console.episode_labels import EpisodeLabels
+from dovetail.console.recorded_episodes import RecordedEpisodes
 from dovetail.core.errors import StoreError
+from dovetail.episodes.log import EpisodeInfo
 
-__all__ = ["Listing", "Wanted"]
+__all__ = ["EpisodeList", "EpisodeQuery"]
 
-_ORDERS: dict[str, Callable[[Summary], Any]] = {
+_ORDERS: dict[str, Callable[[EpisodeInfo], Any]] = {
     "number": lambda info: info.number,
     "time": lambda info: info.started_unix_ns,
     "steps": lambda info: info.num_steps,
@@ -25,8 +27,8 @@ _ORDERS: dict[str, Callable[[Summary], Any]] = {
 }
 
 
-class Wanted(BaseModel):
-    """What is not said is not asked."""
+class EpisodeQuery(BaseModel):
+    """An empty filter matches all."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -36,13 +38,13 @@ class Wanted(BaseModel):
     operator: str = Field(default="", max_length=200)
     label: str = Field(default="", max_length=32)  # success, failure, discard, none
     labeler: str = Field(default="", max_length=200)
-    text: str = Field(default="", max_length=200)  # somewhere in its id, task, prompt or operator
+    text: str = Field(default="", max_length=200)  # part of its id, task, prompt or operator
     sort: str = Field(default="number", pattern=f"^({'|'.join(_ORDERS)})$")
     descending: bool = True
     offset: int = Field(default=0, ge=0, le=10_000_000)
     limit: int = Field(default=50, ge=1, le=200)
 
-    def matches(self, info: Summary) -> bool:
+    def matches(self, info: EpisodeInfo) -> bool:
         text = self.text.casefold()
         return (
             self.outcome in ("", info.outcome.value)
@@ -53,43 +55,43 @@ class Wanted(BaseModel):
         )
 
 
-class Listing:
-    """Summaries are read once each: an episode that is there never changes."""
+class EpisodeList:
+    """Reads each summary once, because a recorded episode never changes."""
 
-    def __init__(self, episodes: Episodes, desk: Desk) -> None:
+    def __init__(self, episodes: RecordedEpisodes, labels: EpisodeLabels) -> None:
         self._episodes = episodes
-        self._desk = desk
-        self._known: dict[str, Summary] = {}
+        self._labels = labels
+        self._known: dict[str, EpisodeInfo] = {}
         self._lock = threading.Lock()
 
-    def page(self, wanted: Wanted) -> dict[str, Any]:
-        """Rows of one page of the list, how many there are in all, and what could be asked for."""
+    def page(self, query: EpisodeQuery) -> dict[str, Any]:
+        """The rows of one page, the number of matches, and the possible values of the filters."""
         infos, problems = self._all()
         found = sorted(
-            (info for info in infos if wanted.matches(info)), key=_ORDERS[wanted.sort], reverse=wanted.descending
+            (info for info in infos if query.matches(info)), key=_ORDERS[query.sort], reverse=query.descending
         )
-        if wanted.label or wanted.labeler:  # only then is it worth reading the labels of all
-            found = [info for info in found if self._is_labelled(info, wanted)]
-        shown = found[wanted.offset : wanted.offset + wanted.limit]
+        if query.label or query.labeler:  # labels of all episodes are read only if needed
+            found = [info for info in found if self._has_label(info, query)]
+        shown = found[query.offset : query.offset + query.limit]
         return {
             "total": len(infos),
             "matching": len(found),
-            "rows": [row(info, self._desk.current(info.id)) for info in shown],
-            "tasks": _each(info.task for info in infos),
-            "operators": _each(info.operator for info in infos),
+            "rows": [summary_row(info, self._labels.current(info.id)) for info in shown],
+            "tasks": _unique(info.task for info in infos),
+            "operators": _unique(info.operator for info in infos),
             "problems": problems[:5],
         }
 
-    def _is_labelled(self, info: Summary, wanted: Wanted) -> bool:
-        label = self._desk.current(info.id)
+    def _has_label(self, info: EpisodeInfo, query: EpisodeQuery) -> bool:
+        label = self._labels.current(info.id)
         if label is None:
-            return wanted.label == "none" and not wanted.labeler
-        return wanted.label in ("", word(label)) and wanted.labeler in ("", label.labeler)
+            return query.label == "none" and not query.labeler
+        return query.label in ("", verdict(label)) and query.labeler in ("", label.labeler)
 
-    def _all(self) -> tuple[list[Summary], list[str]]:
+    def _all(self) -> tuple[list[EpisodeInfo], list[str]]:
         problems: list[str] = []
         with self._lock:
-            known: dict[str, Summary] = {}
+            known: dict[str, EpisodeInfo] = {}
             for episode_id in self._episodes.ids():
                 try:
                     known[episode_id] = self._known.get(episode_id) or self._episodes.summary(episode_id)
@@ -99,5 +101,5 @@ class Listing:
             return list(known.values()), problems
 
 
-def _each(values: Iterable[str]) -> list[str]:
+def _unique(values: Iterable[str]) -> list[str]:
     return sorted(set(values))

@@ -1,4 +1,4 @@
-"""Nobody gets anywhere without the token: by HTTP, by our websockets, by NiceGUI's own."""
+"""Without the token there is no access: by HTTP, by our websockets, or by NiceGUI's."""
 
 import asyncio
 import json
@@ -24,19 +24,19 @@ def get(console, path, **headers):
     [{}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic x"}, {"Cookie": "dovetail_{port}=wrong"}],
     ids=["nothing", "wrong", "basic", "cookie"],
 )
-def test_without_the_token_there_is_nothing_to_see(console, path, headers):
+def test_request_without_the_token_is_refused(console, path, headers):
     given = {name: value.format(port=console.port) for name, value in headers.items()}
     answer = get(console, path, **given)
     assert answer.status_code == 401
     assert "token" in answer.text and console.token not in answer.text
 
 
-def test_a_wrong_token_in_the_address_is_refused(console):
+def test_wrong_token_in_the_address_is_refused(console):
     answer = get(console, f"/?token={console.token[:-1]}")
     assert answer.status_code == 401 and "set-cookie" not in answer.headers
 
 
-def test_the_token_leaves_the_address_for_a_cookie_that_scripts_cannot_read(console):
+def test_token_in_the_address_becomes_a_cookie_that_scripts_cannot_read(console):
     answer = get(console, f"/learning?a=1&token={console.token}")
     assert answer.status_code == 303
     assert answer.headers["location"] == "/learning?a=1"
@@ -45,12 +45,12 @@ def test_the_token_leaves_the_address_for_a_cookie_that_scripts_cannot_read(cons
     assert get(console, "/api/state", Cookie=cookie.partition(";")[0]).status_code == 200
 
 
-def test_the_redirect_stays_here(console):
+def test_redirect_stays_on_this_host(console):
     answer = httpx.get(f"{console.address}/evil.example/?token={console.token}")
     assert answer.headers["location"] == "/evil.example/"
 
 
-def test_behind_a_link_on_another_page_our_own_page_asks_for_the_cookie(console):
+def test_link_from_another_site_gets_a_page_that_reloads(console):
     answer = get(console, f"/?token={console.token}", **{"Sec-Fetch-Site": "cross-site"})
     assert answer.status_code == 200 and "url=/" in answer.text and console.token not in answer.text
 
@@ -67,17 +67,17 @@ def test_behind_a_link_on_another_page_our_own_page_asks_for_the_cookie(console)
         {"Origin": "http://127.0.0.1:1"},
     ],
 )
-def test_another_page_or_another_name_gets_nothing_even_with_the_token(console, headers):
+def test_foreign_host_or_origin_is_refused_even_with_the_token(console, headers):
     assert get(console, "/api/state", **console.headers, **headers).status_code == 403
 
 
-def test_a_forwarded_port_and_localhost_are_ours(console):
+def test_forwarded_port_and_localhost_are_accepted(console):
     for host in ("localhost:9", "127.0.0.1", "[::1]:80"):
         assert get(console, "/api/state", **console.headers, Host=host).status_code == 200
 
 
-def dial(console, path, **headers):
-    """What a websocket there says first, or the HTTP status of its refusal."""
+def connect(console, path, **headers):
+    """The first message of a websocket, or the HTTP status of its refusal."""
 
     async def go():
         uri = console.address.replace("http", "ws").rstrip("/") + path
@@ -91,33 +91,33 @@ def dial(console, path, **headers):
 
 
 @pytest.mark.parametrize("path", SOCKETS)
-def test_websockets_need_the_token_and_our_own_page(console, path):
-    assert dial(console, path) == 403
-    assert dial(console, path, Authorization="Bearer wrong") == 403
+def test_websockets_need_the_token_and_our_origin(console, path):
+    assert connect(console, path) == 403
+    assert connect(console, path, Authorization="Bearer wrong") == 403
     assert (
-        dial(console, f"{path}{'&' if '?' in path else '?'}token={console.token}") == 403
-    )  # only pages exchange it
-    assert dial(console, path, **console.headers, Origin="http://evil.example") == 403
+        connect(console, f"{path}{'&' if '?' in path else '?'}token={console.token}") == 403
+    )  # only page requests exchange it
+    assert connect(console, path, **console.headers, Origin="http://evil.example") == 403
 
 
-def test_with_the_token_they_talk(console):
-    assert json.loads(dial(console, "/ws/state", **console.headers)) == {"state": None}
-    assert dial(console, SOCKETS[1], **console.headers)[0] == "0"
+def test_websockets_with_the_token_are_accepted(console):
+    assert json.loads(connect(console, "/ws/state", **console.headers)) == {"state": None}
+    assert connect(console, SOCKETS[1], **console.headers)[0] == "0"
 
 
-def test_a_body_that_is_too_long_is_refused(console):
+def test_too_long_body_is_refused(console):
     address = f"{console.address}api/event"
     assert httpx.post(address, headers=console.headers, content=b"x" * (1 << 20) + b"x").status_code == 413
 
 
-def test_a_second_console_says_where_the_first_is(console):
+def test_second_console_prints_the_address_of_the_first(console):
     command = [sys.executable, "-m", "dovetail.cli", "console", str(console.run), "--no-open"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert second.returncode == 2
     assert console.address in second.stderr and console.token not in second.stderr
 
 
-def test_a_browser_gets_in_by_the_printed_address_and_not_otherwise(console, page):
+def test_browser_needs_the_printed_address(console, page):
     page.goto(console.address)
     assert "needs its token" in page.inner_text("h1")
     console.enter(page)

@@ -1,25 +1,30 @@
-"""An episode as a page shows it: what is known of it, what was said of it, and its curves."""
+"""An episode as a page shows it: its summary, labels and curves."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dovetail.console.episode_handles import Desk, Episodes, Said, Summary
+from dovetail.console.episode_labels import EpisodeLabels
+from dovetail.console.recorded_episodes import RecordedEpisodes
 from dovetail.core.types import Array, Episode, Labels, Source
+from dovetail.episodes.log import EpisodeInfo
 
-__all__ = ["details", "row"]
+if TYPE_CHECKING:
+    from dovetail.labels._label_file import LabelRecord
 
-_MAX_POINTS = 2000  # of a curve: more than a screen has across
-_MAX_CURVES = 32  # of one observation; a longer vector is no curve
+__all__ = ["details", "summary_row", "verdict"]
+
+_MAX_POINTS = 2000  # of a curve: more than a screen is wide
+_MAX_CURVES = 32  # of one observation; longer vectors are not shown
 _OBSERVATION = "observation/"
 
 
-def row(info: Summary, label: Labels | None) -> dict[str, Any]:
-    """What a list shows."""
+def summary_row(info: EpisodeInfo, label: Labels | None) -> dict[str, Any]:
+    """One row of the list of episodes."""
     return {
         "id": info.id,
         "number": info.number,
@@ -34,38 +39,38 @@ def row(info: Summary, label: Labels | None) -> dict[str, Any]:
         "num_steps": info.num_steps,
         "human_share": info.num_human_steps / max(1, info.num_steps),
         "policy_version": max(info.policy_versions, default=0),
-        "label": None if label is None else word(label),
+        "label": None if label is None else verdict(label),
         "labeler": None if label is None else label.labeler,
         "confidence": None if label is None else label.confidence,
     }
 
 
-def word(label: Labels) -> str:
+def verdict(label: Labels) -> str:
     if label.discard:
         return "discard"
     return "success" if label.success else "failure"
 
 
-def details(episodes: Episodes, desk: Desk, episode_id: str) -> dict[str, Any]:
-    """All that the player needs but the pictures."""
+def details(episodes: RecordedEpisodes, labels: EpisodeLabels, episode_id: str) -> dict[str, Any]:
+    """All that the player needs except the images."""
     info = episodes.summary(episode_id)
     episode = episodes.steps(episode_id)
-    current = desk.current(episode_id)
+    current = labels.current(episode_id)
     every = max(1, -(-len(episode) // _MAX_POINTS))
     return {
-        **row(info, current),
+        **summary_row(info, current),
         "hz": info.robot.control_hz,
         "cameras": [{"name": name, "num_frames": num} for name, num in episodes.cameras(episode_id).items()],
         "every": every,
         "control": _control(episode),
         "rewards": _rewards(episode, current, every),
         "curves": _curves(episode, every),
-        "said": [_said(one) for one in desk.said(episode_id)],
+        "labels": [_label(record, counts=counts) for record, counts in labels.history(episode_id)],
     }
 
 
 def _control(episode: Episode) -> list[list[Any]]:
-    """Who moved the arm, as runs of steps: first, last, who."""
+    """Spans of steps with the same source of actions: [first, last, "human" or "policy"]."""
     source = episode.column("source")
     if len(source) == 0:
         return []
@@ -77,7 +82,7 @@ def _control(episode: Episode) -> list[list[Any]]:
 
 
 def _rewards(episode: Episode, current: Labels | None, every: int) -> dict[str, Any]:
-    """By the task as it went, and by the labels that count."""
+    """Rewards of the task, and of the labels that count."""
     names = [name for name in episode.segments[0].columns if name.startswith("reward/")]
     curves = {name.removeprefix("reward/"): _numbers(episode.column(name), every) for name in names}
     if current is not None and len(current.rewards) == len(episode):
@@ -99,25 +104,25 @@ def _curves(episode: Episode, every: int) -> list[dict[str, Any]]:
 
 
 def _curve(name: str, values: Array, names: Sequence[str], every: int) -> dict[str, Any]:
-    kept = names if len(names) == values.shape[1] else [str(number) for number in range(values.shape[1])]
-    return {"name": name, "names": list(kept), "values": [_numbers(column, every) for column in values.T]}
+    shown = names if len(names) == values.shape[1] else [str(number) for number in range(values.shape[1])]
+    return {"name": name, "names": list(shown), "values": [_numbers(column, every) for column in values.T]}
 
 
 def _numbers(values: Array, every: int) -> list[float | None]:
-    """Short, and what is not finite as nothing: JSON knows no NaN."""
+    """Rounded; NaN and infinity become None, because JSON has neither."""
     return [float(f"{value:.5g}") if np.isfinite(value) else None for value in values[::every].tolist()]
 
 
-def _said(one: Said) -> Mapping[str, Any]:
-    label = one.labels
+def _label(record: LabelRecord, *, counts: bool) -> Mapping[str, Any]:
+    label = record.labels
     return {
         "labeler": label.labeler,
         "version": label.version,
-        "word": word(label),
+        "verdict": verdict(label),
         "confidence": label.confidence,
         "return": float(f"{float(np.nansum(label.rewards)):.4g}"),
-        "unix_s": one.unix_ns / 1e9,
-        "counts": one.counts,
-        "retracted": one.retracted,
+        "unix_s": record.added_unix_ns / 1e9,
+        "counts": counts,
+        "retracted": record.retracted,
         "why": label.why,
     }

@@ -1,4 +1,4 @@
-"""Episodes: all that was recorded, to look through, play, judge anew and take home."""
+"""Episodes: search, play, label and download everything that was recorded."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from nicegui import app as nicegui_app
 from nicegui import ui
 
 from dovetail.console.episode_api import EpisodeApi
-from dovetail.console.handles import Handles
 from dovetail.console.layout import Page, frame, style
+from dovetail.console.run_files import OpenRun
 
 __all__ = ["PAGE"]
 
 
-def register(app: FastAPI, handles: Handles) -> None:
-    api = EpisodeApi(handles.episodes, handles.desk, handles.downloads)
+def register(app: FastAPI, run: OpenRun) -> None:
+    api = EpisodeApi(run.episodes, run.labels)
     app.include_router(api.router())
     nicegui_app.on_shutdown(api.close)
 
     @ui.page("/episodes")
     def show() -> None:
         style("player.css")
-        with frame(PAGE, handles.run.name, scripts=("episodes.js",)):
+        with frame(PAGE, run.name, scripts=("episodes.js",)):
             ui.html('<div id="dv-episodes"></div>', sanitize=False)
 
 
@@ -31,11 +31,11 @@ PAGE = Page(
     icon="video_library",
     register=register,
     keys={
-        "← →": "one frame back or on, with shift ten",
+        "← →": "one frame back or forward; with Shift ten",
         "Home End": "first or last frame",
         "space": "play or pause",
-        "↑ ↓": "the episode before or after",
-        "l": "label it by hand",
+        "↑ ↓": "previous or next episode",
+        "l": "label it",
         "q": "close it",
         "/": "search",
     },

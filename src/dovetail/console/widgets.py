@@ -1,4 +1,4 @@
-"""Pieces of pages that Live and Take over share. `static/robot.js` brings them to life."""
+"""HTML that the pages Live and Take over share. `static/robot.js` fills it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ __all__ = ["CAMERAS", "CONTROL", "buttons", "chart"]
 
 CAMERAS = """
 <div class="dt-stage"><div id="dt-cameras" class="dt-cameras"></div>
-<div id="dt-dark" class="dt-dark">looking for the run …</div><div id="dt-prompt" class="dt-prompt"></div></div>"""
+<div id="dt-no-image" class="dt-no-image">looking for the run …</div><div id="dt-prompt" class="dt-prompt"></div></div>"""
 
 CONTROL = """
-<div id="dt-who" class="dt-who" data-control="none"><b>…</b><span></span></div>
-<p id="dt-where" class="dt-where">&nbsp;</p>"""
+<div id="dt-in-control" class="dt-in-control" data-control="none"><b>…</b><span></span></div>
+<p id="dt-progress" class="dt-progress">&nbsp;</p>"""
 
-_EVENTS = {  # what a person says: icon, text, key
+_EVENTS = {  # event -> icon, text, key
     "start": ("play_arrow", "Start", "c"),
     "pause": ("pause", "Pause", "p"),
     "acknowledge": ("done_all", "Acknowledge", "k"),
@@ -24,24 +24,24 @@ _EVENTS = {  # what a person says: icon, text, key
     "discard": ("delete_outline", "Discard", "x"),
     "reset": ("restart_alt", "Reset", "r"),
 }
-_SURE = {"stop": "End the run? It saves what it has, and can be resumed."}
+_CONFIRM = {"stop": "End the run? It saves its state and can be resumed."}
 
 
 def buttons(*events: str) -> str:
-    """A grid of buttons, each of which says something to the robot."""
+    """A grid of buttons; each sends an event to the robot."""
     made = []
     for event in events:
         icon, text, key = _EVENTS[event]
-        sure = f' data-sure="{escape(_SURE[event])}"' if event in _SURE else ""
+        confirm = f' data-confirm="{escape(_CONFIRM[event])}"' if event in _CONFIRM else ""
         shown_key = f"<kbd>{key}</kbd>" if key else ""
         made.append(
-            f'<button class="dt-button" data-event="{event}"{sure}>'
+            f'<button class="dt-button" data-event="{event}"{confirm}>'
             f'<i class="q-icon material-icons">{icon}</i>{text} {shown_key}</button>'
         )
     return f'<div class="dt-buttons">{"".join(made)}</div>'
 
 
 def chart(title: str, curve: str, *, share: bool = False) -> str:
-    """A card with one of the run's curves."""
+    """A card with one of the curves of the run."""
     kind = ' data-kind="share"' if share else ""
     return f'<div class="dt-card"><h3>{escape(title)}</h3><div class="dt-chart" data-curve="{curve}"{kind}></div></div>'

@@ -1,39 +1,39 @@
-"""Live: what the robot sees, who is in control, how learning goes, and the buttons to say something about it."""
+"""Live: the robot's cameras, who is in control, learning curves, and buttons to start, pause and stop."""
 
 from __future__ import annotations
 
 from fastapi import FastAPI
 from nicegui import ui
 
-from dovetail.console.handles import Handles
 from dovetail.console.layout import Page, frame
-from dovetail.console.parts import CAMERAS, CONTROL, buttons, chart
+from dovetail.console.run_files import OpenRun
+from dovetail.console.widgets import CAMERAS, CONTROL, buttons, chart
 
 __all__ = ["PAGE"]
 
 
-def register(app: FastAPI, handles: Handles) -> None:
+def register(app: FastAPI, run: OpenRun) -> None:
     @ui.page("/")
     def show() -> None:
-        with frame(PAGE, handles.run.name, scripts=("live.js",)):
+        with frame(PAGE, run.name, scripts=("live.js",)):
             with ui.element("div").classes("dt-live"):
                 ui.html(CAMERAS, sanitize=False).classes("dt-card dt-flush")
                 with ui.element("div").classes("dt-column"):
-                    said = buttons("start", "pause", "acknowledge", "stop")
-                    ui.html(CONTROL + said, sanitize=False).classes("dt-card")
+                    events = buttons("start", "pause", "acknowledge", "stop")
+                    ui.html(CONTROL + events, sanitize=False).classes("dt-card")
                     _card("Control loop", "dt-health", "dt-stats")
                     _card("Coach", "dt-coach", "dt-coach").classes("dt-grow")
             curves = (
                 chart("Success, last 20 episodes", "success", share=True),
                 chart("Return", "return"),
-                chart("Share of steps by a person", "human_share", share=True),
+                chart("Share of steps by an operator", "human_share", share=True),
             )
             ui.html("".join(curves), sanitize=False).classes("dt-three")
             ui.html(_ROLES, sanitize=False)
 
 
 _ROLES = """<div id="dt-roles" class="dt-card" hidden><h3>Roles</h3><div id="dt-pipeline" class="dt-stats"></div>
-<div id="dt-seen-to" class="dt-buttons"></div>
+<div id="dt-acknowledge" class="dt-buttons"></div>
 <div class="dt-scroll"><table class="dt-roles"><thead></thead><tbody></tbody></table></div></div>"""
 
 
@@ -46,5 +46,5 @@ PAGE = Page(
     title="Live",
     icon="videocam",
     register=register,
-    keys={"c": "start, or go on", "p": "pause", "k": "acknowledge a fault"},
+    keys={"c": "start or continue", "p": "pause", "k": "acknowledge a fault"},
 )

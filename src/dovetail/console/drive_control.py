@@ -1,0 +1,114 @@
+"""Which connection drives the arm. Every message is checked before it reaches the robot."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from typing import Annotated, Protocol
+
+from pydantic import Field, ValidationError
+
+from dovetail.config.model import Config
+from dovetail.core.errors import UsageError
+
+__all__ = ["MAX_MESSAGE_BYTES", "DriveControl", "DriveSession", "Drives", "InvalidMessage"]
+
+MAX_MESSAGE_BYTES = 1024
+_SILENCE_S = 1.0  # after this time without a message, another driver may take over
+_Axis = Annotated[float, Field(ge=-1.0, le=1.0, allow_inf_nan=False)]
+
+
+class Drives(Protocol):
+    """What drive messages go to: see `LiveRobot`."""
+
+    def drive(self, *, session: int, sequence: int, held: bool, axes: tuple[float, ...]) -> None: ...
+
+    def disconnect(self, *, session: int, sequence: int) -> None: ...
+
+
+class DriveMessage(Config):
+    """One message of a driver."""
+
+    n: Annotated[int, Field(gt=0, lt=2**53, strict=True)]
+    """Number of the message; it increases."""
+    held: Annotated[bool, Field(strict=True)]
+    """Whether the dead-man key is held."""
+    axes: Annotated[tuple[_Axis, ...], Field(max_length=32)] = ()
+    """Speed of each axis, -1 to 1."""
+    lost: Annotated[bool, Field(strict=True)] = False
+    """Whether the page lost the focus: the arm holds and is not released."""
+
+
+class InvalidMessage(Exception):
+    """An invalid message: its connection is closed."""
+
+
+class DriveControl:
+    """Lets one session drive at a time."""
+
+    def __init__(self, robot: Drives) -> None:
+        self._robot = robot
+        self._sessions: dict[int, DriveSession] = {}
+        self._driver: DriveSession | None = None
+        self._last_message_s = 0.0
+
+    def connect(self, name: str) -> DriveSession:
+        session = DriveSession(self, id=secrets.randbits(48) + 1, name=name)
+        self._sessions[session.id] = session
+        return session
+
+    def disconnect(self, session: DriveSession) -> None:
+        self._sessions.pop(session.id, None)
+        self._release(session, sequence=session.last + 1, lost=True)
+
+    def name_of(self, session_id: int) -> str:
+        session = self._sessions.get(session_id)
+        return "" if session is None else session.name
+
+    def apply(self, session: DriveSession, message: DriveMessage) -> str | None:
+        """Send the message to the robot. If another session drives, return its name instead."""
+        now_s = time.monotonic()
+        other = self._driver
+        if other is not None and other is not session and now_s - self._last_message_s < _SILENCE_S:
+            return other.name if message.held else None
+        if message.held and not message.lost:
+            self._robot.drive(session=session.id, sequence=message.n, held=True, axes=message.axes)
+            self._driver, self._last_message_s = session, now_s  # after it: a refused message changes nothing
+        elif self._driver is session:
+            self._release(session, sequence=message.n, lost=message.lost, axes=message.axes)
+        return None
+
+    def _release(self, session: DriveSession, *, sequence: int, lost: bool, axes: tuple[float, ...] = ()) -> None:
+        if self._driver is not session:
+            return
+        self._driver = None
+        if lost:
+            self._robot.disconnect(session=session.id, sequence=sequence)
+        else:
+            self._robot.drive(session=session.id, sequence=sequence, held=False, axes=axes)
+
+
+class DriveSession:
+    """One connection that may drive."""
+
+    def __init__(self, control: DriveControl, *, id: int, name: str) -> None:
+        self._control = control
+        self.id, self.name = id, name
+        self.last = 0  # number of the newest message
+
+    def receive(self, text: str) -> str | None:
+        """Handle a message. Raises InvalidMessage; returns the name of the session that drives instead, if one does."""
+        if len(text) > MAX_MESSAGE_BYTES:
+            raise InvalidMessage(f"a message may have at most {MAX_MESSAGE_BYTES} characters")
+        try:
+            message = DriveMessage.model_validate(json.loads(text))
+        except (ValueError, ValidationError, RecursionError) as error:
+            raise InvalidMessage("this is not a drive message") from error
+        if message.n <= self.last:
+            raise InvalidMessage(f"message {message.n} is not newer than message {self.last}")
+        self.last = message.n
+        try:
+            return self._control.apply(self, message)
+        except UsageError as error:
+            raise InvalidMessage(str(error)) from error

@@ -1,0 +1,95 @@
+"""The robot of a run: attached while the run is active, detached when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from dovetail.core.errors import UsageError
+from dovetail.core.types import Array, Event
+from dovetail.live.view import LiveState, LiveView, NotLive
+
+__all__ = ["LiveRobot"]
+
+_AT_ONCE_S = 0.001  # this message has expired when it is read: the arm then holds
+
+
+class LiveRobot:
+    """No call blocks. Call it from one thread, except `cameras`, `frame` and `close`, which one other thread calls."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._view: LiveView | None = None
+        self._rendered: LiveView | None = (
+            None  # the last one that gave images; closed by the thread that took them
+        )
+
+    def refresh(self) -> None:
+        """Check whether the run has started, restarted or ended, and report to it that a console is open."""
+        try:
+            if self._view is None:
+                self._view = LiveView.attach(self._folder)
+            else:
+                self._view.refresh()
+            with contextlib.suppress(UsageError):  # another console drives; this one only watches
+                self._view.writer.beat()
+        except NotLive:
+            self._view = None
+
+    def state(self) -> LiveState | None:
+        """None while the run is not active."""
+        view = self._view
+        return None if view is None or not view.alive else view.state()
+
+    @property
+    def axes(self) -> Sequence[str]:
+        """Names of the axes that `drive` moves."""
+        return () if self._view is None else self._view.robot.action.names
+
+    def cameras(self) -> Sequence[str]:
+        view = self._view
+        return () if view is None else view.cameras
+
+    def frame(self, camera: str, newer_than: int) -> tuple[int, Array] | None:
+        """The newest image, uint8 [H, W, 3], and its number; None if there is none newer."""
+        view = self._view
+        if view is not self._rendered:
+            if self._rendered is not None:
+                self._rendered.close()
+            self._rendered = view
+        if view is None or (number := view.num_seen) == newer_than:
+            return None
+        image = view.frame(camera)
+        return None if image is None else (number, image)
+
+    def close(self) -> None:
+        view, self._view = self._view, None
+        if view is not None:
+            view.writer.close()
+        if self._rendered is not None:
+            self._rendered.close()
+            self._rendered = None
+
+    # ---- driving: the arm's control loop decides what it follows
+
+    def drive(self, *, session: int, sequence: int, held: bool, axes: Sequence[float]) -> None:
+        """Each axis is -1 to 1 of the highest allowed speed. Not `held`: released. Raises UsageError for invalid input."""
+        axes = axes or (0.0,) * len(self.axes)
+        self._active().writer.drive(session=session, sequence=sequence, held=held, axes=axes)
+
+    def disconnect(self, *, session: int, sequence: int) -> None:
+        """The page, the network or the focus was lost while driving: the arm holds."""
+        view = self._view
+        if view is not None:
+            zeros = (0.0,) * len(self.axes)
+            with contextlib.suppress(UsageError):  # another console was driving
+                view.writer.drive(session=session, sequence=sequence, held=True, axes=zeros, expires_s=_AT_ONCE_S)
+
+    def post(self, event: Event, *, session: int) -> None:
+        self._active().writer.post(event, session=session)
+
+    def _active(self) -> LiveView:
+        if self._view is None:
+            raise UsageError("this run is not active: start it with `dovetail run --resume`")
+        return self._view
