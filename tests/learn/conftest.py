@@ -4,7 +4,7 @@ import torch
 
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
-from support.toy_practice import fill
+from support.joint_arm import fill
 
 ROBOT = RobotSpec(
     name="arm",

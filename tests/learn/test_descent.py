@@ -9,7 +9,7 @@ from dovetail.learn.algorithms.hi_ors import HiORS
 from dovetail.policies.components import ComponentConfig
 from dovetail.testing import check_algorithm
 from dovetail.testing.algorithms import random_batch
-from support.toy_practice import ARM, make_flow
+from support.joint_arm import ARM, make_flow
 
 BOTH = pytest.mark.parametrize("kind", [HGDAgger, HiORS])
 

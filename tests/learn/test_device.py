@@ -10,7 +10,7 @@ from dovetail.core.errors import ConfigError, UsageError
 from dovetail.core.types import ActContext
 from dovetail.learn.device import device_of, find_device
 from dovetail.learn.precision import compute_in_bf16
-from support.each_algorithm import algorithms, batch_for
+from support.small_algorithms import algorithms, batch_for
 from support.toy_run import TOY
 
 

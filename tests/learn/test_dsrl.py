@@ -181,7 +181,7 @@ def test_rewards_are_discounted_by_their_place_and_what_follows_by_the_chunks_le
             assert batch["next/joint_pos"][row, 0].item() == following
         met |= set(first)
         # what the critic is shown: the window's actions, the last one held past the end
-        given = algorithm._executed(batch).view(-1, HORIZON, 2)[..., 0]
+        given = algorithm._executed_actions(batch).view(-1, HORIZON, 2)[..., 0]
         expected = [[min(step + i, 4) / 10 for i in range(HORIZON)] for step in first]
         np.testing.assert_allclose(given.numpy(), expected, atol=1e-6)
         # and what it is held to
@@ -257,7 +257,7 @@ def test_the_critic_of_noise_is_distilled_from_that_of_actions(make_policy, chun
         noise[::2] = torch.randn(noise.shape, generator=generator)[::2]
         value = algorithm._critic(torch.cat((seen, policy.chunks_from_noise(seen, noise).flatten(1)), 1)).amin(0)
         q = algorithm._noise_critic(torch.cat((seen, noise.flatten(1)), 1))
-    metrics = algorithm._distill(seen)
+    metrics = algorithm._update_noise_critic(seen)
     assert metrics["noise_critic_loss"] == pytest.approx(float((q - value).square().mean()), rel=1e-5)
 
 
@@ -284,14 +284,14 @@ def test_each_step_moves_its_own_network_only(make_policy, chunks):
     def critic():
         algorithm._update_critic(
             seen,
-            algorithm._executed(chunks),
+            algorithm._executed_actions(chunks),
             chunks["reward"],
             chunks["discount"],
             features(policy, chunks, "next"),
         )
 
     assert moved(critic) == {"critic"}
-    assert moved(lambda: algorithm._distill(seen)) == {"noise_critic"}
+    assert moved(lambda: algorithm._update_noise_critic(seen)) == {"noise_critic"}
     assert moved(lambda: algorithm._update_actor(seen)) == {"steering"}
 
 

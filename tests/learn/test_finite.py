@@ -59,7 +59,7 @@ def test_an_actor_that_breaks_leaves_its_critics_good_step(policy, batch):
     algorithm.update(batch)
     before = state_of(algorithm)
     algorithm._policy.imitation_loss = lambda *_, **__: (
-        torch.tensor(math.inf, requires_grad=True) * sum(p.sum() for p in algorithm._actor_parameters)
+        torch.tensor(math.inf, requires_grad=True) * sum(p.sum() for p in algorithm._optimizers.parameters["actor"])
     )
     with pytest.raises(SkippedUpdate, match="actor's loss"):
         algorithm.update(batch)

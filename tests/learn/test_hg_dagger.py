@@ -11,7 +11,7 @@ from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.learner import Learner
 from dovetail.testing import check_algorithm
 from dovetail.testing.algorithms import random_batch
-from support.toy_practice import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
+from support.joint_arm import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
 
 
 def make(policy=None, **config):

@@ -15,7 +15,7 @@ from dovetail.learn.batches import batch_arrays
 from dovetail.learn.learner import Learner
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing import check_algorithm
-from support.toy_practice import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
+from support.joint_arm import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
 
 GRIPPING = dataclasses.replace(
     ARM,
@@ -57,18 +57,18 @@ def batch_of(algorithm, robot=ARM, seed=0):
 
 
 def test_the_bar_rises_from_round_to_round():
-    algorithm = make(thresholds=(0.2, 0.4, 0.6), updates_per_round=3)
+    algorithm = make(return_thresholds=(0.2, 0.4, 0.6), updates_per_round=3)
     batch, bars = batch_of(algorithm), []
     for _ in range(8):
         assert View(part="online", return_above=algorithm.threshold, min_episode_steps=3) in algorithm.sample_request.rows
         bars.append(algorithm.update(batch)["threshold"])
     assert bars == [0.2, 0.2, 0.2, 0.4, 0.4, 0.4, 0.6, 0.6]
     with pytest.raises(ValueError, match="should rise"):
-        HiORSConfig(thresholds=(0.5, 0.4))
+        HiORSConfig(return_thresholds=(0.5, 0.4))
 
 
 def test_what_it_asks_for():
-    algorithm = make(batch_size=10, demo_share=0.3, min_episode_steps=5, thresholds=(0.1, 0.9), updates_per_round=1)
+    algorithm = make(batch_size=10, demo_share=0.3, min_episode_steps=5, return_thresholds=(0.1, 0.9), updates_per_round=1)
     algorithm.update(batch_of(algorithm))
     wants = algorithm.sample_request
     assert wants.rows == {
@@ -100,7 +100,7 @@ def test_only_what_went_well_enough_is_imitated(open_replay):
         marked("three", 0.5, num_steps=3),
         marked("demo", 0.6, demo=True),
     )
-    algorithm = make(thresholds=(0.5, 0.7, 2.0), updates_per_round=40)
+    algorithm = make(return_thresholds=(0.5, 0.7, 2.0), updates_per_round=40)
     given, learner = spy_on(algorithm._policy), learner_of(algorithm, replay)
     told = learner.step(env_steps=40)
     assert marks(given) == {0.2, 0.3, 0.5}
@@ -118,7 +118,7 @@ def test_a_round_that_ends_within_a_step_ends_there(open_replay):
     """Trap: views asked for once a step. Stopped in its midst and resumed, a run would have drawn from others."""
     slow = [0.0, -0.2, -0.2, 0.0, 0.0, 1.0]  # adds up to 0.6
     replay = open_replay(marked("succeeded", 0.2), marked("slow", 0.3, rewards=slow))
-    algorithm = make(thresholds=(0.5, 0.7), updates_per_round=5)
+    algorithm = make(return_thresholds=(0.5, 0.7), updates_per_round=5)
     given = spy_on(algorithm._policy)
     learner_of(algorithm, replay).step(env_steps=12)
     assert len(given) == 12
@@ -129,7 +129,7 @@ def test_a_round_that_ends_within_a_step_ends_there(open_replay):
 def test_demonstrations_that_do_not_pass_are_nothing_to_warm_up_on(open_replay):
     replay = open_replay(marked("failed", 0.1, success=False, demo=True))
     learner = learner_of(make(), replay)
-    with pytest.raises(UsageError, match=r"nothing that was demonstrated is to be learned from.*warmup_updates=0"):
+    with pytest.raises(UsageError, match=r"the algorithm rejected every demonstration.*warmup_updates=0"):
         learner.warm_up(5)
 
 
@@ -225,9 +225,9 @@ def test_a_hand_that_closes_moves():
 
 
 def test_the_filter_can_be_switched_off_and_then_nothing_need_be_measured(robot):
-    algorithm = make(make_flow(robot), targets="executed", min_motion_std=0.0)
+    algorithm = make(make_flow(robot), imitated_actions="executed", min_motion_std=0.0)
     assert not algorithm.sample_request.achieved
-    check_algorithm(lambda: make(make_flow(robot), targets="executed", min_motion_std=0.0), robot=robot)
+    check_algorithm(lambda: make(make_flow(robot), imitated_actions="executed", min_motion_std=0.0), robot=robot)
     with pytest.raises(UsageError, match="robot 'arm' does not tell"):
         batch_arrays(make(make_flow(robot)).sample_request, robot)
 
@@ -248,7 +248,7 @@ def test_a_batch_with_nothing_in_it_changes_nothing():
 def test_corrections_count_more_and_demonstrations_do_not():
     """Single actions of a Gaussian, whose loss has no chance in it: (w n_h L_h + n_p L_p) / (w n_h + n_p)."""
     policy = GaussianMLP(GaussianMLPConfig(hidden=(16,)), robot=ARM, seed=0)
-    algorithm = make(policy, demo_share=0.25, human_weight=5.0)
+    algorithm = make(policy, demo_share=0.25, correction_weight=5.0)
     batch = batch_of(algorithm)
     batch["human"][:] = torch.tensor([1, 1, 0, 1, 0, 1, 0, 1])  # the first two rows are demonstrations
     features, targets = policy.features({"joint_pos": batch["observation/joint_pos"]}), batch["achieved"]
@@ -262,7 +262,7 @@ def test_corrections_count_more_and_demonstrations_do_not():
 
 
 def test_what_counts_is_whose_hand_a_chunk_began_in_and_each_action_counts_alike():
-    algorithm = make(human_weight=3.0)
+    algorithm = make(correction_weight=3.0)
     given, batch = spy_on(algorithm._policy), batch_of(algorithm)
     batch["human"][:3, 0] = True  # corrections, handed back after one step
     batch["human"][3, 1:] = True  # taken over in the midst of a chunk of the policy
@@ -292,7 +292,7 @@ def test_gradients_are_clipped_to_one():
 @pytest.mark.parametrize("config", [{}, {"horizon": 1}, {"history": {"joint_pos": 3}}, {"prompt_features": 4}])
 def test_it_keeps_the_contract(config):
     check_algorithm(
-        lambda: make(make_flow(**config), demo_share=0.5, thresholds=(0.5, 0.6), updates_per_round=3), robot=ARM
+        lambda: make(make_flow(**config), demo_share=0.5, return_thresholds=(0.5, 0.6), updates_per_round=3), robot=ARM
     )
 
 
@@ -300,7 +300,7 @@ def test_a_resumed_learner_goes_on_bit_for_bit_the_round_included(open_replay):
     replay = open_replay(marked("a", 0.2, human=(2, 3)), marked("b", 0.4), marked("demo", 0.6, demo=True))
 
     def fresh():
-        return learner_of(make(demo_share=0.25, thresholds=(0.5, 0.9), updates_per_round=5), replay)
+        return learner_of(make(demo_share=0.25, return_thresholds=(0.5, 0.9), updates_per_round=5), replay)
 
     one = fresh()
     one.step(env_steps=7)

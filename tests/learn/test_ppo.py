@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
-from dovetail.learn.algorithms.ppo import PPO, PPOConfig, Rows, ppo_loss
+from dovetail.learn.algorithms.ppo import PPO, PPOConfig, RolloutRows, ppo_loss
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig
 
@@ -44,7 +44,7 @@ def rollout(policy, *, seed=0, version=0, ends=((0, 2),), cuts=((1, 4),)):
 
 def rows(**values):
     names = ("proximal", "weight", "advantage", "returns")
-    return Rows(**{name: torch.tensor(values[name]) for name in names})
+    return RolloutRows(**{name: torch.tensor(values[name]) for name in names})
 
 
 def weights_of(algorithm):
@@ -64,7 +64,7 @@ def test_the_loss_by_hand():
     loss, facts = ppo_loss(
         config,
         rows(
-            proximal=[0.0] * 5,
+            log_prob_old=[0.0] * 5,
             weight=[1.0] * 5,
             advantage=[1.0, 1.0, -1.0, -1.0, 2.0],
             returns=[1.0, 0.0, 0.0, 0.0, 0.0],
@@ -107,8 +107,8 @@ def test_the_gradient_is_that_of_finite_differences(robot):
     with torch.no_grad():
         proximal, _, _ = policy.evaluate_actions(policy.features(seen), drawn)
         proximal = proximal + torch.from_numpy(rng.normal(0, 0.15, N * T))  # ratios on both sides of the clip
-    data = Rows(
-        proximal=proximal,
+    data = RolloutRows(
+        log_prob_old=proximal,
         weight=torch.from_numpy(rng.uniform(0.5, 2.0, N * T)),
         advantage=torch.from_numpy(rng.normal(size=N * T)),
         returns=torch.from_numpy(rng.normal(size=N * T)),
@@ -139,7 +139,7 @@ def test_the_gradient_is_that_of_finite_differences(robot):
 
 def prepared(algorithm, batch):
     seen = {"joint_pos": batch["observation/joint_pos"][:, :-1].flatten(0, 1)}
-    return algorithm._prepare(batch, seen, batch["action"].flatten(0, 1))
+    return algorithm._evaluate_rollout(batch, seen, batch["action"].flatten(0, 1))
 
 
 def test_what_each_step_bootstraps_with(robot):
@@ -180,7 +180,7 @@ def test_advantages_are_normalised(robot):
 
 
 def test_what_behaved_weighs_the_samples(robot):
-    algorithm, policy = make(robot, max_weight=2.0)
+    algorithm, policy = make(robot, max_importance_weight=2.0)
     batch = rollout(policy)
     batch["log_prob"] = batch["log_prob"] + torch.tensor([[math.log(2.0)], [math.log(0.8)], [math.log(0.1)]])
     data, facts = prepared(algorithm, batch)
@@ -241,10 +241,10 @@ def test_the_learning_rate_follows_the_distance(robot):
     settings = {"lr": 1e-3, "value_lr": 5e-3, "std_lr": 2e-3, "target_kl": 0.01, "adapt_lr": True}
     algorithm, policy = make(robot, **settings)
     for kl, lr in ((0.016, 1e-3 / 1.2), (0.012, 1e-3 / 1.2), (0.007, 1e-3 / 1.2), (0.006, 1e-3), (0.0, 1.2e-3)):
-        algorithm._adapt(kl)
+        algorithm._adapt_lr(kl)
         assert algorithm._lr == pytest.approx(lr)
     for _ in range(100):
-        algorithm._adapt(1.0)
+        algorithm._adapt_lr(1.0)
     assert algorithm._lr == pytest.approx(1e-4)  # a tenth of what was asked for, and no less
     state = algorithm.state_dict()
     resumed, _ = make(robot, **settings)

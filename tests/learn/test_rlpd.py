@@ -155,9 +155,9 @@ def test_chunks_wait_until_they_were_done(policy, robot):
 
 def test_where_nobody_did_anything_several_processes_stay_where_they_are_too(policy, batch, monkeypatch):
     """A step down nothing is one all the same: Adam goes on with what it remembers."""
-    monkeypatch.setattr(DataParallel, "add_up", lambda self, tensors: torch._foreach_mul_(tensors, 2.0))  # two alike
+    monkeypatch.setattr(DataParallel, "sum_", lambda self, tensors: torch._foreach_mul_(tensors, 2.0))  # two alike
     algorithm = make(policy, actor_every=1, bc_weight=5.0, actor_q_from_update=3)
-    algorithm.spread(DataParallel(rank=0, size=2))
+    algorithm.set_parallel(DataParallel(rank=0, size=2))
     assert "actor_loss" in algorithm.update(batch)
     before = [p.detach().clone() for p in policy._actor.parameters()]
     batch["human"][:] = False

@@ -14,7 +14,7 @@ from dovetail.learn.batches import Batches
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing.algorithms import check_algorithm
 from dovetail.testing.policies import check_policy
-from support.toy_practice import ARM, make_episode, spy_on
+from support.joint_arm import ARM, make_episode, spy_on
 
 HORIZON = 3
 
@@ -80,7 +80,7 @@ def test_a_chunks_rewards_count_by_their_place_and_what_follows_by_its_length(op
     for batch in Batches(request=algorithm.sample_request, robot=ARM, replay=replay, rng=rng, num_ahead=0).take(10):
         steps = (batch["observation/joint_pos"][:, 0] * 10).round().int().tolist()
         met |= set(steps)
-        given = algorithm._executed(batch)  # the window's actions, the last one held past the end
+        given = algorithm._executed_actions(batch)  # the window's actions, the last one held past the end
         wanted = [[s * min(step + i, 5) / 10 for i in (1, 2, 3) for s in (1, -1)] for step in steps]
         np.testing.assert_allclose(given.numpy(), wanted, atol=1e-6)
         generator = torch.Generator()

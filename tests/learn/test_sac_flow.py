@@ -115,14 +115,14 @@ def test_gradient_norms_are_each_ones_own(actor, robot, batch):
     metrics = algorithm.update(batch)
     norms = {
         name: math.sqrt(sum(p.grad.square().sum().item() for p in parameters))
-        for name, parameters in (("critic", algorithm._critic_parameters), ("actor", algorithm._actor_parameters))
+        for name, parameters in (("critic", algorithm._optimizers.parameters["critic"]), ("actor", algorithm._optimizers.parameters["actor"]))
     }
     assert all(0.0 < norm < algorithm._config.max_grad_norm for norm in norms.values())  # nothing was clipped
     for name, norm in norms.items():
         assert metrics[f"{name}_grad_norm"] == pytest.approx(norm, rel=1e-5)
     tight = make(make_policy(robot), actor_every=1, max_grad_norm=1e-3)
     tight.update(batch)
-    for parameters in (tight._critic_parameters, tight._actor_parameters):
+    for parameters in (tight._optimizers.parameters["critic"], tight._optimizers.parameters["actor"]):
         norm = math.sqrt(sum(p.grad.square().sum().item() for p in parameters))
         assert norm == pytest.approx(1e-3, rel=1e-2)
 

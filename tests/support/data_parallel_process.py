@@ -1,4 +1,4 @@
-"""One of several processes that take the same steps: `python spread_process.py MEETING RANK SIZE OUT`."""
+"""One of several processes that take the same steps: `python data_parallel_process.py MEETING RANK SIZE OUT`."""
 
 import sys
 from datetime import timedelta
@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.setup import set_up
-from support.each_algorithm import ROBOT, algorithms, batch_for
+from support.small_algorithms import ROBOT, algorithms, batch_for
 
 
 def learn(rank, size, *, num_updates=3, shard=False):

@@ -5,7 +5,7 @@ import torch
 
 from dovetail.bench._learn_ours import make_batch, make_rlpd
 from dovetail.core.errors import UsageError
-from dovetail.learn.cuda_graphs import Graphs, told
+from dovetail.learn.cuda_graphs import CudaGraphs, to_floats
 from dovetail.learn.data_parallel import DataParallel
 
 
@@ -15,26 +15,26 @@ def rows_of(batch):
 
 
 def test_metrics_are_told_as_numbers_in_their_order():
-    metrics = told({"a": torch.tensor(1.5, requires_grad=True), "b": 2.0, "c": torch.tensor(3.0)})
+    metrics = to_floats({"a": torch.tensor(1.5, requires_grad=True), "b": 2.0, "c": torch.tensor(3.0)})
     assert metrics == {"a": 1.5, "b": 2.0, "c": 3.0}
     assert list(metrics) == ["a", "b", "c"]
     assert all(type(value) is float for value in metrics.values())
 
 
 def test_graphs_without_a_gpu_are_refused():
-    with pytest.raises(UsageError, match=r"algorithm\.graphs are CUDA's"):
-        make_rlpd(hidden=(8, 8), batch_size=4, critics=3, graphs=True)
-    with pytest.raises(UsageError, match=r"algorithm\.compiled is for a GPU"):
-        make_rlpd(hidden=(8, 8), batch_size=4, critics=3, compiled=True)
+    with pytest.raises(UsageError, match=r"algorithm\.cuda_graphs needs a CUDA device"):
+        make_rlpd(hidden=(8, 8), batch_size=4, critics=3, cuda_graphs=True)
+    with pytest.raises(UsageError, match=r"algorithm\.torch_compile needs a CUDA device"):
+        make_rlpd(hidden=(8, 8), batch_size=4, critics=3, torch_compile=True)
     with pytest.raises(ValueError, match="generator"):
-        Graphs(torch.Generator())
+        CudaGraphs(torch.Generator())
 
 
 def test_graphs_of_several_processes_are_refused():
     algorithm = make_rlpd(hidden=(8, 8), batch_size=4, critics=3)
-    algorithm._seeing = algorithm._seeing.model_copy(update={"graphs": True})  # as there would be on a GPU
-    with pytest.raises(UsageError, match=r"algorithm\.graphs are of one process"):
-        algorithm.spread(DataParallel(rank=0, size=2))
+    algorithm._family_config = algorithm._family_config.model_copy(update={"cuda_graphs": True})  # as there would be on a GPU
+    with pytest.raises(UsageError, match=r"algorithm\.cuda_graphs works in one process"):
+        algorithm.set_parallel(DataParallel(rank=0, size=2))
 
 
 def test_cloning_by_a_mask_is_cloning_of_the_chosen_rows():
@@ -53,7 +53,7 @@ def test_replayed_updates_are_those_of_the_kernels_one_by_one():
     found = []
     for graphs in (False, True):
         algorithm = make_rlpd(
-            hidden=(16, 16), batch_size=16, critics=5, device=device, actor_every=2, bc_weight=1, graphs=graphs
+            hidden=(16, 16), batch_size=16, critics=5, device=device, actor_every=2, bc_weight=1, cuda_graphs=graphs
         )
         found.append([dict(algorithm.update(batch)) for _ in range(20)])
     assert "actor_loss" in found[0][9] and "actor_loss" not in found[0][8]

@@ -17,7 +17,7 @@ from dovetail.core.types import (
     View,
 )
 from dovetail.learn.algorithms.imitation import Imitation
-from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.replay.mapped import MappedReplay
 
 HORIZON = 4
@@ -93,8 +93,8 @@ class Everything(Imitation):
     """Cloning whatever was done, by whomever and to whatever end: what nobody should do, to compare with."""
 
     @property
-    def wants(self):
-        wants = super().wants
+    def sample_request(self):
+        wants = super().sample_request
         return dataclasses.replace(wants, rows={View(): sum(wants.rows.values())}, waits=True)
 
 

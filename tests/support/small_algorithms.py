@@ -10,10 +10,10 @@ from dovetail.learn.algorithms.hi_ors import HiORS, HiORSConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.algorithms.sac_flow import SACFlow, SACFlowConfig
-from dovetail.policies.flow import Flow, FlowConfig
-from dovetail.policies.flow_actor import FlowActor, FlowActorConfig
+from dovetail.policies.flows.flow import Flow, FlowConfig
+from dovetail.policies.flows.flow_actor import FlowActor, FlowActorConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
-from dovetail.policies.steered import Steered, SteeredConfig
+from dovetail.policies.flows.steered_flow import SteeredFlow, SteeredFlowConfig
 
 ROBOT = RobotSpec(
     name="arm",
@@ -38,7 +38,7 @@ def algorithms(robot):
     return {
         "rlpd": RLPD(RLPDConfig(bc_weight=0.5, num_critics=3, **soft), policy=gaussian),
         "sac_flow": SACFlow(SACFlowConfig(**soft), policy=actor),
-        "dsrl": DSRL(DSRLConfig(**soft), policy=flow(robot, Steered, SteeredConfig)),
+        "dsrl": DSRL(DSRLConfig(**soft), policy=flow(robot, SteeredFlow, SteeredFlowConfig)),
         "imitation": Imitation(ImitationConfig(batch_size=8), policy=flow(robot)),
         "hg_dagger": HGDAgger(HGDAggerConfig(batch_size=8), policy=flow(robot)),
         "hi_ors_of_singles": HiORS(HiORSConfig(batch_size=8), policy=single),

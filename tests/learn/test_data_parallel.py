@@ -18,8 +18,8 @@ from dovetail.learn.data_parallel import DataParallel
 from dovetail.policies.random_draws import SharedGenerator, normal, uniform
 from dovetail.policies.images.encoders import random_shift
 from support import SUPPORT
-from support.each_algorithm import algorithms, batch_for
-from support.spread_process import learn
+from support.small_algorithms import algorithms, batch_for
+from support.data_parallel_process import learn
 
 
 def close(a, b):
@@ -40,7 +40,7 @@ def test_accumulated_pieces_are_one_batch(policy, batch):
         algorithm = Imitation(ImitationConfig(batch_size=8), policy=policy)
         set_up(algorithm, name="imitation", accumulate=count)
         algorithm._optimizer.step = lambda: None
-        loss, norm = algorithm._descend(batch, algorithm._loss)
+        loss, norm = algorithm._minimize(batch, algorithm._loss)
         gradients.append([loss, norm, *(p.grad.clone() for p in algorithm._parameters)])
     for other in gradients[1:]:
         for a, b in zip(gradients[0], other, strict=True):
@@ -50,7 +50,7 @@ def test_accumulated_pieces_are_one_batch(policy, batch):
 def test_pieces_count_by_what_is_in_them(robot):
     """With masks and weights, the mean of means is not the mean: by hand, 1 action of weight 4 against 3 of weight 1."""
     policy = algorithms(robot)["hi_ors"]._policy
-    algorithm = HiORS(HiORSConfig(batch_size=2, demo_share=0.0, targets="executed", min_motion_std=0.0), policy=policy)
+    algorithm = HiORS(HiORSConfig(batch_size=2, demo_share=0.0, imitated_actions="executed", min_motion_std=0.0), policy=policy)
     set_up(algorithm, name="hi_ors", accumulate=2)
     said = iter((torch.tensor(10.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)))
     policy.imitation_loss = lambda *_, **__: next(said)
@@ -64,9 +64,9 @@ def test_pieces_count_by_what_is_in_them(robot):
 
 def test_no_piece_is_without_rows():
     """The mean over none is NaN; a rollout's last batch may be a single row."""
-    pieces = DataParallel(num_pieces=3).pieces({"index": torch.arange(2)})
+    pieces = DataParallel(num_micro_batches=3).micro_batches({"index": torch.arange(2)})
     assert [piece["index"].tolist() for piece in pieces] == [[0], [1]]
-    assert len(DataParallel(num_pieces=3).pieces({"index": torch.arange(1)})) == 1
+    assert len(DataParallel(num_micro_batches=3).micro_batches({"index": torch.arange(1)})) == 1
 
 
 def test_a_piece_with_nothing_in_it(robot):
@@ -97,7 +97,7 @@ def test_what_cannot_be_divided_is_refused(policy):
 
 def test_each_process_draws_every_nth_row():
     request = SampleRequest(observation_keys=(), rows={View(part="demo"): 3, View(part="online"): 5})
-    shares = [DataParallel(rank=rank, size=2).share(request) for rank in (0, 1)]
+    shares = [DataParallel(rank=rank, size=2).rows_per_view(request) for rank in (0, 1)]
     assert [list(share.values()) for share in shares] == [[2, 2], [1, 3]]  # rows 0 2 | 4 6 and 1 | 3 5 7
 
 
@@ -128,7 +128,7 @@ def two(tmp_path_factory):
     """What two real processes have learned together, each from its half of the rows."""
     folder = tmp_path_factory.mktemp("ranks")
     outs = [folder / f"{rank}.npz" for rank in (0, 1)]
-    script = SUPPORT / "spread_process.py"
+    script = SUPPORT / "data_parallel_process.py"
     processes = [
         subprocess.Popen(
             [sys.executable, str(script), str(folder / "meeting"), str(rank), "2", str(out)], cwd=script.parent

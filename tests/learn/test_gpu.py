@@ -7,7 +7,7 @@ import torch
 from dovetail.core.types import ActContext
 from dovetail.learn.learner import Learner
 from dovetail.learn.precision import compute_in_bf16
-from support.each_algorithm import algorithms, batch_for
+from support.small_algorithms import algorithms, batch_for
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
 
