@@ -131,7 +131,10 @@ def test_just_in_time():
     for index in range(3):
         control.step(first=index == 0)  # rows 0 to 3 are seen; row 4 may be being written, and it is not row 0's
     episode_writer.flush()
-    assert episode_writer.end(outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, num_steps=3).judgement is Outcome.SUCCESS
+    assert (
+        episode_writer.end(outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, num_steps=3).judgement
+        is Outcome.SUCCESS
+    )
 
 
 def test_a_step_that_was_never_completed_is_not_in_it():

@@ -9,12 +9,12 @@ from dovetail.actor.board import Board, BoardLayout
 from dovetail.actor.inference import (
     Answer,
     InlineInference,
-    Request,
     ProcessInference,
+    Request,
     ThreadInference,
-    write_answer,
-    next_request,
     compute_chunk,
+    next_request,
+    write_answer,
 )
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 from support.acting import ChunkPolicy

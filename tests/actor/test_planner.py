@@ -384,7 +384,12 @@ def test_a_takeover_starts_the_wait_anew():
 def test_simulated_time_knows_no_stall():
     clock = SimulatedClock()
     planner = make_planner(
-        Naive(), ScriptedMind(reply=chunk), clock=clock, simulated_delay=6, inference_timeout_s=0.1, execution_horizon=4
+        Naive(),
+        ScriptedMind(reply=chunk),
+        clock=clock,
+        simulated_delay=6,
+        inference_timeout_s=0.1,
+        execution_horizon=4,
     )
     for tick in range(6):
         assert planner.action_for(tick) is None

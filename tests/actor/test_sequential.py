@@ -141,7 +141,7 @@ def test_a_policy_that_gives_nan_holds_then_faults_and_what_led_there_is_kept():
     assert episode.outcome is Outcome.ABORTED
     assert len(episode) == 4  # held four times, the fifth is a fault
     assert episode.column("extra/safety_held").all()
-    with pytest.raises(RobotFault, match=r"stands still after a fault.*not finite"):
+    with pytest.raises(RobotFault, match=r"does not move after a fault.*not finite"):
         actor.run(order())  # until a person has acknowledged it
 
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dovetail.core.achieved import achieved_actions, gripper_axes, is_delta, tells_achieved
+from dovetail.core.achieved import achieved_actions, gripper_axes, is_delta, measures_achieved
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
@@ -140,13 +140,13 @@ def test_what_nobody_recorded_is_not_a_number(observations):
 
 
 def test_who_tells():
-    assert tells_achieved(CARTESIAN)
-    assert tells_achieved(JOINTS)
+    assert measures_achieved(CARTESIAN)
+    assert measures_achieved(JOINTS)
     unmeasured = dataclasses.replace(CARTESIAN, observation={"joint_pos": ArraySpec(shape=(7,))})
-    assert not tells_achieved(unmeasured)
-    assert not tells_achieved(dataclasses.replace(CARTESIAN, action_kind="gym"))
+    assert not measures_achieved(unmeasured)
+    assert not measures_achieved(dataclasses.replace(CARTESIAN, action_kind="gym"))
     # without names nobody knows that the third is a gripper, and cloning how far it came would let go
-    assert not tells_achieved(dataclasses.replace(JOINTS, action=ArraySpec(shape=(3,))))
+    assert not measures_achieved(dataclasses.replace(JOINTS, action=ArraySpec(shape=(3,))))
 
 
 def test_which_axes_are_grippers():

@@ -282,7 +282,10 @@ def test_a_pedal_lets_another_operator_act(monkeypatch):
 @pytest.mark.parametrize("make", [Pad, Foot], ids=["gamepad", "pedal"])
 def test_the_console_has_the_arm_though_a_device_was_lost(make, monkeypatch):
     hands, page = make(monkeypatch), Page(monkeypatch)
-    operator, seen = opened(OperatorWithConsole(hands.make(None), ConsoleControl(page.box, SPEC))), robot(None).observe()
+    operator, seen = (
+        opened(OperatorWithConsole(hands.make(None), ConsoleControl(page.box, SPEC))),
+        robot(None).observe(),
+    )
     hands.hold()
     assert operator.poll(seen).action is not None
     hands.lose()
@@ -315,7 +318,7 @@ def test_a_missing_library_is_named(make, module, monkeypatch):
 
 def test_a_missing_device_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "evdev", FakeEvdev(FakeInput([1])))
-    with pytest.raises(UsageError, match="plug it in"):
+    with pytest.raises(UsageError, match="Plug it in"):
         opened(GamepadOperator(GamepadConfig(), robot=SPEC))
     with pytest.raises(UsageError, match="No such file"):
         opened(GamepadOperator(GamepadConfig(path="/dev/input/none"), robot=SPEC))

@@ -23,7 +23,13 @@ ZEROS = np.zeros(7, np.float32)
 def hand(*, session=1, sequence=1, held=True, age_s=0.0, axes=ZEROS, is_valid=True):
     time_ns = time.monotonic_ns() - round(age_s * S)
     return DriveCommand(
-        session=session, sequence=sequence, held=held, axes=axes, time_ns=time_ns, expires_ns=5 * S, is_valid=good
+        session=session,
+        sequence=sequence,
+        held=held,
+        axes=axes,
+        time_ns=time_ns,
+        expires_ns=5 * S,
+        is_valid=is_valid,
     )
 
 

@@ -99,7 +99,7 @@ def test_an_emergency_counts_until_a_later_acknowledgement_even_when_the_ring_is
     writer, reader = a_pair()
     for _ in range(NUM_SLOTS):
         writer.post(Event.SUCCESS)
-    with pytest.raises(UsageError, match="not in an episode"):
+    with pytest.raises(UsageError, match="no episode is running"):
         writer.post(Event.SUCCESS)
     writer.post(Event.EMERGENCY)
     assert writer.box.emergency

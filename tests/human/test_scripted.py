@@ -35,7 +35,9 @@ class Task:
 
 def make(**config):
     task = Task()
-    operator = ScriptedOperator(ScriptedConfig(**{"watched_share": 1.0, "stuck_after_steps": 5, **config}), task=task)
+    operator = ScriptedOperator(
+        ScriptedConfig(**{"watched_share": 1.0, "stuck_after_steps": 5, **config}), task=task
+    )
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
     return operator, task.the_expert
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dovetail.core.types import Event, HumanInput, Observation
-from dovetail.human.success_detection import InlineDetector, ThreadDetector, ProcessDetector, OperatorWithDetector
 from dovetail.human.none import NoOperator
+from dovetail.human.success_detection import InlineDetector, OperatorWithDetector, ProcessDetector, ThreadDetector
 
 
 def seen(value: float) -> Observation:
@@ -22,7 +22,9 @@ def said(observation: Observation) -> float:
 
 def judged(judge=said, inner=None, *, beside=False, **settings) -> OperatorWithDetector:
     wanted = {"name": "classifier", "probability": 0.8, "consecutive": 3} | settings
-    operator = OperatorWithDetector(inner or NoOperator(), ThreadDetector(judge) if beside else InlineDetector(judge), **wanted)
+    operator = OperatorWithDetector(
+        inner or NoOperator(), ThreadDetector(judge) if beside else InlineDetector(judge), **wanted
+    )
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
     return operator
 
@@ -108,14 +110,14 @@ def test_beside_the_loop() -> None:
     assert events(operator, 2.0, 3.0) == [None, None]  # at once, though nothing was answered
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
     go.release()
-    while operator._judge._said is None:  # type: ignore[union-attr]
+    while operator._judge._answer is None:  # type: ignore[union-attr]
         pass
     assert asked == [1.0]
     assert events(operator, 4.0) == [None]  # what it said was of the episode before
     assert operator.poll(seen(5.0)).event is None
     assert began.acquire(timeout=30)
     go.release()
-    while operator._judge._said is None:  # type: ignore[union-attr]
+    while operator._judge._answer is None:  # type: ignore[union-attr]
         pass
     assert events(operator, 6.0) == [Event.SUCCESS]
     assert asked[1:] == [5.0]
@@ -127,7 +129,7 @@ def test_a_judge_that_breaks_is_heard_of() -> None:
 
     operator = judged(broken, beside=True)
     operator.poll(seen(0.0))
-    while operator._judge._said is None:  # type: ignore[union-attr]
+    while operator._judge._answer is None:  # type: ignore[union-attr]
         pass
     with pytest.raises(KeyError, match="wrist"):
         operator.poll(seen(0.0))

@@ -9,7 +9,7 @@ from dovetail.core.errors import ConfigError, RobotFault
 from dovetail.core.types import EpisodeOrder, Observation, Outcome, Purpose
 from dovetail.human.none import NoOperator
 from dovetail.robots.safety import Reason, SafeRobot, SafetyConfig
-from dovetail.testing.fake_brains import FakePolicy, FakePolicyConfig
+from dovetail.testing.fake_learning import FakePolicy, FakePolicyConfig
 from dovetail.testing.fakes import (
     FakeArm,
     FakeArmConfig,

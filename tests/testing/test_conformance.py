@@ -31,7 +31,7 @@ from dovetail.core.types import (
 )
 from dovetail.robots.gym import GymRobot, GymRobotConfig
 from dovetail.testing import check_actor, check_algorithm, check_operator, check_policy, check_robot, check_task
-from dovetail.testing.fake_brains import (
+from dovetail.testing.fake_learning import (
     FakeAlgorithm,
     FakeAlgorithmConfig,
     FakeOperator,
@@ -526,7 +526,7 @@ def test_broken_algorithms_are_caught(kind: type[FakeAlgorithm], message: str) -
 
 
 @pytest.mark.parametrize("actor", [SequentialActor, NaiveActor, SoftActor])
-@pytest.mark.parametrize("config", [ActorConfig(), ActorConfig(execution_horizon=2, flush_s=0.3)])
+@pytest.mark.parametrize("config", [ActorConfig(), ActorConfig(execution_horizon=2, flush_every_s=0.3)])
 def test_our_actors(actor: type[SequentialActor], config: ActorConfig) -> None:
     check_actor(lambda **handles: actor(config, **handles))
 

@@ -11,7 +11,7 @@ import pytest
 from dovetail.core.contracts import SimulatedRobot
 from dovetail.core.types import ActContext, WeightSnapshot
 from dovetail.testing import check_policy, check_robot
-from dovetail.testing.live import LiveArm, LiveArmConfig, MoodyPolicy, MoodyPolicyConfig, read_journal
+from dovetail.testing.live import FaultyPolicy, FaultyPolicyConfig, LiveArm, LiveArmConfig, read_journal
 
 STILL = np.zeros(7, np.float32)
 
@@ -85,12 +85,12 @@ def test_the_moody_policy_is_a_policy(make):
     robot = make().spec
     components = {"actor": {"gain": np.array([0.3], np.float32)}}
     check_policy(
-        lambda: MoodyPolicy(MoodyPolicyConfig(), robot=robot),
+        lambda: FaultyPolicy(FaultyPolicyConfig(), robot=robot),
         snapshot=WeightSnapshot(version=4, components=components, hashes={}),
     )
-    policy = MoodyPolicy(MoodyPolicyConfig(nan_after=1, raise_after=2), robot=robot)
+    policy = FaultyPolicy(FaultyPolicyConfig(nan_after=1, raise_after=2), robot=robot)
     inputs = {key: np.zeros((1, *spec.shape), spec.dtype) for key, spec in robot.observation.items()}
     assert np.isfinite(policy.act(inputs, ActContext()).actions).all()
     assert np.isnan(policy.act(inputs, ActContext()).actions).any()
-    with pytest.raises(RuntimeError, match="had enough after 2 chunks"):
+    with pytest.raises(RuntimeError, match="failed on purpose after 2 chunks"):
         policy.act(inputs, ActContext())

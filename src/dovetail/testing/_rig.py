@@ -1,4 +1,4 @@
-"""What the suites share: saying what is wrong, comparing arrays, and a robot on a clock."""
+"""Helpers of the suites: expectations, comparison of arrays, and a robot with its clock."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ __all__ = ["Rig", "copied", "expect", "expect_array", "expect_finite_numbers", "
 
 
 def expect(condition: object, message: str) -> None:
-    """A plain `assert` would vanish under `python -O`."""
+    """Like `assert`, but also active under `python -O`."""
     if not condition:
         raise AssertionError(message)
 
 
 def expect_array(value: Any, spec: ArraySpec, *, what: str, within: bool = False) -> None:
-    """A numpy array of a spec's shape and dtype, finite, and within its limits where asked."""
+    """Expect a finite numpy array with a spec's shape and dtype, and within its limits on request."""
     expect(isinstance(value, np.ndarray), f"{what} should be a numpy array, got {type(value).__name__}")
     got = f"{value.dtype}{list(value.shape)}"
     expect(
         value.shape == spec.shape and value.dtype == np.dtype(spec.dtype),
-        f"{what} should be {spec.describe()} as the spec says, got {got}",
+        f"{what} should be {spec.describe()} as in the spec, got {got}",
     )
     expect(np.isfinite(value).all(), f"{what} is not finite: {value}")
     if within:
@@ -40,7 +40,7 @@ def expect_array(value: Any, spec: ArraySpec, *, what: str, within: bool = False
 
 
 def expect_same(ours: Mapping[str, Array], theirs: Mapping[str, Array], message: str) -> None:
-    """Equal in every bit."""
+    """Expect equal keys and bitwise equal arrays."""
     expect(set(ours) == set(theirs), f"{message}: keys {sorted(ours)} and {sorted(theirs)} differ")
     for key, value in ours.items():
         expect(np.array_equal(value, theirs[key], equal_nan=False), f"{message}: '{key}' differs")
@@ -58,7 +58,7 @@ def copied(values: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def random_array(spec: ArraySpec, rng: np.random.Generator, *leading: int) -> Array:
-    """Numbers within a spec's limits, or around zero where there are none; [*leading, *shape]."""
+    """Random values within a spec's limits, or around zero without limits; [*leading, *shape]."""
     shape = (*leading, *spec.shape)
     dtype = np.dtype(spec.dtype)
     if np.issubdtype(dtype, np.integer):
@@ -68,7 +68,7 @@ def random_array(spec: ArraySpec, rng: np.random.Generator, *leading: int) -> Ar
 
 
 class Rig:
-    """A robot behind the safety filter, on the clock that suits it, moved tick by tick."""
+    """A robot behind the safety filter with a suitable clock, moved tick by tick."""
 
     def __init__(self, robot: Robot) -> None:
         self.spec: RobotSpec = robot.spec
@@ -84,13 +84,13 @@ class Rig:
         self.clock.sleep_until(self.clock.now_ns() + self._period_ns)
 
     def step(self, action: Array) -> Observation:
-        """Through the filter."""
+        """Send an action through the filter and observe after one tick."""
         self.safe.send(action)
         self.tick()
         return self.safe.observe()
 
     def wait(self) -> Observation:
-        """Stand still for a tick."""
+        """Hold for one tick."""
         self.safe.hold()
         self.tick()
         return self.safe.observe()

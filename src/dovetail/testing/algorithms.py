@@ -1,4 +1,4 @@
-"""Does it keep the Algorithm contract?"""
+"""Conformance suite for algorithms."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ _Weights = Mapping[str, Mapping[str, Array]]
 def check_algorithm(
     make_algorithm: Callable[[], Algorithm], *, robot: RobotSpec, num_updates: int = 8, seed: int = 0
 ) -> None:
-    """Update on random batches, then go on from a checkpoint, and see that both give the same weights.
+    """Update on random batches, resume from a checkpoint, and check that both give the same weights.
 
-    `make_algorithm` makes a new one, policy included, alike each time; `robot` is what its batches come from.
+    `make_algorithm` builds a new algorithm with its policy, equal each time. Batches come from `robot`.
     """
     algorithm = make_algorithm()
     expect(
         isinstance(algorithm, Algorithm),
-        f"{type(algorithm).__name__} has not all of Algorithm: wants, update, policy_weights, state_dict, "
+        f"{type(algorithm).__name__} does not implement all of Algorithm: wants, update, policy_weights, state_dict, "
         "load_state_dict",
     )
-    wants = algorithm.wants
+    wants = algorithm.sample_request
     expect(isinstance(wants, SampleRequest), f"wants should be a SampleRequest, got {type(wants).__name__}")
     expect(sum(wants.rows.values()) > 0, "wants asks for no rows")
     for key in wants.observation_keys:
@@ -41,13 +41,13 @@ def check_algorithm(
     _update(algorithm, first)
     kept = algorithm.policy_weights()
     middle = _weights(algorithm)
-    expect(not _same(before, middle), f"{num_updates} updates left the policy's weights as they were")
+    expect(not _same(before, middle), f"{num_updates} updates did not change the policy's weights")
     state = algorithm.state_dict()
     saved = copied(state)
     _update(algorithm, rest)
     after = _weights(algorithm)
-    expect(_same(kept, middle), "policy_weights() handed out arrays that later updates write to: copy them")
-    expect_same(saved, state, "state_dict() handed out arrays that later updates write to: copy them")
+    expect(_same(kept, middle), "policy_weights() returned arrays that later updates write to: copy them")
+    expect_same(saved, state, "state_dict() returned arrays that later updates write to: copy them")
 
     resumed = make_algorithm()
     resumed.load_state_dict(saved)
@@ -55,17 +55,17 @@ def check_algorithm(
     _update(resumed, rest)
     expect(
         _same(_weights(resumed), after),
-        "resumed from its state_dict, the same batches gave other weights: optimisers, counters and random "
-        "generators belong into it",
+        "after load_state_dict(), the same batches gave other weights: the state must include optimizers, counters "
+        "and random generators",
     )
     fresh = make_algorithm()
     _update(fresh, first)
-    expect(_same(_weights(fresh), middle), "two algorithms made alike gave other weights on the same batches")
+    expect(_same(_weights(fresh), middle), "two equal algorithms gave different weights on the same batches")
 
 
 def random_batch(wants: SampleRequest, robot: RobotSpec, rng: np.random.Generator) -> dict[str, Array]:
-    """A batch as a replay fills it: rows of all views, one view after the other."""
-    from dovetail.learn.batches import batch_arrays  # here, so that suites for robots and tasks load no torch
+    """A batch like those of a replay: rows of all views, view by view."""
+    from dovetail.learn.batches import batch_arrays  # here, so that other suites do not load torch
 
     batch = batch_arrays(wants, robot)
     for name, values in batch.items():
@@ -80,7 +80,7 @@ def random_batch(wants: SampleRequest, robot: RobotSpec, rng: np.random.Generato
 
 
 def _update(algorithm: Algorithm, batches: list[dict[str, Array]]) -> None:
-    """As the learner does it: one set of arrays, filled anew for every update."""
+    """Reuse one set of arrays for all updates, like the learner."""
     import torch
     from tensordict import TensorDict
 
@@ -92,7 +92,7 @@ def _update(algorithm: Algorithm, batches: list[dict[str, Array]]) -> None:
         metrics = algorithm.update(TensorDict(tensors, batch_size=[len(batch["reward"])]))
         expect_same(batch, buffers, "update() changed the batch it was given")
         expect_finite_numbers(metrics, what="metric")
-        for buffer in buffers.values():  # whoever kept a view of it will notice
+        for buffer in buffers.values():  # exposes algorithms that keep a view
             buffer.fill(0)
 
 

@@ -1,7 +1,7 @@
-"""Small robots and a task that need no simulator: for tests of ours and of plugin authors.
+"""Small robots and a task without a simulator, for tests.
 
-`FakeArm` is one arm that takes end-effector deltas. `FakeBimanual` is 24 joints, three cameras of 320x240 and
-a proprioception meant to be read with a history of 50 ticks: what works with it assumes no seven joints.
+`FakeArm` is one arm with end effector deltas. `FakeBimanual` has 24 joints and three cameras of 320x240; it exposes code
+that assumes seven joints.
 """
 
 from __future__ import annotations
@@ -28,19 +28,24 @@ __all__ = [
 ]
 
 _Vector = npt.NDArray[np.float64]
-_DOWN_TURNED = np.array((0.0, np.cos(0.3), np.sin(0.3), 0.0))  # pointing down, with a yaw: not the base frame
+_DOWN_TURNED = np.array(
+    (0.0, np.cos(0.3), np.sin(0.3), 0.0)
+)  # pointing down, rotated: differs from the base frame
 
-_JOINT_STEP = 0.08  # rad a tick, just below the safety filter's limit at 20 Hz
+_JOINT_STEP = 0.08  # rad per tick, just below the safety filter's limit at 20 Hz
 
 
 class FakeArmConfig(Config):
+    """A fake arm."""
+
     control_hz: float = 10.0
+    """Control ticks per second."""
     image_size: tuple[int, int] | None = None
-    """Width and height of a camera `front`; none: no camera."""
+    """Width and height of a camera `front` in pixels. Null: no camera."""
 
 
 class FakeArm:
-    """A point that goes where it is told within a tick, by deltas in a reset frame that is not the base's."""
+    """A point that reaches its target within one tick. Deltas are in a reset frame that differs from the base frame."""
 
     Config: ClassVar[type[FakeArmConfig]] = FakeArmConfig
 
@@ -67,7 +72,7 @@ class FakeArm:
             control_hz=config.control_hz,
         )
         self._motion = _Motion(self._spec, size=3)
-        self.frame = _matrix(_DOWN_TURNED)  # reset frame to base frame; this arm never turns
+        self.frame = _matrix(_DOWN_TURNED)  # reset frame to base frame; this arm never rotates
         self.gripper = 1.0
         if isinstance(task, FakeTask):
             task.bind(self)
@@ -98,18 +103,22 @@ class FakeArm:
         self._motion.advance(duration_ns)
 
     def place(self, state: _Vector, goal: _Vector) -> None:
-        """What a task does at reset."""
+        """Set state and goal at reset."""
         self._motion.place(state, goal)
         self.gripper = 1.0
 
 
 class FakeBimanualConfig(Config):
+    """Two fake arms."""
+
     control_hz: float = 20.0
+    """Control ticks per second."""
     image_size: tuple[int, int] = (320, 240)
+    """Width and height of the images in pixels."""
 
 
 class FakeBimanual:
-    """Two arms with hands: 24 absolute joint targets, one proprioception of 24, three cameras."""
+    """Two arms with hands: 24 absolute joint targets, 24 joint positions, three cameras."""
 
     Config: ClassVar[type[FakeBimanualConfig]] = FakeBimanualConfig
     CAMERAS = ("head", "left_wrist", "right_wrist")
@@ -160,7 +169,7 @@ class FakeBimanual:
 
 
 class _Motion:
-    """What both fakes share: time, a state that goes to its target, and pictures of it."""
+    """Time, a state that moves to its target, and images, for both fakes."""
 
     def __init__(self, spec: RobotSpec, *, size: int) -> None:
         self._spec = spec
@@ -193,12 +202,16 @@ class _Motion:
 
 
 class FakeTaskConfig(Config):
+    """Reach a goal."""
+
     max_steps: int = 60
+    """Steps until a timeout."""
     tolerance: float = 0.01
+    """Largest distance from the goal at success."""
 
 
 class FakeTask:
-    """Reach the goal that the robot observes, with either fake."""
+    """Reach the observed goal, with either fake robot."""
 
     Config: ClassVar[type[FakeTaskConfig]] = FakeTaskConfig
 
@@ -219,7 +232,7 @@ class FakeTask:
         return self._config.max_steps
 
     def bind(self, robot: FakeArm | FakeBimanual) -> None:
-        """Called by a fake that is built with this task, so that it may be handed in wrapped later."""
+        """Called by a fake robot that is built with this task."""
         self._robot = robot
 
     def reset(self, robot: Robot, *, rng: np.random.Generator) -> None:
@@ -254,7 +267,7 @@ class FakeTask:
 
 
 class FakeExpert:
-    """Straight to the goal, as fast as the limits allow."""
+    """Moves straight to the goal, as fast as the limits allow."""
 
     def __init__(self, robot: FakeArm | FakeBimanual) -> None:
         self._robot = robot

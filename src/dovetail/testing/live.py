@@ -1,6 +1,6 @@
-"""A stand-in for a real arm, on the real clock, and a policy with moods: for tests that kill what drives it.
+"""A fake arm on the real clock and a policy that fails on request, for tests that kill processes.
 
-journal = read_journal(path)                      # by anybody, at any time, whoever was killed
+journal = read_journal(path)                      # from any process, at any time
 last = [note for note in journal if note.what == "send"][-1]
 assert journal[-1].what == "stop" and journal[-1].time_ns - last.time_ns < 1e9
 """
@@ -27,25 +27,29 @@ from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, Observation, WeightSnapshot
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 
-__all__ = ["JournalNote", "LiveArm", "LiveArmConfig", "MoodyPolicy", "MoodyPolicyConfig", "read_journal"]
+__all__ = ["FaultyPolicy", "FaultyPolicyConfig", "JournalNote", "LiveArm", "LiveArmConfig", "read_journal"]
 
 
 class LiveArmConfig(Config):
+    """A fake arm on the real clock."""
+
     control_hz: float = Field(default=50.0, gt=0)
+    """Control ticks per second."""
     image_size: tuple[int, int] | None = None
-    """Width and height of a camera `front`, which films in a thread of its own; none: no camera."""
+    """Width and height of a camera `front` in pixels, which runs in a thread. Null: no camera."""
     camera_hz: float = Field(default=30.0, gt=0)
+    """Frames per second."""
     freeze_camera_after_s: float | None = None
-    """The camera gives no new picture from then on; none: it never freezes."""
+    """Seconds after which the camera gives no new frames. Null: never."""
     watchdog_s: float | None = None
-    """Without a command for so long, the arm stops by itself, as real ones do; none: it has no such thing."""
+    """Seconds without a command after which the arm stops itself. Null: no watchdog."""
     journal: str | None = None
-    """A file that every command is appended to; none: it keeps none."""
+    """File to which every command is appended. Null: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JournalNote:
-    """What the arm was told, when, and by which process."""
+    """A command to the arm, its time and its process."""
 
     time_ns: int  # monotonic, of this machine
     pid: int
@@ -54,12 +58,12 @@ class JournalNote:
 
     @property
     def moves(self) -> bool:
-        """Whether it is told to go somewhere, in place or angle."""
+        """Whether the command is a motion."""
         return any(self.action[:6])
 
 
 def read_journal(path: Path | str) -> list[JournalNote]:
-    """All notes so far; none if the arm was never told anything."""
+    """All commands so far."""
     try:
         text = Path(path).read_text()
     except FileNotFoundError:
@@ -68,14 +72,14 @@ def read_journal(path: Path | str) -> list[JournalNote]:
         JournalNote(time_ns=time_ns, pid=pid, what=what, action=tuple(action))
         for time_ns, pid, what, action in map(
             json.loads, text[: text.rfind("\n") + 1].splitlines()
-        )  # more may be on its way
+        )  # ignores an incomplete line
     ]
 
 
 class LiveArm:
-    """A `FakeArm` that moves with the time of the world, and not when a clock of ours says so.
+    """A `FakeArm` that moves in real time.
 
-    Building it touches nothing: its camera starts with the first observation, its journal with the first command.
+    The constructor does no I/O: the camera starts with the first observation, the journal with the first command.
     """
 
     Config: ClassVar[type[LiveArmConfig]] = LiveArmConfig
@@ -89,7 +93,7 @@ class LiveArm:
             observation["front"] = ArraySpec(shape=(height, width, 3), dtype="uint8")
         self._spec = replace(self._arm.spec, name="live_arm", observation=observation)
         self._now_ns = time.monotonic_ns()
-        self._told_ns: int | None = None  # when a command came that was not to stop
+        self._commanded_ns: int | None = None  # time of the last command other than a stop
         self._journal: int | None = None
         self._camera: _Camera | None = None
 
@@ -110,14 +114,14 @@ class LiveArm:
     def send(self, action: Array) -> Array:
         self._move()
         executed = self._arm.send(action)
-        self._told_ns = self._now_ns
+        self._commanded_ns = self._now_ns
         self._note("send", executed)
         return executed
 
     def stop(self) -> None:
         self._move()
         self._arm.stop()
-        self._told_ns = None
+        self._commanded_ns = None
         self._note("stop")
 
     def close(self) -> None:
@@ -129,15 +133,15 @@ class LiveArm:
             self._journal = None
 
     def _move(self) -> None:
-        """Up to now; or up to when its watchdog stopped it."""
+        """Advance to now, or to the moment when the watchdog stopped the arm."""
         now_ns, watchdog_s = time.monotonic_ns(), self._config.watchdog_s
         self._arm.advance(now_ns - self._now_ns)
-        if watchdog_s is not None and self._told_ns is not None:
-            bites_ns = self._told_ns + round(watchdog_s * NS_PER_S)
-            if now_ns > bites_ns:
+        if watchdog_s is not None and self._commanded_ns is not None:
+            expires_ns = self._commanded_ns + round(watchdog_s * NS_PER_S)
+            if now_ns > expires_ns:
                 self._arm.stop()
-                self._told_ns = None
-                self._note("watchdog", time_ns=bites_ns)
+                self._commanded_ns = None
+                self._note("watchdog", time_ns=expires_ns)
         self._now_ns = now_ns
 
     def _note(self, what: str, action: Array | None = None, *, time_ns: int | None = None) -> None:
@@ -147,11 +151,11 @@ class LiveArm:
             self._journal = os.open(self._config.journal, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         numbers = [] if action is None else action.tolist()
         line = json.dumps((time.monotonic_ns() if time_ns is None else time_ns, os.getpid(), what, numbers))
-        os.write(self._journal, line.encode() + b"\n")  # whole, whoever else writes
+        os.write(self._journal, line.encode() + b"\n")  # one write per line, because several processes write
 
 
 class _Camera:
-    """Takes a picture now and then, in a thread; the number of the picture is its shade."""
+    """Takes images in a thread. The gray value is the number of the image."""
 
     def __init__(self, config: LiveArmConfig, *, shape: tuple[int, ...]) -> None:
         self._shape = shape
@@ -160,18 +164,18 @@ class _Camera:
         self._number = 0
         self._newest = self._take()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._film, name="camera", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="camera", daemon=True)
         self._thread.start()
 
     def newest(self) -> tuple[Array, int]:
-        """A picture, and when it was taken."""
+        """Return the newest image and its time."""
         return self._newest
 
     def close(self) -> None:
         self._ended.set()
         self._thread.join()
 
-    def _film(self) -> None:
+    def _run(self) -> None:
         began_s = time.monotonic()
         while not self._ended.wait(self._period_s):
             if self._freeze_s is None or time.monotonic() - began_s < self._freeze_s:
@@ -184,32 +188,36 @@ class _Camera:
         return frame, time.monotonic_ns()
 
 
-class MoodyPolicyConfig(Config):
+class FaultyPolicyConfig(Config):
+    """A policy that fails on request."""
+
     horizon: int = Field(default=16, ge=1)
-    think_s: float = Field(default=0.0, ge=0)
-    """How long it takes to answer."""
+    """Actions per chunk."""
+    inference_s: float = Field(default=0.0, ge=0)
+    """Seconds per inference."""
     guidable: bool = False
+    """Whether real-time chunking may use it."""
     nan_after: int | None = None
-    """After so many chunks it gives NaN; none: never."""
+    """Number of chunks before it returns NaN. Null: never."""
     raise_after: int | None = None
-    """After so many chunks it raises; none: never."""
+    """Number of chunks before it raises. Null: never."""
     hang_after: int | None = None
-    """After so many chunks it never answers again; none: it always does."""
+    """Number of chunks before it hangs. Null: never."""
     fail_to_start: bool = False
-    """It cannot even be warmed up."""
+    """Raise in `warmup`."""
     exit_at_start: bool = False
-    """Its process is gone without a word before it is ready."""
+    """Exit the process in `warmup`."""
 
 
-class MoodyPolicy:
-    """To and fro for ever, without torch, until its mood changes. One weight, `actor/gain`, says how far."""
+class FaultyPolicy:
+    """Moves back and forth, without torch, until it fails. The weight `actor/gain` sets the amplitude."""
 
-    Config: ClassVar[type[MoodyPolicyConfig]] = MoodyPolicyConfig
+    Config: ClassVar[type[FaultyPolicyConfig]] = FaultyPolicyConfig
 
-    def __init__(self, config: MoodyPolicyConfig, *, robot: RobotSpec, seed: int = 0) -> None:
+    def __init__(self, config: FaultyPolicyConfig, *, robot: RobotSpec, seed: int = 0) -> None:
         self._config = config
         self._spec = PolicySpec(
-            name="moody",
+            name="faulty",
             observation=robot.observation,
             action=robot.action,
             action_kind=robot.action_kind,
@@ -227,17 +235,17 @@ class MoodyPolicy:
         return self._spec
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
-        mood, num = self._config, self._num_chunks
+        config, num = self._config, self._num_chunks
         self._num_chunks += 1
-        if mood.hang_after is not None and num >= mood.hang_after:
+        if config.hang_after is not None and num >= config.hang_after:
             threading.Event().wait()
-        if mood.think_s:
-            time.sleep(mood.think_s)
-        if mood.raise_after is not None and num >= mood.raise_after:
-            raise RuntimeError(f"the policy has had enough after {num} chunks")
-        there = np.where(np.arange(mood.horizon) < mood.horizon / 2, 1.0, -1.0)[:, None]  # and back again
+        if config.inference_s:
+            time.sleep(config.inference_s)
+        if config.raise_after is not None and num >= config.raise_after:
+            raise RuntimeError(f"the policy failed on purpose after {num} chunks")
+        there = np.where(np.arange(config.horizon) < config.horizon / 2, 1.0, -1.0)[:, None]  # forward, then back
         actions = (self._middle + self._gain * there * self._reach).astype(np.float32)  # [H, A]
-        if mood.nan_after is not None and num >= mood.nan_after:
+        if config.nan_after is not None and num >= config.nan_after:
             actions[-1, 0] = np.nan
         batch = len(next(iter(observations.values())))
         return ActionChunk(actions=actions[None].repeat(batch, 0), observed_ns=0, policy_version=self._version)
@@ -246,7 +254,7 @@ class MoodyPolicy:
         if self._config.exit_at_start:
             os._exit(3)
         if self._config.fail_to_start:
-            raise RuntimeError("the policy does not feel like starting")
+            raise RuntimeError("the policy failed on purpose in warmup")
 
     def weights(self) -> Mapping[str, Mapping[str, Array]]:
         return {"actor": {"gain": self._gain.copy()}}
@@ -255,7 +263,7 @@ class MoodyPolicy:
         gain = snapshot.components.get("actor", {}).get("gain")
         if gain is None or gain.shape != self._gain.shape:
             raise StoreError(
-                f"weights version {snapshot.version} do not fit policy 'moody': no gain of shape (1,)"
+                f"weights version {snapshot.version} do not fit policy 'faulty': no gain of shape (1,)"
             )
         if not np.isfinite(gain).all():
             raise StoreError(f"weights version {snapshot.version} hold non-finite numbers; not loaded")

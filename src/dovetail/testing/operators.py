@@ -1,4 +1,4 @@
-"""Does it keep the Operator contract?"""
+"""Conformance suite for operators."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def check_operator(
     num_ticks: int = 60,
     reproducible: bool = True,
 ) -> None:
-    """Let an arm stand still and see what the operator does about it. `make_operator(task)` builds one.
+    """Let an arm stand still and check the operator's input. `make_operator(task)` builds the operator.
 
-    `reproducible` is for scripted ones: a person's hand is not.
+    Set `reproducible=False` for a person's device.
     """
     rolls = [_roll(make_operator, make_task, make_robot, num_ticks) for _ in range(2 if reproducible else 1)]
     if reproducible:
         same = len(rolls[0]) == len(rolls[1]) and all(_equal(a, b) for a, b in zip(*rolls, strict=True))
-        expect(same, "the operator acts differently for the same rng: draw from the one given to reset()")
+        expect(same, "the operator acts differently for the same rng: use the rng of reset()")
 
 
 def check_dead_man(
@@ -41,9 +41,9 @@ def check_dead_man(
     let_go: Callable[[], None],
     lose: Callable[[], None],
 ) -> None:
-    """Of a person's device: who holds it drives, who lets go gives back, and what is lost makes the arm hold.
+    """Check the dead-man switch of a device: holding drives, releasing gives control back, a loss makes the arm hold.
 
-    `hold` pushes the device away from rest, `let_go` releases it, and `lose` is a pulled plug, or a page that is closed.
+    `hold` moves the device away from rest, `let_go` releases it, and `lose` unplugs it or closes its page.
     """
     task = make_task()
     rig = Rig(make_robot(task))
@@ -59,19 +59,19 @@ def check_dead_man(
         return polled
 
     let_go()
-    expect(poll() == HumanInput(), "it acts, or says something, though nobody holds it")
+    expect(poll() == HumanInput(), "it gives input although it is not held")
     hold()
     for _ in range(3):
         expect(poll().action is not None, "it is held, but gives no action")
     let_go()
-    expect(poll() == HumanInput(), "it was let go, but does not give the arm back")
+    expect(poll() == HumanInput(), "it was released, but does not give control back")
     hold()
     expect(poll().action is not None, "it is held again, but gives no action")
     lose()
     for _ in range(3):
         polled = poll()
-        expect(polled.action is None, "it is lost, and still drives")
-        expect(polled.event is Event.PAUSE, "it was lost while held: the arm has to hold (event pause), not go on")
+        expect(polled.action is None, "it is lost, but still drives")
+        expect(polled.event is Event.PAUSE, "it was lost while held: the arm must hold (event pause)")
 
 
 def _roll(
@@ -85,7 +85,7 @@ def _roll(
     operator = make_operator(task)
     expect(
         isinstance(operator, Operator),
-        f"{type(operator).__name__} has not all of Operator: name, reset, poll",
+        f"{type(operator).__name__} does not implement all of Operator: name, reset, poll",
     )
     expect(isinstance(operator.name, str) and operator.name, "name is empty: it is recorded with each episode")
     inputs: list[HumanInput] = []
@@ -98,14 +98,14 @@ def _roll(
             seen = copied(observation.values)
             polled = operator.poll(observation)
             _check_input(polled, rig)
-            expect_same(seen, observation.values, "poll() changed the observation it was given")
+            expect_same(seen, observation.values, "poll() changed the observation")
             kept = HumanInput(action=None if polled.action is None else polled.action.copy(), event=polled.event)
             inputs.append(kept)
             observation = rig.wait() if polled.action is None else rig.step(polled.action)
-            expect(_equal(polled, kept), "the action of a poll changed afterwards: copy it out")
+            expect(_equal(polled, kept), "the action of poll() changed afterwards: copy it")
             if task.judge(rig.safe, observation, num_steps=num_steps).outcome is not None:
                 break
-        last = operator.poll(observation)  # the poll after the last tick, in which one judges
+        last = operator.poll(observation)  # the poll after the last tick, for a verdict
         _check_input(last, rig)
         inputs.append(last)
     return inputs

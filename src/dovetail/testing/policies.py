@@ -1,4 +1,4 @@
-"""Does it keep the Policy contract?"""
+"""Conformance suite for policies."""
 
 from __future__ import annotations
 
@@ -20,35 +20,38 @@ _STILL = ActContext(deterministic=True)
 def check_policy(
     make_policy: Callable[[], Policy], *, snapshot: WeightSnapshot | None = None, seed: int = 0
 ) -> None:
-    """Ask for actions one by one and in batches, with and without chance, and see that the answers agree.
+    """Compute actions one by one and in batches, deterministic and sampled, and check that they agree.
 
-    With a `snapshot` that fits, loading it has to show in the version of the next chunk.
+    After loading a `snapshot`, the next chunk must have its version.
     """
     policy = make_policy()
     expect(
         isinstance(policy, Policy),
-        f"{type(policy).__name__} has not all of Policy: spec, act, warmup, load, reset",
+        f"{type(policy).__name__} does not implement all of Policy: spec, act, warmup, load, reset",
     )
     spec = policy.spec
     expect(spec.horizon >= 1, f"spec.horizon should be at least 1, got {spec.horizon}")
     for key, num in spec.history.items():
-        expect(key in spec.observation, f"spec.history names '{key}', which is no observation of the policy")
+        expect(key in spec.observation, f"spec.history names '{key}', which is not an observation of the policy")
         expect(num >= 1, f"spec.history['{key}'] should be at least 1, got {num}")
     policy.warmup()
     policy.reset()
     rng = np.random.default_rng(seed)
     _check_chunks(policy, rng)
     _check_batches(policy, rng)
-    _check_chance(policy, rng)
+    _check_randomness(policy, rng)
     _check_masks(policy, rng)
     if snapshot is not None:
         policy.load(snapshot)
         version = policy.act(random_inputs(spec, rng, batch=1), _STILL).policy_version
-        expect(version == snapshot.version, f"after load() of version {snapshot.version}, chunks say {version}")
+        expect(
+            version == snapshot.version,
+            f"after load() of version {snapshot.version}, chunks have version {version}",
+        )
 
 
 def random_inputs(spec: PolicySpec, rng: np.random.Generator, *, batch: int) -> dict[str, Array]:
-    """What a policy of this spec is given, all history seen. Read-only: nobody may write into it."""
+    """Random read-only inputs for a policy, with complete history."""
     inputs: dict[str, Array] = {}
     for key, array in spec.observation.items():
         num = spec.history.get(key)
@@ -70,14 +73,14 @@ def _check_chunks(policy: Policy, rng: np.random.Generator) -> None:
         _act(policy, random_inputs(policy.spec, rng, batch=1), context)
         expect(
             np.array_equal(kept, chunk.actions),
-            "a chunk changed when the next one was asked for: copy it out",
+            "a chunk changed when the next one was computed: copy it",
         )
 
 
 def _act(policy: Policy, inputs: dict[str, Array], context: ActContext) -> ActionChunk:
     before = copied(inputs)
     chunk = policy.act(inputs, context)
-    expect_same(before, inputs, "act() changed the observations it was given")
+    expect_same(before, inputs, "act() changed the observations")
     expect(isinstance(chunk, ActionChunk), f"act() should return an ActionChunk, got {type(chunk).__name__}")
     batch = len(next(iter(inputs.values())))
     action = policy.spec.action
@@ -100,17 +103,17 @@ def _check_batches(policy: Policy, rng: np.random.Generator) -> None:
         policy.reset()
         alone = _act(policy, {key: value[row : row + 1] for key, value in inputs.items()}, _STILL).actions[0]
         near = np.allclose(together[row], alone, rtol=1e-3, atol=1e-4)
-        expect(near, f"row {row} of a batch gets another action than it gets alone: rows must not mix")
+        expect(near, f"row {row} of a batch gets another action than alone: rows must be independent")
 
 
-def _check_chance(policy: Policy, rng: np.random.Generator) -> None:
+def _check_randomness(policy: Policy, rng: np.random.Generator) -> None:
     inputs = random_inputs(policy.spec, rng, batch=2)
     for context, what in ((_STILL, "deterministic=True"), (ActContext(seed=7), "the same seed")):
         answers = []
         for _ in range(2):
             policy.reset()
             answers.append(_act(policy, inputs, context).actions)
-            _act(policy, inputs, ActContext())  # somebody else's draw in between
+            _act(policy, inputs, ActContext())  # another draw in between
         expect(
             np.array_equal(answers[0], answers[1]),
             f"with {what}, the same observations got different actions",
@@ -118,7 +121,7 @@ def _check_chance(policy: Policy, rng: np.random.Generator) -> None:
 
 
 def _check_masks(policy: Policy, rng: np.random.Generator) -> None:
-    """What the mask calls unseen must not matter, whatever lies there."""
+    """Masked values must not change the action."""
     if not policy.spec.history:
         return
     inputs = {key: value.copy() for key, value in random_inputs(policy.spec, rng, batch=2).items()}
@@ -130,4 +133,4 @@ def _check_masks(policy: Policy, rng: np.random.Generator) -> None:
         inputs[key][:, : num // 2] = unseen
         policy.reset()
         after = _act(policy, inputs, _STILL).actions
-        expect(np.array_equal(before, after), f"what '{key}/mask' says was never seen changes the action")
+        expect(np.array_equal(before, after), f"values of '{key}' that the mask excludes change the action")

@@ -1,4 +1,4 @@
-"""Does it keep the Robot contract?"""
+"""Conformance suite for robots."""
 
 from __future__ import annotations
 
@@ -16,13 +16,15 @@ __all__ = ["check_robot"]
 
 
 def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: int = 0) -> None:
-    """Drive a robot with small random actions and see that it keeps its promises.
+    """Drive a robot with small random actions around its pose and check the contract.
 
-    `make_robot` returns a robot that is ready to move; it moves only around where it stands. A simulated one
-    is made several times; each has to be alike.
+    `make_robot` returns a robot that is ready to move. A simulated robot is built several times, equal each time.
     """
     robot = make_robot()
-    expect(isinstance(robot, Robot), f"{type(robot).__name__} has not all of Robot: spec, observe, send, stop")
+    expect(
+        isinstance(robot, Robot),
+        f"{type(robot).__name__} does not implement all of Robot: spec, observe, send, stop",
+    )
     _check_spec(robot.spec)
     _check_observation(robot, robot.observe())
     _check_motion(robot, num_ticks=num_ticks, rng=np.random.default_rng(seed))
@@ -39,7 +41,7 @@ def _check_spec(spec: RobotSpec) -> None:
     expect(spec.control_hz > 0, f"spec.control_hz should be above zero, got {spec.control_hz}")
     expect(len(spec.action.shape) == 1, f"spec.action should have one axis, got shape {spec.action.shape}")
     expect(spec.action.dtype == "float32", f"spec.action should be float32, got {spec.action.dtype}")
-    expect(spec.observation, "spec.observation is empty: a robot that sees nothing cannot be safe")
+    expect(spec.observation, "spec.observation is empty: the safety filter needs observations")
     for key, array in spec.observation.items():
         expect(not key.endswith("/mask"), f"observation '{key}': names ending in /mask are for history masks")
         kind = (array.dtype, len(array.shape))
@@ -60,7 +62,7 @@ def _check_observation(robot: Robot, observation: Observation) -> None:
     )
     expect(
         set(observation.values) == set(spec.observation),
-        f"observed {sorted(observation.values)}, but the spec says {sorted(spec.observation)}",
+        f"observed {sorted(observation.values)}, but the spec has {sorted(spec.observation)}",
     )
     for key, array in spec.observation.items():
         expect_array(observation.values[key], array, what=f"observation '{key}'")
@@ -72,11 +74,11 @@ def _check_motion(robot: Robot, *, num_ticks: int, rng: np.random.Generator) -> 
     for _ in range(num_ticks):
         asked = _near(rig, rng)
         before = asked.copy()
-        # a simulated robot is asked directly, since the filter would hide what send() does with its argument
+        # call a simulated robot directly, because the filter copies the action
         executed = robot.send(asked) if rig.simulated else rig.safe.send(asked)
         expect_array(executed, robot.spec.action, what="send() returned an action that", within=True)
-        expect(np.array_equal(asked, before), "send() changed the action it was given")
-        expect(not np.shares_memory(asked, executed), "send() returned the caller's own array: copy it")
+        expect(np.array_equal(asked, before), "send() changed the action")
+        expect(not np.shares_memory(asked, executed), "send() returned the caller's array: copy it")
         kept = copied(observation.values)
         if rig.simulated:
             here = robot.observe()
@@ -91,17 +93,17 @@ def _check_motion(robot: Robot, *, num_ticks: int, rng: np.random.Generator) -> 
             passed_ns, tick_ns = new.time_ns - observation.time_ns, rig.clock.now_ns() - was_ns
             expect(
                 abs(passed_ns - tick_ns) < tick_ns // 2,
-                f"advance({tick_ns}) let {passed_ns} ns pass in observation.time_ns",
+                f"advance({tick_ns}) changed observation.time_ns by {passed_ns} ns",
             )
             again = robot.observe()
             expect(again.time_ns == new.time_ns, "observe() let simulated time pass: only advance() may")
             expect_same(copied(new.values), again.values, "two observe() calls at one moment differ")
-        expect_same(kept, observation.values, "an observation changed after it was handed out")
+        expect_same(kept, observation.values, "an observation changed after it was returned")
         observation = new
 
 
 def _near(rig: Rig, rng: np.random.Generator) -> Array:
-    """An action that moves a little: part of the way from standing still to a random one."""
+    """A small random action near the holding action."""
     still = rig.safe.hold()
     low, high = rig.spec.action.bounds
     wild = random_array(rig.spec.action, rng)
@@ -127,7 +129,7 @@ def _check_determinism(make_robot: Callable[[], Robot], *, num_ticks: int, seed:
 
 
 class _Spy:
-    """Stands between the filter and the robot, and keeps what comes through."""
+    """Records the actions that pass the safety filter."""
 
     def __init__(self, robot: Robot) -> None:
         self._robot = robot
@@ -146,7 +148,7 @@ class _Spy:
 
 
 def _check_filtered(robot: Robot) -> None:
-    """What no robot should ever be sent does not come through the safety filter to this one."""
+    """Invalid actions must not pass the safety filter."""
     rig, spy = Rig(robot), _Spy(robot)
     safe = SafeRobot(spy, SafetyConfig(max_bad_actions=100), rig.clock)
     size = robot.spec.action.shape

@@ -1,4 +1,4 @@
-"""Does it keep the Task contract?"""
+"""Conformance suite for tasks."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ def check_task(
     min_expert_successes: int = 2,
     idle_outcome: Outcome = Outcome.TIMEOUT,
 ) -> None:
-    """Reset, wait, and let the expert show the task. `make_robot(task)` builds the robot that does it.
+    """Reset the task, hold still, and run its expert. `make_robot(task)` builds the robot.
 
-    A task without an expert (`expert()` raises UsageError) is fine. `idle_outcome` is how an episode ends in
-    which the arm only holds still: a timeout, which is not a failure, for nearly every task.
+    The task may have no expert (`expert()` raises UsageError). `idle_outcome` is the outcome of an episode in which the arm
+    holds still.
     """
     bench = _Bench(make_task, make_robot)
     task = bench.task
     expect(
         isinstance(task, Task),
-        f"{type(task).__name__} has not all of Task: spec, prompt, reset, judge, expert",
+        f"{type(task).__name__} does not implement all of Task: spec, prompt, reset, judge, expert",
     )
     expect(task.spec.name, "spec.name is empty")
-    expect(isinstance(task.prompt, str) and task.prompt, "prompt is empty: say in words what is to be done")
+    expect(isinstance(task.prompt, str) and task.prompt, "prompt is empty: describe the task in words")
     match(bench.rig.spec, task=task.spec)
     _check_resets(bench, make_task, make_robot)
     _check_idle(bench, max_steps=max_steps, idle_outcome=idle_outcome)
@@ -45,12 +45,15 @@ def check_task(
         expert = task.expert()
     except UsageError:
         return
-    expect(isinstance(expert, Expert), f"{type(expert).__name__} has not all of Expert: reset, act, progress")
+    expect(
+        isinstance(expert, Expert),
+        f"{type(expert).__name__} does not implement all of Expert: reset, act, progress",
+    )
     _check_expert(bench, expert, max_steps, num_expert_episodes, min_expert_successes)
 
 
 class _Bench:
-    """A task with its robot, behind the filter, as the runtime hands it to a task."""
+    """A task with its robot behind the safety filter."""
 
     def __init__(self, make_task: Callable[[], Any], make_robot: Callable[[Any], Robot]) -> None:
         self.task: Task = make_task()
@@ -95,7 +98,7 @@ def _check_idle(bench: _Bench, *, max_steps: int, idle_outcome: Outcome) -> None
         names = names or now
         expect(
             now == names,
-            f"judge() names rewards and metrics {now}, but said {names} before: keep them the same",
+            f"judge() names rewards and metrics {now}, but named {names} before: keep them the same",
         )
         if verdict.outcome is not None:
             expect(
@@ -114,7 +117,7 @@ def _check_expert(bench: _Bench, expert: Expert, max_steps: int, num_episodes: i
         if seed == 0:
             again, _ = _play(bench, expert, seed=seed, max_steps=max_steps)
             same = len(actions) == len(again) and all(map(np.array_equal, actions, again))
-            expect(same, "the expert acts differently for the same rng seed: draw from the rng given to reset()")
+            expect(same, "the expert acts differently for the same rng seed: use the rng of reset()")
     num_good = outcomes.count(Outcome.SUCCESS)
     expect(
         num_good >= min_successes,
@@ -130,7 +133,7 @@ def _play(bench: _Bench, expert: Expert, *, seed: int, max_steps: int) -> tuple[
     for num_steps in range(1, max_steps + 1):
         seen: Mapping[str, Array] = copied(observation.values)
         action = expert.act(observation)
-        expect_same(seen, observation.values, "the expert changed the observation it was given")
+        expect_same(seen, observation.values, "the expert changed the observation")
         expect_array(action, bench.rig.spec.action, what="the expert's action", within=True)
         progress = expert.progress(observation)
         expect(0.0 <= progress <= 1.0, f"the expert's progress should be within 0 and 1, got {progress}")

@@ -1,4 +1,4 @@
-"""A policy, an operator and an algorithm in a few lines of numpy: for tests that need one and no torch."""
+"""A small policy, operator and algorithm in numpy, for tests without torch."""
 
 from __future__ import annotations
 
@@ -34,13 +34,18 @@ __all__ = [
 
 
 class FakePolicyConfig(Config):
+    """A linear policy."""
+
     horizon: int = 1
+    """Actions per chunk."""
     history: dict[str, int] = {}  # noqa: RUF012 pydantic copies it
+    """Control ticks per observation key."""
     noise: float = 0.1
+    """Standard deviation of sampled actions."""
 
 
 class FakePolicy:
-    """Linear in the mean of what was really seen of each observation, images included."""
+    """Linear in the mean of each observation, images included."""
 
     Config: ClassVar[type[FakePolicyConfig]] = FakePolicyConfig
 
@@ -97,11 +102,14 @@ class FakePolicy:
 
 
 class FakeOperatorConfig(Config):
+    """An operator that takes over at random."""
+
     share: float = 0.5
+    """Fraction of the ticks with a takeover."""
 
 
 class FakeOperator:
-    """Takes over now and then, and says success when the task's expert thinks so."""
+    """Takes over at random ticks and signals success at the end of the task."""
 
     Config: ClassVar[type[FakeOperatorConfig]] = FakeOperatorConfig
     name = "fake"
@@ -124,13 +132,18 @@ class FakeOperator:
 
 
 class FakeAlgorithmConfig(Config):
+    """Behavior cloning by gradient descent."""
+
     lr: float = 0.01
+    """Learning rate."""
     momentum: float = 0.9
+    """Momentum of the gradient."""
     batch_size: int = 16
+    """Steps per update."""
 
 
 class FakeAlgorithm:
-    """Clones actions with momentum and a little noise: all that a checkpoint has to hold."""
+    """Clones actions with momentum and noise, so that a checkpoint has several parts."""
 
     Config: ClassVar[type[FakeAlgorithmConfig]] = FakeAlgorithmConfig
 
@@ -142,7 +155,7 @@ class FakeAlgorithm:
         self._seed, self._num_updates = seed, 0
 
     @property
-    def wants(self) -> SampleRequest:
+    def sample_request(self) -> SampleRequest:
         return SampleRequest(
             observation_keys=tuple(self._policy.spec.observation),
             rows={View(): self._config.batch_size},
