@@ -1,6 +1,6 @@
-"""Our tasks in Gymnasium's registry, by name only: nothing of them is loaded before one is made.
+"""Registers the tasks as Gymnasium environments by name. `gymnasium.make` loads them.
 
-Since 1.0 Gymnasium looks for no entry points, so `import dovetail` does the registering.
+Gymnasium 1.0 does not search entry points, so `import dovetail` registers them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ENVS: Mapping[str, str] = MappingProxyType(
 
 
 def register() -> None:
-    """Make the environments known to Gymnasium. A second call changes nothing."""
+    """Register the environments. A second call changes nothing."""
     for env_id, task in ENVS.items():
         if env_id not in gymnasium.registry:
             gymnasium.register(env_id, entry_point="dovetail.envs.gym_env:DovetailEnv", kwargs={"task": task})

@@ -1,10 +1,10 @@
-"""Our tasks as Gymnasium environments, so that other libraries can train on the same ones.
+"""Dovetail's tasks as Gymnasium environments, so that other libraries can train on them.
 
-    import dovetail, gymnasium                               # dovetail/envs.py registers them
+    import dovetail, gymnasium                               # dovetail registers them
     env = gymnasium.make("dovetail/PegInsertion-v0", reward="dense")
 
-Actions pass the safety filter, as everywhere, in the units of the robot's spec;
-success and failure are `terminated`, a time limit is `truncated`.
+Actions are in the units of the robot's spec and pass the safety filter. Success and failure set `terminated`, a time limit
+sets `truncated`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from gymnasium import spaces
 from pydantic import ValidationError
 
 from dovetail.config.plugins import config_model, resolve
+from dovetail.core.abilities import Closes, HasWorld
 from dovetail.core.clock import NS_PER_S, SimulatedClock
 from dovetail.core.contracts import SimulatedRobot, Task
 from dovetail.core.errors import ConfigError, UsageError
@@ -28,16 +29,16 @@ from dovetail.robots.safety import SafeRobot, SafetyConfig
 
 __all__ = ["DovetailEnv"]
 
-_ENDED = (Outcome.SUCCESS, Outcome.FAILURE)
-_CUT_SHORT = (Outcome.TIMEOUT, Outcome.ABORTED)
+_TERMINATED = (Outcome.SUCCESS, Outcome.FAILURE)
+_TRUNCATED = (Outcome.TIMEOUT, Outcome.ABORTED)
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class DovetailEnv(gymnasium.Env[dict[str, Array], Array]):
-    """A task, a simulated robot, the safety filter and a simulated clock, stepped by whoever calls.
+    """A task and a simulated robot behind the safety filter, with a simulated clock.
 
-    `info` holds the verdict's `rewards` and `metrics`, `is_success`, and the action `executed`, not always
-    the one asked for. `task` and `robot` are plugin names or `module:Class`.
+    `info` has the verdict's `rewards` and `metrics`, `is_success`, and `executed`, the action after the safety filter.
+    `task` and `robot` are plugin names or `module:Class`.
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["rgb_array"], "render_fps": 10}  # type: ignore[misc]
@@ -55,21 +56,21 @@ class DovetailEnv(gymnasium.Env[dict[str, Array], Array]):
         safety: Mapping[str, Any] = _NOTHING,
     ) -> None:
         if render_mode not in (None, "rgb_array"):
-            raise UsageError(f"render_mode '{render_mode}' is not known. Valid: rgb_array")
+            raise UsageError(f"unknown render_mode '{render_mode}'. Valid: rgb_array")
         if reward not in ("sparse", "dense"):
-            raise UsageError(f"reward '{reward}' is not known. Valid: sparse, dense")
+            raise UsageError(f"unknown reward '{reward}'. Valid: sparse, dense")
         self.render_mode = render_mode
         self._task: Task = _build("task", task, _with_reward(task, task_config, reward))
         raw = _build("robot", robot, robot_config, task=self._task)
         if not isinstance(raw, SimulatedRobot):
-            raise UsageError(f"robot '{robot}' is not simulated: a Gymnasium env may only drive simulated ones")
+            raise UsageError(f"a Gymnasium environment needs a simulated robot, but '{robot}' is not simulated")
         match(raw.spec, task=self._task.spec)
         self._raw = raw
         self._clock = SimulatedClock()
         self._clock.on_advance(raw.advance)
         self._robot = SafeRobot(raw, SafetyConfig.model_validate(safety), self._clock)
         self._period_ns = round(NS_PER_S / raw.spec.control_hz)
-        self._picture = _front_camera(raw, render_size) if render_mode else None
+        self._render = _front_camera(raw, render_size) if render_mode else None
         self.metadata = {**self.metadata, "render_fps": max(1, round(raw.spec.control_hz))}  # type: ignore[misc]
         boxes: Any = spaces.Dict({key: _space(spec) for key, spec in raw.spec.observation.items()})
         self.observation_space = boxes
@@ -86,7 +87,7 @@ class DovetailEnv(gymnasium.Env[dict[str, Array], Array]):
     ) -> tuple[dict[str, Array], dict[str, Any]]:
         super().reset(seed=seed)
         self._task.reset(self._robot, rng=self.np_random)
-        self._robot.acknowledge()  # nothing here can be harmed, and whoever resets has seen the exception
+        self._robot.acknowledge()  # the caller has seen the exception, and a simulation cannot be damaged
         self._robot.reset()
         self._num_steps = 0
         return self._owned(self._robot.observe()), {"is_success": False}
@@ -98,19 +99,18 @@ class DovetailEnv(gymnasium.Env[dict[str, Array], Array]):
         self._num_steps += 1
         verdict = self._task.judge(self._robot, observation, num_steps=self._num_steps)
         info = _info(verdict) | {"executed": executed}
-        ended, cut_short = verdict.outcome in _ENDED, verdict.outcome in _CUT_SHORT
-        return self._owned(observation), verdict.reward, ended, cut_short, info
+        terminated, truncated = verdict.outcome in _TERMINATED, verdict.outcome in _TRUNCATED
+        return self._owned(observation), verdict.reward, terminated, truncated, info
 
     def render(self) -> Array | None:
-        return None if self._picture is None else self._picture()
+        return None if self._render is None else self._render()
 
     def close(self) -> None:
-        close = getattr(self._raw, "close", None)
-        if close is not None:
-            close()
+        if isinstance(self._raw, Closes):
+            self._raw.close()
 
     def _owned(self, observation: Observation) -> dict[str, Array]:
-        """Arrays that the caller may keep and write to."""
+        """Arrays that the caller may keep and modify."""
         return {k: v if v.flags.writeable else v.copy() for k, v in observation.values.items()}
 
 
@@ -138,7 +138,7 @@ def _space(spec: ArraySpec) -> spaces.Box:
     if np.issubdtype(dtype, np.integer):
         limits = np.iinfo(dtype)
         return spaces.Box(int(limits.min), int(limits.max), spec.shape, dtype.type)
-    # limits of what is measured are nominal: a compliant arm slips past them, and the space must hold that
+    # measured values may exceed their nominal limits, because an arm is compliant
     return spaces.Box(-np.inf, np.inf, spec.shape, np.float32)
 
 
@@ -151,12 +151,11 @@ def _info(verdict: Verdict) -> dict[str, Any]:
 
 
 def _front_camera(robot: SimulatedRobot, size: tuple[int, int]) -> Callable[[], Array]:
-    """What `render` shows: a camera of its own in a MuJoCo world, else the robot's observation `front`."""
-    world = getattr(robot, "world", None)
-    if world is not None:
-        from dovetail.robots.sim.cameras import Cameras  # only now: it loads the GL backend
+    """The image source of `render`: a camera in the MuJoCo world, or else the robot's observation `front`."""
+    if isinstance(robot, HasWorld):
+        from dovetail.robots.sim.cameras import Cameras  # imported here: it loads the GL backend
 
-        cameras = Cameras(world=world, names=("front",), width=size[0], height=size[1])
+        cameras = Cameras(world=robot.world, names=("front",), width=size[0], height=size[1])
         return lambda: cameras.render("front")
     if "front" not in robot.spec.observation:
         raise UsageError(f"robot '{robot.spec.name}' has no camera 'front' to render")

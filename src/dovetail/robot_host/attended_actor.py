@@ -11,7 +11,7 @@ from dovetail.core.types import Episode, EpisodeOrder, WeightSnapshot
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.link import LiveLink
 
-__all__ = ["AttendedActor", "EmergencyStopCheck"]
+__all__ = ["ActorWrapper", "AttendedActor", "EmergencyStopCheck"]
 
 
 class EmergencyStopCheck(HealthCheck):
@@ -27,11 +27,39 @@ class EmergencyStopCheck(HealthCheck):
         return EMERGENCY if self._box.emergency else self._inner.stop_reason()
 
 
-class AttendedActor:
+class ActorWrapper:
+    """Passes all calls but `run` to another actor."""
+
+    def __init__(self, inner: Actor) -> None:
+        self._inner = inner
+
+    @property
+    def stopped(self) -> bool:
+        return self._inner.stopped
+
+    @property
+    def fault(self) -> str | None:
+        return self._inner.fault
+
+    def load(self, snapshot: WeightSnapshot) -> None:
+        self._inner.load(snapshot)
+
+    def acknowledge(self) -> None:
+        self._inner.acknowledge()
+
+    def telemetry(self) -> Mapping[str, float]:
+        return self._inner.telemetry()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class AttendedActor(ActorWrapper):
     """See the Actor contract. After a fault it waits for an acknowledgement if `link.waits`; otherwise the run ends."""
 
     def __init__(self, inner: Actor, link: LiveLink, *, should_stop: Callable[[], bool]) -> None:
-        self._inner, self._link, self._should_stop = inner, link, should_stop
+        super().__init__(inner)
+        self._link, self._should_stop = link, should_stop
         self._stopped = False
         self.was_acknowledged = False  # whether a person acknowledged the fault of the last episode
 
@@ -39,15 +67,10 @@ class AttendedActor:
     def stopped(self) -> bool:
         return self._stopped or self._inner.stopped
 
-    @property
-    def fault(self) -> str | None:
-        return self._inner.fault
-
     def run(self, order: EpisodeOrder) -> Episode | None:
         self._stopped = self.was_acknowledged = False
-        if self._link.mailbox.emergency and not self._wait_for_acknowledgement(
-            EMERGENCY
-        ):  # pressed between two episodes
+        pressed_before = self._link.mailbox.emergency
+        if pressed_before and not self._wait_for_acknowledgement(EMERGENCY):
             return None
         self._link.update(episode={"id": order.id, "purpose": order.purpose.value, "number": order.index + 1})
         episode: Episode | None = None
@@ -61,18 +84,6 @@ class AttendedActor:
         if fault is not None and not self.stopped and self._link.waits:
             self._wait_for_acknowledgement(fault)
         return episode
-
-    def load(self, snapshot: WeightSnapshot) -> None:
-        self._inner.load(snapshot)
-
-    def acknowledge(self) -> None:
-        self._inner.acknowledge()
-
-    def telemetry(self) -> Mapping[str, float]:
-        return self._inner.telemetry()
-
-    def close(self) -> None:
-        self._inner.close()
 
     def _wait_for_acknowledgement(self, fault: str) -> bool:
         """False if the run is to end instead."""

@@ -74,7 +74,7 @@ class RobotHost:
         self._weights = weights.absolute() if weights else None  # where the run publishes weights
         self._components = components.absolute() if components else None  # the initial components of the policy
         self._should_stop, self._link, self._lock_descriptor = should_stop, link, lock_descriptor
-        self._ruling = success_detection  # ends an online episode that has succeeded
+        self._success_detection = success_detection  # ends an online episode that has succeeded
         self._processes: dict[str, HostProcess] = {}
         self._board: Board | None = None
         self._heartbeat: threading.Thread | None = None
@@ -116,36 +116,38 @@ class RobotHost:
                 return None
             raise
         failure: DovetailError | None = None
-        with self._judging(order, first) as judge:
+        with self._success_detector(order, first) as detector:
             try:
-                ended = self._await(first)
+                ended = self._wait_for_end(first)
             except DovetailError as error:
-                ended, failure = self._cut_short(first), error
+                ended, failure = self._aborted(first), error
         self._finish(ended)
         episode = self._collect(order.id)
         self._stopped = ended["stopped"] or self._should_stop()
-        if failure is None and judge is not None and judge.problem is not None:
-            failure = FailureError(f"the success detector failed: {one_line(judge.problem)}")
+        if failure is None and detector is not None and detector.problem is not None:
+            failure = FailureError(f"the success detector failed: {one_line(detector.problem)}")
         if failure is not None and not self._stopped:
             raise failure
         return episode
 
-    def _judging(self, order: EpisodeOrder, first: int) -> contextlib.AbstractContextManager[BoardSuccessDetector | None]:
-        if self._ruling is None or order.purpose is not Purpose.ONLINE:
+    def _success_detector(
+        self, order: EpisodeOrder, first: int
+    ) -> contextlib.AbstractContextManager[BoardSuccessDetector | None]:
+        if self._success_detection is None or order.purpose is not Purpose.ONLINE:
             return contextlib.nullcontext()
         assert self._board is not None
-        return BoardSuccessDetector(self._ruling, self._board, first=first)
+        return BoardSuccessDetector(self._success_detection, self._board, first=first)
 
     def _begin(self, order: EpisodeOrder) -> int:
         """Start the episode in all processes; returns its first row on the board."""
         assert self._board is not None
         section = self._config.operator
-        desk = self._workcell.desk(self._link.mailbox, section) if self._link else None  # only for its name
+        console = self._workcell.desk(self._link.mailbox, section) if self._link else None  # only for its name
         operator = self._workcell.operator(
-            order.purpose, section, demo_noise=self._config.run.demo_noise, desk=desk
+            order.purpose, section, demo_noise=self._config.run.demo_noise, desk=console
         ).name
-        if self._ruling is not None and order.purpose is Purpose.ONLINE:
-            operator += f"+{self._ruling.name}"
+        if self._success_detection is not None and order.purpose is Purpose.ONLINE:
+            operator += f"+{self._success_detection.name}"
         start = make_start(order, task=self._workcell.task, robot=self._workcell.robot.spec, operator=operator)
         first = self._board.num_seen
         self._board.ask_to_stop(stop=False)
@@ -158,7 +160,7 @@ class RobotHost:
         self._processes["control"].send({"run": {**asdict(order), "purpose": order.purpose.value}})
         return first
 
-    def _await(self, first: int) -> dict[str, Any]:
+    def _wait_for_end(self, first: int) -> dict[str, Any]:
         """How the episode ended. Raises the error that kept the control loop from starting."""
         assert self._board is not None
         control, stop_s = self._processes["control"], float("inf")
@@ -177,20 +179,20 @@ class RobotHost:
             except FailureError as error:
                 self.fault = str(error)
                 self._stop_arm()
-                return self._cut_short(first)
+                return self._aborted(first)
         if "failed" in reply:
             failure = _error(reply["kind"], reply["failed"])
             if isinstance(failure, RobotFault) and not self._should_stop():
-                self.fault = self._explained(str(failure))
+                self.fault = self._explain(str(failure))
                 raise RobotFault(self.fault)
             raise failure
         self._telemetry = reply["telemetry"]
         ended: dict[str, Any] = reply["ended"]
         if ended["fault"]:
-            self.fault = self._explained(ended["fault"])
+            self.fault = self._explain(ended["fault"])
         return ended
 
-    def _cut_short(self, first: int) -> dict[str, Any]:
+    def _aborted(self, first: int) -> dict[str, Any]:
         assert self._board is not None
         num_steps = max(0, self._board.num_stepped - first)
         return {"outcome": Outcome.ABORTED, "judgement": None, "num_steps": num_steps, "stopped": False}
@@ -209,7 +211,7 @@ class RobotHost:
             if str(error) not in (self.fault or ""):
                 self.fault = f"{self.fault}; {error}" if self.fault else str(error)
 
-    def _explained(self, fault: str) -> str:
+    def _explain(self, fault: str) -> str:
         """The fault, with the exit reason of the process that ended or the last problem of the policy."""
         for process in self._processes.values():
             if (ended := f"{process.title} has died") in fault:
@@ -322,7 +324,7 @@ class RobotHost:
         for name, process in self._processes.items():
             process.send({"layout": layout.to_json(), **self._settings(name)})
         try:
-            self._await_ready()
+            self._wait_until_ready()
             if self._snapshot is not None:
                 self.load(self._snapshot)
         except BaseException:
@@ -330,7 +332,7 @@ class RobotHost:
             self._end()
             raise
 
-    def _await_ready(self) -> None:
+    def _wait_until_ready(self) -> None:
         """Wait until all processes are ready. Raises FailureError if one ends before."""
         until_s = time.monotonic() + _START_S
         while waiting := [process for process in self._processes.values() if not process.is_ready]:
@@ -354,7 +356,7 @@ class RobotHost:
                 "policy": self._policy.to_json(),
                 "demo_noise": config.run.demo_noise,
                 "hides_success": config.labeling.hide_success,
-                "consecutive": self._ruling.consecutive if self._ruling else None,
+                "consecutive": self._success_detection.consecutive if self._success_detection else None,
             }
         if name == "inference":
             return {
@@ -408,7 +410,6 @@ class RobotHost:
 
 
 def _error(kind: str, message: str) -> DovetailError:
-    found = getattr(errors, kind, FailureError)
-    return (
-        found(message) if isinstance(found, type) and issubclass(found, DovetailError) else FailureError(message)
-    )
+    found = getattr(errors, kind, None)
+    is_ours = isinstance(found, type) and issubclass(found, DovetailError)
+    return found(message) if is_ours else FailureError(message)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from dovetail.core.errors import FailureError, RobotFault
 from dovetail.core.types import Episode, EpisodeOrder, WeightSnapshot
+from dovetail.robot_host.attended_actor import ActorWrapper
 from dovetail.robot_host.host import RobotHost
 
 __all__ = ["RestartingActor"]
@@ -15,7 +16,7 @@ __all__ = ["RestartingActor"]
 _MAX_KILLS, _WITHIN_S = 4, 60.0  # this many kills within this time are a fault
 
 
-class RestartingActor:
+class RestartingActor(ActorWrapper):
     """See the Actor contract. The arm was stopped and the episode ended there; new processes run the next one.
 
     A failure of a driver or a policy remains a fault that a person must acknowledge. `on_restart(process, pid)` is
@@ -23,16 +24,9 @@ class RestartingActor:
     """
 
     def __init__(self, host: RobotHost, *, on_restart: Callable[[str, int], None]) -> None:
+        super().__init__(host)
         self._host, self._on_restart = host, on_restart
         self._kill_times_s: deque[float] = deque(maxlen=_MAX_KILLS)
-
-    @property
-    def stopped(self) -> bool:
-        return self._host.stopped
-
-    @property
-    def fault(self) -> str | None:
-        return self._host.fault
 
     def run(self, order: EpisodeOrder) -> Episode | None:
         try:
@@ -47,11 +41,9 @@ class RestartingActor:
 
     def _restart(self) -> bool:
         while (killed := self._host.killed_process) is not None:
-            self._kill_times_s.append(time.monotonic())
-            if (
-                len(self._kill_times_s) == _MAX_KILLS
-                and self._kill_times_s[-1] - self._kill_times_s[0] < _WITHIN_S
-            ):
+            times_s = self._kill_times_s
+            times_s.append(time.monotonic())
+            if len(times_s) == _MAX_KILLS and times_s[-1] - times_s[0] < _WITHIN_S:
                 return False
             self._host.acknowledge()
             try:
@@ -69,12 +61,3 @@ class RestartingActor:
             if not self._restart():
                 raise
             self._host.load(snapshot)
-
-    def acknowledge(self) -> None:
-        self._host.acknowledge()
-
-    def telemetry(self) -> Mapping[str, float]:
-        return self._host.telemetry()
-
-    def close(self) -> None:
-        self._host.close()

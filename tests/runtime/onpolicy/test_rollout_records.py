@@ -13,7 +13,7 @@ from dovetail.core.types import Outcome, Purpose, View
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.reports.report import write_report
-from dovetail.runs.checkpoints import Keeping
+from dovetail.runs.checkpoints import Checkpoints
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.rollout_history import RolloutHistory, RolloutResult, finished_episodes, record_rollout
 from dovetail.runtime.inline import InlineRun
@@ -110,10 +110,13 @@ def test_resumed_run_is_solved_at_the_same_step(make_folder, tmp_path, monkeypat
         seen.append(status.phase == phase and status.env_steps >= end - 64)
 
     if how == "killed":  # the checkpoint does not contain the last two rollouts
-        save = Keeping.save
-        monkeypatch.setattr(
-            Keeping, "save", lambda self, one: save(self, one) if one.env_steps <= end - 192 else None
-        )
+        save = Checkpoints.save
+
+        def save_early(self, state, facts):
+            if state["practice/counters"][1] <= end - 192:
+                save(self, state, facts)
+
+        monkeypatch.setattr(Checkpoints, "save", save_early)
     with pytest.raises(Interrupted):
         InlineRun(cut, on_status=watch, should_stop=lambda: any(seen)).run()
     monkeypatch.undo()

@@ -1,3 +1,0 @@
-from support.live_host import live, processes
-
-__all__ = ["live", "processes"]
