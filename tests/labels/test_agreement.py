@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dovetail.labels._lines import LabelRecord
+from dovetail.labels._label_file import LabelRecord
 from dovetail.labels.agreement import Agreement, agreements, verdicts
 from support.some_labels import labels
 

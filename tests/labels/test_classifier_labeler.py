@@ -15,12 +15,12 @@ from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Observation, Outcome
 from dovetail.labels.learned.classifier import ClassifierConfig, ClassifierLabeler
 from dovetail.labels.learned.folder import load_classifier, save_classifier
-from dovetail.labels.learned.frames import NO, UNSURE, YES, hold_out, judged, shown
+from dovetail.labels.learned.frames import NO, UNSURE, YES, hold_out, labeled_episode, select_observations
 from dovetail.labels.learned.network import SuccessNet
 from dovetail.labels.learned.report import mistakes, scores
 from dovetail.labels.learned.training import TrainingConfig, balanced_loss, train
-from dovetail.policies.backbones import ResNet, save_backbone
-from dovetail.policies.encoders import EncoderConfig
+from dovetail.policies.images.backbones import ResNet, save_backbone
+from dovetail.policies.images.encoders import EncoderConfig
 from support.lamp_runs import ROBOT, lamp_episode, lamp_episodes
 
 QUICK = {
@@ -34,7 +34,7 @@ QUICK = {
 
 
 def seen(episodes, keys=("front",)):
-    return [judged(one, keys=keys, success=one.outcome is Outcome.SUCCESS, unsure_frames=0) for one in episodes]
+    return [labeled_episode(one, keys=keys, success=one.outcome is Outcome.SUCCESS, unsure_frames=0) for one in episodes]
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,8 @@ def test_it_learns_to_tell_success_on_episodes_it_never_saw(labeler):
 def test_all_of_it_learns():
     """Trap: the head was wrapped in no_grad, and stayed what chance had made it."""
     torch.manual_seed(0)
-    net = SuccessNet(EncoderConfig(features=8), **shown(ROBOT, cameras=["front"], proprio=["meter"]))
-    frames = net.look(seen(lamp_episodes(2), ("front", "meter"))[0].frames)
+    net = SuccessNet(EncoderConfig(features=8), **select_observations(ROBOT, cameras=["front"], proprio=["meter"]))
+    frames = net.encode(seen(lamp_episodes(2), ("front", "meter"))[0].frames)
     balanced_loss(net, frames, frames).backward()
     for name, parameter in net.named_parameters():
         assert parameter.grad is not None, name
@@ -123,21 +123,21 @@ def test_a_frozen_encoder_stays_as_it_is_and_travels_along(tmp_path):
 
 
 def test_the_last_frames_of_a_success_show_it_and_those_before_are_left_out():
-    one = judged(lamp_episode(0, success=True), keys=["front"], success=True, positive_frames=2, unsure_frames=1)
+    one = labeled_episode(lamp_episode(0, success=True), keys=["front"], success=True, positive_frames=2, unsure_frames=1)
     assert one.truth.tolist() == [NO] * 6 + [UNSURE] + [YES] * 2
-    failed = judged(lamp_episode(0, success=False), keys=["front"], success=False)
+    failed = labeled_episode(lamp_episode(0, success=False), keys=["front"], success=False)
     assert failed.truth.tolist() == [NO] * 9
 
 
 def test_what_was_recorded_after_success_shows_it_too():
     rewards = np.zeros(8, np.float32)
     rewards[3] = 1.0  # earned by step 3: from the observation after it on
-    one = judged(lamp_episode(0, success=True), keys=["front"], success=True, rewards=rewards, unsure_frames=1)
+    one = labeled_episode(lamp_episode(0, success=True), keys=["front"], success=True, rewards=rewards, unsure_frames=1)
     assert one.truth.tolist() == [NO] * 3 + [UNSURE] + [YES] * 5
 
 
 def test_long_episodes_are_thinned_but_for_what_shows_success():
-    one = judged(
+    one = labeled_episode(
         lamp_episode(0, success=True, num_steps=50), keys=["front"], success=True, unsure_frames=0, most_frames=10
     )
     assert one.truth.tolist() == [NO] * 8 + [YES] * 2
@@ -270,9 +270,9 @@ def test_a_camera_of_another_size_is_refused_in_one_line(labeler):
 
 def test_what_no_robot_shows_is_refused_in_one_line():
     with pytest.raises(UsageError, match=r"no camera 'frint'. Did you mean 'front'\?"):
-        shown(ROBOT, cameras=["frint"], proprio=[])
+        select_observations(ROBOT, cameras=["frint"], proprio=[])
     with pytest.raises(UsageError, match=r"no low-dimensional observation 'metre'. Did you mean 'meter'\?"):
-        shown(ROBOT, cameras=[], proprio=["metre"])
+        select_observations(ROBOT, cameras=[], proprio=["metre"])
 
 
 @pytest.mark.parametrize("name", ["weights.safetensors", "classifier.json"])

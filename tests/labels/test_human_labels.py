@@ -62,7 +62,7 @@ def test_discard_and_undo(tmp_path: Path) -> None:
     current = LabelStore(tmp_path).current("e1")
     assert current is not None
     assert current.discard
-    store.add(labels(num_steps=4, reward=0.5))  # a machine that comes later changes nothing
+    store.add(labels(num_steps=4, reward=0.5))  # a machine that comes later progress_rewards nothing
     assert store.retract(second)
     assert not store.retract(second)  # sent twice
     assert_same(LabelStore(tmp_path).current("e1"), first)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dovetail.core.errors import StoreError, UsageError
-from dovetail.labels._lines import encode
+from dovetail.labels._label_file import encode
 from dovetail.labels.store import LabelStore
 from support.some_labels import assert_same, labels
 

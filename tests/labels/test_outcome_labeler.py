@@ -27,7 +27,7 @@ def test_is_a_labeler() -> None:
         (FAILURE, None, [0, 0, -2], [1, 1, 0], False),
         (TIMEOUT, None, [0, 0, 0], [1, 1, 1], False),  # not terminal: it bootstraps, and is no failure
         (TIMEOUT, SUCCESS, [0, 0, 1], [1, 1, 0], True),
-        (TIMEOUT, FAILURE, [0, 0, -2], [1, 1, 1], False),  # judged, but time ran out all the same: it bootstraps
+        (TIMEOUT, FAILURE, [0, 0, -2], [1, 1, 1], False),  # labeled a failure, but the time ran out: it bootstraps
         (SUCCESS, FAILURE, [0, 0, -2], [1, 1, 0], False),
         (SUCCESS, TIMEOUT, [0, 0, 0], [1, 1, 1], False),
     ],

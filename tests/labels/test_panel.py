@@ -11,7 +11,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Labels, Outcome
 from dovetail.labels.human import HumanLabeler
 from dovetail.labels.outcome import OutcomeLabeler
-from dovetail.labels.panel import Panel
+from dovetail.labels.chain import LabelerChain
 from dovetail.labels.queue import Reason
 from support.some_labels import labels
 
@@ -80,49 +80,49 @@ def test_who_decides(
     num_asked: list[int],
 ) -> None:
     asked = [Says(f"labeler {number}", *answer) for number, answer in enumerate(answers)]
-    panel = Panel([*asked, *([HumanLabeler()] if person else [])], cross_check=cross_check)
-    hearing = panel.ask(episode)
-    assert hearing.over
-    assert (hearing.decided and hearing.decided.labeler) == (
+    panel = LabelerChain([*asked, *([HumanLabeler()] if person else [])], cross_check=cross_check)
+    chain_state = panel.ask(episode)
+    assert chain_state.finished
+    assert (chain_state.decided and chain_state.decided.labeler) == (
         None if decided_by is None else f"labeler {decided_by}"
     )
-    assert hearing.reasons == tuple(Reason(reason) for reason in reasons)
+    assert chain_state.reasons == tuple(Reason(reason) for reason in reasons)
     assert [one.num_asked for one in asked] == num_asked
-    assert len(hearing.said) == sum(num_asked)
-    assert len(hearing.opinions) == sum(num_asked) - (decided_by is not None)
-    assert {one.priority for one in hearing.opinions} <= {-1}
-    if hearing.decided is not None:
-        assert hearing.decided.priority == 0
+    assert len(chain_state.labels) == sum(num_asked)
+    assert len(chain_state.opinions) == sum(num_asked) - (decided_by is not None)
+    assert {one.priority for one in chain_state.opinions} <= {-1}
+    if chain_state.decided is not None:
+        assert chain_state.decided.priority == 0
 
 
 def test_the_quick_ones_do_not_wait_for_the_slow_ones(episode: Episode) -> None:
     quick, slow, after = Says("quick", YES, 0.5), SaysLate("slow", NO, 0.6, away=2), Says("after", NO, 0.9)
-    panel = Panel([quick, slow, after])
+    panel = LabelerChain([quick, slow, after])
     assert panel.max_concurrent == 2
-    hearing = panel.ask(episode)
-    assert not hearing.over
+    chain_state = panel.ask(episode)
+    assert not chain_state.finished
     assert (quick.num_asked, slow.num_asked, after.num_asked) == (1, 0, 0)
     for _ in range(2):
         with pytest.raises(LabelError, match="nobody at home"):
-            panel.go_on(episode, hearing)
-    hearing = panel.go_on(episode, hearing)
-    assert hearing.over
-    assert hearing.decided is not None
-    assert hearing.decided.labeler == "after"
-    assert [one.labeler for one in hearing.opinions] == ["quick", "slow"]
+            panel.resume(episode, chain_state)
+    chain_state = panel.resume(episode, chain_state)
+    assert chain_state.finished
+    assert chain_state.decided is not None
+    assert chain_state.decided.labeler == "after"
+    assert [one.labeler for one in chain_state.opinions] == ["quick", "slow"]
     assert (quick.num_asked, slow.num_asked, after.num_asked) == (1, 1, 1)  # nobody twice
 
 
 def test_a_slow_one_that_need_not_be_asked_is_not_waited_for(episode: Episode) -> None:
     slow = SaysLate("slow", NO, 1.0)
-    assert Panel([OutcomeLabeler(), slow]).ask(episode).over
+    assert LabelerChain([OutcomeLabeler(), slow]).ask(episode).finished
     assert slow.num_asked == 0
-    assert Panel([OutcomeLabeler()]).max_concurrent is None
+    assert LabelerChain([OutcomeLabeler()]).max_concurrent is None
 
 
 def test_a_person_comes_last() -> None:
     with pytest.raises(UsageError, match="put `human` at the end"):
-        Panel([HumanLabeler(), OutcomeLabeler()])
+        LabelerChain([HumanLabeler(), OutcomeLabeler()])
 
 
 def test_what_a_labeler_needs_is_asked_for_before_anything_moves(episode: Episode) -> None:
@@ -133,4 +133,4 @@ def test_what_a_labeler_needs_is_asked_for_before_anything_moves(episode: Episod
             raise UsageError(f"robot '{robot.name}' has no camera 'wrist'")
 
     with pytest.raises(UsageError, match="robot 'panda' has no camera 'wrist'"):
-        Panel([OutcomeLabeler(), NeedsACamera("camera", YES, 1.0)]).check(episode.robot)
+        LabelerChain([OutcomeLabeler(), NeedsACamera("camera", YES, 1.0)]).check(episode.robot)

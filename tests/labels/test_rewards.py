@@ -9,18 +9,18 @@ import pytest
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Episode, Outcome, Segment
-from dovetail.labels._rewards import Stage, changes, stages
+from dovetail.labels._rewards import Stage, progress_rewards, stages
 from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
-from dovetail.labels.panel import Panel
+from dovetail.labels.chain import LabelerChain
 
 
 def test_progress_is_paid_by_its_change() -> None:
     """Trap: absolute progress, summed up, pays whoever dawdles."""
-    quick = changes(4, [0, 4], [0.0, 1.0])
+    quick = progress_rewards(4, [0, 4], [0.0, 1.0])
     assert quick == pytest.approx([0.25] * 4)
-    slow = changes(40, [0, 4, 40], [0.0, 0.9, 1.0])
+    slow = progress_rewards(40, [0, 4, 40], [0.0, 0.9, 1.0])
     assert slow.sum() == pytest.approx(quick.sum())
-    there_and_back = changes(4, [0, 2, 4], [0.0, 0.8, 0.0])
+    there_and_back = progress_rewards(4, [0, 2, 4], [0.0, 0.8, 0.0])
     assert there_and_back == pytest.approx([0.4, 0.4, -0.4, -0.4])
     assert there_and_back.sum() == pytest.approx(0.0)
 
@@ -67,9 +67,9 @@ def test_stages_of_an_outcome(make_episode: Callable[..., Episode]) -> None:
 
 def test_stages_that_nobody_measures_are_refused_before_anything_is_recorded() -> None:
     """Trap: a labeler required a key that nobody recorded, swallowed the error and dropped every episode."""
-    panel = Panel([OutcomeLabeler(OutcomeConfig(stages=(GRASPED,)))])
-    assert panel.looks_at_metrics
+    panel = LabelerChain([OutcomeLabeler(OutcomeConfig(stages=(GRASPED,)))])
+    assert panel.reads_metrics
     panel.check_metrics({"grasped", "distance_mm"})
     with pytest.raises(UsageError, match="labeler 'outcome' has a stage of metric 'grasped'"):
         panel.check_metrics({"distance_mm"})
-    assert not Panel([OutcomeLabeler()]).looks_at_metrics
+    assert not LabelerChain([OutcomeLabeler()]).reads_metrics

@@ -125,7 +125,7 @@ def test_the_key_is_in_nothing_that_is_written_or_said(
     caplog.set_level(logging.DEBUG)
     config = VLMConfig(url=server.url, model="m", key_env="ROBOT_KEY", tries=1, backoff_s=0.0)
     judge = VLMLabeler(config, folder=tmp_path)
-    heard = [repr(config), config.model_dump_json(), repr(judge), str(vars(judge)), str(vars(judge._asked))]
+    heard = [repr(config), config.model_dump_json(), repr(judge), str(vars(judge)), str(vars(judge._model))]
 
     def echo(seen: Seen) -> dict[str, Any]:
         return {**bright(seen), "reason": seen.headers["Authorization"]}

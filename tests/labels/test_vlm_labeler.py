@@ -1,4 +1,4 @@
-"""A vision-language model as the one who judges: what it is shown, what is made of its words, and what if it has none."""
+"""A vision-language model as the one who judges: what it is select_observations, what is made of its words, and what if it has none."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Outcome
-from dovetail.labels._answers import read_answer
+from dovetail.labels._vlm_answers import read_answer
 from dovetail.labels.store import LabelStore
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
 from support.chat_server import ChatServer, Seen, bright

@@ -39,7 +39,7 @@ def labeler(folder: Path, **config: Any) -> VLMLabeler:
 
 def speaking(judge: VLMLabeler, monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]) -> list[str]:
     """Put words into its mouth, token by token as `generate` would, and note what it was asked."""
-    local = judge._asked
+    local = judge._model
     assert isinstance(local, LocalVLM)
     processor, model = local._loaded = local._load()
     asked: list[str] = []
@@ -145,7 +145,7 @@ def test_a_model_that_fails_lets_the_episode_wait(
     def fails(**_: Any) -> None:
         raise RuntimeError("out of\nmemory")
 
-    local = judge._asked
+    local = judge._model
     assert isinstance(local, LocalVLM) and local._loaded
     monkeypatch.setattr(local._loaded[1], "generate", fails)
     with pytest.raises(LabelError, match="gave no answer: RuntimeError: out of memory"):

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from dovetail.core.errors import LabelError
-from dovetail.labels._chat import Chat, ServerConfig
+from dovetail.labels._chat_client import ChatClient, ServerConfig
 from dovetail.labels.learned.local_vlm import LocalVLM
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
 from support.filmed import filmed, picture_part
@@ -85,7 +85,7 @@ def test_it_is_understood_and_its_nonsense_refused(served: Served, make_episode:
 
 def test_the_server_and_the_folder_say_the_same(served: Served) -> None:
     """The same model, asked the same, here and there: so the pictures came through as they are."""
-    chat, local = Chat(served.config()), LocalVLM(served.folder, max_tokens=24, device="cpu")
+    chat, local = ChatClient(served.config()), LocalVLM(served.folder, max_tokens=24, device="cpu")
     said = set()
     for level in (0, 255):
         content = [{"type": "text", "text": "look: "}, picture_part(level)]
@@ -104,4 +104,4 @@ def test_where_it_lists_no_models_one_must_be_named(served: Served, make_episode
     """It lists those in its cache, and a folder is in none."""
     unnamed = ServerConfig(url=served.url, tries=1)
     with pytest.raises(LabelError, match="name one in `model`"):
-        _ = Chat(unnamed).model
+        _ = ChatClient(unnamed).model

@@ -12,7 +12,7 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
 from dovetail.labels.learned.training import TrainingConfig
 from dovetail.labels.store import LabelStore
-from dovetail.rewards.judged_episodes import judged_episodes, truths
+from dovetail.rewards.training_episodes import labeled_episodes, ground_truths
 from support.lamp_runs import ROBOT, SIDE, lamp_episode, lamp_run
 
 CONFIG = TrainingConfig(cameras=("front",))
@@ -51,7 +51,7 @@ def test_a_person_is_believed_before_the_task(tmp_path):
     said(folder, episodes[0], "human", success=False)
     for episode in episodes:
         said(folder, episode, "outcome", success=True)  # later, and no matter
-    assert [(truth.success, truth.by_person) for truth in truths(folder)] == [(False, True), (True, False)]
+    assert [(truth.success, truth.by_person) for truth in ground_truths(folder)] == [(False, True), (True, False)]
 
 
 def test_the_newest_word_of_a_person_counts(tmp_path):
@@ -59,7 +59,7 @@ def test_the_newest_word_of_a_person_counts(tmp_path):
     folder = lamp_run(tmp_path / "run", [episode])
     for success in (True, False):
         said(folder, episode, "human", success=success)
-    assert [truth.success for truth in truths(folder)] == [False]
+    assert [truth.success for truth in ground_truths(folder)] == [False]
 
 
 def test_what_was_taken_back_or_thrown_away_does_not_count(tmp_path):
@@ -70,7 +70,7 @@ def test_what_was_taken_back_or_thrown_away_does_not_count(tmp_path):
     LabelStore(folder.labels).add(
         human_labels(thrown.id, num_steps=8, outcome=thrown.outcome, judgement=Outcome.ABORTED, by="somebody")
     )
-    assert [(truth.info.id, truth.success) for truth in truths(folder)] == [(kept.id, True)]
+    assert [(truth.info.id, truth.success) for truth in ground_truths(folder)] == [(kept.id, True)]
 
 
 def test_without_labels_it_is_how_it_ended(tmp_path):
@@ -84,7 +84,7 @@ def test_without_labels_it_is_how_it_ended(tmp_path):
             lamp_episode(3, success=True, outcome=Outcome.ABORTED),
         ],
     )
-    assert [truth.success for truth in truths(folder)] == [True, True, False]
+    assert [truth.success for truth in ground_truths(folder)] == [True, True, False]
 
 
 def test_a_classifier_never_learns_from_its_own_word(tmp_path):
@@ -97,11 +97,11 @@ def test_a_classifier_never_learns_from_its_own_word(tmp_path):
     EpisodeLog(folder.episodes).commit(ended)
     said(folder, episodes[0], "classifier", success=True)
     said(folder, episodes[1], "vlm", success=True)
-    assert truths(folder) == []
+    assert ground_truths(folder) == []
     said(folder, episodes[2], "human", success=False)
-    assert [(truth.info.id, truth.success) for truth in truths(folder)] == [(episodes[2].id, False)]
+    assert [(truth.info.id, truth.success) for truth in ground_truths(folder)] == [(episodes[2].id, False)]
     said(folder, ended, "outcome", success=True)  # which only repeats what the classifier said at the robot
-    assert [truth.info.id for truth in truths(folder)] == [episodes[2].id]
+    assert [truth.info.id for truth in ground_truths(folder)] == [episodes[2].id]
 
 
 def test_what_a_person_said_at_the_console_counts_before_the_task(tmp_path):
@@ -109,14 +109,14 @@ def test_what_a_person_said_at_the_console_counts_before_the_task(tmp_path):
         lamp_episode(0, success=True), operator="scripted+browser", judgement=Outcome.FAILURE
     )
     folder = lamp_run(tmp_path / "run", [episode])
-    assert [truth.success for truth in truths(folder)] == [False]
+    assert [truth.success for truth in ground_truths(folder)] == [False]
 
 
 def test_their_frames_are_read_with_the_robot_that_saw_them(tmp_path):
     episodes = [lamp_episode(0, success=True), lamp_episode(1, success=False)]
     folder = lamp_run(tmp_path / "run", episodes)
     read = []
-    found, robot = judged_episodes(truths(folder), CONFIG, on_read=read.append)
+    found, robot = labeled_episodes(ground_truths(folder), CONFIG, on_read=read.append)
     assert robot == EpisodeLog(folder.episodes).manifest(episodes[0].id).robot
     assert [one.success for one in found] == [True, False]
     assert found[0].frames["front"].shape == (9, SIDE, SIDE, 3)
@@ -132,11 +132,11 @@ def test_runs_with_other_cameras_are_refused_in_one_line(tmp_path):
         lamp_run(tmp_path / "a", [lamp_episode(0, success=True)]),
         lamp_run(tmp_path / "b", [lamp_episode(1, success=True)]),
     ]
-    found = [truth for run in runs for truth in truths(run)]
+    found = [truth for run in runs for truth in ground_truths(run)]
     found[1] = dataclasses.replace(found[1], info=dataclasses.replace(found[1].info, robot=other))
     with pytest.raises(
         UsageError, match=r"run .*a has uint8\[16, 16, 3\] of 'front', where others have uint8\[8, 8, 3\]"
     ):
-        judged_episodes(found, CONFIG)
-    with pytest.raises(UsageError, match="nobody has judged"):
-        judged_episodes([], CONFIG)
+        labeled_episodes(found, CONFIG)
+    with pytest.raises(UsageError, match="no episode of these runs"):
+        labeled_episodes([], CONFIG)

@@ -11,7 +11,7 @@ import pytest
 
 from dovetail.core.errors import LabelError
 from dovetail.core.types import Labels
-from dovetail.labels.panel import OPINION
+from dovetail.labels.chain import OPINION
 from dovetail.labels.queue import LabelQueue, Reason
 from dovetail.labels.store import LabelStore
 from dovetail.rewards.relabel import relabel
@@ -35,14 +35,14 @@ class Moody:
             discounts=ones,
             success=True,
             confidence=1.0,
-            labeler="moody",
+            labeler="faulty",
             version="1",
         )
 
 
 def test_failures_that_are_not_in_a_row_do_not_end_it(tmp_path: Path) -> None:
     done = relabel(map(str, range(20)), labeler=Moody(set(range(0, 20, 2))), log=LOG, store=LabelStore(tmp_path))
-    assert (done.num_labelled, len(done.failures), done.gave_up) == (10, 10, False)
+    assert (done.num_labeled, len(done.failures), done.gave_up) == (10, 10, False)
 
 
 def test_what_counts_waits_no_longer(tmp_path: Path) -> None:
@@ -58,7 +58,7 @@ def test_what_counts_waits_no_longer(tmp_path: Path) -> None:
 
 def test_five_in_a_row_do(tmp_path: Path) -> None:
     done = relabel(map(str, range(20)), labeler=Moody(set(range(3, 20))), log=LOG, store=LabelStore(tmp_path))
-    assert (done.num_labelled, list(done.failures), done.gave_up) == (3, ["3", "4", "5", "6", "7"], True)
+    assert (done.num_labeled, list(done.failures), done.gave_up) == (3, ["3", "4", "5", "6", "7"], True)
 
 
 def test_what_is_no_failure_of_the_labeler_is_not_hidden(tmp_path: Path) -> None:

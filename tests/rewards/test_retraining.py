@@ -21,10 +21,10 @@ from dovetail.labels.learned.folder import save_classifier
 from dovetail.labels.learned.training import TrainingConfig, train
 from dovetail.labels.outcome import OutcomeLabeler
 from dovetail.labels.store import LabelStore
-from dovetail.policies.encoders import EncoderConfig
+from dovetail.policies.images.encoders import EncoderConfig
 from dovetail.rewards.classifier_training import facts_of
-from dovetail.rewards.judged_episodes import judged_episodes, truths
-from dovetail.rewards.retraining import Retraining, retrain, retraining_of
+from dovetail.rewards.training_episodes import labeled_episodes, ground_truths
+from dovetail.rewards.retraining import Retraining, retrain, make_retraining
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime import inline
 from support.lamp_runs import ROBOT, lamp_episode, lamp_episodes, lamp_run
@@ -60,8 +60,8 @@ def run(tmp_path):
     """A run whose classifier was trained elsewhere, on lamps alone, and its labeler."""
     torch.set_num_threads(1)
     before = lamp_run(tmp_path / "before", lamp_episodes(16))
-    found = truths(before)
-    episodes, _ = judged_episodes(found, CONFIG)
+    found = ground_truths(before)
+    episodes, _ = labeled_episodes(found, CONFIG)
     trained = train(episodes, CONFIG, robot=ROBOT)
     save_classifier(tmp_path / "first", trained, facts=facts_of(trained, found))
     section = f"labels=[{{type: classifier, folder: {tmp_path / 'first'}, retrain_after: 4}}]"
@@ -89,9 +89,9 @@ def practise(folder, labeler, episode, *, person):
 
 def wait_for(retraining, *, patience_s=900.0):
     until_s = time.monotonic() + patience_s
-    while retraining.under_way:
+    while retraining.is_running:
         assert time.monotonic() < until_s, "the process that trains takes too long"
-        retraining.look()
+        retraining.poll()
         time.sleep(0.05)
 
 
@@ -123,8 +123,8 @@ def test_that_happens_beside_the_run(run):
     retraining = Retraining(folder, labeler, after=4)
     for number in range(4):
         practise(folder, labeler, glaring(100 + number), person=False)
-    retraining.look()
-    assert retraining.under_way
+    retraining.poll()
+    assert retraining.is_running
     assert labeler.version == first  # the robot goes on with what it has
     wait_for(retraining)
     (event,) = folder.events("classifier retrained")
@@ -136,8 +136,8 @@ def test_that_happens_beside_the_run(run):
     again = ClassifierLabeler(config, folder=folder.path / "classifiers")
     assert again.version == labeler.version
     resumed = Retraining(folder, again, after=4)
-    resumed.look()
-    assert not resumed.under_way
+    resumed.poll()
+    assert not resumed.is_running
 
 
 def test_it_waits_for_enough_people_and_takes_up_what_comes(run, monkeypatch):
@@ -146,8 +146,8 @@ def test_it_waits_for_enough_people_and_takes_up_what_comes(run, monkeypatch):
     first, retraining = labeler.version, Retraining(folder, labeler, after=4)
     for number in range(3):
         practise(folder, labeler, glaring(100 + number), person=False)
-    retraining.look()
-    assert not retraining.under_way  # three are not four
+    retraining.poll()
+    assert not retraining.is_running  # three are not four
     shutil.copytree(labeler.path, folder.path / "classifiers" / "retrained-1")
     popen = subprocess.Popen
     answer = json.dumps({"name": "retrained-1", "by_people": 4})
@@ -158,15 +158,15 @@ def test_it_waits_for_enough_people_and_takes_up_what_comes(run, monkeypatch):
 
     monkeypatch.setattr(subprocess, "Popen", stand_in)
     practise(folder, labeler, glaring(103), person=False)
-    retraining.look()
-    assert retraining.under_way
+    retraining.poll()
+    assert retraining.is_running
     wait_for(retraining)
     (event,) = folder.events("classifier retrained")
     assert (event["taken_up"], event["by_people"]) == (True, 4)
     assert labeler.path.name == "retrained-1"
     assert labeler.version == first  # a copy is the same one
-    retraining.look()
-    assert not retraining.under_way  # the same labels are no reason twice
+    retraining.poll()
+    assert not retraining.is_running  # the same labels are no reason twice
 
 
 def test_people_who_agree_are_no_reason(run):
@@ -174,8 +174,8 @@ def test_people_who_agree_are_no_reason(run):
     retraining = Retraining(folder, labeler, after=4)
     for number in range(6):
         practise(folder, labeler, lamp_episode(200 + number, success=number % 2 == 0), person=number % 2 == 0)
-    retraining.look()
-    assert not retraining.under_way
+    retraining.poll()
+    assert not retraining.is_running
 
 
 def test_what_is_not_better_is_not_kept(run):
@@ -197,7 +197,7 @@ def test_a_process_that_dies_leaves_the_old_one_and_a_line(run):
     first = labeler.version
     retraining = Retraining(folder, labeler, after=1)
     practise(folder, labeler, glaring(400), person=False)
-    retraining.look()
+    retraining.poll()
     assert retraining._process is not None
     retraining._process.kill()
     wait_for(retraining)
@@ -212,7 +212,7 @@ def test_it_ends_with_its_run(run):
     folder, labeler = run
     retraining = Retraining(folder, labeler, after=1)
     practise(folder, labeler, glaring(401), person=False)
-    retraining.look()
+    retraining.poll()
     process = retraining._process
     assert process is not None
     retraining.close()
@@ -223,25 +223,25 @@ def test_it_ends_with_its_run(run):
 def test_only_who_asks_for_it_is_retrained(run):
     folder, labeler = run
     assert labeler.retrain_after is None
-    assert retraining_of(folder, [OutcomeLabeler(), labeler]) is None
+    assert make_retraining(folder, [OutcomeLabeler(), labeler]) is None
     asks = ClassifierLabeler(folder.config.labels[0].config)
-    assert isinstance(retraining_of(folder, [OutcomeLabeler(), asks]), Retraining)
+    assert isinstance(make_retraining(folder, [OutcomeLabeler(), asks]), Retraining)
 
 
 def test_a_run_looks_between_episodes_and_closes_it(tmp_path, monkeypatch):
     class Spy:
-        looks, closed = 0, False
+        polls, closed = 0, False
 
-        def look(self):
-            self.looks += 1
+        def poll(self):
+            self.polls += 1
 
         def close(self):
             self.closed = True
 
     spy = Spy()
-    monkeypatch.setattr(inline, "retraining_of", lambda folder, labelers: spy)
+    monkeypatch.setattr(inline, "make_retraining", lambda folder, labelers: spy)
     (tmp_path / "toy.yaml").write_text(TOY)
     done = inline.InlineRun(RunFolder.create(tmp_path / "run", load([tmp_path / "toy.yaml"])))
     done.run()
-    assert spy.looks == done.status.episodes > 0
+    assert spy.polls == done.status.episodes > 0
     assert spy.closed

@@ -1,1 +1,1 @@
-"""Episode in, rewards out; stored beside the episode, never in it."""
+"""Labelers give episodes rewards and success. Labels are stored separately from episodes."""

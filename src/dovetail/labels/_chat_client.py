@@ -1,4 +1,4 @@
-"""A client of the OpenAI chat API: what vLLM, SGLang, Ollama, `transformers serve` and hosted models all speak."""
+"""Client of the OpenAI chat API, which vLLM, SGLang, Ollama, `transformers serve` and hosted models support."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail.core.errors import LabelError
 
 __all__ = ["ChatClient", "ServerConfig"]
 
-_MAX_ANSWER_BYTES = 4 << 20  # of an answer: more is nonsense
+_MAX_ANSWER_BYTES = 4 << 20
 _MAX_WAIT_S = 60.0
 
 
@@ -29,24 +29,25 @@ class ServerConfig(Config):
     BASIC: ClassVar[Collection[str]] = ("url", "model")
 
     url: str = Field(default="http://127.0.0.1:8000/v1", pattern=r"^https?://[^\s@]+$")
-    """Where the chat API begins; never with a password in it."""
+    """Base URL of the chat API, without a password."""
     model: str | None = None
-    """Which of the server's models; null: the first that it lists."""
+    """Name of the model; null: the first that the server lists."""
     key_env: str | None = None
-    """The environment variable that holds the key, where one is wanted. The key itself belongs in no file."""
+    """Name of the environment variable with the API key, if the server needs one. Never write the key into a file."""
     timeout_s: float = Field(default=60.0, gt=0)
-    """For each try."""
+    """Time limit of each attempt, in seconds."""
     tries: int = Field(default=4, ge=1, le=20)
+    """Maximum number of attempts per question."""
     backoff_s: float = Field(default=1.0, ge=0)
-    """The wait before the second try; twice as long before each after it, and as the server asks."""
+    """Wait before the second attempt, in seconds. It doubles before each further attempt."""
     max_concurrent: int = Field(default=4, ge=1)
-    """Questions under way at a time."""
+    """Maximum number of concurrent questions."""
     max_tokens: int = Field(default=1024, ge=16)
-    """Of an answer."""
+    """Maximum length of an answer, in tokens."""
 
 
 class ChatClient:
-    """`ask(messages)` returns what the model says. Raises LabelError, in one line and without the key."""
+    """Sends messages to a model and returns its answer. Errors are one line and never contain the key."""
 
     def __init__(self, config: ServerConfig) -> None:
         self._config = config
@@ -55,19 +56,19 @@ class ChatClient:
 
     @property
     def num_tries(self) -> int:
-        """How often to ask for an answer that makes sense."""
+        """Maximum number of attempts to get a valid answer."""
         return self._config.tries
 
     @property
     def model(self) -> str:
-        """Its name; asks the server where the config leaves it open."""
+        """Name of the model, from the config or from the server."""
         if self._model is None:
             try:
                 self._model = self._without_key(str(self._call("models", None)["data"][0]["id"]))
             except (KeyError, IndexError, TypeError):
-                raise LabelError(f"{self._config.url} lists no models: name one in `model`") from None
+                raise LabelError(f"{self._config.url} lists no models. Name one in `model`.") from None
             except LabelError as error:
-                raise LabelError(f"{error}; where it cannot list its models, name one in `model`") from None
+                raise LabelError(f"{error}. If the server cannot list its models, name one in `model`.") from None
         return self._model
 
     def ask(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -81,16 +82,18 @@ class ChatClient:
         try:
             text = answer["choices"][0]["message"]["content"]
         except (KeyError, IndexError, TypeError):
-            raise LabelError(f"{self._config.url} answered, but not as the chat API does") from None
+            raise LabelError(
+                f"the answer of {self._config.url} does not have the format of the chat API"
+            ) from None
         if not isinstance(text, str):
-            raise LabelError(f"{self._config.url} answered without any text")
+            raise LabelError(f"the answer of {self._config.url} contains no text")
         return self._without_key(text)
 
     def _call(self, what: str, body: Mapping[str, Any] | None) -> Any:
         config, wait_s, last = self._config, self._config.backoff_s, _RetryableError("")
         for number in range(config.tries):
             if number:
-                # those who failed together should not come back together
+                # random, so that clients that failed together do not retry together
                 time.sleep(min(max(wait_s * random.uniform(0.75, 1.25), last.wait_s), _MAX_WAIT_S))
                 wait_s *= 2.0
             try:
@@ -98,8 +101,8 @@ class ChatClient:
                     return self._once(what, body)
             except _RetryableError as error:
                 last = error
-        times = "once" if config.tries == 1 else f"{config.tries} times"
-        raise LabelError(f"{config.url} was asked {times} and gave no answer: {last}")
+        attempts = "1 attempt" if config.tries == 1 else f"{config.tries} attempts"
+        raise LabelError(f"{config.url} gave no answer after {attempts}: {last}")
 
     def _once(self, what: str, body: Mapping[str, Any] | None) -> Any:
         config, started_s = self._config, time.monotonic()
@@ -116,36 +119,36 @@ class ChatClient:
             error.close()
             if status in (408, 409, 425, 429) or status >= 500:
                 raise _RetryableError(f"status {status}", wait_s=_seconds(after)) from None
-            raise LabelError(f"{config.url} refuses the question with status {status}{_hint(status)}") from None
+            raise LabelError(f"{config.url} refused the question with status {status}{_hint(status)}") from None
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "reason", None) or error
-            raise _RetryableError(" ".join(str(reason).split()) or type(error).__name__) from None
+            reason = error.reason if isinstance(error, urllib.error.URLError) else error
+            raise _RetryableError(" ".join(str(reason or error).split()) or type(error).__name__) from None
         if len(data) > _MAX_ANSWER_BYTES:
-            raise _RetryableError("an answer of more than 4 MB")
+            raise _RetryableError("the answer is larger than 4 MB")
         try:
             return json.loads(data)
         except ValueError:
-            raise _RetryableError("an answer that is not JSON, or not all of it") from None
+            raise _RetryableError("the answer is not valid JSON") from None
 
     def _authorization(self) -> dict[str, str]:
         name, key = self._config.key_env, self._key()
         if name is None:
             return {}
         if not key or not key.isascii() or not key.isprintable():
-            raise LabelError(f"the environment variable {name} holds no key for {self._config.url}: set it")
+            raise LabelError(f"the environment variable {name} contains no key for {self._config.url}. Set it.")
         return {"Authorization": f"Bearer {key}"}
 
     def _key(self) -> str:
         return os.environ.get(self._config.key_env or "", "")
 
     def _without_key(self, text: str) -> str:
-        """A server that says the key back must not bring it into a log."""
+        """Remove the key from a text, in case the server repeats it."""
         key = self._key()
         return text.replace(key, "***") if key else text
 
 
 class _RetryableError(Exception):
-    """It may go better the next time, after as long as the server asks for."""
+    """A failure that a later attempt may avoid; `wait_s` is the server's requested delay."""
 
     def __init__(self, why: str, *, wait_s: float = 0.0) -> None:
         super().__init__(why)
@@ -153,7 +156,7 @@ class _RetryableError(Exception):
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A key goes where the config says, and nowhere else."""
+    """Refuses redirects, which would send the key to another server."""
 
     def redirect_request(self, *_: Any) -> None:
         return None
@@ -163,7 +166,7 @@ _opener = urllib.request.build_opener(_NoRedirect)
 
 
 def _read(response: http.client.HTTPResponse, *, until_s: float) -> bytes:
-    """All of an answer, or a little more than there may be of one; who trickles it out is as good as silent."""
+    """Read an answer up to slightly more than the allowed size. Raises TimeoutError after `until_s`."""
     data = b""
     while len(data) <= _MAX_ANSWER_BYTES and (piece := response.read1(1 << 16)):
         data += piece
@@ -181,4 +184,4 @@ def _seconds(header: str) -> float:
 
 
 def _hint(status: int) -> str:
-    return ": set key_env to the variable that holds its key" if status in (401, 403) else ""
+    return ". Set key_env to the variable with its key." if status in (401, 403) else ""

@@ -1,4 +1,4 @@
-"""From a judgement to the numbers that a learner wants."""
+"""Rewards and discounts for an episode's success, progress or stages."""
 
 from __future__ import annotations
 
@@ -12,67 +12,72 @@ from dovetail.core.types import Array, Episode, Outcome
 
 __all__ = [
     "Stage",
-    "at_each",
-    "at_the_end",
-    "changes",
     "check_labelable",
     "check_stages",
     "discounts",
     "discounts_of",
+    "end_reward",
+    "interpolate_progress",
+    "progress_rewards",
     "stages",
 ]
 
 
 def check_labelable(episode: Episode) -> None:
     if Outcome.ABORTED in (episode.outcome, episode.judgement):
-        raise UsageError(f"episode {episode.id} was aborted: it never trains, so it gets no labels")
+        raise UsageError(f"episode {episode.id} was aborted and cannot be labeled")
     if len(episode) == 0:
         raise UsageError(f"episode {episode.id} has no steps to label")
 
 
-def at_the_end(num_steps: int, reward: float) -> Array:
-    """Nothing before the last step."""
+def end_reward(num_steps: int, reward: float) -> Array:
+    """Return rewards that are zero before the last step."""
     rewards = np.zeros(num_steps, np.float32)
     rewards[-1] = reward
     return rewards
 
 
-def changes(num_steps: int, rows: Sequence[int], progress: Sequence[float]) -> Array:
-    """What each step added to a progress that is known at some of the T + 1 observations. Never the progress itself:
-    summed up, that would pay for dawdling."""
-    return np.diff(at_each(num_steps, rows, progress)).astype(np.float32)
+def progress_rewards(num_steps: int, rows: Sequence[int], progress: Sequence[float]) -> Array:
+    """Return the progress that each step added; it is known at some `rows` of the T + 1 observations.
+
+    The progress itself would be a bad reward: its sum is larger for slower episodes.
+    """
+    return np.diff(interpolate_progress(num_steps, rows, progress)).astype(np.float32)
 
 
-def at_each(num_steps: int, rows: Sequence[int], progress: Sequence[float]) -> Array:
-    """Progress at all of the T + 1 observations, from what is known of some."""
+def interpolate_progress(num_steps: int, rows: Sequence[int], progress: Sequence[float]) -> Array:
+    """Interpolate progress, known at some rows, to all T + 1 observations."""
     known: Array = np.interp(np.arange(num_steps + 1), rows, progress)
     return known
 
 
 class Stage(Config):
-    """Something on the way that is worth a reward when it is first reached, whatever comes after."""
+    """An intermediate goal with a reward at the step that first reaches it."""
 
     at_least: float
-    """Where the measure has to be."""
+    """Value of the metric that reaches the stage."""
     reward: float
+    """Reward for reaching the stage."""
     metric: str = "completion"
-    """What is measured: one of the task's metrics, such as `grasped` or `num_in_box`. A labeler that looks at pictures
-    knows its own `completion` only: how far, from 0 to 1, it thinks that the task has come."""
+    """One of the task's metrics, such as `grasped`; image labelers have only `completion`, the progress from 0 to 1."""
 
 
 def check_stages(wanted: Sequence[Stage], names: Collection[str], *, who: str) -> None:
-    """Refuse stages that are told by what nobody measures."""
+    """Raise UsageError if a stage uses a metric that does not exist."""
     for stage in wanted:
         if stage.metric not in names:
             raise UsageError(
-                f"{who} has a stage of metric '{stage.metric}', which nobody measures here."
+                f"{who} has a stage with metric '{stage.metric}', which does not exist here."
                 f"{did_you_mean(stage.metric, names)}"
             )
 
 
 def stages(num_steps: int, wanted: Sequence[Stage], measured: Mapping[str, Array]) -> Array:
-    """Each stage's reward at the step that first reached it. A measure has T values, after each step, or T + 1, the first
-    of them before any: what was so from the beginning is not earned."""
+    """Return each stage's reward at the step that first reaches it.
+
+    A metric has T values, one after each step, or T + 1 with the value before the first step. A stage that is reached before
+    the first step gives no reward.
+    """
     check_stages(wanted, measured, who="the reward")
     rewards = np.zeros(num_steps, np.float32)
     for stage in wanted:
@@ -85,13 +90,15 @@ def stages(num_steps: int, wanted: Sequence[Stage], measured: Mapping[str, Array
 
 
 def discounts(episode: Episode, outcome: Outcome) -> Array:
-    """0 after a true end, by who decides how it ended: see `discounts_of`."""
+    """Return discounts for the decided outcome; see `discounts_of`."""
     return discounts_of(len(episode), recorded=episode.outcome, decided=outcome)
 
 
 def discounts_of(num_steps: int, *, recorded: Outcome, decided: Outcome) -> Array:
-    """0 after a true end. A timeout that is called a failure is still one: it only stopped the recording, and what could
-    have followed keeps its value."""
+    """Return discounts that are 0 after a terminal step.
+
+    A timeout stays a timeout if it is labeled a failure: only the recording stopped, so the value is still bootstrapped.
+    """
     values = np.ones(num_steps, np.float32)
     if decided is Outcome.SUCCESS or Outcome.TIMEOUT not in (decided, recorded):
         values[-1] = 0.0

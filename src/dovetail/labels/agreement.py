@@ -1,4 +1,4 @@
-"""How far labelers agree on which episodes were a success: counts, Cohen's kappa, precision and recall."""
+"""Agreement of labelers on the success of episodes: counts, Cohen's kappa, precision and recall."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from dovetail.labels._lines import LabelRecord
+from dovetail.labels._label_file import LabelRecord
 from dovetail.labels.human import HUMAN
 
 __all__ = ["Agreement", "agreements", "verdicts"]
@@ -14,13 +14,13 @@ __all__ = ["Agreement", "agreements", "verdicts"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Two labelers on the episodes that both have judged: the four counts of a confusion matrix."""
+    """Confusion matrix of two labelers on the episodes that both have labeled."""
 
     first: str
     second: str
     both_success: int
     both_failure: int
-    only_first: int  # called a success by the first alone
+    only_first: int  # success according to the first labeler only
     only_second: int
 
     @property
@@ -29,52 +29,54 @@ class Agreement:
 
     @property
     def share(self) -> float | None:
-        """Of the episodes on which they agree."""
+        """Share of the episodes on which they agree."""
         return _ratio(self.both_success + self.both_failure, self.num_episodes)
 
     @property
     def kappa(self) -> float | None:
-        """Cohen's: 1 if they always agree, 0 if no more often than by chance. None where chance alone would agree on
-        everything, because both gave all episodes the same verdict: then agreeing shows nothing."""
+        """Cohen's kappa: 1 if they always agree, 0 if they agree as often as by chance.
+
+        None if both gave all episodes the same label, because then agreement by chance is certain.
+        """
         n = self.num_episodes
         first = self.both_success + self.only_first
         second = self.both_success + self.only_second
-        # whole numbers, times n squared: that chance agrees on everything is then told exactly
+        # integers, multiplied by n squared, so that certain agreement by chance is detected exactly
         by_chance = first * second + (n - first) * (n - second)
         return _ratio((self.both_success + self.both_failure) * n - by_chance, n * n - by_chance)
 
     @property
     def precision(self) -> float | None:
-        """Of what the first calls a success, the share that is one to the second."""
+        """Share of the first labeler's successes that are successes of the second."""
         return _ratio(self.both_success, self.both_success + self.only_first)
 
     @property
     def recall(self) -> float | None:
-        """Of the successes of the second, the share that the first has found."""
+        """Share of the second labeler's successes that are successes of the first."""
         return _ratio(self.both_success, self.both_success + self.only_second)
 
 
 def verdicts(history: Iterable[LabelRecord]) -> dict[str, bool]:
-    """What each labeler said last of an episode and has not taken back, in whatever version or priority.
+    """Return the last success label of each labeler, of any version or priority, without retracted ones.
 
-    A person who discards an episode says neither success nor failure.
+    A labeler that discarded the episode has none.
     """
-    said: dict[str, bool] = {}
+    success: dict[str, bool] = {}
     for record in history:
         if record.retracted:
             continue
-        said.pop(record.labels.labeler, None)
+        success.pop(record.labels.labeler, None)
         if not record.labels.discard:
-            said[record.labels.labeler] = record.labels.success
-    return said
+            success[record.labels.labeler] = record.labels.success
+    return success
 
 
 def agreements(episodes: Sequence[Mapping[str, bool]]) -> list[Agreement]:
-    """Of every two labelers that have judged an episode in common; a person comes second, as who knows."""
-    names = sorted({name for said in episodes for name in said}, key=lambda name: (name == HUMAN, name))
+    """Return the agreement of every two labelers with common episodes; `human`, as the reference, comes second."""
+    names = sorted({name for labels in episodes for name in labels}, key=lambda name: (name == HUMAN, name))
     found = []
     for first, second in itertools.combinations(names, 2):
-        pairs = [(said[first], said[second]) for said in episodes if first in said and second in said]
+        pairs = [(labels[first], labels[second]) for labels in episodes if first in labels and second in labels]
         if pairs:
             found.append(
                 Agreement(

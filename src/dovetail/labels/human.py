@@ -1,4 +1,4 @@
-"""Rewards by a person: done, not done, or never to be learned from. What a person says counts above all else."""
+"""Labels by a person: success, failure or discard. They have priority over all other labels."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import numpy as np
 from dovetail.config.model import Config
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Array, Episode, Labels, Outcome
-from dovetail.labels._rewards import at_the_end, discounts_of
+from dovetail.labels._rewards import discounts_of, end_reward
 
 __all__ = ["HUMAN", "HumanConfig", "HumanLabeler", "Mark", "human_labels"]
 
 HUMAN = "human"
-_PRIORITY = 100  # whatever a machine says after it
+_PRIORITY = 100  # higher than any machine's labels
 
-_WORDS = (Outcome.SUCCESS, Outcome.FAILURE, Outcome.ABORTED)
+_JUDGEMENTS = (Outcome.SUCCESS, Outcome.FAILURE, Outcome.ABORTED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A range of steps that a person gave a reward, shared out evenly among them: a longer range pays no more."""
+    """A reward by a person for a range of steps. It is divided evenly among them."""
 
     first: int
     last: int  # included
@@ -39,21 +39,20 @@ def human_labels(
     by: str,
     marks: Sequence[Mark] = (),
 ) -> Labels:
-    """What a person said of an episode of so many steps that was recorded to end in `outcome`.
+    """Return a person's labels for an episode of `num_steps` steps with the recorded `outcome`.
 
-    `judgement`: success, failure, or aborted: then it is discarded and never trains. `by`, a name or what else tells
-    people apart, stands where a machine's labels have a version. The last step of a success earns 1, beside the marks.
-    To undo it, `LabelStore.retract` what was said.
+    `judgement` is success, failure or aborted (discard: never train on it). `by` names the person and takes the place of a
+    version. The last step of a success earns 1, in addition to the marks. `LabelStore.retract` undoes the labels.
     """
-    if judgement not in _WORDS:
-        raise UsageError(f"a person says success, failure or aborted (discard), not {judgement!s}")
+    if judgement not in _JUDGEMENTS:
+        raise UsageError(f"a person's label must be success, failure or aborted (discard), not {judgement!s}")
     if num_steps < 1:
         raise UsageError(f"episode {episode_id} has no steps to label")
     if outcome is Outcome.ABORTED:
-        raise UsageError(f"episode {episode_id} was aborted: it never trains, so it gets no labels")
+        raise UsageError(f"episode {episode_id} was aborted and cannot be labeled")
     return Labels(
         episode_id=episode_id,
-        rewards=_marked(at_the_end(num_steps, float(judgement is Outcome.SUCCESS)), marks),
+        rewards=_marked(end_reward(num_steps, float(judgement is Outcome.SUCCESS)), marks),
         discounts=discounts_of(num_steps, recorded=outcome, decided=judgement),
         success=judgement is Outcome.SUCCESS,
         confidence=1.0,
@@ -68,10 +67,10 @@ def _marked(rewards: Array, marks: Sequence[Mark]) -> Array:
     for mark in marks:
         if not 0 <= mark.first <= mark.last < len(rewards):
             raise UsageError(
-                f"a mark from step {mark.first} to {mark.last} is not in an episode of {len(rewards)} steps"
+                f"a mark from step {mark.first} to {mark.last} does not fit an episode of {len(rewards)} steps"
             )
         if not np.isfinite(mark.reward):
-            raise UsageError(f"the reward of a mark should be a number, got {mark.reward}")
+            raise UsageError(f"the reward of a mark must be finite, got {mark.reward}")
         rewards[mark.first : mark.last + 1] += np.float32(mark.reward / (mark.last + 1 - mark.first))
     return rewards
 
@@ -81,7 +80,7 @@ class HumanConfig(Config):
 
 
 class HumanLabeler:
-    """Stands in a list of labelers for "ask a person": the episode waits in the queue, and nothing else does."""
+    """Entry in a list of labelers that means "ask a person": the episode waits in the labeling queue."""
 
     Config: ClassVar[type[HumanConfig]] = HumanConfig
     asks_person: ClassVar[bool] = True
@@ -91,4 +90,4 @@ class HumanLabeler:
         self._config = config or HumanConfig()
 
     def label(self, episode: Episode) -> Labels:
-        raise LabelError(f"episode {episode.id} waits for a person: label it in `dovetail console RUN`")
+        raise LabelError(f"episode {episode.id} waits for a person. Label it in `dovetail console RUN`.")

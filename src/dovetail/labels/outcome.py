@@ -1,4 +1,4 @@
-"""Rewards by how the episode ended: what the task said, or what the operator said over it."""
+"""Labels from the outcome of an episode: the task's verdict or the operator's judgement."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode, Labels, Outcome
-from dovetail.labels._rewards import Stage, end_reward, check_labelable, check_stages, discounts, stages
+from dovetail.labels._rewards import Stage, check_labelable, check_stages, discounts, end_reward, stages
 
 __all__ = ["OutcomeConfig", "OutcomeLabeler"]
 
@@ -21,24 +21,24 @@ class OutcomeConfig(Config):
     BASIC: ClassVar[Collection[str]] = ("success_reward",)
 
     success_reward: float = 1.0
-    """Given at the last step of a success."""
+    """Reward at the last step of a success."""
     failure_reward: float = 0.0
-    """Given at the last step of a failure; a timeout is not one."""
+    """Reward at the last step of a failure. A timeout is not a failure."""
     step_penalty: float = Field(default=0.0, ge=0.0)
-    """Taken off at every step, so that sooner is better."""
+    """Subtracted from the reward of every step, so that faster episodes earn more."""
     dense: bool = False
-    """Use the sum of the task's own reward components instead of the two rewards above."""
+    """Use the sum of the task's reward components instead of the two rewards above."""
     stages: tuple[Stage, ...] = ()
-    """What the task's metrics must reach on the way, and what that earns beside the rewards above."""
+    """Intermediate goals by the task's metrics, with additional rewards."""
     operator_wins: bool = True
-    """The operator's judgement, where there is one, overrules the task's verdict."""
+    """The operator's judgement, if there is one, overrides the task's verdict."""
 
 
 class OutcomeLabeler:
-    """Sparse by default: the outcome at the last step, nothing before it.
+    """By default rewards are sparse: only the last step has one.
 
-    Success and failure are true ends: nothing comes after, the discount is 0. A timeout only stopped the
-    recording: its discount stays 1 and the value of the last observation counts.
+    Success and failure are terminal: the discount is 0. A timeout only stops the recording: its discount stays 1, so the
+    value of the last observation is bootstrapped.
     """
 
     Config: ClassVar[type[OutcomeConfig]] = OutcomeConfig
@@ -48,7 +48,7 @@ class OutcomeLabeler:
 
     @property
     def version(self) -> str:
-        """Other settings, other labels."""
+        """Depends on all settings."""
         return f"1-{hashlib.sha256(self._config.model_dump_json().encode()).hexdigest()[:8]}"
 
     def label(self, episode: Episode) -> Labels:
@@ -69,7 +69,7 @@ class OutcomeLabeler:
 
     @property
     def rewards_at_the_end(self) -> bool:
-        """Nothing is earned before the last step."""
+        """Whether all rewards before the last step are zero."""
         return not (self._config.dense or self._config.stages or self._config.step_penalty)
 
     @property
@@ -77,11 +77,10 @@ class OutcomeLabeler:
         return bool(self._config.stages)
 
     def check_metrics(self, names: Collection[str]) -> None:
-        """Refuse, before anything is recorded, stages that the task does not measure."""
+        """Raise UsageError if the task does not measure a stage's metric."""
         check_stages(self._config.stages, names, who="labeler 'outcome'")
 
     def _outcome(self, episode: Episode) -> Outcome:
-        """Who decides how it ended."""
         if self._config.operator_wins and episode.judgement is not None:
             return episode.judgement
         return episode.outcome
@@ -94,7 +93,9 @@ class OutcomeLabeler:
     def _dense(self, episode: Episode) -> Array:
         names = sorted(name for name in episode.segments[0].columns if name.startswith("reward/"))
         if not names:
-            raise UsageError(f"episode {episode.id} of task '{episode.task}' has no reward components for `dense`")
+            raise UsageError(
+                f"episode {episode.id} of task '{episode.task}' has no reward components, which `dense` needs"
+            )
         total: Array = np.stack([episode.column(name) for name in names]).sum(axis=0).astype(np.float32)
         return total
 

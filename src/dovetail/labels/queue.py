@@ -1,10 +1,10 @@
-"""Episodes that wait for a person, one file each: several processes put them in and take them out.
+"""Queue of episodes that wait for a person's label: one file per episode, shared by several processes.
 
     labels/queue/
-      <episode id>.json     why it waits, since when, and who said what about it
+      <episode id>.json     reasons, since when it waits, and the labels of other labelers
 
-What is in the queue has not been decided: an episode leaves it when its labels are in the label store, and not before.
-So a crash at any point loses nothing: at worst an episode is shown that has labels already, or put in again.
+An episode leaves the queue only after its labels are in the label store.
+So a crash loses nothing: at worst the queue contains an episode that already has labels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,21 +26,21 @@ from dovetail.labels.human import HUMAN
 __all__ = ["LabelQueue", "Opinion", "Reason", "Waiting"]
 
 _ENDING = ".json"
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")  # ids also come from the network: never a path
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,119}")  # ids also come from the network and must not be paths
 
 
 class Reason(enum.StrEnum):
     """Why an episode waits for a person."""
 
-    UNCERTAIN = "uncertain"  # nobody was sure enough
-    DISAGREEMENT = "disagreement"  # two said different things
-    NEW = "new"  # a person is asked in any case
-    AWAY = "away"  # a labeler does not answer; it is asked again, unless a person is quicker
+    UNCERTAIN = "uncertain"  # no labeler was confident enough
+    DISAGREEMENT = "disagreement"  # labelers disagree
+    NEW = "new"  # a person labels every episode
+    AWAY = "away"  # a labeler does not answer; it is asked again until a person has labeled the episode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opinion:
-    """What one labeler said of an episode, without its rewards."""
+    """One labeler's result for an episode, without rewards."""
 
     labeler: str
     version: str
@@ -59,17 +59,17 @@ class Opinion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Waiting:
-    """An episode in the queue. `note` says more in one line: which server is away, say."""
+    """An episode in the queue. `note` is one line of details, such as which server does not answer."""
 
     episode_id: str
     reasons: tuple[Reason, ...]
     opinions: tuple[Opinion, ...] = ()
     note: str = ""
-    since_unix_ns: int = 0  # when it was first put in, by the clock of whoever did
+    since_unix_ns: int = 0  # when it was first added
 
 
 class LabelQueue:
-    """Put in twice, an episode waits once, for the newest reasons, since it was first put in."""
+    """Adding an episode again updates its reasons and keeps the time when it was first added."""
 
     def __init__(self, folder: Path | str, *, now_unix_ns: Callable[[], int] = time.time_ns) -> None:
         self._folder = Path(folder)
@@ -78,7 +78,7 @@ class LabelQueue:
     def put(
         self, episode_id: str, reasons: Iterable[Reason], *, opinions: Sequence[Opinion] = (), note: str = ""
     ) -> Waiting:
-        """Durably."""
+        """Add or update an episode durably."""
         path = self._path(episode_id)
         with writer(self._folder) as temporary:
             before = self.get(episode_id)
@@ -97,14 +97,14 @@ class LabelQueue:
             return item
 
     def waiting(self) -> list[Waiting]:
-        """All that wait, the longest first."""
+        """Return all waiting episodes, oldest first."""
         items = (self.get(episode_id) for episode_id in self.ids())
         return sorted(
             (item for item in items if item is not None), key=lambda item: (item.since_unix_ns, item.episode_id)
         )
 
     def ids(self) -> list[str]:
-        """Of the episodes that wait, sorted: which ones, without opening them."""
+        """Return the sorted ids of the waiting episodes without reading their files."""
         try:
             names = os.listdir(self._folder)
         except FileNotFoundError:
@@ -115,31 +115,33 @@ class LabelQueue:
         return sorted(name for name in found if _ID.fullmatch(name))
 
     def get(self, episode_id: str) -> Waiting | None:
-        """One of them; None if it does not wait. Of a damaged one only the name is left, and that is enough."""
+        """Return a waiting episode; None if it does not wait. A damaged file still counts as waiting."""
         path = self._path(episode_id)
         try:
             return _from_json(load_json(read_file(path), name=str(path)))
         except MissingError:
             return None
         except (StoreError, KeyError, TypeError, ValueError):
-            return Waiting(episode_id=episode_id, reasons=(Reason.NEW,), note="what was noted here is damaged")
+            return Waiting(episode_id=episode_id, reasons=(Reason.NEW,), note="the file of this entry is damaged")
 
     def done(self, episode_id: str) -> bool:
-        """It waits no longer: its labels are in the store. Says whether it did."""
+        """Remove an episode whose labels are in the store; returns whether it was waiting."""
         path = self._path(episode_id)
         if not path.exists():
             return False
         with writer(self._folder):
             try:
                 path.unlink()
-            except FileNotFoundError:  # somebody was quicker
+            except FileNotFoundError:  # another process removed it
                 return False
             fsync_folder(self._folder)
             return True
 
     def settle(self, labels: Labels) -> bool:
-        """These count now: it waits no longer, unless a person is asked in any case and has not spoken. Says whether it
-        did."""
+        """Remove an episode that these labels decide; returns whether it was removed.
+
+        If a person labels every episode (`Reason.NEW`), only a person's labels remove it.
+        """
         item = self.get(labels.episode_id)
         if item is None or (labels.labeler != HUMAN and Reason.NEW in item.reasons):
             return False
@@ -155,10 +157,7 @@ def _to_json(item: Waiting) -> dict[str, Any]:
     return {
         "episode_id": item.episode_id,
         "reasons": [reason.value for reason in item.reasons],
-        "opinions": [
-            {name: getattr(one, name) for name in ("labeler", "version", "success", "confidence")}
-            for one in item.opinions
-        ],
+        "opinions": [asdict(opinion) for opinion in item.opinions],
         "note": item.note,
         "since_unix_ns": item.since_unix_ns,
     }

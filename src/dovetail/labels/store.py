@@ -1,15 +1,14 @@
 """Labels of a run: one append-only file of JSON lines, many per episode.
 
     labels/
-      labels.jsonl      what was said, in the order it was said
-      committed.json    how many bytes of it were acknowledged, so that a file cut short shows
+      labels.jsonl      all labels in the order they were added
+      committed.json    number of committed bytes, so that a truncated file is detected
 
-The newest of the highest priority counts. Newest is what was added last, not what a clock says: clocks jump. What was
-said may be taken back: a line is added that says so, and what was said before counts again.
+Of the labels with the highest priority, those added last are valid; clocks do not matter. A line may retract labels,
+then the labels before them are valid again.
 
-A line is committed by its newline. The body is fsynced before the newline is written, so a line that ends and
-does not check out is damage, and an unfinished one at the end is what a crash left: never acknowledged, cut
-off by the next writer before it can glue anything to it.
+The newline commits a line. The body is fsynced before the newline is written. So a line with a newline and a wrong
+checksum is damaged, and a last line without a newline was left by a crash: the next writer removes it.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import BinaryIO, NamedTuple
 from dovetail.core.disk import fsync_folder, writer
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Labels
-from dovetail.labels._lines import (
+from dovetail.labels._label_file import (
     FILE,
     Head,
     LabelRecord,
@@ -35,16 +34,16 @@ from dovetail.labels._lines import (
     encode_retraction,
     head,
     is_intact,
-    read_mark,
+    read_committed_size,
     salvage,
-    write_mark,
+    write_committed_size,
 )
 
 __all__ = ["Cursor", "LabelRecord", "LabelStore"]
 
 
 class _Place(NamedTuple):
-    """Where a line lies. Rewards are read when somebody asks for them: there may be a month of them."""
+    """Place of a line in the file. Rewards are read only on demand."""
 
     offset: int
     num_bytes: int
@@ -52,21 +51,21 @@ class _Place(NamedTuple):
     retracted: bool = False
 
     @property
-    def counts(self) -> bool:
+    def is_valid(self) -> bool:
         return not self.retracted and self.head.priority >= 0
 
 
-Cursor = tuple[int, int]  # which file, and how far in it a reader has come
+Cursor = tuple[int, int]  # inode and offset of a reader
 
 
 class LabelStore:
-    """Every reader sees what any process has added: a question first reads what is new."""
+    """Labels of a run, shared by several processes. Each query first reads what other processes have added."""
 
     _places: dict[str, list[_Place]]
-    _mentions: list[tuple[int, str]]  # of episodes: where, and which
+    _line_episodes: list[tuple[int, str]]  # offset and episode id of each line
     _inode: int | None
-    _committed: int | None  # so many bytes were acknowledged when we last looked
-    _offset: int  # all before it has been read and was whole
+    _committed: int | None  # number of committed bytes when last read
+    _offset: int  # everything before it was read and is intact
     _num_lines: int
 
     def __init__(self, folder: Path | str, *, now_unix_ns: Callable[[], int] = time.time_ns) -> None:
@@ -76,73 +75,73 @@ class LabelStore:
         self._forget()
 
     def add(self, labels: Labels) -> None:
-        """Append, durably. What its labeler said last, in this version and priority, is not said again.
+        """Append labels durably, unless they repeat the last ones of the same labeler, version and priority.
 
-        So sending twice is harmless, also late: what others have said meanwhile still counts.
+        So adding twice is harmless, even after other labelers have added theirs.
         """
         line = encode(labels, added_unix_ns=self._now_unix_ns())
         with writer(self._folder) as temporary:
-            if not self._said_last(labels):
+            if not self._are_last(labels):
                 self._append(line, temporary)
 
     def retract(self, labels: Labels) -> bool:
-        """Take back what a labeler said last, durably: what was said before it counts again.
+        """Retract a labeler's last labels durably; the labels before them are valid again.
 
-        Nothing happens where that is not what it said last, so that sending twice is harmless; says whether it was.
+        Returns False and does nothing if these are not its last labels, so retracting twice is harmless.
         """
         line = encode_retraction(labels, added_unix_ns=self._now_unix_ns())
         with writer(self._folder) as temporary:
-            said = self._said_last(labels)
-            if said:
+            are_last = self._are_last(labels)
+            if are_last:
                 self._append(line, temporary)
-            return said
+            return are_last
 
     def current(self, episode_id: str) -> Labels | None:
-        """The labels that count for an episode, the newest of the highest priority; or none yet."""
-        with self._up_to_date() as file:
-            places = [place for place in self._places.get(episode_id, ()) if place.counts]
+        """Return the valid labels of an episode, the newest of the highest priority; None if there are none."""
+        with self._open_indexed() as file:
+            places = [place for place in self._places.get(episode_id, ()) if place.is_valid]
             if not places:
                 return None
             return self._read(file, max(reversed(places), key=lambda place: place.head.priority)).labels
 
     def history(self, episode_id: str) -> list[LabelRecord]:
-        """Everything that was ever said about an episode, oldest first, and what of it was taken back."""
-        with self._up_to_date() as file:
+        """Return all labels of an episode, including retracted ones, oldest first."""
+        with self._open_indexed() as file:
             return [self._read(file, place) for place in self._places.get(episode_id, ())]
 
     def ids(self) -> list[str]:
-        """Episodes about which anything was ever said, sorted."""
-        with self._up_to_date():
+        """Return the sorted ids of all episodes that ever had labels."""
+        with self._open_indexed():
             return sorted(self._places)
 
     def changed(self, since: Cursor | None = None) -> tuple[list[str], Cursor]:
-        """Episodes about which something was said, or taken back, since a reader last looked, and where it is now.
+        """Return the episodes whose labels were added or retracted since the cursor, and a new cursor.
 
-        Cheap where nothing was. A file that was repaired meanwhile is read from its beginning.
+        It costs little if nothing has changed. A file that was repaired meanwhile is read from the start.
         """
-        with self._up_to_date():
+        with self._open_indexed():
             here = (self._inode or 0, self._offset)
             start = since[1] if since is not None and since[0] == here[0] else 0
-            first = bisect.bisect_left(self._mentions, (start, ""))
-            return list(dict.fromkeys(episode_id for _, episode_id in self._mentions[first:])), here
+            first = bisect.bisect_left(self._line_episodes, (start, ""))
+            return list(dict.fromkeys(episode_id for _, episode_id in self._line_episodes[first:])), here
 
     # ---- writing
 
-    def _said_last(self, labels: Labels) -> bool:
-        """Whether this is what its labeler said last and has not taken back."""
-        speaker = (labels.labeler, labels.version, labels.priority)
-        with self._up_to_date() as file:
+    def _are_last(self, labels: Labels) -> bool:
+        """Whether these are the last labels of their source that were not retracted."""
+        source = (labels.labeler, labels.version, labels.priority)
+        with self._open_indexed() as file:
             places = self._places.get(labels.episode_id, ())
-            same = [place for place in places if place.head.speaker == speaker and not place.retracted]
+            same = [place for place in places if place.head.source == source and not place.retracted]
             last = self._read(file, same[-1]).labels if same else None
         return last is not None and encode(last, added_unix_ns=0) == encode(labels, added_unix_ns=0)
 
     def _append(self, line: bytes, temporary: Path) -> None:
         self._committed = self._write(line)
-        write_mark(self._folder, self._committed, temporary=temporary)
+        write_committed_size(self._folder, self._committed, temporary=temporary)
 
     def _write(self, line: bytes) -> int:
-        """Behind all that is whole; returns where it ends."""
+        """Write after the last intact line; returns the offset of its end."""
         fresh = not self._path.exists()
         with self._path.open("w+b" if fresh else "r+b", buffering=0) as file:
             file.truncate(self._offset)
@@ -160,34 +159,34 @@ class LabelStore:
     # ---- reading
 
     def _forget(self) -> None:
-        self._places, self._mentions = {}, []
+        self._places, self._line_episodes = {}, []
         self._inode = self._committed = None
         self._offset = self._num_lines = 0
 
-    def _up_to_date(self) -> BinaryIO:
+    def _open_indexed(self) -> BinaryIO:
         """The file, all that is new in it taken note of; an empty one, where there is none yet."""
         if self._committed is None:
-            self._committed = self._read_mark()  # before the file, which only grows meanwhile
+            self._committed = self._committed_size()  # before the file, which may grow meanwhile
         try:
             file = self._path.open("rb")
         except FileNotFoundError as error:
             if self._offset or self._committed:
-                raise StoreError(f"{self._path} has gone; {self._what_to_do()}") from error
+                raise StoreError(f"{self._path} is missing. {self._repair_hint()}") from error
             return io.BytesIO()
         except OSError as error:
             raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
         try:
             status = os.fstat(file.fileno())
-            if self._inode not in (None, status.st_ino):  # it was repaired: all may lie elsewhere
+            if self._inode not in (None, status.st_ino):  # it was repaired: all offsets may have changed
                 self._forget()
                 file.close()
-                return self._up_to_date()
+                return self._open_indexed()
             self._inode = status.st_ino
             if status.st_size < max(self._offset, self._committed):
-                raise StoreError(f"{self._path} has lost lines that were there before; {self._what_to_do()}")
+                raise StoreError(f"{self._path} has lost committed lines. {self._repair_hint()}")
             file.seek(self._offset)
             for line in file:
-                self._take_note(line)
+                self._index_line(line)
         except OSError as error:
             file.close()
             raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
@@ -196,25 +195,25 @@ class LabelStore:
             raise
         return file
 
-    def _take_note(self, line: bytes) -> None:
+    def _index_line(self, line: bytes) -> None:
         body, ended = line.removesuffix(b"\n"), line.endswith(b"\n")
         if body and not is_intact(body):
             if not ended and not salvage(body):
-                return  # what a crash left, or what somebody is writing at this moment
-            raise StoreError(f"{self._path} line {self._num_lines + 1} is damaged; {self._what_to_do()}")
-        if body:  # an empty one is the newline of a line read before it had one
-            self._take_in(head(body), len(body))
+                return  # left by a crash, or being written by another process
+            raise StoreError(f"{self._path} line {self._num_lines + 1} is damaged. {self._repair_hint()}")
+        if body:  # an empty one is the newline of a line that was read before it had one
+            self._index_record(head(body), len(body))
         self._offset += len(line)
         self._num_lines += ended
 
-    def _take_in(self, head: Head, num_bytes: int) -> None:
-        self._mentions.append((self._offset, head.episode_id))
+    def _index_record(self, head: Head, num_bytes: int) -> None:
+        self._line_episodes.append((self._offset, head.episode_id))
         places = self._places.setdefault(head.episode_id, [])
         if not head.retracts:
             places.append(_Place(self._offset, num_bytes, head))
             return
         for number in reversed(range(len(places))):
-            if places[number].head.speaker == head.speaker and not places[number].retracted:
+            if places[number].head.source == head.source and not places[number].retracted:
                 places[number] = places[number]._replace(retracted=True)
                 return
 
@@ -222,17 +221,17 @@ class LabelStore:
         file.seek(place.offset)
         line = file.read(place.num_bytes)
         if not is_intact(line):
-            raise StoreError(f"{self._path} was damaged since it was first read; {self._what_to_do()}")
+            raise StoreError(f"{self._path} was damaged after it was read. {self._repair_hint()}")
         return dataclasses.replace(decode(line), retracted=place.retracted)
 
-    def _read_mark(self) -> int:
+    def _committed_size(self) -> int:
         try:
-            return read_mark(self._folder)
+            return read_committed_size(self._folder)
         except StoreError:
-            return 0  # a damaged mark is for `verify` to report: the labels may be whole
+            return 0  # `verify` reports a damaged file; the labels may be intact
 
-    def _what_to_do(self) -> str:
-        return f"`dovetail episodes verify {self._folder.parent} --repair` keeps all that is whole"
+    def _repair_hint(self) -> str:
+        return f"`dovetail episodes verify {self._folder.parent} --repair` keeps all intact labels."
 
 
 def _write_all(descriptor: int, data: bytes) -> None:

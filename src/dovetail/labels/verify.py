@@ -1,4 +1,4 @@
-"""Damage in a run's labels: every line of it found, and all others saved."""
+"""Find damaged lines in a run's labels and repair the file."""
 
 from __future__ import annotations
 
@@ -9,14 +9,22 @@ from pathlib import Path
 
 from dovetail.core.disk import fsync_folder, writer
 from dovetail.core.errors import StoreError
-from dovetail.labels._lines import FILE, MARK, head, is_intact, read_mark, salvage, write_mark
+from dovetail.labels._label_file import (
+    FILE,
+    MARK,
+    head,
+    is_intact,
+    read_committed_size,
+    salvage,
+    write_committed_size,
+)
 
 __all__ = ["LabelFinding", "repair_labels", "verify_labels"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelFinding:
-    """One thing that is not as it was written. `path`, `line` and `problem` make a sentence."""
+    """One problem. `path`, `line` and `problem` form a sentence."""
 
     path: Path
     line: int | None  # counted from 1; None: the file as a whole
@@ -25,15 +33,15 @@ class LabelFinding:
 
 
 def verify_labels(folder: Path | str) -> list[LabelFinding]:
-    """Read all; what a crash left unfinished at the end was never acknowledged and is no damage."""
+    """Check all lines. An incomplete last line, which a crash may leave, is not damage."""
     folder = Path(folder)
     path = folder / FILE
     findings: list[LabelFinding] = []
     committed = 0
     try:
-        committed = read_mark(folder)  # before the file, to which somebody may be adding
+        committed = read_committed_size(folder)  # before the file, which may grow meanwhile
     except StoreError:
-        findings.append(_whole(folder / MARK, "is not what was written there", "all of it: it is counted anew"))
+        findings.append(_file_finding(folder / MARK, "is damaged", "everything: the size is counted again"))
     try:
         num_bytes = path.stat().st_size
         for number, (body, ended) in enumerate(_lines(path), start=1):
@@ -42,18 +50,18 @@ def verify_labels(folder: Path | str) -> list[LabelFinding]:
                 findings.append(LabelFinding(path=path, line=number, problem=problem[0], recoverable=problem[1]))
     except FileNotFoundError:
         if committed:
-            findings.append(_whole(path, "is gone", "nothing: label the episodes again"))
+            findings.append(_file_finding(path, "is missing", "nothing: label the episodes again"))
         return findings
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
     if num_bytes < committed:
         problem_text = f"has lost {committed - num_bytes} bytes at its end"
-        findings.append(_whole(path, problem_text, "all whole lines before them"))
+        findings.append(_file_finding(path, problem_text, "all intact lines before them"))
     return findings
 
 
 def repair_labels(folder: Path | str) -> Path | None:
-    """Keep every whole line, in order, and the damaged file beside them; returns its name, if there was a need."""
+    """Keep every intact line, and the damaged file under another name; returns that name if the file changed."""
     folder = Path(folder)
     path = folder / FILE
     with writer(folder) as temporary:
@@ -70,8 +78,8 @@ def repair_labels(folder: Path | str) -> Path | None:
             end = file.tell()
             file.flush()
             os.fsync(file.fileno())
-        # The mark first: what a crash leaves between the two is a damaged file, and not one that seems cut short.
-        write_mark(folder, max(0, end - 1), temporary=temporary)
+        # The size first: a crash between the two leaves a damaged file, not one that seems truncated.
+        write_committed_size(folder, max(0, end - 1), temporary=temporary)
         if not changed:
             return None
         aside = _unused(folder)
@@ -82,16 +90,14 @@ def repair_labels(folder: Path | str) -> Path | None:
 
 
 def _problem(body: bytes, *, ended: bool) -> tuple[str, str] | None:
-    """What is wrong with a line, and what of it can be had back."""
+    """Return the problem of a line and what can be recovered from it."""
     if not body or is_intact(body):
         return None
-    whole = salvage(body)
-    if whole:
-        return (
-            "does not end where its labels do",
-            f"the labels of {', '.join(head(line).episode_id for line in whole)}",
-        )
-    return ("is not what was written there", "nothing of it, but all other lines") if ended else None
+    intact = salvage(body)
+    if intact:
+        episodes = ", ".join(head(line).episode_id for line in intact)
+        return "has a damaged end", f"the labels of {episodes}"
+    return ("is damaged", "all other lines, but nothing of this one") if ended else None
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:
@@ -100,7 +106,7 @@ def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:
             yield line.removesuffix(b"\n"), line.endswith(b"\n")
 
 
-def _whole(path: Path, problem: str, recoverable: str) -> LabelFinding:
+def _file_finding(path: Path, problem: str, recoverable: str) -> LabelFinding:
     return LabelFinding(path=path, line=None, problem=problem, recoverable=recoverable)
 
 

@@ -1,6 +1,8 @@
-"""Rewards by a vision-language model: some frames of an episode and the task in words go to a server that speaks the
-OpenAI chat API, or to a model in this process; whether it was done, and how far it had come in each frame, come back
-as JSON."""
+"""Labels by a vision-language model.
+
+It receives the task as text and some frames of the episode, on a server with the OpenAI chat API or in this process. It
+answers in JSON with success and, on request, the progress at each frame.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +18,19 @@ from dovetail.core.disk import dump_json, load_json, read_file, write_atomic
 from dovetail.core.errors import LabelError, StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Labels, Outcome
-from dovetail.labels._vlm_answers import Answer, read_answer
 from dovetail.labels._chat_client import ChatClient, ServerConfig
-from dovetail.labels._vlm_prompt import SYSTEM, find_cameras, form, frame_rows, question
 from dovetail.labels._rewards import (
     Stage,
-    interpolate_progress,
-    end_reward,
-    progress_rewards,
     check_labelable,
     check_stages,
     discounts,
+    end_reward,
+    interpolate_progress,
+    progress_rewards,
     stages,
 )
+from dovetail.labels._vlm_answers import Answer, read_answer
+from dovetail.labels._vlm_prompt import SYSTEM, find_cameras, form, frame_rows, question
 
 __all__ = ["VLMConfig", "VLMLabeler"]
 
@@ -37,23 +39,23 @@ class VLMConfig(ServerConfig):
     BASIC: ClassVar[Collection[str]] = ("cameras",)
 
     model_folder: Path | None = None
-    """A model of transformers on this machine, with safetensors; it answers in this process, and no server is asked."""
+    """Folder of a transformers model with safetensors. It runs in this process instead of a server."""
     device: str = Field(default="auto", pattern=r"^(cpu|auto|cuda(:\d+)?)$")
-    """Where that model computes; auto: on a GPU where there is one."""
+    """Device of the model in model_folder; auto: a GPU if there is one."""
     cameras: tuple[str, ...] = ()
-    """Whose pictures are sent; none named: all of the robot's."""
+    """Cameras whose images are sent; empty: all cameras of the robot."""
     num_frames: int = Field(default=8, ge=1, le=64)
-    """Moments that are select_observations, the first and the last among them."""
+    """Number of frames per camera, including the first and the last."""
     max_side_px: int = Field(default=256, ge=16)
-    """Larger pictures are made smaller."""
+    """Larger images are scaled down to this size, in pixels."""
     reward: Literal["success", "progress"] = "success"
-    """What steps earn: success at the end, or what each added to the progress."""
+    """Reward of steps: success at the end, or the progress that each step added."""
     stages: tuple[Stage, ...] = ()
-    """What the progress must reach on the way, and what that earns beside the reward above."""
+    """Intermediate goals by the progress, with additional rewards."""
 
 
 class _Model(Protocol):
-    """Who is asked: a server, or a model in this process."""
+    """A chat server, or a model in this process."""
 
     @property
     def model(self) -> str: ...
@@ -65,9 +67,9 @@ class _Model(Protocol):
 
 
 class VLMLabeler:
-    """See the Labeler contract. Raises LabelError while there is no usable answer: then the episode waits.
+    """Implements Labeler. Raises LabelError without a valid answer: then the episode waits.
 
-    Answers are kept in `folder` by what was asked, so that nothing is asked twice.
+    Answers are cached in `folder` by question.
     """
 
     Config: ClassVar[type[VLMConfig]] = VLMConfig
@@ -75,40 +77,39 @@ class VLMLabeler:
     def __init__(self, config: VLMConfig | None = None, *, folder: Path | None = None) -> None:
         self._config = config or VLMConfig()
         self._folder = folder
-        self._asked = _model(self._config)
+        self._model = _make_model(self._config)
         self._ignore_cache = False
 
     @property
     def max_concurrent(self) -> int:
-        """So many episodes may be labelled at once."""
+        """Maximum number of episodes to label concurrently."""
         return 1 if self._config.model_folder else self._config.max_concurrent
 
     @property
     def version(self) -> str:
-        """Another model, or another view of the episode, may say something else. Asks the server for its model's name,
-        where the config leaves it open."""
+        """Depends on the model and on what it is shown. Asks the server for its model if the config names none."""
         config = self._config
         seen: tuple[Any, ...] = (config.reward, config.num_frames, config.cameras, config.max_side_px)
         seen += tuple(stage.model_dump_json() for stage in config.stages)
-        return f"2-{_digest(self._asked.model, seen)[:8]}"
+        return f"2-{_digest(self._model.model, seen)[:8]}"
 
     @property
     def rewards_at_the_end(self) -> bool:
-        """Nothing is earned before the last step."""
+        """Whether all rewards before the last step are zero."""
         return self._config.reward == "success" and not self._config.stages
 
     def check(self, robot: RobotSpec) -> None:
-        """Refuse, before anything moves, a robot without the cameras that it looks through."""
+        """Raise UsageError if the robot lacks a camera."""
         find_cameras(robot, self._config.cameras)
         check_stages(self._config.stages, ("completion",), who="labeler 'vlm'")
 
     @property
-    def _asks(self) -> str:
-        """Stages are told by the progress too."""
+    def _question_type(self) -> str:
+        """Stages need the progress too."""
         return "progress" if self._config.stages else self._config.reward
 
     def ask_again(self) -> None:
-        """From now on ask also what was asked before; the newer answer is kept."""
+        """Ignore cached answers from now on, and replace them."""
         self._ignore_cache = True
 
     def label(self, episode: Episode) -> Labels:
@@ -136,26 +137,26 @@ class VLMLabeler:
     def _answer(self, episode: Episode, rows: list[int]) -> Answer:
         config = self._config
         asked = question(episode, rows, cameras=config.cameras, max_side_px=config.max_side_px)
-        num_progress = len(rows) if self._asks == "progress" else 0
-        token = _digest(self._asked.model, self._asks, asked)[:16]
-        kept = self._kept(token)
-        if kept is not None:
-            return read_answer(kept, token=token, num_progress=num_progress)
+        num_progress = len(rows) if self._question_type == "progress" else 0
+        token = _digest(self._model.model, self._question_type, asked)[:16]
+        cached = self._cached(token)
+        if cached is not None:
+            return read_answer(cached, token=token, num_progress=num_progress)
         content = [*asked, {"type": "text", "text": form(token, num_progress=num_progress)}]
-        why = LabelError("")
-        for _ in range(self._asked.num_tries):  # nonsense may be better the next time, as silence may
-            said = self._asked.ask([{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}])
+        last_error = LabelError("")
+        for _ in range(self._model.num_tries):  # the next answer may be valid
+            text = self._model.ask([{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}])
             try:
-                answer = read_answer(said, token=token, num_progress=num_progress)
+                answer = read_answer(text, token=token, num_progress=num_progress)
             except LabelError as error:
-                why = error
+                last_error = error
                 continue
-            self._keep(token, said, episode_id=episode.id)
+            self._cache(token, text, episode_id=episode.id)
             return answer
-        raise why
+        raise last_error
 
-    def _kept(self, token: str) -> str | None:
-        """What was said to the same question; a file that is not what was written is as none."""
+    def _cached(self, token: str) -> str | None:
+        """Return the cached answer to the question; a damaged file counts as none."""
         if self._folder is None or self._ignore_cache:
             return None
         path = self._folder / f"{token}.json"
@@ -164,16 +165,16 @@ class VLMLabeler:
         except (StoreError, KeyError):
             return None
 
-    def _keep(self, token: str, said: str, *, episode_id: str) -> None:
+    def _cache(self, token: str, text: str, *, episode_id: str) -> None:
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._folder / f"{token}.json", dump_json({"episode": episode_id, "said": said}))
+            write_atomic(self._folder / f"{token}.json", dump_json({"episode": episode_id, "said": text}))
 
 
-def _model(config: VLMConfig) -> _Model:
+def _make_model(config: VLMConfig) -> _Model:
     if config.model_folder is None:
         return ChatClient(config)
-    from dovetail.labels.learned.local_vlm import LocalVLM  # torch, for those who want it
+    from dovetail.labels.learned.local_vlm import LocalVLM  # imports torch
 
     return LocalVLM(config.model_folder, max_tokens=config.max_tokens, device=config.device)
 

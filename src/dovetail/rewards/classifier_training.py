@@ -1,4 +1,4 @@
-"""From runs whose episodes were judged to a success classifier in a folder, with all that people want to see of it."""
+"""Train a success classifier on the labeled episodes of runs and save it with figures."""
 
 from __future__ import annotations
 
@@ -13,29 +13,31 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.learned.folder import save_classifier
 from dovetail.labels.learned.report import Score, scores
 from dovetail.labels.learned.training import Trained, TrainingConfig, train
-from dovetail.reports.classifier_figures import classifier_curves, contact_sheet
-from dovetail.rewards.judged_episodes import Truth, judged_episodes, truths
+from dovetail.reports.classifier_plots import classifier_curves, contact_sheet
+from dovetail.rewards.training_episodes import GroundTruth, ground_truths, labeled_episodes
 from dovetail.runs.folder import RunFolder
 
-__all__ = ["Made", "facts_of", "noted_truths", "train_classifier"]
+__all__ = ["SavedClassifier", "facts_of", "stored_ground_truths", "train_classifier"]
 
 Progress = Callable[[str, int, int], None]
-"""What is being done, how much of it is, and of how much."""
+"""Called with the current activity, the number of finished items and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Made:
-    """A classifier that was just made."""
+class SavedClassifier:
+    """A classifier that was just trained and saved."""
 
     version: str
     trained: Trained
     scores: Sequence[Score]
 
 
-def train_classifier(runs: Sequence[Path], config: TrainingConfig, *, out: Path, on_progress: Progress) -> Made:
-    """Train on all that these runs can vouch for, and write `out`, a new folder."""
-    found = [truth for run in runs for truth in truths(RunFolder.open(run))]
-    episodes, robot = judged_episodes(
+def train_classifier(
+    runs: Sequence[Path], config: TrainingConfig, *, out: Path, on_progress: Progress
+) -> SavedClassifier:
+    """Train on all episodes of these runs whose success is known, and write the new folder `out`."""
+    found = [truth for run in runs for truth in ground_truths(RunFolder.open(run))]
+    episodes, robot = labeled_episodes(
         found, config, on_read=lambda done: on_progress("reading episodes", done, len(found))
     )
     trained = train(
@@ -57,11 +59,11 @@ def train_classifier(runs: Sequence[Path], config: TrainingConfig, *, out: Path,
             "mistakes.png": contact_sheet(trained),
         },
     )
-    return Made(version=version, trained=trained, scores=scores(trained))
+    return SavedClassifier(version=version, trained=trained, scores=scores(trained))
 
 
-def facts_of(trained: Trained, found: Sequence[Truth]) -> dict[str, Any]:
-    """What is noted in a classifier's folder: what it was trained on, and how well it did."""
+def facts_of(trained: Trained, found: Sequence[GroundTruth]) -> dict[str, Any]:
+    """Return the facts to store in a classifier's folder: training episodes and scores."""
     held = set(trained.held_out)
     return {
         "task": found[-1].info.task,
@@ -80,8 +82,8 @@ def facts_of(trained: Trained, found: Sequence[Truth]) -> dict[str, Any]:
     }
 
 
-def noted_truths(facts: Mapping[str, Any]) -> list[Truth]:
-    """What `facts_of` noted, of episodes that are still where they were."""
+def stored_ground_truths(facts: Mapping[str, Any]) -> list[GroundTruth]:
+    """Return the ground truths that `facts_of` stored, without episodes that no longer exist."""
     found = []
     logs: dict[Path, EpisodeLog] = {}
     for one in facts.get("episodes", ()):
@@ -89,5 +91,5 @@ def noted_truths(facts: Mapping[str, Any]) -> list[Truth]:
         log = logs.setdefault(run, EpisodeLog(run / "episodes"))
         with contextlib.suppress(StoreError):
             info = log.manifest(one["id"])
-            found.append(Truth(run=run, info=info, success=one["success"], by_person=one["by_person"]))
+            found.append(GroundTruth(run=run, info=info, success=one["success"], by_person=one["by_person"]))
     return found

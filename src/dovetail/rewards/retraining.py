@@ -1,9 +1,9 @@
-"""A success classifier that people put right while the run goes on.
+"""Retrain a success classifier during a run with people's corrections.
 
-`Retraining.look()` is called between episodes and never waits. Once people have labeled_episode enough more episodes, and the
-classifier did not always agree, a process of its own trains it anew, gently; the new one is taken up if it does better.
+`Retraining.poll()` is called between episodes and never blocks. After people have labeled enough new episodes, and the
+classifier was wrong about at least one, a low-priority process trains it further. The run uses the new one if it is better.
 
-    python -m dovetail.rewards.retraining RUN FOLDER     that process: says what came of it in one line of JSON
+    python -m dovetail.rewards.retraining RUN FOLDER     that process: prints the result as one line of JSON
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -23,31 +22,31 @@ from dovetail.core.errors import DovetailError, one_line
 from dovetail.labels.human import HUMAN
 from dovetail.labels.learned.classifier import ClassifierConfig, ClassifierLabeler
 from dovetail.labels.store import Cursor, LabelStore
-from dovetail.processes.child import ONE_THREAD, ChildProcess
+from dovetail.processes.child import ONE_THREAD, ChildProcess, exit_with_parent
 from dovetail.runs.folder import RunFolder
 
-__all__ = ["Retraining", "main", "retrain", "make_retraining"]
+__all__ = ["Retraining", "main", "make_retraining", "retrain"]
 
 _EVENT = "classifier retrained"
 
 
 class Retraining:
-    """`look` between episodes; `close` at the end."""
+    """Starts and finishes retraining. Call `poll` between episodes and `close` at the end."""
 
     def __init__(self, folder: RunFolder, labeler: ClassifierLabeler, *, after: int) -> None:
         self._folder, self._labeler, self._after = folder, labeler, after
         self._store = LabelStore(folder.labels)
         self._cursor: Cursor | None = None
-        self._judged: dict[str, bool] = {}  # by people: and whether the classifier had said otherwise
-        self._used: set[str] | None = None  # what the newest attempt has learned from
+        self._labeled: dict[str, bool] = {}  # episodes labeled by people -> whether the classifier was wrong
+        self._used: set[str] | None = None  # episodes of the newest training
         self._process: ChildProcess | None = None
 
     @property
-    def under_way(self) -> bool:
+    def is_running(self) -> bool:
         return self._process is not None
 
-    def look(self) -> None:
-        """Take up what was trained, if it has just been; start another, if there is reason to."""
+    def poll(self) -> None:
+        """Use the new classifier if the training has ended; start a training if there are enough new labels."""
         if self._process is not None:
             if self._process.has_ended:
                 self._finish(self._process)
@@ -56,13 +55,13 @@ class Retraining:
         if self._used is None:
             facts = self._labeler.classifier.facts
             self._used = {one["id"] for one in facts.get("episodes", ()) if one["by_person"]}
-        fresh = self._judged.keys() - self._used
-        if len(fresh) >= self._after and any(self._judged[episode_id] for episode_id in fresh):
+        fresh = self._labeled.keys() - self._used
+        if len(fresh) >= self._after and any(self._labeled[episode_id] for episode_id in fresh):
             self._used |= fresh
             self._start()
 
     def close(self) -> None:
-        """An attempt that is not through is given up: the labels are there, and it begins again with the run."""
+        """Stop a running training. It starts again when the run is resumed."""
         if self._process is not None:
             self._process.kill("the run has ended")
             self._process.popen.communicate()
@@ -71,13 +70,13 @@ class Retraining:
     def _read(self) -> None:
         changed, self._cursor = self._store.changed(self._cursor)
         for episode_id in changed:
-            said = [record.labels for record in self._store.history(episode_id) if not record.retracted]
-            people = [labels for labels in said if labels.labeler == HUMAN and not labels.discard]
+            given = [record.labels for record in self._store.history(episode_id) if not record.retracted]
+            people = [labels for labels in given if labels.labeler == HUMAN and not labels.discard]
             if not people:
-                self._judged.pop(episode_id, None)
+                self._labeled.pop(episode_id, None)
                 continue
-            machine = [labels.success for labels in said if labels.labeler == "classifier"]
-            self._judged[episode_id] = bool(machine) and machine[-1] != people[-1].success
+            machine = [labels.success for labels in given if labels.labeler == "classifier"]
+            self._labeled[episode_id] = bool(machine) and machine[-1] != people[-1].success
 
     def _start(self) -> None:
         self._process = ChildProcess(
@@ -91,9 +90,9 @@ class Retraining:
 
     def _finish(self, process: ChildProcess) -> None:
         self._process = None
-        said, _ = process.popen.communicate()
+        output, _ = process.popen.communicate()
         try:
-            result: dict[str, Any] = json.loads(said.splitlines()[-1])
+            result: dict[str, Any] = json.loads(output.splitlines()[-1])
         except (ValueError, IndexError):
             result = {"error": process.exit_reason()}
         name = result.pop("name", None)
@@ -106,7 +105,7 @@ class Retraining:
 
 
 def make_retraining(folder: RunFolder, labelers: Sequence[Labeler]) -> Retraining | None:
-    """For the first of a run's labelers that asks for it; most runs have none."""
+    """Return the retraining of the first classifier that is configured for it, if any."""
     for labeler in labelers:
         if isinstance(labeler, ClassifierLabeler) and labeler.retrain_after is not None:
             return Retraining(folder, labeler, after=labeler.retrain_after)
@@ -117,12 +116,12 @@ def make_retraining(folder: RunFolder, labelers: Sequence[Labeler]) -> Retrainin
 
 
 def retrain(folder: RunFolder, path: Path) -> dict[str, Any]:
-    """A newer one beside the old in `path`, if it does better; what came of it, for an event."""
-    # imported here: a run loads what it needs to look, and this process the rest
+    """Train the classifier in `path` further; save the new one next to it if it is better. Returns facts for an event."""
+    # imported here, because only this process needs them
     from dovetail.labels.learned.folder import load_classifier, save_classifier
     from dovetail.labels.learned.training import ends_in_success, train
     from dovetail.rewards.classifier_training import facts_of, stored_ground_truths
-    from dovetail.rewards.training_episodes import labeled_episodes, ground_truths
+    from dovetail.rewards.training_episodes import ground_truths, labeled_episodes
 
     old = load_classifier(path)
     rule = _config(folder)
@@ -138,8 +137,8 @@ def retrain(folder: RunFolder, path: Path) -> dict[str, Any]:
         wrong = 0
         for place in places:
             p = trained.probabilities[place] if newer else old.probabilities(episodes[place].frames)
-            said = ends_in_success(p, threshold=threshold, consecutive=consecutive)
-            wrong += said != episodes[place].success
+            predicted = ends_in_success(p, threshold=threshold, consecutive=consecutive)
+            wrong += predicted != episodes[place].success
         return wrong
 
     people = [place for place, one in enumerate(episodes) if one.by_person]
@@ -178,21 +177,16 @@ def main(arguments: Sequence[str]) -> int:
     os.nice(10)
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
+    exit_with_parent()
     run, path = map(Path, arguments)
     try:
         result = retrain(RunFolder.open(run), path)
-    except Exception as error:  # a process border: the run is told, and goes on with what it has
+    except Exception as error:  # a process border: the run reports it and keeps the old classifier
         result = {"error": one_line(error)}
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.write(json.dumps(result) + "\n")
         sys.stdout.flush()
     return 1 if "error" in result else 0
-
-
-def _exit_with_parent() -> None:
-    sys.stdin.read()
-    os._exit(1)
 
 
 if __name__ == "__main__":

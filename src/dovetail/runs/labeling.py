@@ -1,8 +1,7 @@
-"""The label desk: episodes in, labels out, now or later, and nobody waits for it.
+"""Dispatches episodes to labelers: fast ones answer at once, slow ones on threads, so that the caller never waits.
 
-Quick labelers answer at once. Slow ones are asked on threads beside the robot, about so many episodes at a time; what
-they say goes into the label store, where `news` finds it together with what people and other processes have put there.
-Nothing here has to survive a crash: what waits is every episode of the log that has no labels.
+Labels go to the label store. `changed` finds them there, together with the labels of the console and of other processes.
+Nothing here must survive a crash: every episode of the log without labels is pending.
 """
 
 from __future__ import annotations
@@ -18,202 +17,203 @@ from typing import Protocol
 from dovetail.config.schema import LabelingConfig
 from dovetail.core.errors import LabelError, one_line
 from dovetail.core.types import Episode, Labels
-from dovetail.labels.panel import Hearing
+from dovetail.labels.chain import ChainState
 from dovetail.labels.queue import LabelQueue, Opinion, Reason
 from dovetail.labels.store import Cursor, LabelStore
 
-__all__ = ["Hears", "LabelDispatcher"]
+__all__ = ["AsksLabelers", "LabelDispatcher"]
 
-_LOOK_S = 0.2  # between two looks at what is under way, for those who wait for it
+_POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Case:
-    """An episode that a slow labeler is still to be asked about."""
+class _Pending:
+    """An episode that a slow labeler has not labeled yet."""
 
     episode_id: str
-    hearing: Hearing
+    chain_state: ChainState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    case: _Case
-    came: Hearing | BaseException
+    pending: _Pending
+    result: ChainState | BaseException
 
 
-class Hears(Protocol):
-    """Who gives rewards: see `labels.panel.Panel`."""
+class AsksLabelers(Protocol):
+    """Labelers in order: see `labels.panel.LabelerChain`."""
 
     @property
     def max_concurrent(self) -> int | None: ...
 
-    def ask(self, episode: Episode) -> Hearing: ...
+    def ask(self, episode: Episode) -> ChainState: ...
 
-    def go_on(self, episode: Episode, hearing: Hearing) -> Hearing: ...
+    def resume(self, episode: Episode, chain_state: ChainState) -> ChainState: ...
 
 
 class LabelDispatcher:
-    """`label` each new episode; `news` between two of them. `load` is called on other threads too."""
+    """`label` each new episode, and read `changed` between two of them. `load` is called on other threads too."""
 
     def __init__(
         self,
         *,
-        panel: Hears,
+        labelers: AsksLabelers,
         store: LabelStore,
         queue: LabelQueue,
         load: Callable[[str], Episode],
         settings: LabelingConfig | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._panel, self._store, self._queue, self._load = panel, store, queue, load
+        self._labelers, self._store, self._queue, self._load = labelers, store, queue, load
         self._settings = settings or LabelingConfig()
         self._now_s = now_s
-        self._max_under_way = min(panel.max_concurrent or 1, self._settings.max_under_way)
-        self._line: deque[_Case] = deque()  # whose turn has not come
-        self._under_way: set[str] = set()
+        self._max_running = min(labelers.max_concurrent or 1, self._settings.max_labeling_episodes)
+        self._waiting: deque[_Pending] = deque()
+        self._running: set[str] = set()
         self._answers: SimpleQueue[_Answer] = SimpleQueue()
-        self._num_failed = 0  # in a row: while a labeler is away, it is asked about one episode now and then
+        self._num_failed = 0  # in a row; while a labeler is unavailable, it is tried with one episode at a time
         self._not_before_s = 0.0
         self._cursor: Cursor | None = None
-        self._why: dict[str, tuple[Reason, ...]] = {}  # of those in the queue, as far as it was looked at
+        self._reasons: dict[str, tuple[Reason, ...]] = {}  # of episodes in the queue, as far as they were read
 
-    # ---- an episode
+    # ---- episodes
 
     def label(self, episode: Episode) -> Labels | None:
-        """Its labels, if they can be had at once; otherwise they will be news."""
+        """Return the labels if all labelers are fast; otherwise `changed` will name the episode later."""
         try:
-            hearing = self._panel.ask(episode)
+            chain_state = self._labelers.ask(episode)
         except LabelError as error:
-            self._put_off(_Case(episode_id=episode.id, hearing=Hearing()), error)
+            self._retry_later(_Pending(episode_id=episode.id, chain_state=ChainState()), error)
             return None
-        if hearing.over:
-            return self._close(episode.id, hearing)
-        self._line.append(_Case(episode_id=episode.id, hearing=hearing))
-        self._turn()
+        if chain_state.finished:
+            return self._finish(episode.id, chain_state)
+        self._waiting.append(_Pending(episode_id=episode.id, chain_state=chain_state))
+        self._dispatch()
         return None
 
-    def take_up(self, episode_id: str) -> Labels | None:
-        """An episode that has no labels, from before: what waits for a person goes on waiting."""
-        if episode_id in self._under_way or any(case.episode_id == episode_id for case in self._line):
+    def label_again(self, episode_id: str) -> Labels | None:
+        """Label an older episode without labels, unless that is under way or a person is asked."""
+        if episode_id in self._running or any(one.episode_id == episode_id for one in self._waiting):
             return None
-        waiting = self._queue.get(episode_id)
-        if waiting is not None and Reason.AWAY not in waiting.reasons:
+        queued = self._queue.get(episode_id)
+        if queued is not None and Reason.AWAY not in queued.reasons:
             return None
         return self.label(self._load(episode_id))
 
-    def news(self) -> list[str]:
-        """Episodes about which something was said, here or in another process, since this was last asked."""
-        self._turn()
+    def changed(self) -> list[str]:
+        """Episodes whose labels changed since the last call, here or in another process."""
+        self._dispatch()
         changed, self._cursor = self._store.changed(self._cursor)
         for episode_id in set(changed).intersection(self._queue.ids() if changed else ()):
             self._settle(episode_id)
         return changed
 
-    # ---- what waits
+    # ---- pending episodes
 
     @property
     def num_under_way(self) -> int:
-        """Episodes that a labeler is being asked about, or about to be; none of those it is away for."""
-        return len(self._under_way) + (0 if self._num_failed else len(self._line))
+        """Episodes that labelers work on or will work on next; without those of an unavailable labeler."""
+        return len(self._running) + (0 if self._num_failed else len(self._waiting))
 
     def waiting(self) -> Counter[str]:
-        """How many episodes have no labels yet, or should be seen by a person, by why."""
+        """Number of episodes without labels, or for a person to check, by reason."""
         ids = self._queue.ids()
-        self._why = {
-            episode_id: self._why.get(episode_id)
+        self._reasons = {
+            episode_id: self._reasons.get(episode_id)
             or (item.reasons if (item := self._queue.get(episode_id)) else ())
             for episode_id in ids
         }
-        why = Counter(str(reason) for reasons in self._why.values() for reason in reasons[:1])
-        under_way = {*self._under_way, *(case.episode_id for case in self._line)} - set(ids)
+        counts = Counter(str(reason) for reasons in self._reasons.values() for reason in reasons[:1])
+        under_way = {*self._running, *(one.episode_id for one in self._waiting)} - set(ids)
         if under_way:
-            why["under way"] = len(under_way)
-        return why
+            counts["under way"] = len(under_way)
+        return counts
 
-    def wait(self, limit_s: float, *, look_up: Callable[[], None], down_to: int = 0) -> None:
-        """Until no more than that are under way, or time is up; `look_up` is called now and then, and may end it by
-        raising."""
+    def wait(self, limit_s: float, *, on_poll: Callable[[], None], down_to: int = 0) -> None:
+        """Wait until at most `down_to` episodes are under way, or for `limit_s`. `on_poll` may end it by raising."""
         until_s = self._now_s() + limit_s
-        self._turn()
+        self._dispatch()
         while self.num_under_way > down_to and self._now_s() < until_s:
-            look_up()
-            self._turn(wait_s=_LOOK_S)
+            on_poll()
+            self._dispatch(wait_s=_POLL_S)
 
     def close(self) -> None:
-        """What is under way is let go of: its threads end with their answers, or with the process."""
-        self._line.clear()
-        self._under_way.clear()
+        """Abandon what is under way. Its threads end with their answers, or with the process."""
+        self._waiting.clear()
+        self._running.clear()
         self._answers = SimpleQueue()
 
-    # ---- asking those that are slow
+    # ---- slow labelers
 
-    def _turn(self, *, wait_s: float = 0.0) -> None:
-        """Take what has come, and ask about the next ones."""
+    def _dispatch(self, *, wait_s: float = 0.0) -> None:
+        """Process the answers that have arrived and start the next episodes."""
         try:
             while True:
-                self._take(self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait())
+                self._process(self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait())
                 wait_s = 0.0
         except Empty:
             pass
-        limit = 1 if self._num_failed else self._max_under_way
-        while self._line and len(self._under_way) < limit and self._now_s() >= self._not_before_s:
-            case = self._line.popleft()
-            if self._store.current(case.episode_id) is not None:  # somebody was quicker
-                self._settle(case.episode_id)  # it may have been put off after they had spoken
+        limit = 1 if self._num_failed else self._max_running
+        while self._waiting and len(self._running) < limit and self._now_s() >= self._not_before_s:
+            pending = self._waiting.popleft()
+            if self._store.current(pending.episode_id) is not None:  # a person was faster
+                self._settle(pending.episode_id)
                 continue
-            self._under_way.add(case.episode_id)
-            name = f"labels of {case.episode_id}"
-            threading.Thread(target=self._hear, args=(case, self._answers), name=name, daemon=True).start()
+            self._running.add(pending.episode_id)
+            name = f"labels of {pending.episode_id}"
+            threading.Thread(target=self._ask, args=(pending, self._answers), name=name, daemon=True).start()
 
-    def _hear(self, case: _Case, answers: SimpleQueue[_Answer]) -> None:
-        came: Hearing | BaseException
+    def _ask(self, pending: _Pending, answers: SimpleQueue[_Answer]) -> None:
+        result: ChainState | BaseException
         try:
-            came = self._panel.go_on(self._load(case.episode_id), case.hearing)
-        except BaseException as error:
-            came = error
-        answers.put(_Answer(case=case, came=came))
+            result = self._labelers.resume(self._load(pending.episode_id), pending.chain_state)
+        except BaseException as error:  # a thread's border: the owner raises it
+            result = error
+        answers.put(_Answer(pending=pending, result=result))
 
-    def _take(self, answer: _Answer) -> None:
-        case, came = answer.case, answer.came
-        self._under_way.discard(case.episode_id)
-        if isinstance(came, LabelError):
-            self._put_off(case, came)
-        elif isinstance(came, BaseException):
-            raise came
+    def _process(self, answer: _Answer) -> None:
+        pending, result = answer.pending, answer.result
+        self._running.discard(pending.episode_id)
+        if isinstance(result, LabelError):
+            self._retry_later(pending, result)
+        elif isinstance(result, BaseException):
+            raise result
         else:
             self._num_failed = 0
             self._not_before_s = 0.0
-            self._close(case.episode_id, came)
+            self._finish(pending.episode_id, result)
 
-    def _put_off(self, case: _Case, error: LabelError) -> None:
-        """Until later, and behind the others: it may be this one episode that it has no answer for."""
+    def _retry_later(self, pending: _Pending, error: LabelError) -> None:
+        """Put the episode behind the others: the labeler may have no answer for this one only."""
         settings = self._settings
         delay_s = min(settings.max_retry_s, settings.retry_s * 2.0 ** min(self._num_failed, 30))
         self._num_failed += 1
         self._not_before_s = self._now_s() + delay_s
-        self._line.append(case)
-        said = [Opinion.of(labels) for labels in case.hearing.said]
-        self._put(case.episode_id, (Reason.AWAY,), said, note=one_line(error))
+        self._waiting.append(pending)
+        opinions = [Opinion.of(labels) for labels in pending.chain_state.labels]
+        self._enqueue(pending.episode_id, (Reason.AWAY,), opinions, note=one_line(error))
 
-    # ---- what came of it
+    # ---- results
 
-    def _close(self, episode_id: str, hearing: Hearing) -> Labels | None:
-        for opinion in hearing.opinions:
+    def _finish(self, episode_id: str, chain_state: ChainState) -> Labels | None:
+        for opinion in chain_state.opinions:
             self._store.add(opinion)
-        if hearing.decided is not None:
-            self._store.add(hearing.decided)
-        if hearing.reasons:
-            self._put(episode_id, hearing.reasons, [Opinion.of(labels) for labels in hearing.said])
+        if chain_state.decided is not None:
+            self._store.add(chain_state.decided)
+        if chain_state.reasons:
+            self._enqueue(episode_id, chain_state.reasons, [Opinion.of(labels) for labels in chain_state.labels])
         else:
             self._queue.done(episode_id)
-        return hearing.decided
+        return chain_state.decided
 
-    def _put(self, episode_id: str, reasons: tuple[Reason, ...], said: list[Opinion], *, note: str = "") -> None:
-        self._why[episode_id] = reasons
-        self._queue.put(episode_id, reasons, opinions=said, note=note)
+    def _enqueue(
+        self, episode_id: str, reasons: tuple[Reason, ...], opinions: list[Opinion], *, note: str = ""
+    ) -> None:
+        self._reasons[episode_id] = reasons
+        self._queue.put(episode_id, reasons, opinions=opinions, note=note)
 
     def _settle(self, episode_id: str) -> None:
-        """Take it out of the queue, once there is what it waited for; whoever said it may not have come that far."""
+        """Remove an episode from the queue once it has labels; a process may have died between label and queue."""
         labels = self._store.current(episode_id)
         if labels is not None:
             self._queue.settle(labels)

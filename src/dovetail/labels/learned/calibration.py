@@ -1,7 +1,4 @@
-"""From a network's number to a probability that means what it says, and to a threshold; and how good both are.
-
-numpy alone: what is worked out here can be worked out by hand.
-"""
+"""Calibrate a network's logits to probabilities, choose a threshold, and measure both. Uses numpy only."""
 
 from __future__ import annotations
 
@@ -28,11 +25,10 @@ class Calibration:
 
 
 def fit_calibration(logits: Array, truth: Array) -> Calibration:
-    """Platt's scaling (1999): temperature and shift by maximum likelihood, on frames that nothing was trained on.
+    """Platt scaling (1999): scale and shift by maximum likelihood, on frames that were not used for training.
 
-    A shift too, because training sees both kinds equally often and life does not. What is fitted to is not quite 0 and 1
-    but what so many examples can vouch for, (n + 1) / (n + 2): examples that are told apart without a mistake still give
-    a finite answer.
+    The shift is needed because training samples both classes equally often. The targets are (n + 1) / (n + 2) and
+    1 / (n + 2) instead of 1 and 0, so separable examples still give a finite result.
     """
     x, yes = np.asarray(logits, np.float64), np.asarray(truth, bool)
     num_yes, num_no = int(yes.sum()), int((~yes).sum())
@@ -40,7 +36,7 @@ def fit_calibration(logits: Array, truth: Array) -> Calibration:
     design = np.stack([x, np.ones_like(x)], axis=1)  # [N, 2]
     found = np.array([0.0, np.log((num_yes + 1) / (num_no + 1))])
     loss = _loss(design @ found, target)
-    for _ in range(_MAX_ROUNDS):  # Newton, each step halved until it helps
+    for _ in range(_MAX_ROUNDS):  # Newton's method; each step is halved until the loss decreases
         p = _sigmoid(design @ found)
         slope = design.T @ (p - target)
         bend = (design * (p * (1 - p))[:, None]).T @ design + 1e-9 * np.eye(2)
@@ -57,16 +53,15 @@ def fit_calibration(logits: Array, truth: Array) -> Calibration:
             break
         found, loss = better
     scale, shift = (float(value) for value in found)
-    # where examples say that higher is less likely there is nothing to calibrate: all get the share there was
+    # a negative scale means that the logits are useless: every frame gets the share of successes
     return Calibration(scale=scale, shift=shift) if scale > 0 else Calibration(scale=0.0, shift=_logit(yes.mean()))
 
 
 def choose_threshold(probabilities: Array, truth: Array, *, precision: float) -> tuple[float, float]:
-    """Where to say yes: no less precise than wanted, and then as seldom wrong about a true one as that allows.
+    """Choose the threshold with the highest recall among those with at least the given precision.
 
-    Returns the threshold and the precision that it has here; where none is precise enough, those of the most precise.
-    It lies between two examples, three quarters of the way to the higher one, so that neither decides by a hair and what
-    is in doubt is a no; and never below a half.
+    Returns the threshold and its precision on these examples; if none is precise enough, those of the most precise. The
+    threshold lies between two examples, three quarters of the way to the higher one, and is at least 0.5.
     """
     p, yes = np.asarray(probabilities, np.float64), np.asarray(truth, bool)
     levels = np.unique(p)  # sorted
@@ -74,28 +69,28 @@ def choose_threshold(probabilities: Array, truth: Array, *, precision: float) ->
     edges = np.unique(np.maximum(np.concatenate([levels[:1], between]), 0.5))
     best: tuple[tuple[float, ...], float, float] | None = None
     for edge in edges:
-        said = p >= edge
-        if not said.any():
+        predicted = p >= edge
+        if not predicted.any():
             continue
-        found_precision, found_recall = precision_recall(said, yes)
+        found_precision, found_recall = precision_recall(predicted, yes)
         enough = found_precision >= precision
         rank = (float(enough), found_recall if enough else found_precision, found_precision)
-        if best is None or rank >= best[0]:  # of equals the strictest
+        if best is None or rank >= best[0]:  # the highest of equally good ones
             best = (rank, float(edge), found_precision)
-    if best is None:  # it never says yes
+    if best is None:  # nothing is predicted as success
         return 0.5, 0.0
     return best[1], best[2]
 
 
-def precision_recall(said: Array, truth: Array) -> tuple[float, float]:
-    """Of those it said yes to, how many are; of those that are, how many it said yes to. None said: precision 0."""
-    hits = float(np.sum(said & truth))
-    return hits / max(1.0, float(np.sum(said))), hits / max(1.0, float(np.sum(truth)))
+def precision_recall(predicted: Array, truth: Array) -> tuple[float, float]:
+    """Return precision and recall. Without predicted successes the precision is 0."""
+    hits = float(np.sum(predicted & truth))
+    return hits / max(1.0, float(np.sum(predicted))), hits / max(1.0, float(np.sum(truth)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """What each threshold would give, from the strictest on: [K]."""
+    """Rates at each threshold [K], highest threshold first."""
 
     thresholds: Array
     false_positive_rate: Array
@@ -104,7 +99,7 @@ class Curve:
 
 
 def curve(probabilities: Array, truth: Array) -> Curve:
-    """Receiver operating characteristic, and precision against recall; it begins where nothing is said yes to."""
+    """Receiver operating characteristic and precision-recall curve; the first threshold is infinite."""
     p, yes = np.asarray(probabilities, np.float64), np.asarray(truth, bool)
     levels = np.unique(p)[::-1]
     hits = np.array([np.sum(yes & (p >= level)) for level in levels], np.float64)
@@ -118,7 +113,7 @@ def curve(probabilities: Array, truth: Array) -> Curve:
 
 
 def auc(probabilities: Array, truth: Array) -> float:
-    """How often a true one stands above a false one, ties counted half; NaN where there are not both."""
+    """Area under the ROC curve; NaN unless both classes occur."""
     p, yes = np.asarray(probabilities, np.float64), np.asarray(truth, bool)
     if not yes.any() or yes.all():
         return float("nan")

@@ -1,5 +1,4 @@
-"""Rewards by a success classifier: a small network that looks at the robot's cameras and was trained by
-`dovetail train reward-classifier` on episodes that people, or a simulator, have labeled_episode."""
+"""Labels by a success classifier: a small network on camera images, trained by `dovetail train reward-classifier`."""
 
 from __future__ import annotations
 
@@ -15,7 +14,15 @@ from dovetail.config.model import Config
 from dovetail.core.disk import MissingError, dump_json, load_json, read_file, sha256, write_atomic
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, Labels, Observation, Outcome
-from dovetail.labels._rewards import Stage, end_reward, progress_rewards, check_labelable, check_stages, discounts, stages
+from dovetail.labels._rewards import (
+    Stage,
+    check_labelable,
+    check_stages,
+    discounts,
+    end_reward,
+    progress_rewards,
+    stages,
+)
 from dovetail.labels.learned.folder import Classifier, load_classifier
 from dovetail.labels.learned.frames import observation_arrays
 from dovetail.labels.learned.training import ends_in_success
@@ -29,24 +36,24 @@ class ClassifierConfig(Config):
     BASIC: ClassVar[Collection[str]] = ("folder",)
 
     folder: str
-    """Where it lies: what `dovetail train reward-classifier` wrote."""
+    """Folder written by `dovetail train reward-classifier`."""
     threshold: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """A frame shows success from this probability on; none: the one that training chose for the wanted precision."""
+    """Probability from which a frame shows success; null: the threshold that training chose."""
     consecutive: int | None = Field(default=None, ge=1)
-    """Frames in a row that must; none: as trained."""
+    """Number of successful frames in a row that make a success; null: as trained."""
     reward: Literal["success", "progress"] = "success"
-    """What steps earn: success at the end, or what each added to its probability."""
+    """Reward of steps: success at the end, or the change of the probability at each step."""
     stages: tuple[Stage, ...] = ()
-    """What the probability must reach on the way, and what that earns beside the reward above."""
+    """Intermediate goals by the probability, with additional rewards."""
     retrain_after: int | None = Field(default=None, ge=1)
-    """Train it anew, beside the run, once people have labeled_episode so many more episodes and did not always agree; none: never."""
+    """Retrain in the background after people labeled this many more episodes with at least one correction; null: never."""
 
 
 class ClassifierLabeler:
-    """See the Labeler contract. What it is asked about is read once, when it is first asked.
+    """Implements Labeler. The classifier is loaded at the first use.
 
-    `folder` is the run's own place for classifiers: the one in use is kept there, with those that were trained since, and
-    `current.json` names it, so that a run goes on with what it has wherever the first one has gone.
+    `folder` is the run's folder for classifiers. It contains a copy of the configured one and those trained during the run;
+    `current.json` names the one in use. So a run can continue even if the configured folder disappears.
     """
 
     Config: ClassVar[type[ClassifierConfig]] = ClassifierConfig
@@ -58,15 +65,15 @@ class ClassifierLabeler:
 
     @property
     def classifier(self) -> Classifier:
-        """The one in use."""
+        """The classifier in use."""
         if self._classifier is None:
-            self._classifier = load_classifier(self._kept())
+            self._classifier = load_classifier(self._current_folder())
         return self._classifier
 
     @property
     def path(self) -> Path:
-        """The folder that the one in use lies in."""
-        return self._kept()
+        """Folder of the classifier in use."""
+        return self._current_folder()
 
     @property
     def retrain_after(self) -> int | None:
@@ -74,45 +81,47 @@ class ClassifierLabeler:
 
     @property
     def threshold(self) -> float:
-        """From which probability on `judge` means success."""
+        """Probability from which `judge` means success."""
         return self._config.threshold or self.classifier.threshold
 
     @property
     def consecutive(self) -> int:
-        """How many frames in a row must."""
+        """Number of successful frames in a row that make a success."""
         return self._config.consecutive or self.classifier.consecutive
 
     @property
     def version(self) -> str:
-        """Which network, and which rule: other settings, other labels."""
+        """Depends on the network and the settings."""
         rule = f"{self.threshold:.4f}-{self.consecutive}-{self._config.reward}"
         if self._config.stages:
-            said = "".join(stage.model_dump_json() for stage in self._config.stages)
-            rule += f"-{sha256(said.encode())[:8]}"
+            text = "".join(stage.model_dump_json() for stage in self._config.stages)
+            rule += f"-{sha256(text.encode())[:8]}"
         return f"{self.classifier.version}-{rule}"
 
     @property
     def rewards_at_the_end(self) -> bool:
-        """Nothing is earned before the last step."""
+        """Whether all rewards before the last step are zero."""
         return self._config.reward == "success" and not self._config.stages
 
     def check(self, robot: RobotSpec) -> None:
-        """Refuse, before anything moves, a robot whose cameras are not those it was trained on."""
+        """Raise UsageError if the robot's cameras differ from those of the training."""
         self.classifier.check(robot)
         check_stages(self._config.stages, ("completion",), who="labeler 'classifier'")
 
     def judge(self, observation: Observation) -> float:
-        """How likely this one observation shows success."""
+        """Return the probability that the observation shows success."""
         classifier = self.classifier
         keys = (*classifier.net.cameras, *classifier.net.proprio)
         frames = {key: np.asarray(observation.values[key])[None] for key in keys}
         return float(classifier.probabilities(frames)[0])
 
     def probabilities(self, episode: Episode) -> Array:
-        """Of each observation, [T + 1], the last one included."""
+        """Return the success probability of each observation [T + 1]."""
         classifier = self.classifier
         classifier.check(episode.robot)
-        return classifier.probabilities(observation_arrays(episode, (*classifier.net.cameras, *classifier.net.proprio)))
+        return classifier.probabilities(
+            observation_arrays(episode, (*classifier.net.cameras, *classifier.net.proprio))
+        )
 
     def label(self, episode: Episode) -> Labels:
         check_labelable(episode)
@@ -133,19 +142,20 @@ class ClassifierLabeler:
             version=self.version,
         )
 
-    # ---- which one is in use
+    # ---- the classifier in use
 
     def adopt(self, name: str) -> None:
-        """Use another one of the run's own from now on, here and after a restart. Read and verified before anything
-        progress_rewards; the change itself is one assignment."""
-        assert self._folder is not None, "only a run has classifiers of its own"
+        """Use another classifier of the run's folder from now on. It is loaded and verified first."""
+        assert self._folder is not None, "only a run has a folder for classifiers"
         newer = load_classifier(self._folder / name)
-        self._note(name)
+        self._store_current(name)
         self._classifier = newer
 
-    def _kept(self) -> Path:
-        """The run's own copy; taken from the configured folder when there is none yet. Where the run uses another one, as
-        when somebody labels with this one to compare, it stays where it is."""
+    def _current_folder(self) -> Path:
+        """Return the run's copy of the classifier; copy it first if the run has none.
+
+        If the run's copy comes from another source, as when a run is relabeled to compare, return the configured folder.
+        """
         source = Path(self._config.folder).expanduser()
         if self._folder is None:
             return source
@@ -155,17 +165,17 @@ class ClassifierLabeler:
             return self._folder / current["name"] if current["source"] == self._config.folder else source
         except MissingError:
             pass
-        name = load_classifier(source).version  # refused here if it is none
+        name = load_classifier(source).version  # raises if it is not a classifier
         self._folder.mkdir(parents=True, exist_ok=True)
         if not (self._folder / name).exists():
             staged = self._folder / f".{name}.tmp"
             shutil.rmtree(staged, ignore_errors=True)
             shutil.copytree(source, staged)
             staged.rename(self._folder / name)
-        self._note(name)
+        self._store_current(name)
         return self._folder / name
 
-    def _note(self, name: str) -> None:
+    def _store_current(self, name: str) -> None:
         assert self._folder is not None
-        noted = {"name": name, "source": self._config.folder}
-        write_atomic(self._folder / CURRENT, dump_json(noted, indent=2))
+        current = {"name": name, "source": self._config.folder}
+        write_atomic(self._folder / CURRENT, dump_json(current, indent=2))

@@ -1,12 +1,12 @@
-"""A trained classifier on disk: everything that using it takes, in one folder.
+"""A trained classifier in a folder.
 
-    classifier.json          cameras and their sizes, encoder, calibration, threshold, what it was trained on and how well
-                             it did; a checksum of each file beside it, and of itself
-    weights.safetensors      the network, and what low-dimensional observations are normalised with
-    encoder.safetensors      of a frozen encoder, the file it came from
-    curves.png, mistakes.png  for people
+    classifier.json          cameras and their sizes, encoder, calibration, threshold, training data and scores, and
+                             checksums of the other files and of itself
+    weights.safetensors      the network and the normalizer of low-dimensional observations
+    encoder.safetensors      a copy of the frozen encoder's file, if there is one
+    curves.png, mistakes.png  figures
 
-Nothing in it is code: a folder from anywhere can at worst be wrong. It is written whole and never changed.
+The folder contains no code, so a folder from an untrusted source is safe to load. It is immutable.
 """
 
 from __future__ import annotations
@@ -49,43 +49,43 @@ SCHEMA = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classifier:
-    """A classifier that is ready to judge."""
+    """A loaded classifier."""
 
-    version: str  # of its content: the same weights, threshold and calibration have the same
+    version: str  # digest of weights, threshold, calibration and settings
     net: SuccessNet
     config: TrainingConfig
     calibration: Calibration
     threshold: float
     consecutive: int
-    facts: Mapping[str, Any] = field(default_factory=dict)  # what is noted of its training
+    facts: Mapping[str, Any] = field(default_factory=dict)  # about its training
 
     def probabilities(self, frames: Mapping[str, Array]) -> Array:
-        """Calibrated, [N], of raw frames."""
+        """Return calibrated probabilities [N] of raw frames."""
         return self.calibration(self.net.logits(frames))
 
     def check(self, robot: RobotSpec) -> None:
-        """Refuse a robot that does not show what this was trained on."""
+        """Raise UsageError if the robot's observations differ from those of the training."""
         for kind, specs in (("camera", self.net.cameras), ("observation", self.net.proprio)):
             for key, spec in specs.items():
                 found = robot.observation.get(key)
                 if found is None:
                     raise UsageError(
-                        f"the success classifier looks at {kind} '{key}', which robot '{robot.name}' does not have: add "
-                        f"it{' to robot.images' if kind == 'camera' else ''}, or train another classifier"
+                        f"the success classifier needs {kind} '{key}', which robot '{robot.name}' does not have. Add "
+                        f"it{' to robot.images' if kind == 'camera' else ''} or train another classifier."
                     )
                 if found.shape != spec.shape or found.dtype != spec.dtype:
                     raise UsageError(
-                        f"the success classifier was trained on {kind} '{key}' of {spec.describe()}, robot "
-                        f"'{robot.name}' gives {found.describe()}: set it the same, or train another classifier"
+                        f"the success classifier was trained on {kind} '{key}' with {spec.describe()}, but robot "
+                        f"'{robot.name}' has {found.describe()}. Use the same size or train another classifier."
                     )
 
 
 def save_classifier(
     path: Path, trained: Trained, *, facts: Mapping[str, Any], pictures: Mapping[str, bytes] | None = None
 ) -> str:
-    """Write a new folder, whole or not at all; returns its version. `pictures` are for people, by file name."""
+    """Write a new folder atomically; returns its version. `pictures` are figures by file name."""
     if path.exists():
-        raise UsageError(f"{path} is there already: choose another name, or remove it")
+        raise UsageError(f"{path} already exists. Choose another name or remove it.")
     config, net = trained.config, trained.net
     tensors = {name: value.contiguous() for name, value in net.state_dict().items()}
     tensors |= {_NORMALIZER + name: torch.from_numpy(array) for name, array in net.normalizer.to_arrays().items()}
@@ -120,16 +120,18 @@ def save_classifier(
 
 
 def load_classifier(path: Path) -> Classifier:
-    """A whole folder, every file verified; else one line that says what is wrong with it."""
+    """Load a classifier and verify every file."""
     name = str(path / MANIFEST)
     try:
         data = load_json(read_file(path / MANIFEST), name=name, indent=2)
     except MissingError as error:
         raise UsageError(
-            f"{path} holds no success classifier: train one with `dovetail train reward-classifier RUN --out {path}`"
+            f"{path} contains no success classifier. Train one with `dovetail train reward-classifier RUN --out {path}`."
         ) from error
     if data.get("schema") != SCHEMA:
-        raise StoreError(f"{name} has schema {data.get('schema')}, this version reads {SCHEMA}: train it anew")
+        raise StoreError(
+            f"{name} has schema {data.get('schema')}, but this version reads {SCHEMA}. Train the classifier again."
+        )
     try:
         files = data["files"]
         weights = load(read_file(path / _WEIGHTS, checksum=files[_WEIGHTS]["sha256"]))
@@ -164,4 +166,4 @@ def load_classifier(path: Path) -> Classifier:
         )
     except (KeyError, TypeError, ValueError, RuntimeError, ValidationError, safetensors.SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise StoreError(f"classifier {path} does not fit together ({reason}): train it anew") from error
+        raise StoreError(f"classifier {path} is inconsistent ({reason}). Train it again.") from error

@@ -1,7 +1,7 @@
-"""A vision-language model in this process: a folder as `save_pretrained` of transformers writes it, and no network.
+"""A vision-language model in this process, from a folder written by `save_pretrained` of transformers.
 
-Weights are safetensors, code that lies in the folder is never run, and nothing is fetched. transformers is an extra
-(`pip install dovetail[vlm]`), imported when a model is first asked.
+Weights are safetensors, code in the folder is never run, and nothing is downloaded. transformers is an extra
+(`pip install dovetail[vlm]`) and is imported at the first question.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from dovetail.core.errors import LabelError, UsageError, one_line
 
 __all__ = ["LocalVLM"]
 
-_TELLING = (".json", ".jinja", ".safetensors")  # the files that decide what a model says
+_MODEL_SUFFIXES = (".json", ".jinja", ".safetensors")  # files that determine the model's answers
 
 
 class LocalVLM:
-    """`ask(messages)` returns what the model says, as `Chat` does: the same messages, the same errors."""
+    """Has the interface of `ChatClient`: the same messages and errors."""
 
-    num_tries = 1  # it says the same again
+    num_tries = 1  # the answer is deterministic
 
     def __init__(self, folder: Path, *, max_tokens: int, device: str) -> None:
         if importlib.util.find_spec("transformers") is None:
-            raise UsageError("labeler vlm with a model_folder needs transformers: pip install 'dovetail[vlm]'")
+            raise UsageError(
+                "labeler vlm with model_folder needs transformers. Install it with: pip install 'dovetail[vlm]'"
+            )
         if not (folder / "config.json").is_file() or not any(folder.glob("*.safetensors")):
             raise UsageError(
-                f"{folder} is no model folder: it should hold a config.json and safetensors, as save_pretrained of "
+                f"{folder} is not a model folder: it must contain config.json and safetensors, as save_pretrained of "
                 "transformers writes them"
             )
         self._folder = folder
@@ -48,10 +50,10 @@ class LocalVLM:
 
     @property
     def model(self) -> str:
-        """The folder's name and what is in it: other weights are another model."""
+        """Name of the folder and digest of its contents."""
         if self._model is None:
             digest = hashlib.sha256()
-            for path in sorted(path for path in self._folder.iterdir() if path.suffix in _TELLING):
+            for path in sorted(path for path in self._folder.iterdir() if path.suffix in _MODEL_SUFFIXES):
                 with path.open("rb") as file:
                     digest.update(hashlib.file_digest(file, "sha256").digest())
             self._model = f"{self._folder.resolve().name}-{digest.hexdigest()[:12]}"
@@ -61,22 +63,22 @@ class LocalVLM:
         with self._lock:
             processor, model = self._loaded = self._loaded or self._load()
             try:
-                return self._say(processor, model, [_as_transformers_has_it(message) for message in messages])
-            except Exception as error:  # a model of anybody's may fail in any way, and the episode waits
+                return self._generate(processor, model, [_to_transformers(message) for message in messages])
+            except Exception as error:  # third-party code may raise anything; the episode waits then
                 raise LabelError(f"the model in {self._folder} gave no answer: {one_line(error)}") from error
 
-    def _say(self, processor: Any, model: Any, messages: list[dict[str, Any]]) -> str:
+    def _generate(self, processor: Any, model: Any, messages: list[dict[str, Any]]) -> str:
         inputs = processor.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=True, return_tensors="pt"
         ).to(model.device)
         with torch.inference_mode():
-            words = model.generate(**inputs, do_sample=False, max_new_tokens=self._max_tokens)
-        said: str = processor.decode(words[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
-        return said
+            tokens = model.generate(**inputs, do_sample=False, max_new_tokens=self._max_tokens)
+        text: str = processor.decode(tokens[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        return text
 
     def _load(self) -> tuple[Any, Any]:
-        transformers: Any = importlib.import_module("transformers")  # seconds, and hardly any types
-        torch.set_num_threads(1)  # two busy processes with two threads each would crawl
+        transformers: Any = importlib.import_module("transformers")  # takes seconds; has few types
+        torch.set_num_threads(1)  # several processes with several threads each would slow each other down
         transformers.utils.logging.disable_progress_bar()
         safe = {"local_files_only": True, "trust_remote_code": False}
         try:
@@ -85,11 +87,11 @@ class LocalVLM:
                 self._folder, **safe, use_safetensors=True, dtype="auto"
             )
             return processor, model.to(self._device).eval()
-        except Exception as error:  # as above; but this one no later try will heal
+        except Exception as error:  # as above, but another attempt would fail too
             raise UsageError(f"cannot load the model in {self._folder}: {one_line(error)}") from error
 
 
-def _as_transformers_has_it(message: Mapping[str, Any]) -> dict[str, Any]:
+def _to_transformers(message: Mapping[str, Any]) -> dict[str, Any]:
     content = message["content"]
     parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
     return {"role": message["role"], "content": [_part(part) for part in parts]}

@@ -1,4 +1,4 @@
-"""The success classifier's network: what cameras see, and what joints feel where asked, to one number."""
+"""Network of the success classifier: camera images, and optionally low-dimensional observations, to one logit."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from torch import Tensor, nn
 
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array
-from dovetail.policies.encoders import EncoderConfig, FrozenEyes, make_encoder
+from dovetail.policies.images.encoders import EncoderConfig, FrozenEncoder, make_encoder
 from dovetail.policies.normalizer import Normalizer
 
 __all__ = ["SuccessNet"]
 
 _HIDDEN = 256
-_CHUNK = 64  # frames at a time, where nothing is learned
+_CHUNK = 64  # frames at a time during inference
 
 
 class SuccessNet(nn.Module):
-    """As HIL-SERL has it: encoder -> 256 -> dropout 0.1 -> LayerNorm -> 1.
+    """As in HIL-SERL: encoder -> 256 -> dropout 0.1 -> LayerNorm -> 1.
 
-    Normalisation is inside, so that training and use cannot differ in it: images are uint8 and other observations raw
-    wherever this is called. A frozen encoder is no part of what is trained, nor of `state_dict`: `look` sees through it
-    once, and training works on what it saw.
+    Inputs are uint8 images and raw observations; the network normalizes them itself. A frozen encoder is not trained and
+    not in `state_dict`: `encode` applies it once, and training uses its output.
     """
 
     def __init__(
@@ -33,8 +32,11 @@ class SuccessNet(nn.Module):
         super().__init__()
         self.cameras, self.proprio = dict(cameras), dict(proprio)
         self.normalizer = Normalizer({key: _size(spec) for key, spec in self.proprio.items()})
-        self._eyes = FrozenEyes(config) if config.type == "frozen" else None
-        seen = {key: self._eyes.spec(spec) if self._eyes else spec for key, spec in self.cameras.items()}
+        self._frozen_encoder = FrozenEncoder(config) if config.type == "frozen" else None
+        seen = {
+            key: self._frozen_encoder.spec(spec) if self._frozen_encoder else spec
+            for key, spec in self.cameras.items()
+        }
         specs = list(seen.values())
         self.encoders = nn.ModuleList(make_encoder(config, spec) for spec in specs[: 1 if config.shared else None])
         num_in = config.features * len(self.cameras) + sum(map(_size, self.proprio.values()))
@@ -43,17 +45,17 @@ class SuccessNet(nn.Module):
         )
 
     @property
-    def shifts(self) -> bool:
-        """Whether it is given pixels, which can be moved and tinted, and not maps of a frozen encoder."""
-        return self._eyes is None
+    def uses_pixels(self) -> bool:
+        """Whether the inputs are pixels, which can be augmented, and not features of a frozen encoder."""
+        return self._frozen_encoder is None
 
-    def look(self, frames: Mapping[str, Array]) -> dict[str, Tensor]:
-        """Frames [N, ...] as `forward` wants them: seen through the frozen encoder, where there is one."""
-        # torch warns of arrays that may only be read, such as a camera's: those are copied
+    def encode(self, frames: Mapping[str, Array]) -> dict[str, Tensor]:
+        """Convert frames [N, ...] to inputs of `forward`; applies the frozen encoder, if there is one."""
+        # torch warns about read-only arrays, such as a camera's, so those are copied
         keys = (*self.cameras, *self.proprio)
         tensors = {key: torch.from_numpy(np.require(frames[key], requirements=["C", "W"])) for key in keys}
-        if self._eyes is not None:
-            tensors |= {key: self._eyes(tensors[key]) for key in self.cameras}
+        if self._frozen_encoder is not None:
+            tensors |= {key: self._frozen_encoder(tensors[key]) for key in self.cameras}
         return tensors
 
     def forward(self, seen: Mapping[str, Tensor]) -> Tensor:
@@ -65,13 +67,13 @@ class SuccessNet(nn.Module):
         return logits[:, 0]
 
     def logits(self, frames: Mapping[str, Array]) -> Array:
-        """[N] of raw frames, with nothing to learn and no dropout."""
+        """Return logits [N] of raw frames, without gradients and dropout."""
         num_frames = len(frames[next(iter(self.cameras))])
         was_training = self.training
         self.eval()
         with torch.no_grad():
             pieces = [
-                self(self.look({key: value[start : start + _CHUNK] for key, value in frames.items()}))
+                self(self.encode({key: value[start : start + _CHUNK] for key, value in frames.items()}))
                 for start in range(0, num_frames, _CHUNK)
             ]
         self.train(was_training)

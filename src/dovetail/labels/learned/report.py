@@ -1,4 +1,4 @@
-"""How well a classifier tells success, by frame and by episode, on what it was trained on and on what it was not."""
+"""Scores of a classifier by frame and by episode, on training and on held-out episodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Mistake", "Score", "frames_of", "mistakes", "scores"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Precision, recall and area under the ROC curve of so many frames or episodes."""
+    """Precision, recall and area under the ROC curve for `num` frames or episodes."""
 
     what: str  # "frames" or "episodes"
     held_out: bool
@@ -35,10 +35,10 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mistake:
-    """A frame that was told wrong: where, how sure it was, and what is true."""
+    """A misclassified frame with its probability."""
 
-    episode: int  # its place
-    frame: int  # its place in the episode's frames
+    episode: int  # index
+    frame: int  # index among the episode's frames
     probability: float
     truth: bool
     held_out: bool
@@ -49,14 +49,16 @@ class Mistake:
 
 
 def scores(trained: Trained) -> list[Score]:
-    """By episode and by frame; those held out first, for they are what counts."""
+    """Return scores by episode and by frame, held-out ones first."""
     held = set(trained.held_out)
     sides = {True: sorted(held), False: [n for n in range(len(trained.episodes)) if n not in held]}
     found = []
     for what in ("episodes", "frames"):
         for is_held, places in sides.items():
-            p, truth, said = _by_episode(trained, places) if what == "episodes" else _by_frame(trained, places)
-            precision, recall = precision_recall(said, truth)
+            p, truth, predicted = (
+                _by_episode(trained, places) if what == "episodes" else _by_frame(trained, places)
+            )
+            precision, recall = precision_recall(predicted, truth)
             found.append(
                 Score(
                     what=what,
@@ -66,21 +68,23 @@ def scores(trained: Trained) -> list[Score]:
                     precision=precision,
                     recall=recall,
                     auc=auc(p, truth),
-                    errors=int((said != truth).sum()),
+                    errors=int((predicted != truth).sum()),
                 )
             )
     return found
 
 
 def frames_of(trained: Trained, places: Sequence[int]) -> tuple[Array, Array]:
-    """Probabilities and truth of all frames of some episodes that somebody is sure of."""
+    """Return probabilities and truth of the frames of some episodes, without unsure ones."""
     p, truth, _ = _by_frame(trained, places)
     return p, truth
 
 
 def mistakes(trained: Trained, *, most: int) -> list[Mistake]:
-    """Frames on the wrong side of the threshold, the worst first, and after them those that came nearest to it: one of
-    each episode and kind, or one long mistake would fill the page."""
+    """Return misclassified frames, the worst first, then the frames nearest to the threshold.
+
+    There is at most one frame per episode and class, so that one long mistake does not fill the page.
+    """
     worst: dict[tuple[int, bool], Mistake] = {}
     held = set(trained.held_out)
     for place, (one, p) in enumerate(zip(trained.episodes, trained.probabilities, strict=True)):
@@ -111,14 +115,14 @@ def _by_frame(trained: Trained, places: Sequence[int]) -> tuple[Array, Array, Ar
 
 
 def _by_episode(trained: Trained, places: Sequence[int]) -> tuple[Array, Array, Array]:
-    """As a label tells it: by the last frames."""
+    """Classify episodes by their last frames, as the labeler does."""
     number = trained.config.consecutive
     p = np.array([trained.probabilities[place][-number:].min() for place in places])
     truth = np.array([trained.episodes[place].success for place in places])
-    said = np.array(
+    predicted = np.array(
         [
             ends_in_success(trained.probabilities[place], threshold=trained.threshold, consecutive=number)
             for place in places
         ]
     )
-    return p, truth, said
+    return p, truth, predicted

@@ -1,4 +1,4 @@
-"""How a success classifier is trained: on whole episodes that somebody has judged, and measured on others."""
+"""Train a success classifier on labeled episodes and measure it on held-out ones."""
 
 from __future__ import annotations
 
@@ -21,77 +21,80 @@ from dovetail.labels.learned.calibration import (
     choose_threshold,
     fit_calibration,
 )
-from dovetail.labels.learned.frames import NO, UNSURE, YES, JudgedEpisode, hold_out, shown
+from dovetail.labels.learned.frames import NO, UNSURE, YES, LabeledEpisode, hold_out, select_observations
 from dovetail.labels.learned.network import SuccessNet
-from dovetail.policies.chance import uniform
-from dovetail.policies.encoders import EncoderConfig, random_shift
+from dovetail.policies.images.encoders import EncoderConfig, random_shift
+from dovetail.policies.random_draws import uniform
 
 __all__ = ["Trained", "TrainingConfig", "balanced_loss", "ends_in_success", "train"]
 
 
 class TrainingConfig(Config):
     cameras: tuple[str, ...] = ()
-    """Whose pictures are looked at; none named: all of the robot's."""
+    """Cameras to use; empty: all cameras of the robot."""
     proprio: tuple[str, ...] = ()
-    """Low-dimensional observations that are used beside them."""
+    """Low-dimensional observations to use in addition."""
     encoder: EncoderConfig = EncoderConfig()
-    """What is kept of an image, as for policies."""
+    """Image encoder, as for policies."""
     positive_frames: int = Field(default=2, ge=1)
-    """The last frames of a success, which show it."""
+    """Number of frames at the end of a success that show success."""
     unsure_frames: int = Field(default=1, ge=0)
-    """Frames before those that may show it or not, and are left out."""
+    """Number of frames before those that are left out, because they may or may not show success."""
     most_frames: int = Field(default=60, ge=4)
-    """Of one episode."""
+    """Maximum number of frames per episode."""
     consecutive: int = Field(default=2, ge=1)
-    """Frames in a row, at an episode's end, that must pass the threshold to make it a success."""
+    """Number of frames at an episode's end that must pass the threshold to make it a success."""
     precision: float = Field(default=0.98, gt=0.5, le=1.0)
-    """Of frames that pass the threshold, the share that must be right. A robot finds what a lenient judge lets pass."""
+    """Required precision of frames above the threshold. Policies learn to exploit false positives."""
     held_out: float = Field(default=0.25, gt=0.0, lt=1.0)
-    """Share of the episodes that nothing is trained on: to stop in time, to calibrate, to measure."""
+    """Share of the episodes that is held out for early stopping, calibration and scores."""
     updates: int = Field(default=600, ge=1)
-    """At most; fewer where the episodes held out are told no better any more."""
+    """Maximum number of updates; training stops earlier if the held-out loss no longer improves."""
     check_every: int = Field(default=25, ge=1)
-    """Updates between two looks at the episodes held out."""
+    """Number of updates between two evaluations of the held-out episodes."""
     patience: int = Field(default=8, ge=1)
-    """Looks without improvement before it ends."""
+    """Number of evaluations without improvement before training stops."""
     batch_size: int = Field(default=64, ge=2)
-    """Half of them show success."""
+    """Frames per update. Half of them show success."""
     lr: float = Field(default=1e-3, gt=0.0)
+    """Learning rate."""
     shift: int = Field(default=4, ge=0)
-    """Pixels by which images are moved at random; none with a frozen encoder."""
+    """Maximum random shift of images, in pixels; none with a frozen encoder."""
     jitter: float = Field(default=0.2, ge=0.0, lt=1.0)
-    """How much brightness, contrast and the colours' balance change at random; none with a frozen encoder."""
+    """Maximum relative change of brightness, contrast and color balance; none with a frozen encoder."""
     seed: int = Field(default=0, ge=0)
+    """Seed of the random numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A classifier that can be used, and all that is known of it."""
+    """A trained classifier with its data and predictions."""
 
     net: SuccessNet
     config: TrainingConfig
     calibration: Calibration
     threshold: float
     num_updates: int
-    episodes: Sequence[JudgedEpisode]
-    held_out: Sequence[int]  # places of those that nothing was trained on
+    episodes: Sequence[LabeledEpisode]
+    held_out: Sequence[int]  # indices of the held-out episodes
     probabilities: Sequence[Array]  # calibrated, of each episode's frames
 
 
 def train(
-    episodes: Sequence[JudgedEpisode],
+    episodes: Sequence[LabeledEpisode],
     config: TrainingConfig,
     *,
     robot: RobotSpec,
     start: SuccessNet | None = None,
     on_update: Callable[[int, float], None] = lambda num_updates, loss: None,
 ) -> Trained:
-    """Train until the episodes held out are told no better, then calibrate on them. `start`: whose weights to go on with.
+    """Train until the held-out loss no longer improves, then calibrate on the held-out episodes.
 
-    `on_update` is called after each update with their number and the newest loss of the episodes held out.
+    Training starts with the weights of `start`, if given. `on_update(num_updates, held_out_loss)` is called after each
+    update.
     """
     _check(episodes)
-    specs = shown(robot, cameras=config.cameras, proprio=config.proprio)
+    specs = select_observations(robot, cameras=config.cameras, proprio=config.proprio)
     learned, held = hold_out(episodes, share=config.held_out)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -103,7 +106,7 @@ def train(
         else:
             net.normalizer.fit(examples.proprio)
         checks = _Examples([episodes[place] for place in held], net)
-        num_updates = _descend(net, examples, checks, config, on_update)
+        num_updates = _optimize(net, examples, checks, config, on_update)
     calibration = fit_calibration(_logits(net, checks), checks.truth.numpy() == YES)
     sure = [one.truth != UNSURE for one in episodes]
     probabilities = [calibration(net.logits(one.frames)) for one in episodes]
@@ -125,19 +128,19 @@ def train(
 
 
 def ends_in_success(probabilities: Array, *, threshold: float, consecutive: int) -> bool:
-    """Whether the last frames, so many in a row, all pass."""
+    """Whether the last `consecutive` frames all pass the threshold."""
     return len(probabilities) >= consecutive and bool((probabilities[-consecutive:] >= threshold).all())
 
 
 def balanced_loss(net: SuccessNet, yes: Mapping[str, Tensor], no: Mapping[str, Tensor]) -> Tensor:
-    """Binary cross-entropy of as many frames of one kind as of the other."""
+    """Binary cross-entropy with equal weight for both classes."""
     return 0.5 * (functional.softplus(-net(yes)).mean() + functional.softplus(net(no)).mean())
 
 
 class _Examples:
-    """The frames of some episodes, as the network wants them; those nobody is sure of left out."""
+    """Encoded frames of some episodes, without unsure ones."""
 
-    def __init__(self, episodes: Sequence[JudgedEpisode], net: SuccessNet) -> None:
+    def __init__(self, episodes: Sequence[LabeledEpisode], net: SuccessNet) -> None:
         sure = [one.truth != UNSURE for one in episodes]
         keys = (*net.cameras, *net.proprio)
         frames = {
@@ -148,18 +151,18 @@ class _Examples:
             np.concatenate([one.truth[keep] for one, keep in zip(episodes, sure, strict=True)])
         )
         self.proprio = {key: frames[key].reshape(len(self.truth), -1) for key in net.proprio}
-        self.seen = net.look(frames)
-        # of frames of one kind, a person's count as much as all others together: they were said because of a mistake
+        self.seen = net.encode(frames)
+        # frames labeled by a person have the same total weight as all others, because people correct mistakes
         theirs = torch.from_numpy(
             np.concatenate(
                 [np.full(int(keep.sum()), one.by_person) for one, keep in zip(episodes, sure, strict=True)]
             )
         )
         self._rows = {kind: torch.nonzero(self.truth == kind)[:, 0] for kind in (YES, NO)}
-        self._chances = {kind: _weights(theirs[rows]) for kind, rows in self._rows.items()}
+        self._weights = {kind: _weights(theirs[rows]) for kind, rows in self._rows.items()}
 
     def draw(self, kind: int, num: int) -> dict[str, Tensor]:
-        rows = self._rows[kind][torch.multinomial(self._chances[kind], num, replacement=True)]
+        rows = self._rows[kind][torch.multinomial(self._weights[kind], num, replacement=True)]
         return {key: value[rows] for key, value in self.seen.items()}
 
     def all(self, kind: int) -> dict[str, Tensor]:
@@ -174,14 +177,14 @@ def _weights(theirs: Tensor) -> Tensor:
     return weights
 
 
-def _descend(
+def _optimize(
     net: SuccessNet,
     examples: _Examples,
     checks: _Examples,
     config: TrainingConfig,
     on_update: Callable[[int, float], None],
 ) -> int:
-    """Up to so many updates; leaves the weights that told the checks best. Returns how many updates those took."""
+    """Train and keep the weights with the lowest loss on `checks`; returns their number of updates."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=config.lr, weight_decay=1e-4)
     generator = torch.Generator().manual_seed(config.seed)
     net.train()
@@ -208,19 +211,19 @@ def _descend(
 def _augmented(
     seen: dict[str, Tensor], net: SuccessNet, config: TrainingConfig, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    if not net.shifts:
+    if not net.uses_pixels:
         return seen
     changed = dict(seen)
     for key in net.cameras:
         images = changed[key]
         if config.shift:
             images = random_shift(images, pad=config.shift, generator=generator)
-        changed[key] = _tinted(images, config.jitter, generator) if config.jitter else images
+        changed[key] = _color_jittered(images, config.jitter, generator) if config.jitter else images
     return changed
 
 
-def _tinted(images: Tensor, jitter: float, generator: torch.Generator) -> Tensor:
-    """uint8 [N, H, W, C], each with another brightness, contrast and balance of colours."""
+def _color_jittered(images: Tensor, jitter: float, generator: torch.Generator) -> Tensor:
+    """Change brightness, contrast and color balance of each image, uint8 [N, H, W, C]."""
     num, channels = len(images), images.shape[-1]
 
     def change(*shape: int) -> Tensor:
@@ -247,16 +250,16 @@ def _logits(net: SuccessNet, examples: _Examples) -> Array:
 
 
 def _loss_of(net: SuccessNet, examples: _Examples) -> float:
-    """The balanced loss of all frames, without chance."""
+    """Return the balanced loss of all frames without augmentation."""
     logits = torch.from_numpy(_logits(net, examples))
     yes = examples.truth == YES
     return float(0.5 * (functional.softplus(-logits[yes]).mean() + functional.softplus(logits[~yes]).mean()))
 
 
-def _check(episodes: Sequence[JudgedEpisode]) -> None:
+def _check(episodes: Sequence[LabeledEpisode]) -> None:
     num_yes = sum(one.success for one in episodes)
     if num_yes < 2:
         raise UsageError(
-            f"a success classifier needs at least two episodes that succeeded, one of them to be held out; there are "
-            f"{num_yes}: collect more (`dovetail collect`), or label some"
+            f"a success classifier needs at least two successful episodes, one of them held out, but there are "
+            f"{num_yes}. Collect more (`dovetail collect`) or label some."
         )

@@ -1,9 +1,10 @@
-"""The other roles as a role sees them: plain calls, tried again while whoever answers is being started anew."""
+"""Handles to other roles: plain calls that are repeated while a role restarts."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import ray
@@ -12,97 +13,123 @@ from ray.exceptions import GetTimeoutError, NodeDiedError, OutOfMemoryError, Ray
 from dovetail.core.contracts import Labeler
 from dovetail.core.errors import LabelError
 from dovetail.core.types import Array, Episode, EpisodeStart, SampleRequest, Segment
-from dovetail.labels.panel import Hearing
+from dovetail.labels.chain import ChainState, LabelerChain
 from dovetail.runtime.ray.roles.permits import EpisodePermit
 
-__all__ = ["AWAY", "LabelerHandles", "StoreHandle", "insist"]
+__all__ = ["UNREACHABLE", "Progress", "RemoteLabelers", "StoreHandle", "call_until_done"]
 
-AWAY = (RayActorError, OutOfMemoryError, NodeDiedError)  # whoever was asked has died, or cannot be reached
+UNREACHABLE = (RayActorError, OutOfMemoryError, NodeDiedError)  # the role has died or its machine is gone
 
-_PAUSE_S = 0.2
-_ONCE_S = 10.0
+_RETRY_S = 0.2
+_CALL_S = 10.0
 _START_S = 600.0
 
 
-def insist(call: Callable[[], Any], *, timeout_s: float = 30.0, until: Callable[[], bool] = lambda: False) -> Any:
-    """What a role answers. One that has died is started anew by Ray, so it is asked again, which must be harmless, until it
-    answers or `until` says that nobody needs to know any more (then None)."""
+def call_until_done(
+    call: Callable[[], Any], *, timeout_s: float = 30.0, until: Callable[[], bool] = lambda: False
+) -> Any:
+    """The result of a remote call. It is repeated while Ray restarts the role, so it must be safe to repeat.
+
+    Returns None once `until` returns True.
+    """
     while not until():
         try:
             return ray.get(call(), timeout=timeout_s)
-        except (*AWAY, GetTimeoutError):
-            time.sleep(_PAUSE_S)
+        except (*UNREACHABLE, GetTimeoutError):
+            time.sleep(_RETRY_S)
     return None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """Counts of the store, for the learner."""
+
+    env_steps: int  # taken online
+    trained_steps: int  # of these, in the replay; the learner owes updates for them
+    num_episodes: int  # online
+
+
 class StoreHandle:
-    """The store, as arms and the learner see it. Whoever gets None or False asks again later."""
+    """The store, for arms and the learner. On None or False, call again later."""
 
     def __init__(self, role: Any, *, until: Callable[[], bool] = lambda: False) -> None:
         self._role, self._until = role, until
+        self._progress = Progress(env_steps=0, trained_steps=0, num_episodes=0)
 
     def deliver(self, episode: Episode) -> bool:
-        """True once the store has it for good."""
-        return self._once(self._role.deliver, episode, timeout_s=60.0) is True
+        """True once the store has the episode on disk."""
+        return self._call(self._role.deliver, episode, timeout_s=60.0) is True
 
     def stream(self, start: EpisodeStart, segments: Sequence[Segment]) -> bool:
-        """False: it wants the episode from its beginning."""
-        return self._once(self._role.stream, start, list(segments)) is True
+        """False: the store needs the episode from its beginning."""
+        return self._call(self._role.stream, start, list(segments)) is True
 
-    def ticket(self, *, robot: str, real_time: bool) -> EpisodePermit | None:
-        ticket: EpisodePermit | None = self._once(self._role.ticket, robot, real_time)
-        return ticket
+    def request_permit(self, *, robot: str, real_time: bool) -> EpisodePermit | None:
+        permit: EpisodePermit | None = self._call(self._role.request_permit, robot, real_time)
+        return permit
 
     def demonstrated(self) -> Mapping[str, Array]:
-        """What was seen in the demonstrations that are learned from, by observation."""
-        seen: Mapping[str, Array] = insist(self._role.demonstrated.remote, until=self._until) or {}
+        """Observations of the demonstrations by key."""
+        seen: Mapping[str, Array] = call_until_done(self._role.demonstrated.remote, until=self._until) or {}
         return seen
 
-    def trained_steps(self, *, more_than: int = -1, wait_s: float = 0.0) -> int | None:
-        steps: int | None = self._once(self._role.trained_steps, more_than, wait_s)
-        return steps
+    def progress(self, *, newer_than: int = -1, wait_s: float = 0.0) -> Progress | None:
+        """The counts; waits up to `wait_s` while `trained_steps` is still `newer_than`."""
+        progress: Progress | None = self._call(self._role.progress, newer_than, wait_s)
+        self._progress = progress or self._progress
+        return progress
+
+    def env_steps(self) -> int:
+        """Online steps so far; the last known number while the store restarts."""
+        self.progress()
+        return self._progress.env_steps
 
     def learned(
-        self, updates: int, *, wants: SampleRequest, metrics: Mapping[str, float], waits: bool = False
+        self, updates: int, *, request: SampleRequest, metrics: Mapping[str, float], waits: bool = False
     ) -> None:
-        """`waits`: it can do nothing before somebody has shown it something."""
-        self._role.learned.remote(updates, wants, dict(metrics), waits=waits)  # nobody waits for it
+        """Report the number of online updates. `waits`: the learner needs other data first. Does not wait."""
+        self._role.learned.remote(updates, request, dict(metrics), waits=waits)
 
-    def _once(self, method: Any, *arguments: Any, timeout_s: float = _ONCE_S) -> Any:
+    def _call(self, method: Any, *arguments: Any, timeout_s: float = _CALL_S) -> Any:
         try:
             return ray.get(method.remote(*arguments), timeout=timeout_s)
-        except (*AWAY, GetTimeoutError):
+        except (*UNREACHABLE, GetTimeoutError):
             return None
 
 
-class LabelerHandles:
-    """Several labelers of one make as one panel: see `labels.panel.Panel`. All of it is slow, for it is elsewhere."""
+class RemoteLabelers:
+    """The labelers of a run, see `LabelerChain`: fast ones in this process, slow ones in the labeler roles if there are any."""
 
-    def __init__(
-        self, roles: Sequence[Any], *, labelers: Sequence[Labeler], max_each: int, timeout_s: float
-    ) -> None:
-        self.labelers = labelers
-        self.max_concurrent: int | None = len(roles) * max_each
-        self._roles, self._timeout_s, self._turn = roles, timeout_s, 0
+    def __init__(self, roles: Sequence[Any], *, chain: LabelerChain, timeout_s: float) -> None:
+        self._roles, self._chain, self._timeout_s, self._turn = roles, chain, timeout_s, 0
 
-    def ask(self, episode: Episode) -> Hearing:
-        return Hearing()
+    @property
+    def labelers(self) -> Sequence[Labeler]:
+        return self._chain.labelers
 
-    def go_on(self, episode: Episode, hearing: Hearing) -> Hearing:
-        """On whichever's turn it is. One that died, or says nothing, is away: the desk asks again, and so another."""
+    @property
+    def max_concurrent(self) -> int | None:
+        each = self._chain.max_concurrent
+        return None if each is None else each * max(1, len(self._roles))
+
+    def ask(self, episode: Episode) -> ChainState:
+        return self._chain.ask(episode)
+
+    def resume(self, episode: Episode, chain_state: ChainState) -> ChainState:
+        """Ask the next role. If it died or does not answer, LabelError: the dispatcher tries again, with another role."""
+        if not self._roles:
+            return self._chain.resume(episode, chain_state)
         self._turn += 1
         role = self._roles[self._turn % len(self._roles)]
         try:
-            ray.get(role.prepare.remote(), timeout=_START_S)  # to load a model is not to hang
-            heard: Hearing = ray.get(role.hear.remote(episode, hearing), timeout=self._timeout_s)
-        except GetTimeoutError:  # it will never have that thread back
+            ray.get(role.prepare.remote(), timeout=_START_S)  # loading a model may take long
+            labeled: ChainState = ray.get(role.label.remote(episode, chain_state), timeout=self._timeout_s)
+        except GetTimeoutError:  # its thread hangs for good
             ray.kill(role, no_restart=False)
-            raise LabelError(
-                f"a labeler has not answered for {self._timeout_s:g} s, and is started anew"
-            ) from None
-        except AWAY:
-            raise LabelError("a labeler has died, and is started anew") from None
+            raise LabelError(f"a labeler did not answer for {self._timeout_s:g} s and is restarted") from None
+        except UNREACHABLE:
+            raise LabelError("a labeler died and is restarted") from None
         except RayError as error:
             cause = getattr(error, "cause", None)
             raise cause if isinstance(cause, LabelError) else error from None
-        return heard
+        return labeled

@@ -1,4 +1,4 @@
-"""What a model said, read with patience where it is untidy and with none where it is unclear."""
+"""Parse the answer of a vision-language model: tolerant about its form, strict about its content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dovetail.core.errors import LabelError
 
 __all__ = ["Answer", "read_answer"]
 
-_LONGEST = 20_000  # characters, from the end: who thinks aloud for longer still answers last
+_MAX_CHARS = 20_000  # from the end: the answer comes last, after any reasoning
 _WORDS = {"true": True, "yes": True, "success": True, "false": False, "no": False, "failure": False}
 
 
@@ -20,17 +20,19 @@ _WORDS = {"true": True, "yes": True, "success": True, "false": False, "no": Fals
 class Answer:
     success: bool
     confidence: float
-    progress: tuple[float, ...]  # one per frame, 0 to 1; none where it was not asked for
+    progress: tuple[float, ...]  # one per frame, 0 to 1; empty if it was not requested
     reason: str
 
 
 def read_answer(text: str, *, token: str, num_progress: int) -> Answer:
-    """The last JSON object in the text that carries the question's token: a model may think aloud, repeat the question,
-    or wrap its answer; what stood in the question cannot know the token."""
-    text = text[-_LONGEST:]
-    found = [thing for thing in _objects(text) if thing.get("id") == token] if token in text else []
+    """Parse the last JSON object in the text that contains the question's token.
+
+    A model may add reasoning, repeat the question or wrap its answer. Text from the episode cannot contain the token.
+    """
+    text = text[-_MAX_CHARS:]
+    found = [candidate for candidate in _objects(text) if candidate.get("id") == token] if token in text else []
     if not found:
-        raise LabelError("the model's answer holds no JSON object with the question's id")
+        raise LabelError("the model's answer contains no JSON object with the question's id")
     answer = found[-1]
     progress = _progress(answer.get("progress"), num_progress)
     return Answer(
@@ -42,21 +44,21 @@ def read_answer(text: str, *, token: str, num_progress: int) -> Answer:
 
 
 def _line(text: str) -> str:
-    """One line that can be stored and shown: JSON may hold half a character."""
+    """Convert to one line of valid UTF-8; JSON may contain half a surrogate pair."""
     return " ".join(text[:500].encode("utf-8", "replace").decode().split())
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    decoder, at = json.JSONDecoder(), text.find("{")
-    while at >= 0:
+    decoder, start = json.JSONDecoder(), text.find("{")
+    while start >= 0:
         try:
-            thing, end = decoder.raw_decode(text, at)
+            value, end = decoder.raw_decode(text, start)
         except (ValueError, RecursionError):
-            end = at + 1
+            end = start + 1
         else:
-            if isinstance(thing, dict):
-                yield thing
-        at = text.find("{", end)
+            if isinstance(value, dict):
+                yield value
+        start = text.find("{", end)
 
 
 def _truth(value: Any) -> bool:
@@ -64,7 +66,7 @@ def _truth(value: Any) -> bool:
         return value
     if isinstance(value, str) and value.strip().lower() in _WORDS:
         return _WORDS[value.strip().lower()]
-    raise LabelError(f"the model's answer says neither success nor failure, but {value!r:.60}")
+    raise LabelError(f"the model's answer for success is {value!r:.60}, expected true or false")
 
 
 def _progress(value: Any, num: int) -> tuple[float, ...]:
@@ -72,12 +74,12 @@ def _progress(value: Any, num: int) -> tuple[float, ...]:
         return ()
     if not isinstance(value, list) or len(value) != num:
         got = f"{len(value)} numbers" if isinstance(value, list) else f"{value!r:.60}"
-        raise LabelError(f"the model was asked for the progress in {num} frames and gave {got}")
+        raise LabelError(f"the model's progress is {got}, expected one number for each of {num} frames")
     return tuple(_share(item, what="progress") for item in value)
 
 
 def _share(value: Any, *, what: str) -> float:
-    """From 0 to 1; percents are understood where they are called so."""
+    """Parse a number from 0 to 1, or a text that ends in %."""
     percent = isinstance(value, str) and value.strip().endswith("%")
     try:
         number = float(value.strip().removesuffix("%") if isinstance(value, str) else value) / (
@@ -86,5 +88,5 @@ def _share(value: Any, *, what: str) -> float:
     except (TypeError, ValueError):
         number = math.nan
     if isinstance(value, bool) or not -1e-6 <= number <= 1.0 + 1e-6:
-        raise LabelError(f"the model's {what} should be from 0 to 1, got {value!r:.60}")
+        raise LabelError(f"the model's {what} is {value!r:.60}, expected a number from 0 to 1")
     return min(max(number, 0.0), 1.0)

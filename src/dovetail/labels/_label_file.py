@@ -1,4 +1,4 @@
-"""What lies on disk: labels as lines of JSON, and how much of the file was ever acknowledged."""
+"""File format of labels: lines of JSON, and a file with the committed size."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = [
     "encode_retraction",
     "head",
     "is_intact",
-    "read_mark",
+    "read_committed_size",
     "salvage",
-    "write_mark",
+    "write_committed_size",
 ]
 
 FILE = "labels.jsonl"
@@ -36,35 +36,35 @@ MARK = "committed.json"
 
 _END = re.compile(rb', "checksum": "([0-9a-f]{64})"\}')
 _END_BYTES = 15 + 64 + 2
-# From where a line can begin to where it ends next. No string in it can hold either: JSON escapes the quotes.
+# From the start of a line to its next end. No string inside can contain either, because JSON escapes quotes.
 _LINE = re.compile(rb'(?=(\{"episode_id": .*?, "checksum": "[0-9a-f]{64}"\}))', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelRecord:
-    """What was said about an episode, and when, by the clock of whoever added it. Clocks jump: it orders nothing."""
+    """Labels of an episode with the time they were added. The time gives no order, because clocks jump."""
 
     labels: Labels
     added_unix_ns: int
-    retracted: bool = False  # taken back later: it is as if it had not been said
+    retracted: bool = False
 
 
 class Head(NamedTuple):
-    """What a line says of itself without its rewards."""
+    """A line without its rewards."""
 
     episode_id: str
     labeler: str
     version: str
     priority: int
-    retracts: bool  # it takes back what the same labeler said last, and says nothing itself
+    retracts: bool  # the line retracts the last labels of the same source and contains none itself
 
     @property
-    def speaker(self) -> tuple[str, str, int]:
+    def source(self) -> tuple[str, str, int]:
         return self.labeler, self.version, self.priority
 
 
 def encode(labels: Labels, *, added_unix_ns: int) -> bytes:
-    """One line, without its newline, that ends in a checksum of what stands before it."""
+    """Encode labels as one line, without newline, that ends in a checksum of the rest."""
     if len(labels.rewards) != len(labels.discounts):
         raise UsageError(
             f"labels of episode {labels.episode_id} have {len(labels.rewards)} rewards "
@@ -81,7 +81,7 @@ def encode(labels: Labels, *, added_unix_ns: int) -> bytes:
             "num_steps": len(labels.rewards),
             "rewards": _pack(labels.rewards),
             "discounts": _pack(labels.discounts),
-            **({"discard": True} if labels.discard else {}),  # nearly none are: lines stay as they were
+            **({"discard": True} if labels.discard else {}),
             **({"why": labels.why} if labels.why else {}),
             "added_unix_ns": added_unix_ns,
         }
@@ -89,7 +89,7 @@ def encode(labels: Labels, *, added_unix_ns: int) -> bytes:
 
 
 def encode_retraction(labels: Labels, *, added_unix_ns: int) -> bytes:
-    """A line that takes back the last one of the same labeler, version and priority."""
+    """Encode a line that retracts the last labels of the same labeler, version and priority."""
     return dump_json(
         {
             "episode_id": labels.episode_id,
@@ -103,19 +103,19 @@ def encode_retraction(labels: Labels, *, added_unix_ns: int) -> bytes:
 
 
 def is_intact(line: bytes) -> bool:
-    """Whether a line is what was written, told from its bytes: no need to parse what nobody asks for."""
+    """Whether a line matches its checksum. Does not parse it."""
     end = _END.fullmatch(line[-_END_BYTES:])
     return end is not None and sha256(line[:-_END_BYTES] + b"}") == end[1].decode()
 
 
 def head(line: bytes) -> Head:
-    """Of an intact line."""
+    """Parse the head of an intact line."""
     data = json.loads(line)
     return Head(
         episode_id=data["episode_id"],
         labeler=data["labeler"],
         version=data["version"],
-        priority=data.get("priority", 0),  # there were lines before there were priorities
+        priority=data.get("priority", 0),  # old files have no priorities
         retracts=data.get("retracts", False),
     )
 
@@ -138,14 +138,14 @@ def decode(line: bytes) -> LabelRecord:
 
 
 def salvage(damaged: bytes) -> list[bytes]:
-    """Intact lines inside a damaged one: where a newline was hit, two have run together."""
+    """Return intact lines inside a damaged one. A damaged newline joins two lines."""
     return [found[1] for found in _LINE.finditer(damaged) if is_intact(found[1])]
 
 
-def read_mark(folder: Path) -> int:
-    """So many bytes of the file were acknowledged; less of it is a loss, and what is more may be torn.
+def read_committed_size(folder: Path) -> int:
+    """Return the number of committed bytes. A smaller file has lost data; bytes beyond may be incomplete.
 
-    The newline of the last line is not counted: it alone is not flushed to the disk.
+    The newline of the last line does not count, because it is not fsynced.
     """
     path = folder / MARK
     try:
@@ -154,14 +154,14 @@ def read_mark(folder: Path) -> int:
         return 0
 
 
-def write_mark(folder: Path, num_bytes: int, *, temporary: Path) -> None:
+def write_committed_size(folder: Path, num_bytes: int, *, temporary: Path) -> None:
     staged = temporary / MARK
     write_file(staged, dump_json({"num_bytes": num_bytes}))
     os.replace(staged, folder / MARK)
 
 
 def _pack(values: Array) -> str:
-    """Little-endian float32 in base64: exact to the bit, NaN included."""
+    """Encode as little-endian float32 in base64, which keeps every bit of NaN."""
     return base64.b64encode(np.asarray(values, "<f4").tobytes()).decode()
 
 

@@ -1,4 +1,4 @@
-"""What a model is shown of an episode: the task in words, and some moments in pictures."""
+"""The question to a vision-language model: the task as text, and some frames of the episode."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.core.errors import UsageError, did_you_mean
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode
 
-__all__ = ["SYSTEM", "find_cameras", "form", "moments", "question"]
+__all__ = ["SYSTEM", "find_cameras", "form", "frame_rows", "question"]
 
 SYSTEM = (
     "You judge recordings of a robot arm. You are shown some frames of one attempt, in order, and the task. The task is "
@@ -31,17 +31,17 @@ _PROGRESS = (
     'Answer with one JSON object and nothing else: {"id": "%s", "reason": "one sentence", "progress": [one number from 0 '
     'to 1 for each of the %d frames: 0 at the start, 1 when done], "success": true or false, "confidence": 0 to 1}'
 )
-_LONGEST_TASK = 500  # characters
+_MAX_TASK_CHARS = 500
 _UNUSUAL = re.compile(r'[^A-Za-z0-9 .,:;!?\'"()/_%+\\-]')
 
 
 def form(token: str, *, num_progress: int) -> str:
-    """How to answer; stands last, after all that others have written."""
+    """Return the instructions for the answer. They come last, after all text from the episode."""
     return _PROGRESS % (token, num_progress) if num_progress else _SUCCESS % token
 
 
-def moments(num_rows: int, num_frames: int) -> list[int]:
-    """Evenly over all rows, the last one always among them."""
+def frame_rows(num_rows: int, num_frames: int) -> list[int]:
+    """Return evenly spaced rows, including the last one."""
     if num_frames == 1:
         return [num_rows - 1]
     return sorted({round(row) for row in np.linspace(0, num_rows - 1, num_frames)})
@@ -50,8 +50,8 @@ def moments(num_rows: int, num_frames: int) -> list[int]:
 def question(
     episode: Episode, rows: Sequence[int], *, cameras: Sequence[str], max_side_px: int
 ) -> list[dict[str, Any]]:
-    """Words and pictures by turns."""
-    task = _quoted((episode.prompt or episode.task)[:_LONGEST_TASK])
+    """Return the message content: text and images in turns."""
+    task = _quoted((episode.prompt or episode.task)[:_MAX_TASK_CHARS])
     content: list[dict[str, Any]] = [{"type": "text", "text": f"The task, as a JSON string: {task}"}]
     pictures = _pictures(episode, cameras)
     for number, row in enumerate(rows, start=1):
@@ -64,18 +64,18 @@ def question(
 
 
 def _quoted(text: str) -> str:
-    """A JSON string without a character that means something to a model's template, such as <image>, [INST] or {."""
+    """Encode as a JSON string and escape characters with a meaning in chat templates, such as <image>, [INST] or {."""
     return _UNUSUAL.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(text))
 
 
 def find_cameras(robot: RobotSpec, wanted: Sequence[str]) -> Sequence[str]:
-    """Those that are wanted, or else all of the robot's; UsageError where it lacks them."""
+    """Return the given cameras, or all of the robot's. Raises UsageError if the robot lacks them."""
     there = [key for key, spec in robot.observation.items() if spec.is_image]
     for key in wanted:
         if key not in there:
             raise UsageError(f"robot '{robot.name}' has no camera '{key}'.{did_you_mean(key, there)}")
     if not there:
-        raise UsageError(f"robot '{robot.name}' has no camera for the labeler to look through: set robot.images")
+        raise UsageError(f"robot '{robot.name}' has no camera for the labeler. Set robot.images.")
     return wanted or there
 
 
