@@ -7,7 +7,7 @@ import torch
 from dovetail.learn.adam import Adam, clip_
 
 
-def test_the_same_steps_as_torchs_and_the_same_state():
+def test_adam_matches_torch_in_steps_and_state():
     torch.manual_seed(0)
     ours = [torch.randn(3, 2, requires_grad=True), torch.randn(4, requires_grad=True)]
     theirs = copy.deepcopy(ours)
@@ -25,7 +25,7 @@ def test_the_same_steps_as_torchs_and_the_same_state():
         assert all(torch.equal(mine[slot], its[slot]) for slot in mine)
 
 
-def test_clipping_by_hand():
+def test_clip_scales_all_gradients_by_one_factor():
     gradients = [torch.tensor([3.0]), torch.tensor([0.0, 4.0])]
     assert clip_(gradients, 10.0) == 5.0
     assert gradients[0] == 3.0  # shorter than that: as it was

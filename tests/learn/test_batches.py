@@ -53,7 +53,7 @@ def copies(batches, count):
     return [{name: batch[name].clone() for name in batch.keys()} for batch in batches.take(count)]  # noqa: SIM118
 
 
-def test_the_same_batches_whether_sampled_ahead_or_not():
+def test_sampling_ahead_gives_the_same_batches():
     expected = copies(make(Dice(), 0)[1], 7)
     for num_ahead in (1, 2, 10):
         rng, batches = make(Dice(), num_ahead)
@@ -69,7 +69,7 @@ def _after(count):
     return rng.bit_generator.state
 
 
-def test_what_was_sampled_ahead_and_not_used_never_happened():
+def test_unused_batches_leave_the_generator_unchanged():
     """A checkpoint that is written after an interruption must not have the generator run ahead."""
     rng, batches = make(Dice(), 3)
     taken = batches.take(50)
@@ -80,7 +80,7 @@ def test_what_was_sampled_ahead_and_not_used_never_happened():
 
 
 @pytest.mark.parametrize("num_ahead", [1, 2])
-def test_what_is_sampled_ahead_never_lands_in_the_batch_in_use(num_ahead):
+def test_sampling_ahead_does_not_overwrite_the_batch_in_use(num_ahead):
     expected = copies(make(Dice(), 0)[1], 6)
     _, batches = make(Dice(), num_ahead)
     for batch, other in zip(batches.take(6), expected, strict=True):
@@ -88,20 +88,20 @@ def test_what_is_sampled_ahead_never_lands_in_the_batch_in_use(num_ahead):
         assert all(torch.equal(batch[name], other[name]) for name in other)
 
 
-def test_it_is_another_thread_that_samples():
+def test_large_batches_are_sampled_on_another_thread():
     replay = Dice()
     copies(make(replay, 2)[1], 4)
     assert threading.current_thread().name not in replay.threads
 
 
-def test_small_batches_are_not_worth_a_thread():
+def test_small_batches_are_sampled_without_a_thread():
     replay = Dice()
     rng = np.random.default_rng(0)
     copies(Batches(request=REQUEST, robot=ROBOT, replay=replay, rng=rng), 2)
     assert replay.threads == {threading.current_thread().name}
 
 
-def test_an_error_of_the_replay_reaches_the_learner():
+def test_replay_error_is_raised_in_the_learner():
     class Broken(Dice):
         def sample(self, into, **_):
             raise RuntimeError("the disk is gone")
@@ -110,7 +110,7 @@ def test_an_error_of_the_replay_reaches_the_learner():
         copies(make(Broken(), 2)[1], 4)
 
 
-def test_uint8_stays_uint8_and_shapes_follow_the_request():
+def test_batch_has_requested_shapes_and_uint8_images():
     (batch,) = copies(make(Dice(), 0)[1], 1)
     assert batch["observation/front"].dtype == batch["next/front"].dtype == torch.uint8
     assert batch["observation/front"].shape == (8, 8, 8, 3)
@@ -121,7 +121,7 @@ def test_uint8_stays_uint8_and_shapes_follow_the_request():
     assert batch["human"].shape == (8, 5)
 
 
-def test_an_empty_side_is_filled_from_where_the_request_says():
+def test_when_empty_replaces_an_empty_view():
     for when_empty, expected in ((View(), ["prior", "all"]), (None, ["prior", "online"])):
         replay, rng = Dice(empty=("online",)), np.random.default_rng(0)
         request = dataclasses.replace(REQUEST, when_empty=when_empty)
@@ -129,14 +129,14 @@ def test_an_empty_side_is_filled_from_where_the_request_says():
         assert replay.views == expected  # without a word of it, the replay itself refuses
 
 
-def test_plain_requests_have_no_masks():
+def test_request_without_chunks_or_history_has_no_masks():
     arrays = batch_arrays(SampleRequest(observation_keys=("state",), rows={View(): 2}), ROBOT)
     assert set(arrays) == {"action", "human", "reward", "discount", "observation/state", "next/state"}
     assert arrays["action"].shape == (2, 2)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
-def test_on_a_gpu_buffers_are_pinned_and_batches_are_whole():
+def test_gpu_batches_come_from_pinned_buffers():
     expected = copies(make(Dice(), 0)[1], 20)
     rng = np.random.default_rng(0)
     batches = Batches(request=REQUEST, robot=ROBOT, replay=Dice(), rng=rng, num_ahead=2, device="cuda")

@@ -1,4 +1,4 @@
-"""Each check at its threshold, by hand-made facts; when things are told, and that what is named can be set."""
+"""Each check at its threshold; when problems are reported; and that the settings in tips exist."""
 
 import math
 import re
@@ -62,7 +62,7 @@ def unpublished(num, *, utd=2.0, num_episodes=20, **more):
 RANGE = {"algorithm.target_range": [0.0, 1.0]}
 PRIOR = {"algorithm.prior_fraction": 0.5}
 
-# check, facts that it speaks of, and facts just on the other side of its threshold
+# check, facts with the problem, and facts just on the other side of its threshold
 CASES = [
     ("labels_waiting", facts(waiting={"away": 3}, num_episodes=3), facts(waiting={"away": 2}, num_episodes=3)),
     (
@@ -149,7 +149,7 @@ def test_each_check_at_its_threshold(name, ill, well):
     assert not isinstance(CHECKS[name](well), Finding)
 
 
-def test_every_check_is_tried_above_and_silent_where_nothing_is_known():
+def test_every_check_has_a_case_and_is_unknown_without_facts():
     assert {name for name, _, _ in CASES} == set(CHECKS)
     said = {name: check(facts()) for name, check in CHECKS.items()}
     assert said.pop("labels_waiting") is None  # nothing waits
@@ -176,29 +176,29 @@ BOOKS = episodes(20, human_share=0.5)  # of an earlier process: what only steps 
         ("policy_jumps", BOOKS),
     ],
 )
-def test_what_is_not_known_is_neither_well_nor_ill(name, missing):
+def test_missing_facts_give_unknown(name, missing):
     assert CHECKS[name](facts(missing, num_episodes=100, early_human=0.5)) is UNKNOWN
 
 
-def test_after_a_resume_it_is_not_known_how_well_it_goes():
+def test_success_rate_is_unknown_after_a_resume():
     told = {"updates": 20, "metrics": {"explained_variance": 0.0}, "num_episodes": 500}
     assert CHECKS["values_explain_nothing"](facts(episodes(9, success=True), **told)) is UNKNOWN
     assert CHECKS["values_explain_nothing"](facts(episodes(10, success=True), **told)) is None
 
 
-def test_messages_have_the_numbers_that_were_seen():
+def test_messages_contain_the_numbers():
     said = CHECKS["rewards_disagree"](
         facts(episodes(7), episodes(2, success=True, solved=False), episodes(1, success=False, solved=True))
     )
     assert said.message == (
-        "3 of the last 10 episodes are labelled otherwise than they ended: 1 that succeeded as failures, 2 that did not "
-        "as successes"
+        "the labels of 3 of the last 10 episodes contradict their outcome: 1 successes labeled as failures, 2 failures "
+        "labeled as successes"
     )
     racing = CHECKS["updates_racing"](facts(updates=1000, owed=-600))
-    assert racing.message.startswith("1000 updates were done where 1000 online steps had earned 400:")
+    assert racing.message.startswith("1000 updates are done, but 1000 online steps have earned only 400:")
 
 
-def test_what_to_try_with_weights_that_are_not_published():
+def test_advice_for_unpublished_weights():
     for ill, tried in (
         (unpublished(1000), "publish weights more often (learner.publish_every, now 1000000)"),
         (
@@ -212,61 +212,61 @@ def test_what_to_try_with_weights_that_are_not_published():
         assert Advice.of("stale_weights", said, ill.settings).try_ == tried
 
 
-# ---- when things are told
+# ---- when problems are reported
 
 
-ILL, WELL = facts(updates=0, owed=500), facts(updates=0, owed=0)
+BAD, GOOD = facts(updates=0, owed=500), facts(updates=0, owed=0)
 
 
-def test_told_once_and_that_it_is_over():
+def test_problem_is_reported_once_and_again_when_over():
     coach = Coach()
-    looks = [coach.look(ILL) for _ in range(PATIENCE + 5)]
-    assert [len(look.begun) for look in looks] == [0] * (PATIENCE - 1) + [1] + [0] * 5
+    results = [coach.check(BAD) for _ in range(PATIENCE + 5)]
+    assert [len(result.begun) for result in results] == [0] * (PATIENCE - 1) + [1] + [0] * 5
     assert [advice.name for advice in coach.current] == ["updates_starving"]
-    assert coach.look(WELL).over == ()  # one good look is no cure
-    assert coach.look(ILL).begun == ()
-    looks = [coach.look(WELL) for _ in range(PATIENCE)]
-    assert [len(look.over) for look in looks] == [0] * (PATIENCE - 1) + [1]
+    assert coach.check(GOOD).over == ()  # one good result does not end it
+    assert coach.check(BAD).begun == ()
+    results = [coach.check(GOOD) for _ in range(PATIENCE)]
+    assert [len(result.over) for result in results] == [0] * (PATIENCE - 1) + [1]
     assert coach.current == ()
-    again = [len(coach.look(ILL).begun) for _ in range(PATIENCE)]
+    again = [len(coach.check(BAD).begun) for _ in range(PATIENCE)]
     assert again == [0] * (PATIENCE - 1) + [1]
 
 
-def test_told_again_after_a_long_while():
+def test_open_problem_is_reported_again_after_many_checks():
     coach = Coach()
-    told = [number for number in range(2 * REMIND) if coach.look(ILL).begun]
-    assert told == [PATIENCE - 1, PATIENCE - 1 + REMIND]
+    reported = [number for number in range(2 * REMIND) if coach.check(BAD).begun]
+    assert reported == [PATIENCE - 1, PATIENCE - 1 + REMIND]
 
 
-def test_what_an_earlier_process_told_is_known():
+def test_problem_of_an_earlier_process_is_not_reported_again():
     advice = Advice(name="updates_starving", severity=Severity.WARNING, message="m", try_="t")
     gone = Advice(name="of an older version", severity=Severity.HINT, message="m", try_="t")
     coach = Coach([Advice.from_json(advice.to_json()), gone])
     assert coach.current == (advice,)
-    assert not any(coach.look(ILL).begun for _ in range(PATIENCE))
-    assert [coach.look(WELL).over for _ in range(PATIENCE)][-1] == (advice,)
+    assert not any(coach.check(BAD).begun for _ in range(PATIENCE))
+    assert [coach.check(GOOD).over for _ in range(PATIENCE)][-1] == (advice,)
 
 
-def test_what_is_not_known_is_not_over():
-    """After a resume, facts come back one after the other."""
+def test_unknown_result_does_not_end_a_problem():
+    """After a resume, facts become known one after the other."""
     known = [Advice(name=name, severity=Severity.HINT, message="m", try_="t") for name in CHECKS]
     coach = Coach(known)
-    over = [advice.name for _ in range(5 * PATIENCE) for advice in coach.look(facts()).over]
+    over = [advice.name for _ in range(5 * PATIENCE) for advice in coach.check(facts()).over]
     assert over == ["labels_waiting"]
-    looks = [coach.look(one).over for one in (WELL, facts(), WELL, facts(), facts(), WELL)]
-    assert [len(over) for over in looks] == [0, 0, 0, 0, 0, 2]  # starving, and racing
+    results = [coach.check(one).over for one in (GOOD, facts(), GOOD, facts(), facts(), GOOD)]
+    assert [len(over) for over in results] == [0, 0, 0, 0, 0, 2]  # starving, and racing
     assert len(coach.current) == len(CHECKS) - 3
 
 
-def test_the_worst_comes_first():
+def test_current_problems_are_sorted_by_severity():
     coach = Coach()
     both = facts(episodes(10, saturated=1.0), updates=0, owed=500)
     for _ in range(PATIENCE):
-        coach.look(both)
+        coach.check(both)
     assert [advice.name for advice in coach.current] == ["updates_starving", "saturated"]
 
 
-# ---- what is named can be set
+# ---- settings in tips
 
 
 def known_settings():
@@ -288,23 +288,23 @@ def all_tips():
     return {*tips, *(value for value in vars(_coach_checks).values() if isinstance(value, Tip))}
 
 
-def test_settings_that_are_named_exist():
+def test_every_setting_in_a_tip_exists():
     named = {tip.key for tip in all_tips() if tip.key}
     assert len(named) > 15
     assert named <= known_settings()
     assert not [tip.text for tip in all_tips() if re.search(r"\b(run|learner|algorithm|operator)\.\w", tip.text)]
 
 
-def test_advice_names_settings_that_this_run_has():
+def test_advice_names_only_settings_of_this_run():
     ill = facts(episodes(10, rewarded=False), settings={"run.demos": 3, "task.reward": None})
     finding = CHECKS["no_reward"](ill)
     assert Advice.of("no_reward", finding, ill.settings).try_ == (
-        "record more demonstrations (run.demos, now 3); reward progress, not success alone (task.reward, now null); "
-        "look at one: dovetail episodes show RUN last"
+        "record more demonstrations (run.demos, now 3); reward progress, not only success (task.reward, now null); "
+        "watch one: dovetail episodes show RUN last"
     )
 
 
-# ---- what steps were worth
+# ---- returns
 
 
 def test_returns_to_go():

@@ -14,14 +14,14 @@ def rows_of(batch):
     return tuple(batch[name] for name in names)
 
 
-def test_metrics_are_told_as_numbers_in_their_order():
+def test_to_floats_keeps_order():
     metrics = to_floats({"a": torch.tensor(1.5, requires_grad=True), "b": 2.0, "c": torch.tensor(3.0)})
     assert metrics == {"a": 1.5, "b": 2.0, "c": 3.0}
     assert list(metrics) == ["a", "b", "c"]
     assert all(type(value) is float for value in metrics.values())
 
 
-def test_graphs_without_a_gpu_are_refused():
+def test_cuda_graphs_without_gpu_raise_usage_error():
     with pytest.raises(UsageError, match=r"algorithm\.cuda_graphs needs a CUDA device"):
         make_rlpd(hidden=(8, 8), batch_size=4, critics=3, cuda_graphs=True)
     with pytest.raises(UsageError, match=r"algorithm\.torch_compile needs a CUDA device"):
@@ -30,14 +30,16 @@ def test_graphs_without_a_gpu_are_refused():
         CudaGraphs(torch.Generator())
 
 
-def test_graphs_of_several_processes_are_refused():
+def test_cuda_graphs_with_several_processes_raise_usage_error():
     algorithm = make_rlpd(hidden=(8, 8), batch_size=4, critics=3)
-    algorithm._family_config = algorithm._family_config.model_copy(update={"cuda_graphs": True})  # as there would be on a GPU
+    algorithm._family_config = algorithm._family_config.model_copy(
+        update={"cuda_graphs": True}
+    )  # as there would be on a GPU
     with pytest.raises(UsageError, match=r"algorithm\.cuda_graphs works in one process"):
         algorithm.set_parallel(DataParallel(rank=0, size=2))
 
 
-def test_cloning_by_a_mask_is_cloning_of_the_chosen_rows():
+def test_masked_imitation_loss_equals_loss_of_selected_rows():
     algorithm = make_rlpd(hidden=(8, 8), batch_size=8, critics=2)
     features, actions, *_, human = rows_of(make_batch(8))
     assert 0 < human.sum() < 8
@@ -47,13 +49,19 @@ def test_cloning_by_a_mask_is_cloning_of_the_chosen_rows():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_replayed_updates_are_those_of_the_kernels_one_by_one():
+def test_replayed_updates_match_eager_updates():
     device = torch.device("cuda")
     batch = {name: values.to(device) for name, values in make_batch(16).items()}
     found = []
     for graphs in (False, True):
         algorithm = make_rlpd(
-            hidden=(16, 16), batch_size=16, critics=5, device=device, actor_every=2, bc_weight=1, cuda_graphs=graphs
+            hidden=(16, 16),
+            batch_size=16,
+            critics=5,
+            device=device,
+            actor_every=2,
+            bc_weight=1,
+            cuda_graphs=graphs,
         )
         found.append([dict(algorithm.update(batch)) for _ in range(20)])
     assert "actor_loss" in found[0][9] and "actor_loss" not in found[0][8]

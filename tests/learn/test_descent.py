@@ -29,7 +29,7 @@ def update(algorithm, seed):
 
 
 @BOTH
-def test_the_robot_gets_three_quarters_of_what_it_had_and_a_quarter_of_the_step(kind):
+def test_policy_weights_are_a_moving_average(kind):
     algorithm = make(kind, 0.75)
     start = actor(algorithm.policy_weights())
     one = update(algorithm, 1)
@@ -42,14 +42,14 @@ def test_the_robot_gets_three_quarters_of_what_it_had_and_a_quarter_of_the_step(
 
 
 @BOTH
-def test_without_one_the_robot_gets_the_latest_step(kind):
+def test_policy_weights_without_average_are_the_latest(kind):
     algorithm = make(kind, 0.0)
     latest = update(algorithm, 1)
     np.testing.assert_array_equal(actor(algorithm.policy_weights()), latest)
 
 
 @BOTH
-def test_an_average_changes_nothing_of_what_is_learned_and_is_resumed(kind):
+def test_average_does_not_change_learning_and_is_resumed(kind):
     plain, averaged, other = make(kind, 0.0), make(kind, 0.9), make(kind, 0.9)
     np.testing.assert_array_equal(update(plain, 1), update(averaged, 1))
     other.load_state_dict(averaged.state_dict())
@@ -59,12 +59,12 @@ def test_an_average_changes_nothing_of_what_is_learned_and_is_resumed(kind):
 
 
 @BOTH
-def test_it_keeps_the_contract(kind):
+def test_passes_check_algorithm(kind):
     check_algorithm(lambda: make(kind, 0.9), robot=ARM)
 
 
 @BOTH
-def test_of_a_policy_with_a_frozen_part_the_rest_is_averaged(kind):
+def test_frozen_component_is_not_averaged(kind):
     policy = make_flow(prompt_features=4, components={"encoder": ComponentConfig(frozen=True)})
     policy.load_components(lambda *_: pytest.fail("there is nothing to read"))
     algorithm = kind(kind.Config(batch_size=8, lr=1e-2, average=0.5), policy=policy, seed=1)

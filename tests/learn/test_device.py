@@ -1,4 +1,4 @@
-"""One device for all: nothing is made elsewhere. Here on a CPU, by a device that is none; with CUDA in test_cuda.py."""
+"""One device for all: nothing is made elsewhere. Here on a CPU, by a device that is none; with CUDA in test_gpu.py."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ class Watch(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["rlpd", "sac_flow", "dsrl", "imitation", "hg_dagger", "hi_ors"])
-def test_no_tensor_of_an_update_is_made_on_the_default_device(name, robot):
+def test_update_creates_no_tensor_on_the_default_device(name, robot):
     algorithm = algorithms(robot)[name]
     batch = batch_for(algorithm)
     before = torch.get_default_device()
@@ -40,7 +40,7 @@ def test_no_tensor_of_an_update_is_made_on_the_default_device(name, robot):
 
 
 @pytest.mark.parametrize("name", ["rlpd", "sac_flow", "dsrl", "imitation"])
-def test_nor_of_an_act(name, robot):
+def test_act_creates_no_tensor_on_the_default_device(name, robot):
     policy = algorithms(robot)[name]._policy
     seen = {"joint_pos": np.zeros((2, 3), np.float32)}
     before = torch.get_default_device()
@@ -55,7 +55,7 @@ def test_nor_of_an_act(name, robot):
         torch.set_default_device(before)
 
 
-def test_where_is_asked_for_by_name(monkeypatch, policy):
+def test_find_device_by_name(monkeypatch, policy):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert find_device("auto") == find_device("cpu") == device_of(policy) == torch.device("cpu")
     with pytest.raises(UsageError, match="torch finds none here: set device=cpu"):
@@ -68,7 +68,7 @@ def test_where_is_asked_for_by_name(monkeypatch, policy):
         find_device("cuda:2")
 
 
-def test_the_setting(tmp_path):
+def test_device_setting_is_validated(tmp_path):
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)
     assert load([path], ["device=auto"]).device == "auto"
@@ -95,7 +95,7 @@ class Products(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("name", ["sac_flow", "dsrl", "imitation", "hg_dagger", "hi_ors"])
-def test_bf16_is_inside_networks_and_nowhere_else(name, robot):
+def test_bf16_is_used_inside_networks_only(name, robot):
     exact, rough = algorithms(robot)[name], algorithms(robot)[name]
     compute_in_bf16(rough.networks.values())
     batch = batch_for(exact)

@@ -1,4 +1,4 @@
-"""DSRL: discounts of chunks worked out by hand, what each network learns from, and a flow of two ways that is steered."""
+"""DSRL: hand-computed discounts of chunks, the loss of each network, and a bimodal flow that is steered."""
 
 import numpy as np
 import pytest
@@ -60,7 +60,7 @@ def same_draw(algorithm):
 # ---- an algorithm
 
 
-def test_it_is_an_algorithm_by_name():
+def test_resolves_by_name():
     assert resolve("algorithm", "dsrl") is DSRL
 
 
@@ -72,17 +72,17 @@ def test_it_is_an_algorithm_by_name():
         ({"history": {"joint_pos": 3}, "prompt_features": 4}, {"actor_q": "mean", "actor_after": 3}),
     ],
 )
-def test_it_keeps_the_contract(make_policy, robot, policy, config):
+def test_passes_check_algorithm(make_policy, robot, policy, config):
     check_algorithm(lambda: make(make_policy(**policy), **config), robot=robot)
 
 
-def test_what_cannot_be_steered_is_refused(robot, policy):
+def test_other_policies_raise_usage_error(robot, policy):
     for other in (policy, Flow(FlowConfig(horizon=HORIZON), robot=robot)):
-        with pytest.raises(UsageError, match=f"'dsrl' trains policy 'steered', and not '{other.spec.name}'"):
+        with pytest.raises(UsageError, match=f"'dsrl' trains policy 'steered', not '{other.spec.name}'"):
             make(other)
 
 
-def test_a_saved_state_goes_on_bit_for_bit(make_policy, chunks):
+def test_resumed_updates_are_identical(make_policy, chunks):
     one = make(make_policy(), actor_every=2)
     for _ in range(7):
         one.update(chunks)
@@ -93,7 +93,7 @@ def test_a_saved_state_goes_on_bit_for_bit(make_policy, chunks):
     assert [dict(other.update(chunks)) for _ in range(5)] == expected
 
 
-def test_a_state_of_another_flow_is_refused(make_policy):
+def test_state_of_another_flow_raises_checkpoint_error(make_policy):
     with pytest.raises(CheckpointError, match="does not fit algorithm 'dsrl'"):
         make(make_policy(horizon=4)).load_state_dict(make(make_policy()).state_dict())
 
@@ -112,7 +112,7 @@ def episode(robot, rewards, *, outcome):
         "observation/joint_pos": saw[:-1],
         "executed": executed,
         "proposed": executed,
-        "source": (ticks % 2).astype(np.uint8),  # a person and the policy by turns: any window counts
+        "source": (ticks % 2).astype(np.uint8),  # person and policy alternate: any window is a chunk
         "policy_version": np.zeros(num_steps, np.int64),
         "chunk_id": ticks.astype(np.int64),
         "chunk_index": np.zeros(num_steps, np.int64),
@@ -154,15 +154,13 @@ EARNED = {
 }
 DISCOUNT = {
     Outcome.SUCCESS: {0: 1 / 8, 1: 1 / 8, 2: 0.0, 3: 0.0, 4: 0.0},
-    Outcome.TIMEOUT: {0: 1 / 8, 1: 1 / 8, 2: 1 / 8, 3: 1 / 4, 4: 1 / 2},  # what follows comes sooner
+    Outcome.TIMEOUT: {0: 1 / 8, 1: 1 / 8, 2: 1 / 8, 3: 1 / 4, 4: 1 / 2},  # fewer steps before the bootstrap
 }
 
 
 @pytest.mark.parametrize("outcome", [Outcome.SUCCESS, Outcome.TIMEOUT])
-def test_rewards_are_discounted_by_their_place_and_what_follows_by_the_chunks_length(
-    make_policy, robot, tmp_path, outcome
-):
-    """Traps: rewards summed undiscounted and bootstrapped with gamma^1; or gamma^1 to gamma^H with gamma^H."""
+def test_chunk_rewards_and_bootstrap_are_discounted_by_their_step(make_policy, robot, tmp_path, outcome):
+    """Regressions: rewards summed undiscounted and bootstrapped with gamma^1; or gamma^1 to gamma^H with gamma^H."""
     policy = make_policy()
     algorithm = make(policy, gamma=0.5)
     replay = MappedReplay(folder=tmp_path / "replay")
@@ -180,16 +178,18 @@ def test_rewards_are_discounted_by_their_place_and_what_follows_by_the_chunks_le
             assert batch["discount"][row].item() == DISCOUNT[outcome][step]
             assert batch["next/joint_pos"][row, 0].item() == following
         met |= set(first)
-        # what the critic is shown: the window's actions, the last one held past the end
+        # the critic's input: the window's actions, with the last one repeated past the end
         given = algorithm._executed_actions(batch).view(-1, HORIZON, 2)[..., 0]
         expected = [[min(step + i, 4) / 10 for i in range(HORIZON)] for step in first]
         np.testing.assert_allclose(given.numpy(), expected, atol=1e-6)
-        # and what it is held to
+        # the critic's target
         generator = same_draw(algorithm)
         with torch.no_grad():
             following = features(policy, batch, "next")
             noise, _ = policy.sample_noise(following, generator=generator)
-            next_q = algorithm._target(torch.cat((following, policy.chunks_from_noise(following, noise).flatten(1)), 1))
+            next_q = algorithm._target(
+                torch.cat((following, policy.chunks_from_noise(following, noise).flatten(1)), 1)
+            )
             earned = torch.tensor([float(EARNED[step][0]) for step in first])
             discount = torch.tensor([DISCOUNT[outcome][step] for step in first])
             q = algorithm._critic(torch.cat((features(policy, batch), given_chunks(given)), 1))
@@ -204,7 +204,7 @@ def given_chunks(first_numbers):
     return torch.stack((first_numbers, -first_numbers), dim=-1).flatten(1)
 
 
-def test_it_wants_windows_as_long_as_a_chunk(make_policy):
+def test_requests_windows_of_chunk_length(make_policy):
     wants = make(make_policy(history={"joint_pos": 2}), gamma=0.9).sample_request
     assert (wants.window.gamma, wants.window.num_steps, wants.window.horizon) == (0.9, HORIZON, HORIZON)
     assert wants.window.history == {"joint_pos": 2}
@@ -212,7 +212,7 @@ def test_it_wants_windows_as_long_as_a_chunk(make_policy):
 
 
 @pytest.mark.parametrize("junk", [3.0, np.nan])
-def test_padding_teaches_nothing(make_policy, chunks, junk):
+def test_padding_does_not_change_the_loss(make_policy, chunks, junk):
     chunks["action/mask"][:, 1:] = False
     losses = []
     for filling in (0.0, junk):
@@ -222,10 +222,10 @@ def test_padding_teaches_nothing(make_policy, chunks, junk):
     assert np.isfinite(losses[0])
 
 
-# ---- who learns from whom
+# ---- the losses
 
 
-def test_the_flow_stays_as_it_was(make_policy, chunks):
+def test_flow_is_not_trained(make_policy, chunks):
     policy = make_policy()
     before = policy.weights()
     algorithm = make(policy, actor_every=1)
@@ -237,8 +237,8 @@ def test_the_flow_stays_as_it_was(make_policy, chunks):
     assert same == {"actor": True, "steering": False, "normalizer": True}
 
 
-def test_the_steering_is_engaged_when_it_begins_to_learn(make_policy, chunks):
-    """Before that the robot acts like the flow, which the report calls before."""
+def test_steering_is_engaged_at_the_first_actor_update(make_policy, chunks):
+    """Before that, the robot acts like the unsteered flow."""
     policy = make_policy()
     algorithm = make(policy, actor_every=2, actor_after=3)
     engaged = []
@@ -248,7 +248,7 @@ def test_the_steering_is_engaged_when_it_begins_to_learn(make_policy, chunks):
     assert engaged == [(0.0, 0.0)] * 3 + [(1.0, 1.0)] * 2
 
 
-def test_the_critic_of_noise_is_distilled_from_that_of_actions(make_policy, chunks):
+def test_noise_critic_is_distilled_from_the_action_critic(make_policy, chunks):
     policy = make_policy()
     algorithm = make(policy)
     seen, generator = features(policy, chunks), same_draw(algorithm)
@@ -261,7 +261,7 @@ def test_the_critic_of_noise_is_distilled_from_that_of_actions(make_policy, chun
     assert metrics["noise_critic_loss"] == pytest.approx(float((q - value).square().mean()), rel=1e-5)
 
 
-def test_each_step_moves_its_own_network_only(make_policy, chunks):
+def test_each_step_changes_only_its_network(make_policy, chunks):
     policy = make_policy()
     algorithm = make(policy)
     seen = features(policy, chunks)
@@ -295,7 +295,7 @@ def test_each_step_moves_its_own_network_only(make_policy, chunks):
     assert moved(lambda: algorithm._update_actor(seen)) == {"steering"}
 
 
-def test_the_steering_climbs_what_the_critic_of_noise_likes(make_policy, chunks):
+def test_steering_maximizes_the_noise_critic(make_policy, chunks):
     policy = make_policy()
     algorithm = make(policy, lr=1e-2, temperature=1e-6)
     wanted = torch.linspace(-1.0, 1.0, HORIZON * 2)
@@ -315,8 +315,8 @@ def test_the_steering_climbs_what_the_critic_of_noise_likes(make_policy, chunks)
 # ---- it learns
 
 
-def test_a_flow_of_two_ways_is_steered_into_the_one_that_is_rewarded(make_policy, robot):
-    """Cloned from people who go left or right; only one side is rewarded, and which depends on what is seen."""
+def test_bimodal_flow_is_steered_to_the_rewarded_mode(make_policy, robot):
+    """Demonstrations go left or right; only one side is rewarded, depending on the observation."""
     policy = make_policy(hidden=32, num_flow_steps=4, steering_hidden=(32, 32))
     rng = np.random.default_rng(0)
     way = np.array([[0.6, 0.3], [0.6, 0.0], [0.6, -0.3]], np.float32)

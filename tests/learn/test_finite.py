@@ -39,7 +39,7 @@ def same(a, b):
         (rlpd, "action"),
     ],
 )
-def test_a_nan_changes_nothing_bit_for_bit_and_learning_goes_on(make, name, policy, batch):
+def test_nan_batch_changes_nothing_and_learning_continues(make, name, policy, batch):
     algorithm = make(policy)
     for _ in range(3):
         algorithm.update(batch)
@@ -54,12 +54,13 @@ def test_a_nan_changes_nothing_bit_for_bit_and_learning_goes_on(make, name, poli
     assert not same(state_of(algorithm), before)
 
 
-def test_an_actor_that_breaks_leaves_its_critics_good_step(policy, batch):
+def test_failed_actor_step_keeps_the_critic_step(policy, batch):
     algorithm = rlpd(policy)
     algorithm.update(batch)
     before = state_of(algorithm)
     algorithm._policy.imitation_loss = lambda *_, **__: (
-        torch.tensor(math.inf, requires_grad=True) * sum(p.sum() for p in algorithm._optimizers.parameters["actor"])
+        torch.tensor(math.inf, requires_grad=True)
+        * sum(p.sum() for p in algorithm._optimizers.parameters["actor"])
     )
     with pytest.raises(SkippedUpdate, match="actor's loss"):
         algorithm.update(batch)
@@ -70,7 +71,7 @@ def test_an_actor_that_breaks_leaves_its_critics_good_step(policy, batch):
     assert not any("optimizer/actor" in k for k in before if not np.array_equal(before[k], after[k]))
 
 
-def test_an_infinite_gradient_of_a_finite_loss_counts_too():
+def test_infinite_gradient_of_a_finite_loss_is_skipped():
     with pytest.raises(SkippedUpdate, match="norm of its gradient inf"):
         require_finite("critic", torch.tensor(1.0), torch.tensor(math.inf))
 
@@ -101,7 +102,7 @@ def test_skipped_updates_are_counted_over_the_whole_run(policy, replay, robot):
     assert not again.healthy  # so nobody saves over the last good checkpoint
 
 
-def test_a_checkpoint_of_before_they_were_counted_has_none(policy, replay, robot):
+def test_old_checkpoint_without_counter_has_no_skipped_updates(policy, replay, robot):
     learner = learner_of(policy, replay, robot)
     state = learner.state_dict()
     state["learner/counters"] = state["learner/counters"][:2]
@@ -109,7 +110,7 @@ def test_a_checkpoint_of_before_they_were_counted_has_none(policy, replay, robot
     assert learner.num_skipped_updates == 0
 
 
-def test_the_limit():
+def test_too_many_skipped_updates_raise_failure():
     bad = BadUpdates(2)
     bad.add(SkippedUpdate("x"), number=0)
     with pytest.raises(FailureError, match="2 updates were skipped"):

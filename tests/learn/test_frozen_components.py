@@ -38,7 +38,7 @@ def changed(before, after):
     ("name", "frozen"),
     [*((n, "velocity") for n in TRAINS_SIGMA), *((n, part) for n in ALGORITHMS for part in ("sigma", None))],
 )
-def test_what_is_frozen_stays_and_the_rest_is_trained(name, frozen, robot):
+def test_frozen_component_stays_and_others_are_trained(name, frozen, robot):
     algorithm = make(name, robot, **({frozen: True} if frozen else {}))
     before = algorithm.policy_weights()
     for n in range(4):
@@ -53,13 +53,13 @@ def test_what_is_frozen_stays_and_the_rest_is_trained(name, frozen, robot):
 
 
 @pytest.mark.parametrize("name", TRAINS_SIGMA)
-def test_a_frozen_part_keeps_the_contract(name, robot):
+def test_frozen_component_passes_check_algorithm(name, robot):
     check_algorithm(lambda: make(name, robot, velocity=True), robot=robot)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
-def test_all_frozen_is_refused_before_anything_moves(name, robot):
-    with pytest.raises(UsageError, match="nothing to train: policy.components freezes velocity, sigma"):
+def test_all_components_frozen_raises_usage_error(name, robot):
+    with pytest.raises(UsageError, match=r"nothing to train: policy\.components freezes velocity, sigma"):
         make(name, robot, velocity=True, sigma=True)
 
 

@@ -15,21 +15,20 @@ NAMES = ("rlpd", "sac_flow", "dsrl", "imitation", "hg_dagger", "hi_ors")
 
 
 def on_gpu(name, robot):
-    """Built again around the same policy, which was moved first."""
+    """Build the algorithm again around the same policy, moved to the GPU."""
     algorithm = algorithms(robot)[name]
     policy = algorithm._policy.to(torch.device("cuda"))
-    config = getattr(algorithm, "_soft", None) or algorithm._config
-    return type(algorithm)(config, policy=policy)
+    return type(algorithm)(algorithm._config, policy=policy)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_everything_is_on_it_and_checkpoints_are_not(name, robot):
+def test_networks_are_on_the_gpu_and_checkpoints_are_numpy(name, robot):
     algorithm = on_gpu(name, robot)
     for _ in range(3):
         metrics = algorithm.update(batch_for(algorithm, "cuda"))
     assert all(np.isfinite(value) for value in metrics.values())
     assert all(p.is_cuda for module in algorithm.networks.values() for p in module.parameters())
-    state = {k: np.array(v) for k, v in algorithm.state_dict().items()}  # numpy: nothing of it is on the GPU
+    state = {k: np.array(v) for k, v in algorithm.state_dict().items()}  # numpy arrays
     expected = algorithm.update(batch_for(algorithm, "cuda"))
     again = on_gpu(name, robot)
     again.load_state_dict(state)
@@ -37,15 +36,15 @@ def test_everything_is_on_it_and_checkpoints_are_not(name, robot):
 
 
 @pytest.mark.parametrize("name", ["imitation", "hg_dagger", "hi_ors"])
-def test_a_cpu_goes_on_with_what_a_gpu_learned(name, robot):
+def test_gpu_checkpoint_resumes_on_cpu(name, robot):
     gpu, cpu = on_gpu(name, robot), algorithms(robot)[name]
     gpu.update(batch_for(gpu, "cuda"))
-    cpu.load_state_dict(gpu.state_dict())  # its generator, being of another kind, starts anew
+    cpu.load_state_dict(gpu.state_dict())  # the generator of another device type gets a new seed
     assert all(np.isfinite(value) for value in cpu.update(batch_for(cpu)).values())
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_acting_is_numpy(name, robot):
+def test_act_returns_numpy(name, robot):
     policy = on_gpu(name, robot)._policy
     chunk = policy.act({"joint_pos": np.zeros((2, 3), np.float32)}, ActContext(deterministic=True))
     assert isinstance(chunk.actions, np.ndarray)
@@ -56,14 +55,14 @@ def test_acting_is_numpy(name, robot):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_bf16(name, robot):
+def test_bf16_updates_are_finite(name, robot):
     algorithm = on_gpu(name, robot)
     compute_in_bf16(algorithm.networks.values())
     metrics = [algorithm.update(batch_for(algorithm, "cuda")) for _ in range(3)]
     assert all(np.isfinite(value) for said in metrics for value in said.values())
 
 
-def test_a_learner_prefetches_onto_it(robot, replay):
+def test_learner_prefetches_to_the_gpu(robot, replay):
     algorithm = on_gpu("rlpd", robot)
     learner = Learner(
         algorithm=algorithm, replay=replay, robot=robot, rng=np.random.default_rng(0), device="cuda", num_ahead=2

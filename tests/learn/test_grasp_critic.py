@@ -1,4 +1,4 @@
-"""A gripper that is chosen: its critic against numbers worked out by hand."""
+"""The grasp critic of a discrete gripper, against numbers computed by hand."""
 
 import dataclasses
 
@@ -12,8 +12,8 @@ from dovetail.core.types import ActContext
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.algorithms.sac import SAC, SACConfig
-from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.discrete_gripper import margin_loss
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing.algorithms import check_algorithm
 from dovetail.testing.policies import check_policy
 
@@ -70,19 +70,19 @@ def grasps():
     return batch | {"human": torch.tensor([True, True, False, False])}
 
 
-def test_policy_and_algorithms_keep_their_contracts():
+def test_policy_and_algorithms_pass_checks():
     check_policy(make_policy)
     for kind in (SAC, RLPD):
         check_algorithm(lambda kind=kind: make(make_policy(), kind, actor_every=2), robot=ROBOT)
 
 
-def test_the_target_is_a_double_dqns_with_a_price_on_switching(grasps):
-    """The online network chooses to stay, 0.3; the slow one says what that is worth, 0.5 (and 0.9 for its own best)."""
+def test_target_is_double_dqn_with_switch_penalty(grasps):
+    """The online network chooses to keep (0.3); the target network values that at 0.5, and its own best choice at 0.9."""
     policy = make_policy()
     algorithm = make(policy)
     algorithm._grasp.network, algorithm._grasp.target = Says(0.1, 0.3, 0.2), Says(0.9, 0.5, 0.0)
     actions = policy.normalize_actions(grasps["action"])
-    targets, same = algorithm._grasp.targets(grasps, actions, torch.zeros(4, 5), None)
+    targets, same = algorithm._grasp.targets(grasps, actions, torch.zeros(4, 5))
     # 0.9 * 0.5; the second and the last one switch, for 0.02
     np.testing.assert_allclose(targets, [0.45, 0.45 - 0.02, 0.45, 1.0 - 0.02], atol=1e-6)
     # open stayed open: stay or open; it closed: close; closed stayed closed: close or stay; it opened: open
@@ -93,29 +93,29 @@ def test_the_target_is_a_double_dqns_with_a_price_on_switching(grasps):
     assert loss.item() == pytest.approx(sum(e * e for e in errors) / 6, rel=1e-5)
 
 
-def test_limits_hold_for_what_is_earned_and_not_for_the_price(grasps):
+def test_target_range_clips_before_the_penalty(grasps):
     policy = make_policy()
-    algorithm = make(policy)
+    algorithm = make(policy, target_range=(0.0, 1.0))
     algorithm._grasp.network, algorithm._grasp.target = Says(0.1, 0.3, 0.2), Says(0.9, 5.0, 0.0)
     actions = policy.normalize_actions(grasps["action"])
-    targets, _ = algorithm._grasp.targets(grasps, actions, torch.zeros(4, 5), (0.0, 1.0))
+    targets, _ = algorithm._grasp.targets(grasps, actions, torch.zeros(4, 5))
     np.testing.assert_allclose(targets, [1.0, 0.98, 1.0, 0.98], atol=1e-6)
 
 
-def test_critic_and_actor_know_nothing_of_the_gripper(grasps):
+def test_critic_and_actor_do_not_see_the_gripper(grasps):
     policy = make_policy()
     algorithm = make(policy, actor_every=1)
     assert algorithm._critic.weights[0].shape[1] == 5 + 2
     assert algorithm._target_entropy == -1.0
-    assert torch.equal(algorithm._grasp.others(grasps["action"]), grasps["action"][:, [0, 2]])
+    assert torch.equal(algorithm._grasp.without_gripper(grasps["action"]), grasps["action"][:, [0, 2]])
     losses = []
-    for told in (0.0, 1.0):
-        grasps["action"][:, 1] = told
+    for command in (0.0, 1.0):
+        grasps["action"][:, 1] = command
         losses.append(make(policy, actor_after=10**9).update(grasps)["critic_loss"])
     assert losses[0] == losses[1]
 
 
-def test_the_target_network_follows_slowly_and_the_checkpoint_has_it(grasps):
+def test_target_network_moves_by_tau_and_is_in_the_checkpoint(grasps):
     policy = make_policy()
     algorithm = make(policy, tau=0.25, actor_after=10**9)
     before = [p.detach().clone() for p in policy.grasp.parameters()]
@@ -127,7 +127,7 @@ def test_the_target_network_follows_slowly_and_the_checkpoint_has_it(grasps):
     assert any(name.startswith("grasp_target/") for name in algorithm.state_dict())
 
 
-def test_it_is_closed_left_or_opened_by_the_best_of_them():
+def test_best_choice_closes_keeps_or_opens():
     """To leave it is to tell it once more what it was told: half-way would half open one that does not stick."""
     policy = make_policy(gripper_epsilon=0.0)
     for command in (0.0, 1.0):
@@ -144,7 +144,7 @@ def test_it_is_closed_left_or_opened_by_the_best_of_them():
         assert told == {0.0, 1.0}
 
 
-def test_cloning_asks_for_a_margin():
+def test_cloning_uses_a_margin_loss():
     worth = torch.tensor([[0.2, 0.0, 0.1], [0.2, 0.0, 0.1]])
     # closed: better by exactly the margin; opened: the worst rival is 0.2 + 0.1, against 0.1
     assert margin_loss(worth, torch.tensor([False, True])).item() == pytest.approx((0.0 + 0.2) / 2)
@@ -163,13 +163,13 @@ def test_cloning_asks_for_a_margin():
     np.testing.assert_allclose(actions[:, [0, 2]], [[0.5, -0.5]] * 4, atol=0.1)
 
 
-def test_only_rlpd_clones_the_gripper_too(grasps):
+def test_only_rlpd_clones_the_gripper(grasps):
     grasps["human"][:] = True
     plain, cloning = (make(make_policy(), RLPD, bc_weight=w).update(grasps)["grasp_loss"] for w in (0.0, 10.0))
     assert cloning > plain
 
 
-def test_a_frozen_one_stays_and_the_arm_learns(grasps):
+def test_frozen_grasp_critic_stays_and_the_arm_learns(grasps):
     policy = make_policy(components={"grasp": {"frozen": True}})
     policy.load_components(lambda *_: pytest.fail("there is nothing to read"))
     algorithm = make(policy, RLPD, bc_weight=1.0, actor_every=1)
@@ -181,21 +181,21 @@ def test_a_frozen_one_stays_and_the_arm_learns(grasps):
     assert not any("grasp" in key for key in algorithm.state_dict() if not key.startswith("policy/"))
 
 
-def test_what_is_masked_is_not_cloned(grasps):
+def test_masked_actions_are_not_cloned(grasps):
     policy, mask = make_policy(), torch.tensor([True, False, True, True])
     features = policy.features({key: grasps[f"observation/{key}"] for key in ("joint_pos", "gripper")})
     actions = policy.normalize_actions(grasps["action"])
     expected = policy.imitation_loss(features[mask], actions[mask])
-    actions[1] = torch.nan  # what Hi-ORS has where nobody knows where the arm came
+    actions[1] = torch.nan  # as for Hi-ORS, if the achieved action is unknown
     torch.testing.assert_close(policy.imitation_loss(features, actions, mask), expected)
 
 
-def test_without_a_gripper_to_choose_it_is_refused():
+def test_robot_without_gripper_raises_usage_error():
     blind = dataclasses.replace(ROBOT, observation={"joint_pos": ROBOT.observation["joint_pos"]})
-    with pytest.raises(UsageError, match="needs observation 'gripper' with its 'command'"):
+    with pytest.raises(UsageError, match="needs observation 'gripper' with a 'command' value"):
         GaussianMLP(GaussianMLPConfig(gripper="discrete"), robot=blind)
     fist = dataclasses.replace(ROBOT, action=ArraySpec(shape=(1,), low=(-1.0,), high=(1.0,)))
-    with pytest.raises(UsageError, match="an axis named 'gripper'"):
+    with pytest.raises(UsageError, match="an action axis named 'gripper'"):
         GaussianMLP(GaussianMLPConfig(gripper="discrete"), robot=fist)
-    with pytest.raises(UsageError, match=r"leave policy\.horizon at 1"):
+    with pytest.raises(UsageError, match=r"Set policy\.horizon=1"):
         make_policy(horizon=2)

@@ -28,7 +28,7 @@ def steps(first, count):
     return np.stack((ticks, -ticks), axis=1) / 100
 
 
-def test_it_asks_for_whole_chunks_of_people_and_a_share_of_demonstrations():
+def test_requests_whole_corrections_and_demonstrations():
     wants = make(make_flow(history={"joint_pos": 2}), batch_size=10, demo_share=0.3).sample_request
     assert wants.rows == {View(part="demo"): 3, View(part="human", min_source_run=HORIZON): 7}
     assert wants.window.horizon == HORIZON
@@ -38,7 +38,7 @@ def test_it_asks_for_whole_chunks_of_people_and_a_share_of_demonstrations():
     assert View(part="human") in single.rows  # each of its steps is a whole chunk
 
 
-def test_of_practice_only_whole_human_chunks_are_cloned(open_replay):
+def test_only_whole_human_chunks_of_online_episodes_are_cloned(open_replay):
     """Steps 5..10 are a correction, 14..16 one that is shorter than a chunk; the policy did the rest."""
     practice = make_episode("practice", steps(0, 20), human=(*range(5, 11), *range(14, 17)))
     demo = make_episode("demo", steps(50, 5), demo=True)
@@ -60,7 +60,7 @@ def test_of_practice_only_whole_human_chunks_are_cloned(open_replay):
     assert metrics["whole_correction_share"] == pytest.approx(3 / 9)
 
 
-def test_demonstrations_shorter_than_a_chunk_are_cloned_as_far_as_they_go(open_replay):
+def test_demonstration_shorter_than_a_chunk_is_cloned_to_its_end(open_replay):
     demo = make_episode("demo", steps(50, HORIZON - 1), demo=True)
     algorithm = make()
     given = spy_on(algorithm._policy)
@@ -71,7 +71,7 @@ def test_demonstrations_shorter_than_a_chunk_are_cloned_as_far_as_they_go(open_r
     assert all((actions[:, 0, 0] > 0.495).all() and mask.sum(1).max() < HORIZON for actions, mask in given)
 
 
-def test_half_of_a_batch_are_demonstrations(open_replay):
+def test_half_of_each_batch_is_demonstrations(open_replay):
     practice = make_episode("practice", steps(0, 12), human=range(12))
     demo = make_episode("demo", steps(50, 12), demo=True)
     algorithm = make()
@@ -81,7 +81,7 @@ def test_half_of_a_batch_are_demonstrations(open_replay):
         assert (actions[:, 0, 0] > 0.495).tolist() == [True] * 4 + [False] * 4
 
 
-def test_before_the_first_correction_it_clones_demonstrations(open_replay):
+def test_clones_demonstrations_before_the_first_correction(open_replay):
     demo, practice = make_episode("demo", steps(50, 9), demo=True), make_episode("practice", steps(0, 9))
     algorithm = make()
     given = spy_on(algorithm._policy)
@@ -90,7 +90,7 @@ def test_before_the_first_correction_it_clones_demonstrations(open_replay):
     assert "whole_correction_share" not in metrics  # of nothing
 
 
-def test_without_demonstrations_it_waits_for_a_correction_and_owes_its_updates(open_replay):
+def test_waits_for_a_correction_without_demonstrations(open_replay):
     algorithm = make()
     replay = open_replay(make_episode("one", steps(0, 9), human=(3, 4)))  # too short for a chunk
     learner = learner_of(algorithm, replay)
@@ -113,15 +113,15 @@ def test_gradients_are_clipped():
 
 
 @pytest.mark.parametrize("config", [{}, {"horizon": 1}, {"history": {"joint_pos": 3}}, {"prompt_features": 4}])
-def test_it_keeps_the_contract(config):
+def test_passes_check_algorithm(config):
     check_algorithm(lambda: make(make_flow(**config)), robot=ARM)
 
 
-def test_it_trains_a_policy_of_single_actions(policy, robot):
+def test_trains_a_policy_of_single_actions(policy, robot):
     check_algorithm(lambda: make(type(policy)(policy.Config(hidden=(16,)), robot=robot, seed=0)), robot=robot)
 
 
-def test_a_resumed_learner_goes_on_bit_for_bit(open_replay):
+def test_resumed_learner_is_identical(open_replay):
     replay = open_replay(
         make_episode("practice", steps(0, 20), human=range(4, 14)), make_episode("demo", steps(50, 9), demo=True)
     )
@@ -138,7 +138,7 @@ def test_a_resumed_learner_goes_on_bit_for_bit(open_replay):
     )
 
 
-def test_a_state_of_another_policy_is_refused():
+def test_state_of_another_policy_raises_checkpoint_error():
     with pytest.raises(CheckpointError, match="does not fit algorithm 'hg_dagger'"):
         make().load_state_dict(make(make_flow(horizon=8)).state_dict())
 
@@ -153,7 +153,7 @@ def rate_of(policy, place):
     return float((np.sign(chunks_of(policy, states)[:, 0, 1]) == -np.sign(place)).mean())
 
 
-def test_corrections_lift_a_policy_where_cloning_everything_does_not(open_replay):
+def test_corrections_improve_the_policy_and_cloning_everything_does_not(open_replay):
     """Demonstrations are of one place. In the other the policy does what it knows, which is wrong there, until a
     person takes over for a while."""
     rng = np.random.default_rng(0)

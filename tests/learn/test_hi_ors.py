@@ -40,9 +40,11 @@ def learner_of(algorithm, replay, **settings):
 
 
 def batch_of(algorithm, robot=ARM, seed=0):
-    """Moving, whole chunks of the policy, none at an end; what is measured is half of what was told."""
+    """Whole chunks of the policy with motion, none at an end; the achieved motion is half of the command."""
     rng = np.random.default_rng(seed)
-    batch = {name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.sample_request, robot).items()}
+    batch = {
+        name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.sample_request, robot).items()
+    }
     for name in batch:
         if name == "action" or name.startswith("observation/"):
             batch[name][:] = torch.from_numpy(rng.uniform(-1, 1, batch[name].shape))
@@ -56,19 +58,24 @@ def batch_of(algorithm, robot=ARM, seed=0):
 # ---- what is accepted
 
 
-def test_the_bar_rises_from_round_to_round():
+def test_threshold_rises_with_each_round():
     algorithm = make(return_thresholds=(0.2, 0.4, 0.6), updates_per_round=3)
     batch, bars = batch_of(algorithm), []
     for _ in range(8):
-        assert View(part="online", return_above=algorithm.threshold, min_episode_steps=3) in algorithm.sample_request.rows
+        assert (
+            View(part="online", return_above=algorithm.threshold, min_episode_steps=3)
+            in algorithm.sample_request.rows
+        )
         bars.append(algorithm.update(batch)["threshold"])
     assert bars == [0.2, 0.2, 0.2, 0.4, 0.4, 0.4, 0.6, 0.6]
-    with pytest.raises(ValueError, match="should rise"):
+    with pytest.raises(ValueError, match="must not fall"):
         HiORSConfig(return_thresholds=(0.5, 0.4))
 
 
-def test_what_it_asks_for():
-    algorithm = make(batch_size=10, demo_share=0.3, min_episode_steps=5, return_thresholds=(0.1, 0.9), updates_per_round=1)
+def test_requests_accepted_episodes():
+    algorithm = make(
+        batch_size=10, demo_share=0.3, min_episode_steps=5, return_thresholds=(0.1, 0.9), updates_per_round=1
+    )
     algorithm.update(batch_of(algorithm))
     wants = algorithm.sample_request
     assert wants.rows == {
@@ -81,7 +88,7 @@ def test_what_it_asks_for():
 
 
 def marked(name, mark, num_steps=6, **other):
-    """An episode whose first joint says which one it is."""
+    """An episode that is identified by the value of its first joint."""
     moves = np.stack((np.full(num_steps, mark), np.linspace(-0.5, 0.5, num_steps)), axis=1)
     return make_episode(name, moves, **other)
 
@@ -90,7 +97,7 @@ def marks(given):
     return {round(float(mark), 1) for actions, _ in given for mark in actions[:, 0, 0]}
 
 
-def test_only_what_went_well_enough_is_imitated(open_replay):
+def test_only_accepted_episodes_are_imitated(open_replay):
     slow = [0.0, -0.2, -0.2, 0.0, 0.0, 1.0]  # adds up to 0.6
     replay = open_replay(
         marked("failed", 0.1, success=False),
@@ -102,20 +109,20 @@ def test_only_what_went_well_enough_is_imitated(open_replay):
     )
     algorithm = make(return_thresholds=(0.5, 0.7, 2.0), updates_per_round=40)
     given, learner = spy_on(algorithm._policy), learner_of(algorithm, replay)
-    told = learner.step(env_steps=40)
+    metrics = learner.step(env_steps=40)
     assert marks(given) == {0.2, 0.3, 0.5}
-    assert told["accepted_share"] == pytest.approx((6 + 6 + 3) / (6 + 6 + 6 + 2 + 3))
+    assert metrics["accepted_share"] == pytest.approx((6 + 6 + 3) / (6 + 6 + 6 + 2 + 3))
     given.clear()
     learner.step(env_steps=80)
     assert marks(given) == {0.2, 0.5}
     given.clear()
-    told = learner.step(env_steps=120)  # nothing reaches that: what passed the first bar will do, and it is told
+    metrics = learner.step(env_steps=120)  # no episode passes: those above the first threshold are used
     assert marks(given) == {0.2, 0.3, 0.5, 0.6}
-    assert told["accepted_share"] == 0.0
+    assert metrics["accepted_share"] == 0.0
 
 
-def test_a_round_that_ends_within_a_step_ends_there(open_replay):
-    """Trap: views asked for once a step. Stopped in its midst and resumed, a run would have drawn from others."""
+def test_round_may_end_within_a_learner_step(open_replay):
+    """Regression: views were read once per step, so a resumed run drew from other views."""
     slow = [0.0, -0.2, -0.2, 0.0, 0.0, 1.0]  # adds up to 0.6
     replay = open_replay(marked("succeeded", 0.2), marked("slow", 0.3, rewards=slow))
     algorithm = make(return_thresholds=(0.5, 0.7), updates_per_round=5)
@@ -126,14 +133,14 @@ def test_a_round_that_ends_within_a_step_ends_there(open_replay):
     assert marks(given[5:]) == {0.2}
 
 
-def test_demonstrations_that_do_not_pass_are_nothing_to_warm_up_on(open_replay):
+def test_warm_up_with_rejected_demonstrations_raises_usage_error(open_replay):
     replay = open_replay(marked("failed", 0.1, success=False, demo=True))
     learner = learner_of(make(), replay)
     with pytest.raises(UsageError, match=r"the algorithm rejected every demonstration.*warmup_updates=0"):
         learner.warm_up(5)
 
 
-def test_until_something_succeeds_it_waits(open_replay):
+def test_waits_for_the_first_success(open_replay):
     replay = open_replay(marked("failed", 0.1, success=False))
     learner = learner_of(make(), replay)
     assert learner.step(env_steps=6) == {}
@@ -142,7 +149,7 @@ def test_until_something_succeeds_it_waits(open_replay):
     assert learner.num_online_updates == 12
 
 
-def test_a_share_of_demonstrations(open_replay):
+def test_demo_share_of_each_batch(open_replay):
     replay = open_replay(marked("demo", 0.6, demo=True), marked("succeeded", 0.2))
     algorithm = make(demo_share=0.25)
     given = spy_on(algorithm._policy)
@@ -153,10 +160,10 @@ def test_a_share_of_demonstrations(open_replay):
 # ---- what is imitated
 
 
-def test_it_imitates_where_the_arm_came_and_what_the_gripper_was_told():
-    """A gripper that holds something is not as closed as it was told: cloning how far it came would let go."""
+def test_imitates_achieved_motion_and_gripper_commands():
+    """A gripper that holds an object is less closed than commanded: imitating the achieved opening would release it."""
     for targets, reached in (("achieved", 0.5), ("executed", 1.0)):
-        algorithm = make(make_flow(GRIPPING), targets=targets)
+        algorithm = make(make_flow(GRIPPING), imitated_actions=targets)
         given, batch = spy_on(algorithm._policy), batch_of(algorithm, GRIPPING)
         algorithm.update(batch)
         ((actions, mask),) = given
@@ -166,7 +173,7 @@ def test_it_imitates_where_the_arm_came_and_what_the_gripper_was_told():
 
 
 @pytest.mark.parametrize("junk", [9.0, np.nan])
-def test_padding_and_what_nobody_knows_teach_nothing(junk):
+def test_padding_and_unknown_actions_are_ignored(junk):
     weights = []
     for filling in (0.0, junk):
         algorithm = make()
@@ -185,7 +192,7 @@ def test_padding_and_what_nobody_knows_teach_nothing(junk):
     assert given[0][1].all(dim=1).tolist() == [True] * 3 + [False] + [True] * 4
 
 
-def test_chunks_in_which_nothing_moved_are_left_out():
+def test_chunks_without_motion_are_left_out():
     """Joints that sway by s have a standard deviation of s."""
     algorithm = make()
     given, batch = spy_on(algorithm._policy), batch_of(algorithm)
@@ -203,7 +210,7 @@ def test_chunks_in_which_nothing_moved_are_left_out():
     assert metrics["still_share"] == 4 / 8
 
 
-def test_an_arm_that_creeps_moves():
+def test_slow_motion_counts_as_motion():
     """Equal deltas of d lead through states d, 2 d, 3 d, 4 d, whose standard deviation is sqrt(1.25) d."""
     algorithm = make(make_flow(CARTESIAN))
     given, batch = spy_on(algorithm._policy), batch_of(algorithm, CARTESIAN)
@@ -214,25 +221,25 @@ def test_an_arm_that_creeps_moves():
     assert given[0][1].any(dim=1).tolist() == [True, False] + [True] * 6
 
 
-def test_a_hand_that_closes_moves():
+def test_closing_gripper_counts_as_motion():
     algorithm = make(make_flow(GRIPPING))
     given, batch = spy_on(algorithm._policy), batch_of(algorithm, GRIPPING)
     batch["achieved"][:2] = 0.0
     batch["achieved"][0, :, 2] = torch.tensor([0.8, 0.6, 0.5, 0.5])  # as measured
-    batch["action"][:2, :, 2] = 0.0  # as told, all the while
+    batch["action"][:2, :, 2] = 0.0  # a constant command
     algorithm.update(batch)
     assert given[0][1].any(dim=1).tolist() == [True, False] + [True] * 6
 
 
-def test_the_filter_can_be_switched_off_and_then_nothing_need_be_measured(robot):
+def test_executed_actions_without_motion_filter_need_no_measurement(robot):
     algorithm = make(make_flow(robot), imitated_actions="executed", min_motion_std=0.0)
     assert not algorithm.sample_request.achieved
     check_algorithm(lambda: make(make_flow(robot), imitated_actions="executed", min_motion_std=0.0), robot=robot)
-    with pytest.raises(UsageError, match="robot 'arm' does not tell"):
+    with pytest.raises(UsageError, match="robot 'arm' does not measure"):
         batch_arrays(make(make_flow(robot)).sample_request, robot)
 
 
-def test_a_batch_with_nothing_in_it_changes_nothing():
+def test_batch_without_valid_actions_changes_nothing():
     algorithm = make()
     batch = batch_of(algorithm)
     batch["achieved"][:] = 0.0
@@ -245,7 +252,7 @@ def test_a_batch_with_nothing_in_it_changes_nothing():
 # ---- how much it counts
 
 
-def test_corrections_count_more_and_demonstrations_do_not():
+def test_corrections_have_a_larger_weight_than_demonstrations():
     """Single actions of a Gaussian, whose loss has no chance in it: (w n_h L_h + n_p L_p) / (w n_h + n_p)."""
     policy = GaussianMLP(GaussianMLPConfig(hidden=(16,)), robot=ARM, seed=0)
     algorithm = make(policy, demo_share=0.25, correction_weight=5.0)
@@ -261,7 +268,7 @@ def test_corrections_count_more_and_demonstrations_do_not():
     assert metrics["correction_share"] == 3 / 8
 
 
-def test_what_counts_is_whose_hand_a_chunk_began_in_and_each_action_counts_alike():
+def test_weight_depends_on_the_first_step_and_the_number_of_actions():
     algorithm = make(correction_weight=3.0)
     given, batch = spy_on(algorithm._policy), batch_of(algorithm)
     batch["human"][:3, 0] = True  # corrections, handed back after one step
@@ -290,13 +297,14 @@ def test_gradients_are_clipped_to_one():
 
 
 @pytest.mark.parametrize("config", [{}, {"horizon": 1}, {"history": {"joint_pos": 3}}, {"prompt_features": 4}])
-def test_it_keeps_the_contract(config):
+def test_passes_check_algorithm(config):
     check_algorithm(
-        lambda: make(make_flow(**config), demo_share=0.5, return_thresholds=(0.5, 0.6), updates_per_round=3), robot=ARM
+        lambda: make(make_flow(**config), demo_share=0.5, return_thresholds=(0.5, 0.6), updates_per_round=3),
+        robot=ARM,
     )
 
 
-def test_a_resumed_learner_goes_on_bit_for_bit_the_round_included(open_replay):
+def test_resumed_learner_is_identical_and_keeps_its_round(open_replay):
     replay = open_replay(marked("a", 0.2, human=(2, 3)), marked("b", 0.4), marked("demo", 0.6, demo=True))
 
     def fresh():
@@ -316,7 +324,7 @@ def test_a_resumed_learner_goes_on_bit_for_bit_the_round_included(open_replay):
     )
 
 
-def test_a_state_of_another_policy_is_refused():
+def test_state_of_another_policy_raises_checkpoint_error():
     with pytest.raises(CheckpointError, match="does not fit algorithm 'hi_ors'"):
         make().load_state_dict(make(make_flow(horizon=8)).state_dict())
 
@@ -337,7 +345,7 @@ def practise(policy, algorithm, replay, *, num_rounds=6, num_episodes=24, num_up
     return float((chunks_of(policy, rng.uniform(-1, 1, (300, 2)), seed=99)[..., 0].mean(1) > 0).mean())
 
 
-def test_accepted_practice_lifts_a_policy_where_cloning_all_of_it_does_not(open_replay):
+def test_accepted_episodes_improve_the_policy_and_cloning_all_does_not(open_replay):
     """It was shown both ways, and only one of them is right: half of what it does succeeds."""
     rng = np.random.default_rng(0)
     shown = []

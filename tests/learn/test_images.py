@@ -9,9 +9,9 @@ from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import WeightSnapshot
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.algorithms.sac import SAC, SACConfig
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.images.backbones import MobileNetV2, save_backbone
 from dovetail.policies.images.encoders import random_shift
-from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing.algorithms import check_algorithm
 
 ROBOT = RobotSpec(
@@ -51,35 +51,35 @@ def same(one, other):
 
 @pytest.mark.parametrize("kind", [SAC, RLPD])
 @pytest.mark.parametrize("config", [{}, {"history": {"front": 2}}, {"inputs": ("front",)}])
-def test_it_keeps_the_contract(kind, config):
+def test_passes_check_algorithm(kind, config):
     check_algorithm(lambda: make(make_policy(**config), kind, actor_every=2), robot=ROBOT)
 
 
-def test_the_critic_trains_the_encoder_and_the_actor_does_not(seen):
+def test_only_the_critic_trains_the_encoder(seen):
     """Trap: the critic never trained the encoder."""
     policy = make_policy()
     algorithm = make(policy, actor_after=10**9)
     before = copies(policy.encoder)
     algorithm.update(seen)
     assert not any(torch.equal(a, b) for a, b in zip(before, policy.encoder.parameters(), strict=True))
-    # an actor's step moves the actor alone, cloning included
+    # the actor's step changes the actor only, also with cloning
     algorithm = make(policy, RLPD, bc_weight=1.0)
     encoder, actor = copies(policy.encoder), copies(policy.components["actor"])
     features = policy.features({"joint_pos": seen["observation/joint_pos"], "front": seen["observation/front"]})
-    algorithm._update_actor(features.detach(), seen["action"], human=seen["human"])
+    algorithm._update_actor(seen, features.detach(), seen["action"], use_q=True)
     assert same(encoder, policy.encoder.parameters())
     assert not same(actor, policy.components["actor"].parameters())
 
 
-def test_an_update_hands_the_actor_features_that_are_cut_off(seen):
+def test_actor_gets_detached_features(seen):
     algorithm = make(make_policy())
     given = []
-    algorithm._update_actor = lambda features, actions, human: given.append(features) or {}
+    algorithm._update_actor = lambda features: given.append(features) or {}
     algorithm.update(seen)
     assert not given[0].requires_grad
 
 
-def test_what_bootstraps_looks_through_a_slow_copy(seen):
+def test_targets_use_the_slow_encoder(seen):
     policy = make_policy()
     algorithm = make(policy, tau=0.25, random_shift=0, actor_after=10**9)
     start = copies(policy.encoder)
@@ -88,7 +88,7 @@ def test_what_bootstraps_looks_through_a_slow_copy(seen):
         algorithm._target_encoder.parameters(), start, policy.encoder.parameters(), strict=True
     ):
         torch.testing.assert_close(slow, 0.75 * old + 0.25 * new.detach())
-    # and the next target is made with it: worked out beside, from the algorithm's own draw
+    # the next target uses it: computed here with the same noise
     generator = torch.Generator()
     generator.set_state(algorithm._generator.get_state())
     following = {"joint_pos": seen["next/joint_pos"], "front": seen["next/front"]}
@@ -102,7 +102,7 @@ def test_what_bootstraps_looks_through_a_slow_copy(seen):
     assert algorithm.update(seen)["critic_loss"] == pytest.approx(float((q - targets).square().mean()), rel=1e-4)
 
 
-def test_encoder_and_critic_are_clipped_apart(seen):
+def test_encoder_and_critic_are_clipped_separately(seen):
     """Trap: clipping over the whole model, where one part's large gradient takes the others' away."""
     policy = make_policy()
     algorithm = make(policy, max_grad_norm=0.01, actor_after=10**9)
@@ -112,7 +112,7 @@ def test_encoder_and_critic_are_clipped_apart(seen):
         assert norm == pytest.approx(0.01, rel=1e-3)
 
 
-def test_the_robot_gets_actor_and_encoder_averaged_together(seen):
+def test_actor_and_encoder_are_averaged(seen):
     policy = make_policy()
     algorithm = make(policy, actor_average=0.75)
     name = "camera_front.convolutions.0.weight"
@@ -123,7 +123,7 @@ def test_the_robot_gets_actor_and_encoder_averaged_together(seen):
     make_policy().load(WeightSnapshot(version=1, components=algorithm.policy_weights(), hashes={}))
 
 
-def test_a_saved_state_goes_on_bit_for_bit(seen):
+def test_resumed_updates_are_identical(seen):
     one = make(make_policy(), actor_every=2)
     for _ in range(3):
         one.update(seen)
@@ -137,7 +137,7 @@ def test_a_saved_state_goes_on_bit_for_bit(seen):
 # ---- random shifts
 
 
-def test_a_shift_moves_each_row_by_itself_and_repeats_the_border():
+def test_random_shift_moves_each_row_separately():
     ramp = torch.arange(36, dtype=torch.uint8).view(1, 6, 6, 1).expand(64, -1, -1, -1)
     moved = random_shift(ramp, pad=2, generator=torch.Generator().manual_seed(0))
     met = set()
@@ -151,7 +151,7 @@ def test_a_shift_moves_each_row_by_itself_and_repeats_the_border():
     assert len(met) > 15  # of 25
 
 
-def test_the_frames_of_a_history_move_together():
+def test_random_shift_moves_frames_of_a_history_together():
     frames = torch.randint(0, 256, (8, 1, 10, 10, 3), dtype=torch.uint8).expand(-1, 3, -1, -1, -1)
     moved = random_shift(frames, pad=3, generator=torch.Generator().manual_seed(0))
     assert torch.equal(moved[:, 0], moved[:, 2])
@@ -159,8 +159,8 @@ def test_the_frames_of_a_history_move_together():
 
 
 @pytest.mark.parametrize(("config", "pixels"), [({}, 4), ({"random_shift": 2}, 2), ({"random_shift": 0}, 0)])
-def test_the_shift_that_was_asked_for_is_what_the_encoder_sees(seen, monkeypatch, config, pixels):
-    """Trap: `enable_drq` set where nobody read it. And both sides of a transition move by themselves."""
+def test_encoder_sees_the_configured_shift(seen, monkeypatch, config, pixels):
+    """Regression: `enable_drq` was set but never read. Observation and next observation shift separately."""
     policy = make_policy()
     looked, features = [], policy.features
     monkeypatch.setattr(
@@ -168,7 +168,7 @@ def test_the_shift_that_was_asked_for_is_what_the_encoder_sees(seen, monkeypatch
     )
     asked = []
     monkeypatch.setattr(
-        "dovetail.learn.algorithms.sac.random_shift",
+        "dovetail.learn.algorithms._soft_actor_critic.random_shift",
         lambda images, *, pad, generator: asked.append(pad) or random_shift(images, pad=pad, generator=generator),
     )
     seen["next/front"] = seen["observation/front"].clone()
@@ -178,12 +178,12 @@ def test_the_shift_that_was_asked_for_is_what_the_encoder_sees(seen, monkeypatch
     assert torch.equal(looked[0], looked[1]) is (pixels == 0)
 
 
-def test_a_shift_without_images_or_of_cached_features_is_refused(policy, tmp_path):
-    with pytest.raises(UsageError, match="'gaussian_mlp' looks at none"):
+def test_random_shift_without_images_raises_usage_error(policy, tmp_path):
+    with pytest.raises(UsageError, match="'gaussian_mlp' has no images"):
         make(policy, random_shift=4)
     file = tmp_path / "net.safetensors"
     save_backbone(MobileNetV2(), file, arch="mobilenet_v2")
     frozen = make_policy(encoder={"type": "frozen", "file": str(file), "features": 8})
-    with pytest.raises(UsageError, match="only the features are kept"):
+    with pytest.raises(UsageError, match="stores features of a frozen encoder"):
         make(frozen, random_shift=4)
     assert make(frozen)._shift == 0

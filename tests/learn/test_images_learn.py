@@ -58,7 +58,7 @@ def error(policy):
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
-def test_the_critics_encoder_shows_the_actor_where_to_go(seed):
+def test_actor_learns_from_the_critics_encoder(seed):
     """Without it the best there is is 0, some 0.5 off on average."""
     config = GaussianMLPConfig(inputs=("front",), hidden=(64,), encoder={"features": 32})
     policy = GaussianMLP(config, robot=ROBOT, seed=seed)

@@ -56,7 +56,7 @@ def chunks(rows=8, seed=0):
     return TensorDict({name: torch.from_numpy(values) for name, values in arrays.items()}, batch_size=[rows])
 
 
-def test_it_asks_for_windows_as_long_as_the_policys(make_flow, policy):
+def test_requests_windows_of_the_policy(make_flow, policy):
     window = Imitation(ImitationConfig(), policy=make_flow(history={"joint_pos": 3})).sample_request.window
     assert window.horizon == HORIZON
     assert window.history == {"joint_pos": 3}
@@ -64,7 +64,7 @@ def test_it_asks_for_windows_as_long_as_the_policys(make_flow, policy):
 
 
 @pytest.mark.parametrize("junk", [5.0, np.nan])
-def test_padding_teaches_nothing(make_flow, junk):
+def test_padding_does_not_change_the_loss(make_flow, junk):
     weights = []
     for filling in (0.0, junk):
         algorithm = Imitation(ImitationConfig(), policy=make_flow())
@@ -77,7 +77,7 @@ def test_padding_teaches_nothing(make_flow, junk):
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
 
 
-def test_nothing_is_cloned_past_a_hand_back(make_flow):
+def test_actions_after_a_hand_back_are_not_cloned(make_flow):
     """A correction's window runs on into what the policy did next, and that is nothing to clone."""
     spy, batch = Spy(make_flow()), chunks(4)
     batch["human"][0] = torch.tensor([1, 1, 0, 0])  # handed back
@@ -89,7 +89,7 @@ def test_nothing_is_cloned_past_a_hand_back(make_flow):
     assert mask.int().tolist() == [[1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 1], [1, 1, 1, 0]]
 
 
-def test_single_actions_need_no_mask(policy, batch):
+def test_single_actions_have_no_mask(policy, batch):
     spy = Spy(policy)
     spy.algorithm.update(batch)
     ((actions, mask),) = spy.given
@@ -97,13 +97,13 @@ def test_single_actions_need_no_mask(policy, batch):
     assert actions.shape == (8, 2)
 
 
-def test_a_chunk_of_one_action(make_flow, batch):
+def test_chunk_of_one_action_is_cloned(make_flow, batch):
     spy = Spy(make_flow(horizon=1))
     assert np.isfinite(spy.algorithm.update(batch)["imitation_loss"])
     assert spy.given[0][1] is None
 
 
-def test_a_gaussian_heeds_a_mask_too(policy, batch):
+def test_gaussian_policy_uses_the_mask(policy, batch):
     features, actions = policy.features({"joint_pos": batch["observation/joint_pos"]}), batch["action"]
     some = torch.tensor([1, 1, 0, 1, 0, 0, 1, 1], dtype=torch.bool)
     expected = policy.imitation_loss(features[some], actions[some])
@@ -122,7 +122,7 @@ def test_a_gaussian_heeds_a_mask_too(policy, batch):
         {"inputs": ("joint_pos", "front"), "encoder": {"features": 8}},
     ],
 )
-def test_it_keeps_the_contract(robot, config):
+def test_passes_check_algorithm(robot, config):
     """Noise and times of the flow among what a checkpoint has to hold."""
     camera = ArraySpec(shape=(8, 8, 3), dtype="uint8")
     seeing = dataclasses.replace(robot, observation={**robot.observation, "front": camera})
@@ -135,19 +135,19 @@ def test_it_keeps_the_contract(robot, config):
     )
 
 
-def test_other_seeds_are_other_noise(make_flow):
+def test_another_seed_draws_other_noise(make_flow):
     losses = [Imitation(ImitationConfig(), policy=make_flow(), seed=s).update(chunks()) for s in (1, 1, 2)]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
 
 
-def test_a_checkpoint_of_another_flow_is_refused(make_flow):
+def test_checkpoint_of_another_flow_raises(make_flow):
     state = Imitation(ImitationConfig(), policy=make_flow()).state_dict()
     with pytest.raises(CheckpointError, match="does not fit algorithm 'imitation'"):
         Imitation(ImitationConfig(), policy=make_flow(horizon=8)).load_state_dict(state)
 
 
-def test_who_cannot_train_a_flow_says_who_can(make_flow):
+def test_rlpd_with_flow_policy_names_imitation(make_flow):
     with pytest.raises(UsageError, match=r"cannot compute the density .*'imitation'"):
         RLPD(RLPDConfig(batch_size=8, hidden=(16,)), policy=make_flow())
 
@@ -204,7 +204,7 @@ def demos(robot, tmp_path):
     replay.close()
 
 
-def test_chunks_come_from_replay_with_their_ends_masked(make_flow, demos, robot):
+def test_replay_masks_actions_past_the_end(make_flow, demos, robot):
     spy = Spy(make_flow())
     learner = Learner(algorithm=spy.algorithm, replay=demos, robot=robot, rng=np.random.default_rng(0))
     learner.warm_up(40)
@@ -229,7 +229,7 @@ def test_cloning_chunks_lowers_the_loss(make_flow, demos, robot):
     assert learner.warm_up(450)["imitation_loss"] < 0.2 * first
 
 
-def test_cloning_gathers_no_observations_that_it_does_not_look_at(make_flow, robot):
+def test_next_observations_are_not_sampled(make_flow, robot):
     policy = make_flow()
     wants = Imitation(ImitationConfig(), policy=policy).sample_request
     names = set(batch_arrays(wants, robot))
@@ -237,7 +237,7 @@ def test_cloning_gathers_no_observations_that_it_does_not_look_at(make_flow, rob
     assert not [name for name in names if name.startswith("next/")]
 
 
-def test_a_rate_that_decays_ends_at_nothing_and_a_resumed_one_goes_on(make_flow):
+def test_learning_rate_decays_to_zero_and_resumes(make_flow):
     config = ImitationConfig(batch_size=8, lr_decay_updates=4)
     algorithm = Imitation(config, policy=make_flow())
     for seed in range(2):

@@ -17,7 +17,7 @@ from support.toy_run import TOY
 
 
 class FakeWandb(types.ModuleType):
-    """Remembers what it was told."""
+    """Records its calls."""
 
     def __init__(self):
         super().__init__("wandb")
@@ -49,7 +49,7 @@ def scalars(folder):
     return {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
 
 
-def test_both_get_the_same_numbers(tmp_path, wandb):
+def test_tensorboard_and_wandb_get_the_same_values(tmp_path, wandb):
     log = MetricsLog(tmp_path / "logs", wandb="arms", name="first-try", config={"run": {"seed": 3}})
     assert wandb.started == []  # a run that never starts leaves nothing there either
     log.write("online", {"success": 0.5}, step=7)
@@ -67,14 +67,14 @@ def test_both_get_the_same_numbers(tmp_path, wandb):
     assert scalars(tmp_path / "logs") == {"online/success": [(7, 0.5)]}
 
 
-def test_one_that_is_not_installed_is_refused_at_once(tmp_path, monkeypatch):
+def test_missing_wandb_raises_usage_error(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UsageError, match=r"pip install 'dovetail\[wandb\]'"):
         MetricsLog(tmp_path, wandb="arms")
     MetricsLog(tmp_path).close()
 
 
-def test_phases_add_up_and_are_told_by_laps(monkeypatch):
+def test_phase_times_per_lap(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("dovetail.runs.phase_times.time.monotonic", lambda: now[0])
     phases = PhaseTimes({"acting": 10.0})
@@ -90,7 +90,7 @@ def test_phases_add_up_and_are_told_by_laps(monkeypatch):
     assert phases.seconds["acting"] == 14.0
 
 
-def test_a_run_tells_where_its_time_went_and_what_the_task_gave(tmp_path, wandb):
+def test_run_logs_phase_times_and_task_rewards(tmp_path, wandb):
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)
     InlineRun(RunFolder.create(tmp_path / "a", load([path], ["run.env_steps=60", "run.wandb=arms"]))).run()

@@ -16,7 +16,7 @@ from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.batches import Batches, batch_arrays
 from dovetail.learn.learner import Learner
 from dovetail.learn.mixed_replay import MixedReplay
-from dovetail.policies.embodiments.shared_policy import CanonicalPolicy, SharedPolicy, SharedConfig
+from dovetail.policies.embodiments.shared_policy import CanonicalPolicy, SharedConfig, SharedPolicy
 from dovetail.testing.algorithms import check_algorithm
 
 TALL = RobotSpec(
@@ -100,7 +100,7 @@ def mixed(steps):
 REQUEST = SampleRequest(observation_keys=("embodiment", "joint_pos"), rows={View(): 64})
 
 
-def test_a_batch_has_rows_of_both_padded_with_masks(mixed, steps):
+def test_batch_has_padded_rows_of_both_arms(mixed, steps):
     policy = CanonicalPolicy(config_of(), robot=TALL)
     batches = Batches(request=REQUEST, robot=policy.robot, replay=mixed(policy), rng=np.random.default_rng(0))
     (batch,) = batches.take(1)
@@ -120,7 +120,7 @@ def test_a_batch_has_rows_of_both_padded_with_masks(mixed, steps):
     assert torch.equal(policy.normalize_actions(batch["action"]), batch["action"].clamp(-1, 1))
 
 
-def test_shares_are_by_steps_or_as_told(mixed):
+def test_rows_per_arm_follow_steps_or_shares(mixed):
     policy = CanonicalPolicy(config_of(), robot=TALL)
     arrays = batch_arrays(dataclasses.replace(REQUEST, rows={View(): 4000}), policy.robot)
 
@@ -133,7 +133,7 @@ def test_shares_are_by_steps_or_as_told(mixed):
     assert share(shares={"long_arm": 1.0, "short_arm": 0.0}) == 0.0
 
 
-def test_history_is_asked_for_by_each_arms_own_name(mixed, steps):
+def test_history_uses_each_arms_own_keys(mixed, steps):
     policy = CanonicalPolicy(config_of(history={"joint_pos": 2}), robot=TALL)
     request = dataclasses.replace(REQUEST, window=Window(history={"joint_pos": 2}))
     batches = Batches(request=request, robot=policy.robot, replay=mixed(policy), rng=np.random.default_rng(0))
@@ -143,7 +143,7 @@ def test_history_is_asked_for_by_each_arms_own_name(mixed, steps):
     assert batch["observation/joint_pos/mask"].all()
 
 
-def test_what_cannot_be_mixed_is_refused(mixed, steps):
+def test_unsupported_mixtures_raise(mixed, steps):
     policy = CanonicalPolicy(config_of(), robot=TALL)
     other = dataclasses.replace(SHORT, action_kind="ee_delta")
     with pytest.raises(SpecMismatch, match="ee_delta and joint_target"):
@@ -157,7 +157,7 @@ def test_what_cannot_be_mixed_is_refused(mixed, steps):
 
 
 @pytest.mark.parametrize("kind", ["gaussian_mlp", "flow"])
-def test_one_policy_clones_both_arms(kind, mixed, steps):
+def test_one_policy_imitates_both_arms(kind, mixed, steps):
     settings = {"hidden": (64, 64)} if kind == "gaussian_mlp" else {"hidden": 64, "num_layers": 2, "horizon": 1}
     config = config_of(kind, **settings)
     policy = CanonicalPolicy(config, robot=TALL, seed=0)
@@ -196,21 +196,21 @@ CHUNKS = {"kind": "flow", "hidden": 8, "num_layers": 1, "horizon": 3}
         (RLPD, RLPDConfig(batch_size=8, hidden=(8,), actor_every=1, bc_weight=0.1), {"hidden": (8,)}),
     ],
 )
-def test_algorithms_keep_their_contract_on_mixed_batches(algorithm, config, policy):
+def test_algorithms_pass_checks_on_mixed_batches(algorithm, config, policy):
     robot = CanonicalPolicy(config_of(**policy), robot=TALL).robot
     check_algorithm(
         lambda: algorithm(config, policy=CanonicalPolicy(config_of(**policy), robot=TALL), seed=0), robot=robot
     )
 
 
-def test_the_target_entropy_counts_the_axes_that_arms_have():
+def test_target_entropy_counts_existing_axes():
     """Log-densities are of these, three and two: of the common ones, the actor would be pressed to be sure."""
     policy = CanonicalPolicy(config_of(hidden=(8,)), robot=TALL)
     assert RLPD(RLPDConfig(hidden=(8,)), policy=policy)._target_entropy == -2.5
 
 
 @pytest.mark.parametrize("algorithm", [Imitation, HGDAgger, HiORS])
-def test_what_stands_on_the_axis_that_the_short_arm_has_not_teaches_nothing(algorithm, mixed):
+def test_values_on_missing_axes_are_ignored(algorithm, mixed):
     """With or without nonsense there, the same weights come out."""
     results = []
     for spoilt in (0.0, 0.7):
@@ -229,12 +229,14 @@ def test_what_stands_on_the_axis_that_the_short_arm_has_not_teaches_nothing(algo
     assert all(np.array_equal(results[0][key], results[1][key]) for key in results[0])
 
 
-def test_hi_ors_imitates_what_each_arms_gripper_was_told(monkeypatch):
+def test_hi_ors_imitates_each_arms_gripper_commands(monkeypatch):
     policy = CanonicalPolicy(config_of(**CHUNKS), robot=TALL)
     learner = HiORS(HiORSConfig(batch_size=2, min_motion_std=0.0), policy=policy, seed=0)
     asked = []
     monkeypatch.setattr(policy, "normalize_actions", lambda actions: asked.append(actions.clone()) or actions)
-    batch = {name: torch.from_numpy(array) for name, array in batch_arrays(learner.sample_request, policy.robot).items()}
+    batch = {
+        name: torch.from_numpy(array) for name, array in batch_arrays(learner.sample_request, policy.robot).items()
+    }
     batch["embodiment"] = torch.tensor([0, 1])
     batch["observation/embodiment"] = torch.eye(2)
     batch["action/mask"][:] = True

@@ -43,7 +43,7 @@ def rollout(policy, *, seed=0, version=0, ends=((0, 2),), cuts=((1, 4),)):
 
 
 def rows(**values):
-    names = ("proximal", "weight", "advantage", "returns")
+    names = ("log_prob_old", "weight", "advantage", "returns")
     return RolloutRows(**{name: torch.tensor(values[name]) for name in names})
 
 
@@ -58,7 +58,7 @@ def same(a, b):
 # ---- the loss
 
 
-def test_the_loss_by_hand():
+def test_loss_matches_hand_computed_numbers():
     config = PPOConfig()
     ratios = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1])
     loss, facts = ppo_loss(
@@ -73,7 +73,7 @@ def test_the_loss_by_hand():
         entropy=torch.full((5,), 3.0),
         value=torch.tensor([0.0, 0.0, 2.0, 0.0, 0.0]),
     )
-    # what would help too much is cut off at 1.2 and 0.8; what harms counts in full
+    # gains are clipped at ratios 1.2 and 0.8; losses count in full
     gains = [1.2, 0.5, -1.5, -0.8, 2.2]
     assert facts["policy_loss"].item() == pytest.approx(-sum(gains) / 5)
     assert facts["value_loss"].item() == pytest.approx((1.0 + 4.0) / 5)
@@ -84,9 +84,9 @@ def test_the_loss_by_hand():
     assert facts["kl"].item() == pytest.approx(sum(kl) / 5, rel=1e-5)
 
 
-def test_a_stale_sample_is_weighed_but_kept_near_the_proximal_policy():
-    """The ratio that is clipped is to where the update began: however far that is from the policy that behaved."""
-    values = {"proximal": [0.0, 0.0], "advantage": [1.0, 1.0], "returns": [0.0, 0.0]}
+def test_stale_step_is_weighted_and_clipped_around_the_old_policy():
+    """The clipped ratio is relative to the policy at the start of the update, not to the one that collected the rollout."""
+    values = {"log_prob_old": [0.0, 0.0], "advantage": [1.0, 1.0], "returns": [0.0, 0.0]}
     log_prob = torch.tensor([1.1, 1.5]).log()
     zero = torch.zeros(2)
     _, facts = ppo_loss(
@@ -95,7 +95,7 @@ def test_a_stale_sample_is_weighed_but_kept_near_the_proximal_policy():
     assert facts["policy_loss"].item() == pytest.approx(-(3.0 * 1.1 + 0.5 * 1.2) / 2)
 
 
-def test_the_gradient_is_that_of_finite_differences(robot):
+def test_gradient_matches_finite_differences(robot):
     policy = make(robot)[1]
     modules = list(policy.components.values())
     for module in modules:
@@ -134,19 +134,19 @@ def test_the_gradient_is_that_of_finite_differences(robot):
     assert all(gradient.abs().max() > 0 for gradient in gradients)
 
 
-# ---- what a rollout is made into
+# ---- advantages and weights
 
 
-def prepared(algorithm, batch):
+def evaluate(algorithm, batch):
     seen = {"joint_pos": batch["observation/joint_pos"][:, :-1].flatten(0, 1)}
     return algorithm._evaluate_rollout(batch, seen, batch["action"].flatten(0, 1))
 
 
-def test_what_each_step_bootstraps_with(robot):
-    """Trap: no bootstrap at truncation, or from the next episode's first observation in place of the true last one."""
+def test_bootstrap_values_at_ends_and_truncations(robot):
+    """Regression: no bootstrap at truncation, or from the next episode's first observation in place of the true last one."""
     algorithm, policy = make(robot, gae_lambda=0.0, gamma=0.9)
     batch = rollout(policy)
-    data, _ = prepared(algorithm, batch)
+    data, _ = evaluate(algorithm, batch)
 
     def value(observation):
         with torch.no_grad():
@@ -154,37 +154,37 @@ def test_what_each_step_bootstraps_with(robot):
 
     returns, reward, seen = data.returns.view(N, T), batch["reward"], batch["observation/joint_pos"]
     final = batch["final/joint_pos"][0]
-    assert returns[0, 2].item() == pytest.approx(reward[0, 2].item())  # a true end: nothing follows
+    assert returns[0, 2].item() == pytest.approx(reward[0, 2].item())  # terminal: no bootstrap
     assert returns[1, 4].item() == pytest.approx(reward[1, 4].item() + 0.9 * value(final), rel=1e-5)
     assert abs(value(final) - value(seen[1, 5])) > 1e-3
     assert returns[2, T - 1].item() == pytest.approx(reward[2, T - 1].item() + 0.9 * value(seen[2, T]), rel=1e-5)
 
 
-def test_advantages_are_those_of_the_critic_as_it_is_now(robot):
+def test_advantages_use_the_current_critic(robot):
     algorithm, policy = make(robot)
     batch = rollout(policy)
-    before, _ = prepared(algorithm, batch)
+    before, _ = evaluate(algorithm, batch)
     with torch.no_grad():
         for parameter in policy.components["critic"].parameters():
             parameter.add_(0.3)
-    after, _ = prepared(algorithm, batch)
+    after, _ = evaluate(algorithm, batch)
     assert not torch.allclose(before.returns, after.returns)
     torch.testing.assert_close(before.weight, torch.ones(N * T))
 
 
-def test_advantages_are_normalised(robot):
+def test_advantages_are_normalized(robot):
     algorithm, policy = make(robot)
-    data, _ = prepared(algorithm, rollout(policy))
+    data, _ = evaluate(algorithm, rollout(policy))
     assert data.advantage.mean().item() == pytest.approx(0.0, abs=1e-6)
     assert data.advantage.std(correction=0).item() == pytest.approx(1.0, rel=1e-4)
 
 
-def test_what_behaved_weighs_the_samples(robot):
+def test_importance_weights_are_ratios_to_the_collecting_policy(robot):
     algorithm, policy = make(robot, max_importance_weight=2.0)
     batch = rollout(policy)
     batch["log_prob"] = batch["log_prob"] + torch.tensor([[math.log(2.0)], [math.log(0.8)], [math.log(0.1)]])
-    data, facts = prepared(algorithm, batch)
-    expected = torch.tensor([0.5, 1.25, 2.0])[:, None].expand(N, T).flatten()  # 10 is too much
+    data, facts = evaluate(algorithm, batch)
+    expected = torch.tensor([0.5, 1.25, 2.0])[:, None].expand(N, T).flatten()  # 10 is clipped
     torch.testing.assert_close(data.weight, expected, rtol=1e-4, atol=1e-4)
     kl = [w - 1 - math.log(w) for w in (0.5, 1.25, 10.0)]
     assert facts["behaviour_kl"] == pytest.approx(sum(kl) / 3, rel=1e-3)
@@ -193,14 +193,14 @@ def test_what_behaved_weighs_the_samples(robot):
 # ---- updates
 
 
-def test_it_is_an_on_policy_algorithm(robot):
+def test_is_an_on_policy_algorithm(robot):
     algorithm, _ = make(robot, num_envs=5, asynchronous=True, max_staleness=2)
     assert isinstance(algorithm, OnPolicyAlgorithm)
     assert (algorithm.rollout_settings.num_envs, algorithm.rollout_settings.max_staleness) == (5, 2)
-    assert make(robot)[0].rollout_settings.max_staleness == 0  # nobody collects meanwhile
+    assert make(robot)[0].rollout_settings.max_staleness == 0  # rollouts are synchronous
 
 
-def test_on_a_fresh_rollout_the_first_ratio_is_1(robot):
+def test_first_ratio_on_a_fresh_rollout_is_1(robot):
     algorithm, policy = make(robot, batch_size=N * T, num_epochs=1, normalize=False)
     metrics = algorithm.update(rollout(policy))
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
@@ -209,17 +209,17 @@ def test_on_a_fresh_rollout_the_first_ratio_is_1(robot):
     assert metrics["staleness_max"] == 0.0
 
 
-def test_staleness_is_counted_and_bounded(robot):
-    """Trap: nothing stamped or bounded staleness."""
+def test_staleness_is_reported_and_limited(robot):
+    """Regression: nothing stamped or bounded staleness."""
     algorithm, policy = make(robot, asynchronous=True, max_staleness=1)
     algorithm.update(rollout(policy))
     metrics = algorithm.update(rollout(policy, version=0))
     assert metrics["staleness"] == metrics["staleness_max"] == 1.0
-    with pytest.raises(FailureError, match="2 versions old, and 1 are allowed"):
+    with pytest.raises(FailureError, match="2 versions old, but at most 1"):
         algorithm.update(rollout(policy, version=0))
 
 
-def test_what_is_rewarded_becomes_likelier(robot):
+def test_rewarded_actions_become_more_likely(robot):
     algorithm, policy = make(robot, lr=3e-3, num_epochs=5, gamma=0.5)
     for version in range(25):
         batch = rollout(policy, seed=version, version=version, ends=[(n, t) for n in range(N) for t in range(T)])
@@ -231,13 +231,13 @@ def test_what_is_rewarded_becomes_likelier(robot):
     assert all(math.isfinite(value) for value in metrics.values())
 
 
-def test_a_large_step_ends_the_epochs(robot):
+def test_target_kl_ends_the_epochs(robot):
     assert make(robot, num_epochs=10, lr=0.1)[0].update(rollout(make(robot)[1]))["epochs"] == 10
     algorithm, policy = make(robot, num_epochs=10, lr=0.1, target_kl=0.01)
     assert algorithm.update(rollout(policy))["epochs"] < 10
 
 
-def test_the_learning_rate_follows_the_distance(robot):
+def test_adapt_lr_follows_the_kl(robot):
     settings = {"lr": 1e-3, "value_lr": 5e-3, "std_lr": 2e-3, "target_kl": 0.01, "adapt_lr": True}
     algorithm, policy = make(robot, **settings)
     for kl, lr in ((0.016, 1e-3 / 1.2), (0.012, 1e-3 / 1.2), (0.007, 1e-3 / 1.2), (0.006, 1e-3), (0.0, 1.2e-3)):
@@ -245,20 +245,20 @@ def test_the_learning_rate_follows_the_distance(robot):
         assert algorithm._lr == pytest.approx(lr)
     for _ in range(100):
         algorithm._adapt_lr(1.0)
-    assert algorithm._lr == pytest.approx(1e-4)  # a tenth of what was asked for, and no less
+    assert algorithm._lr == pytest.approx(1e-4)  # at least a tenth of the configured rate
     state = algorithm.state_dict()
     resumed, _ = make(robot, **settings)
     resumed.load_state_dict(state)
     rates = [group["lr"] for group in resumed._optimizer.param_groups]
-    assert rates == pytest.approx([1e-4, 2e-3, 5e-3])  # of the mean, the spread and the critic
+    assert rates == pytest.approx([1e-4, 2e-3, 5e-3])  # mean, std and critic
     assert len(resumed._optimizer.param_groups[1]["params"]) == 1
     assert resumed.update(rollout(policy))["lr"] == pytest.approx(resumed._lr)
-    with pytest.raises(UsageError, match=r"set algorithm\.target_kl"):
+    with pytest.raises(UsageError, match=r"Set algorithm\.target_kl"):
         make(robot, adapt_lr=True)
 
 
-def test_actor_and_critic_are_clipped_apart(robot):
-    """Trap: a critic's large gradient used up the room that the actor's had. Returns of 1000 must not freeze the actor."""
+def test_actor_and_critic_are_clipped_separately(robot):
+    """Regression: a large critic gradient left the actor no step. Returns of 1000 must not freeze the actor."""
     steps = []
     for scale in (1.0, 1000.0):
         algorithm, policy = make(robot, num_epochs=1, batch_size=N * T, value_lr=1e-9, normalize=False)
@@ -273,7 +273,7 @@ def test_actor_and_critic_are_clipped_apart(robot):
     assert metrics["critic_grad_norm"] > 100 * metrics["actor_grad_norm"]
 
 
-def test_observations_are_standardised_by_all_that_was_seen(robot):
+def test_normalizer_uses_all_rollouts(robot):
     algorithm, policy = make(robot)
     batches = [rollout(policy, seed=seed, version=seed) for seed in range(2)]
     for batch in batches:
@@ -288,7 +288,7 @@ def test_observations_are_standardised_by_all_that_was_seen(robot):
     assert (policy.weights()["normalizer"]["std/joint_pos"] == 1).all()
 
 
-def test_it_leaves_the_rollout_alone_and_hands_out_copies(robot):
+def test_update_does_not_change_the_rollout(robot):
     algorithm, policy = make(robot)
     batch = rollout(policy)
     before = {name: values.clone() for name, values in batch.items()}
@@ -301,7 +301,7 @@ def test_it_leaves_the_rollout_alone_and_hands_out_copies(robot):
     assert not same(weights, weights_of(algorithm))
 
 
-def test_a_cloned_actor_waits_until_its_critic_knows_it(robot):
+def test_actor_after_delays_the_actor(robot):
     def told(resumed_after):
         algorithm, policy = make(robot, actor_after=1, normalize=False, target_kl=0.01, adapt_lr=True)
         found, before = [], weights_of(algorithm)
@@ -326,8 +326,8 @@ def test_a_cloned_actor_waits_until_its_critic_knows_it(robot):
     assert same(at_once, told(resumed_after=0)[1])
 
 
-def test_it_goes_on_from_a_checkpoint_bit_for_bit(robot):
-    """Trap: checkpoints without optimiser, random generator or counters."""
+def test_resumed_updates_are_identical(robot):
+    """Regression: checkpoints without optimiser, random generator or counters."""
     algorithm, policy = make(robot)
     batches = [rollout(policy, seed=seed, version=seed) for seed in range(4)]
     for batch in batches[:2]:
@@ -341,7 +341,7 @@ def test_it_goes_on_from_a_checkpoint_bit_for_bit(robot):
     assert same(algorithm.state_dict(), resumed.state_dict())
 
 
-def test_a_state_that_does_not_fit_is_refused(robot):
+def test_state_that_does_not_fit_raises_checkpoint_error(robot):
     algorithm, _ = make(robot)
     state = dict(algorithm.state_dict())
     del state["moments/joint_pos"]
@@ -349,6 +349,6 @@ def test_a_state_that_does_not_fit_is_refused(robot):
         algorithm.load_state_dict(state)
 
 
-def test_a_policy_without_values_is_refused(policy):
+def test_policy_without_values_raises_usage_error(policy):
     with pytest.raises(UsageError, match="'gaussian_mlp' is not one: use policy 'actor_critic'"):
         PPO(PPOConfig(), policy=policy)

@@ -1,4 +1,4 @@
-"""RLPD against numbers worked out beside it, and against the traps of its predecessors."""
+"""RLPD against numbers computed in the test, and regressions known from other implementations."""
 
 import copy
 
@@ -21,7 +21,7 @@ def make(policy, **config):
 
 
 def expected_target(algorithm, policy, batch, *, alpha=0.0):
-    """r + d * (min over target critics - alpha * log pi), with the algorithm's own next draw of noise."""
+    """r + d * (min over target critics - alpha * log pi), with the noise that the algorithm will draw next."""
     generator = torch.Generator()
     generator.set_state(algorithm._generator.get_state())
     features = policy.features({"joint_pos": batch["next/joint_pos"]})
@@ -32,7 +32,7 @@ def expected_target(algorithm, policy, batch, *, alpha=0.0):
 
 
 @pytest.mark.parametrize("backup_entropy", [False, True])
-def test_critic_loss_is_the_squared_distance_to_the_target(policy, batch, backup_entropy):
+def test_critic_loss_matches_hand_computed_target(policy, batch, backup_entropy):
     algorithm = make(policy, gamma=0.9, target_range=None, backup_entropy=backup_entropy, temperature=0.5)
     targets = expected_target(algorithm, policy, batch, alpha=0.5 if backup_entropy else 0.0)
     features = policy.features({"joint_pos": batch["observation/joint_pos"]})
@@ -43,8 +43,8 @@ def test_critic_loss_is_the_squared_distance_to_the_target(policy, batch, backup
     assert metrics["critic_loss"] == pytest.approx(float((q - targets).square().mean()), rel=1e-5)
 
 
-def test_a_true_end_does_not_bootstrap_and_a_timeout_does(policy, batch):
-    """Trap: time-outs stored as terminal. The discount alone decides."""
+def test_terminal_step_does_not_bootstrap_and_timeout_does(policy, batch):
+    """Regression: time-outs stored as terminal. The discount alone decides."""
     algorithm = make(policy, gamma=0.9, target_range=None)
     targets = expected_target(algorithm, policy, batch)
     assert targets[3] == 1.0  # reward 1, discount 0: exactly the reward
@@ -73,13 +73,13 @@ def test_values_converge_to_the_discounted_reward(policy, batch, replay):
     assert q[0] == pytest.approx(0.8, abs=0.08)
 
 
-def test_targets_are_clipped_to_what_is_possible(policy, batch):
+def test_targets_are_clipped_to_target_range(policy, batch):
     batch["reward"][:] = 5.0
     wild, tame = make(policy, target_range=None), make(policy, target_range=(0.0, 1.0))
     assert wild.update(batch)["critic_loss"] > 4 * tame.update(batch)["critic_loss"]
 
 
-def test_the_actor_climbs_what_the_critic_likes(policy, batch):
+def test_actor_maximizes_q(policy, batch):
     algorithm = make(policy, actor_every=1, temperature=1e-6, lr=1e-2)
 
     class Likes(torch.nn.Module):
@@ -89,22 +89,22 @@ def test_the_actor_climbs_what_the_critic_likes(policy, batch):
     algorithm._critic = Likes()
     features = policy.features({"joint_pos": batch["observation/joint_pos"]})
     for _ in range(300):
-        algorithm._update_actor(features, batch["action"], human=batch["human"])
+        algorithm._update_actor(batch, features, batch["action"], use_q=True)
     mean, _ = policy._distribution(features)
     np.testing.assert_allclose(torch.tanh(mean).detach().numpy(), 0.5, atol=0.1)
 
 
-def test_the_actors_step_leaves_the_critic_alone(policy, batch):
-    """Trap: leftover critic gradients in the actor's norm, or the actor's loss training the critic."""
+def test_actor_step_does_not_change_the_critic(policy, batch):
+    """Regression: leftover critic gradients in the actor's norm, or the actor's loss training the critic."""
     algorithm = make(policy)
     before = [p.detach().clone() for p in algorithm._critic.parameters()]
     features = policy.features({"joint_pos": batch["observation/joint_pos"]})
-    algorithm._update_actor(features, batch["action"], human=batch["human"])
+    algorithm._update_actor(batch, features, batch["action"], use_q=True)
     assert all(torch.equal(a, b) for a, b in zip(before, algorithm._critic.parameters(), strict=True))
     assert all(p.grad is None for p in algorithm._critic.parameters())
 
 
-def test_the_temperature_follows_the_entropy(policy, batch):
+def test_temperature_follows_the_entropy(policy, batch):
     for target, rises in ((50.0, True), (-50.0, False)):
         algorithm = make(policy, target_entropy=target, actor_every=1)
         before = algorithm._log_alpha.item()
@@ -112,14 +112,14 @@ def test_the_temperature_follows_the_entropy(policy, batch):
         assert (algorithm._log_alpha.item() > before) is rises
 
 
-def test_the_actor_moves_every_so_often_and_not_before(policy, batch):
+def test_actor_every_and_actor_after(policy, batch):
     algorithm = make(policy, actor_every=2, actor_after=3)
     moved = ["actor_loss" in algorithm.update(batch) for _ in range(8)]
     assert moved == [False, False, False, True, False, True, False, True]
 
 
-def test_until_it_climbs_the_actor_only_clones(policy, batch):
-    """One step of Adam down the weighted imitation loss, worked out on a copy; the critic is not asked."""
+def test_actor_only_clones_before_actor_q_from_update(policy, batch):
+    """The actor takes one Adam step down the weighted imitation loss, computed on a copy; Q is not used."""
     twin = copy.deepcopy(policy)
     algorithm = make(policy, actor_every=1, bc_weight=5.0, actor_q_from_update=3, lr=1e-2, max_grad_norm=1e9)
     features, people = twin.features({"joint_pos": batch["observation/joint_pos"]}), batch["human"]
@@ -132,30 +132,32 @@ def test_until_it_climbs_the_actor_only_clones(policy, batch):
     assert "entropy" not in metrics
     for ours, expected in zip(policy._actor.parameters(), twin._actor.parameters(), strict=True):
         assert torch.allclose(ours, expected, atol=1e-6)
-    assert ["entropy" in algorithm.update(batch) for _ in range(2)] == [False, True]  # the third climbs
-    batch["human"][:] = False  # nobody did anything: nothing to clone, and it does not climb either
+    assert ["entropy" in algorithm.update(batch) for _ in range(2)] == [False, True]  # the third uses Q
+    batch["human"][:] = False  # no human steps: nothing to clone, and Q is not used yet
     idle = make(policy, actor_every=1, bc_weight=5.0, actor_q_from_update=3)
     before = [p.detach().clone() for p in policy._actor.parameters()]
     assert "actor_loss" not in idle.update(batch)
     assert all(torch.equal(a, b) for a, b in zip(before, policy._actor.parameters(), strict=True))
 
 
-def test_rescues_are_credited_or_not(policy, robot):
+def test_count_rewards_after_takeover_sets_the_window(policy, robot):
     assert not make(policy, num_steps=3).sample_request.window.stop_at_takeover
     assert make(policy, num_steps=3, count_rewards_after_takeover=False).sample_request.window.stop_at_takeover
-    chunks = GaussianMLP(GaussianMLPConfig(horizon=4), robot=robot)  # judged as a whole, whoever was at them
+    chunks = GaussianMLP(GaussianMLPConfig(horizon=4), robot=robot)  # the setting is ignored for chunks
     assert not make(chunks, count_rewards_after_takeover=False).sample_request.window.stop_at_takeover
 
 
-def test_chunks_wait_until_they_were_done(policy, robot):
-    """Of an episode that still runs, what is missing of a chunk would pass for what is held past an end."""
+def test_chunks_are_not_learned_from_running_episodes(policy, robot):
+    """In a running episode, the missing actions of a chunk would look like the end of the episode."""
     assert make(policy).learns_from_running
     assert not make(GaussianMLP(GaussianMLPConfig(horizon=4), robot=robot)).learns_from_running
 
 
-def test_where_nobody_did_anything_several_processes_stay_where_they_are_too(policy, batch, monkeypatch):
-    """A step down nothing is one all the same: Adam goes on with what it remembers."""
-    monkeypatch.setattr(DataParallel, "sum_", lambda self, tensors: torch._foreach_mul_(tensors, 2.0))  # two alike
+def test_several_processes_without_human_steps_do_not_move_the_actor(policy, batch, monkeypatch):
+    """A step with zero gradients would move the actor, because Adam has momentum."""
+    monkeypatch.setattr(
+        DataParallel, "sum_", lambda self, tensors: torch._foreach_mul_(tensors, 2.0)
+    )  # two identical processes
     algorithm = make(policy, actor_every=1, bc_weight=5.0, actor_q_from_update=3)
     algorithm.set_parallel(DataParallel(rank=0, size=2))
     assert "actor_loss" in algorithm.update(batch)
@@ -165,7 +167,7 @@ def test_where_nobody_did_anything_several_processes_stay_where_they_are_too(pol
     assert all(torch.equal(a, b) for a, b in zip(before, policy._actor.parameters(), strict=True))
 
 
-def test_a_random_subset_of_critics_gives_the_target(policy, batch):
+def test_target_uses_a_random_subset_of_critics(policy, batch):
     algorithm = make(policy, num_critics=5, num_target_critics=2)
     generator = torch.Generator()
     generator.set_state(algorithm._generator.get_state())
@@ -177,17 +179,17 @@ def test_a_random_subset_of_critics_gives_the_target(policy, batch):
         pair = torch.randperm(5, generator=generator)[:2]
         targets = batch["reward"] + batch["discount"] * next_q[pair].amin(0)
         q = algorithm._critic(torch.cat((features, batch["action"]), 1))
-    assert not torch.equal(next_q[pair].amin(0), next_q.amin(0))  # or the test could not tell
+    assert not torch.equal(next_q[pair].amin(0), next_q.amin(0))  # otherwise the test proves nothing
     assert algorithm.update(batch)["critic_loss"] == pytest.approx(float((q - targets).square().mean()), rel=1e-5)
 
 
-def test_more_target_critics_than_critics_are_refused():
+def test_more_target_critics_than_critics_raise():
     with pytest.raises(ValueError, match="exceeds num_critics"):
         RLPDConfig(num_critics=2, num_target_critics=3)
 
 
-def test_only_what_people_did_is_cloned(policy, batch):
-    """Without demonstrations a batch is all the robot's own: cloning its noise would teach it nothing."""
+def test_only_human_steps_are_cloned(policy, batch):
+    """The policy's own steps are not cloned: they contain its noise."""
     batch["human"][:] = False
     alone, helped = make(policy, actor_every=1, bc_weight=100.0), make(policy, actor_every=1, bc_weight=0.0)
     assert alone.update(batch)["actor_loss"] == pytest.approx(helped.update(batch)["actor_loss"], abs=0.05)
@@ -195,7 +197,7 @@ def test_only_what_people_did_is_cloned(policy, batch):
     assert make(policy, actor_every=1, bc_weight=100.0).update(batch)["actor_loss"] > 1.0
 
 
-def test_the_robot_gets_the_average_of_the_actors(policy, batch):
+def test_policy_weights_are_a_moving_average(policy, batch):
     algorithm = make(policy, actor_every=1, actor_average=0.75)
     start = policy._actor[0].weight.detach().clone()
     algorithm.update(batch)
@@ -212,7 +214,7 @@ def test_half_of_the_rows_are_prior_data(policy):
     assert (wants.window.gamma, wants.window.num_steps) == (0.9, 3)
 
 
-def test_a_saved_state_goes_on_bit_for_bit(policy, batch):
+def test_resumed_updates_are_identical(policy, batch):
     one = make(policy, actor_every=2)
     for _ in range(7):
         one.update(batch)
@@ -223,22 +225,26 @@ def test_a_saved_state_goes_on_bit_for_bit(policy, batch):
     assert [dict(other.update(batch)) for _ in range(5)] == expected
 
 
-def test_a_state_of_another_network_is_refused_in_one_line(policy, batch):
+def test_state_of_another_network_raises_checkpoint_error(policy, batch):
     with pytest.raises(CheckpointError, match="does not fit algorithm 'rlpd'") as error:
         make(policy, hidden=(8,)).load_state_dict(make(policy).state_dict())
     assert "\n" not in str(error.value)
 
 
-def test_a_policy_without_a_density_is_refused_before_anything_moves(robot):
-    with pytest.raises(UsageError, match=r"'flow' cannot compute the density of its actions.* algorithm 'imitation'"):
+def test_policy_without_density_raises_usage_error(robot):
+    with pytest.raises(
+        UsageError, match=r"'flow' cannot compute the density of its actions.* algorithm 'imitation'"
+    ):
         make(Flow(FlowConfig(), robot=robot))
 
 
-def test_a_policy_with_history_learns_from_what_it_saw_and_not_from_padding(robot):
+def test_history_padding_does_not_change_the_loss(robot):
     remembering = GaussianMLP(GaussianMLPConfig(history={"joint_pos": 4}), robot=robot)
     algorithm = make(remembering, actor_every=1)
     assert algorithm.sample_request.window.history == {"joint_pos": 4}
-    batch = {name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.sample_request, robot).items()}
+    batch = {
+        name: torch.from_numpy(values) for name, values in batch_arrays(algorithm.sample_request, robot).items()
+    }
     batch["observation/joint_pos/mask"][:, 2:] = True
     batch["next/joint_pos/mask"][:] = True
     losses = []
@@ -250,14 +256,12 @@ def test_a_policy_with_history_learns_from_what_it_saw_and_not_from_padding(robo
     assert make(remembering, actor_every=1).update(batch)["critic_loss"] != losses[0]
 
 
-def test_a_policy_of_ppo_is_refused(robot):
+def test_policy_for_ppo_raises_usage_error(robot):
     policy = ActorCritic(ActorCriticConfig(), robot=robot)
-    with pytest.raises(
-        UsageError, match="'actor_critic' has a value of its own and is for ppo: choose gaussian_mlp"
-    ):
+    with pytest.raises(UsageError, match="'actor_critic' has its own value network and is for algorithm 'ppo'"):
         RLPD(RLPDConfig(), policy=policy)
 
 
-def test_to_clone_first_is_to_clone():
-    with pytest.raises(ValueError, match="set bc_weight too"):
+def test_actor_q_from_update_without_bc_weight_raises():
+    with pytest.raises(ValueError, match="Set bc_weight too"):
         RLPDConfig(actor_q_from_update=100)

@@ -27,17 +27,17 @@ def advantages(
     return found[0].tolist()
 
 
-def test_an_episode_that_goes_on():
+def test_gae_within_an_episode():
     # deltas: 1 + .5 * 1 - .5 = 1, 2 + .5 * 1.5 - 1 = 1.75, 3 + .5 * 2 - 1.5 = 2.5; carried by .25
     assert advantages() == [1.0 + 0.25 * 2.375, 1.75 + 0.25 * 2.5, 2.5]
 
 
-def test_a_true_end_in_the_middle():
+def test_gae_with_a_terminal_step():
     # nothing follows: delta 2 - 1 = 1, and the next episode's advantage stays there
     assert advantages(terminated=[1]) == [1.0 + 0.25 * 1.0, 1.0, 2.5]
 
 
-def test_a_truncation_in_the_middle():
+def test_gae_with_a_truncation():
     """Trap: `done = terminated | truncated` without a bootstrap. The step is worth what its true last observation is."""
     of_its_end = [1.0, 4.0, 2.0]
     # delta 2 + .5 * 4 - 1 = 3, and the next episode's advantage stays there
@@ -45,18 +45,18 @@ def test_a_truncation_in_the_middle():
     assert advantages(next_values=of_its_end, truncated=[1]) != advantages(terminated=[1])
 
 
-def test_the_last_step_bootstraps_unless_it_was_an_end():
+def test_gae_bootstraps_the_last_step_unless_terminal():
     assert advantages()[2] == 3.0 + 0.5 * 2.0 - 1.5
     assert advantages(truncated=[2])[2] == 3.0 + 0.5 * 2.0 - 1.5
     assert advantages(terminated=[2])[2] == 3.0 - 1.5
 
 
-def test_lambda_0_is_one_step_and_lambda_1_is_the_whole_return():
+def test_gae_lambda_0_is_td_error_and_1_is_full_return():
     assert advantages(lam=0.0) == [1.0, 1.75, 2.5]
     assert advantages(lam=1.0)[0] == pytest.approx(1.0 + 0.5 * 2.0 + 0.25 * 3.0 + 0.125 * 2.0 - 0.5)
 
 
-def test_worlds_do_not_mix():
+def test_gae_does_not_mix_worlds():
     rng = np.random.default_rng(0)
     shape = (4, 9)
     data = {name: rng.normal(size=shape) for name in ("rewards", "values", "next_values")}
@@ -68,7 +68,7 @@ def test_worlds_do_not_mix():
         np.testing.assert_array_equal(together[n], alone[0])
 
 
-def test_it_is_the_discounted_sum_of_deltas_up_to_the_end():
+def test_gae_is_the_discounted_sum_of_td_errors():
     rng = np.random.default_rng(1)
     rewards, values, next_values = (rng.normal(size=(1, 12)) for _ in range(3))
     terminated, truncated = np.zeros((1, 12), bool), np.zeros((1, 12), bool)
@@ -115,10 +115,14 @@ def seen(num_envs, t):
     }
 
 
-def test_a_buffer_gives_back_what_it_was_told():
+def test_buffer_returns_what_was_added():
     buffer = filled()
-    buffer.add_truncation(1, 2, {"joint_pos": np.array([7, 8], np.float32), "front": np.full((4, 4, 3), 9, np.uint8)})
-    buffer.add_truncation(0, 1, {"joint_pos": np.array([5, 6], np.float32), "front": np.full((4, 4, 3), 3, np.uint8)})
+    buffer.add_truncation(
+        1, 2, {"joint_pos": np.array([7, 8], np.float32), "front": np.full((4, 4, 3), 9, np.uint8)}
+    )
+    buffer.add_truncation(
+        0, 1, {"joint_pos": np.array([5, 6], np.float32), "front": np.full((4, 4, 3), 3, np.uint8)}
+    )
     arrays = buffer.take_arrays()
     assert arrays["observation/joint_pos"][0, :, 0].tolist() == [0, 1, 2, 3]  # T + 1 of them
     assert arrays["observation/front"].dtype == np.uint8
@@ -131,7 +135,7 @@ def test_a_buffer_gives_back_what_it_was_told():
     assert arrays["final/front"][:, 0, 0, 0].tolist() == [3, 9]
 
 
-def test_a_rollout_is_ones_own_and_the_next_one_begins_empty():
+def test_buffer_returns_copies_and_clears_truncations():
     buffer = filled()
     buffer.add_truncation(0, 1, {key: values[0] for key, values in seen(2, 1).items()})
     first = buffer.take_arrays()
@@ -142,7 +146,7 @@ def test_a_rollout_is_ones_own_and_the_next_one_begins_empty():
     assert (second["action"] >= 0).all()
 
 
-def test_moments_are_those_of_all_rows():
+def test_moments_match_all_rows():
     rng = np.random.default_rng(0)
     parts = [rng.normal(5.0, 3.0, size=(n, 2)) for n in (1, 40, 7)]
     moments = Moments(2)

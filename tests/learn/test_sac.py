@@ -28,21 +28,21 @@ def chunky(robot=ARM, **config):
     return GaussianMLP(GaussianMLPConfig(**{"hidden": (16,), "horizon": HORIZON, **config}), robot=robot, seed=0)
 
 
-def test_it_is_an_algorithm_by_name():
+def test_resolves_by_name():
     assert resolve("algorithm", "sac") is SAC
 
 
 @pytest.mark.parametrize("horizon", [1, HORIZON])
 @pytest.mark.parametrize("kind", [SAC, RLPD])
-def test_it_keeps_the_contract(horizon, kind):
+def test_passes_check_algorithm(horizon, kind):
     check_algorithm(lambda: make(chunky(horizon=horizon), kind, actor_every=2), robot=ARM)
 
 
-def test_a_policy_of_chunks_keeps_the_contract():
+def test_chunk_policy_passes_check_policy():
     check_policy(chunky)
 
 
-def test_all_steps_are_drawn_alike_and_the_entropy_is_half_of_the_dimensions(policy):
+def test_uniform_rows_and_default_target_entropy(policy):
     algorithm = make(policy)
     assert algorithm.sample_request.rows == {View(): 8}
     assert algorithm._target_entropy == -1.0  # two dimensions
@@ -50,7 +50,7 @@ def test_all_steps_are_drawn_alike_and_the_entropy_is_half_of_the_dimensions(pol
     assert make(chunky(), RLPD)._target_entropy == -6.0
 
 
-def test_it_is_rlpd_without_prior_data(policy, batch):
+def test_sac_equals_rlpd_on_the_same_batches(policy, batch):
     """The same numbers from the same batches: what differs is where rows come from, and cloning."""
     shared = {"actor_every": 2, "actor_q": "min", "temperature": 0.02, "target_entropy": -2.0}
     by_sac = dict(make(policy, **shared).update(batch))  # of the critic alone, so the policy stays as it was
@@ -66,7 +66,7 @@ DISCOUNT = {
 
 
 @pytest.mark.parametrize("success", [True, False])
-def test_a_chunks_rewards_count_by_their_place_and_what_follows_by_its_length(open_replay, success):
+def test_chunk_rewards_and_bootstrap_are_discounted_by_their_step(open_replay, success):
     """Traps: rewards summed undiscounted and bootstrapped with gamma^1; or gamma^1 to gamma^H with gamma^H."""
     policy = chunky()
     algorithm = make(policy, gamma=0.5)
@@ -77,7 +77,9 @@ def test_a_chunks_rewards_count_by_their_place_and_what_follows_by_its_length(op
     replay = open_replay((episode, labels))
     rng = np.random.default_rng(0)
     met = set()
-    for batch in Batches(request=algorithm.sample_request, robot=ARM, replay=replay, rng=rng, num_ahead=0).take(10):
+    for batch in Batches(request=algorithm.sample_request, robot=ARM, replay=replay, rng=rng, num_ahead=0).take(
+        10
+    ):
         steps = (batch["observation/joint_pos"][:, 0] * 10).round().int().tolist()
         met |= set(steps)
         given = algorithm._executed_actions(batch)  # the window's actions, the last one held past the end
@@ -98,13 +100,13 @@ def test_a_chunks_rewards_count_by_their_place_and_what_follows_by_its_length(op
     assert met == set(EARNED)
 
 
-def test_more_steps_than_a_chunk_has_may_be_added_up_and_fewer_may_not():
+def test_num_steps_is_at_least_the_horizon():
     assert make(chunky(), num_steps=5).sample_request.window.num_steps == 5
     assert make(chunky(), num_steps=2).sample_request.window.num_steps == HORIZON
     assert make(chunky(horizon=1), num_steps=2).sample_request.window.num_steps == 2
 
 
-def test_of_a_chunk_only_what_a_person_began_is_cloned(open_replay):
+def test_only_chunks_begun_by_a_person_are_cloned(open_replay):
     """Steps 1 and 2 are a person's: a window from 0 has nothing to clone, one from 1 two actions, one from 2 one."""
     policy = chunky()
     algorithm = make(policy, RLPD, bc_weight=1.0, actor_every=1, batch_size=16)
@@ -121,7 +123,7 @@ def test_of_a_chunk_only_what_a_person_began_is_cloned(open_replay):
         assert [row.tolist() for row in mask] == [[True, step == 2, False] for step in first]
 
 
-def test_a_chunk_of_its_own_is_what_it_samples():
+def test_policy_samples_whole_chunks():
     """A flat sample and the chunk that the robot gets are in the same order."""
     policy = chunky()
     seen = np.array([[0.1, 0.2]], np.float32)

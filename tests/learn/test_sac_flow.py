@@ -14,7 +14,7 @@ from dovetail.learn.algorithms.sac_flow import SACFlow, SACFlowConfig
 from dovetail.policies.flows.flow_actor import FlowActor, FlowActorConfig
 from dovetail.testing import check_algorithm
 
-# of RLPD as it was before it shared its parts with others: metrics of updates 1, 4 and 20
+# recorded metrics of RLPD's updates 1, 4 and 20
 RLPD_WAS = {
     "default": (
         {},
@@ -39,7 +39,7 @@ RLPD_WAS = {
 
 
 @pytest.mark.parametrize("case", RLPD_WAS)
-def test_rlpd_is_what_it_was(policy, batch, case):
+def test_rlpd_metrics_match_recorded_numbers(policy, batch, case):
     config, *expected = RLPD_WAS[case]
     algorithm = RLPD(RLPDConfig(batch_size=8, hidden=(16, 16), actor_every=2, **config), policy=policy, seed=0)
     updates = [algorithm.update(batch) for _ in range(20)]
@@ -61,23 +61,23 @@ def actor(robot):
     return make_policy(robot)
 
 
-def test_it_is_an_algorithm_by_name():
+def test_resolves_by_name():
     assert resolve("algorithm", "sac_flow") is SACFlow
 
 
 @pytest.mark.parametrize("kind", ["gated", "transformer"])
 @pytest.mark.parametrize("config", [{}, {"bc_weight": 1.0, "num_critics": 4, "backup_entropy": True}])
-def test_it_keeps_the_contract(robot, kind, config):
+def test_passes_check_algorithm(robot, kind, config):
     check_algorithm(lambda: make(make_policy(robot, kind), actor_every=2, **config), robot=robot)
 
 
-def test_a_policy_without_paths_is_refused(policy):
+def test_other_policies_raise_usage_error(policy):
     with pytest.raises(UsageError, match=r"'sac_flow' trains policy 'flow_actor'.* not 'gaussian_mlp'"):
         make(policy)
 
 
-def test_targets_count_the_paths_density(actor, batch):
-    """r + d * (min Q' - alpha * log p of the path), with the algorithm's own next draw of noise."""
+def test_targets_use_the_path_density(actor, batch):
+    """r + d * (min Q' - alpha * log p of the path), with the noise that the algorithm will draw next."""
     algorithm = make(actor, backup_entropy=True, temperature=0.5)
     generator = torch.Generator()
     generator.set_state(algorithm._generator.get_state())
@@ -91,14 +91,14 @@ def test_targets_count_the_paths_density(actor, batch):
     assert algorithm.update(batch)["critic_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_usual_entropy_is_sacs_at_every_step(actor):
+def test_default_target_entropy(actor):
     """Two actions, four steps: 2 * 1.4189 for x_0, and 4 * -2."""
     assert make(actor)._target_entropy == pytest.approx(2 * 0.5 * math.log(2 * math.pi * math.e) - 8)
     assert make(actor, target_entropy=-3.0)._target_entropy == -3.0
 
 
 @pytest.mark.parametrize(("target", "rises"), [(50.0, True), (-50.0, False)])
-def test_noise_follows_the_entropy_that_is_asked_for(actor, batch, target, rises):
+def test_sigma_follows_the_target_entropy(actor, batch, target, rises):
     features = actor.features({"joint_pos": batch["observation/joint_pos"]})
     before = actor.sigma(features).mean().item()
     algorithm = make(actor, target_entropy=target, actor_every=1, lr=1e-2, temperature=1.0)
@@ -109,13 +109,16 @@ def test_noise_follows_the_entropy_that_is_asked_for(actor, batch, target, rises
         assert actor.sigma(features).mean().item() > 1.5 * before
 
 
-def test_gradient_norms_are_each_ones_own(actor, robot, batch):
-    """Trap: clipping over the whole model mixed what the critic had left behind into the actor's norm."""
+def test_gradient_norms_are_separate(actor, robot, batch):
+    """Regression: clipping over the whole model mixed what the critic had left behind into the actor's norm."""
     algorithm = make(actor, actor_every=1)
     metrics = algorithm.update(batch)
     norms = {
         name: math.sqrt(sum(p.grad.square().sum().item() for p in parameters))
-        for name, parameters in (("critic", algorithm._optimizers.parameters["critic"]), ("actor", algorithm._optimizers.parameters["actor"]))
+        for name, parameters in (
+            ("critic", algorithm._optimizers.parameters["critic"]),
+            ("actor", algorithm._optimizers.parameters["actor"]),
+        )
     }
     assert all(0.0 < norm < algorithm._config.max_grad_norm for norm in norms.values())  # nothing was clipped
     for name, norm in norms.items():
@@ -127,22 +130,22 @@ def test_gradient_norms_are_each_ones_own(actor, robot, batch):
         assert norm == pytest.approx(1e-3, rel=1e-2)
 
 
-def test_every_part_of_the_actor_learns_and_the_critic_not_from_it(actor, batch):
-    """Trap: something detached on the way."""
+def test_actor_step_trains_velocity_and_sigma_only(actor, batch):
+    """Regression: something detached on the way."""
     algorithm = make(actor, actor_every=1)
     before = {name: [p.detach().clone() for p in m.parameters()] for name, m in actor.components.items()}
     critic = [p.detach().clone() for p in algorithm._critic.parameters()]
     features = actor.features({"joint_pos": batch["observation/joint_pos"]})
-    for _ in range(2):  # sigma's hidden layer hears nothing before its last one has moved from 0
-        algorithm._update_actor(features, batch["action"], human=batch["human"])
+    for _ in range(2):  # sigma's last layer starts at 0, so its hidden layer gets a gradient in the second step
+        algorithm._update_actor(batch, features, batch["action"], use_q=True)
     for name, module in actor.components.items():
         for old, new in zip(before[name], module.parameters(), strict=True):
             assert not torch.equal(old, new), name
     assert all(torch.equal(a, b) for a, b in zip(critic, algorithm._critic.parameters(), strict=True))
 
 
-def test_before_it_climbs_the_velocity_is_cloned_and_the_noise_left_alone(actor, batch):
-    """The matching loss says nothing of sigma: that is no error, and no gradient of 0 that a moment carries on."""
+def test_cloning_trains_velocity_and_not_sigma(actor, batch):
+    """The matching loss does not depend on sigma, which then gets no gradient and no momentum step."""
     algorithm = make(actor, actor_every=1, bc_weight=1.0, actor_q_from_update=3)
     before = {name: [p.detach().clone() for p in m.parameters()] for name, m in actor.components.items()}
     for _ in range(2):
@@ -156,7 +159,7 @@ def test_before_it_climbs_the_velocity_is_cloned_and_the_noise_left_alone(actor,
     assert not all(map(torch.equal, before["sigma"], actor.components["sigma"].parameters()))
 
 
-def test_a_saved_state_goes_on_bit_for_bit(actor, batch, robot):
+def test_resumed_updates_are_identical(actor, batch, robot):
     one = make(actor, actor_every=2, bc_weight=0.5)
     for _ in range(7):
         one.update(batch)
@@ -167,13 +170,13 @@ def test_a_saved_state_goes_on_bit_for_bit(actor, batch, robot):
     assert [dict(other.update(batch)) for _ in range(5)] == expected
 
 
-def test_a_state_of_another_flow_is_refused(actor, robot):
+def test_state_of_another_flow_raises_checkpoint_error(actor, robot):
     with pytest.raises(CheckpointError, match="does not fit algorithm 'sac_flow'"):
         make(make_policy(robot, "transformer")).load_state_dict(make(actor).state_dict())
 
 
 @pytest.mark.parametrize(("kind", "size"), [("gated", {"hidden": 32}), ("transformer", {"num_layers": 1})])
-def test_it_finds_the_best_action_of_a_bandit(robot, kind, size):
+def test_finds_the_best_action_of_a_bandit(robot, kind, size):
     """One step, and the reward is highest at an action that depends on what was seen."""
     actor = make_policy(robot, kind, **size)
     config = {"lr": 3e-3, "actor_every": 2, "actor_after": 100, "tau": 0.05, "temperature": 0.005}

@@ -69,7 +69,7 @@ def labels_waiting(facts: Facts) -> Result:
     )
     by_machines = (
         Tip("check the labeler's server"),
-        Tip("label more episodes at the same time", "labeling.max_under_way"),
+        Tip("label more episodes at the same time", "labeling.max_labeling_episodes"),
         Tip("label some yourself: dovetail console RUN"),
     )
     return Finding(
@@ -191,7 +191,7 @@ def help_not_falling(facts: Facts) -> Result:
         ),
         tips=(
             Tip("take over later and hand back sooner", "operator.stuck_after_steps"),
-            Tip("make corrections shorter", "operator.max_steps"),
+            Tip("make corrections shorter", "operator.max_takeover_steps"),
             Tip("end the help sooner", "operator.fade_out_minutes"),
             Tip("do more updates per step", "learner.utd"),
         ),
@@ -214,7 +214,7 @@ def one_source(facts: Facts) -> Result:
         "human": (
             Tip("let the policy act: take over later", "operator.stuck_after_steps"),
             Tip("supervise fewer episodes", "operator.watched_share"),
-            Tip("make corrections shorter", "operator.max_steps"),
+            Tip("make corrections shorter", "operator.max_takeover_steps"),
         ),
         "policy": (MORE_DEMOS, MORE_HELP, Tip("draw more from them", "algorithm.prior_fraction")),
     }

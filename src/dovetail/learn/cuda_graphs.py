@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["CudaGraphs", "Metrics", "to_floats"]
+__all__ = ["CudaGraphs", "Update", "to_floats"]
 
 _NUM_PLAIN = 3  # calls before the capture, in which libraries and optimizers initialize themselves
 
 Metrics = Mapping[str, Tensor | float]
 Variant = tuple[tuple[str, bool], ...]
-
-
-class Update(Protocol):
-    def __call__(self, batch: Mapping[str, Tensor], **variant: bool) -> Metrics: ...
+Update = Callable[..., Metrics]  # update(batch, **variant)
 
 
 class _Captured(NamedTuple):
@@ -29,7 +26,7 @@ class _Captured(NamedTuple):
 
 
 class CudaGraphs:
-    """`graphs(update, batch, **variant)` returns the metrics of `update(batch, **variant)`, from the fourth call on by replay.
+    """`graphs(update, batch, **variant)` returns the metrics of `update(batch, **variant)`, by replay from the fourth call.
 
     Each variant has its own graph. An update may only change tensors in place, draw from `generator` only, and must not
     synchronize with the GPU.

@@ -197,7 +197,7 @@ class PPO(Descent):
         while num_epochs < config.num_epochs:
             num_epochs += 1
             order = torch.randperm(len(a), generator=self._generator, device=self._device)
-            steps = [self._step(s, a, rows, index) for index in order.split(config.batch_size)]
+            steps = [self._step(s, a, rows, index) for index in torch.split(order, config.batch_size)]
             num_minibatches += len(steps)
             per_minibatch = {name: [step[name] for step in steps] for name in steps[0]}
             if config.target_kl is not None and _mean(per_minibatch["kl"]) > 1.5 * config.target_kl:
