@@ -6,14 +6,13 @@ ends first, the run continues and prints a line.
 
 from __future__ import annotations
 
-import os
 import subprocess
 import threading
 from pathlib import Path
 from types import TracebackType
 
 from dovetail.cli._terminal import say
-from dovetail.processes.child import ChildProcess
+from dovetail.processes.child import ChildProcess, exit_with_parent
 
 __all__ = ["ConsoleProcess"]
 
@@ -70,12 +69,7 @@ class ConsoleProcess:
 
 def main() -> None:
     """The console process: the command line, until the run ends."""
-
-    def exit_with_run() -> None:
-        os.read(0, 1)  # returns when the pipe closes: nothing is written to it
-        os._exit(0)
-
-    threading.Thread(target=exit_with_run, name="run", daemon=True).start()
+    exit_with_parent()
     from dovetail.cli.main import entry
 
     entry()

@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -23,7 +24,7 @@ from dovetail.core.errors import one_line
 from dovetail.processes.array_channel import ArrayChannel
 from dovetail.processes.channel import Channel, ChannelClosed
 
-__all__ = ["ONE_THREAD", "ChildProcess", "WorkerProcess", "run_child", "run_worker"]
+__all__ = ["ONE_THREAD", "ChildProcess", "WorkerProcess", "exit_with_parent", "run_child", "run_worker"]
 
 ONE_THREAD: Mapping[str, str | None] = MappingProxyType({"OMP_NUM_THREADS": "1"})
 _EXIT_S = 0.5  # a child closes its descriptors this long before it has ended
@@ -119,6 +120,16 @@ class ChildProcess:
 
 def _request_end_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+
+def exit_with_parent() -> None:
+    """In a child with `stdin_pipe`: end this process when its parent has ended."""
+
+    def wait_and_exit() -> None:
+        os.read(0, 1)  # returns when the pipe closes: nothing is written to it
+        os._exit(1)
+
+    threading.Thread(target=wait_and_exit, name="parent", daemon=True).start()
 
 
 class WorkerProcess(ChildProcess):

@@ -34,7 +34,7 @@ from dovetail.episodes.spool import Spool
 from dovetail.live.link import LiveLink
 from dovetail.processes.shared_memory import anonymous_memory, map_memory
 from dovetail.rewards.early_success import BoardSuccessDetector, SuccessDetection
-from dovetail.robot_host.host_process import STOP_S, HostProcess
+from dovetail.robot_host.host_process import STOP_S, HostProcess, start_processes
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.weights.store import DiskWeightStore
 
@@ -297,30 +297,8 @@ class RobotHost:
             for_control["mailbox"] = os.dup(self._link.mailbox_descriptor)
         if self._lock_descriptor is not None:
             for_control["lock"] = os.dup(self._lock_descriptor)
+        self._processes = start_processes(memory, for_control, should_stop=self._should_stop)
         self._start_heartbeat()
-        (request_reader, request_writer), (answer_reader, answer_writer) = os.pipe(), os.pipe()
-        alive_reader, alive_writer = os.pipe()  # nothing is written: its end tells that the recorder has ended
-        inherited = {
-            "control": {
-                "request": request_writer,
-                "inference": answer_reader,
-                "recorder": alive_reader,
-                **for_control,
-            },
-            "inference": {"request": request_reader, "answer": answer_writer},
-            "recorder": {"alive": alive_writer},
-        }
-        try:
-            for name, descriptors in inherited.items():
-                self._processes[name] = HostProcess(
-                    name, {**descriptors, "memory": memory}, should_stop=self._should_stop
-                )
-        except OSError:
-            self._end()
-            raise
-        finally:  # a pipe ends with a process only if no other process has it open
-            for descriptor in (memory, *(d for part in inherited.values() for d in part.values())):
-                os.close(descriptor)
         for name, process in self._processes.items():
             process.send({"layout": layout.to_json(), **self._settings(name)})
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -12,7 +13,7 @@ from dovetail.core.errors import FailureError
 from dovetail.processes.channel import Channel, ChannelClosed
 from dovetail.processes.child import ONE_THREAD, ChildProcess
 
-__all__ = ["STOP_S", "HostProcess"]
+__all__ = ["STOP_S", "HostProcess", "start_processes"]
 
 STOP_S = 0.5  # the longest wait for a reply, or for an end, after the run was asked to stop
 _POLL_S = 0.02
@@ -83,3 +84,29 @@ class HostProcess(ChildProcess):
         ended = super().close(timeout_s=timeout_s)
         self.channel.close()
         return ended
+
+
+def start_processes(
+    memory: int, for_control: Mapping[str, int], *, should_stop: Callable[[], bool]
+) -> dict[str, HostProcess]:
+    """Start control, inference and recorder. Closes the descriptors `memory` and `for_control` in this process."""
+    (request_reader, request_writer), (answer_reader, answer_writer) = os.pipe(), os.pipe()
+    alive_reader, alive_writer = os.pipe()  # nothing is written to it: it closes when the recorder ends
+    for_control = {"inference": answer_reader, "recorder": alive_reader, **for_control}
+    inherited: dict[str, Mapping[str, int]] = {
+        "control": {"request": request_writer, **for_control},
+        "inference": {"request": request_reader, "answer": answer_writer},
+        "recorder": {"alive": alive_writer},
+    }
+    started: dict[str, HostProcess] = {}
+    try:
+        for name, descriptors in inherited.items():
+            started[name] = HostProcess(name, {**descriptors, "memory": memory}, should_stop=should_stop)
+    except OSError:
+        for process in started.values():
+            process.close(timeout_s=0.0)
+        raise
+    finally:  # a pipe closes with a process only if no other process has it open
+        for descriptor in (memory, *(number for part in inherited.values() for number in part.values())):
+            os.close(descriptor)
+    return started

@@ -78,7 +78,7 @@ def test_they_learn_what_they_learn_inline_and_who_is_killed_is_told(toy: Path, 
         finally:
             group.close()
         greedy = load([toy], [*TWO, "cluster.learner.num_cpus=1000"])
-        with pytest.raises(UsageError, match=r"learner.ranks=2 with 1000 of 'CPU' each need 2000"):
+        with pytest.raises(UsageError, match=r"learner.ranks=2 with 1000 of 'CPU' each needs 2000"):
             RayRanks(RunFolder(folder.path, greedy), robot=robot, replayed=robot).start()
 
 

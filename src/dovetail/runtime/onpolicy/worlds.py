@@ -55,7 +55,8 @@ class World:
         self.rewards: dict[str, float] = defaultdict(float)
         self.at_limit = 0.0  # sum over the steps of the share of action values at a limit
         self._sent: list[Array] = []
-        self._recording, self._is_recording = recording, False
+        self._episode_recording = recording
+        self._recording: Recording | None = None  # of the current episode
         self._observation: Observation | None = None
 
     @property
@@ -81,8 +82,8 @@ class World:
         self.rewards.clear()
         self.at_limit = 0.0
         self._sent.clear()
-        self._is_recording = record and self._recording is not None
-        if self._recording is not None and self._is_recording:
+        self._recording = self._episode_recording if record else None
+        if self._recording is not None:
             self._recording.begin(episode)
         self._observation = workcell.robot.observe()
         return self._observation
@@ -92,7 +93,7 @@ class World:
     ) -> tuple[Observation, Verdict]:
         """`version` and `extras` of the policy are recorded."""
         workcell, before = self._workcell, self._observation
-        probed = workcell.probe() if self._is_recording else {}
+        probed = workcell.probe() if self._recording is not None else {}
         executed = workcell.robot.send(action)
         self._sent.append(action)
         workcell.clock.sleep_until(workcell.clock.now_ns() + self._period_ns)
@@ -104,7 +105,7 @@ class World:
             raise FailureError(f"task '{workcell.task.spec.name}' aborted an episode of world {self._number}")
         for name, reward in verdict.rewards.items():
             self.rewards[name] += reward
-        if self._recording is not None and self._is_recording:
+        if self._recording is not None:
             assert before is not None, "call reset() first"
             step = Step(
                 observation=before,
