@@ -1,4 +1,4 @@
-"""The shared memory of an actor against a plain list of everything that ever happened."""
+"""The board against a plain list of everything that happened."""
 
 import json
 from dataclasses import dataclass, field
@@ -117,7 +117,7 @@ def stories(draw):
 
 @settings(max_examples=150, deadline=None)
 @given(stories(), st.integers(2, 12), st.data())
-def test_against_a_list(story, num_rows, data):
+def test_board_equals_a_list_model(story, num_rows, data):
     lengths, new_frames, fills = story
     memory = bytearray(layout(num_rows).num_bytes)
     board, reader = (Board(layout(num_rows), memoryview(memory)) for _ in range(2))
@@ -191,7 +191,7 @@ def _check_steps(board, model, rows):
         np.testing.assert_array_equal(got[name], column, err_msg=name)
 
 
-def test_history_by_hand():
+def test_history_matches_values_computed_by_hand():
     """Rows 0 to 2 are another episode's; row 3 begins this one."""
     board = make_board(num_rows=8)
     for number in range(6):
@@ -211,7 +211,7 @@ def test_history_by_hand():
 # ---- frames
 
 
-def test_a_frame_is_stored_once_however_long_it_is_the_newest():
+def test_repeated_frame_is_stored_once():
     board = make_board()
     for number, frame in enumerate((1, 1, 1, 2)):
         board.observe(observation(number, frame=frame))
@@ -223,15 +223,15 @@ def test_a_frame_is_stored_once_however_long_it_is_the_newest():
     assert not any(np.shares_memory(depth[row], depth[row + 1]) for row in range(3))
 
 
-def test_a_slow_camera_outlives_the_ring():
+def test_frame_of_a_slow_camera_survives_the_ring():
     board = make_board(num_rows=3)
     for number in range(20):
         board.observe(observation(number, frame=9))
     assert (board.observation(19).values["front"] == 9).all()
 
 
-def test_an_episode_begins_with_a_frame_of_its_own():
-    """Clocks may start anew: the same time of capture need not be the same picture."""
+def test_new_episode_stores_a_new_frame():
+    """Clocks may restart: the same capture time may be another image."""
     board = make_board()
     board.observe(observation(0, frame=1))
     board.begin()
@@ -242,7 +242,7 @@ def test_an_episode_begins_with_a_frame_of_its_own():
     assert (board.observation(row - 1).values["front"] == 1).all()
 
 
-def test_a_driver_fills_the_buffer_and_nobody_copies_it():
+def test_frame_buffer_is_used_without_a_copy():
     board = make_board()
     buffer = board.frame_buffer("front")
     assert np.shares_memory(buffer, board.frame_buffer("front"))  # until there is a frame in it
@@ -263,10 +263,10 @@ def test_views_are_read_only():
             value[...] = 0
 
 
-# ---- ticks seen anew
+# ---- observe_again
 
 
-def test_a_tick_seen_anew():
+def test_observe_again_replaces_the_observation():
     board = make_board()
     board.observe(observation(1))
     row = board.observe(observation(2))
@@ -278,7 +278,7 @@ def test_a_tick_seen_anew():
     assert (board.observation(row - 1).values["front"] == 1).all()
 
 
-def test_a_tick_seen_anew_takes_up_a_frame_and_a_reader_learns_of_it():
+def test_observe_again_uses_a_frame_and_marks_overwritten_rows():
     """Five rows and their frames; three more frames write over those of rows 0 and 1, though no row is gone."""
     memory = bytearray(layout(5).num_bytes)
     board, reader = (Board(layout(5), memoryview(memory)) for _ in range(2))
@@ -292,7 +292,7 @@ def test_a_tick_seen_anew_takes_up_a_frame_and_a_reader_learns_of_it():
     assert (reader.observation(1).values["front"] != 1).all()
 
 
-def test_rows_are_overwritten_a_ring_later_where_there_is_no_camera():
+def test_rows_without_camera_are_overwritten_after_one_ring():
     blind = BoardLayout(num_rows=3, observation={"joints": ("float32", (2,))}, extras={}, chunk=(4, 3))
     board = Board(blind)
     for number in range(4):
@@ -300,7 +300,7 @@ def test_rows_are_overwritten_a_ring_later_where_there_is_no_camera():
     assert [board.is_overwritten(row) for row in range(4)] == [True, True, False, False]  # row 1 may be next
 
 
-def test_what_was_seen_is_no_step_until_it_was_judged():
+def test_row_is_a_step_only_after_its_verdict():
     board = make_board()
     row = board.observe(observation(0))
     assert (board.num_seen, board.num_stepped) == (1, 0)
@@ -317,7 +317,7 @@ def judged(board, verdict):
     return row
 
 
-def test_a_task_that_names_nothing():
+def test_verdict_without_names_is_accepted():
     board = make_board()
     row = judged(board, Verdict(outcome=None))
     columns = board.columns(row, row + 1)
@@ -333,7 +333,7 @@ def test_names_may_come_in_another_order_but_not_change():
 
 
 @pytest.mark.parametrize("names", [("a",), ("a", "b", "c"), ("a", "c"), ()])
-def test_names_that_change_within_an_episode(names):
+def test_changed_names_within_an_episode_are_rejected(names):
     board = make_board()
     row = judged(board, Verdict(outcome=None, rewards={"a": 1, "b": 2}))
     with pytest.raises(SpecMismatch, match="but at first a, b"):
@@ -354,7 +354,7 @@ def test_another_episode_may_have_other_names():
     ("rewards", "metrics"),
     [(MAX_REWARDS + 1, 0), (0, MAX_METRICS + 1)],
 )
-def test_too_many_names(rewards, metrics):
+def test_too_many_names_are_rejected(rewards, metrics):
     board = make_board()
     verdict = Verdict(
         outcome=None,
@@ -365,7 +365,7 @@ def test_too_many_names(rewards, metrics):
         judged(board, verdict)
 
 
-def test_as_many_names_as_there_is_room_for():
+def test_maximum_number_of_names_is_accepted():
     board = make_board()
     rewards, metrics = {f"r{i}": i for i in range(MAX_REWARDS)}, {f"m{i}": -i for i in range(MAX_METRICS)}
     row = judged(board, Verdict(outcome=None, rewards=rewards, metrics=metrics))
@@ -401,7 +401,7 @@ def test_a_layout_survives_json_and_no_two_arrays_overlap(extras):
     assert start <= end
 
 
-def test_a_board_of_its_own_memory_is_the_same_board():
+def test_private_and_shared_memory_behave_the_same():
     board = make_board()
     assert (board.num_seen, board.num_stepped, board.heartbeat_ns, board.stopping) == (0, 0, 0, False)
     board.beat(123)
@@ -411,7 +411,7 @@ def test_a_board_of_its_own_memory_is_the_same_board():
 
 
 @pytest.mark.parametrize("row", [0, 1, 77])
-def test_a_judge_says_of_which_row_it_speaks(row):
+def test_success_check_has_row_and_result(row):
     board = make_board()
     assert board.success_check == (-1, False)
     for done in (True, False):

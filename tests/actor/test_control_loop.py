@@ -1,4 +1,4 @@
-"""The tick with fake robots: no jolt at a takeover, rest when there is nothing to do, and every reason to stop."""
+"""The control loop with fake robots: takeovers without jumps, holding, and every reason to stop."""
 
 import tracemalloc
 
@@ -61,7 +61,7 @@ def says(event):
 
 @pytest.mark.parametrize("kind", ACTORS)
 @pytest.mark.parametrize("delay", [0, 3])
-def test_no_command_ever_jumps_further_than_one_tick_may(kind, delay):
+def test_commands_never_exceed_the_step_limit(kind, delay):
     """In and out of a person's hands, who wants to be somewhere else each time, and from chunk to chunk."""
     cell = Cell(bimanual=True, max_steps=60)
     rng = np.random.default_rng(0)
@@ -86,7 +86,7 @@ def test_no_command_ever_jumps_further_than_one_tick_may(kind, delay):
 
 
 @pytest.mark.parametrize("kind", ACTORS)
-def test_after_hand_back_it_starts_from_what_was_measured_then(kind):
+def test_after_takeover_the_policy_starts_from_the_measured_state(kind):
     cell = Cell(max_steps=12)
     moved = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
@@ -99,7 +99,7 @@ def test_after_hand_back_it_starts_from_what_was_measured_then(kind):
 
 
 @pytest.mark.parametrize("kind", [NaiveActor, RtcActor])
-def test_what_was_thought_before_a_takeover_is_not_executed_after_it(kind):
+def test_chunk_requested_before_takeover_is_not_executed_after_it(kind):
     """Answers take 3 ticks. Asked at tick 4 about tick 4, the person takes over at 5 and lets go at 6."""
     cell = Cell(max_steps=14)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
@@ -121,8 +121,8 @@ def test_what_was_thought_before_a_takeover_is_not_executed_after_it(kind):
     assert proposed[9] == pytest.approx(1e-4 * (20 + 3))
 
 
-def test_a_short_horizon_while_a_person_corrects_and_a_long_one_later():
-    """10 Hz, half a second to settle: thought anew at each of 5 ticks, then executed for 4 ticks as before."""
+def test_horizon_is_short_after_takeover_and_long_later():
+    """10 Hz and 0.5 s: a new chunk at each of 5 ticks, then 4 ticks per chunk as before."""
     cell = Cell(max_steps=18)
     policy = ChunkPolicy(cell.raw.spec, horizon=8)
     actor = cell.actor(
@@ -134,7 +134,7 @@ def test_a_short_horizon_while_a_person_corrects_and_a_long_one_later():
 
 
 @pytest.mark.parametrize("kind", ACTORS)
-def test_steps_are_labelled_by_who_really_moved(kind):
+def test_source_of_each_step_is_who_moved_the_arm(kind):
     """A chunk runs, a person acts, answers are awaited, a pause: only what a person did or held is theirs."""
     cell = Cell(max_steps=16)
     person = Person({**acts(4, 5), 9: says(Event.PAUSE), 10: says(Event.START)})
@@ -156,7 +156,7 @@ def test_steps_are_labelled_by_who_really_moved(kind):
 # ---- nothing to do
 
 
-def test_starved_it_comes_to_rest_over_a_few_ticks_and_leaves_the_gripper_alone():
+def test_without_chunk_the_arm_slows_down_and_gripper_stays():
     cell = Cell(max_steps=12)
     going = np.array([0.02, 0, 0, 0, 0, 0.1, 0.3], np.float32)
     actor = cell.actor(ChunkPolicy(cell.raw.spec, horizon=4, value=going), simulated_delay_ticks=6)
@@ -190,7 +190,7 @@ class Nervous(HealthCheck):
         return "inference has died" if self._alarm is not None and self.num_asked > self._alarm else None
 
 
-def test_worried_it_holds_and_goes_on_when_all_is_well_again():
+def test_hold_reason_holds_and_the_policy_continues_afterwards():
     cell = Cell(max_steps=10)
     going = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
     policy = ChunkPolicy(cell.raw.spec, horizon=4, value=going)
@@ -204,7 +204,7 @@ def test_worried_it_holds_and_goes_on_when_all_is_well_again():
     assert telemetry["health_holds"] == 6
 
 
-def test_a_worry_holds_a_person_too():
+def test_hold_reason_also_holds_a_person():
     cell = Cell(max_steps=6)
     moved = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
     loop, board, _ = cell.loop(
@@ -218,8 +218,8 @@ def test_a_worry_holds_a_person_too():
     assert columns["source"].tolist() == [0, 0, 0, 1, 1, 1]  # who really moved
 
 
-def test_after_a_worry_the_policy_is_asked_anew():
-    """What was planned before is old by then, and must be neither executed nor told to the policy."""
+def test_after_hold_reason_a_new_chunk_is_requested():
+    """The old plan must be neither executed nor given to the policy."""
     cell = Cell(max_steps=10)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
     loop, board, _ = cell.loop(policy, mode=Rtc(), health_check=Nervous(worries=range(2, 5)))
@@ -228,7 +228,7 @@ def test_after_a_worry_the_policy_is_asked_anew():
     assert policy.contexts[1].prefix is None
 
 
-def test_an_alarm_stops_the_arm_and_latches():
+def test_stop_reason_stops_the_arm_and_latches_a_fault():
     cell = Cell(max_steps=10)
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), health_check=Nervous(stop_reason=4))
     ended = loop.run(order())
@@ -245,7 +245,7 @@ def test_an_alarm_stops_the_arm_and_latches():
     assert calm.run(order()).outcome is Outcome.TIMEOUT
 
 
-def test_an_alarm_before_anything_happened_is_raised():
+def test_stop_reason_before_the_first_step_is_raised():
     cell = Cell()
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), health_check=Nervous(stop_reason=0))
     with pytest.raises(RobotFault, match="inference has died"):
@@ -255,7 +255,7 @@ def test_an_alarm_before_anything_happened_is_raised():
 
 
 @pytest.mark.parametrize("inputs", [{}, {3: says(Event.PAUSE)}])
-def test_alarms_are_heard_while_it_waits_for_a_person(inputs):
+def test_stop_reason_works_while_waiting_for_start(inputs):
     cell = Cell()
     loop, _, _ = cell.loop(
         ChunkPolicy(cell.raw.spec),
@@ -271,7 +271,7 @@ def test_alarms_are_heard_while_it_waits_for_a_person(inputs):
     assert cell.robot.fault
 
 
-def test_a_policy_that_fails_stops_the_arm_but_is_no_fault_of_the_robot():
+def test_policy_error_stops_the_arm_without_a_fault():
     cell = Cell()
     policy = ChunkPolicy(cell.raw.spec)
     policy.act = lambda *_: 1 / 0
@@ -284,7 +284,7 @@ def test_a_policy_that_fails_stops_the_arm_but_is_no_fault_of_the_robot():
 # ---- waiting for a person
 
 
-def test_it_holds_until_start():
+def test_arm_holds_until_start():
     cell = Cell(max_steps=3)
     policy = ChunkPolicy(cell.raw.spec, value=0.01)
     actor = cell.actor(policy, operator=Person({4: says(Event.START)}), wait_for_start=True)
@@ -297,18 +297,18 @@ def test_it_holds_until_start():
     assert policy.seen[0]["ee_pose"].shape == (1, 7)
 
 
-def test_it_starts_at_once_where_somebody_has_said_so():
+def test_early_start_event_starts_at_once():
     cell = Cell(max_steps=3)
     actor = cell.actor(ChunkPolicy(cell.raw.spec), operator=Person({0: says(Event.START)}), wait_for_start=True)
     assert actor.run(order()).column("time_ns")[0] == 0
 
 
-def test_nobody_waits_where_nobody_was_asked_to():
+def test_without_wait_for_start_the_episode_starts_at_once():
     cell = Cell(max_steps=3)
     assert cell.actor(ChunkPolicy(cell.raw.spec)).run(order()).column("time_ns")[0] == 0
 
 
-def test_history_begins_with_the_start():
+def test_history_begins_at_the_start_event():
     cell = Cell(max_steps=3)
     policy = ChunkPolicy(cell.raw.spec, horizon=1, history={"ee_pose": 4})
     cell.actor(policy, operator=Person({6: says(Event.START)}), wait_for_start=True).run(order())
@@ -325,7 +325,7 @@ def test_history_begins_with_the_start():
         (Event.STOP, Outcome.ABORTED, True),
     ],
 )
-def test_it_may_end_before_it_starts(poll, event, outcome, stopped):
+def test_episode_may_end_before_start(poll, event, outcome, stopped):
     cell = Cell()
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), operator=Person({poll: says(event)}), wait_for_start=True)
     ended = loop.run(order())
@@ -333,7 +333,7 @@ def test_it_may_end_before_it_starts(poll, event, outcome, stopped):
     assert not any(sent[:6].any() for sent in cell.sent)
 
 
-def test_asked_to_stop_nobody_waits_for_a_person():
+def test_stop_request_ends_the_wait_for_start():
     asked = iter([False] * 5 + [True] * 100)
     cell = Cell()
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), wait_for_start=True, should_stop=lambda: next(asked))
@@ -344,7 +344,7 @@ def test_asked_to_stop_nobody_waits_for_a_person():
 # ---- a pause
 
 
-def test_a_pause_is_one_step_of_the_person_and_history_begins_anew_after_it():
+def test_pause_is_one_human_step_and_restarts_history():
     cell = Cell(max_steps=8)
     policy = ChunkPolicy(cell.raw.spec, horizon=1, history={"ee_pose": 4})
     person = Person({3: says(Event.PAUSE), 8: says(Event.START)})
@@ -355,12 +355,12 @@ def test_a_pause_is_one_step_of_the_person_and_history_begins_anew_after_it():
     assert times.tolist() == [1, 1, 1, 5, 1, 1, 1]  # its own tick, four polls more, then it went on
     assert not episode.column("executed")[3, :6].any()
     assert [int(seen["ee_pose/mask"].sum()) for seen in policy.seen] == [1, 2, 3, 1, 2, 3, 4]
-    # the plan was not touched by the pause: it was thought anew
+    # the plan after the pause is a new one
     assert episode.column("chunk_id").tolist() == [0, 1, 2, -1, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("kind", ACTORS)
-def test_a_pause_makes_the_plan_void(kind):
+def test_pause_discards_the_plan(kind):
     cell = Cell(max_steps=8)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
     person = Person({2: says(Event.PAUSE), 5: says(Event.START)})
@@ -396,7 +396,7 @@ class Slow(FakeArm):
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.integers(0, 30), st.floats(1.01, 2.9), max_size=6))
-def test_overruns_are_counted_and_no_two_actions_come_back_to_back(slow):
+def test_overruns_are_counted_and_actions_keep_their_distance(slow):
     """Trap: an overrun tick did not re-anchor its deadline, so catch-up ticks fired back to back."""
     cell = Cell(max_steps=14, raw=lambda **given: Slow(FakeArmConfig(), **given))
     loop, _, telemetry = cell.loop(ChunkPolicy(cell.raw.spec))
@@ -412,7 +412,7 @@ def test_overruns_are_counted_and_no_two_actions_come_back_to_back(slow):
 
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.integers(0, 30), st.floats(0.0, 2.9), max_size=6))
-def test_a_late_command_has_its_time_too(slow):
+def test_late_command_gets_a_whole_period(slow):
     cell = Cell(max_steps=14, raw=lambda **given: Slow(FakeArmConfig(), **given))
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec))
     cell.raw.slow = slow
@@ -420,7 +420,7 @@ def test_a_late_command_has_its_time_too(slow):
     assert min(np.diff(cell.sent_ns)) >= 0.74 * TICK_NS
 
 
-def test_acknowledging_is_not_starting():
+def test_acknowledge_does_not_start_the_episode():
     cell = Cell(max_steps=4)
     person = Person({0: says(Event.ACKNOWLEDGE), 3: says(Event.ACKNOWLEDGE), 9: says(Event.START)})
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.01), operator=person, wait_for_start=True)
@@ -430,7 +430,7 @@ def test_acknowledging_is_not_starting():
     assert not any(still[still.index(False) :])
 
 
-def test_ticks_in_time_keep_their_beat():
+def test_punctual_ticks_keep_absolute_deadlines():
     cell = Cell(max_steps=14)
     loop, _, telemetry = cell.loop(ChunkPolicy(cell.raw.spec))
     loop.run(order())
@@ -443,7 +443,7 @@ def test_ticks_in_time_keep_their_beat():
 
 
 class Filling(FakeArm):
-    """A camera that puts its frames where it is told to."""
+    """A camera that writes into the given buffers."""
 
     def __init__(self, config, *, task, clock):
         super().__init__(config, task=task)
@@ -516,7 +516,7 @@ def test_the_same_seed_gives_the_same_episode(kind, delay):
     assert not np.array_equal(one.column("executed"), other.column("executed"))
 
 
-def test_nobody_can_change_what_the_camera_saw():
+def test_frames_are_read_only():
     """Frames are handed out as they lie in the ring, which the recorder and the policy read too."""
     seen = []
 
@@ -532,7 +532,7 @@ def test_nobody_can_change_what_the_camera_saw():
     assert np.shares_memory(seen[1], board.observation(1).values["head"])
 
 
-def test_who_only_ever_acknowledges_does_not_keep_it_from_ending():
+def test_repeated_acknowledge_does_not_prevent_the_end():
     asked = iter([False] * 5 + [True] * 100)
     cell = Cell()
     loop, _, _ = cell.loop(
@@ -552,10 +552,10 @@ class Counting(HealthCheck):
 
     def stop_reason(self):
         self.num_asked += 1
-        return "somebody pressed the button" if self.num_asked > self._patience else None
+        return "the button was pressed" if self.num_asked > self._patience else None
 
 
-def test_an_alarm_need_not_wait_for_a_slow_robots_next_tick():
+def test_stop_reason_is_checked_within_a_slow_tick():
     """At 4 ticks a second on a real clock it is asked for many times a tick, and ends the tick it is raised in."""
     cell = Cell(control_hz=4.0, max_steps=50)
     clock = RealClock()
@@ -584,7 +584,7 @@ def test_an_alarm_need_not_wait_for_a_slow_robots_next_tick():
     assert board.num_stepped == 0  # within the first tick
 
 
-def test_an_operators_emergency_stop_is_a_fault_also_while_it_holds():
+def test_emergency_stop_is_a_fault_even_while_holding():
     for inputs in (
         {3: HumanInput(event=Event.EMERGENCY)},
         {2: HumanInput(event=Event.PAUSE), 6: HumanInput(event=Event.EMERGENCY)},
@@ -598,7 +598,7 @@ def test_an_operators_emergency_stop_is_a_fault_also_while_it_holds():
             cell.robot.hold()
 
 
-def test_who_takes_over_ends_a_pause():
+def test_takeover_ends_a_pause():
     cell = Cell(max_steps=6)
     taken = {number: HumanInput(action=np.zeros(7, np.float32)) for number in range(8, 20)}
     person = Person({2: HumanInput(event=Event.PAUSE), **taken})

@@ -1,4 +1,4 @@
-"""Whoever writes an episode down: every step once, in order, the last one with what was seen after it, or an error."""
+"""EpisodeWriter: every step once and in order, with the last observation, or an error."""
 
 import numpy as np
 import pytest
@@ -77,7 +77,7 @@ class FakeControl:
 
 @settings(max_examples=80, deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=0, max_size=12), min_size=1, max_size=3))
-def test_every_step_is_written_once_whenever_it_is_flushed(episodes):
+def test_every_step_is_written_once_for_any_flushes(episodes):
     """`episodes`: for each step of each, whether it is flushed after it."""
     control, journal = FakeControl(num_rows=20), Journal()
     episode_writer = EpisodeWriter(control.board, journal, keep=True)
@@ -109,7 +109,7 @@ def test_every_step_is_written_once_whenever_it_is_flushed(episodes):
     assert len(journal.begun) == len(journal.ended) == len(episodes)
 
 
-def test_a_recorder_that_fell_behind_says_so_and_leaves_no_gap():
+def test_slow_writer_raises_instead_of_leaving_a_gap():
     control = FakeControl(num_rows=5)
     episode_writer = EpisodeWriter(control.board, None, keep=True)
     episode_writer.begin(START, first=control.board.begin())
@@ -123,7 +123,7 @@ def test_a_recorder_that_fell_behind_says_so_and_leaves_no_gap():
         episode_writer.flush()
 
 
-def test_just_in_time():
+def test_writer_at_the_limit_of_the_ring_succeeds():
     control = FakeControl(num_rows=5)
     episode_writer = EpisodeWriter(control.board, None, keep=True)
     episode_writer.begin(START, first=control.board.begin())
@@ -137,7 +137,7 @@ def test_just_in_time():
     )
 
 
-def test_a_step_that_was_never_completed_is_not_in_it():
+def test_incomplete_step_is_not_written():
     """A fault between sending and judging: two steps count, the third does not; it is what was seen last."""
     control = FakeControl(num_rows=20)
     episode_writer = EpisodeWriter(control.board, None, keep=True)
@@ -149,7 +149,7 @@ def test_a_step_that_was_never_completed_is_not_in_it():
     assert (len(episode), episode.last_observation.time_ns) == (2, 2)
 
 
-def test_what_is_not_kept_is_only_written():
+def test_without_keep_no_episode_is_returned():
     control, journal = FakeControl(num_rows=20), Journal()
     episode_writer = EpisodeWriter(control.board, journal, keep=False)
     episode_writer.begin(START, first=control.board.begin())

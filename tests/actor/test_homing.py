@@ -1,4 +1,4 @@
-"""Home before each episode: step by step, and seen to be there, or not at all."""
+"""Homing before each episode: in steps and verified, or a fault."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from support.acting import Cell, ChunkPolicy, order
 HOME = tuple(np.linspace(-0.4, 0.4, 24).tolist())
 
 
-def test_it_goes_home_step_by_step_and_is_looked_at():
+def test_homing_moves_in_steps_and_verifies_arrival():
     cell = Cell(bimanual=True, max_steps=3)
     seen = []
     reset = cell.task.reset
@@ -25,7 +25,7 @@ def test_it_goes_home_step_by_step_and_is_looked_at():
     assert way.max() <= 1.75 / 20 + 1e-6  # never more than a tick's limit: one unslewed message was a trap
 
 
-def test_an_arm_that_does_not_arrive_is_a_fault():
+def test_homing_timeout_is_a_fault():
     cell = Cell(bimanual=True)
     send = cell.raw.send
 
@@ -51,7 +51,7 @@ def test_an_arm_that_does_not_arrive_is_a_fault():
         (True, (9.0,) * 24, "within the limits"),
     ],
 )
-def test_refused_before_it_moves(bimanual, action, because):
+def test_invalid_home_is_rejected_before_motion(bimanual, action, because):
     cell = Cell(bimanual=bimanual)
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), home=Home(action=action))
     with pytest.raises(ConfigError, match=because):

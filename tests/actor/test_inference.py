@@ -1,4 +1,4 @@
-"""Who thinks, here, in a thread, or over the board: the same question gets the same answer, and only its own."""
+"""Inference inline, in a thread and over the board: the same request gets the same answer."""
 
 import threading
 
@@ -77,12 +77,12 @@ def bell():
 @pytest.fixture
 def shared(board, bell):
     def never(timeout_s):
-        raise AssertionError("nobody should wait here")
+        raise AssertionError("this must not wait")
 
     return ProcessInference(board, wake=bell.ring, listen=never)
 
 
-def test_a_policy_is_told_all_that_was_asked(board, policy):
+def test_policy_receives_the_whole_request(board, policy):
     compute_chunk(board, policy, request())
     (context,) = policy.contexts
     assert (context.delay, context.horizon, context.seed, context.deterministic) == (3, 2, 2**62, True)
@@ -91,7 +91,7 @@ def test_a_policy_is_told_all_that_was_asked(board, policy):
     assert policy.seen[0]["ee_pose/mask"].tolist() == [[False, True, True]]
 
 
-def test_a_question_arrives_over_the_board_as_it_was_asked(board, shared, bell):
+def test_request_crosses_the_board_unchanged(board, shared, bell):
     for asked in (request(), request(prefix=None, deterministic=False)):
         shared.ask(asked)
         _, got = next_request(board, newer_than=0)
@@ -104,7 +104,7 @@ def test_a_question_arrives_over_the_board_as_it_was_asked(board, shared, bell):
     assert bell.num_rings == 2
 
 
-def test_an_answer_comes_back_once(board, shared):
+def test_answer_is_returned_once(board, shared):
     shared.ask(request())
     assert shared.answer(wait=False) is None
     version, question = next_request(board, newer_than=0)
@@ -116,7 +116,7 @@ def test_an_answer_comes_back_once(board, shared):
     assert shared.answer(wait=False) is None
 
 
-def test_the_answer_to_an_older_question_is_not_taken(board, shared):
+def test_answer_to_an_older_request_is_ignored(board, shared):
     shared.ask(request())
     _, old = next_request(board, newer_than=0)
     shared.ask(request(row=1))
@@ -127,8 +127,8 @@ def test_the_answer_to_an_older_question_is_not_taken(board, shared):
     assert (shared.answer(wait=False).actions == 0.75).all()
 
 
-def test_nor_is_one_to_somebody_else_who_asked_over_the_same_board(board, bell):
-    """A control loop for each purpose, and a control process that was started anew: none counts from one again."""
+def test_answer_to_another_requester_is_ignored(board, bell):
+    """Several control loops and a restarted control process: request ids never repeat."""
     before = ProcessInference(board, wake=bell.ring, listen=lambda timeout_s: None)
     before.ask(request())
     _, old = next_request(board, newer_than=0)
@@ -138,7 +138,7 @@ def test_nor_is_one_to_somebody_else_who_asked_over_the_same_board(board, bell):
     assert after.answer(wait=False) is None
 
 
-def test_waiting_listens_until_it_comes(board, bell):
+def test_wait_listens_until_the_answer_arrives(board, bell):
     heard = []
 
     def listen(timeout_s):
@@ -152,7 +152,7 @@ def test_waiting_listens_until_it_comes(board, bell):
     assert len(heard) == 3
 
 
-def test_waiting_for_the_dead_raises_what_the_listener_knows(board, bell):
+def test_wait_raises_the_error_of_the_listener(board, bell):
     def listen(timeout_s):
         raise RuntimeError("the inference process has died")
 
@@ -163,7 +163,7 @@ def test_waiting_for_the_dead_raises_what_the_listener_knows(board, bell):
 
 
 @pytest.mark.parametrize("shape", [(A,), (1, A), (H, 1), (H + 1, A), (1, H, A), ()])
-def test_a_chunk_of_a_wrong_shape_is_no_chunk_to_act_on(board, shared, shape):
+def test_chunk_with_wrong_shape_becomes_nan(board, shared, shape):
     """It must neither be spread over the whole chunk nor end the process: the planner passes it over, and counts."""
     shared.ask(request())
     _, question = next_request(board, newer_than=0)
@@ -174,7 +174,7 @@ def test_a_chunk_of_a_wrong_shape_is_no_chunk_to_act_on(board, shared, shape):
 # ---- in this process
 
 
-def test_here_and_over_the_board_the_same_question_gets_the_same_answer(board, policy, shared):
+def test_inline_and_process_inference_give_the_same_answer(board, policy, shared):
     here = InlineInference(board, policy)
     here.ask(request())
     mine = here.answer(wait=True)
@@ -201,14 +201,14 @@ class Gate:
         return self._policy.act(observations, context)
 
 
-def test_a_thread_is_never_waited_for_and_only_the_newest_question_counts(board, policy):
+def test_thread_inference_never_blocks_and_uses_the_newest_request(board, policy):
     gate = Gate(policy)
     inference = ThreadInference(board, gate)
     try:
         inference.ask(request(row=0, first=0))
         assert gate.entered.wait(10.0)
         assert inference.answer(wait=False) is None
-        inference.ask(request(row=1, first=0))  # void before anybody began with it
+        inference.ask(request(row=1, first=0))  # canceled before it began
         inference.ask(request(row=2, first=0))
         gate.open.set()
         assert inference.answer(wait=True) is not None
@@ -219,7 +219,7 @@ def test_a_thread_is_never_waited_for_and_only_the_newest_question_counts(board,
         inference.close()
 
 
-def test_what_a_thread_failed_with_is_raised_where_it_is_asked_for(board, policy):
+def test_error_of_inference_thread_is_raised_by_answer(board, policy):
     policy.act = lambda *_: 1 / 0
     inference = ThreadInference(board, policy)
     try:

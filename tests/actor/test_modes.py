@@ -1,4 +1,4 @@
-"""Plans and modes, against numbers worked out by hand."""
+"""Plans and modes against values computed by hand."""
 
 from dataclasses import replace
 
@@ -35,21 +35,21 @@ def plan(values, *, origin=0, num_usable=None):
         (99, [NAN] * 5),
     ],
 )
-def test_the_rest_of_a_plan(tick, expected):
+def test_rest_of_a_plan_is_padded_with_nan(tick, expected):
     """Trap: what was beyond the end was zero, and zeros are a place to go to."""
     rest = plan([0, 1, 2, 3, 4], origin=10, num_usable=4).rest(tick)
     assert rest.dtype == np.float32
     np.testing.assert_array_equal(rest[:, 0], expected)
 
 
-def test_what_a_plan_covers_and_when_it_is_due():
+def test_plan_covers_its_ticks_and_is_due_after_the_horizon():
     short = plan([0, 1, 2, 3, 4], origin=10, num_usable=4)
     assert [short.covers(tick) for tick in (9, 10, 13, 14)] == [False, True, True, False]
     assert [short.is_due(tick, horizon=2) for tick in (10, 11, 12)] == [False, False, True]
     assert [short.is_due(tick, horizon=9) for tick in (13, 14)] == [False, True]  # used up
 
 
-def test_sequential_starts_the_answer_when_it_comes():
+def test_sequential_starts_the_chunk_when_it_is_ready():
     placed = Sequential().place(plan(range(5), origin=10), before=None, tick=13, horizon=3)
     assert (placed.origin, placed.num_usable) == (13, 3)
     assert placed.actions[:, 0].tolist() == [0, 1, 2, 3, 4]
@@ -57,12 +57,12 @@ def test_sequential_starts_the_answer_when_it_comes():
 
 
 @pytest.mark.parametrize("mode", [Naive(), Rtc()])
-def test_naive_and_rtc_go_on_in_the_middle_of_the_answer(mode):
+def test_naive_and_rtc_start_within_the_chunk(mode):
     answer = plan(range(5), origin=10)
     assert mode.place(answer, before=plan([9] * 5, origin=8), tick=12, horizon=3) is answer
 
 
-def test_who_tells_the_policy_what_is_committed():
+def test_only_rtc_gives_committed_actions_to_the_policy():
     running = plan([0, 1, 2, 3, 4], origin=10)
     for mode in (Sequential(), Naive(), Soft()):
         assert mode.prefix(running, tick=12) is None
@@ -71,14 +71,14 @@ def test_who_tells_the_policy_what_is_committed():
     assert Rtc().prefix(None, tick=15) is None
 
 
-def test_who_thinks_while_acting():
+def test_which_modes_overlap_inference_and_motion():
     assert [mode.overlaps for mode in (Sequential(), Naive(), Rtc(), Soft())] == [False, True, True, True]
 
 
 # ---- soft: 6 actions of 0 from tick 0 on, an answer of ones about tick 2
 
 
-def test_soft_by_hand():
+def test_soft_blend_matches_values_computed_by_hand():
     """It comes at tick 3. Ticks 3, 4 and 5 are shared: three quarters, a half, a quarter of the old one."""
     placed = Soft().place(plan([1] * 6, origin=2), before=plan([0] * 6), tick=3, horizon=3)
     assert placed.actions[:, 0].tolist() == [0, 0.25, 0.5, 0.75, 1, 1]
@@ -86,7 +86,7 @@ def test_soft_by_hand():
     assert placed.actions.dtype == np.float32
 
 
-def test_soft_has_nothing_to_blend_with():
+def test_soft_without_an_old_plan_uses_the_chunk():
     answer = plan([1] * 6, origin=2)
     assert Soft().place(answer, before=None, tick=3, horizon=3) is answer
     assert Soft().place(answer, before=plan([0] * 6, origin=-3), tick=3, horizon=3) is answer  # used up
@@ -96,7 +96,7 @@ values = st.lists(st.floats(-10, 10, width=32), min_size=8, max_size=8)
 
 
 @given(values, values, st.integers(1, 6), st.integers(0, 6))
-def test_soft_neither_jumps_at_the_border_nor_forgets_the_new_chunk(old, new, asked, delay):
+def test_soft_blend_is_continuous_and_reaches_the_new_chunk(old, new, asked, delay):
     before, answer = plan(old), plan(new, origin=asked)
     tick = asked + delay
     if not before.covers(tick):
@@ -115,13 +115,13 @@ def test_soft_neither_jumps_at_the_border_nor_forgets_the_new_chunk(old, new, as
 
 
 @pytest.mark.parametrize("mode", [Naive(), Rtc(), Soft()])
-def test_one_action_at_a_time_leaves_nothing_to_do_meanwhile(mode):
+def test_single_actions_are_rejected_by_overlapping_modes(mode):
     with pytest.raises(UsageError, match=r"'scripted' gives single actions.*use actor\.type=sequential"):
         mode.check(replace(SPEC, horizon=1))
     Sequential().check(replace(SPEC, horizon=1))
 
 
-def test_rtc_refuses_a_policy_that_cannot_be_guided():
+def test_rtc_rejects_a_policy_without_guidance():
     stubborn = replace(SPEC, guidable=False)
     with pytest.raises(UsageError, match=r"'scripted' cannot be guided.*or actor\.type=soft"):
         Rtc().check(stubborn)

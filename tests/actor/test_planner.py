@@ -15,7 +15,7 @@ from dovetail.actor.planner import Delays
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import RobotFault, UsageError
-from support.acting import SPEC, A, FakeClock, H, ScriptedMind, chunk, make_planner
+from support.acting import SPEC, A, FakeClock, H, ScriptedInference, chunk, make_planner
 
 MODES = [Sequential(), Naive(), Rtc(), Soft()]
 OVERLAPPING = MODES[1:]
@@ -30,8 +30,8 @@ def run(planner, ticks, **settings):
     return [value(planner.action_for(tick, **settings)) for tick in ticks]
 
 
-def told(mode, inference=None, **settings):
-    inference = inference or ScriptedMind()
+def scripted_planner(mode, inference=None, **settings):
+    inference = inference or ScriptedInference()
     return make_planner(mode, inference, **settings), inference
 
 
@@ -39,8 +39,8 @@ def told(mode, inference=None, **settings):
 
 
 @pytest.mark.parametrize("mode", OVERLAPPING)
-def test_it_asks_again_after_the_execution_horizon_and_goes_on_meanwhile(mode):
-    planner, inference = told(mode)
+def test_next_chunk_is_requested_after_the_horizon_while_acting(mode):
+    planner, inference = scripted_planner(mode)
     assert run(planner, [0]) == [None]
     inference.say(chunk(1))
     assert run(planner, [1, 2, 3]) == [101, 102, 103]
@@ -49,8 +49,8 @@ def test_it_asks_again_after_the_execution_horizon_and_goes_on_meanwhile(mode):
     assert [request.row for request in inference.requests] == [0, 4]
 
 
-def test_sequential_asks_when_the_plan_is_used_up_and_holds_meanwhile():
-    planner, inference = told(Sequential())
+def test_sequential_holds_while_the_next_chunk_is_computed():
+    planner, inference = scripted_planner(Sequential())
     assert run(planner, [0, 1]) == [None, None]
     inference.say(chunk(1))
     assert run(planner, [2, 3, 4, 5]) == [100, 101, 102, 103]  # all of it from where it came
@@ -62,29 +62,29 @@ def test_sequential_asks_when_the_plan_is_used_up_and_holds_meanwhile():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_one_question_at_a_time(mode):
-    planner, inference = told(mode)
+def test_only_one_request_is_pending(mode):
+    planner, inference = scripted_planner(mode)
     run(planner, range(5))
     assert len(inference.requests) == 1
 
 
 @pytest.mark.parametrize("mode", [Sequential(), Naive(), Rtc()])
-def test_a_shorter_horizon_asks_at_every_tick_and_the_long_one_comes_back(mode):
-    planner, _ = told(mode, ScriptedMind(reply=chunk), simulated_delay=0)
+def test_temporary_short_horizon_requests_every_tick(mode):
+    planner, _ = scripted_planner(mode, ScriptedInference(reply=chunk), simulated_delay=0)
     assert run(planner, [0, 1, 2], horizon=1) == [100, 200, 300]
     # only a sequential plan was made for one tick
     expected = [301, 302, 303, 400, 401] if mode.overlaps else [400, 401, 402, 403, 500]
     assert run(planner, [3, 4, 5, 6, 7]) == expected
 
 
-def test_a_horizon_may_only_be_shortened():
-    planner, inference = told(Naive(), ScriptedMind(reply=chunk), simulated_delay=0)
+def test_horizon_cannot_be_extended():
+    planner, inference = scripted_planner(Naive(), ScriptedInference(reply=chunk), simulated_delay=0)
     run(planner, range(6), horizon=99)
     assert [request.row for request in inference.requests] == [0, 4]
 
 
-def test_an_execution_horizon_beyond_the_chunk():
-    planner, _ = told(Naive(), ScriptedMind(reply=chunk), simulated_delay=0, execution_horizon=100)
+def test_execution_horizon_is_limited_to_the_chunk():
+    planner, _ = scripted_planner(Naive(), ScriptedInference(reply=chunk), simulated_delay=0, execution_horizon=100)
     assert run(planner, range(9)) == [100, 101, 102, 103, 104, 105, 106, 107, 200]
 
 
@@ -93,10 +93,10 @@ def test_an_execution_horizon_beyond_the_chunk():
 
 def delayed(mode, delay):
     """In simulated time, where every answer takes so many ticks."""
-    return told(mode, ScriptedMind(reply=chunk), simulated_delay=delay)
+    return scripted_planner(mode, ScriptedInference(reply=chunk), simulated_delay=delay)
 
 
-def test_an_rtc_request_by_hand():
+def test_rtc_request_matches_values_computed_by_hand():
     """Answers take 2 ticks. The first starts at its place 2; at tick 4 four of its actions are used, four are left."""
     planner, inference = delayed(Rtc(), 2)
     assert run(planner, range(6)) == [None, None, 102, 103, 104, 105]
@@ -108,7 +108,7 @@ def test_an_rtc_request_by_hand():
     assert run(planner, range(6, 9)) == [202, 203, 204]  # place 2 of the second, thought about tick 4
 
 
-def test_a_request_that_comes_late_counts_what_is_really_used():
+def test_late_request_uses_the_executed_part_of_the_chunk():
     """The person corrects, or the answer took longer than the horizon: 6 of 8 are used, so e = 2, and d is at most 2."""
     planner, inference = delayed(Rtc(), 6)
     run(planner, range(7))
@@ -123,21 +123,21 @@ def test_a_request_that_comes_late_counts_what_is_really_used():
     st.integers(1, 5),
     st.integers(0, 10),
 )
-def test_the_delay_is_the_longest_of_the_window_within_what_a_chunk_allows(measured, window, most):
+def test_delay_estimate_is_the_longest_recent_delay(measured, window, most):
     delays = Delays(window)
     for delay in measured:
         delays.measured(delay)
     assert delays.estimate(most=most) == min(max([0, *measured[-window:]]), most)
 
 
-def test_a_negative_room_is_none():
+def test_delay_estimate_is_never_negative():
     delays = Delays(3)
     delays.measured(4)
     assert delays.estimate(most=-2) == 0
 
 
-def test_the_estimate_in_requests_forgets_what_left_the_window():
-    planner, inference = told(Rtc(), delays=Delays(2))
+def test_delay_estimate_ignores_delays_outside_the_window():
+    planner, inference = scripted_planner(Rtc(), delays=Delays(2))
     tick = 0
     for delay in (3, 1, 1, 0):
         asked = _ask(planner, inference, tick)
@@ -157,7 +157,7 @@ def _ask(planner, inference, tick):
     return inference.requests[-1].row
 
 
-def test_the_estimate_survives_an_episode():
+def test_delay_estimate_is_kept_over_episodes():
     """Trap: the delay lived in two places, and only one was reset. Here it is one thing, of this machine."""
     planner, inference = delayed(Rtc(), 3)
     run(planner, range(4))
@@ -169,7 +169,7 @@ def test_the_estimate_survives_an_episode():
     assert (guided.row, guided.delay) == (104, 3)
 
 
-def test_seeds_come_from_the_episode():
+def test_request_seeds_depend_on_the_episode():
     planner, inference = delayed(Naive(), 0)
     for seed in (5, 5, 6):
         planner.reset(first=0, rng=np.random.default_rng(seed), deterministic=False)
@@ -184,7 +184,7 @@ def test_seeds_come_from_the_episode():
 
 @pytest.mark.parametrize("mode", [Naive(), Rtc()])
 @pytest.mark.parametrize("delay", range(4))
-def test_an_answer_goes_on_at_the_place_of_the_tick_it_comes_at(mode, delay):
+def test_late_chunk_starts_at_the_current_tick(mode, delay):
     planner, _ = delayed(mode, delay)
     got = run(planner, range(12))
     expected = [None] * delay + [100 + tick for tick in range(delay, 4 + delay)]
@@ -193,13 +193,13 @@ def test_an_answer_goes_on_at_the_place_of_the_tick_it_comes_at(mode, delay):
     assert got == expected
 
 
-def test_sequential_with_a_simulated_delay_holds_and_starts_at_the_beginning():
+def test_sequential_with_delay_starts_at_the_first_action():
     planner, inference = delayed(Sequential(), 2)
     assert run(planner, range(13)) == [None, None, 100, 101, 102, 103, None, None, 200, 201, 202, 203, None]
     assert [request.row for request in inference.requests] == [0, 6, 12]
 
 
-def test_the_step_knows_its_chunk():
+def test_planned_action_has_its_chunk_and_index():
     planner, _ = delayed(Rtc(), 1)
     run(planner, range(5))
     due = planner.action_for(6)
@@ -207,9 +207,9 @@ def test_the_step_knows_its_chunk():
 
 
 @pytest.mark.parametrize("mode", OVERLAPPING)
-def test_a_chunk_that_comes_too_late_is_dropped_and_never_replayed(mode):
+def test_outdated_chunk_is_dropped(mode):
     telemetry = Telemetry()
-    planner, inference = told(mode, telemetry=telemetry)
+    planner, inference = scripted_planner(mode, telemetry=telemetry)
     run(planner, [0])
     inference.say(chunk(1))
     assert run(planner, range(1, 8)) == [101, 102, 103, 104, 105, 106, 107]
@@ -226,8 +226,8 @@ def test_a_chunk_that_comes_too_late_is_dropped_and_never_replayed(mode):
 
 
 @pytest.mark.parametrize("mode", OVERLAPPING)
-def test_the_last_action_of_a_late_chunk_still_counts(mode):
-    planner, inference = told(mode)
+def test_last_action_of_a_late_chunk_is_used(mode):
+    planner, inference = scripted_planner(mode)
     run(planner, [0])
     inference.say(chunk(1))
     assert run(planner, [7, 8]) == [107, None]
@@ -235,15 +235,15 @@ def test_the_last_action_of_a_late_chunk_still_counts(mode):
     assert run(planner, [14]) == [207]  # asked at tick 7
 
 
-def test_a_delay_of_a_whole_chunk_holds_for_ever_and_says_so():
+def test_delay_of_a_whole_chunk_always_holds_and_is_counted():
     telemetry = Telemetry()
-    inference = ScriptedMind(reply=chunk)
+    inference = ScriptedInference(reply=chunk)
     planner = make_planner(Rtc(), inference, simulated_delay=H, telemetry=telemetry)
     assert run(planner, range(40)) == [None] * 40
     assert telemetry["late_chunks"] == 4
 
 
-def test_soft_blends_at_the_border():
+def test_soft_blends_consecutive_chunks():
     planner, _ = delayed(Soft(), 2)
     assert run(planner, range(4)) == [None, None, 102, 103]
     # asked at 4, comes at 6: two ticks are shared, of which it gives a third and two thirds to the new chunk
@@ -256,8 +256,8 @@ def test_soft_blends_at_the_border():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_what_was_in_flight_at_a_takeover_is_never_executed(mode):
-    planner, inference = told(mode)
+def test_pending_chunk_is_discarded_at_takeover(mode):
+    planner, inference = scripted_planner(mode)
     run(planner, [0])
     planner.interrupt()  # a person acts at ticks 1 to 3
     inference.say(chunk(1))  # and only now the answer comes
@@ -269,7 +269,7 @@ def test_what_was_in_flight_at_a_takeover_is_never_executed(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_plan_is_void_after_a_takeover(mode):
+def test_plan_is_discarded_after_takeover(mode):
     planner, inference = delayed(mode, 0)
     assert run(planner, [0, 1]) == [100, 101]
     planner.interrupt()
@@ -277,7 +277,7 @@ def test_the_plan_is_void_after_a_takeover(mode):
     assert [(request.row, request.first) for request in inference.requests] == [(0, 0), (2, 0)]  # history goes on
 
 
-def test_history_begins_anew_where_time_has_passed_unseen():
+def test_history_restarts_after_unrecorded_time():
     planner, inference = delayed(Naive(), 0)
     run(planner, [0, 1])
     planner.forget_before(7)
@@ -301,9 +301,9 @@ WRONG = {
 
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("mode", MODES)
-def test_a_broken_chunk_is_passed_over(mode, wrong):
+def test_invalid_chunk_is_ignored(mode, wrong):
     telemetry = Telemetry()
-    planner, inference = told(mode, telemetry=telemetry)
+    planner, inference = scripted_planner(mode, telemetry=telemetry)
     run(planner, [0])
     inference.say(WRONG[wrong])
     assert run(planner, [1]) == [None]
@@ -314,8 +314,8 @@ def test_a_broken_chunk_is_passed_over(mode, wrong):
 
 
 @pytest.mark.parametrize("mode", OVERLAPPING)
-def test_a_broken_chunk_leaves_the_plan_as_it_was(mode):
-    planner, inference = told(mode)
+def test_invalid_chunk_keeps_the_current_plan(mode):
+    planner, inference = scripted_planner(mode)
     run(planner, [0])
     inference.say(chunk(1))
     run(planner, [1, 2, 3, 4])
@@ -323,18 +323,18 @@ def test_a_broken_chunk_leaves_the_plan_as_it_was(mode):
     assert run(planner, [5, 6, 7, 8]) == [105, 106, 107, None]
 
 
-def test_the_fifth_broken_chunk_in_a_row_is_a_fault():
-    broken = ScriptedMind(reply=lambda number: chunk(number) if number == 5 else WRONG["nan"])
+def test_fifth_consecutive_invalid_chunk_is_a_fault():
+    broken = ScriptedInference(reply=lambda number: chunk(number) if number == 5 else WRONG["nan"])
     planner = make_planner(Naive(), broken, simulated_delay=0)
     assert run(planner, range(4)) == [None] * 4
-    assert run(planner, range(4, 8)) == [500, 501, 502, 503]  # a good one: counted anew
+    assert run(planner, range(4, 8)) == [500, 501, 502, 503]  # a valid one resets the count
     assert run(planner, range(8, 12)) == [504, 505, 506, 507]  # the plan goes on
     with pytest.raises(RobotFault, match=r"policy 'scripted' gave 5 consecutive chunks.*\[8, 2\].*version 10"):
         planner.action_for(12)
 
 
-def test_an_episode_starts_with_a_clean_slate():
-    planner, inference = told(Naive())
+def test_new_episode_resets_the_planner():
+    planner, inference = scripted_planner(Naive())
     for episode in range(3):
         planner.reset(first=0, rng=np.random.default_rng(episode), deterministic=False)
         for tick in range(5):
@@ -346,9 +346,9 @@ def test_an_episode_starts_with_a_clean_slate():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_answer_that_does_not_come_is_a_fault_on_a_real_clock(mode):
+def test_inference_timeout_is_a_fault_in_real_time(mode):
     clock = FakeClock()
-    planner, _ = told(mode, clock=clock, inference_timeout_s=0.5)
+    planner, _ = scripted_planner(mode, clock=clock, inference_timeout_s=0.5)
     run(planner, [0])
     clock.pass_s(0.5)
     assert run(planner, [1]) == [None]
@@ -357,9 +357,9 @@ def test_an_answer_that_does_not_come_is_a_fault_on_a_real_clock(mode):
         planner.action_for(2)
 
 
-def test_a_stall_counts_from_the_question_and_only_once_the_plan_is_used_up():
+def test_timeout_counts_from_the_request_after_the_plan_is_used_up():
     clock = FakeClock()
-    planner, inference = told(Naive(), clock=clock, inference_timeout_s=0.5)
+    planner, inference = scripted_planner(Naive(), clock=clock, inference_timeout_s=0.5)
     run(planner, [0])
     clock.pass_s(0.4)
     inference.say(chunk(1))
@@ -372,20 +372,20 @@ def test_a_stall_counts_from_the_question_and_only_once_the_plan_is_used_up():
         planner.action_for(8)
 
 
-def test_a_takeover_starts_the_wait_anew():
+def test_takeover_restarts_the_timeout():
     clock = FakeClock()
-    planner, _ = told(Naive(), clock=clock, inference_timeout_s=0.5)
+    planner, _ = scripted_planner(Naive(), clock=clock, inference_timeout_s=0.5)
     run(planner, [0])
     clock.pass_s(9.0)
     planner.interrupt()
     assert run(planner, [1]) == [None]
 
 
-def test_simulated_time_knows_no_stall():
+def test_simulated_time_has_no_inference_timeout():
     clock = SimulatedClock()
     planner = make_planner(
         Naive(),
-        ScriptedMind(reply=chunk),
+        ScriptedInference(reply=chunk),
         clock=clock,
         simulated_delay=6,
         inference_timeout_s=0.1,
@@ -397,17 +397,17 @@ def test_simulated_time_knows_no_stall():
     assert value(planner.action_for(6)) == 106
 
 
-def test_a_policy_that_a_mode_cannot_use_is_refused_before_anything_moves():
+def test_unsuitable_policy_is_rejected_by_the_mode():
     with pytest.raises(UsageError, match="cannot be guided"):
-        make_planner(Rtc(), ScriptedMind(), spec=replace(SPEC, guidable=False))
+        make_planner(Rtc(), ScriptedInference(), spec=replace(SPEC, guidable=False))
 
 
 # ---- telemetry
 
 
-def test_what_it_costs_and_how_far_chunks_are_apart():
+def test_telemetry_has_latency_delay_and_jump():
     telemetry = Telemetry()
-    planner = make_planner(Naive(), ScriptedMind(reply=chunk), simulated_delay=2, telemetry=telemetry)
+    planner = make_planner(Naive(), ScriptedInference(reply=chunk), simulated_delay=2, telemetry=telemetry)
     run(planner, range(7))
     summary = telemetry.summary()
     assert summary["chunks"] == 2

@@ -1,4 +1,4 @@
-"""The synchronous loop: who moved the arm, what was recorded, and how it ends."""
+"""The synchronous actor: sources, recordings and outcomes."""
 
 import numpy as np
 import pytest
@@ -40,7 +40,7 @@ def setup(*, operator=None, policy="chunks", bimanual=False, max_steps=12, confi
     return actor, policy, raw, clock
 
 
-def test_a_chunk_is_executed_open_loop_then_the_policy_thinks_again():
+def test_chunk_is_executed_before_the_next_inference():
     actor, policy, _, _ = setup()
     episode = actor.run(order())
     assert len(episode) == 12
@@ -50,7 +50,7 @@ def test_a_chunk_is_executed_open_loop_then_the_policy_thinks_again():
     assert set(episode.column("policy_version")) == {7}
 
 
-def test_a_shorter_execution_horizon_thinks_more_often():
+def test_shorter_execution_horizon_computes_more_chunks():
     actor, policy, _, _ = setup(config=ActorConfig(execution_horizon=1))
     actor.run(order())
     assert policy.calls == 12
@@ -99,13 +99,13 @@ def test_a_person_can_end_an_episode(event, outcome):
     assert (len(episode), episode.outcome) == (3, outcome)
 
 
-def test_a_person_judges_after_the_last_tick():
+def test_operator_gives_verdict_after_the_last_tick():
     actor, _, _, _ = setup(operator=Person({12: HumanInput(event=Event.SUCCESS)}))
     episode = actor.run(order())
     assert (episode.outcome, episode.judgement) == (Outcome.TIMEOUT, Outcome.SUCCESS)
 
 
-def test_ended_before_it_began():
+def test_episode_without_steps_is_none():
     assert setup(operator=Person({0: HumanInput(event=Event.STOP)}))[0].run(order()) is None
 
 
@@ -118,14 +118,14 @@ def test_a_pause_holds_and_is_not_recorded():
     assert episode.column("chunk_index").tolist()[2] == 0  # and the old plan is gone
 
 
-def test_asked_to_stop_it_keeps_what_it_has_as_aborted():
+def test_stop_request_keeps_the_episode_as_aborted():
     ticks = iter(range(100))
     actor, _, _, _ = setup(should_stop=lambda: next(ticks) >= 5)
     episode = actor.run(order())
     assert (len(episode), episode.outcome) == (5, Outcome.ABORTED)
 
 
-def test_whatever_goes_wrong_the_arm_stops():
+def test_arm_stops_after_any_error():
     actor, policy, raw, _ = setup()
     stops = []
     raw.stop = lambda: stops.append(True)
@@ -135,7 +135,7 @@ def test_whatever_goes_wrong_the_arm_stops():
     assert stops
 
 
-def test_a_policy_that_gives_nan_holds_then_faults_and_what_led_there_is_kept():
+def test_nan_actions_hold_then_fault_and_steps_are_kept():
     actor, _, _, _ = setup(policy=ChunkPolicy(FakeArm(FakeArmConfig()).spec, value=np.nan))
     episode = actor.run(order())
     assert episode.outcome is Outcome.ABORTED
@@ -155,7 +155,7 @@ def test_the_same_order_gives_the_same_episode():
     assert p.seeds != q.seeds[:3]
 
 
-def test_evaluation_is_deterministic_and_its_streams_are_its_own():
+def test_evaluation_is_deterministic_with_separate_streams():
     (a, p, _, _), (b, q, _, _) = setup(), setup()
     a.run(order(purpose=Purpose.EVAL, deterministic=True))
     b.run(order())
@@ -176,7 +176,7 @@ def test_a_bimanual_robot_with_fifty_ticks_of_history():
     np.testing.assert_array_equal(policy.seen[-1]["joint_pos"][0], episode.column("observation/joint_pos")[10:60])
 
 
-def test_an_overrun_is_counted_and_no_two_actions_come_back_to_back():
+def test_overrun_is_counted_and_actions_keep_their_distance():
     """Trap: catch-up ticks that fire at once, so that two deltas add up in one."""
     actor, policy, raw, clock = setup(config=ActorConfig(execution_horizon=1))
     sent_ns, slow, send = [], policy.act, raw.send
@@ -196,7 +196,7 @@ def test_an_overrun_is_counted_and_no_two_actions_come_back_to_back():
     assert min(np.diff(sent_ns)) == 100_000_000
 
 
-def test_a_reading_that_is_not_a_number_spoils_the_episode_for_learning():
+def test_nan_observation_aborts_the_episode():
     """Trap: a missing sensor that became a number. The filter holds; the log keeps it; nothing learns from it."""
     actor, _, raw, _ = setup()
     observe, count = raw.observe, iter(range(1000))
@@ -229,18 +229,18 @@ def test_a_pause_can_end_in_a_stop():
     assert (len(episode), episode.outcome, actor.stopped) == (3, Outcome.ABORTED, True)
 
 
-def test_discarding_at_the_very_end_counts():
+def test_discard_after_the_last_tick_aborts():
     actor, _, _, _ = setup(operator=Person({12: HumanInput(event=Event.DISCARD)}))
     episode = actor.run(order())
     assert (episode.outcome, episode.judgement) == (Outcome.ABORTED, None)
 
 
-def test_acknowledging_goes_on_from_a_new_observation():
+def test_acknowledge_continues_from_a_new_observation():
     actor, _, _, _ = setup(operator=Person({4: HumanInput(event=Event.ACKNOWLEDGE)}))
     assert len(actor.run(order())) == 12
 
 
-def test_nobody_drives_the_arm_between_episodes():
+def test_arm_is_stopped_between_episodes():
     actor, _, raw, _ = setup()
     stops = []
     raw.stop = lambda: stops.append(True)

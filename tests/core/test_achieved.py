@@ -1,4 +1,4 @@
-"""What actions came to, against numbers worked out by hand."""
+"""Achieved actions against values computed by hand."""
 
 import dataclasses
 import math
@@ -40,7 +40,7 @@ def poses(*rows):
     return np.array([(*position, *quat) for position, quat in rows], np.float32)
 
 
-def test_the_way_from_pose_to_pose_in_the_frame_of_the_first():
+def test_translations_are_in_the_frame_of_the_first_pose():
     """Reset turned by 90 degrees about z: its x axis is the base's y, its y axis the base's -x."""
     observations = {
         "ee_pose": poses(
@@ -57,7 +57,7 @@ def test_the_way_from_pose_to_pose_in_the_frame_of_the_first():
     np.testing.assert_allclose(achieved, expected, atol=1e-6)
 
 
-def test_turns_are_told_in_the_frame_of_the_first_pose_too():
+def test_rotations_are_in_the_frame_of_the_first_pose():
     """Reset frame: x -> base z (turned by -90 degrees about y). A turn of 0.4 about the base's z is one about its x."""
     start = np.array((HALF, 0.0, -HALF, 0.0))
     w, z = math.cos(0.2), math.sin(0.2)
@@ -65,17 +65,17 @@ def test_turns_are_told_in_the_frame_of_the_first_pose_too():
     observations = {"ee_pose": poses(((0, 0, 0), start), ((0, 0, 0.1), turned))}
     achieved = achieved_actions(CARTESIAN, observations, np.full((1, 7), 0.25, np.float32))
     np.testing.assert_allclose(achieved[0, :6], [0.1, 0, 0, 0.4, 0, 0], atol=1e-6)
-    assert achieved[0, 6] == 0.25  # nobody measured it: as it was told
+    assert achieved[0, 6] == 0.25  # not measured: the command
 
 
-def test_a_quaternion_and_its_opposite_are_one_turn():
+def test_opposite_quaternions_give_the_same_rotation():
     one, other = np.array(about_z(0.1)), -np.array(about_z(0.15))
     observations = {"ee_pose": poses(((0, 0, 0), one), ((0, 0, 0), other))}
     achieved = achieved_actions(CARTESIAN, observations, np.zeros((1, 7), np.float32))
     np.testing.assert_allclose(achieved[0, 3:6], [0, 0, 0.05], atol=1e-6)
 
 
-def test_two_arms():
+def test_two_arms_are_computed_separately():
     both = dataclasses.replace(
         CARTESIAN,
         observation={"ee_pose": ArraySpec(shape=(14,))},
@@ -89,7 +89,7 @@ def test_two_arms():
     np.testing.assert_allclose(achieved[0, 7:], [0, 0, 0.5, 0, 0, 0.3, 0.5], atol=1e-6)
 
 
-def test_joint_targets_came_to_the_joints_one_tick_later():
+def test_joint_targets_achieve_the_next_joint_positions():
     observations = {
         "joint_pos": np.array([(0, 0), (0.1, 0.2), (0.3, 0.5)], np.float32),
         "gripper": np.array([[1.0], [0.5], [0.2]], np.float32),
@@ -102,7 +102,7 @@ def test_joint_targets_came_to_the_joints_one_tick_later():
     np.testing.assert_array_equal(achieved_actions(whole, {"joint_pos": joints}, executed), joints[1:])
 
 
-def test_a_robot_may_tell_it_itself():
+def test_observation_achieved_is_used_directly():
     """The observation after an action says what it came to."""
     robot = dataclasses.replace(
         CARTESIAN, action_kind="gym", observation={**CARTESIAN.observation, "achieved": ArraySpec(shape=(7,))}
@@ -111,7 +111,7 @@ def test_a_robot_may_tell_it_itself():
     np.testing.assert_array_equal(achieved_actions(robot, {"achieved": told}, np.zeros((2, 7))), told[1:])
 
 
-def test_a_simulated_arm_comes_to_what_it_was_told_a_little_later():
+def test_simulated_arm_achieves_its_commands_with_a_lag():
     """In free space: less while it sets off, more while it stops, the same in sum; tilted as the reset frame may be."""
     robot, clock = SimRobot(SimRobotConfig(arm="panda")), SimulatedClock()
     clock.on_advance(robot.advance)
@@ -133,23 +133,23 @@ def test_a_simulated_arm_comes_to_what_it_was_told_a_little_later():
 
 
 @pytest.mark.parametrize("observations", [{}, {"ee_pose": np.zeros((3, 14), np.float32)}])
-def test_what_nobody_recorded_is_not_a_number(observations):
+def test_missing_observations_give_nan(observations):
     achieved = achieved_actions(CARTESIAN, observations, np.zeros((2, 7), np.float32))
     assert achieved.shape == (2, 7)
     assert np.isnan(achieved).all()
 
 
-def test_who_tells():
+def test_measures_achieved_for_each_kind_of_robot():
     assert measures_achieved(CARTESIAN)
     assert measures_achieved(JOINTS)
     unmeasured = dataclasses.replace(CARTESIAN, observation={"joint_pos": ArraySpec(shape=(7,))})
     assert not measures_achieved(unmeasured)
     assert not measures_achieved(dataclasses.replace(CARTESIAN, action_kind="gym"))
-    # without names nobody knows that the third is a gripper, and cloning how far it came would let go
+    # without names the third axis is not known to be a gripper; cloning its opening would drop the object
     assert not measures_achieved(dataclasses.replace(JOINTS, action=ArraySpec(shape=(3,))))
 
 
-def test_which_axes_are_grippers():
+def test_gripper_axes_by_name_and_position():
     assert gripper_axes(CARTESIAN.action, "ee_delta").tolist() == [False] * 6 + [True]
     assert gripper_axes(ArraySpec(shape=(14,)), "ee_delta").nonzero()[0].tolist() == [6, 13]
     assert gripper_axes(ArraySpec(shape=(6,)), "ee_delta").sum() == 0

@@ -3,7 +3,7 @@ import time
 from dovetail.core.clock import RealClock, SimulatedClock
 
 
-def test_simulated_time_passes_only_in_sleep_and_tells_its_listeners():
+def test_simulated_time_advances_only_in_sleep():
     clock, durations = SimulatedClock(), []
     clock.on_advance(durations.append)
     clock.sleep_until(100)
@@ -21,14 +21,14 @@ def test_real_clock_never_wakes_early():
         assert clock.now_ns() >= deadline_ns
 
 
-def test_paced_simulation_does_not_run_ahead_of_the_wall():
+def test_realtime_simulation_does_not_run_ahead():
     clock = SimulatedClock(realtime=True)
     started_s = time.monotonic()
     clock.sleep_until(30_000_000)
     assert time.monotonic() - started_s >= 0.03
 
 
-def test_lost_time_is_not_caught_up_in_a_burst():
+def test_lost_time_is_not_made_up():
     """Trap: an overrun tick that does not re-anchor makes the following ticks fire back to back."""
     clock = SimulatedClock(realtime=True)
     clock.on_advance(lambda duration_ns: time.sleep(0.05) if clock.now_ns() == 10_000_000 else None)

@@ -1,4 +1,4 @@
-"""The task in words as an array: there and back, and cut between characters."""
+"""Prompts as arrays: round trip, and cut between characters."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,7 +9,7 @@ TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=("Cs",
 
 
 @given(TEXTS)
-def test_there_and_back(text):
+def test_prompt_round_trip(text):
     data = encode_prompt(text)
     assert (data.shape, data.dtype) == ((PROMPT_BYTES,), "uint8")
     found = decode_prompt(data)
@@ -17,5 +17,5 @@ def test_there_and_back(text):
     assert found == text or PROMPT_BYTES - 4 < len(found.encode()) <= PROMPT_BYTES
 
 
-def test_a_zero_would_end_it():
+def test_zero_byte_in_prompt_is_replaced():
     assert decode_prompt(encode_prompt("one\0two")) == "one two"

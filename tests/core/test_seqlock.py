@@ -1,4 +1,4 @@
-"""The newest value of one writer: whole or not at all, whatever the writer does, and nobody waits for it."""
+"""Seqlock: reads are complete or empty for any writer, and never block."""
 
 import mmap
 import os
@@ -107,7 +107,7 @@ def wait_for(lock, version=2):
 
 
 @pytest.mark.parametrize("manner", ["fast", "pausing"])
-def test_whatever_is_read_beside_a_hostile_writer_is_whole_and_newer(writing, manner):
+def test_reads_beside_a_busy_writer_are_complete_and_newer(writing, manner):
     lock, process = writing(manner)
     wait_for(lock)
     versions, numbers, longest_s = read_for(lock, 1.0)
@@ -115,10 +115,10 @@ def test_whatever_is_read_beside_a_hostile_writer_is_whole_and_newer(writing, ma
     assert len(versions) > 20
     assert (np.diff(versions) > 0).all()
     assert (np.diff(numbers) > 0).all()
-    assert longest_s < 5.0  # it gives up: nobody waits for a writer
+    assert longest_s < 5.0  # it gives up: readers never block
 
 
-def test_after_a_writer_was_killed_in_the_middle_nothing_is_new_and_another_goes_on(writing):
+def test_writer_killed_during_write_leaves_nothing_new(writing):
     lock, process = writing("dying")
     assert process.wait(timeout=20.0) == -signal.SIGKILL
     assert lock.version % 2 == 1
@@ -133,7 +133,7 @@ def test_after_a_writer_was_killed_in_the_middle_nothing_is_new_and_another_goes
     assert (values["after"] == 7).all()
 
 
-def test_a_writer_may_be_killed_at_any_time_and_be_replaced(writing):
+def test_killed_writer_can_be_replaced(writing):
     newest = 0
     for _ in range(3):
         lock, process = writing("fast")
@@ -159,7 +159,7 @@ arrays = dtypes.flatmap(lambda dtype: hnp.arrays(dtype, shapes))
 
 
 @given(st.dictionaries(st.sampled_from("abcd"), arrays, min_size=1), st.integers(1, 4))
-def test_what_is_written_is_what_is_read(values, num_writes):
+def test_read_returns_the_written_values(values, num_writes):
     lock = alone({name: np.zeros_like(value) for name, value in values.items()})
     assert lock.read() is None
     version = 0
@@ -176,7 +176,7 @@ def test_what_is_written_is_what_is_read(values, num_writes):
     assert lock.read()[0] == version  # for a reader that knows nothing yet
 
 
-def test_what_was_read_is_a_copy():
+def test_read_returns_copies():
     lock = alone({"x": np.zeros(3)})
     lock.write({"x": 1.0})
     _, first = lock.read()
@@ -184,7 +184,7 @@ def test_what_was_read_is_a_copy():
     assert first["x"].tolist() == [1.0] * 3
 
 
-def test_data_that_does_not_belong_to_its_counter_is_not_taken():
+def test_data_with_wrong_checksum_is_rejected():
     """A processor that shows the counter before the data."""
     field = np.zeros(3)
     lock = alone({"x": field})
@@ -193,7 +193,7 @@ def test_data_that_does_not_belong_to_its_counter_is_not_taken():
     assert lock.read() is None
 
 
-def test_a_write_that_fails_leaves_nothing_to_read():
+def test_failed_write_leaves_nothing_to_read():
     lock = alone({"x": np.zeros(3), "y": np.zeros(2)})
     lock.write({"x": 1.0, "y": 1.0})
     with pytest.raises(ValueError, match="broadcast"):

@@ -1,4 +1,4 @@
-"""Nothing moves unless both sides fit; an error names both."""
+"""Specs must fit each other, and errors name both sides."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ POLICY = PolicySpec(
 )
 
 
-def test_what_fits_passes():
+def test_fitting_specs_pass():
     match(
         ROBOT,
         policy=POLICY,
@@ -45,20 +45,20 @@ def test_what_fits_passes():
         ({"action_kind": "joint_target"}, ("joint_target", "ee_delta")),
     ],
 )
-def test_a_policy_that_does_not_fit(policy, words):
+def test_unfitting_policy_is_rejected(policy, words):
     with pytest.raises(SpecMismatch) as error:
         match(ROBOT, policy=dataclasses.replace(POLICY, **policy))
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
 
 
-def test_a_task_for_another_body():
+def test_task_for_another_embodiment_is_rejected():
     with pytest.raises(SpecMismatch, match="task 'lift' is for humanoid, but robot 'arm' is a toy"):
         match(ROBOT, task=TaskSpec(name="lift", embodiments=("humanoid",)))
 
 
 @pytest.mark.parametrize("side", ["robot", "stored"])
-def test_stored_data_with_other_keys(side):
+def test_stored_data_with_other_keys_is_rejected(side):
     less = dataclasses.replace(ROBOT, name="old", observation={"joint_pos": ArraySpec(shape=(2,))})
     robot, stored = (less, ROBOT) if side == "robot" else (ROBOT, less)
     with pytest.raises(SpecMismatch, match="front"):
@@ -77,7 +77,7 @@ def test_limits_must_fit_the_shape():
         ArraySpec(shape=(2,), low=(0.0,), high=(1.0, 1.0))
 
 
-def test_what_lies_at_a_limit():
+def test_at_limits_includes_one_percent():
     values = np.array([[0.979, -0.979], [0.981, -0.981], [3.0, 0.0]], np.float32)
     assert ACTION.at_limits(values).tolist() == [[False, False], [True, True], [True, False]]
     assert not ArraySpec(shape=(2,)).at_limits(values).any()  # there are none

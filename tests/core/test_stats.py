@@ -14,7 +14,7 @@ from dovetail.core.stats import Rate
         (1, 2, 0.0945, 0.9055),
     ],
 )
-def test_interval(successes, episodes, low, high):
+def test_wilson_interval_matches_known_values(successes, episodes, low, high):
     rate = Rate(successes=successes, episodes=episodes)
     assert rate.low == pytest.approx(low, abs=1e-4)
     assert rate.high == pytest.approx(high, abs=1e-4)

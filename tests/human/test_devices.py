@@ -1,4 +1,4 @@
-"""Every person's device: the same contract, the same dead-man logic, and its library only when it is used."""
+"""Input devices: contract, dead-man logic, and lazy loading of libraries."""
 
 import os
 import pty
@@ -168,15 +168,15 @@ def hands(request, monkeypatch):
     made.close()
 
 
-def test_each_keeps_the_contract(hands):
+def test_every_device_passes_check_operator(hands):
     check_operator(hands.make, task, robot, reproducible=False, num_ticks=20)
 
 
-def test_each_is_a_dead_man_switch(hands):
+def test_every_device_passes_check_dead_man(hands):
     check_dead_man(hands.make, task, robot, hold=hands.hold, let_go=hands.let_go, lose=hands.lose)
 
 
-def test_the_conformance_suite_catches_one_that_goes_on_without_its_person():
+def test_check_dead_man_rejects_a_device_that_drives_after_release():
     class Careless(Page):
         def make(self, task):
             operator = super().make(task)
@@ -197,7 +197,7 @@ def opened(operator):
     return operator
 
 
-def test_the_gamepad_moves_says_and_stops(monkeypatch):
+def test_gamepad_gives_motion_events_and_emergency_stop(monkeypatch):
     pad = Pad(monkeypatch)
     operator, seen = opened(pad.make(None)), robot(None).observe()
     pad.input.press(gamepad.BTN_TL)
@@ -215,7 +215,7 @@ def test_the_gamepad_moves_says_and_stops(monkeypatch):
     assert operator.poll(seen).event is Event.EMERGENCY
 
 
-def test_what_is_pressed_between_episodes_is_of_none_but_for_the_emergency_stop(monkeypatch):
+def test_only_emergency_stop_counts_between_episodes(monkeypatch):
     pad = Pad(monkeypatch)
     operator, seen = opened(pad.make(None)), robot(None).observe()
     pad.input.press(gamepad.BTN_NORTH, gamepad.BTN_WEST)
@@ -227,7 +227,7 @@ def test_what_is_pressed_between_episodes_is_of_none_but_for_the_emergency_stop(
     assert opened(operator).poll(seen).event is Event.PAUSE
 
 
-def test_an_emergency_stop_is_heard_where_nobody_may_help(monkeypatch):
+def test_emergency_stop_of_device_works_with_another_operator(monkeypatch):
     pad = Pad(monkeypatch)
     operator, seen = opened(OperatorWithStop(NoOperator(), pad.make(None))), robot(None).observe()
     pad.hold()
@@ -240,7 +240,7 @@ def test_an_emergency_stop_is_heard_where_nobody_may_help(monkeypatch):
     assert absent.poll(seen) == HumanInput()
 
 
-def test_an_emergency_stop_is_heard_though_the_pedal_is_lost(monkeypatch):
+def test_emergency_stop_works_after_losing_the_pedal(monkeypatch):
     pedal, pad = FakeInput([KEY_B], path="/dev/input/event1"), FakeInput(PAD_KEYS, PAD_AXES)
     monkeypatch.setitem(sys.modules, "evdev", FakeEvdev(pedal, pad))
     inner = GamepadOperator(GamepadConfig(), robot=SPEC)
@@ -253,7 +253,7 @@ def test_an_emergency_stop_is_heard_though_the_pedal_is_lost(monkeypatch):
     assert operator.poll(seen).event is Event.EMERGENCY
 
 
-def test_what_the_kernel_dropped_is_asked_for(monkeypatch):
+def test_state_is_read_again_after_dropped_events(monkeypatch):
     pad = Pad(monkeypatch)
     operator, seen = opened(pad.make(None)), robot(None).observe()
     pad.input.press(gamepad.BTN_TL)
@@ -263,7 +263,7 @@ def test_what_the_kernel_dropped_is_asked_for(monkeypatch):
     assert operator.poll(seen) == HumanInput()
 
 
-def test_a_pedal_lets_another_operator_act(monkeypatch):
+def test_pressed_pedal_enables_the_other_operator(monkeypatch):
     foot = Foot(monkeypatch)
 
     class Pushy(NoOperator):
@@ -280,7 +280,7 @@ def test_a_pedal_lets_another_operator_act(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [Pad, Foot], ids=["gamepad", "pedal"])
-def test_the_console_has_the_arm_though_a_device_was_lost(make, monkeypatch):
+def test_console_drives_after_a_device_was_lost(make, monkeypatch):
     hands, page = make(monkeypatch), Page(monkeypatch)
     operator, seen = (
         opened(OperatorWithConsole(hands.make(None), ConsoleControl(page.box, SPEC))),
@@ -308,7 +308,7 @@ def test_the_console_has_the_arm_though_a_device_was_lost(make, monkeypatch):
         (lambda: PedalOperator(PedalConfig(), robot=SPEC, inner=NoOperator()), "evdev"),
     ],
 )
-def test_a_missing_library_is_named(make, module, monkeypatch):
+def test_missing_library_is_named_in_the_error(make, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     operator = make()  # building touches nothing
     with pytest.raises(UsageError, match=f"pip install {module}") as refused:
@@ -316,7 +316,7 @@ def test_a_missing_library_is_named(make, module, monkeypatch):
     assert "\n" not in str(refused.value)
 
 
-def test_a_missing_device_is_told(monkeypatch):
+def test_missing_device_gives_usage_error(monkeypatch):
     monkeypatch.setitem(sys.modules, "evdev", FakeEvdev(FakeInput([1])))
     with pytest.raises(UsageError, match="Plug it in"):
         opened(GamepadOperator(GamepadConfig(), robot=SPEC))
@@ -331,12 +331,12 @@ def test_a_missing_device_is_told(monkeypatch):
         opened(SpaceMouseOperator(SpaceMouseConfig(), robot=SPEC))
 
 
-def test_joints_are_not_for_hands():
+def test_joint_robots_are_rejected():
     with pytest.raises(UsageError, match="ee_delta"):
         GamepadOperator(GamepadConfig(), robot=FakeBimanual(FakeBimanualConfig()).spec)
 
 
-def test_axes_count_whatever_they_are_called(monkeypatch):
+def test_axes_are_mapped_by_position_not_by_name(monkeypatch):
     """Three of moving, three of turning, then grippers; an arm that does not turn, too."""
     plain = replace(SPEC, action=replace(SPEC.action, names=()))
     assert map_axes(plain, name="any") == {axis: axis for axis in range(7)}
@@ -347,7 +347,7 @@ def test_axes_count_whatever_they_are_called(monkeypatch):
 # ---- the terminal
 
 
-def test_a_key_moves_while_it_repeats_and_enter_gives_back():
+def test_key_moves_while_it_repeats_and_enter_releases():
     keys = Keys()
     assert not keys.held
     assert keys.press("w", 10.0) is None
@@ -376,7 +376,7 @@ def eventually(what):
     return found
 
 
-def test_a_terminal_writes_the_mailbox_and_one_that_is_gone_writes_nothing():
+def test_terminal_writes_to_the_mailbox_until_it_closes():
     ours, theirs = pty.openpty()
     box = Mailbox(7)
     reader = MailboxReader(box)
@@ -406,7 +406,7 @@ def test_a_terminal_writes_the_mailbox_and_one_that_is_gone_writes_nothing():
                 os.close(descriptor)
 
 
-def test_an_emergency_stop_at_the_terminal_is_heard_though_a_console_has_the_mailbox():
+def test_terminal_emergency_stop_works_while_a_console_has_the_mailbox():
     ours, theirs = pty.openpty()
     box = Mailbox(7)
     console = MailboxWriter(box)
@@ -423,7 +423,7 @@ def test_an_emergency_stop_at_the_terminal_is_heard_though_a_console_has_the_mai
         os.close(theirs)
 
 
-def test_without_a_terminal_there_are_no_keys():
+def test_keyboard_without_a_terminal_gives_usage_error():
     reading, writing = os.pipe()
     with pytest.raises(UsageError, match="needs a terminal"):
         TerminalKeys(lambda: None, descriptor=reading)

@@ -1,4 +1,4 @@
-"""The dead-man logic: only who drives gives back, a loss holds, and the policy never goes on by itself."""
+"""The dead-man logic: release, loss and takeover."""
 
 import time
 
@@ -38,7 +38,7 @@ def handover():
     return Handover(ARM.spec)
 
 
-def test_held_drives_and_letting_go_gives_back(handover):
+def test_held_device_drives_and_release_returns_control(handover):
     assert handover.decide(None, None, SEEN) is None
     assert handover.decide(hand(held=False), None, SEEN) is None
     assert handover.decide(hand(sequence=2), None, SEEN).action is not None
@@ -48,14 +48,14 @@ def test_held_drives_and_letting_go_gives_back(handover):
 
 
 @pytest.mark.parametrize("lost", [{"age_s": 9.0}, {"good": False}])
-def test_a_loss_holds_until_somebody_takes_over_or_says_start(handover, lost):
+def test_lost_driver_holds_until_takeover_or_start(handover, lost):
     handover.decide(hand(sequence=1), None, SEEN)
     gone = hand(sequence=2, **lost)
     for _ in range(3):
         assert handover.decide(gone, None, SEEN) == HumanInput(event=Event.PAUSE)
     assert handover.control is Control.HOLDING
     assert handover.decide(hand(sequence=3, held=False), None, SEEN) == HumanInput(event=Event.PAUSE)  # not enough
-    assert handover.decide(hand(session=2, sequence=1), None, SEEN).action is not None  # somebody takes over
+    assert handover.decide(hand(session=2, sequence=1), None, SEEN).action is not None  # takeover
     assert handover.decide(hand(session=2, sequence=2, **lost), None, SEEN) == HumanInput(event=Event.PAUSE)
     gone = hand(session=2, sequence=2, **lost)
     assert handover.decide(gone, Event.START, SEEN) == HumanInput(event=Event.START)
@@ -63,11 +63,11 @@ def test_a_loss_holds_until_somebody_takes_over_or_says_start(handover, lost):
     assert handover.decide(hand(session=2, sequence=3, **lost), None, SEEN) == HumanInput(event=Event.PAUSE)
 
 
-def test_a_new_process_holds_for_a_driver_that_the_old_one_lost():
+def test_new_process_holds_after_a_lost_driver():
     assert Handover(ARM.spec).decide(hand(age_s=9.0), None, SEEN) == HumanInput(event=Event.PAUSE)
 
 
-def test_another_hand_neither_drives_nor_gives_back_while_somebody_drives(handover):
+def test_second_device_is_ignored_while_the_first_drives(handover):
     mine = np.array((1.0, 0, 0, 0, 0, 0, 0), np.float32)
     wanted = handover.decide(hand(session=1, axes=mine), None, SEEN).action
     for other in (hand(session=2, held=False), hand(session=2, axes=-mine), hand(session=2, is_valid=False)):
@@ -75,14 +75,14 @@ def test_another_hand_neither_drives_nor_gives_back_while_somebody_drives(handov
         assert handover.driver == 1
 
 
-def test_who_is_lost_holds_though_another_hand_is_there(handover):
+def test_lost_driver_holds_even_with_a_second_device(handover):
     driving = DriveCommand(session=1, sequence=1, held=True, axes=ZEROS, time_ns=time.monotonic_ns(), expires_ns=1)
     handover._last, handover.control = driving, Control.HUMAN
     assert handover.decide(hand(session=2, held=False), None, SEEN) == HumanInput(event=Event.PAUSE)
     assert handover.decide(hand(session=2, sequence=2), None, SEEN).action is not None
 
 
-def test_pause_counts_though_the_key_is_still_held(handover):
+def test_pause_works_while_the_key_is_held(handover):
     handover.decide(hand(sequence=1), None, SEEN)
     assert handover.decide(hand(sequence=2), Event.PAUSE, SEEN) == HumanInput(event=Event.PAUSE)
     assert handover.decide(hand(sequence=3), None, SEEN) == HumanInput(event=Event.PAUSE)
@@ -104,7 +104,7 @@ HANDS = st.builds(
         st.tuples(st.one_of(st.none(), HANDS), st.sampled_from((None, Event.PAUSE, Event.START))), max_size=30
     )
 )
-def test_the_policy_acts_only_when_told_to(story):
+def test_policy_continues_only_after_release_or_start(story):
     """From a person's hands back to the policy lead only letting go, by that person, or a start."""
     handover = Handover(ARM.spec)
     for sequence, (given_hand, event) in enumerate(story, 1):
@@ -135,7 +135,7 @@ def drive(robot, axes, seen=None):
     return handover.decide(hand(axes=axes), None, seen or robot.observe()).action
 
 
-def test_up_is_up_whatever_the_frame_of_the_action():
+def test_motion_is_in_the_base_frame_for_any_action_frame():
     """The fake arm's frame points down and is turned by a yaw: its own matrix brings an action to the base frame."""
     arm = FakeArm(FakeArmConfig())
     for axes in ((0, 0, 1), (1, 0, 0), (0.5, -0.5, 0)):
@@ -147,7 +147,7 @@ def test_up_is_up_whatever_the_frame_of_the_action():
     assert (corner <= high).all()
 
 
-def test_the_gripper_keeps_what_it_did_until_it_is_told_otherwise():
+def test_gripper_keeps_its_state_without_a_command():
     handover, arm = Handover(ARM.spec), FakeArm(FakeArmConfig())
     arm.gripper = 0.0
     grips = []
@@ -157,7 +157,7 @@ def test_the_gripper_keeps_what_it_did_until_it_is_told_otherwise():
     assert grips == [0.0, 1.0, 1.0, 0.0, 0.0]
 
 
-def test_joints_are_jogged_from_where_they_are():
+def test_joint_motion_starts_at_measured_joints():
     robot = FakeBimanual(FakeBimanualConfig())
     axes = np.zeros(24, np.float32)
     axes[3] = 1.0
@@ -189,14 +189,14 @@ def a_desk(inner=None, **settings):
     return operator, MailboxWriter(box)
 
 
-def test_while_nobody_is_there_it_is_the_operator_inside():
+def test_without_console_the_inner_operator_acts():
     said = [HumanInput(action=ZEROS), HumanInput(), HumanInput(event=Event.SUCCESS)]
     operator, _ = a_desk(Inner(*said))
     assert [operator.poll(SEEN) for _ in range(3)] == said
     assert operator.name == "inner"
 
 
-def test_a_person_comes_before_the_operator_inside_which_may_still_judge():
+def test_console_has_priority_but_inner_verdicts_count():
     operator, writer = a_desk(Inner(HumanInput(action=ZEROS), HumanInput(event=Event.SUCCESS)))
     axes = [0, 0, 1, 0, 0, 0, 0]
     writer.drive(session=1, sequence=1, held=True, axes=axes)
@@ -207,7 +207,7 @@ def test_a_person_comes_before_the_operator_inside_which_may_still_judge():
     assert operator.name == "inner+browser"
 
 
-def test_a_device_takes_over_from_a_pause_of_the_console_and_a_script_does_not():
+def test_device_but_not_script_ends_a_console_pause():
     for hands, events in ((True, [Event.PAUSE, None]), (False, [Event.PAUSE, Event.PAUSE])):
         inner = Inner(HumanInput(), HumanInput(action=ZEROS))
         inner.demonstrates = hands
@@ -218,7 +218,7 @@ def test_a_device_takes_over_from_a_pause_of_the_console_and_a_script_does_not()
         assert (polled[1].action is not None) == hands
 
 
-def test_events_arrive_once_and_those_of_no_episode_are_dropped():
+def test_events_arrive_once_and_are_dropped_between_episodes():
     operator, writer = a_desk()
     for event in (Event.SUCCESS, Event.DISCARD, Event.PAUSE):
         writer.post(event)
@@ -229,7 +229,7 @@ def test_events_arrive_once_and_those_of_no_episode_are_dropped():
     assert [operator.poll(SEEN).event for _ in range(3)] == [Event.START, Event.FAILURE, None]
 
 
-def test_nobody_helps_in_an_evaluation_but_may_stop_it():
+def test_evaluation_accepts_stop_but_no_driving():
     operator, writer = a_desk(may_drive=False)
     writer.drive(session=1, sequence=1, held=True, axes=[1, 0, 0, 0, 0, 0, 0])
     writer.post(Event.SUCCESS)
@@ -241,7 +241,7 @@ def test_nobody_helps_in_an_evaluation_but_may_stop_it():
     assert operator.poll(SEEN).event is Event.ACKNOWLEDGE  # what was acknowledged stops nothing any more
 
 
-def test_a_demonstration_waits_for_the_person_who_gives_it():
+def test_demonstration_waits_for_the_operator():
     operator, writer = a_desk(BrowserOperator(BrowserConfig()), demonstrates=True)
     assert operator.name == "browser"
     assert operator.poll(SEEN).event is Event.PAUSE
@@ -249,7 +249,7 @@ def test_a_demonstration_waits_for_the_person_who_gives_it():
     assert operator.poll(SEEN).action is not None
 
 
-def test_simulated_time_keeps_pace_with_a_person_and_with_nobody_else(monkeypatch):
+def test_simulated_time_is_slowed_only_while_a_person_drives(monkeypatch):
     slept = []
     monkeypatch.setattr("dovetail.human.handover.time.sleep", slept.append)
     handover = Handover(ARM.spec, pace_s=0.1)
@@ -266,7 +266,7 @@ def test_simulated_time_keeps_pace_with_a_person_and_with_nobody_else(monkeypatc
     assert slept == []
 
 
-def test_an_observation_may_come_from_anywhere():
+def test_observation_without_a_gripper_is_accepted():
     """Without a pose there is no frame to turn into, and nothing breaks."""
     spec = FakeArm(FakeArmConfig()).spec
     assert Handover(spec).decide(None, None, Observation(time_ns=0, values=SEEN.values)) is None

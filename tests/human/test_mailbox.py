@@ -1,4 +1,4 @@
-"""The mailbox: the newest word counts while it is fresh, events arrive once and in order, nonsense never does."""
+"""The mailbox: the newest command while it is fresh, events once and in order, invalid values never."""
 
 import mmap
 import os
@@ -26,7 +26,7 @@ def a_pair(num_axes=7):
     return MailboxWriter(box), MailboxReader(box)
 
 
-def test_the_newest_message_counts_until_it_expires():
+def test_newest_command_counts_until_it_expires():
     writer, reader = a_pair(2)
     assert reader.command() is None
     writer.drive(session=5, sequence=1, held=True, axes=[0.5, -1.0], time_ns=10 * S)
@@ -40,7 +40,7 @@ def test_the_newest_message_counts_until_it_expires():
 
 
 @given(st.lists(ANY_NUMBER, max_size=9), st.integers(-(2**64), 2**64), st.integers(-(2**64), 2**64))
-def test_only_sense_is_written(axes, session, sequence):
+def test_invalid_axes_are_rejected(axes, session, sequence):
     writer, reader = a_pair(7)
     makes_sense = (
         len(axes) == 7 and all(abs(a) <= 1 for a in axes) and 0 < session < 2**63 and 0 < sequence < 2**63
@@ -55,15 +55,15 @@ def test_only_sense_is_written(axes, session, sequence):
 
 
 @pytest.mark.parametrize("axes", [["a"] * 7, None, [[0.0]] * 7, [1e400] * 7, [float("nan")] * 7, object()])
-def test_what_is_no_numbers_is_refused(axes):
+def test_non_numeric_axes_are_rejected(axes):
     writer, reader = a_pair(7)
     with pytest.raises(UsageError):
         writer.drive(session=1, sequence=1, held=True, axes=axes)
     assert reader.command() is None
 
 
-def test_a_reader_trusts_no_writer():
-    """NaN, axes beyond 1, a held that is no bool, an old number: whoever wrote them past the writer's own checks."""
+def test_reader_checks_every_value():
+    """NaN, axes beyond 1, an invalid `held`, an old number, written without the writer's checks."""
     box = Mailbox(2)
     reader = MailboxReader(box)
     now = time.monotonic_ns()
@@ -84,7 +84,7 @@ def test_a_reader_trusts_no_writer():
     assert not reader.command().is_fresh(now + 3 * S)  # nothing is good for ever
 
 
-def test_old_numbers_are_refused_by_session():
+def test_old_sequence_numbers_are_rejected_per_session():
     writer, _ = a_pair(1)
     writer.drive(session=1, sequence=5, held=True, axes=[0])
     for old in (5, 4, 0):
@@ -95,7 +95,7 @@ def test_old_numbers_are_refused_by_session():
         writer.drive(session=1, sequence=6, held=True, axes=[0], expires_s=60.0)
 
 
-def test_an_emergency_counts_until_a_later_acknowledgement_even_when_the_ring_is_full():
+def test_emergency_lasts_until_acknowledged_even_with_a_full_ring():
     writer, reader = a_pair()
     for _ in range(NUM_SLOTS):
         writer.post(Event.SUCCESS)
@@ -106,7 +106,7 @@ def test_an_emergency_counts_until_a_later_acknowledgement_even_when_the_ring_is
     writer.post(Event.EMERGENCY)
     while reader.next_event():
         pass
-    assert writer.box.emergency  # whoever has looked
+    assert writer.box.emergency  # reading does not clear it
     writer.post(Event.ACKNOWLEDGE)
     assert not writer.box.emergency
     writer.post(Event.EMERGENCY)
@@ -114,7 +114,7 @@ def test_an_emergency_counts_until_a_later_acknowledgement_even_when_the_ring_is
 
 
 class Events(RuleBasedStateMachine):
-    """Each event once, in order, whoever reads on where the last reader died, and however often they look."""
+    """Each event once and in order, also when a new reader continues for a dead one."""
 
     def __init__(self):
         super().__init__()
@@ -174,7 +174,7 @@ WRITER = """
 """
 
 
-def test_nothing_is_torn_between_two_processes():
+def test_two_processes_never_see_partial_values():
     """All axes of a message say its number; all events come once, in order: also when the writer is killed."""
     num_axes = 64
     size = Mailbox.num_bytes(num_axes)
@@ -214,13 +214,13 @@ def test_nothing_is_torn_between_two_processes():
     assert not hand.is_fresh(time.monotonic_ns() + S)
 
 
-def test_memory_of_another_kind_is_refused():
+def test_memory_with_another_layout_is_rejected():
     memory = memoryview(bytearray(b"x" * Mailbox.num_bytes(7)))
     with pytest.raises(UsageError, match="another version"):
         Mailbox(7, memory)
 
 
-def test_the_reader_tells_who_is_in_control():
+def test_reader_reports_who_is_in_control():
     writer, reader = a_pair()
     reader.report(Control.HUMAN, driver=12, last_sequence=40)
     box = writer.box
@@ -231,7 +231,7 @@ def test_the_reader_tells_who_is_in_control():
     assert box.reader_ns >= since > 0
 
 
-def test_there_is_one_writer_but_anybody_may_stop_the_arm():
+def test_second_writer_is_rejected_except_for_emergency_stop():
     first, _ = a_pair(1)
     first.drive(session=1, sequence=1, held=True, axes=[0])
     second = MailboxWriter(first.box)

@@ -1,4 +1,4 @@
-"""A scripted person: watches some episodes, fewer with time, helps where nothing moves, hands back, judges."""
+"""The scripted operator: watched episodes, takeovers, release and verdicts."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SEEN = Observation(time_ns=0, values={})
 
 
 class Expert:
-    """Reports the progress it is told to."""
+    """Reports scripted progress."""
 
     def __init__(self):
         self.now, self.noise = 0.0, None
@@ -42,21 +42,21 @@ def make(**config):
     return operator, task.the_expert
 
 
-def test_takes_over_when_nothing_moves_corrects_for_a_while_and_hands_back():
+def test_stuck_policy_is_taken_over_and_gets_control_back():
     operator, _ = make(min_takeover_steps=3, max_takeover_steps=3)
     acting = [operator.poll(SEEN).action is not None for _ in range(16)]
     # five ticks of patience, three of correction, and the policy gets its patience again
     assert acting == [False] * 5 + [True] * 3 + [False] * 5 + [True] * 3
 
 
-def test_leaves_a_policy_alone_that_gets_on():
+def test_policy_with_progress_is_not_taken_over():
     operator, expert = make()
     for tick in range(30):
         expert.now = 0.02 * tick
         assert operator.poll(SEEN).action is None
 
 
-def test_says_success_once_the_task_is_done():
+def test_finished_task_gives_success_event():
     operator, expert = make(watched_share=0.0)
     assert operator.poll(SEEN).event is None
     expert.now = 1.0
@@ -64,7 +64,7 @@ def test_says_success_once_the_task_is_done():
 
 
 @pytest.mark.parametrize(("minutes", "expected"), [(0.0, 0.5), (5.0, 0.25), (10.0, 0.0), (99.0, 0.0)])
-def test_watches_less_as_the_robot_grows_up(minutes, expected):
+def test_watched_share_falls_with_robot_time(minutes, expected):
     operator, _ = make(watched_share=0.5, fade_out_minutes=10.0)
     watched = 0
     for episode in range(400):
@@ -73,7 +73,7 @@ def test_watches_less_as_the_robot_grows_up(minutes, expected):
     assert watched / 400 == pytest.approx(expected, abs=0.07)
 
 
-def test_corrections_vary_in_length():
+def test_takeover_lengths_are_random_within_limits():
     operator, _ = make(min_takeover_steps=8, max_takeover_steps=20)
     lengths = set()
     for episode in range(40):
@@ -85,7 +85,7 @@ def test_corrections_vary_in_length():
     assert len(lengths) > 5
 
 
-def test_a_demonstrator_acts_from_the_first_tick_to_the_end():
+def test_demonstrator_acts_in_every_tick():
     task = Task()
     teacher = Demonstrator(task=task, noise=0.4)
     teacher.reset(rng=np.random.default_rng(0), robot_minutes=0.0)

@@ -1,4 +1,4 @@
-"""A judge beside the operator: it ends an episode when it is sure, and no tick waits for it."""
+"""Success detection beside an operator: ends episodes without delaying a tick."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def events(operator: OperatorWithDetector, *values: float) -> list[Event | None]
     return [operator.poll(seen(value)).event for value in values]
 
 
-def test_some_in_a_row_and_not_before() -> None:
+def test_success_needs_consecutive_answers() -> None:
     operator = judged()
-    assert events(operator, 0.9, 0.9, 0.79, 0.9, 0.8) == [None] * 5  # one that is not sure starts it anew
+    assert events(operator, 0.9, 0.9, 0.79, 0.9, 0.8) == [None] * 5  # a low answer resets the count
     assert events(operator, 0.85) == [Event.SUCCESS]
     assert events(operator, 0.0) == [Event.SUCCESS]  # polled once more, to judge: it has said so
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
@@ -43,7 +43,7 @@ def test_some_in_a_row_and_not_before() -> None:
     assert operator.name == "none+classifier"
 
 
-def test_not_at_every_step() -> None:
+def test_detector_gets_every_nth_observation() -> None:
     asked = []
 
     def judge(observation: Observation) -> float:
@@ -55,7 +55,7 @@ def test_not_at_every_step() -> None:
     assert asked == [0, 3]
 
 
-def test_a_person_comes_first() -> None:
+def test_inner_operator_has_priority_over_detector() -> None:
     class Person(NoOperator):
         says: HumanInput = HumanInput()
 
@@ -73,7 +73,7 @@ def test_a_person_comes_first() -> None:
 
 
 @pytest.mark.parametrize("said", [Event.FAILURE, Event.DISCARD, Event.SUCCESS])
-def test_what_a_person_ended_is_not_judged_again(said: Event) -> None:
+def test_detector_is_ignored_after_operator_ended_the_episode(said: Event) -> None:
     """The loop polls once more after the end: a judge that is sure by then, or was while they paused, is not asked."""
 
     class Person(NoOperator):
@@ -92,7 +92,7 @@ def test_what_a_person_ended_is_not_judged_again(said: Event) -> None:
         assert events(operator, 1.0) == [None]
 
 
-def test_beside_the_loop() -> None:
+def test_thread_detector_never_blocks_the_loop() -> None:
     """It thinks as long as it likes; what is shown meanwhile is passed over, and frames may be written over."""
     go, began, asked = threading.Semaphore(0), threading.Semaphore(0), []
 
@@ -123,7 +123,7 @@ def test_beside_the_loop() -> None:
     assert asked[1:] == [5.0]
 
 
-def test_a_judge_that_breaks_is_heard_of() -> None:
+def test_failure_of_detector_thread_is_raised() -> None:
     def broken(observation: Observation) -> float:
         raise KeyError("wrist")
 
@@ -137,7 +137,7 @@ def test_a_judge_that_breaks_is_heard_of() -> None:
         judged(broken).poll(seen(0.0))
 
 
-def test_a_judge_elsewhere_is_heard_of_this_episode_only() -> None:
+def test_process_detector_ignores_rows_of_earlier_episodes() -> None:
     answer, num_seen = (-1, False), 0
     operator = OperatorWithDetector(
         NoOperator(),

@@ -1,4 +1,4 @@
-"""Gymnasium environments as robots: conversion, time, and the difference between an end and a timeout."""
+"""Gymnasium environments as robots: conversion, time, terminations and timeouts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dovetail.robots.safety import SafeRobot, SafetyConfig
 
 
 class Counter(gymnasium.Env[Any, Any]):
-    """Counts its steps; ends as it is told to. Reuses its observation array, as many environments do."""
+    """Counts its steps, ends on request, and reuses its observation array, as many environments do."""
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"]}  # noqa: RUF012
 
@@ -115,7 +115,7 @@ def kwargs(**values: Any) -> dict[str, Any]:
     return {"kwargs": values}
 
 
-def test_contracts() -> None:
+def test_gym_robot_and_task_implement_the_contracts() -> None:
     robot = GymRobot(GymRobotConfig(id="Pendulum-v1"))
     assert isinstance(robot, SimulatedRobot)
     assert isinstance(robot.task, Task)
@@ -144,7 +144,7 @@ def test_pendulum() -> None:
 
 
 @pytest.mark.parametrize("hz", [3.0, 7.0, 10.0, 15.0, 30.0, 60.0])
-def test_one_step_per_tick_whatever_the_rounding(hz: float) -> None:
+def test_one_step_per_tick_for_any_rounding(hz: float) -> None:
     rig = Rig(hz=hz)
     rig.reset()
     for n in range(1, 200):
@@ -233,14 +233,14 @@ def test_rendered_image_as_observation() -> None:
     assert (rig.robot.observe().values["front"] == 1).all()
 
 
-def test_terminated_without_a_word_is_failure_unless_said_otherwise() -> None:
+def test_termination_without_success_key_is_failure_by_default() -> None:
     assert Rig(**kwargs(terminates=3)).until_end().outcome is Outcome.FAILURE
     rig = Rig(terminated_is_success=True, **kwargs(terminates=3))
     assert rig.until_end().outcome is Outcome.SUCCESS
     assert rig.num_steps == 3
 
 
-def test_a_termination_that_says_no_success_is_failure_whatever_the_config() -> None:
+def test_termination_with_success_false_is_always_failure() -> None:
     rig = Rig(terminated_is_success=True, **kwargs(terminates=3, info={"is_success": 0.0}))
     assert rig.until_end().outcome is Outcome.FAILURE
 
@@ -269,7 +269,7 @@ def test_terminated_and_truncated_on_one_step_is_an_end(info: dict[str, Any], ou
     assert Rig(**kwargs(terminates=3, truncates=3, info=info)).until_end().outcome is outcome
 
 
-def test_true_final_observation_stays() -> None:
+def test_last_observation_stays_after_the_end() -> None:
     rig = Rig(**kwargs(terminates=3))
     rig.until_end()
     last = rig.robot.observe().values["state"].copy()
@@ -320,7 +320,7 @@ def test_resets_follow_the_rng() -> None:
         ({"id": "test/Counter-v0", "render_key": "state"}, "render_key"),
     ],
 )
-def test_wrong_use_is_one_line(config: dict[str, Any], message: str) -> None:
+def test_wrong_use_gives_one_line_error(config: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
         GymRobot(GymRobotConfig(**config))
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""The safety filter: whatever is asked for, only what is safe comes through."""
+"""The safety filter lets only safe actions pass."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IDENTITY = (1.0, 0.0, 0.0, 0.0)
 
 
 class Probe:
-    """A robot that believes whatever it is told, and remembers it."""
+    """A robot that accepts and records every command."""
 
     def __init__(self, kind: str = "ee_delta", **observation: tuple[float, ...]) -> None:
         if not observation and kind == "ee_delta":
@@ -157,7 +157,7 @@ def test_joint_targets_stay_near_the_measured_joints(action: Array, joints: Arra
 
 @settings(max_examples=100, deadline=None)
 @given(action=hnp.arrays(np.float64, 24, elements=numbers), seed=st.integers(0, 99))
-def test_the_bimanual_robot_too(action: Array, seed: int) -> None:
+def test_bimanual_joint_targets_are_limited(action: Array, seed: int) -> None:
     robot = FakeBimanual(FakeBimanualConfig(image_size=(8, 6)))
     state = np.random.default_rng(seed).uniform(-1.4, 1.4, 24)
     robot.place(state, state)
@@ -169,7 +169,7 @@ def test_the_bimanual_robot_too(action: Array, seed: int) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(action=hnp.arrays(np.float64, 3, elements=numbers), bounded=st.booleans())
-def test_unknown_kinds_of_action_are_kept_in_their_box(action: Array, bounded: bool) -> None:
+def test_unknown_action_kind_is_clipped_to_the_spec(action: Array, bounded: bool) -> None:
     probe = Probe(state=(0.0,))
     limits: dict[str, Any] = {"low": (0.5, -2.0, -1.0), "high": (1.0, 2.0, 1.0)} if bounded else {}
     probe.spec = RobotSpec(
@@ -191,7 +191,7 @@ def test_unknown_kinds_of_action_are_kept_in_their_box(action: Array, bounded: b
 # ---- numbers worked out by hand
 
 
-def test_delta_is_turned_into_the_base_frame() -> None:
+def test_delta_is_rotated_into_the_base_frame() -> None:
     """Pointing down (half a turn about x), +z of the action is down in the world; the floor is at 0.195."""
     probe = Probe(ee_pose=(0.4, 0.0, 0.2, 0.0, 1.0, 0.0, 0.0))
     safe, _ = wrap(probe, workspace=Workspace(low=(0.3, -0.2, 0.195), high=HIGH))
@@ -204,7 +204,7 @@ def test_delta_is_turned_into_the_base_frame() -> None:
     assert not safe.last_report.reasons
 
 
-def test_the_frame_is_that_of_the_reset_pose_not_of_now() -> None:
+def test_action_frame_is_the_reset_pose() -> None:
     probe = Probe(ee_pose=(0.4, 0.0, 0.2, 0.0, 1.0, 0.0, 0.0))
     safe, clock = wrap(probe, workspace=Workspace(low=(0.3, -0.2, 0.195), high=HIGH))
     tick(clock)
@@ -217,20 +217,20 @@ def test_the_frame_is_that_of_the_reset_pose_not_of_now() -> None:
     assert safe.send(down)[2] == pytest.approx(0.02)
 
 
-def test_from_outside_the_box_only_the_way_back_is_open() -> None:
+def test_outside_the_box_only_motion_inwards_is_allowed() -> None:
     probe = Probe(ee_pose=(0.65, 0.0, 0.2, *IDENTITY))
     safe, _ = wrap(probe, workspace=BOX)
     assert safe.send(np.array([0.02, 0.01, 0, 0, 0, 0, 1]))[0] == 0.0
     np.testing.assert_allclose(safe.send(np.array([-0.02, 0.01, 0, 0, 0, 0, 1]))[:2], [-0.02, 0.01], rtol=1e-6)
 
 
-def test_a_reference_ahead_of_the_arm_stays_inside_too() -> None:
+def test_leading_reference_stays_in_the_box() -> None:
     probe = Probe(ee_pose=(0.58, 0.0, 0.2, *IDENTITY), ee_error=(0.015, 0, 0, 0, 0, 0))
     safe, _ = wrap(probe, workspace=BOX)
     assert safe.send(np.array([0.02, 0, 0, 0, 0, 0, 1]))[0] == pytest.approx(0.005, abs=1e-6)
 
 
-def test_joint_step_and_velocity_and_the_smaller_of_them() -> None:
+def test_smaller_of_step_and_velocity_limit_counts() -> None:
     asked = np.full(8, 1.0)
     cases: list[tuple[dict[str, Any], float]] = [
         ({}, 0.175),
@@ -246,12 +246,12 @@ def test_joint_step_and_velocity_and_the_smaller_of_them() -> None:
     np.testing.assert_allclose(safe.send(asked)[:7], 0.01 * np.arange(1, 8), rtol=1e-6)
 
 
-def test_a_joint_beyond_its_limit_comes_back_step_by_step() -> None:
+def test_joint_beyond_its_limit_returns_in_steps() -> None:
     safe, _ = wrap(Probe("joint_target", joint_pos=(2.5, 2.05, 0, 0, 0, 0, 0)), max_step=0.1)
     np.testing.assert_allclose(safe.send(np.full(8, 9.0))[:2], [2.4, 2.0], rtol=1e-6)
 
 
-def test_what_was_done_is_there_to_be_recorded() -> None:
+def test_safety_report_is_recorded_as_extras() -> None:
     safe, _ = wrap(Probe(), max_step=0.01)
     safe.send(np.array([0.5, 0.0, 0.015, 0.0, 0.0, 0.0, 0.0]))
     extras = safe.last_report.extras()
@@ -270,7 +270,7 @@ def test_what_was_done_is_there_to_be_recorded() -> None:
 NAN = np.full(7, np.nan)
 
 
-def test_not_finite_holds_with_the_last_gripper_then_latches() -> None:
+def test_non_finite_actions_hold_then_latch_a_fault() -> None:
     probe = Probe()
     safe, clock = wrap(probe, max_bad_actions=3)
     safe.send(np.array([0.01, 0, 0, 0, 0, 0, 0.2]))
@@ -305,7 +305,7 @@ def test_not_finite_holds_with_the_last_gripper_then_latches() -> None:
     assert len(probe.sent) == num_sent + 1
 
 
-def test_holding_on_purpose() -> None:
+def test_hold_sends_the_holding_action() -> None:
     probe = Probe()
     safe, clock = wrap(probe)
     safe.send(np.array([0.01, 0, 0, 0, 0, 0, 0.2]))
@@ -349,7 +349,7 @@ def test_wrong_shapes_are_refused(action: Any) -> None:
     assert not probe.sent
 
 
-def test_nothing_moves_before_an_observation() -> None:
+def test_command_before_an_observation_raises() -> None:
     probe = Probe()
     safe, _ = wrap(probe, observe=False)
     with pytest.raises(StaleObservation, match="observe"):
@@ -374,7 +374,7 @@ def test_old_observation_holds_then_stops() -> None:
 
 
 @pytest.mark.parametrize("frozen", ["time", "values"])
-def test_a_sensor_that_stands_still_or_says_nan_grows_old(frozen: str) -> None:
+def test_frozen_or_nan_sensor_becomes_stale(frozen: str) -> None:
     probe = Probe()
     safe, clock = wrap(probe)
     move = np.array([0.01, 0, 0, 0, 0, 0, 1.0])
@@ -405,7 +405,7 @@ def test_a_sensor_that_stands_still_or_says_nan_grows_old(frozen: str) -> None:
         (lambda values: values["gripper"].fill(np.inf), "finite"),
     ],
 )
-def test_missing_sensors_are_never_zeros(break_it: Any, message: str) -> None:
+def test_missing_sensor_is_a_problem(break_it: Any, message: str) -> None:
     probe = Probe()
     safe, clock = wrap(probe)
     break_it(probe.values)
@@ -419,7 +419,7 @@ def test_missing_sensors_are_never_zeros(break_it: Any, message: str) -> None:
         safe.send(np.zeros(7))
 
 
-def test_zero_quaternion_is_no_pose() -> None:
+def test_zero_quaternion_is_a_problem() -> None:
     probe = Probe(ee_pose=(0.4, 0, 0.2, 0, 0, 0, 0))
     safe, _ = wrap(probe, workspace=BOX)
     with pytest.raises(StaleObservation, match="quaternion"):
@@ -427,7 +427,7 @@ def test_zero_quaternion_is_no_pose() -> None:
 
 
 @pytest.mark.parametrize("stop_works", [True, False])
-def test_a_driver_that_fails_is_stopped_and_latched(stop_works: bool) -> None:
+def test_failing_send_stops_and_latches_a_fault(stop_works: bool) -> None:
     probe = Probe()
     safe, _ = wrap(probe)
     probe.broken = OSError("cable")
@@ -442,7 +442,7 @@ def test_a_driver_that_fails_is_stopped_and_latched(stop_works: bool) -> None:
     assert not probe.sent
 
 
-def test_a_sensor_that_fails_is_stopped_and_latched() -> None:
+def test_failing_observe_stops_and_latches_a_fault() -> None:
     probe = Probe()
     safe, _ = wrap(probe)
     probe.observe = lambda: dict[str, Any]()["camera"]  # type: ignore[method-assign]
@@ -451,7 +451,7 @@ def test_a_sensor_that_fails_is_stopped_and_latched() -> None:
     assert probe.num_stops == 1
 
 
-def test_an_executed_action_that_is_none_latches() -> None:
+def test_invalid_executed_action_latches_a_fault() -> None:
     probe = Probe()
     safe, _ = wrap(probe)
     probe.send = lambda action: np.zeros(3)  # type: ignore[method-assign]
@@ -478,9 +478,7 @@ def test_stop_may_be_called_twice() -> None:
         ("ee_delta", {"stale_after_s": 2.0, "stop_after_s": 1.0}, ConfigError),
     ],
 )
-def test_settings_that_cannot_be_kept_are_refused(
-    kind: str, config: dict[str, Any], error: type[Exception]
-) -> None:
+def test_invalid_settings_are_rejected(kind: str, config: dict[str, Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         wrap(Probe(kind), **config)
 
@@ -498,7 +496,7 @@ def test_no_public_way_around_the_filter() -> None:
             assert getattr(value, "__self__", safe) is safe, name
 
 
-def test_neither_side_aliases_the_other() -> None:
+def test_actions_are_copied() -> None:
     probe = Probe()
     kept: list[Array] = []
     probe.send = lambda action: kept.append(action) or action  # type: ignore[method-assign, func-returns-value]
@@ -510,7 +508,7 @@ def test_neither_side_aliases_the_other() -> None:
     np.testing.assert_allclose(kept[0], [0.01, 0, 0, 0, 0, 0, 1.0])
 
 
-def test_fast_enough_for_every_tick() -> None:
+def test_filter_is_fast_enough() -> None:
     probe = Probe()
     safe, _ = wrap(probe, workspace=BOX, max_step=0.03)
     action = np.array([0.1, 0.01, -0.1, 0, 0, 0, 1.0], np.float32)
@@ -523,13 +521,13 @@ def test_fast_enough_for_every_tick() -> None:
     assert best < 200e-6, f"{best * 1e6:.0f} us"  # 50 us is the aim; a busy machine may be slower
 
 
-def test_no_command_passes_while_there_is_an_alarm() -> None:
+def test_no_command_passes_while_there_is_a_stop_reason() -> None:
     probe = Probe()
     robot, _ = wrap(probe)
     pressed: list[str] = []
     robot.refuse_while(lambda: pressed[0] if pressed else None)
     robot.send(np.zeros(7, np.float32))
-    pressed.append("somebody pressed the button")
+    pressed.append("the button was pressed")
     for command in (lambda: robot.send(np.zeros(7, np.float32)), robot.hold, robot.ease):
         with pytest.raises(RobotFault, match="pressed the button"):
             command()

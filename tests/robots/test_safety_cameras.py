@@ -1,4 +1,4 @@
-"""A camera whose newest frame grows old: the arm holds, then stops, and says which camera it was."""
+"""A frozen camera: the arm holds, then stops with a fault that names the camera."""
 
 import numpy as np
 import pytest
@@ -56,7 +56,7 @@ def tick(robot, clock, num=1):
         robot.observe()
 
 
-def test_by_hand():
+def test_frozen_camera_holds_then_faults():
     """10 Hz; frozen at 0: until 0.5 s it moves, until 2 s it holds, and then that camera is dead."""
     raw = Filming()
     robot, clock = wrap(raw)
@@ -79,7 +79,7 @@ def test_by_hand():
         robot.hold()
 
 
-def test_a_camera_that_comes_back_in_time_is_forgiven():
+def test_camera_that_recovers_in_time_is_no_fault():
     raw = Filming()
     robot, clock = wrap(raw)
     raw.frozen["front"] = 0
@@ -93,7 +93,7 @@ def test_a_camera_that_comes_back_in_time_is_forgiven():
     assert robot.fault is None
 
 
-def test_after_a_fault_only_a_living_camera_helps():
+def test_acknowledge_needs_a_working_camera():
     raw = Filming()
     robot, clock = wrap(raw, camera_stop_after_s=0.5)
     raw.frozen["front"] = 0
@@ -119,7 +119,7 @@ def test_a_camera_slower_than_the_tick_is_not_frozen():
 
 
 @pytest.mark.parametrize("dead", ["left", "right"])
-def test_one_of_several(dead):
+def test_one_frozen_camera_of_several_is_a_fault(dead):
     raw = Filming(cameras=("left", "right"))
     robot, clock = wrap(raw)
     raw.frozen[dead] = 0
@@ -130,7 +130,7 @@ def test_one_of_several(dead):
         tick(robot, clock, 15)
 
 
-def test_thresholds_of_ones_own_and_in_order():
+def test_camera_thresholds_must_be_ordered():
     raw = Filming()
     robot, clock = wrap(raw, camera_stale_after_s=0.15, camera_stop_after_s=10.0)
     raw.frozen["front"] = 0
@@ -146,7 +146,7 @@ def test_thresholds_of_ones_own_and_in_order():
         wrap(Filming(), camera_stop_after_s=0.1)
 
 
-def test_in_an_episode_it_holds_then_ends_and_what_led_there_is_kept():
+def test_frozen_camera_ends_the_episode_and_steps_are_kept():
     task = FakeTask(FakeTaskConfig(max_steps=60, tolerance=0.0))
     raw, clock = Filming(task=task), SimulatedClock()
     clock.on_advance(raw.advance)
@@ -170,7 +170,7 @@ def test_in_an_episode_it_holds_then_ends_and_what_led_there_is_kept():
         actor.run(order)
 
 
-def test_of_two_the_older_one_decides():
+def test_oldest_frame_decides():
     raw = Filming(cameras=("front", "wrist"))
     robot, clock = wrap(raw)
     raw.frozen["wrist"] = 0
@@ -180,8 +180,8 @@ def test_of_two_the_older_one_decides():
         tick(robot, clock, 10)
 
 
-def test_easing_joint_targets_goes_on_a_little_less_each_time():
-    """An arm that tracks perfectly is where it was told: what it did last says how fast it goes."""
+def test_ease_halves_the_motion_of_joint_targets():
+    """A perfectly tracking arm is at its target, so the last command tells its speed."""
     raw = FakeBimanual(FakeBimanualConfig(image_size=(8, 6)))
     clock = SimulatedClock()
     clock.on_advance(raw.advance)

@@ -56,7 +56,7 @@ class FakeClock:
         self.time_ns += round(seconds * NS_PER_S)
 
 
-class ScriptedMind:
+class ScriptedInference:
     """Answers when the test `says` so; with `reply`, whenever somebody waits for it."""
 
     def __init__(self, reply=None):
@@ -206,7 +206,7 @@ class Cell:
         return loop, board, telemetry
 
 
-def order(**changes):
+def order(**progress_rewards):
     return EpisodeOrder(
-        **{"id": "e", "purpose": Purpose.ONLINE, "seed": 0, "index": 0, "config_hash": "h", **changes}
+        **{"id": "e", "purpose": Purpose.ONLINE, "seed": 0, "index": 0, "config_hash": "h", **progress_rewards}
     )

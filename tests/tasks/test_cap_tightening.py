@@ -1,4 +1,4 @@
-"""cap_tightening: its resets, what counts as success, and its expert."""
+"""cap_tightening: resets, success and expert."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_resets_fill_their_ranges_and_never_start_solved(arm):
     assert min(turns) >= 190 and max(turns) <= 215 and np.ptp(turns) >= 24
 
 
-def test_success_is_the_marked_angle_and_half_a_turn():
+def test_success_needs_the_marked_angle():
     task, robot = reset(TASK, "panda", 0)
     world, wanted = robot.world, task.remaining(robot.world)
     for off_deg, good in ((0, True), (7.5, True), (-7.5, True), (9, False), (-9, False), (-360, False)):
@@ -48,7 +48,7 @@ def test_success_is_the_marked_angle_and_half_a_turn():
     assert wanted - math.radians(8) >= math.pi
 
 
-def test_the_marks_meet_at_success():
+def test_marks_are_aligned_at_success():
     task, robot = reset(TASK, "panda", 3)
     world = robot.world
     _turn_cap(task, world, task.remaining(world))
@@ -67,7 +67,7 @@ def test_the_cap_holds_its_angle_and_screws_down():
     assert sunk == pytest.approx(task.angle(world) * 0.003 / (2 * math.pi), abs=5e-4)
 
 
-def test_a_wrist_that_is_wound_up_takes_hold_again():
+def test_expert_regrasps_at_the_end_of_the_wrist_range():
     task, robot = reset(TASK, "panda", 2)
     world = robot.world
     joints = world.joint_positions().copy()
@@ -117,7 +117,7 @@ def test_state_is_finite_and_small_under_random_actions():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arm", ARMS)
-def test_expert_at_length(arm):
+def test_expert_solves_95_of_100(arm):
     assert sum(run_expert(TASK, arm, seed, 0.3)[0] for seed in range(100)) >= 95
 
 
@@ -128,6 +128,6 @@ def test_blind_replay_fails(arm):
     assert sum(run_actions(TASK, arm, seed, actions) for seed in range(50)) <= 10
 
 
-def test_spec_names_what_is_seen():
+def test_spec_names_the_state():
     task, robot = make(TASK, "panda")
     assert robot.spec.observation["task_state"].names == task.state_names

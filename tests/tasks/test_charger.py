@@ -1,4 +1,4 @@
-"""charger: the fit in numbers, that orientation matters, what counts as success, and its expert."""
+"""charger: clearances, orientation, success and expert."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_success_is_both_blades_12_mm_deep_in_their_own_slots():
 
 
 @pytest.mark.parametrize(("turn_deg", "enters"), [(0.0, True), (8.0, False), (-8.0, False)])
-def test_a_plug_that_is_turned_by_8_degrees_does_not_go_in(turn_deg, enters):
+def test_plug_rotated_by_8_degrees_does_not_fit(turn_deg, enters):
     still = {"start_range_m": 0.0, "start_yaw_deg": 0.0, "start_tilt_deg": 0.0, "socket_range_m": 0.0}
     task = Charger(Charger.Config(**still, start_height_m=(0.015, 0.015)))
     robot = SimRobot(SimRobotConfig(arm="x5"), task=task)
@@ -102,7 +102,7 @@ def test_the_same_seed_gives_the_same_episode(arm):
     assert np.array_equal(first, second)
 
 
-def test_completion_rises_along_the_experts_way():
+def test_completion_rises_while_the_expert_acts():
     for seed in range(3):
         task, robot = reset(TASK, "panda", seed)
         expert = task.expert()
@@ -115,7 +115,7 @@ def test_completion_rises_along_the_experts_way():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_random_actions_do_nothing_wild(arm):
+def test_random_actions_keep_state_and_reward_bounded(arm):
     for seed in range(2):
         task, robot = reset(TASK, arm, seed)
         rng, (low, high) = np.random.default_rng(seed), robot.spec.action.bounds

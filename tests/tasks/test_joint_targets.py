@@ -1,4 +1,4 @@
-"""The same experts on an arm that takes joint angles instead of Cartesian steps."""
+"""The experts with joint targets instead of Cartesian deltas."""
 
 from __future__ import annotations
 

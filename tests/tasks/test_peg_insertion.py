@@ -1,4 +1,4 @@
-"""peg_insertion: the fit in numbers, its resets, what counts as success, and its expert."""
+"""peg_insertion: clearances, resets, success and expert."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_the_same_seed_gives_the_same_episode(arm):
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_completion_rises_along_the_experts_way(arm):
+def test_completion_rises_while_the_expert_acts(arm):
     for seed in range(3):
         task, robot = reset(TASK, arm, seed)
         expert = task.expert()
@@ -137,7 +137,7 @@ def test_completion_rises_along_the_experts_way(arm):
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_expert_takes_over_after_a_policy_went_astray(arm):
+def test_expert_takes_over_after_random_actions(arm):
     for seed in range(3):
         task, robot = reset(TASK, arm, seed)
         expert, rng = task.expert(), np.random.default_rng(seed)
@@ -154,7 +154,7 @@ def test_expert_takes_over_after_a_policy_went_astray(arm):
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_random_actions_do_nothing_wild(arm):
+def test_random_actions_keep_state_and_reward_bounded(arm):
     for seed in range(3):
         task, robot = reset(TASK, arm, seed)
         rng, (low, high) = np.random.default_rng(seed), robot.spec.action.bounds
@@ -197,7 +197,7 @@ def _said(task, world):
     return rotate(quat_conjugate(world.body_pose("socket")[1]), task.reset_rotation @ task.read_state(world)[:3])
 
 
-def test_the_socket_is_up_to_2_mm_from_where_it_is_said_to_be():
+def test_hidden_offset_moves_the_reported_socket():
     task, robot = _make_hidden(0.002)
     plain, plain_robot = make(TASK, "panda")
     offsets = []
@@ -218,7 +218,7 @@ def test_the_socket_is_up_to_2_mm_from_where_it_is_said_to_be():
     assert np.abs(offsets[:, 2]).max() < 1e-6
 
 
-def test_the_expert_sees_the_true_socket_and_slides_to_it_over_the_face():
+def test_expert_slides_to_the_true_socket():
     task, robot = _make_hidden(0.002)
     for seed in range(5):
         task.reset(robot, rng=np.random.default_rng(seed))

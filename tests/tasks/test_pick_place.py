@@ -1,4 +1,4 @@
-"""pick_place: its resets, what counts as success, and its expert."""
+"""pick_place: resets, success and expert."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_the_same_seed_gives_the_same_episode(arm):
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_completion_rises_along_the_experts_way(arm):
+def test_completion_rises_while_the_expert_acts(arm):
     for seed in range(3):
         task, robot = reset(TASK, arm, seed)
         expert = task.expert()
@@ -124,7 +124,7 @@ def test_completion_rises_along_the_experts_way(arm):
         assert completion[-1] > 0.99
 
 
-def test_expert_takes_over_from_anywhere():
+def test_expert_takes_over_from_random_states():
     for seed in range(4):
         task, robot = reset(TASK, "panda", seed)
         expert, rng = task.expert(), np.random.default_rng(seed)
@@ -143,7 +143,7 @@ def test_expert_takes_over_from_anywhere():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_random_actions_do_nothing_wild(arm):
+def test_random_actions_keep_state_and_reward_bounded(arm):
     for seed in range(2):
         task, robot = reset(TASK, arm, seed)
         rng, (low, high) = np.random.default_rng(seed), robot.spec.action.bounds

@@ -1,4 +1,4 @@
-"""push_cube: its resets, what counts as success, and its expert."""
+"""push_cube: resets, success and expert."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_success_needs_its_hold_time():
     assert len(executed) == 3  # true at 0.1 s, so held for 0.2 s at 0.3 s
 
 
-def test_a_cube_out_of_the_region_is_a_failure():
+def test_cube_outside_the_region_is_a_failure():
     task, robot = reset(TASK, "panda", 0)
     robot.world.set_free_body("cube", (0.47, 0.25, 0.02))
     robot.world.forward()
@@ -69,7 +69,7 @@ def test_a_cube_out_of_the_region_is_a_failure():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_the_gripper_is_no_part_of_the_action_and_stays_closed(arm):
+def test_gripper_stays_closed_without_an_action_axis(arm):
     task, robot = reset(TASK, arm, 3)
     assert robot.spec.action.shape == (6,)
     play(task, robot, lambda _, __: np.zeros(6, np.float32))
@@ -90,7 +90,7 @@ def test_the_same_seed_gives_the_same_episode(arm):
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_completion_rises_along_the_experts_way(arm):
+def test_completion_rises_while_the_expert_acts(arm):
     for seed in range(3):
         task, robot = reset(TASK, arm, seed)
         expert = task.expert()
@@ -101,7 +101,7 @@ def test_completion_rises_along_the_experts_way(arm):
         assert completion[-1] > 0.99
 
 
-def test_expert_takes_over_from_anywhere():
+def test_expert_takes_over_from_random_states():
     for seed in range(4):
         task, robot = reset(TASK, "panda", seed)
         expert, rng = task.expert(), np.random.default_rng(seed)
@@ -120,7 +120,7 @@ def test_expert_takes_over_from_anywhere():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_random_actions_do_nothing_wild(arm):
+def test_random_actions_keep_state_and_reward_bounded(arm):
     for seed in range(3):
         task, robot = reset(TASK, arm, seed)
         rng, (low, high) = np.random.default_rng(seed), robot.spec.action.bounds
@@ -142,7 +142,7 @@ def test_state_has_a_name_for_each_number():
     assert len(task.state_names) == len(task.read_state(robot.world)) == 16
 
 
-def test_the_state_says_where_a_push_begins_and_where_the_tcp_is_beside_it():
+def test_state_has_push_start_and_relative_tcp():
     task, robot = reset(TASK, "panda", 0)
     world = robot.world
     mark, tcp = world.body_pose("mark")[0], world.tcp_pose()[0]
@@ -158,7 +158,7 @@ def test_the_state_says_where_a_push_begins_and_where_the_tcp_is_beside_it():
 
 
 @pytest.mark.parametrize("arm", ARMS)
-def test_the_expert_makes_no_choice_that_jumps(arm):
+def test_expert_goal_is_continuous(arm):
     """What a hair's breadth decides, who learns from it sees go either way."""
     rng = np.random.default_rng(0)
     for seed in range(20):
@@ -194,7 +194,7 @@ def test_blind_replay_fails(arm):
     assert sum(run_actions(TASK, arm, seed, actions) for seed in range(2000, 2050)) <= 10
 
 
-def test_a_cube_shoved_the_wrong_way_is_worth_bringing_back():
+def test_dense_reward_for_returning_the_cube():
     """The dense reward is not cut off where it began: each step back counts, from the first one on."""
     task, robot = reset(TASK, "panda", 0)
     world = robot.world

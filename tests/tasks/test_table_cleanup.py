@@ -1,4 +1,4 @@
-"""table_cleanup: its resets, what counts as success, and its expert."""
+"""table_cleanup: resets, success and expert."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _put_away(task, world, *, lid_deg, leave_out=()):
     world.forward()
 
 
-def test_resets_scatter_things_apart_and_never_start_solved():
+def test_resets_place_objects_apart_and_never_start_solved():
     spots, boxes = {name: [] for name in THINGS}, []
     for seed in range(200):
         task, robot = reset(TASK, "panda", seed)
@@ -43,7 +43,7 @@ def test_resets_scatter_things_apart_and_never_start_solved():
     assert (np.ptp(boxes, axis=0) >= 0.037).all()
 
 
-def test_the_lid_rests_open_and_things_rest():
+def test_lid_and_objects_are_at_rest_after_reset():
     task, robot = reset(TASK, "panda", 0)
     world = robot.world
     before = {name: world.body_pose(name)[0] for name in THINGS}
@@ -62,7 +62,7 @@ def test_success_is_all_inside_and_the_lid_closed(lid_deg, leave_out, good):
     assert task.solved(robot.world) is good
 
 
-def test_shut_out_or_fallen_is_a_failure():
+def test_fallen_object_or_early_lid_is_a_failure():
     task, robot = reset(TASK, "panda", 1)
     _put_away(task, robot.world, lid_deg=2.0, leave_out=("can",))
     assert task.failed(robot.world)
@@ -72,7 +72,7 @@ def test_shut_out_or_fallen_is_a_failure():
     assert task.failed(robot.world)
 
 
-def test_a_thing_on_the_lids_side_of_the_wall_is_not_inside():
+def test_object_behind_the_wall_is_not_inside():
     task, robot = reset(TASK, "panda", 1)
     world = robot.world
     box = world.body_pose("box")[0]
@@ -103,7 +103,7 @@ def test_same_seed_same_trajectory():
     assert np.array_equal(first, again)
 
 
-def test_random_actions_neither_explode_nor_blur_the_state():
+def test_random_actions_keep_the_state_finite():
     task, robot = reset(TASK, "panda", 6)
     rng = np.random.default_rng(6)
     low, high = robot.spec.action.bounds
@@ -117,7 +117,7 @@ def test_random_actions_neither_explode_nor_blur_the_state():
 
 
 @pytest.mark.slow
-def test_expert_at_length():
+def test_expert_solves_95_of_100():
     assert sum(run_expert(TASK, "panda", seed, 0.3)[0] for seed in range(100)) >= 95
 
 
@@ -133,7 +133,7 @@ def _state(task, world):
     return dict(zip(task.state_names, values.tolist(), strict=True))
 
 
-def test_the_state_says_which_thing_is_next():
+def test_state_has_the_next_object():
     """Of three things that lie about, who only sees them cannot tell which one an expert is about to take."""
     task, robot = reset(TASK, "panda", 3)
     world = robot.world
@@ -147,7 +147,7 @@ def test_the_state_says_which_thing_is_next():
         assert state["held"] == 0.0
 
 
-def test_the_turn_it_says_brings_the_fingers_across_the_next_thing():
+def test_next_turn_aligns_the_fingers_with_the_object():
     task, robot = reset(TASK, "panda", 3)
     world = robot.world
     spot = world.body_pose("bar")[0] + (0.0, 0.0, 0.1)
@@ -158,7 +158,7 @@ def test_the_turn_it_says_brings_the_fingers_across_the_next_thing():
     assert _state(task, world)["next_turn"] == pytest.approx(0.0, abs=0.01)
 
 
-def test_a_thing_in_hand_is_next_until_it_lies_in_the_box():
+def test_held_object_is_next_until_it_is_in_the_box():
     task, robot = reset(TASK, "panda", 0)
     expert = task.expert()
     expert.reset(np.random.default_rng(0))

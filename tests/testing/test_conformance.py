@@ -1,4 +1,4 @@
-"""The suites pass what is right, and catch what was broken on purpose."""
+"""The suites accept correct plugins and reject broken ones."""
 
 from __future__ import annotations
 
@@ -69,24 +69,24 @@ def reach() -> FakeTask:
 
 
 @pytest.mark.parametrize("make", [arm, bimanual, lambda: GymRobot(GymRobotConfig(id="Pendulum-v1"))])
-def test_good_robots(make: Callable[[], Robot]) -> None:
+def test_fake_robots_pass(make: Callable[[], Robot]) -> None:
     check_robot(make, num_ticks=5)
 
 
 @pytest.mark.parametrize("config", [{"arm": "panda"}, {"arm": "x5"}, {"arm": "panda", "action": "joint"}])
-def test_sim_robots(config: dict[str, Any]) -> None:
+def test_sim_robots_pass(config: dict[str, Any]) -> None:
     sim = resolve("robot", "sim")
     check_robot(lambda: sim(config_model(sim).model_validate(config)))
 
 
 @pytest.mark.parametrize("make_robot", [arm, bimanual])
-def test_good_tasks(make_robot: Callable[[Any], Robot]) -> None:
+def test_fake_task_and_operator_pass(make_robot: Callable[[Any], Robot]) -> None:
     check_task(reach, make_robot)
     check_operator(lambda task: FakeOperator(FakeOperatorConfig(), task=task), reach, make_robot)
 
 
 @pytest.mark.parametrize("name", sorted(BUILTIN["task"]))
-def test_our_tasks(name: str) -> None:
+def test_builtin_tasks_pass(name: str) -> None:
     task, sim = resolve("task", name), resolve("robot", "sim")
     check_task(
         lambda: task(config_model(task).model_validate({})),
@@ -97,26 +97,26 @@ def test_our_tasks(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["browser", "none", "scripted"])
-def test_our_operators(name: str) -> None:
+def test_builtin_operators_pass(name: str) -> None:
     """Those that need no device; the others stand before fake ones in tests/human."""
     operator = resolve("operator", name)
     for make_robot in (arm, bimanual):
         check_operator(lambda task: operator(config_model(operator)(), task=task), reach, make_robot)
 
 
-def test_good_policies() -> None:
+def test_fake_policies_pass() -> None:
     check_policy(lambda: FakePolicy(FakePolicyConfig(), robot=arm().spec))
     policy = FakePolicy(HISTORY, robot=bimanual().spec)
     snapshot = WeightSnapshot(version=3, components={"actor": {"weights": policy.weights}}, hashes={})
     check_policy(lambda: FakePolicy(HISTORY, robot=bimanual().spec), snapshot=snapshot)
 
 
-def test_good_algorithm() -> None:
+def test_fake_algorithm_passes() -> None:
     check_algorithm(lambda: algorithm(FakeAlgorithm), robot=arm().spec)
 
 
 @pytest.mark.parametrize("make_robot", [arm, bimanual])
-def test_our_learner(make_robot: Callable[[], Robot]) -> None:
+def test_gaussian_policy_and_rlpd_pass(make_robot: Callable[[], Robot]) -> None:
     torch.set_num_threads(1)
     policy, rlpd = resolve("policy", "gaussian_mlp"), resolve("algorithm", "rlpd")
     spec = make_robot().spec
@@ -224,10 +224,10 @@ class Twitchy(FakeArm):
         (WrongDtype, "float64"),
         (WrongKeys, "more"),
         (Frozen, "did not advance"),
-        (Reused, "changed after it was handed out"),
+        (Reused, "changed after it was returned"),
         (Impatient, "send.. let simulated time pass"),
-        (TooFast, "ns pass"),
-        (Echo, "caller's own array"),
+        (TooFast, "changed observation.time_ns by"),
+        (Echo, "caller's array"),
         (Overwrites, "changed the action"),
         (SaysMore, "outside the limits"),
         (StopsOnce, "already stopped"),
@@ -235,12 +235,12 @@ class Twitchy(FakeArm):
         (Twitchy, "at one moment differ"),
     ],
 )
-def test_broken_robots_are_caught(robot: type[FakeArm], message: str) -> None:
+def test_broken_robot_fails_with_the_reason(robot: type[FakeArm], message: str) -> None:
     with pytest.raises((AssertionError, RuntimeError), match=message):
         check_robot(lambda: robot(FakeArmConfig()))
 
 
-def test_what_is_no_robot_is_caught() -> None:
+def test_object_without_the_contract_is_no_robot() -> None:
     with pytest.raises(AssertionError, match="observe, send, stop"):
         check_robot(lambda: object())  # type: ignore[arg-type, return-value]
 
@@ -328,7 +328,7 @@ class Boastful(FakeTask):
         (Boastful, "progress"),
     ],
 )
-def test_broken_tasks_are_caught(task: type[FakeTask], message: str) -> None:
+def test_broken_task_fails_with_the_reason(task: type[FakeTask], message: str) -> None:
     with pytest.raises((AssertionError, SpecMismatch), match=message):
         check_task(lambda: task(FakeTaskConfig()), arm, max_steps=100)
 
@@ -365,7 +365,7 @@ class Meddler(FakeOperator):
         (Meddler, "changed the observation"),
     ],
 )
-def test_broken_operators_are_caught(operator: type[FakeOperator], message: str) -> None:
+def test_broken_operator_fails_with_the_reason(operator: type[FakeOperator], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_operator(lambda task: operator(FakeOperatorConfig(), task=task), reach, arm)
 
@@ -428,16 +428,16 @@ class Forgetful(FakePolicy):
     ("policy", "message"),
     [
         (FlatChunk, r"\[B, H, A\]"),
-        (FirstRowOnly, "rows must not mix"),
+        (FirstRowOnly, "rows must be independent"),
         (NeverCalm, "alone|deterministic"),
         (Seedless, "same seed"),
-        (Unmasked, "never seen"),
+        (Unmasked, "mask excludes"),
         (Unlimited, "outside the limits"),
-        (OneChunk, "copy it out"),
+        (OneChunk, "copy it"),
         (Forgetful, "after load"),
     ],
 )
-def test_broken_policies_are_caught(policy: type[FakePolicy], message: str) -> None:
+def test_broken_policy_fails_with_the_reason(policy: type[FakePolicy], message: str) -> None:
     config = FakePolicyConfig(history={"ee_pose": 4, "front": 2})
     good = FakePolicy(config, robot=arm().spec)
     snapshot = WeightSnapshot(version=3, components={"actor": {"weights": good.weights}}, hashes={})
@@ -507,17 +507,17 @@ class Unrepeatable(FakeAlgorithm):
 @pytest.mark.parametrize(
     ("kind", "message"),
     [
-        (Idle, "as they were"),
+        (Idle, "did not change the policy"),
         (Scribbles, "changed the batch"),
         (Diverges, "finite number"),
-        (NoMomentum, "optimisers"),
-        (NoCounter, "optimisers"),
+        (NoMomentum, "optimizers"),
+        (NoCounter, "optimizers"),
         (NoWeights, "did not restore"),
-        (LiveWeights, "policy_weights.. handed out"),
-        (Unrepeatable, "optimisers|made alike"),
+        (LiveWeights, "policy_weights.. returned"),
+        (Unrepeatable, "optimizers|two equal algorithms"),
     ],
 )
-def test_broken_algorithms_are_caught(kind: type[FakeAlgorithm], message: str) -> None:
+def test_broken_algorithm_fails_with_the_reason(kind: type[FakeAlgorithm], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_algorithm(lambda: algorithm(kind), robot=arm().spec)
 
@@ -527,7 +527,7 @@ def test_broken_algorithms_are_caught(kind: type[FakeAlgorithm], message: str) -
 
 @pytest.mark.parametrize("actor", [SequentialActor, NaiveActor, SoftActor])
 @pytest.mark.parametrize("config", [ActorConfig(), ActorConfig(execution_horizon=2, flush_every_s=0.3)])
-def test_our_actors(actor: type[SequentialActor], config: ActorConfig) -> None:
+def test_builtin_actors_pass(actor: type[SequentialActor], config: ActorConfig) -> None:
     check_actor(lambda **handles: actor(config, **handles))
 
 
@@ -543,7 +543,7 @@ class Ends(SequentialActor):
 
 
 class Forgets(SequentialActor):
-    """What the recorder is told is not what happened."""
+    """The recorder gets other steps than the episode."""
 
     def __init__(self, config: ActorConfig, *, recorder: Any, **handles: Any) -> None:
         super().__init__(config, recorder=None, **handles)
@@ -589,17 +589,17 @@ class Incomplete:
 @pytest.mark.parametrize(
     ("actor", "message"),
     [
-        (Anonymous, "the episode's seed is 1, but the order said 0"),
+        (Anonymous, "the episode's seed is 1, but the order has 0"),
         (Ends, "timed out after 12 steps"),
-        (Forgets, "the recorder should be told of one beginning"),
+        (Forgets, "the recorder should get one begin"),
         (Tosses, "the same order gave another episode"),
         (Stays, "after load.. of version 7"),
         (Ignores, "a person drove in steps"),
         (Goes, "`stopped` is false"),
-        (Forgives, "nothing may move"),
-        (Incomplete, "has not all of Actor"),
+        (Forgives, "must raise RobotFault"),
+        (Incomplete, "does not implement all of Actor"),
     ],
 )
-def test_bad_actors(actor: Callable[..., Any], message: str) -> None:
+def test_broken_actor_fails_with_the_reason(actor: Callable[..., Any], message: str) -> None:
     with pytest.raises(AssertionError, match=message):
         check_actor(lambda **handles: actor(ActorConfig(), **handles))

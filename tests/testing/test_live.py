@@ -1,4 +1,4 @@
-"""The stand-in for a real arm keeps the contracts, and is as real as a test needs."""
+"""LiveArm and FaultyPolicy keep the contracts."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def make(tmp_path):
     assert set(threading.enumerate()) <= before
 
 
-def test_it_is_a_robot_on_the_real_clock(make):
+def test_live_arm_passes_check_robot(make):
     check_robot(lambda: make(image_size=(8, 6)))
     assert not isinstance(make(), SimulatedRobot)
 
 
-def test_building_it_touches_nothing(make, tmp_path):
+def test_constructor_does_no_io(make, tmp_path):
     before = threading.active_count()
     make(image_size=(8, 6))
     assert threading.active_count() == before
     assert list(tmp_path.iterdir()) == []
 
 
-def test_its_journal_tells_what_it_was_told(make, tmp_path):
+def test_journal_has_every_command(make, tmp_path):
     arm = make()
     before_ns = time.monotonic_ns()
     for action in (STILL, STILL + 0.01):
@@ -55,7 +55,7 @@ def test_its_journal_tells_what_it_was_told(make, tmp_path):
 
 
 @pytest.mark.parametrize(("watchdog_s", "bites"), [(0.05, True), (10.0, False), (None, False)])
-def test_its_watchdog_stops_it_when_nobody_commands_it(make, tmp_path, watchdog_s, bites):
+def test_watchdog_stops_the_arm_without_commands(make, tmp_path, watchdog_s, bites):
     arm = make(watchdog_s=watchdog_s)
     arm.send(STILL)
     time.sleep(0.1)
@@ -66,7 +66,7 @@ def test_its_watchdog_stops_it_when_nobody_commands_it(make, tmp_path, watchdog_
     assert all(note.time_ns - sent.time_ns == pytest.approx(0.05e9, abs=0.02e9) for note in bitten)
 
 
-def test_its_camera_films_by_itself_until_it_freezes(make):
+def test_camera_runs_until_it_freezes(make):
     arm = make(image_size=(8, 6), camera_hz=100.0, freeze_camera_after_s=0.2)
     seen = {}
     began_s = time.monotonic()
@@ -81,7 +81,7 @@ def test_its_camera_films_by_itself_until_it_freezes(make):
     assert max(seen) < (began_s + 0.25) * 1e9
 
 
-def test_the_moody_policy_is_a_policy(make):
+def test_faulty_policy_passes_check_policy(make):
     robot = make().spec
     components = {"actor": {"gain": np.array([0.3], np.float32)}}
     check_policy(

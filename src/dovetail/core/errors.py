@@ -26,6 +26,7 @@ from collections.abc import Iterable
 __all__ = [
     "CheckpointError",
     "ConfigError",
+    "ConfigWarning",
     "DovetailError",
     "FailureError",
     "Interrupted",
@@ -100,6 +101,10 @@ class PolicyError(FailureError):
 
 class LabelError(FailureError):
     pass
+
+
+class ConfigWarning(UserWarning):
+    """A config uses a key of an older version."""
 
 
 class Interrupted(Exception):

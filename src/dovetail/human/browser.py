@@ -26,7 +26,7 @@ class BrowserConfig(Config):
 
 
 class BrowserOperator:
-    """No operator besides the one at the console, who also gives the demonstrations. `--console` opens a console."""
+    """The operator at the console, who also gives the demonstrations. `--console` opens a console."""
 
     Config: ClassVar[type[BrowserConfig]] = BrowserConfig
     name = "browser"

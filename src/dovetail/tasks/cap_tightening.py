@@ -1,8 +1,7 @@
-"""Turn a screw cap by more than half a turn, until its mark meets the bottle's.
+"""Turn a screw cap by more than half a turn, until its mark is at the bottle's mark.
 
-The cap is hexagonal, so the fingers turn it by form, and it screws down as it turns. Half a turn and more
-takes most of a wrist's range, so where to take hold matters: the expert picks the pair of flats from which
-the whole rest of the turn still fits, and takes hold again where it does not.
+The cap is hexagonal and moves down as it turns. The rotation uses most of the wrist's range, so the grasp matters: the
+expert chooses the flats from which it can finish the rotation, and grasps again if there are none.
 """
 
 from __future__ import annotations

@@ -36,10 +36,10 @@ class Charger(Insertion):
           <geom name="plug" pos="0 0 -0.0265" size="0.016 0.011 0.0085" rgba="0.30 0.31 0.35 1"/>"""
 
     def socket_xml(self) -> str:
-        """Five blocks that leave two slots free, 24 mm deep.
+        """Five blocks around two slots, 24 mm deep.
 
-        Two more that touch nothing make the slots dark, as without shadows nobody would see them. The ends
-        are so long that a blade in the wrong slot leaves the other one on the face, not beside the socket.
+        Two more blocks without contact make the slots dark, because there are no shadows. The ends are so long that, with
+        one blade in the wrong slot, the other blade is on the face.
         """
         return """
           <geom name="middle" pos="0 0 0.012" size="0.0082 0.0038 0.012"/>

@@ -1,4 +1,4 @@
-"""A square peg, held between the fingers by friction alone, into a square hole with 1 mm of play a side."""
+"""Insert a square peg, held by friction, into a square hole with 1 mm of clearance on each side."""
 
 from __future__ import annotations
 

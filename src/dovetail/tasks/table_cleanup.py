@@ -1,7 +1,7 @@
 """Put all objects on the table into a box, then close its lid.
 
-Several things in a row, in any order, and one of them only once all the others are done. The lid leans open
-behind the box; a hand that goes over and behind it can push it shut.
+The objects may come in any order, the lid comes last. The open lid leans behind the box; the gripper moves over it and
+pushes it from behind.
 """
 
 from __future__ import annotations

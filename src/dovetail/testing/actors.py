@@ -209,7 +209,7 @@ def _check_person(make_actor: Callable[..., Actor], horizon: int) -> None:
     cell = _Workcell(make_actor, horizon, script={tick: HumanInput(action=action) for tick in ticks})
     episode = cell.run()
     human = np.flatnonzero(episode.column("source") == Source.HUMAN).tolist()
-    expect(human == list(ticks), f"a person drove in steps {list(ticks)}, but source says {human}")
+    expect(human == list(ticks), f"a person drove in steps {list(ticks)}, but source is human in {human}")
     expect(
         np.allclose(episode.column("executed")[list(ticks)], action, atol=1e-6),
         "while a person drove, another action was executed",

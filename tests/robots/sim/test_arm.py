@@ -1,4 +1,4 @@
-"""The arms against what their makers publish."""
+"""The arms against published data."""
 
 import math
 

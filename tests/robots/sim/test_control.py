@@ -1,4 +1,4 @@
-"""Actions in, servo targets out."""
+"""Controllers: from actions to servo targets."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_deltas_move_the_tcp_to_the_right_place(world: World, controller: Cartes
     np.testing.assert_allclose(controller.reference_error(world), 0, atol=5e-4)
 
 
-def test_deltas_are_in_the_frame_of_the_reset_pose_for_good(world: World, controller: CartesianDelta) -> None:
+def test_deltas_stay_in_the_frame_of_the_reset_pose(world: World, controller: CartesianDelta) -> None:
     tilt = quat_multiply(quat_from_rotvec((0, 0, 0.5)), DOWN)
     world.place_arm(world.tcp_pose()[0], tilt)
     controller.reset(world)
@@ -63,9 +63,7 @@ def test_zero_action_does_not_drift(world: World, controller: CartesianDelta) ->
     np.testing.assert_allclose(executed[:6], 0, atol=1e-7)
 
 
-def test_executed_is_the_action_within_its_limits_also_where_the_leash_holds_the_arm_back(
-    world: World, controller: CartesianDelta
-) -> None:
+def test_executed_action_is_not_changed_by_the_lead_limit(world: World, controller: CartesianDelta) -> None:
     """Recording what the leash left over would make pushing against a wall look like doing nothing."""
     world.place_arm(np.append(world.tcp_pose()[0][:2], 0.02))
     controller.reset(world)
@@ -76,7 +74,7 @@ def test_executed_is_the_action_within_its_limits_also_where_the_leash_holds_the
     assert controller.reference_error(world)[2] <= 0.02 + 1e-6
 
 
-def test_pushing_along_one_axis_takes_nothing_from_the_others(world: World, controller: CartesianDelta) -> None:
+def test_pushing_along_one_axis_does_not_limit_the_others(world: World, controller: CartesianDelta) -> None:
     world.place_arm(np.append(world.tcp_pose()[0][:2], 0.1))
     controller.reset(world)
     for _ in range(4):
@@ -84,7 +82,7 @@ def test_pushing_along_one_axis_takes_nothing_from_the_others(world: World, cont
     np.testing.assert_allclose(controller.reference_error(world)[:3], 0.02, atol=1e-3)
 
 
-def test_pushing_on_the_table_is_bounded_by_the_leash(world: World, controller: CartesianDelta) -> None:
+def test_pushing_force_is_bounded_by_the_lead_limit(world: World, controller: CartesianDelta) -> None:
     forces = []
     for _ in range(50):
         controller.command(world, (0, 0, 0.02, 0, 0, 0, 0))
@@ -96,7 +94,7 @@ def test_pushing_on_the_table_is_bounded_by_the_leash(world: World, controller: 
     assert np.abs(error[:3]).max() <= 0.0202
 
 
-def test_a_reference_beyond_reach_gives_up_and_comes_back(world: World, controller: CartesianDelta) -> None:
+def test_reference_out_of_reach_moves_back(world: World, controller: CartesianDelta) -> None:
     run(world, controller, (0.02, 0, 0, 0, 0, 0, 1), ticks=60)
     reached = world.tcp_pose()[0][0]
     run(world, controller, (-0.01, 0, 0, 0, 0, 0, 1), ticks=10)
@@ -120,9 +118,7 @@ def test_gripper_opens_and_closes(world: World, controller: CartesianDelta) -> N
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_numbers_that_are_not_finite_never_reach_a_servo(
-    world: World, controller: CartesianDelta, bad: float
-) -> None:
+def test_non_finite_actions_never_reach_a_servo(world: World, controller: CartesianDelta, bad: float) -> None:
     before = world.data.ctrl.copy()
     with pytest.raises(RobotError, match="not finite"):
         controller.command(world, (bad, 0, 0, 0, 0, 0, 1))

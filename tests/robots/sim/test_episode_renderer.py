@@ -1,4 +1,4 @@
-"""An episode filmed afterwards is the episode as it was seen."""
+"""An episode rendered afterwards equals the live camera."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def record(task_name: str, *, seeds: tuple[int, ...], arm: str = "panda", camera
         ("table_cleanup", "panda", "front"),
     ],
 )
-def test_film_is_what_the_camera_saw(task: str, arm: str, camera: str) -> None:
+def test_rendered_frames_equal_the_live_camera(task: str, arm: str, camera: str) -> None:
     columns, seen = record(task, seeds=(1, 2), arm=arm, camera=camera)
     assert len(np.unique(seen[:, ::4, ::4], axis=0)) == len(seen), "a still picture would prove nothing"
     _, other = build(task, arm)
@@ -54,7 +54,7 @@ def test_film_is_what_the_camera_saw(task: str, arm: str, camera: str) -> None:
         np.testing.assert_array_equal(np.stack(list(film.frames(columns))), seen)
 
 
-def test_films_may_run_turn_by_turn() -> None:
+def test_frame_iterators_may_be_interleaved() -> None:
     columns, seen = record("peg_insertion", seeds=(1, 2))
     _, other = build("peg_insertion")
     half = len(seen) // 2
@@ -66,7 +66,7 @@ def test_films_may_run_turn_by_turn() -> None:
             np.testing.assert_array_equal(b, seen[half + index])
 
 
-def test_the_probe_owns_what_it_gives() -> None:
+def test_probe_returns_copies() -> None:
     task, robot = build("peg_insertion")
     task.reset(robot, rng=np.random.default_rng(0))
     before = robot.probe()
@@ -77,14 +77,14 @@ def test_the_probe_owns_what_it_gives() -> None:
         assert not np.array_equal(value, kept[key]), key
 
 
-def test_the_arm_is_no_fixture() -> None:
+def test_fixtures_exclude_the_arm() -> None:
     _, robot = build("cap_tightening")
     names = {robot.world.model.body(int(i)).name for i in robot.world.fixtures}
     assert names == {"looked_at", "bottle", "collar", "cap"}
     assert SimRobot().probe()["sim_fixtures"].shape == (0, 7)
 
 
-def test_what_is_not_of_this_world_is_refused() -> None:
+def test_columns_of_another_world_are_rejected() -> None:
     _, robot = build("peg_insertion")
     film = EpisodeRenderer(robot.world, **SIZE)
     fitting = {key: value[None] for key, value in robot.probe().items()}

@@ -1,4 +1,4 @@
-"""SimRobot behind the Robot contract."""
+"""SimRobot and the Robot contract."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def test_send_passes_no_time_and_the_clock_does() -> None:
     assert robot.observe().values["ee_pose"][0] > before.values["ee_pose"][0] + 0.004
 
 
-def test_odd_durations_lose_no_time() -> None:
+def test_odd_durations_add_up() -> None:
     robot = SimRobot()
     for _ in range(30):
         robot.advance(33_333_333)
@@ -94,7 +94,7 @@ def test_unknown_camera_names_the_nearest() -> None:
         SimRobot(config=config(images=("wirst",)))
 
 
-def test_no_gl_is_one_line_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gl_gives_one_line_error(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ImportError("Cannot initialize\na EGL device display")
 
@@ -105,7 +105,7 @@ def test_no_gl_is_one_line_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_viewer_without_display_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_viewer_without_display_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)
     monkeypatch.delenv("WAYLAND_DISPLAY", raising=False)
     robot = SimRobot(config=config(viewer=True))

@@ -1,4 +1,4 @@
-"""Rotation helpers against numbers worked out by hand."""
+"""Rotations against values computed by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Physics: what moves, and what must not."""
+"""Physics of the world: motion, contacts and saved states."""
 
 import time
 
@@ -51,7 +51,7 @@ def test_place_arm_is_exact_fast_and_at_rest(world: World) -> None:
     assert np.linalg.norm(world.tcp_pose()[0] - position) < 2e-4
 
 
-def test_unreachable_pose_says_so(world: World) -> None:
+def test_unreachable_pose_raises(world: World) -> None:
     with pytest.raises(RobotError, match=r"cannot reach position \[2\.0, 0\.0, 0\.2\]"):
         world.place_arm((2.0, 0.0, 0.2))
 
@@ -129,7 +129,7 @@ def test_free_bodies_can_be_placed_and_others_not() -> None:
         world.body_pose("bax")
 
 
-def test_scene_that_is_wrong_says_so() -> None:
+def test_invalid_scene_raises() -> None:
     with pytest.raises(RobotError, match="not well-formed"):
         World(arm=ARMS["panda"], scene=EmptyScene(body="<geom"))
     with pytest.raises(RobotError, match="do not compile"):

@@ -27,7 +27,7 @@ TRACE_KEYS = ("sim_qpos", "sim_fixtures")
 
 
 class EpisodeRenderer:
-    """One camera in a world of its own. Rendering changes the world's state, so do not share the world.
+    """One camera in a separate world. Rendering changes the world's state, so do not share the world.
 
     Several `frames` iterators may be interleaved, because each image sets the whole state.
     """

@@ -1,4 +1,4 @@
-"""A hand that trembles: for a tick, or as a person's does."""
+"""Noise of the scripted expert: independent or correlated in time."""
 
 import numpy as np
 
@@ -21,7 +21,7 @@ def deviations(noise_correlation_s: float, num: int = 4000) -> np.ndarray:
         task.config = before
 
 
-def test_without_it_each_tick_is_drawn_as_ever():
+def test_without_correlation_noise_is_independent():
     task, _ = reset("push_cube", "panda", 0)
     rng, expert = np.random.default_rng(7), task.expert()
     expert.reset(np.random.default_rng(7), noise=0.3)
@@ -30,7 +30,7 @@ def test_without_it_each_tick_is_drawn_as_ever():
         np.testing.assert_array_equal(expert._tremble(6), rng.normal(0.0, 1.0, 6))
 
 
-def test_deviations_last_and_are_as_large():
+def test_correlated_noise_has_the_same_variance():
     quick, slow = deviations(0.0), deviations(1.0)
     correlation = [np.corrcoef(d[:-1, -1], d[1:, -1])[0, 1] for d in (quick, slow)]
     assert abs(correlation[0]) < 0.1
