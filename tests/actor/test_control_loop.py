@@ -28,7 +28,7 @@ from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.testing.fake_learning import FakeOperator, FakeOperatorConfig
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 from dovetail.testing.live import LiveArm, LiveArmConfig
-from support.acting import Cell, ChunkPolicy, Person, order
+from support.acting import ChunkPolicy, FakeWorkcell, Person, order
 
 ACTORS = [SequentialActor, NaiveActor, RtcActor, SoftActor]
 TICK_NS = 100_000_000
@@ -63,7 +63,7 @@ def says(event):
 @pytest.mark.parametrize("delay", [0, 3])
 def test_commands_never_exceed_the_step_limit(kind, delay):
     """In and out of a person's hands, who wants to be somewhere else each time, and from chunk to chunk."""
-    cell = Cell(bimanual=True, max_steps=60)
+    cell = FakeWorkcell(bimanual=True, max_steps=60)
     rng = np.random.default_rng(0)
     polls = {
         poll: HumanInput(action=rng.uniform(-1.5, 1.5, 24).astype(np.float32))
@@ -87,7 +87,7 @@ def test_commands_never_exceed_the_step_limit(kind, delay):
 
 @pytest.mark.parametrize("kind", ACTORS)
 def test_after_takeover_the_policy_starts_from_the_measured_state(kind):
-    cell = Cell(max_steps=12)
+    cell = FakeWorkcell(max_steps=12)
     moved = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
     actor = cell.actor(policy, kind=kind, operator=Person(acts(2, 3, action=moved)))
@@ -101,7 +101,7 @@ def test_after_takeover_the_policy_starts_from_the_measured_state(kind):
 @pytest.mark.parametrize("kind", [NaiveActor, RtcActor])
 def test_chunk_requested_before_takeover_is_not_executed_after_it(kind):
     """Answers take 3 ticks. Asked at tick 4 about tick 4, the person takes over at 5 and lets go at 6."""
-    cell = Cell(max_steps=14)
+    cell = FakeWorkcell(max_steps=14)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
     actor = cell.actor(
         policy,
@@ -123,7 +123,7 @@ def test_chunk_requested_before_takeover_is_not_executed_after_it(kind):
 
 def test_horizon_is_short_after_takeover_and_long_later():
     """10 Hz and 0.5 s: a new chunk at each of 5 ticks, then 4 ticks per chunk as before."""
-    cell = Cell(max_steps=18)
+    cell = FakeWorkcell(max_steps=18)
     policy = ChunkPolicy(cell.raw.spec, horizon=8)
     actor = cell.actor(
         policy, kind=NaiveActor, operator=Person(acts(2, 3)), replan_after_takeover_s=0.5, execution_horizon=4
@@ -136,7 +136,7 @@ def test_horizon_is_short_after_takeover_and_long_later():
 @pytest.mark.parametrize("kind", ACTORS)
 def test_source_of_each_step_is_who_moved_the_arm(kind):
     """A chunk runs, a person acts, answers are awaited, a pause: only what a person did or held is theirs."""
-    cell = Cell(max_steps=16)
+    cell = FakeWorkcell(max_steps=16)
     person = Person({**acts(4, 5), 9: says(Event.PAUSE), 10: says(Event.START)})
     actor = cell.actor(
         ChunkPolicy(cell.raw.spec, horizon=4, guidable=True), kind=kind, operator=person, simulated_delay_ticks=1
@@ -157,7 +157,7 @@ def test_source_of_each_step_is_who_moved_the_arm(kind):
 
 
 def test_without_chunk_the_arm_slows_down_and_gripper_stays():
-    cell = Cell(max_steps=12)
+    cell = FakeWorkcell(max_steps=12)
     going = np.array([0.02, 0, 0, 0, 0, 0.1, 0.3], np.float32)
     actor = cell.actor(ChunkPolicy(cell.raw.spec, horizon=4, value=going), simulated_delay_ticks=6)
     executed = actor.run(order()).column("executed")
@@ -191,7 +191,7 @@ class Nervous(HealthCheck):
 
 
 def test_hold_reason_holds_and_the_policy_continues_afterwards():
-    cell = Cell(max_steps=10)
+    cell = FakeWorkcell(max_steps=10)
     going = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
     policy = ChunkPolicy(cell.raw.spec, horizon=4, value=going)
     loop, board, telemetry = cell.loop(policy, health_check=Nervous(worries=range(2, 8)))
@@ -205,7 +205,7 @@ def test_hold_reason_holds_and_the_policy_continues_afterwards():
 
 
 def test_hold_reason_also_holds_a_person():
-    cell = Cell(max_steps=6)
+    cell = FakeWorkcell(max_steps=6)
     moved = np.array([0.02, 0, 0, 0, 0, 0, 1], np.float32)
     loop, board, _ = cell.loop(
         ChunkPolicy(cell.raw.spec, value=0.0),
@@ -220,7 +220,7 @@ def test_hold_reason_also_holds_a_person():
 
 def test_after_hold_reason_a_new_chunk_is_requested():
     """The old plan must be neither executed nor given to the policy."""
-    cell = Cell(max_steps=10)
+    cell = FakeWorkcell(max_steps=10)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
     loop, board, _ = cell.loop(policy, mode=Rtc(), health_check=Nervous(worries=range(2, 5)))
     loop.run(order())
@@ -229,7 +229,7 @@ def test_after_hold_reason_a_new_chunk_is_requested():
 
 
 def test_stop_reason_stops_the_arm_and_latches_a_fault():
-    cell = Cell(max_steps=10)
+    cell = FakeWorkcell(max_steps=10)
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), health_check=Nervous(stop_reason=4))
     ended = loop.run(order())
     assert (ended.outcome, ended.judgement, ended.num_steps) == (Outcome.ABORTED, None, 4)
@@ -246,7 +246,7 @@ def test_stop_reason_stops_the_arm_and_latches_a_fault():
 
 
 def test_stop_reason_before_the_first_step_is_raised():
-    cell = Cell()
+    cell = FakeWorkcell()
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), health_check=Nervous(stop_reason=0))
     with pytest.raises(RobotFault, match="inference has died"):
         loop.run(order())
@@ -256,7 +256,7 @@ def test_stop_reason_before_the_first_step_is_raised():
 
 @pytest.mark.parametrize("inputs", [{}, {3: says(Event.PAUSE)}])
 def test_stop_reason_works_while_waiting_for_start(inputs):
-    cell = Cell()
+    cell = FakeWorkcell()
     loop, _, _ = cell.loop(
         ChunkPolicy(cell.raw.spec),
         operator=Person({0: says(Event.START), **inputs} if inputs else {}),
@@ -272,7 +272,7 @@ def test_stop_reason_works_while_waiting_for_start(inputs):
 
 
 def test_policy_error_stops_the_arm_without_a_fault():
-    cell = Cell()
+    cell = FakeWorkcell()
     policy = ChunkPolicy(cell.raw.spec)
     policy.act = lambda *_: 1 / 0
     loop, _, _ = cell.loop(policy)
@@ -285,7 +285,7 @@ def test_policy_error_stops_the_arm_without_a_fault():
 
 
 def test_arm_holds_until_start():
-    cell = Cell(max_steps=3)
+    cell = FakeWorkcell(max_steps=3)
     policy = ChunkPolicy(cell.raw.spec, value=0.01)
     actor = cell.actor(policy, operator=Person({4: says(Event.START)}), wait_for_start=True)
     episode = actor.run(order())
@@ -298,18 +298,18 @@ def test_arm_holds_until_start():
 
 
 def test_early_start_event_starts_at_once():
-    cell = Cell(max_steps=3)
+    cell = FakeWorkcell(max_steps=3)
     actor = cell.actor(ChunkPolicy(cell.raw.spec), operator=Person({0: says(Event.START)}), wait_for_start=True)
     assert actor.run(order()).column("time_ns")[0] == 0
 
 
 def test_without_wait_for_start_the_episode_starts_at_once():
-    cell = Cell(max_steps=3)
+    cell = FakeWorkcell(max_steps=3)
     assert cell.actor(ChunkPolicy(cell.raw.spec)).run(order()).column("time_ns")[0] == 0
 
 
 def test_history_begins_at_the_start_event():
-    cell = Cell(max_steps=3)
+    cell = FakeWorkcell(max_steps=3)
     policy = ChunkPolicy(cell.raw.spec, horizon=1, history={"ee_pose": 4})
     cell.actor(policy, operator=Person({6: says(Event.START)}), wait_for_start=True).run(order())
     assert [int(seen["ee_pose/mask"].sum()) for seen in policy.seen] == [1, 2, 3]
@@ -326,7 +326,7 @@ def test_history_begins_at_the_start_event():
     ],
 )
 def test_episode_may_end_before_start(poll, event, outcome, stopped):
-    cell = Cell()
+    cell = FakeWorkcell()
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), operator=Person({poll: says(event)}), wait_for_start=True)
     ended = loop.run(order())
     assert (ended.outcome, ended.num_steps, ended.stopped) == (outcome, 0, stopped)
@@ -335,7 +335,7 @@ def test_episode_may_end_before_start(poll, event, outcome, stopped):
 
 def test_stop_request_ends_the_wait_for_start():
     asked = iter([False] * 5 + [True] * 100)
-    cell = Cell()
+    cell = FakeWorkcell()
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), wait_for_start=True, should_stop=lambda: next(asked))
     ended = loop.run(order())
     assert (ended.num_steps, ended.stopped) == (0, True)
@@ -345,7 +345,7 @@ def test_stop_request_ends_the_wait_for_start():
 
 
 def test_pause_is_one_human_step_and_restarts_history():
-    cell = Cell(max_steps=8)
+    cell = FakeWorkcell(max_steps=8)
     policy = ChunkPolicy(cell.raw.spec, horizon=1, history={"ee_pose": 4})
     person = Person({3: says(Event.PAUSE), 8: says(Event.START)})
     episode = cell.actor(policy, operator=person).run(order())
@@ -361,7 +361,7 @@ def test_pause_is_one_human_step_and_restarts_history():
 
 @pytest.mark.parametrize("kind", ACTORS)
 def test_pause_discards_the_plan(kind):
-    cell = Cell(max_steps=8)
+    cell = FakeWorkcell(max_steps=8)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
     person = Person({2: says(Event.PAUSE), 5: says(Event.START)})
     episode = cell.actor(policy, kind=kind, operator=person).run(order())
@@ -398,7 +398,7 @@ class Slow(FakeArm):
 @given(st.dictionaries(st.integers(0, 30), st.floats(1.01, 2.9), max_size=6))
 def test_overruns_are_counted_and_actions_keep_their_distance(slow):
     """Trap: an overrun tick did not re-anchor its deadline, so catch-up ticks fired back to back."""
-    cell = Cell(max_steps=14, raw=lambda **given: Slow(FakeArmConfig(), **given))
+    cell = FakeWorkcell(max_steps=14, raw=lambda **given: Slow(FakeArmConfig(), **given))
     loop, _, telemetry = cell.loop(ChunkPolicy(cell.raw.spec))
     cell.raw.slow = slow
     ended = loop.run(order())
@@ -413,7 +413,7 @@ def test_overruns_are_counted_and_actions_keep_their_distance(slow):
 @settings(max_examples=60, deadline=None)
 @given(st.dictionaries(st.integers(0, 30), st.floats(0.0, 2.9), max_size=6))
 def test_late_command_gets_a_whole_period(slow):
-    cell = Cell(max_steps=14, raw=lambda **given: Slow(FakeArmConfig(), **given))
+    cell = FakeWorkcell(max_steps=14, raw=lambda **given: Slow(FakeArmConfig(), **given))
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec))
     cell.raw.slow = slow
     loop.run(order())
@@ -421,7 +421,7 @@ def test_late_command_gets_a_whole_period(slow):
 
 
 def test_acknowledge_does_not_start_the_episode():
-    cell = Cell(max_steps=4)
+    cell = FakeWorkcell(max_steps=4)
     person = Person({0: says(Event.ACKNOWLEDGE), 3: says(Event.ACKNOWLEDGE), 9: says(Event.START)})
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.01), operator=person, wait_for_start=True)
     loop.run(order())
@@ -431,7 +431,7 @@ def test_acknowledge_does_not_start_the_episode():
 
 
 def test_punctual_ticks_keep_absolute_deadlines():
-    cell = Cell(max_steps=14)
+    cell = FakeWorkcell(max_steps=14)
     loop, _, telemetry = cell.loop(ChunkPolicy(cell.raw.spec))
     loop.run(order())
     assert cell.sent_ns == [tick * TICK_NS for tick in range(14)]
@@ -467,7 +467,7 @@ class Filling(FakeArm):
 
 def test_a_tick_allocates_nothing_for_images():
     size = (640, 480)
-    cell = Cell(max_steps=40, raw=lambda **given: Filling(FakeArmConfig(image_size=size), **given))
+    cell = FakeWorkcell(max_steps=40, raw=lambda **given: Filling(FakeArmConfig(image_size=size), **given))
     loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec), mode=Naive(), recorder_buffer_s=1.0, flush_every_s=0.5)
     peaks = []
 
@@ -497,7 +497,7 @@ def test_a_tick_allocates_nothing_for_images():
 def test_the_same_seed_gives_the_same_episode(kind, delay):
     episodes = []
     for warm_up in (False, False, True):
-        cell = Cell(bimanual=True, max_steps=30)
+        cell = FakeWorkcell(bimanual=True, max_steps=30)
         policy = Wild(cell.raw.spec, horizon=8, guidable=True, history={"joint_pos": 3})
         operator = FakeOperator(FakeOperatorConfig(share=0.2), task=cell.task)
         actor = cell.actor(
@@ -525,7 +525,7 @@ def test_frames_are_read_only():
             seen.append(observation.values["head"])
             return super().poll(observation)
 
-    cell = Cell(bimanual=True, max_steps=3)
+    cell = FakeWorkcell(bimanual=True, max_steps=3)
     loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), operator=Curious({}))
     loop.run(order())
     assert not any(frame.flags.writeable for frame in seen)
@@ -534,7 +534,7 @@ def test_frames_are_read_only():
 
 def test_repeated_acknowledge_does_not_prevent_the_end():
     asked = iter([False] * 5 + [True] * 100)
-    cell = Cell()
+    cell = FakeWorkcell()
     loop, _, _ = cell.loop(
         ChunkPolicy(cell.raw.spec),
         operator=Person(dict.fromkeys(range(1000), says(Event.ACKNOWLEDGE))),
@@ -557,7 +557,7 @@ class Counting(HealthCheck):
 
 def test_stop_reason_is_checked_within_a_slow_tick():
     """At 4 ticks a second on a real clock it is asked for many times a tick, and ends the tick it is raised in."""
-    cell = Cell(control_hz=4.0, max_steps=50)
+    cell = FakeWorkcell(control_hz=4.0, max_steps=50)
     clock = RealClock()
     health_check = Counting(8)
     board = Board(
@@ -589,7 +589,7 @@ def test_emergency_stop_is_a_fault_even_while_holding():
         {3: HumanInput(event=Event.EMERGENCY)},
         {2: HumanInput(event=Event.PAUSE), 6: HumanInput(event=Event.EMERGENCY)},
     ):
-        cell = Cell()
+        cell = FakeWorkcell()
         loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), operator=Person(inputs))
         ended = loop.run(order())
         assert "emergency stop" in ended.fault
@@ -599,7 +599,7 @@ def test_emergency_stop_is_a_fault_even_while_holding():
 
 
 def test_takeover_ends_a_pause():
-    cell = Cell(max_steps=6)
+    cell = FakeWorkcell(max_steps=6)
     taken = {number: HumanInput(action=np.zeros(7, np.float32)) for number in range(8, 20)}
     person = Person({2: HumanInput(event=Event.PAUSE), **taken})
     loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), operator=person)

@@ -6,13 +6,13 @@ import pytest
 from dovetail.actor.homing import Home
 from dovetail.core.errors import ConfigError, RobotFault
 from dovetail.core.types import Outcome
-from support.acting import Cell, ChunkPolicy, order
+from support.acting import ChunkPolicy, FakeWorkcell, order
 
 HOME = tuple(np.linspace(-0.4, 0.4, 24).tolist())
 
 
 def test_homing_moves_in_steps_and_verifies_arrival():
-    cell = Cell(bimanual=True, max_steps=3)
+    cell = FakeWorkcell(bimanual=True, max_steps=3)
     seen = []
     reset = cell.task.reset
     cell.task.reset = lambda robot, rng: (seen.append(robot.observe().values["joint_pos"]), reset(robot, rng=rng))
@@ -26,7 +26,7 @@ def test_homing_moves_in_steps_and_verifies_arrival():
 
 
 def test_homing_timeout_is_a_fault():
-    cell = Cell(bimanual=True)
+    cell = FakeWorkcell(bimanual=True)
     send = cell.raw.send
 
     def stuck(action):
@@ -52,7 +52,7 @@ def test_homing_timeout_is_a_fault():
     ],
 )
 def test_invalid_home_is_rejected_before_motion(bimanual, action, because):
-    cell = Cell(bimanual=bimanual)
+    cell = FakeWorkcell(bimanual=bimanual)
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), home=Home(action=action))
     with pytest.raises(ConfigError, match=because):
         loop.run(order())

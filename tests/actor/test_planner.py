@@ -84,7 +84,9 @@ def test_horizon_cannot_be_extended():
 
 
 def test_execution_horizon_is_limited_to_the_chunk():
-    planner, _ = scripted_planner(Naive(), ScriptedInference(reply=chunk), simulated_delay=0, execution_horizon=100)
+    planner, _ = scripted_planner(
+        Naive(), ScriptedInference(reply=chunk), simulated_delay=0, execution_horizon=100
+    )
     assert run(planner, range(9)) == [100, 101, 102, 103, 104, 105, 106, 107, 200]
 
 

@@ -1,4 +1,4 @@
-"""What tests of the actor share: a clock, a inference and a person that do as they are told, and a cell of fakes."""
+"""Helpers for tests of the actor: scripted clock, inference and operator, and a workcell of fakes."""
 
 import numpy as np
 
@@ -34,14 +34,14 @@ SPEC = PolicySpec(
 
 
 def chunk(number, *, horizon=H):
-    """[H, A], each action telling its chunk and its place in it: 300, 301, ..."""
+    """[H, A] with chunk number and index in each action: 300, 301, ..."""
     return np.repeat((100.0 * number + np.arange(horizon, dtype=np.float32))[:, None], A, axis=1).astype(
         np.float32
     )
 
 
 class FakeClock:
-    """A real clock, as far as anybody can tell; it stands still until somebody sleeps."""
+    """Looks like a real clock, but advances only in sleep_until."""
 
     def __init__(self):
         self.time_ns = 1_000 * NS_PER_S
@@ -57,7 +57,7 @@ class FakeClock:
 
 
 class ScriptedInference:
-    """Answers when the test `says` so; with `reply`, whenever somebody waits for it."""
+    """Answers after `say`; with `reply`, whenever a caller waits."""
 
     def __init__(self, reply=None):
         self.requests, self._reply, self._said = [], reply, None
@@ -93,7 +93,7 @@ def make_planner(mode, inference, *, spec=SPEC, execution_horizon=4, simulated_d
 
 
 class ChunkPolicy:
-    """Chunks of `horizon` tiny actions, each telling which call and which place in the chunk it came from."""
+    """Chunks of `horizon` tiny actions that encode their call and index."""
 
     def __init__(self, robot, horizon=4, history=None, value=None, guidable=False):
         keys = [k for k, s in robot.observation.items() if not s.is_image]
@@ -124,7 +124,7 @@ class ChunkPolicy:
 
 
 class Person:
-    """Does what is written for each poll, counted from the reset on."""
+    """Gives scripted input at each poll after the reset."""
 
     name = "person"
 
@@ -140,8 +140,8 @@ class Person:
         return found
 
 
-class Cell:
-    """A fake robot behind its filter, its task and its clock."""
+class FakeWorkcell:
+    """A fake robot behind the safety filter, with task and clock."""
 
     def __init__(self, *, bimanual=False, max_steps=12, raw=None, safety=None, **config):
         self.task = FakeTask(FakeTaskConfig(max_steps=max_steps, tolerance=0.0))
@@ -182,7 +182,7 @@ class Cell:
         )
 
     def loop(self, policy, *, mode=None, operator=None, health_check=None, should_stop=lambda: False, **config):
-        """The control loop alone, its board and its telemetry."""
+        """The control loop, its board and its telemetry."""
         settings, telemetry = ActorConfig(**config), Telemetry()
         layout = board_layout(
             settings, robot=self.robot.spec, policy=policy.spec, extras=self.robot.safety_extras()

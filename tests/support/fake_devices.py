@@ -1,4 +1,4 @@
-"""Stand-ins for the libraries of input devices: what they offer of themselves, and a plug that can be pulled."""
+"""Fakes of the input device libraries evdev and pyspacemouse."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ EV_KEY, EV_ABS = 1, 3
 
 
 class FakeInput:
-    """As evdev's InputDevice: events wait until they are read, one by one; without its plug, reading is an OSError."""
+    """Like evdev's InputDevice: events are read one by one; reading an unplugged device raises OSError."""
 
     def __init__(self, keys=(), axes=(), path="/dev/input/event7"):
         self.keys, self.axes, self.path = list(keys), dict.fromkeys(axes, 0), path
@@ -33,7 +33,7 @@ class FakeInput:
     def close(self):
         self.is_open = False
 
-    # ---- a person
+    # ---- for tests
 
     def press(self, *keys):
         for key in keys:
@@ -54,7 +54,7 @@ class FakeInput:
 
 
 class FakeEvdev:
-    """As the module evdev."""
+    """Like the module evdev."""
 
     def __init__(self, *devices):
         self._devices = {device.path: device for device in devices}
@@ -71,7 +71,7 @@ class FakeEvdev:
 
 
 class FakeSpaceMouse:
-    """As the module pyspacemouse."""
+    """Like the module pyspacemouse."""
 
     def __init__(self):
         self.plugged, self.present, self.num_reads = True, True, 0

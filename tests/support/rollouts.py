@@ -1,4 +1,4 @@
-"""Episodes of a task on a simulated arm, as short as a test wants to write them."""
+"""Run episodes of a task on a simulated arm."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["make", "play", "reset", "run_actions", "run_expert"]
 
 @cache
 def make(task_name: str, arm: str) -> tuple[Any, SimRobot]:
-    """A task and its robot; one of each kind serves all tests, since compiling a world is slow."""
+    """A task and its robot, cached because compiling a world is slow."""
     kind: Any = resolve("task", task_name)
     task = kind(kind.Config())
     return task, SimRobot(SimRobotConfig(arm=arm), task=task)  # type: ignore[arg-type]
@@ -32,7 +32,7 @@ def reset(task_name: str, arm: str, seed: int) -> tuple[Any, SimRobot]:
 def play(
     task: Any, robot: SimRobot, choose: Callable[[Observation, int], Array]
 ) -> tuple[Outcome, list[Array], list[float]]:
-    """From a reset to the verdict: the outcome, what was executed, and how completion went."""
+    """Run one episode. Return the outcome, the executed actions and the completion over time."""
     executed: list[Array] = []
     completion: list[float] = []
     tick_ns = round(1e9 / robot.spec.control_hz)
@@ -46,7 +46,7 @@ def play(
 
 
 def run_expert(task_name: str, arm: str, seed: int, noise: float = 0.0) -> tuple[bool, int, list[Array]]:
-    """Whether the expert succeeded, in how many steps, and what it did."""
+    """Run the expert. Return success, number of steps and actions."""
     task, robot = reset(task_name, arm, seed)
     expert = task.expert()
     expert.reset(np.random.default_rng([seed, 1]), noise=noise)
@@ -55,7 +55,7 @@ def run_expert(task_name: str, arm: str, seed: int, noise: float = 0.0) -> tuple
 
 
 def run_actions(task_name: str, arm: str, seed: int, actions: Sequence[Array]) -> bool:
-    """Whether recorded actions, replayed blindly and then held, solve another reset."""
+    """Whether recorded actions, replayed without feedback, solve another reset."""
     task, robot = reset(task_name, arm, seed)
     hold = np.array(actions[-1])
     hold[:6] = 0.0
