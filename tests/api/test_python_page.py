@@ -53,7 +53,7 @@ def test_the_example_of_the_page_runs(example: dict[str, Any]) -> None:
     assert run.name == "from-python" and run.report.env_steps >= 100
     assert (run.path / "report.json").is_file()
     assert len(run.episodes) == len(run.episodes.ids) > 6
-    assert example["chunk"].actions.shape == (1, 7)
+    assert example["chunk"].actions.shape == (1, 6)
     assert example["result"].rate.episodes == 2 and example["result"].complete
     assert np.isfinite(example["curve"].values).all() and len(example["curve"].steps)
     assert [event["seed"] for event in run.events("eval")] == [7]

@@ -1,4 +1,4 @@
-"""The command line in this process, and one tiny run that all tests look at."""
+"""Fixtures: the command line in this process, and one tiny finished run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A recipe file in the current folder, which is empty but for it."""
+    """A recipe file, alone in the current folder."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy.yaml").write_text(TOY)
     return "toy.yaml"
@@ -46,12 +46,12 @@ def _one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def finished(_one_run: Path, toy: str) -> Path:
-    """A copy, to be damaged at will, of a run that has ended: `runs/done` in the current folder."""
+    """A copy of a finished run, which a test may damage: `runs/done` in the current folder."""
     shutil.copytree(_one_run, "runs/done")
     return Path("runs/done")
 
 
 @pytest.fixture(autouse=True)
 def _wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is printed does not depend on the width of the terminal that the tests run in."""
+    """Output that does not depend on the width of the terminal."""
     monkeypatch.setattr(console, "width", 200)

@@ -1,4 +1,4 @@
-"""`dovetail episodes export` and `import`: out of one run, into another, and learned from there."""
+"""`dovetail episodes export` and `import`: from one run into another."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def info(out: str = "data") -> dict[str, int]:
     return found
 
 
-def test_evaluations_and_aborted_episodes_stay_out_unless_asked_for(cli: Cli, made: Path) -> None:
+def test_export_leaves_out_evaluations_and_aborted_episodes_by_default(cli: Cli, made: Path) -> None:
     done = cli("episodes", "export", "made", "--out", "data")
     assert done.code == 0, done.err
     assert "2 episodes exported" in done.out
@@ -45,7 +45,7 @@ def test_evaluations_and_aborted_episodes_stay_out_unless_asked_for(cli: Cli, ma
     assert info("other")["total_episodes"] == 1
 
 
-def test_exporting_again_adds_what_is_new(cli: Cli, made: Path) -> None:
+def test_second_export_adds_new_episodes(cli: Cli, made: Path) -> None:
     assert cli("episodes", "export", "made", "--out", "data", "--codec", "h264").code == 0
     before = {path: path.read_bytes() for path in Path("data").rglob("*") if path.suffix in (".mp4", ".parquet")}
     EpisodeLog(made / "episodes").commit(made_episode("e5"))
@@ -58,7 +58,7 @@ def test_exporting_again_adds_what_is_new(cli: Cli, made: Path) -> None:
     assert all(path.read_bytes() == data for path, data in kept.items())
 
 
-def test_without_saying_where_it_goes_beside_the_episodes_in_the_codec_that_is_there(cli: Cli, made: Path) -> None:
+def test_default_folder_and_codec_of_an_export(cli: Cli, made: Path) -> None:
     assert cli("episodes", "export", "made", "--format", "lerobot", "--codec", "h264", "--limit", "1").code == 0
     assert info("runs/made/lerobot")["total_episodes"] == 1
     again = cli("episodes", "export", "made")
@@ -66,7 +66,7 @@ def test_without_saying_where_it_goes_beside_the_episodes_in_the_codec_that_is_t
     assert info("runs/made/lerobot")["total_episodes"] == 2
 
 
-def test_killed_between_labels_and_episode_an_import_loses_neither(
+def test_import_after_a_kill_between_label_and_episode_is_complete(
     cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
@@ -87,14 +87,14 @@ def test_killed_between_labels_and_episode_an_import_loses_neither(
     assert all(LabelStore("runs/second/labels").current(episode_id) for episode_id in ours.ids())
 
 
-def test_nothing_matches(cli: Cli, made: Path) -> None:
+def test_export_without_matches_is_refused(cli: Cli, made: Path) -> None:
     none = cli("episodes", "export", "made", "--out", "data", "--task", "juggling")
     assert none.code == 2
-    assert "no episode of runs/made is one of those" in none.line
+    assert "no episode of runs/made matches" in none.line
     assert not Path("data").exists()
 
 
-def test_a_dataset_becomes_demonstrations_of_a_new_run(cli: Cli, finished: Path) -> None:
+def test_import_as_demonstrations_of_a_new_run(cli: Cli, finished: Path) -> None:
     assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
     Path("toy2.yaml").write_text(TOY)
     first = cli("episodes", "import", "second", "data", "--recipe", "toy2.yaml")
@@ -118,12 +118,12 @@ def test_a_dataset_becomes_demonstrations_of_a_new_run(cli: Cli, finished: Path)
     ("arguments", "message"),
     [
         (("third", "data"), "add --recipe RECIPE"),
-        (("done", "data", "--recipe", "toy.yaml"), "is there already: leave --recipe out"),
+        (("done", "data", "--recipe", "toy.yaml"), "exists already: leave out --recipe"),
         (("third", "nowhere", "--recipe", "toy.yaml"), "nowhere"),
-        (("third", "data", "--recipe", "toy.yaml", "--rename", "front"), "--rename wants THEIRS=OURS"),
+        (("third", "data", "--recipe", "toy.yaml", "--rename", "front"), "--rename should look like THEIRS=OURS"),
     ],
 )
-def test_what_cannot_be_imported_leaves_nothing(
+def test_refused_import_leaves_no_folder(
     cli: Cli, finished: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
@@ -133,7 +133,7 @@ def test_what_cannot_be_imported_leaves_nothing(
     assert not Path("runs/third").exists()
 
 
-def test_cameras_that_a_run_does_not_record_are_left_out(cli: Cli, finished: Path) -> None:
+def test_import_skips_cameras_that_the_run_does_not_record(cli: Cli, finished: Path) -> None:
     Path("seeing.yaml").write_text(TOY.replace("robot: sim", "robot: {type: sim, images: [front]}"))
     assert cli("collect", "seeing.yaml", "--name", "seen", "--quiet").code == 0
     assert cli("episodes", "export", "seen", "--out", "data").code == 0
@@ -148,7 +148,7 @@ def test_cameras_that_a_run_does_not_record_are_left_out(cli: Cli, finished: Pat
     )
 
 
-def test_an_import_that_fails_leaves_no_run(cli: Cli, finished: Path) -> None:
+def test_failed_import_leaves_no_folder(cli: Cli, finished: Path) -> None:
     assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
     (rows,) = Path("data/data").rglob("*.parquet")
     rows.write_bytes(rows.read_bytes()[:-20])
@@ -158,7 +158,7 @@ def test_an_import_that_fails_leaves_no_run(cli: Cli, finished: Path) -> None:
     assert not Path("runs/third").exists()
 
 
-def test_a_dataset_of_another_robot_is_refused(cli: Cli, made: Path) -> None:
+def test_import_from_another_robot_is_refused(cli: Cli, made: Path) -> None:
     assert cli("episodes", "export", "made", "--out", "data").code == 0
     Path("toy.yaml").write_text(TOY)
     refused = cli("episodes", "import", "third", "data", "--recipe", "toy.yaml")

@@ -1,4 +1,4 @@
-"""Which episode a word stands for, and what deleting one takes along."""
+"""Naming episodes, and deleting copies in the spool."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
     return made_run(Path("runs/made"), *map(made_episode, IDS))
 
 
-def test_numbers_are_numbers_and_never_parts_of_ids(cli: Cli, run: RunFolder) -> None:
-    """Ids are full of digits, and numbers shift: a second `rm RUN 2` must not delete whatever has a 2 in it."""
+def test_a_number_is_never_a_part_of_an_id(cli: Cli, run: RunFolder) -> None:
+    """Ids contain digits, and numbers shift: a second `rm RUN 2` must not delete an id with a 2 in it."""
     assert cli("episodes", "rm", "made", "3", "2", "--yes").code == 0
     again = cli("episodes", "rm", "made", "2", "--yes")
     assert again.code == 2
@@ -41,20 +41,20 @@ def test_numbers_are_numbers_and_never_parts_of_ids(cli: Cli, run: RunFolder) ->
     ("text", "found"),
     [("20260302", IDS[2]), ("20260301T093010", IDS[1]), ("9f86d081c3a1", IDS[0]), ("712345678901", IDS[2])],
 )
-def test_starts_and_random_parts_of_ids(cli: Cli, run: RunFolder, text: str, found: str) -> None:
+def test_episodes_by_start_or_random_part_of_the_id(cli: Cli, run: RunFolder, text: str, found: str) -> None:
     shown = cli("episodes", "show", "made", text)
     assert shown.code == 0, shown.err
     assert found in shown.out
 
 
 @pytest.mark.parametrize("text", ["20260301", "1b2", "panda"])
-def test_words_that_stand_for_none_or_many(cli: Cli, run: RunFolder, text: str) -> None:
+def test_ambiguous_names_are_refused(cli: Cli, run: RunFolder, text: str) -> None:
     assert cli("episodes", "rm", "made", text, "--yes").code == 2
     assert len(EpisodeLog(run.episodes).ids()) == 3
 
 
-def test_what_is_deleted_does_not_come_back_from_the_spool(cli: Cli, run: RunFolder) -> None:
-    """A crash between the log and the spool leaves it in both."""
+def test_deleted_episode_does_not_come_back_from_the_spool(cli: Cli, run: RunFolder) -> None:
+    """After a crash, an episode may be in both the log and the spool."""
     episode = made_episode(IDS[0])
     spool = Spool(run.spool)
     spool.begin(episode.start)
@@ -64,8 +64,8 @@ def test_what_is_deleted_does_not_come_back_from_the_spool(cli: Cli, run: RunFol
     assert spool.pending() == []
 
 
-def test_readings_that_are_no_numbers_are_shown_all_the_same(cli: Cli, run: RunFolder) -> None:
-    """They make an episode aborted, which is one that people want to look at."""
+def test_show_an_episode_with_nan(cli: Cli, run: RunFolder) -> None:
+    """NaN aborts an episode; users want to inspect such episodes."""
     episode = made_episode("20260303T000000-000000000-panda-aaaaaaaaaaaa", outcome=Outcome.ABORTED)
     columns = dict(episode.segments[0].columns)
     columns["extra/force"] = np.array([np.nan, 1.0, np.inf, 2.0, 3.0, -np.inf])

@@ -1,4 +1,4 @@
-"""`dovetail episodes verify` on runs that are damaged in every way."""
+"""`dovetail episodes verify` on damaged runs."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def files(run: RunFolder) -> Iterator[Path]:
             yield path
 
 
-def test_a_whole_run(cli: Cli, run: RunFolder) -> None:
+def test_undamaged_run(cli: Cli, run: RunFolder) -> None:
     for arguments in ((), ("--repair",)):
         result = cli("episodes", "verify", "made", *arguments)
         assert (result.code, result.out, result.err) == (0, "3 episodes, none damaged: runs/made\n", "")
 
 
-def test_any_flipped_byte_is_found(cli: Cli, run: RunFolder) -> None:
-    """In each file that has a checksum: of a config, the values have; of a checkpoint's manifest, nothing has."""
+def test_flipped_byte_is_found(cli: Cli, run: RunFolder) -> None:
+    """In each file with a checksum. In a config only values count; a checkpoint's manifest has no checksum."""
     rng = np.random.default_rng(0)
     for path in files(run):
         data = path.read_bytes()
@@ -78,13 +78,13 @@ def test_any_flipped_byte_is_found(cli: Cli, run: RunFolder) -> None:
     assert cli("episodes", "verify", "made").code == 0
 
 
-def test_any_truncated_file_is_found(cli: Cli, run: RunFolder) -> None:
+def test_truncated_file_is_found(cli: Cli, run: RunFolder) -> None:
     for path in files(run):
         data = path.read_bytes()
         for size in (0, len(data) // 2, len(data) - 2):
             path.write_bytes(data[:size])
             result = cli("episodes", "verify", "made")
-            if path.suffix == ".journal":  # as a crash leaves one: an episode up to there
+            if path.suffix == ".journal":  # as after a crash: an incomplete episode
                 assert "spool/e9.journal" in result.out
             elif path.name == "config.yaml" and size == len(data) - 2:
                 pass
@@ -93,23 +93,25 @@ def test_any_truncated_file_is_found(cli: Cli, run: RunFolder) -> None:
         path.write_bytes(data)
 
 
-def test_a_lost_file_is_found(cli: Cli, run: RunFolder) -> None:
+def test_missing_file_is_found(cli: Cli, run: RunFolder) -> None:
     for path in files(run):
         if path.parts[2] in ("spool", "evaluations", "progress.json", "checkpoints") or path.name in (
             "pin.json",
             "committed.json",
         ):
-            continue  # nothing says that these were there
+            continue  # nothing else refers to them
         data = path.read_bytes()
         path.unlink()
         result = cli("episodes", "verify", "made")
-        gone = path.match("weights/v*.json") and path.name != "v00000002.json"  # old versions are pruned, too
+        gone = (
+            path.match("weights/v*.json") and path.name != "v00000002.json"
+        )  # old versions are also deleted in normal operation
         assert result.code == (0 if gone else 1), str(path)
         path.write_bytes(data)
     assert cli("episodes", "verify", "made").code == 0
 
 
-def test_what_can_be_mended_is(cli: Cli, run: RunFolder) -> None:
+def test_repairable_files_are_repaired(cli: Cli, run: RunFolder) -> None:
     (run.episodes / "e1" / "manifest.json").write_text("{}")
     path = run.labels / "labels.jsonl"
     first, second, third = path.read_bytes().splitlines(keepends=True)
@@ -118,7 +120,7 @@ def test_what_can_be_mended_is(cli: Cli, run: RunFolder) -> None:
     assert result.code == 1
     assert "runs/made/episodes/e1/manifest.json is damaged" in result.out
     assert "runs/made/labels/labels.jsonl line 2 is not what was written there" in result.out
-    assert result.out.count("`dovetail episodes verify runs/made --repair` mends it") == 2
+    assert result.out.count("`dovetail episodes verify runs/made --repair` repairs it") == 2
     assert result.out.endswith("3 episodes, 1 damaged, 1 problem elsewhere, 0 repaired, 2 left: runs/made\n")
     result = cli("episodes", "verify", "made", "--repair")
     assert result.code == 0
@@ -129,7 +131,7 @@ def test_what_can_be_mended_is(cli: Cli, run: RunFolder) -> None:
     assert LabelStore(run.labels).ids() == ["e1", "e3"]
 
 
-def test_what_cannot_be_mended_is_said(cli: Cli, run: RunFolder) -> None:
+def test_irreparable_files_are_reported(cli: Cli, run: RunFolder) -> None:
     (run.episodes / "e2" / "steps.parquet").unlink()
     (run.episodes / "e3" / "stranger").touch()
     (run.checkpoints / "last" / "manifest.json").write_text("{}")
@@ -138,30 +140,30 @@ def test_what_cannot_be_mended_is_said(cli: Cli, run: RunFolder) -> None:
     result = cli("episodes", "verify", "made", "--repair")
     assert result.code == 1
     assert {path: path.read_bytes() for path in files(run)} == before
-    for said in (
+    for message in (
         "episodes/e2/steps.parquet is missing",
         "the images are whole",
         "episodes/e3/stranger is not part of the episode",
         "version 1 of the weights is lost; whole: 2, 3",
-        "delete runs/made/checkpoints/last: an unfinished run, resumed, then learns anew",
+        "delete runs/made/checkpoints/last: a resumed run then learns again",
         "3 episodes, 2 damaged, 2 problems elsewhere, 0 repaired, 4 left: runs/made",
     ):
-        assert said in result.out
+        assert message in result.out
     assert cli("episodes", "rm", "made", "e2", "--yes").code == 0
     assert "2 episodes, 1 damaged" in cli("episodes", "verify", "made").out
 
 
-def test_an_episode_that_a_crash_interrupted_is_not_damaged(cli: Cli, run: RunFolder) -> None:
+def test_interrupted_episode_is_not_damaged(cli: Cli, run: RunFolder) -> None:
     cut = made_episode("e8")
     spool = Spool(run.path / "spool")
     spool.begin(cut.start)
     spool.append(cut.segments[0], after=cut.last_observation)
-    assert cli("episodes", "verify", "made").out == "3 episodes, none damaged: runs/made\n"  # somebody records it
+    assert cli("episodes", "verify", "made").out == "3 episodes, none damaged: runs/made\n"  # still being recorded
     spool.close()
     result = cli("episodes", "verify", "made")
     assert result.code == 0
     assert "e8.journal was interrupted" in result.out
-    assert "`dovetail run --resume runs/made` takes over what is left" in result.out
+    assert "`dovetail run --resume runs/made` recovers what is left" in result.out
     path = run.path / "spool" / "e8.journal"
     path.write_bytes(path.read_bytes()[:-3])
     result = cli("episodes", "verify", "made", "--repair")
@@ -171,7 +173,7 @@ def test_an_episode_that_a_crash_interrupted_is_not_damaged(cli: Cli, run: RunFo
 
 
 @pytest.mark.parametrize("how", ["changed", "binary", "missing"])
-def test_a_run_whose_config_is_damaged(cli: Cli, run: RunFolder, how: str) -> None:
+def test_run_with_a_damaged_config(cli: Cli, run: RunFolder, how: str) -> None:
     path = run.path / "config.yaml"
     if how == "missing":
         path.unlink()
@@ -185,7 +187,7 @@ def test_a_run_whose_config_is_damaged(cli: Cli, run: RunFolder, how: str) -> No
     assert EpisodeLog(run.episodes).load("e1").id == "e1"
 
 
-def test_repairs_wait_for_others_and_reading_does_not(cli: Cli, run: RunFolder) -> None:
+def test_repair_needs_the_lock_but_reading_does_not(cli: Cli, run: RunFolder) -> None:
     with (run.path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         result = cli("episodes", "verify", "made", "--repair")
@@ -193,7 +195,7 @@ def test_repairs_wait_for_others_and_reading_does_not(cli: Cli, run: RunFolder) 
         assert cli("episodes", "verify", "made").code == 0
 
 
-def test_what_is_no_run(cli: Cli, run: RunFolder) -> None:
+def test_folder_without_a_run_is_refused(cli: Cli, run: RunFolder) -> None:
     os.mkdir("nothing")
     for name in ("nothing", "gone"):
         assert cli("episodes", "verify", name).code == 2

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dovetail.core.types import Outcome
-from dovetail.reports.timelapse import COLOURS
+from dovetail.reports.timelapse import COLORS
 from dovetail.runs.folder import RunFolder
 from support.command_line import Cli
 from support.made_runs import made_episode, made_run
@@ -32,7 +32,7 @@ def play(path: Path | str) -> tuple[list[np.ndarray], float]:
         return [frame.to_ndarray(format="rgb24") for frame in container.decode(stream)], float(stream.average_rate)
 
 
-def test_one_episode(cli: Cli, run: RunFolder) -> None:
+def test_video_of_one_episode(cli: Cli, run: RunFolder) -> None:
     assert cli("episodes", "video", "made", "2").code == 0
     frames, fps = play("runs/made/videos/e1-front.mp4")
     assert (len(frames), fps, frames[0].shape) == (17, 10.0, (12, 16, 3))
@@ -40,25 +40,25 @@ def test_one_episode(cli: Cli, run: RunFolder) -> None:
     assert play("fast.mp4")[1] == 40.0
 
 
-def test_a_time_lapse(cli: Cli, run: RunFolder) -> None:
+def test_time_lapse(cli: Cli, run: RunFolder) -> None:
     result = cli("episodes", "video", "made", "--merge", "--speed", "6", "--size", "160")
     assert result.code == 0
     assert result.out == "runs/made/videos/time-lapse-front.mp4: 4 episodes, 3 s at 6 times real time\n"
     frames, fps = play("runs/made/videos/time-lapse-front.mp4")
-    assert fps == 30.0  # 60 steps a second: each second one
-    each = 9 + 12  # of 17 pictures, and 0.4 s of the last
+    assert fps == 30.0  # 60 steps per second: every second one
+    each = 9 + 12  # every second of 17 frames, and 0.4 s of the last
     assert len(frames) == 4 * each
     for number, outcome in enumerate(OUTCOMES):
         shown = frames[number * each + 5]
-        np.testing.assert_allclose(shown[1, 60].astype(int), COLOURS[outcome], atol=40)
+        np.testing.assert_allclose(shown[1, 60].astype(int), COLORS[outcome], atol=40)
 
 
-def test_a_time_lapse_of_some(cli: Cli, run: RunFolder) -> None:
+def test_time_lapse_with_filters(cli: Cli, run: RunFolder) -> None:
     assert "1 episodes" in cli("episodes", "video", "made", "--merge", "--outcome", "failure", "-o", "a.mp4").out
     assert "2 episodes" in cli("episodes", "video", "made", "--merge", "--limit", "2", "-o", "a.mp4").out
 
 
-def test_what_cannot_be_shown_is_left_out(cli: Cli, run: RunFolder) -> None:
+def test_damaged_episodes_are_left_out(cli: Cli, run: RunFolder) -> None:
     (run.episodes / "e0" / "frames-front.mkv").write_bytes(b"")
     (run.episodes / "e1" / "manifest.json").write_text("{}")
     result = cli("episodes", "video", "made", "--merge", "-o", "a.mp4")
@@ -69,21 +69,21 @@ def test_what_cannot_be_shown_is_left_out(cli: Cli, run: RunFolder) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--merge", "2"], "leave out '2'"),
-        ([], "name one episode and no more, or add --merge"),
-        (["2", "--outcome", "failure"], "name one episode and no more, or add --merge"),
+        ([], "name one episode and no filters, or add --merge"),
+        (["2", "--outcome", "failure"], "name one episode and no filters, or add --merge"),
         (["--merge", "--task", "nothing"], "none of the 4 episodes"),
         (["--merge", "--camera", "back"], "no images of camera 'back' (it has front, depth)"),
         (["--merge", "-o", "file/x.mp4"], "cannot write file/x.mp4"),
         (["--merge", "--speed", "0"], "--speed"),
     ],
 )
-def test_refusals(cli: Cli, run: RunFolder, arguments: list[str], said: str) -> None:
+def test_refusals(cli: Cli, run: RunFolder, arguments: list[str], message: str) -> None:
     Path("file").touch()
     result = cli("episodes", "video", "made", *arguments)
-    assert said in result.line
+    assert message in result.line
     assert result.code == 2
     assert not list(Path(".").rglob("*.mp4"))
 

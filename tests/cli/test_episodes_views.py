@@ -42,7 +42,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 # ---- ls
 
 
-def test_the_list(cli: Cli, run: RunFolder) -> None:
+def test_list(cli: Cli, run: RunFolder) -> None:
     result = cli("episodes", "ls", "made")
     header, *rows, total = result.out.splitlines()
     assert header.split() == ["#", "id", "started", "purpose", "outcome", "label", "steps", "human", "weights"]
@@ -55,7 +55,7 @@ def test_the_list(cli: Cli, run: RunFolder) -> None:
     assert result.code == 0
 
 
-def test_the_list_fits_a_narrow_terminal(cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_fits_a_narrow_terminal(cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "width", 80)
     lines = cli("episodes", "ls", "made").out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -63,16 +63,16 @@ def test_the_list_fits_a_narrow_terminal(cli: Cli, run: RunFolder, monkeypatch: 
     assert cli("episodes", "show", "made", B[-12:]).code == 0
 
 
-def test_the_list_filtered(cli: Cli, run: RunFolder) -> None:
+def test_list_with_filters(cli: Cli, run: RunFolder) -> None:
     out = cli("episodes", "ls", "made", "--label", "none", "--since", "2026-03-02").out
     assert C in out and A not in out and B not in out
     assert "1 of 3 episodes" in out
     assert cli("episodes", "ls", "made", "--task", "nothing").out == "0 of 3 episodes in runs/made\n"
     result = cli("episodes", "ls", "made", "--since", "soon")
-    assert (result.code, "is no date" in result.line) == (2, True)
+    assert (result.code, "is not a date" in result.line) == (2, True)
 
 
-def test_the_list_for_programs(cli: Cli, run: RunFolder) -> None:
+def test_list_as_json(cli: Cli, run: RunFolder) -> None:
     result = cli("episodes", "ls", "made", "--json")
     first, second, third = map(json.loads, result.out.splitlines())
     assert (first["id"], first["number"], first["purpose"], first["num_human_steps"]) == (A, 1, "demo", 6)
@@ -90,7 +90,7 @@ def test_the_list_for_programs(cli: Cli, run: RunFolder) -> None:
     assert datetime.fromisoformat(third["started"]).timestamp() == datetime(2026, 3, 2, 9, 30).timestamp()
 
 
-def test_the_list_goes_past_damage(cli: Cli, run: RunFolder) -> None:
+def test_list_shows_damaged_episodes_as_such(cli: Cli, run: RunFolder) -> None:
     (run.episodes / B / "manifest.json").write_text("{}")
     result = cli("episodes", "ls", "made")
     assert A in result.out and C in result.out
@@ -105,7 +105,7 @@ def test_the_list_goes_past_damage(cli: Cli, run: RunFolder) -> None:
 # ---- show
 
 
-def test_one_episode(cli: Cli, run: RunFolder) -> None:
+def test_show_one_episode(cli: Cli, run: RunFolder) -> None:
     label(run, B, success=True, labeler="anna", priority=10)
     label(run, B, success=False, version="2")
     out = cli("episodes", "show", "made", "2").out
@@ -119,11 +119,11 @@ def test_one_episode(cli: Cli, run: RunFolder) -> None:
         assert description in out
     history = [line.split() for line in out.splitlines() if line.startswith(("✓", "✗"))]
     assert [row[:2] for row in history] == [["✗", "60"], ["✓", "anna"], ["✗", "outcome"]]
-    assert [row[-1] for row in history] == ["0", "counts", "0"]
+    assert [row[-1] for row in history] == ["0", "current", "0"]
     assert "1" in history[1] and "10" in history[1]  # its version, and its priority
 
 
-def test_an_episode_without_labels_or_with_damaged_ones(cli: Cli, run: RunFolder) -> None:
+def test_show_an_episode_without_labels_or_with_damaged_labels(cli: Cli, run: RunFolder) -> None:
     assert "none yet" in cli("episodes", "show", "made", "last").out
     (run.labels / "labels.jsonl").write_bytes(b"rubbish\n" * 500)
     result = cli("episodes", "show", "made", "first")
@@ -141,7 +141,7 @@ def test_an_episode_without_labels_or_with_damaged_ones(cli: Cli, run: RunFolder
         (["video"], "last.parquet"),
     ],
 )
-def test_a_damaged_episode_points_at_what_can_be_done(
+def test_error_for_a_damaged_episode_names_the_repair_commands(
     cli: Cli, run: RunFolder, command: list[str], file: str
 ) -> None:
     path = run.episodes / B / file
@@ -157,7 +157,7 @@ def test_a_damaged_episode_points_at_what_can_be_done(
     assert cli("episodes", "verify", "runs/made").code == 0
 
 
-def test_a_file_for_rerun(cli: Cli, run: RunFolder) -> None:
+def test_save_for_rerun(cli: Cli, run: RunFolder) -> None:
     result = cli("episodes", "show", "made", "first", "--save", "new/first.rrd")
     assert result.code == 0
     assert "new/first.rrd: 6 steps" in result.out
@@ -181,29 +181,29 @@ def test_rerun_without_a_display_or_without_the_package(
 # ---- rm
 
 
-def test_removing_what_is_named(cli: Cli, run: RunFolder) -> None:
+def test_remove_named_episodes(cli: Cli, run: RunFolder) -> None:
     size = sum(path.stat().st_size for path in (run.episodes / B).iterdir())
     result = cli("episodes", "rm", "made", "2", B[-12:], "--yes")
     assert result.code == 0
     assert f"1 episode removed from runs/made, {size / 1024:.1f} KiB freed" in result.out
     assert EpisodeLog(run.episodes).ids() == [A, C]
     assert not (run.episodes / B).exists()
-    assert len(LabelStore(run.labels).history(B)) == 1  # what was description stays
+    assert len(LabelStore(run.labels).history(B)) == 1  # labels are kept
     event = json.loads((run.path / "events.jsonl").read_text().splitlines()[-1])
     assert (event["event"], event["ids"]) == ("episodes removed", [B])
 
 
-def test_removing_what_is_chosen(cli: Cli, run: RunFolder) -> None:
+def test_remove_episodes_by_filter(cli: Cli, run: RunFolder) -> None:
     assert cli("episodes", "rm", "made", "--purpose", "online", "-y").code == 0
     assert EpisodeLog(run.episodes).ids() == [A]
     result = cli("episodes", "rm", "made", "--purpose", "online", "-y")
     assert (result.code, "nothing to delete" in result.out) == (0, True)
 
 
-def test_removing_what_is_damaged(cli: Cli, run: RunFolder) -> None:
+def test_remove_a_damaged_episode_by_name_only(cli: Cli, run: RunFolder) -> None:
     (run.episodes / B / "manifest.json").write_text("{}")
-    result = cli("episodes", "rm", "made", "--source", "human", "--yes")  # nobody knows whether it is one
-    assert f"left alone, because it is damaged: runs/made/episodes/{B}" in result.out
+    result = cli("episodes", "rm", "made", "--source", "human", "--yes")  # it is unknown whether this one matches
+    assert f"not deleted, because it is damaged: runs/made/episodes/{B}" in result.out
     assert EpisodeLog(run.episodes).ids() == [B, C]
     assert cli("episodes", "rm", "made", B, "--yes").code == 0
     assert EpisodeLog(run.episodes).ids() == [C]
@@ -212,16 +212,16 @@ def test_removing_what_is_damaged(cli: Cli, run: RunFolder) -> None:
 @pytest.mark.parametrize(
     ("arguments", "description"),
     [
-        ([], "say which"),
-        (["--yes"], "say which"),
-        (["1", "--outcome", "timeout", "--yes"], "cannot both name episodes and choose"),
+        ([], "name episodes, or choose them"),
+        (["--yes"], "name episodes, or choose them"),
+        (["1", "--outcome", "timeout", "--yes"], "but not both"),
         (["zzz", "--yes"], "no episode 'zzz'"),
         (["1", "zzz", "--yes"], "no episode 'zzz'"),
-        (["1"], "nobody is here to be asked, so add --yes"),
+        (["1"], "no terminal to confirm it: add --yes"),
         (["--outcome", "timeot", "--yes"], "Did you mean 'timeout'?"),
     ],
 )
-def test_nothing_is_removed_by_mistake(
+def test_ambiguous_removal_is_refused(
     cli: Cli, run: RunFolder, arguments: list[str], description: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", open(os.devnull))  # noqa: SIM115
@@ -232,7 +232,7 @@ def test_nothing_is_removed_by_mistake(
 
 
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"n\n", 130, [A, B, C]), (b"y\n", 0, [A, B])])
-def test_a_person_is_asked(run: RunFolder, answer: bytes, code: int, left: list[str]) -> None:
+def test_removal_asks_for_confirmation(run: RunFolder, answer: bytes, code: int, left: list[str]) -> None:
     terminal, theirs = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail.cli", "episodes", "rm", "made", "last"],
@@ -251,7 +251,7 @@ def test_a_person_is_asked(run: RunFolder, answer: bytes, code: int, left: list[
     assert EpisodeLog(run.episodes).ids() == left
 
 
-def test_nothing_is_removed_while_another_process_works_there(cli: Cli, run: RunFolder) -> None:
+def test_no_removal_while_another_process_holds_the_lock(cli: Cli, run: RunFolder) -> None:
     with (run.path / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         result = cli("episodes", "rm", "made", "--outcome", "timeout", "--yes")

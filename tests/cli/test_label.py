@@ -26,10 +26,10 @@ TRUTH = (True, False, True, True, False, False)
 
 
 def shot(number: int, *, done: bool, outcome: Outcome | None = None) -> Episode:
-    """An episode whose last pictures are bright where it was done."""
+    """An episode whose images are bright if it succeeded."""
     outcome = outcome or (Outcome.SUCCESS if done else Outcome.TIMEOUT)
     plain = made_episode(f"e{number}", outcome=outcome)
-    level = 200 + number if done else 20 + number  # no two alike: what is asked twice is told from the pictures
+    level = 200 + number if done else 20 + number  # different for each episode, to recognize repeated questions
     columns = dict(plain.segments[0].columns)
     columns["observation/front"] = np.full_like(columns["observation/front"], level)
     values = {**plain.last_observation.values, "front": np.full((12, 16, 3), level, np.uint8)}
@@ -56,7 +56,7 @@ def by_vlm(cli: Cli, server: ChatServer, *more: str) -> Any:
     return cli("label", "r", "--labeler", "vlm", *settings, *more)
 
 
-def said(run: RunFolder, labeler: str = "vlm") -> list[bool | None]:
+def verdicts_of(run: RunFolder, labeler: str = "vlm") -> list[bool | None]:
     store = LabelStore(run.labels)
     found = []
     for number in range(len(TRUTH)):
@@ -71,37 +71,37 @@ def counts(run: RunFolder) -> list[str]:
     return [one.labeler if one else "-" for one in labels]
 
 
-def test_all_are_labelled_several_at_once(cli: Cli, server: ChatServer, run: RunFolder) -> None:
+def test_episodes_are_labeled_concurrently(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     server.moods = ["slow"] * 3
     result = by_vlm(cli, server, "max_concurrent=3")
     assert result.code == 0, result.err
-    assert said(run) == list(TRUTH)
+    assert verdicts_of(run) == list(TRUTH)
     assert counts(run) == ["vlm"] * 6
     assert server.most_at_once == 3
-    assert "vlm labelled 6 episodes; 0 had its label already" in result.out
+    assert "vlm labeled 6 episodes; 0 had its label already" in result.out
 
 
-def test_what_has_its_label_is_not_asked_for_again(cli: Cli, server: ChatServer, run: RunFolder) -> None:
+def test_labeled_episodes_are_skipped(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     by_vlm(cli, server, "--limit", "2")
     assert server.num_questions == 2
-    assert "labelled 4 episodes; 2 had its label already" in by_vlm(cli, server).out
+    assert "labeled 4 episodes; 2 had its label already" in by_vlm(cli, server).out
     assert server.num_questions == 6
-    assert "labelled 0 episodes; 6 had its label already" in by_vlm(cli, server).out
+    assert "labeled 0 episodes; 6 had its label already" in by_vlm(cli, server).out
     assert server.num_questions == 6
-    by_vlm(cli, server, "num_frames=1")  # shown otherwise, it may say something else
+    by_vlm(cli, server, "num_frames=1")  # other frames, so another version of the labeler
     assert server.num_questions == 12
 
 
-def test_again_asks_again(cli: Cli, server: ChatServer, run: RunFolder) -> None:
+def test_again_labels_every_episode(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     by_vlm(cli, server)
     server.answer = lambda seen: {**bright(seen), "success": True}
     result = by_vlm(cli, server, "--again")
-    assert "labelled 6 episodes (3 otherwise than what counted)" in result.out
-    assert said(run) == [True] * 6
+    assert "labeled 6 episodes (3 changed the verdict)" in result.out
+    assert verdicts_of(run) == [True] * 6
     assert server.num_questions == 12
 
 
-def test_dry_run_asks_nobody(cli: Cli, server: ChatServer, run: RunFolder) -> None:
+def test_dry_run_labels_nothing(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     result = by_vlm(cli, server, "--dry-run", "--outcome", "success")
     assert result.code == 0
     assert "would label 3 episodes; 0 had its label already" in result.out
@@ -109,41 +109,41 @@ def test_dry_run_asks_nobody(cli: Cli, server: ChatServer, run: RunFolder) -> No
     assert LabelStore(run.labels).ids() == []
 
 
-def test_an_opinion_counts_nothing(cli: Cli, server: ChatServer, run: RunFolder) -> None:
+def test_an_opinion_does_not_become_the_current_label(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     assert cli("label", "r", "--labeler", "outcome").code == 0
     result = by_vlm(cli, server, "--opinion")
-    assert said(run) == list(TRUTH)
+    assert verdicts_of(run) == list(TRUTH)
     assert counts(run) == ["outcome"] * 6
     assert " ".join(result.out.splitlines()[-1].split()) == "outcome vlm 6 3 3 0 0 100 % 1.00"
-    by_vlm(cli, server)  # now it does, and needs not be asked for that
+    by_vlm(cli, server)  # stored answers are used
     assert counts(run) == ["vlm"] * 6
     assert server.num_questions == 6
 
 
 @pytest.mark.parametrize("mood", ["429", "500", "truncated", "nonsense", "silence", "wrong length"])
-def test_a_hostile_server_costs_nothing_but_time(cli: Cli, server: ChatServer, run: RunFolder, mood: str) -> None:
-    """No label while it is, no wrong one ever, and all of them in the end."""
+def test_no_wrong_labels_from_a_failing_server(cli: Cli, server: ChatServer, run: RunFolder, mood: str) -> None:
+    """Failed episodes stay unlabeled; the next call labels them."""
     server.moods = [mood] * 4
     result = by_vlm(cli, server, "max_concurrent=1", "reward=progress", "--json")
     assert result.code == 1
     facts = json.loads(result.out)
     assert set(facts["failures"]) == {"e0", "e1"}
-    assert said(run) == [None, None, *TRUTH[2:]]
+    assert verdicts_of(run) == [None, None, *TRUTH[2:]]
     assert by_vlm(cli, server, "reward=progress").code == 0
-    assert said(run) == list(TRUTH)
+    assert verdicts_of(run) == list(TRUTH)
 
 
-def test_nobody_there_is_found_out_soon(cli: Cli, server: ChatServer, run: RunFolder) -> None:
+def test_stops_after_five_failures_in_a_row(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     server.moods = ["500"] * 1000
     result = by_vlm(cli, server, "max_concurrent=1")
     assert result.code == 1
     assert server.num_questions == 10  # five episodes, two tries each
-    assert "gave up, because too many failed in a row" in result.out
-    assert "1 are left: the same command goes on with them" in result.out
+    assert "stopped, because too many episodes failed in a row" in result.out
+    assert "1 are left: run the same command again to continue" in result.out
     assert LabelStore(run.labels).ids() == []
 
 
-def test_ctrl_c_keeps_what_is_there(cli: Cli, server: ChatServer, run: RunFolder) -> None:
+def test_ctrl_c_keeps_finished_labels(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     def interrupt(seen: Seen) -> dict[str, Any]:
         if len(server.seen) == 2:
             os.kill(os.getpid(), signal.SIGINT)
@@ -152,15 +152,15 @@ def test_ctrl_c_keeps_what_is_there(cli: Cli, server: ChatServer, run: RunFolder
     server.answer = interrupt
     result = by_vlm(cli, server, "max_concurrent=1")
     assert result.code == 130
-    assert said(run) == [True, False, None, None, None, None]
+    assert verdicts_of(run) == [True, False, None, None, None, None]
     assert "4 are left" in result.out
     assert by_vlm(cli, server, "max_concurrent=1").code == 0
-    assert said(run) == list(TRUTH)
+    assert verdicts_of(run) == list(TRUTH)
     assert server.num_questions == 6
 
 
-def test_a_person_may_label_at_the_same_time(cli: Cli, server: ChatServer, run: RunFolder) -> None:
-    """Through a store of her own, as another process has it; her word counts, whoever comes last."""
+def test_a_person_can_label_at_the_same_time(cli: Cli, server: ChatServer, run: RunFolder) -> None:
+    """Through another store object, as in another process. The person's label is current."""
 
     def meanwhile(seen: Seen) -> dict[str, Any]:
         word = human_labels(
@@ -177,7 +177,7 @@ def test_a_person_may_label_at_the_same_time(cli: Cli, server: ChatServer, run: 
     assert ["vlm", "human", "1"] in [line.split()[:3] for line in result.out.splitlines()]
 
 
-def test_agreement_alone(cli: Cli, run: RunFolder) -> None:
+def test_agreement_matches_values_computed_by_hand(cli: Cli, run: RunFolder) -> None:
     """Six episodes: the model calls four a success, a person three, both two. By hand: they agree on 3 of 6; chance on
     (4 * 3 + 2 * 3) / 36 = 0.5: kappa 0. Precision 2/4, recall 2/3."""
     for number, (model, person) in enumerate(
@@ -206,16 +206,16 @@ def test_agreement_alone(cli: Cli, run: RunFolder) -> None:
     assert " ".join(table[1].split()) == "vlm human 6 2 1 2 1 50 % 0.00 50 % 67 %"
 
 
-def test_agreement_of_those_who_always_say_the_same(cli: Cli, run: RunFolder) -> None:
+def test_kappa_is_undefined_for_equal_verdicts(cli: Cli, run: RunFolder) -> None:
     assert "nothing to compare" in cli("label", "r", "--agreement").out
     label(run, "e0", labeler="vlm")
     label(run, "e0", labeler="human", priority=100)
     out = cli("label", "r", "--agreement").out
     assert " ".join(out.splitlines()[1].split()) == "vlm human 1 1 0 0 0 100 % - 100 % 100 %"
-    assert "agreeing shows nothing" in out
+    assert "agreement means nothing" in out
 
 
-def test_a_model_folder_without_sense_labels_nothing(cli: Cli, run: RunFolder, tmp_path: Path) -> None:
+def test_an_untrained_model_folder_labels_nothing(cli: Cli, run: RunFolder, tmp_path: Path) -> None:
     folder = make_tiny_vlm(tmp_path / "tiny")
     settings = (f"model_folder={folder}", "max_tokens=16", "num_frames=2", "device=cpu")
     result = cli("label", "r", "--labeler", "vlm", *settings, "--limit", "2")
@@ -224,20 +224,20 @@ def test_a_model_folder_without_sense_labels_nothing(cli: Cli, run: RunFolder, t
     assert LabelStore(run.labels).ids() == []
 
 
-def test_what_was_aborted_is_left_out(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aborted_episodes_are_not_labeled(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     judged = dataclasses.replace(shot(2, done=True), judgement=Outcome.ABORTED)
     run = made_run(Path("runs/r"), shot(0, done=True), shot(1, done=False, outcome=Outcome.ABORTED), judged)
     result = cli("label", "r", "--labeler", "outcome")
     assert result.code == 0
-    assert "labelled 1 episodes; 0 had its label already, 2 were aborted and never train" in result.out
+    assert "labeled 1 episodes; 0 had its label already, 2 were aborted and never train" in result.out
     assert LabelStore(run.labels).ids() == ["e0"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say who labels with --labeler"),
+        ([], "choose a labeler"),
         (["--agreement", "--labeler", "vlm"], "--agreement labels nothing"),
         (["--labeler", "vml"], "no labeler named 'vml'. Did you mean 'vlm'?"),
         (
@@ -250,7 +250,7 @@ def test_what_was_aborted_is_left_out(cli: Cli, tmp_path: Path, monkeypatch: pyt
         (["--labeler", "outcome", "--purpose", "onlin"], "no purpose 'onlin'. Did you mean 'online'?"),
     ],
 )
-def test_wrong_use(cli: Cli, run: RunFolder, arguments: list[str], message: str) -> None:
+def test_wrong_use_is_refused(cli: Cli, run: RunFolder, arguments: list[str], message: str) -> None:
     result = cli("label", "r", *arguments)
     assert result.code == 2
     assert message in result.err

@@ -1,4 +1,4 @@
-"""Exit codes, tracebacks, help, and that nothing heavy is loaded for it."""
+"""Exit codes, tracebacks and help."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from dovetail import __version__
 from dovetail.cli import _inspect
+from dovetail.config.load import config_hash, load
 from support.command_line import Cli
 
 COMMANDS = (
@@ -49,7 +50,9 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_the_unexpected_is_one_line_and_debug_shows_more(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_one_line_and_debug_shows_the_traceback(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken() -> None:
         raise ValueError("two\nlines")
 
@@ -80,6 +83,21 @@ def test_lists(cli: Cli, tmp_path: Path) -> None:
     assert '"title": "Dovetail config"' in out.read_text()
     assert cli("config", "schema", "--out", str(tmp_path / "no" / "folder.json")).code == 2
     assert cli("config", "show", "peg_insertion", "run.seed=7").out.count("seed: 7") == 1
+
+
+def test_config_show_prints_the_basic_settings_or_all(cli: Cli, tmp_path: Path) -> None:
+    basic, everything = (cli("config", "show", "peg-insertion", *option).out for option in ((), ("--all",)))
+    assert "env_steps: 3000" in basic and "checkpoint_every_s" not in basic
+    (tmp_path / "all.yaml").write_text(everything)
+    config = load(["peg-insertion"])
+    assert f"# hash: {config_hash(config)}\n" in everything
+    assert load([tmp_path / "all.yaml"]) == config
+
+
+def test_an_old_key_is_one_warning_on_stderr(cli: Cli) -> None:
+    result = cli("config", "show", "peg-insertion", "run.noiseless_share=0.25", "--all")
+    assert result.err == "warning: 'run.noiseless_share' is now 'run.deterministic_share'\n"
+    assert "deterministic_share: 0.25" in result.out
 
 
 def test_doctor_of_a_healthy_machine(cli: Cli, toy: str) -> None:

@@ -1,4 +1,4 @@
-"""Every recipe runs from its demonstrations to its report, on a budget too small to learn anything."""
+"""Every recipe runs from demonstrations to report, with a budget too small to learn."""
 
 import json
 import subprocess
@@ -29,14 +29,14 @@ TINY = (
 )
 
 
-def test_there_is_a_recipe_for_each_task():
+def test_every_task_has_a_recipe():
     tasks = {"push_cube", "peg_insertion", "charger", "pick_place", "cap_tightening", "table_cleanup"}
     assert {recipe.task for recipe in recipes()} == tasks
 
 
 @pytest.fixture
 def weights(tmp_path):
-    """Of a frozen encoder: from chance, for ImageNet's are not ours to ship."""
+    """Random weights of a frozen encoder; ImageNet weights are not part of the package."""
     file = tmp_path / "mobilenet_v2.safetensors"
     save_backbone(MobileNetV2(), file, arch="mobilenet_v2")
     return f"policy.encoder.file={file}"
@@ -44,7 +44,7 @@ def weights(tmp_path):
 
 @pytest.fixture
 def classifier(tmp_path):
-    """One from chance, that takes anything for success."""
+    """A random classifier that accepts every image as success."""
     encoder = EncoderConfig(features=8)
     seen = {"wrist": ArraySpec(shape=(96, 96, 3), dtype="uint8")}
     trained = Trained(
@@ -62,12 +62,12 @@ def classifier(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes()])
-def test_it_runs(cli, tmp_path, weights, classifier, recipe):
+def test_recipe_runs(cli, tmp_path, weights, classifier, recipe):
     needs = {
         "peg-insertion-images": (weights,),
         "peg-insertion-classifier": classifier,
     }
-    more = needs.get(recipe, ())  # those that are for Ray run there below
+    more = needs.get(recipe, ())
     result = cli(
         "run", recipe, *TINY, "runtime=inline", *more, "--runs-dir", str(tmp_path), "--name", "a", "--quiet"
     )
@@ -77,7 +77,7 @@ def test_it_runs(cli, tmp_path, weights, classifier, recipe):
     assert report["success_after"]["episodes"] == 1
 
 
-# ---- each as it is meant, for a minute
+# ---- each with its own runtime, for a minute
 
 
 A_WHILE = (
@@ -102,8 +102,8 @@ def dovetail(*arguments, cwd):
 
 @pytest.mark.slow  # in shards: -k RECIPE
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes()])
-def test_it_runs_for_a_minute_and_reports(tmp_path, weights, classifier, recipe):
-    """Or for as long as its own budget lasts. Then what it has learned is evaluated by a command of its own."""
+def test_recipe_runs_for_a_minute_and_reports(tmp_path, weights, classifier, recipe):
+    """Or until its budget is spent. `dovetail eval` then evaluates the result."""
     config = load([recipe])
     more = {"peg-insertion-images": (weights,), "peg-insertion-classifier": classifier, **ON_ONE_MACHINE}
     settings = [*(A_WHILE[1:] if recipe in VERBS else A_WHILE), *more.get(recipe, ())]

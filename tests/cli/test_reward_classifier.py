@@ -1,4 +1,4 @@
-"""`dovetail train reward-classifier`, as a person uses it."""
+"""`dovetail train reward-classifier`."""
 
 import json
 
@@ -19,7 +19,7 @@ def runs(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_it_makes_a_classifier_a_table_and_two_pictures(cli, runs):
+def test_training_writes_a_classifier_and_two_figures(cli, runs):
     result = cli("train", "reward-classifier", "one", "two", *QUICK)
     assert result.code == 0, result.err
     assert "held out" in result.out
@@ -38,11 +38,11 @@ def test_it_makes_a_classifier_a_table_and_two_pictures(cli, runs):
     assert labeler.label(lamp_episode(900, success=True)).success
 
 
-def test_it_says_where_it_puts_it_and_never_over_another(cli, runs):
+def test_an_existing_folder_is_never_overwritten(cli, runs):
     assert cli("train", "reward-classifier", "one", *QUICK, "--out", "here", "--quiet").code == 0
     again = cli("train", "reward-classifier", "one", *QUICK, "--out", "here")
     assert again.code == 2
-    assert "here is there already" in again.line
+    assert "here exists already" in again.line
 
 
 @pytest.mark.parametrize(
@@ -54,17 +54,17 @@ def test_it_says_where_it_puts_it_and_never_over_another(cli, runs):
         (("one", "cameras=[fron]"), "has no camera 'fron'. Did you mean 'front'?"),
         (("one", "precision=2"), "'precision' should be less than or equal to 1"),
         (("one", "encoder.type=frozen"), "needs a file"),
-        (("one", "--name", "a", "--out", "b"), "leave one out"),
+        (("one", "--name", "a", "--out", "b"), "not both"),
     ],
 )
-def test_wrong_use_is_told_in_one_line(cli, runs, arguments, problem):
+def test_wrong_use_is_refused_in_one_line(cli, runs, arguments, problem):
     result = cli("train", "reward-classifier", *arguments)
     assert result.code == 2
     assert problem in result.line
     assert not (runs / "classifiers").exists()
 
 
-def test_help_says_so(cli):
+def test_help_mentions_reward_classifier(cli):
     assert "reward-classifier" in cli("train", "--help").out
     result = cli("train", "peg-insertion", "--out", "x")
     assert result.code == 2

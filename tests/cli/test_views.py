@@ -1,4 +1,4 @@
-"""What is drawn while a run runs, and the small drawings it is made of."""
+"""The progress views of a run, and small drawings in text."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 from rich.console import Console
 
 from dovetail.actor.telemetry import Telemetry
-from dovetail.cli._live import LinesView, LiveView, view_for
 from dovetail.api.names import check_name, find_run, new_name
-from dovetail.cli._terminal import split_arguments
+from dovetail.cli._live import LinesView, LiveView, view_for
 from dovetail.cli._stop import StopFlag
-from dovetail.cli._terminal import duration, interval, sparkline
+from dovetail.cli._terminal import duration, interval, sparkline, split_arguments
 from dovetail.core.errors import RunFolderError, UsageError
 from dovetail.core.stats import Rate
 from dovetail.learn.coach import Advice, Severity
@@ -34,7 +33,7 @@ def _status() -> RunStatus:
     return status
 
 
-def test_the_live_view_shows_what_a_person_wants_to_know() -> None:
+def test_live_view_shows_progress_and_rates() -> None:
     terminal = io.StringIO()
     with LiveView(Console(file=terminal, force_terminal=True, width=100, color_system=None)) as watch:
         watch(_status())
@@ -54,7 +53,7 @@ def test_the_live_view_shows_what_a_person_wants_to_know() -> None:
         assert text in picture
 
 
-def test_the_live_view_shows_how_the_control_loop_keeps_time() -> None:
+def test_live_view_shows_the_timing_of_the_control_loop() -> None:
     terminal, telemetry = io.StringIO(), Telemetry()
     telemetry.tick(late_ns=250_000, overrun=True, missed=False)
     telemetry.answer(latency_ns=42_000_000, delay=3, jump=0.07)
@@ -65,12 +64,12 @@ def test_the_live_view_shows_how_the_control_loop_keeps_time() -> None:
     with LiveView(Console(file=terminal, force_terminal=True, width=160, color_system=None)) as watch:
         watch(status)
     line = (
-        "late 0.25 ms, p99 0.2, overruns 1, thinking 42 ms, delay 3 ticks, clipped 2, jump 7 %, out of actions 5"
+        "late 0.25 ms, p99 0.2, overruns 1, inference 42 ms, delay 3 ticks, clipped 2, jump 7 %, out of actions 5"
     )
     assert line in terminal.getvalue()
 
 
-def test_elsewhere_there_is_now_and_then_a_line() -> None:
+def test_lines_view_prints_phases_and_rates_once() -> None:
     file = io.StringIO()
     status = _status()
     with LinesView(Console(file=file, width=200)) as watch:
@@ -80,7 +79,7 @@ def test_elsewhere_there_is_now_and_then_a_line() -> None:
         watch(status)
     assert file.getvalue().splitlines() == [
         "learning online: 180/4000, success 50 % (last 4), human 25 %, 720 updates, 0.3 robot min",
-        "behaviour cloning: 30 % [22, 40] of 100",
+        "behavior cloning: 30 % [22, 40] of 100",
         "after online learning: 99 % [95, 100] of 100",
     ]
 
@@ -90,7 +89,7 @@ def _advice(number: int) -> Advice:
     return Advice(name=f"n{number}", severity=severity, message=f"message {number}", try_=f"remedy {number}")
 
 
-def test_the_live_view_has_a_calm_block_of_advice() -> None:
+def test_live_view_shows_the_first_three_pieces_of_advice() -> None:
     terminal, status = io.StringIO(), _status()
     status.advice = tuple(_advice(number) for number in range(1, 6))
     view = LiveView(Console(file=terminal, force_terminal=True, width=100, color_system=None))
@@ -102,7 +101,7 @@ def test_the_live_view_has_a_calm_block_of_advice() -> None:
     assert "message 4" not in picture
 
 
-def test_elsewhere_advice_is_a_line_when_it_begins_and_when_it_is_over() -> None:
+def test_lines_view_prints_new_and_resolved_advice() -> None:
     file, status = io.StringIO(), _status()
     with LinesView(Console(file=file, width=200)) as watch:
         for advice in ((), (_advice(1),), (_advice(1),), (_advice(1), _advice(2)), (_advice(2),)):
@@ -111,11 +110,11 @@ def test_elsewhere_advice_is_a_line_when_it_begins_and_when_it_is_over() -> None
     assert [line for line in file.getvalue().splitlines() if line.startswith("coach")] == [
         "coach: message 1. Try: remedy 1",
         "coach: message 2. Try: remedy 2",
-        "coach: over: message 1",
+        "coach: resolved: message 1",
     ]
 
 
-def test_who_is_quiet_sees_nothing() -> None:
+def test_quiet_has_no_view() -> None:
     with view_for(Console(file=io.StringIO()), quiet=True) as watch:
         assert watch is ignore_status
 
@@ -135,17 +134,17 @@ def test_names(tmp_path: Path) -> None:
     for bad in ("..", ".hidden", "a/b", "", "-x", "a b", "x" * 101):
         with pytest.raises(UsageError):
             check_name(bad)
-    first = new_name(["configs/my task.yaml"], tmp_path)
+    first = new_name("configs/my task.yaml", tmp_path)
     assert check_name(first).startswith("my-task-")
     (tmp_path / first / "config.yaml").parent.mkdir()
-    assert new_name(["configs/my task.yaml"], tmp_path) != first
+    assert new_name("configs/my task.yaml", tmp_path) != first
     with pytest.raises(RunFolderError, match="not a run folder"):
         find_run(first, tmp_path)
     (tmp_path / first / "config.yaml").touch()
     assert find_run(first, tmp_path) == find_run(str(tmp_path / first), Path("elsewhere")) == tmp_path / first
 
 
-def test_one_signal_is_a_wish(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_first_signal_sets_the_stop_flag(capfd: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGINT)
     with StopFlag() as stop:
         assert not stop()

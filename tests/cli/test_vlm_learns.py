@@ -1,4 +1,4 @@
-"""push_cube learns from a model's word alone, though that is wrong one time in ten."""
+"""push_cube learns from a model's labels, of which one in ten is wrong."""
 
 from __future__ import annotations
 

@@ -12,9 +12,9 @@ from pydantic import Field
 from dovetail.config import _yaml
 from dovetail.config import load as loading
 from dovetail.config.load import load, load_saved, load_settings
-from dovetail.config.model import Config, ConfigWarning
+from dovetail.config.model import Config
 from dovetail.config.schema import LearnerConfig, PluginSection, RunConfig
-from dovetail.core.errors import ConfigError
+from dovetail.core.errors import ConfigError, ConfigWarning
 from support.sample_plugins import Plain
 
 Write = Callable[[str, str], str]

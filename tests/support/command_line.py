@@ -1,4 +1,4 @@
-"""What the tests of the command line share."""
+"""Helpers for tests of the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ robot: sim
 operator: scripted
 policy: {type: gaussian_mlp, hidden: [16]}
 algorithm: {type: rlpd, hidden: [16], batch_size: 16}
-run: {demos: 2, env_steps: 30, eval_episodes: 2, untrained_episodes: 1, showcase_episodes: 1}
+run: {demos: 2, env_steps: 30, eval_episodes: 2, untrained_episodes: 1, video_episodes: 1}
 learner: {utd: 1, bc_updates: 20, warmup_updates: 20}
 """
 
@@ -27,7 +27,7 @@ class Result:
 
     @property
     def line(self) -> str:
-        """The one line of an error."""
+        """stderr, checked to be one error line."""
         assert self.err.count("\n") == 1, self.err
         assert self.err.startswith("error: ")
         return self.err

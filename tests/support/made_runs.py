@@ -1,4 +1,4 @@
-"""Runs made by hand, small and quick, for commands that look at what was recorded."""
+"""Small runs with hand-made episodes and labels."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def made_episode(
     started: datetime = datetime(2026, 3, 1, 12, 0),
     **other: Any,
 ) -> Episode:
-    """Steps 0, 1, 2...; the camera sees a grey that grows by one every second tick."""
+    """Actions 0, 1, 2, ...; the gray level of the camera grows by one every second tick."""
 
     def observation(tick: int) -> Observation:
         values = {"state": np.full(3, tick, np.float32)}
@@ -87,7 +87,7 @@ def made_run(path: Path, *episodes: Episode) -> RunFolder:
 
 
 def label(folder: RunFolder, episode_id: str, *, success: bool = True, num_steps: int = 6, **other: Any) -> Labels:
-    """Say something about an episode."""
+    """Add a label to an episode."""
     fields: dict[str, Any] = {"confidence": 1.0, "labeler": "outcome", "version": "1"}
     labels = Labels(
         episode_id=episode_id,

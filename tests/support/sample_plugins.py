@@ -1,4 +1,4 @@
-"""Small plugin classes, one per shape of config that matters, and a base config made of them."""
+"""Small plugin classes with different kinds of settings, and a base config made of them."""
 
 from __future__ import annotations
 

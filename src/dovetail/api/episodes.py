@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -102,7 +103,7 @@ class RecordedEpisode:
 
     def images(self, camera: str) -> Array:
         """The images of a camera, one per step, [T, H, W, 3] uint8. `info.cameras` has the names."""
-        return np.stack(list(self.log.frames(self.id, camera)))
+        return np.stack(list(islice(self.log.frames(self.id, camera), self.info.num_steps)))
 
     def label_history(self) -> list[LabelRecord]:
         """Every label that the episode ever received, oldest first."""

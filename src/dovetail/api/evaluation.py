@@ -123,7 +123,7 @@ def _evaluate_arm(
     should_stop: Callable[[], bool],
 ) -> tuple[ArmEvaluation, str, int | None]:
     from dovetail.runs.assembly.build import build_assembly
-    from dovetail.runs.evaluate import evaluation_episodes
+    from dovetail.runs.roles.robot import evaluation_episodes
 
     total = num_episodes or config.run.eval_episodes
     successes = played = 0

@@ -14,7 +14,7 @@ from dovetail.core.abilities import AsksAgain, AsksPerson, HasName, HasVersion
 from dovetail.core.contracts import Labeler
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome
-from dovetail.labels.panel import OPINION
+from dovetail.labels.chain import OPINION
 from dovetail.labels.store import LabelStore
 from dovetail.rewards.relabel import has_label
 from dovetail.runs.assembly.build import build_labeler

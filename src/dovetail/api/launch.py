@@ -126,9 +126,9 @@ def execute(
 
     from dovetail.learn.memory import keep_freed_memory
     from dovetail.live.link import LiveLink
+    from dovetail.runs.assembly.build import is_on_policy
     from dovetail.runs.status import ignore_status
     from dovetail.runtime.inline import InlineRun
-    from dovetail.runtime.onpolicy.training import is_on_policy
 
     torch.set_flush_denormal(True)
     keep_freed_memory()
@@ -136,7 +136,7 @@ def execute(
     should_stop = options.get("should_stop", lambda: False)
     link = make_link or (lambda robot: LiveLink(folder.path, robot=robot))
     if folder.config.runtime == "inline" or command == "train":
-        inline = InlineRun(folder, watch=watch, should_stop=should_stop, live=link)
+        inline = InlineRun(folder, on_status=watch, should_stop=should_stop, live=link)
         if command == "train":
             inline.train(evaluate=evaluate)
             return
@@ -144,11 +144,11 @@ def execute(
     elif is_on_policy(folder.config):
         from dovetail.runtime.ray.roles.on_policy import RayOnPolicyRun
 
-        runner = RayOnPolicyRun(folder, watch=watch, should_stop=should_stop, live=with_console)
+        runner = RayOnPolicyRun(folder, on_status=watch, should_stop=should_stop, live=with_console)
     else:
         from dovetail.runtime.ray.driver.run import RayRun
 
-        runner = RayRun(folder, watch=watch, should_stop=should_stop, live=with_console, announce=announce)
+        runner = RayRun(folder, on_status=watch, should_stop=should_stop, live=with_console, announce=announce)
     if command == "run":
         runner.run()
         return

@@ -17,7 +17,7 @@ __all__ = ["show"]
 def show(folder: RunFolder) -> None:
     """Write the report of a run that has ended, and print it."""
     with console.status("writing the report") as status:
-        report = write_report(folder, say=status.update)
+        report = write_report(folder, on_step=status.update)
     parts: list[RenderableType] = [*_rates(report), Text(), _costs(report), Text()]
     if report.advice:
         parts += [advice_block(report.advice, most=len(report.advice)), Text()]

@@ -17,8 +17,7 @@ import typer
 
 from dovetail import __version__
 from dovetail.cli import acknowledge, bench, cluster, console, encoder, episodes, inspect, label, run, serve
-from dovetail.config.model import ConfigWarning
-from dovetail.core.errors import DovetailError
+from dovetail.core.errors import ConfigWarning, DovetailError
 
 __all__ = ["app", "entry", "main"]
 

@@ -26,10 +26,10 @@ from dovetail.config import _yaml
 from dovetail.config._explain import explain, model_at
 from dovetail.config._tree import Node, dotted, from_plain, merge, put
 from dovetail.config.cluster import RobotPlace
-from dovetail.config.model import Config, ConfigWarning, OldKeys, old_keys, translate
+from dovetail.config.model import Config, OldKeys, old_keys, translate
 from dovetail.config.schema import DEFAULT_SECTIONS, SECTION_KINDS, RunConfig
 from dovetail.core.disk import write_atomic
-from dovetail.core.errors import ConfigError, PluginError, RunFolderError, did_you_mean
+from dovetail.core.errors import ConfigError, ConfigWarning, PluginError, RunFolderError, did_you_mean
 
 __all__ = [
     "SAVED_NAME",

@@ -28,13 +28,9 @@ from pydantic import BaseModel, ConfigDict
 from pydantic_core import to_json
 
 from dovetail.config._tree import Node, Path, dotted, from_plain
-from dovetail.core.errors import ConfigError
+from dovetail.core.errors import ConfigError, ConfigWarning
 
-__all__ = ["ChoosesModel", "Config", "ConfigWarning", "OldKeys", "nested_models", "old_keys", "translate"]
-
-
-class ConfigWarning(UserWarning):
-    """A config uses a key of an older version."""
+__all__ = ["ChoosesModel", "Config", "OldKeys", "nested_models", "old_keys", "translate"]
 
 
 class Config(BaseModel):

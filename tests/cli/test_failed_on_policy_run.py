@@ -1,4 +1,4 @@
-"""PPO logs no episode before its first evaluation: what it has learned is not thrown away when it breaks."""
+"""PPO logs no episode before its first evaluation. A failed run keeps its checkpoints all the same."""
 
 from __future__ import annotations
 
@@ -33,9 +33,7 @@ def practice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "practice.yaml"
 
 
-def test_learning_that_breaks_keeps_its_checkpoints(
-    cli: Cli, practice: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_updates_keep_the_checkpoints(cli: Cli, practice: str, monkeypatch: pytest.MonkeyPatch) -> None:
     update, count = PPO.update, iter(range(10**9))
 
     def breaks(self: PPO, rollout: Mapping[str, Tensor]) -> Mapping[str, float]:
@@ -52,7 +50,7 @@ def test_learning_that_breaks_keeps_its_checkpoints(
     assert cli("run", "--resume", "r", "--quiet").code == 0
 
 
-def test_so_does_a_collector_that_is_killed(cli: Cli, practice: str) -> None:
+def test_a_killed_collector_keeps_the_checkpoints(cli: Cli, practice: str) -> None:
     broken = (
         "task.type=support.dense_reach:Broken",
         "task.how=kill",
@@ -65,5 +63,5 @@ def test_so_does_a_collector_that_is_killed(cli: Cli, practice: str) -> None:
 
 
 def test_a_refusal_leaves_nothing_behind(cli: Cli, practice: str) -> None:
-    assert cli("train", practice, "--name", "r", "--quiet").code == 2  # it learns by practice alone
+    assert cli("train", practice, "--name", "r", "--quiet").code == 2  # PPO cannot learn offline
     assert not Path("runs/r").exists()

@@ -1,4 +1,4 @@
-"""A tiny run from beginning to end: its report, its episodes, stopping it and going on."""
+"""A tiny run from start to report: episodes, interruption, resume, evaluation."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def test_the_report(finished: Path) -> None:
     assert (finished / "learning_curve.png").exists()
 
 
-def test_the_last_screen(cli: Cli, finished: Path) -> None:
-    """A run that has ended already has nothing left to do but to report."""
+def test_resume_of_a_finished_run_prints_the_report(cli: Cli, finished: Path) -> None:
+    """It records no more episodes."""
     before = len(os.listdir(finished / "episodes"))
     result = cli("run", "--resume", "done")
     assert result.code == 0
-    for said in ("untrained", "behaviour cloning", "after online learning", "robot minutes", "95 %", "of 2"):
-        assert said in result.out
+    for message in ("untrained", "behavior cloning", "after online learning", "robot minutes", "95 %", "of 2"):
+        assert message in result.out
     for path in ("report.json", "learning_curve.png"):
         assert f"{finished / path}\n" in result.out
     assert "dovetail episodes ls runs/done" in result.out
     assert len(os.listdir(finished / "episodes")) == before
 
 
-def test_a_name_is_made_of_recipe_and_time(cli: Cli, toy: str) -> None:
+def test_default_name_is_recipe_and_time(cli: Cli, toy: str) -> None:
     for _ in range(2):  # within a second, too
         assert cli("collect", toy, "--demos", "1", "--quiet").code == 0
     names = sorted(os.listdir("runs"))
@@ -59,7 +59,7 @@ def test_a_name_is_made_of_recipe_and_time(cli: Cli, toy: str) -> None:
     assert all(re.fullmatch(r"toy-\d{8}-\d{6}(-2)?", name) for name in names)
 
 
-def test_what_was_collected_is_learned_from(cli: Cli, toy: str) -> None:
+def test_run_learns_from_collected_demonstrations(cli: Cli, toy: str) -> None:
     assert cli("collect", toy, "--demos", "3", "--name", "shown", "--seed", "4").code == 0
     log = EpisodeLog("runs/shown/episodes")
     collected = log.ids()
@@ -70,7 +70,7 @@ def test_what_was_collected_is_learned_from(cli: Cli, toy: str) -> None:
     assert [i for i in log.ids() if log.manifest(i).purpose == "demo"] == collected
 
 
-def test_ctrl_c_and_going_on(cli: Cli, toy: str) -> None:
+def test_interrupted_run_can_be_resumed(cli: Cli, toy: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail.cli", "run", toy, "run.env_steps=400", "--name", "cut"],
         stdout=subprocess.PIPE,
@@ -96,7 +96,7 @@ def test_ctrl_c_and_going_on(cli: Cli, toy: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["version", "file", "checkpoint"])
-def test_eval_acts_with_the_weights_that_it_names(
+def test_eval_uses_the_named_weights(
     cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch, target: str
 ) -> None:
     played: list[Episode] = []
@@ -131,7 +131,7 @@ def test_eval_acts_with_the_weights_that_it_names(
 
 
 def _actions(run: Path, episode: Episode, version: int) -> Any:
-    """What a policy with these weights would have proposed, had it seen what was seen."""
+    """The actions of a policy with these weights for the recorded observations."""
     station = build_assembly(RunFolder.open(run).config)
     policy = station.policy()
     policy.load(DiskWeightStore(run / "weights").load(version))
@@ -176,7 +176,7 @@ def test_eval_with_other_settings(cli: Cli, finished: Path) -> None:
     assert "gives one action at a time" in refused.line
 
 
-def test_train_learns_from_demonstrations_alone(cli: Cli, toy: str) -> None:
+def test_train_learns_from_demonstrations(cli: Cli, toy: str) -> None:
     result = cli("train", toy, "algorithm={type: imitation, batch_size: 16}", "--name", "cloned")
     assert result.code == 0, result.err
     folder = Path("runs/cloned")
@@ -187,7 +187,7 @@ def test_train_learns_from_demonstrations_alone(cli: Cli, toy: str) -> None:
     assert cli("eval", "cloned", "--episodes", "1").code == 0
 
 
-def test_train_may_leave_the_robot_alone(cli: Cli, toy: str) -> None:
+def test_train_without_evaluation_records_no_episodes(cli: Cli, toy: str) -> None:
     assert cli("collect", toy, "--name", "shown").code == 0
     num_episodes = len(list(Path("runs/shown/episodes").glob("2*")))
     result = cli("train", "--resume", "shown", "--no-eval")
@@ -197,8 +197,8 @@ def test_train_may_leave_the_robot_alone(cli: Cli, toy: str) -> None:
     assert list(Path("runs/shown/weights").glob("v*.json"))
 
 
-def test_what_was_trained_goes_on_by_practice(cli: Cli, toy: str) -> None:
-    """What `train` came to is not what practice came to: the run is not at its end."""
+def test_run_continues_a_trained_run_online(cli: Cli, toy: str) -> None:
+    """The evaluation after `train` is not the final evaluation of the run."""
     assert cli("train", toy, "--name", "goes-on").code == 0
     trained = json.loads(Path("runs/goes-on/report.json").read_text("utf-8"))
     result = cli("run", "--resume", "goes-on")
@@ -209,6 +209,6 @@ def test_what_was_trained_goes_on_by_practice(cli: Cli, toy: str) -> None:
     assert json.loads(Path("runs/goes-on/evaluations/trained.json").read_text("utf-8"))["offline"]
 
 
-def test_practice_cannot_be_offline(cli: Cli, toy: str) -> None:
+def test_on_policy_algorithms_cannot_train_offline(cli: Cli, toy: str) -> None:
     ppo = ("policy={type: actor_critic, hidden: [8]}", "algorithm={type: ppo, normalize: false}", "operator=none")
     assert "learns by practice alone: use `dovetail run`" in cli("train", toy, *ppo).line

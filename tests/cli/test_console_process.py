@@ -1,4 +1,4 @@
-"""The console beside a run: it ends with the run, however that ends, and its own end harms nobody."""
+"""The console process of a run: it ends with the run, and its own end does not stop the run."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ def is_gone(pid):
 
 
 @pytest.fixture
-def said(monkeypatch):
+def printed(monkeypatch):
     lines = []
     monkeypatch.setattr(_console_process, "say", lines.append)
     return lines
 
 
-def test_its_address_is_told_and_it_ends_with_the_run(finished, said):
+def test_address_is_printed_and_console_ends_with_the_run(finished, printed):
     with ConsoleProcess(finished, port=None) as console:
-        eventually(lambda: any(line.startswith("console at http://127.0.0.1:") for line in said))
+        eventually(lambda: any(line.startswith("console at http://127.0.0.1:") for line in printed))
         pid = console.pid
         assert not is_gone(pid)
     assert is_gone(pid)
-    assert len(said) == 1  # an end that was meant is not told
+    assert len(printed) == 1  # a normal end prints nothing
 
 
-def test_its_death_is_told_and_harms_nobody(finished, said):
+def test_killed_console_is_reported_and_the_run_continues(finished, printed):
     with ConsoleProcess(finished, port=None) as console:
-        eventually(lambda: said)
+        eventually(lambda: printed)
         os.kill(console.pid, signal.SIGKILL)
-        told = eventually(lambda: said[1:])
-    assert "The run goes on" in told[0]
-    assert "dovetail console" in told[0]
+        lines = eventually(lambda: printed[1:])
+    assert "The run goes on" in lines[0]
+    assert "dovetail console" in lines[0]
 
 
-def test_a_run_that_is_killed_takes_its_console_along(finished):
+def test_console_ends_when_the_run_is_killed(finished):
     run = subprocess.Popen([sys.executable, "-c", RUN, str(finished)], stdout=subprocess.PIPE, text=True)
     pid = int(run.stdout.readline())
     run.kill()
@@ -74,8 +74,8 @@ def test_a_run_that_is_killed_takes_its_console_along(finished):
     eventually(lambda: is_gone(pid))
 
 
-def test_keys_need_a_terminal_and_leave_the_console_alone(cli, toy):
-    for more, reason in (((), "needs a terminal"), (("--console",), "leave one of them out")):
+def test_keyboard_needs_a_terminal_and_excludes_the_console(cli, toy):
+    for more, reason in (((), "needs a terminal"), (("--console",), "use only one of them")):
         result = cli("run", toy, "operator={type: keyboard}", "--quiet", *more)
         assert result.code == UsageError.exit_code
         assert reason in result.line
