@@ -19,6 +19,7 @@ from dovetail.cli._terminal import console, say, split_arguments
 from dovetail.config.load import load, recipes
 from dovetail.config.plugins import list_plugins
 from dovetail.config.schema import RunConfig
+from dovetail.core.abilities import ConfiguresImages
 from dovetail.core.errors import ConfigError, DovetailError
 
 __all__ = ["Check", "doctor"]
@@ -69,7 +70,9 @@ def _checks(config: RunConfig | None, runs_dir: Path) -> Iterator[Check]:
     yield from _packages()
     yield from _processors()
     # Without a recipe it is needed for videos of reports; with one, only for its camera images.
-    yield _rendering(needed=config is None or bool(getattr(config.robot.config, "images", ())))
+    yield _rendering(needed=config is None or (
+        isinstance(config.robot.config, ConfiguresImages) and bool(config.robot.config.images)
+    ))
     yield _runs_folder(runs_dir)
     yield _disk(runs_dir)
     if config is not None:

@@ -108,8 +108,7 @@ class ChecksRobot(Protocol):
 class ChecksMetrics(Protocol):
     """A labeler that may read the task's metrics."""
 
-    @property
-    def reads_metrics(self) -> bool: ...
+    reads_metrics: bool
 
     def check_metrics(self, names: Collection[str]) -> None:
         """Raise UsageError if the task does not measure what this labeler reads."""
@@ -119,16 +118,14 @@ class ChecksMetrics(Protocol):
 class RewardsAtEnd(Protocol):
     """A labeler whose reward may be zero before the last step, so that running episodes can be learned from."""
 
-    @property
-    def rewards_at_the_end(self) -> bool: ...
+    rewards_at_the_end: bool
 
 
 @runtime_checkable
 class AsksPerson(Protocol):
     """A labeler that stands for a person in the console. It comes last. Class attribute."""
 
-    @property
-    def asks_person(self) -> bool: ...
+    asks_person: bool
 
 
 @runtime_checkable
@@ -143,16 +140,14 @@ class AsksAgain(Protocol):
 class HasVersion(Protocol):
     """A labeler whose labels carry the version of its settings and weights."""
 
-    @property
-    def version(self) -> str: ...
+    version: str
 
 
 @runtime_checkable
 class HasName(Protocol):
     """A labeler whose labels carry another name than its plugin's."""
 
-    @property
-    def name(self) -> str: ...
+    name: str
 
 
 # ---- robots and tasks
@@ -177,24 +172,21 @@ class Probes(Protocol):
 class BringsTask(Protocol):
     """A robot that contains its task, as a Gymnasium environment does. Class attribute."""
 
-    @property
-    def brings_task(self) -> bool: ...
+    brings_task: bool
 
 
 @runtime_checkable
 class HasWorld(Protocol):
     """A robot in a MuJoCo world, which can be rendered from any camera."""
 
-    @property
-    def world(self) -> Any: ...
+    world: Any
 
 
 @runtime_checkable
 class LimitsSteps(Protocol):
     """A task with a maximum episode length."""
 
-    @property
-    def max_steps(self) -> int: ...
+    max_steps: int
 
 
 # ---- operators
@@ -204,8 +196,7 @@ class LimitsSteps(Protocol):
 class Demonstrates(Protocol):
     """An operator with which a person can give demonstrations. Class attribute."""
 
-    @property
-    def demonstrates(self) -> bool: ...
+    demonstrates: bool
 
 
 @runtime_checkable
@@ -222,8 +213,7 @@ class Resumes(Protocol):
 class HasMode(Protocol):
     """An actor with a `dovetail.actor.modes.Mode`: how it goes from chunk to chunk. Class attribute."""
 
-    @property
-    def mode(self) -> Any: ...
+    mode: Any
 
 
 # ---- policies
@@ -264,16 +254,14 @@ class MovesToDevice(Protocol):
 class CountsSampledActions(Protocol):
     """A policy that samples another number of values than horizon * action size."""
 
-    @property
-    def num_drawn(self) -> int: ...
+    num_drawn: int
 
 
 @runtime_checkable
 class HasCanonicalSpace(Protocol):
     """A policy in the canonical action space that several embodiments share."""
 
-    @property
-    def canonical_space(self) -> Any: ...
+    canonical_space: Any
 
     @property
     def robot(self) -> RobotSpec:
@@ -284,8 +272,7 @@ class HasCanonicalSpace(Protocol):
 class WrapsCanonicalPolicy(Protocol):
     """A policy for one embodiment on top of a canonical policy."""
 
-    @property
-    def canonical(self) -> HasCanonicalSpace: ...
+    canonical: HasCanonicalSpace
 
 
 # ---- algorithms
@@ -295,16 +282,14 @@ class WrapsCanonicalPolicy(Protocol):
 class LearnsFromRunning(Protocol):
     """An algorithm that may learn from an episode before it has ended."""
 
-    @property
-    def learns_from_running(self) -> bool: ...
+    learns_from_running: bool
 
 
 @runtime_checkable
 class LearnsOnPolicy(Protocol):
     """An algorithm that learns from rollouts of the current policy, without a replay. Class attribute."""
 
-    @property
-    def rollout_settings(self) -> Any: ...
+    rollout_settings: Any
 
 
 @runtime_checkable
@@ -324,53 +309,46 @@ class Shards(Protocol):
 class ConfiguresRealtime(Protocol):
     """A simulated robot that may run at the speed of the real clock."""
 
-    @property
-    def realtime(self) -> bool: ...
+    realtime: bool
 
 
 @runtime_checkable
 class ConfiguresImages(Protocol):
     """A robot with a choice of cameras."""
 
-    @property
-    def images(self) -> Collection[str]: ...
+    images: Collection[str]
 
 
 @runtime_checkable
 class ConfiguresLayout(Protocol):
     """An actor that runs in one process or in several."""
 
-    @property
-    def layout(self) -> str: ...
+    layout: str
 
 
 @runtime_checkable
 class ConfiguresSwap(Protocol):
     """An actor that loads new weights between episodes or between chunks."""
 
-    @property
-    def swap_weights(self) -> str: ...
+    swap_weights: str
 
 
 @runtime_checkable
 class ConfiguresSpeed(Protocol):
     """An operator with a maximum speed, relative to the arm's limits."""
 
-    @property
-    def speed(self) -> float: ...
+    speed: float
 
 
 @runtime_checkable
 class WrapsOperator(Protocol):
     """An operator config that names another operator inside it."""
 
-    @property
-    def operator(self) -> Any: ...
+    operator: Any
 
 
 @runtime_checkable
 class ConfiguresNormalization(Protocol):
     """An algorithm that may normalize observations by running statistics."""
 
-    @property
-    def normalize(self) -> bool: ...
+    normalize: bool

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dovetail.core.abilities import CountsSampledActions, HasCanonicalSpace, WrapsCanonicalPolicy
 from dovetail.core.contracts import ReplayReader
 from dovetail.core.types import (
     Array,
@@ -22,7 +23,7 @@ from dovetail.core.types import (
     View,
     WeightSnapshot,
 )
-from dovetail.learn.batches import drawn_from
+from dovetail.learn.batches import rows_to_draw
 from dovetail.learn.coach import Coach, EpisodeFacts, Facts, returns_to_go
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.embodiments.canonical_space import CanonicalSpace
@@ -30,7 +31,7 @@ from dovetail.policies.normalizer import CLIP
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runs.trusted_outcomes import TrustedOutcomes
 from dovetail.runs.advice import BEGUN, OVER, open_advice
-from dovetail.runs.experience import Known
+from dovetail.runs.experience import EpisodeRecord
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.rollout_history import RolloutResult
 from dovetail.runs.status import RunStatus
@@ -78,7 +79,8 @@ class Coaching:
         self._folder, self._status, self._metrics, self._real_time = folder, status, metrics, real_time
         self._settings = settings_of(folder.config.model_dump(mode="json"))
         spec = policy.spec
-        self._num_actions: int = getattr(policy, "num_drawn", spec.horizon * spec.action.shape[0])
+        sampled = policy.num_drawn if isinstance(policy, CountsSampledActions) else None
+        self._num_actions = sampled or spec.horizon * spec.action.shape[0]
         gamma = self._settings.get("algorithm.gamma")
         self._gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self._coach = Coach(open_advice(folder))
@@ -88,7 +90,8 @@ class Coaching:
         self._early: list[float] = []  # human shares
         self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of all that is learned from
         self._normalizer: Mapping[str, Array] = {}
-        self._canonical_space: CanonicalSpace | None = getattr(getattr(policy, "canonical", policy), "canonical_space", None)
+        inner = policy.canonical if isinstance(policy, WrapsCanonicalPolicy) else policy
+        self._canonical_space: CanonicalSpace | None = inner.canonical_space if isinstance(inner, HasCanonicalSpace) else None
         self._newest: int | None = None  # published version; none that this process knows of
         self._newest_updates: int | None = None  # it was made after
         self._pinned: int | None = None
@@ -100,7 +103,7 @@ class Coaching:
 
     # ---- what happened
 
-    def count(self, known: Known) -> None:
+    def count(self, known: EpisodeRecord) -> None:
         """A demonstration or an online episode that has labels; of one that an earlier process ran, only what the books
         say."""
         labels, info = known.labels, known.info
@@ -122,7 +125,7 @@ class Coaching:
             episode_id=info.id,
         )
 
-    def correct(self, known: Known) -> None:
+    def correct(self, known: EpisodeRecord) -> None:
         """What is said now of an episode that may have been counted before; it is not too long ago, or not at all."""
         labels, episode_id = known.labels, known.info.id
         for place, (counted, facts) in enumerate(self._episodes):
@@ -205,14 +208,14 @@ class Coaching:
         }
 
     def _tell(self, facts: Facts) -> None:
-        look, step = self._coach.look(facts), self._status.env_steps
+        look, step = self._coach.check(facts), self._status.env_steps
         self._status.advice = self._coach.current
         for advice in look.begun:
             self._folder.event(BEGUN, env_steps=step, **advice.to_json())
-            self._metrics.say("coach", f"**{advice.name}**: {advice.message}. Try: {advice.try_}", step=step)
+            self._metrics.write_text("coach", f"**{advice.name}**: {advice.message}. Try: {advice.try_}", step=step)
         for advice in look.over:
             self._folder.event(OVER, env_steps=step, name=advice.name)
-            self._metrics.say("coach", f"**{advice.name}**: over", step=step)
+            self._metrics.write_text("coach", f"**{advice.name}**: over", step=step)
         wrong = {advice.name for advice in self._coach.current}
         self._metrics.write("coach", {name: float(name in wrong) for name in self._coach.names}, step=step)
 
@@ -244,7 +247,7 @@ class Coaching:
         if canonical_space is None:
             return {key: (normalizer[f"mean/{key}"], normalizer[f"std/{key}"]) for key in keys}
         arm = canonical_space.arm(episode.robot)
-        there = {key: canonical_space.real[key][arm.index] for key in keys if key in arm.keys}
+        there = {key: canonical_space.observation_masks[key][arm.index] for key in keys if key in arm.keys}
         return {
             arm.keys[key]: (
                 normalizer[f"mean/{key}"][arm.index][real],
@@ -273,7 +276,7 @@ def batch_sources(wants: SampleRequest, replay: ReplayReader) -> dict[str, float
     """Share of a batch by whose hand took its steps; nothing where views ask for more than that."""
     held = {hand: replay.size(View(part=hand)) for hand in _HANDS["all"]}
     drawn = dict.fromkeys(held, 0.0)
-    for view, num_rows in drawn_from(wants, replay):
+    for view, num_rows in rows_to_draw(wants, replay):
         if view != View(part=view.part) or view.part not in _HANDS:
             return {}
         hands = _HANDS[view.part]

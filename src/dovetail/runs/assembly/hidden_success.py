@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from dovetail.core.abilities import LimitsSteps
 from dovetail.core.contracts import Expert, Robot, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import TaskSpec
@@ -25,13 +26,12 @@ class HiddenSuccess:
 
     def __init__(self, task: Task) -> None:
         self._task = task
-        max_steps = getattr(task, "max_steps", None)
-        if max_steps is None:
+        if not isinstance(task, LimitsSteps):
             raise UsageError(
                 f"task '{task.spec.name}' does not say how long an episode may last, so its success cannot be hidden: "
                 "set labeling.hide_success=false"
             )
-        self._max_steps = int(max_steps)
+        self._max_steps = int(task.max_steps)
 
     @property
     def spec(self) -> TaskSpec:

@@ -9,12 +9,20 @@ from typing import Any
 from dovetail.actor.control import EMERGENCY
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
+from dovetail.core.abilities import (
+    Closes,
+    ConfiguresRealtime,
+    ConfiguresSpeed,
+    Demonstrates,
+    Probes,
+    WrapsOperator,
+)
 from dovetail.core.clock import RealClock, SimulatedClock
 from dovetail.core.contracts import Clock, Operator, Robot, SimulatedRobot, Task
 from dovetail.core.specs import match
 from dovetail.core.types import Array, Purpose
-from dovetail.human.browser import Desk, WithMailbox
-from dovetail.human.device import DeviceOperator, WithStop
+from dovetail.human.browser import ConsoleControl, OperatorWithConsole
+from dovetail.human.device import DeviceOperator, OperatorWithStop
 from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
@@ -42,11 +50,10 @@ class Workcell:
     @property
     def probe(self) -> Callable[[], Mapping[str, Array]]:
         """What should be recorded beside each observation: a simulator's own state, say."""
-        probe: Callable[[], Mapping[str, Array]] = getattr(self._raw, "probe", dict)
-        return probe
+        return self._raw.probe if isinstance(self._raw, Probes) else dict
 
     def operator(
-        self, purpose: Purpose, section: PluginSection, *, demo_noise: float, desk: Desk | None = None
+        self, purpose: Purpose, section: PluginSection, *, demo_noise: float, desk: ConsoleControl | None = None
     ) -> Operator:
         """Who may take over: the expert shows, or whose hands are configured; nobody helps in an evaluation, and
         practice is as configured. Who sits at the `desk` comes before all of them."""
@@ -60,7 +67,7 @@ class Workcell:
             operator = self._device(section) or self._build_operator(section, self.task_for(purpose))
         if desk is None:
             return operator
-        return WithMailbox(
+        return OperatorWithConsole(
             operator,
             desk,
             may_drive=purpose is not Purpose.EVAL,
@@ -69,7 +76,7 @@ class Workcell:
 
     def _stoppable(self, operator: Operator, section: PluginSection) -> Operator:
         device = self._device(section)
-        return operator if device is None else WithStop(operator, device)
+        return operator if device is None else OperatorWithStop(operator, device)
 
     def _device(self, section: PluginSection) -> DeviceOperator | None:
         """Whoever is configured, if that is a device."""
@@ -86,32 +93,33 @@ class Workcell:
     def _build_operator(self, section: PluginSection, task: Task) -> Operator:
         """One that wraps another names that one in its config, as `operator`."""
         handles: dict[str, Any] = {"task": task, "robot": self.robot.spec}
-        wrapped = getattr(section.config, "operator", None)
-        if wrapped is not None:
-            handles["inner"] = self._build_operator(PluginSection.parse("operator", wrapped), task)
+        if isinstance(section.config, WrapsOperator) and section.config.operator is not None:
+            inner = PluginSection.parse("operator", section.config.operator)
+            handles["inner"] = self._build_operator(inner, task)
         operator: Operator = section.build(**handles)
         if isinstance(operator, DeviceOperator) and isinstance(self.clock, SimulatedClock):
             operator.keep_pace(1.0 / self.robot.spec.control_hz)
         return operator
 
-    def desk(self, box: Mailbox, section: PluginSection) -> Desk:
+    def desk(self, box: Mailbox, section: PluginSection) -> ConsoleControl:
         """A place for a person, whose emergency stop the filter knows; where time is simulated, it keeps pace."""
         self.robot.refuse_while(lambda: EMERGENCY if box.emergency else None)
         pace_s = 1.0 / self.robot.spec.control_hz if isinstance(self.clock, SimulatedClock) else None
-        return Desk(box, self.robot.spec, pace_s=pace_s, speed=getattr(section.config, "speed", 1.0))
+        speed = section.config.speed if isinstance(section.config, ConfiguresSpeed) else 1.0
+        return ConsoleControl(box, self.robot.spec, pace_s=pace_s, speed=speed)
 
     def close(self) -> None:
         self.robot.stop()
         for device in self._devices.values():
             device.close()
-        close = getattr(self._raw, "close", None)
-        if close:
-            close()
+        if isinstance(self._raw, Closes):
+            self._raw.close()
 
 
 def demonstrates(section: PluginSection) -> bool:
     """Whether an operator is a person's hands, who can show a task, and not a script or nobody."""
-    return bool(getattr(resolve("operator", section.type), "demonstrates", False))
+    operator = resolve("operator", section.type)
+    return isinstance(operator, Demonstrates) and operator.demonstrates
 
 
 def build_workcell(
@@ -128,7 +136,8 @@ def build_workcell(
     job = job or raw.task
     clock: Clock
     if isinstance(raw, SimulatedRobot):
-        simulated = SimulatedClock(realtime=getattr(robot.config, "realtime", False))
+        realtime = isinstance(robot.config, ConfiguresRealtime) and robot.config.realtime
+        simulated = SimulatedClock(realtime=realtime)
         simulated.on_advance(raw.advance)
         clock = simulated
     else:
