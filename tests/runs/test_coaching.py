@@ -16,26 +16,27 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
 from dovetail.labels.outcome import OutcomeLabeler
 from dovetail.labels.store import LabelStore
-from dovetail.learn.coach import Advice, Look, Severity
+from dovetail.learn.coach import Advice, CoachResult, Severity
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
 from dovetail.runs import coaching
 from dovetail.runs.advice import open_advice
 from dovetail.runs.assembly.build import Assembly
 from dovetail.runs.coaching import Coaching, batch_sources, settings_of
-from dovetail.runs.experience import Known
+from dovetail.runs.experience import EpisodeRecord
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.core.errors import Interrupted
+from dovetail.runtime.inline import InlineRun
 from dovetail.reports.report import write_report
 from dovetail.runs.status import RunStatus
 from dovetail.weights.store import DiskWeightStore
-from support.lamp_runs import lamp_episode, lamp_run
+from support.lamp_lighting_runs import lamp_episode, lamp_run
 from support.toy_run import TOY
 
 QUICK = (
     "run.eval_episodes=1",
     "run.untrained_episodes=0",
-    "run.showcase_episodes=0",
+    "run.video_episodes=0",
     "learner={utd: 0.1, warmup_updates: 0, bc_updates: 0, start_from: scratch}",
 )
 ALONE = ("run.demos=0", "operator={type: none}")
@@ -45,7 +46,7 @@ task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 8, tolerance: 0.001}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
 policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [16, 16], value_hidden: [16, 16]}
 algorithm: {type: ppo, num_envs: 4, rollout_steps: 8, batch_size: 32, num_epochs: 2}
-run: {demos: 0, env_steps: 800, eval_episodes: 1, untrained_episodes: 0, showcase_episodes: 0}
+run: {demos: 0, env_steps: 800, eval_episodes: 1, untrained_episodes: 0, video_episodes: 0}
 """
 
 
@@ -61,7 +62,7 @@ def run(tmp_path):
             if resume
             else RunFolder.create(tmp_path / "run", load([path], overrides))
         )
-        InlineRun(folder, watch=lambda status: watch(folder, status)).run()
+        InlineRun(folder, on_status=lambda status: watch(folder, status)).run()
         return folder
 
     return run
@@ -84,7 +85,7 @@ def test_without_a_reward(run):
     assert found["no_reward"]["severity"] == "warning"
     assert "none of the 12 online episodes so far has earned a reward" in found["no_reward"]["message"]
     assert "run.demos, now 0" in found["no_reward"]["try"]
-    assert "operator.share" not in found["no_reward"]["try"]  # there is nobody to ask
+    assert "operator.watched_share" not in found["no_reward"]["try"]  # there is nobody to ask
 
 
 def test_with_a_labeler_that_lies(run):
@@ -150,7 +151,7 @@ def test_with_a_policy_that_tries_nothing(run):
 def test_with_a_person_who_never_lets_go(run):
     folder = run(
         *QUICK,
-        "operator={share: 1.0, fade_minutes: 100000, patience_steps: 1, min_progress: 10, min_steps: 60, max_steps: 60}",
+        "operator={watched_share: 1.0, fade_out_minutes: 100000, stuck_after_steps: 1, min_progress: 10, min_takeover_steps: 60, max_takeover_steps: 60}",
         "run.env_steps=1100",
     )
     found = told(folder)
@@ -343,7 +344,7 @@ def looks(monkeypatch):
 
     def look(self, facts):
         looks.append(facts)
-        return Look(begun=(), over=())
+        return CoachResult(begun=(), over=())
 
     monkeypatch.setattr(coaching.Coach, "look", look)
     return looks
@@ -357,7 +358,7 @@ def lamp(tmp_path):
     policy = SimpleNamespace(spec=SimpleNamespace(horizon=1, action=episode.robot.action))
     metrics = MetricsLog(folder.logs)
     coach = Coaching(folder, status=RunStatus(name="run"), metrics=metrics, policy=policy, real_time=True)
-    known = Known(info=EpisodeLog(folder.episodes).manifest(episode.id), labels=OutcomeLabeler().label(episode))
+    known = EpisodeRecord(info=EpisodeLog(folder.episodes).manifest(episode.id), labels=OutcomeLabeler().label(episode))
 
     def weights(version):
         normalizer = {"mean/meter": np.full(2, 1000.0 - 1000.0 * (version - 1)), "std/meter": np.ones(2)}

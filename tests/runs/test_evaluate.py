@@ -7,7 +7,7 @@ from dovetail.config.load import load
 from dovetail.core.errors import FailureError
 from dovetail.core.types import Purpose
 from dovetail.runs.assembly.build import build_assembly
-from dovetail.runs.evaluate import evaluation_episodes, order_episode
+from dovetail.runs.roles.robot import evaluation_episodes, order_episode
 from support.toy_run import TOY
 
 
@@ -34,7 +34,7 @@ def test_examinations_are_calm_unless_chance_is_how_it_searches(tmp_path):
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)
     for noise in (False, True):
-        station = build_assembly(load([path], [f"run.eval_noise={str(noise).lower()}", "run.noiseless_share=0.0"]))
+        station = build_assembly(load([path], [f"run.eval_noise={str(noise).lower()}", "run.deterministic_share=0.0"]))
         orders = {
             purpose: order_episode(station, purpose=purpose, index=0, config_hash="")
             for purpose in (Purpose.EVAL, Purpose.ONLINE)

@@ -1,4 +1,4 @@
-"""What a run remembers survives whatever is killed, deleted or said later, and replay always follows."""
+"""What a run remembers survives whatever is killed, deleted or description later, and replay always follows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import verify_spool
 from dovetail.labels.human import human_labels
 from dovetail.labels.outcome import OutcomeLabeler
-from dovetail.labels.panel import Panel
+from dovetail.labels.chain import LabelerChain
 from dovetail.labels.store import LabelStore
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
 from dovetail.runs.experience import Experience
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.core.errors import Interrupted
+from dovetail.runtime.inline import InlineRun
 from dovetail.weights.store import DiskWeightStore
 from support.toy_run import TOY
 
@@ -105,7 +106,7 @@ def episode_of(name, number, num_steps, *, purpose=Purpose.ONLINE, outcome=Outco
 def make(folder, *, keys=("state",), codec="auto", encoder=None, **settings):
     return Experience(
         folder,
-        panel=Panel([OutcomeLabeler()]),
+        panel=LabelerChain([OutcomeLabeler()]),
         replay=MappedReplay(MappedReplayConfig(**settings), folder=folder.replay, keys=keys),
         cameras=tuple(key for key in keys if key == "wrist"),
         codec=ImageCodec(name=codec),
@@ -115,8 +116,8 @@ def make(folder, *, keys=("state",), codec="auto", encoder=None, **settings):
 
 def live_through(experience, *episodes):
     for episode in episodes:
-        experience.keep(episode)
-        experience.learn_from(episode, experience.desk.label(episode))
+        experience.commit(episode)
+        experience.add(episode, experience.dispatcher.label(episode))
 
 
 def draw(experience, size=400, **names):
@@ -132,7 +133,7 @@ def test_the_spool_lets_go_only_of_what_the_log_has(folder):
     experience.spool.append(segment, after=last)
     experience.spool.end(outcome=Outcome.SUCCESS, judgement=None)
     assert experience.spool.pending() == ["e1"]
-    experience.keep(Episode.of(start_of("e1"), (segment,), outcome=Outcome.SUCCESS))
+    experience.commit(Episode.of(start_of("e1"), (segment,), outcome=Outcome.SUCCESS))
     assert experience.spool.pending() == []
     assert experience.log.ids() == ["e1"]
 
@@ -214,7 +215,7 @@ def test_a_label_that_changes_back_brings_the_episode_back(folder):
     for priority, success, held in ((1, False, ["e2"]), (2, True, ["e1", "e2"])):
         experience.close()
         ones = np.ones(3, np.float32)
-        said = Labels(
+        description = Labels(
             episode_id="e1",
             rewards=ones,
             discounts=ones,
@@ -224,7 +225,7 @@ def test_a_label_that_changes_back_brings_the_episode_back(folder):
             version="1",
             priority=priority,
         )
-        LabelStore(folder.labels).add(said)
+        LabelStore(folder.labels).add(description)
         experience = make(folder)
         experience.recover()
         assert experience.replay.ids() == held
@@ -234,8 +235,8 @@ def test_what_a_person_discards_never_trains_and_undo_brings_it_back(folder):
     experience = make(folder)
     live_through(experience, episode_of("e1", 1, 3), episode_of("e2", 2, 3))
     experience.close()
-    said = human_labels("e1", num_steps=3, outcome=Outcome.SUCCESS, judgement=Outcome.ABORTED, by="anna")
-    LabelStore(folder.labels).add(said)
+    description = human_labels("e1", num_steps=3, outcome=Outcome.SUCCESS, judgement=Outcome.ABORTED, by="anna")
+    LabelStore(folder.labels).add(description)
     for _ in range(2):
         again = make(folder)
         again.recover()
@@ -243,7 +244,7 @@ def test_what_a_person_discards_never_trains_and_undo_brings_it_back(folder):
         assert set(draw(again)["observation/state"][:, 0]) == {2.0}
         again.close()
         shutil.rmtree(folder.replay)  # nor does a rebuild bring it back
-    LabelStore(folder.labels).retract(said)
+    LabelStore(folder.labels).retract(description)
     again = make(folder)
     again.recover()
     assert again.replay.ids() == ["e1", "e2"]
@@ -277,7 +278,7 @@ def test_what_a_rebuild_leaves_out_is_older_than_what_it_takes_in(folder):
 def test_killed_between_log_and_replay(folder):
     experience = make(folder)
     live_through(experience, episode_of("e1", 1, 3))
-    experience.keep(episode_of("e2", 2, 3))  # committed, then killed: no labels, not in replay
+    experience.commit(episode_of("e2", 2, 3))  # committed, then killed: no labels, not in replay
     experience.close()
     again = make(folder)
     assert [one.info.id for one in again.recover()] == ["e1", "e2"]
@@ -341,11 +342,11 @@ def test_a_lost_replay_is_made_again_from_log_and_labels(folder):
     experience.close()
     shutil.rmtree(folder.replay)
     again = make(folder, keys=("state", "wrist"))
-    told = []
-    again.recover(on_added=lambda done, total: told.append((done, total)))
+    description = []
+    again.recover(on_added=lambda done, total: description.append((done, total)))
     after = draw(again, **{"observation/wrist": np.zeros_like(wrist)})
     assert all(np.array_equal(before[name], after[name]) for name in before)
-    assert told == [(n, 4) for n in range(4)]
+    assert description == [(n, 4) for n in range(4)]
 
 
 def test_a_rebuild_begins_where_eviction_would(folder):
@@ -392,7 +393,7 @@ def test_failed_demonstrations_and_aborted_episodes_do_not_train(folder):
         ("e3", Purpose.ONLINE, Outcome.ABORTED),
         ("e4", Purpose.EVAL, Outcome.SUCCESS),
     ):
-        experience.keep(episode_of(name, 2, 3, purpose=purpose, outcome=outcome))
+        experience.commit(episode_of(name, 2, 3, purpose=purpose, outcome=outcome))
     experience.close()
     again = make(folder)
     known = again.recover()

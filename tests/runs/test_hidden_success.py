@@ -6,7 +6,7 @@ from dovetail.config.load import load
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome, Purpose
 from dovetail.runs.assembly.build import build_assembly
-from dovetail.runs.evaluate import order_episode
+from dovetail.runs.roles.robot import order_episode
 from dovetail.runs.assembly.hidden_success import HiddenSuccess
 from support.toy_run import TOY
 
@@ -24,7 +24,7 @@ def episode_of(station, purpose):
 def helped(toy, *, hide):
     """A person who takes over at once and brings it to the goal."""
     person = (
-        "operator={type: scripted, share: 1.0, patience_steps: 1, min_progress: 1.0, min_steps: 30, max_steps: 30}"
+        "operator={type: scripted, watched_share: 1.0, stuck_after_steps: 1, min_progress: 1.0, min_takeover_steps: 30, max_takeover_steps: 30}"
     )
     return build_assembly(load([toy], [person, f"labeling.hide_success={str(hide).lower()}"]))
 

@@ -13,7 +13,7 @@ from dovetail.config.schema import LabelingConfig
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Episode, Labels, Outcome
 from dovetail.labels.human import HumanLabeler, human_labels
-from dovetail.labels.panel import Panel
+from dovetail.labels.chain import LabelerChain
 from dovetail.labels.queue import LabelQueue, Reason
 from dovetail.labels.store import LabelStore
 from dovetail.runs.labeling import LabelDispatcher
@@ -77,7 +77,7 @@ class Time:
 def desk_of(folder: Path, *labelers: Any, **settings: Any) -> tuple[LabelDispatcher, LabelStore, LabelQueue, Time]:
     store, queue, time = LabelStore(folder), LabelQueue(folder / "queue"), Time()
     desk = LabelDispatcher(
-        panel=Panel(labelers),
+        panel=LabelerChain(labelers),
         store=store,
         queue=queue,
         load=lambda name: Named(name),  # type: ignore[arg-type, return-value]
@@ -236,13 +236,13 @@ def test_a_quick_labeler_that_gives_no_answer_is_asked_again(tmp_path: Path) -> 
         def label(self, episode: Episode) -> Labels:
             if self.away:
                 raise LabelError("not now")
-            return said(episode.id, "moody")
+            return said(episode.id, "faulty")
 
-    moody = Moody()
-    desk, store, queue, time = desk_of(tmp_path, moody, retry_s=1.0)
+    faulty = Moody()
+    desk, store, queue, time = desk_of(tmp_path, faulty, retry_s=1.0)
     assert label(desk, "e0") == [None]
     assert queue.ids() == ["e0"]
-    moody.away = False
+    faulty.away = False
     time.s = 2.0
     desk.news()
     until(desk)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from support import TESTS
-from dovetail.cli._session import check_fits
+from dovetail.api.checks import check_fits
 from dovetail.config.load import load
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome, Purpose, View
@@ -22,11 +22,12 @@ from dovetail.labels.human import human_labels
 from dovetail.labels.queue import LabelQueue, Reason
 from dovetail.labels.store import LabelStore
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.core.errors import Interrupted
+from dovetail.runtime.inline import InlineRun
 from support.toy_run import TOY
 
 QUICK = (
-    "run={demos: 2, env_steps: 60, eval_episodes: 1, untrained_episodes: 0, showcase_episodes: 0}",
+    "run={demos: 2, env_steps: 60, eval_episodes: 1, untrained_episodes: 0, video_episodes: 0}",
     "learner={utd: 1, warmup_updates: 2, bc_updates: 2}",
 )
 
@@ -93,7 +94,7 @@ def test_a_server_that_is_away_from_beginning_to_end(make, tmp_path):
         if status.phase == "learning online" and not away.exists() and status.episodes == 0:
             away.touch()
 
-    run = InlineRun(folder, watch=watch)
+    run = InlineRun(folder, on_status=watch)
     run.run()
     assert run.status.env_steps >= 150
     assert run.status.trained_steps == 0
@@ -152,7 +153,7 @@ def test_what_a_person_says_while_it_runs(make):
         if status.phase != "learning online" or status.episodes < 2 or not todo:
             return
         infos = practised(folder, Purpose.ONLINE)
-        held.append(set(run._experience.replay.ids()) & {infos[0].id, infos[1].id})
+        held.append(set(run.runtime.store.replay.ids()) & {infos[0].id, infos[1].id})
         steps.append((status.env_steps, status.trained_steps))
         what = todo.pop(0)
         if what == "overrule":
@@ -162,7 +163,7 @@ def test_what_a_person_says_while_it_runs(make):
         if what == "undo":
             assert LabelStore(folder.labels).retract(labels["discard"])
 
-    run = InlineRun(folder, watch=watch)
+    run = InlineRun(folder, on_status=watch)
     run.run()
     first, second = (info.id for info in practised(folder, Purpose.ONLINE)[:2])
     length = practised(folder, Purpose.ONLINE)[1].num_steps
@@ -177,7 +178,7 @@ def test_what_a_person_says_while_it_runs(make):
     ]
     again = InlineRun(RunFolder.open(folder.path))
     assert list(again.status.recent_success) == list(run.status.recent_success)
-    assert again._experience.replay.size(View(part="online")) == again.status.env_steps
+    assert again.runtime.store.replay.size(View(part="online")) == again.status.env_steps
     again.close()
 
 

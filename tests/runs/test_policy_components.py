@@ -8,7 +8,7 @@ import pytest
 import safetensors.numpy
 import torch
 
-from dovetail.cli._evaluation import find_source
+from dovetail.api.weights import find_weights
 from dovetail.config.load import load
 from dovetail.config.schema import PluginSection
 from dovetail.core.errors import DovetailError, StoreError, UsageError
@@ -190,7 +190,7 @@ def settings(source):
         "run.demos=1",
         "run.untrained_episodes=0",
         "run.eval_episodes=1",
-        "run.showcase_episodes=0",
+        "run.video_episodes=0",
         "learner.bc_updates=5",
         "learner.warmup_updates=8",
         "learner.utd=0.05",
@@ -218,9 +218,9 @@ def test_training_leaves_what_is_frozen_as_it_was_and_a_resumed_run_does_too(pre
     assert all(same(version.components["sigma"], given["sigma"]) for version in versions)
     assert len({version.hashes["sigma"] for version in versions}) == 1  # and is published once
     assert len({version.hashes["velocity"] for version in versions}) > 1
-    station = build_assembly(config, parts=folder / "parts")
+    station = build_assembly(config, components=folder / "parts")
     try:  # `dovetail eval RUN/checkpoints/last` needs no more than the run
-        found = find_source(str(folder / "checkpoints" / "last"), version=None, runs_dir=folder.parent)
+        found = find_weights(str(folder / "checkpoints" / "last"), version=None, runs_dir=folder.parent)
         assert same(found.snapshot(station).components["sigma"], given["sigma"])
     finally:
         station.close()

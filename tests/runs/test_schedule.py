@@ -7,7 +7,7 @@ import sys
 import numpy as np
 import pytest
 
-from dovetail.cli._evaluation import find_source
+from dovetail.api.weights import find_weights
 from dovetail.config.load import load
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.stats import Rate
@@ -17,13 +17,14 @@ from dovetail.learn.algorithms.rlpd import RLPD
 from dovetail.learn.checkpoint import checkpoint_facts, load_checkpoint
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.core.errors import Interrupted
+from dovetail.runtime.inline import InlineRun
 from dovetail.reports.report import write_report
 from dovetail.runs.schedule import Schedule, scheduled_evaluations
 from dovetail.weights.store import DiskWeightStore
 from support.toy_run import TOY
 
-SCHEDULED = ("run.eval_every_steps=50", "run.schedule_episodes=3", "run.env_steps=200", "run.showcase_episodes=0")
+SCHEDULED = ("run.eval_every_steps=50", "run.scheduled_eval_episodes=3", "run.env_steps=200", "run.video_episodes=0")
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_evaluations_come_on_time_and_never_train(make, tmp_path):
     num_evaluated = 2 + 4 + 4 * 3 + 4
     evaluated = episodes_of(path, Purpose.EVAL)
     assert len(evaluated) == num_evaluated
-    assert not {e.id for e in evaluated} & set(run._experience.replay.ids())
+    assert not {e.id for e in evaluated} & set(run.runtime.store.replay.ids())
     starts = [e.column("observation/goal")[0] for e in evaluated]
     for first in range(6, num_evaluated - 4, 3):  # the same resets each time
         assert all(np.array_equal(starts[first + i], starts[2 + i]) for i in range(3))
@@ -93,7 +94,7 @@ def test_evaluations_come_on_time_and_never_train(make, tmp_path):
 
 def test_an_evaluation_changes_nothing_of_what_is_learned(make, tmp_path):
     make("a", *SCHEDULED).run()
-    make("b", "run.env_steps=200", "run.showcase_episodes=0").run()
+    make("b", "run.env_steps=200", "run.video_episodes=0").run()
     assert same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
 
 
@@ -177,20 +178,8 @@ def test_what_breaks_into_an_update_leaves_the_checkpoint_before_it(make, tmp_pa
 
 def test_the_best_checkpoint_is_by_the_scheduled_evaluations(make, tmp_path, monkeypatch):
     run = make("a", *SCHEDULED)
-    rates = iter((1, 3, 2, 3))
-    make_one = run._evaluations.make
-
-    def rigged(name, snapshot, *, num_episodes, keep):
-        if not name.startswith("at-"):
-            return make_one(name, snapshot, num_episodes=num_episodes)
-        return make_one(
-            name,
-            snapshot,
-            num_episodes=num_episodes,
-            keep=lambda rate: keep(Rate(successes=next(rates), episodes=3)),
-        )
-
-    monkeypatch.setattr(run._evaluations, "make", rigged)
+    rates, keep = iter((1, 3, 2, 3)), run._keep_if_best
+    monkeypatch.setattr(run, "_keep_if_best", lambda name, _: keep(name, Rate(successes=next(rates), episodes=3)))
     run.run()
     assert [e["by"][-8:] for e in events_of(tmp_path / "a", "best checkpoint")] == [
         "00000050",
@@ -200,10 +189,10 @@ def test_the_best_checkpoint_is_by_the_scheduled_evaluations(make, tmp_path, mon
     facts = checkpoint_facts(tmp_path / "a" / "checkpoints" / "best")
     assert facts["success"] == 1.0
     assert facts["env_steps"] == evaluations_of(tmp_path / "a")["at-00000200"]["env_steps"]
-    source = find_source(str(tmp_path / "a"), version=None, best=True, runs_dir=tmp_path)
+    source = find_weights(str(tmp_path / "a"), version=None, best=True, runs_dir=tmp_path)
     assert source.checkpoint == tmp_path / "a" / "checkpoints" / "best"
     with pytest.raises(UsageError, match="leave out one"):
-        find_source(str(tmp_path / "a"), version=1, best=True, runs_dir=tmp_path)
+        find_weights(str(tmp_path / "a"), version=1, best=True, runs_dir=tmp_path)
 
 
 KILLED_AS_IT_NOTES = """
@@ -226,7 +215,7 @@ InlineRun(RunFolder.open(Path(sys.argv[1]))).run()
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_killed_as_it_notes_an_evaluation_it_has_the_best_checkpoint(make, tmp_path, when):
-    settings = ("run.eval_every_steps=50", "run.schedule_episodes=3", "run.env_steps=90")
+    settings = ("run.eval_every_steps=50", "run.scheduled_eval_episodes=3", "run.env_steps=90")
     make("whole", *settings).run()
     make("cut", *settings).close()
     done = subprocess.run([sys.executable, "-c", KILLED_AS_IT_NOTES, str(tmp_path / "cut"), when])
@@ -251,14 +240,15 @@ def test_without_a_schedule_the_best_is_by_recent_practice(make, tmp_path):
 def test_there_is_no_best_before_anything_tells(make, tmp_path):
     make("a").run()
     with pytest.raises(UsageError, match="no best checkpoint yet"):
-        find_source(str(tmp_path / "a"), version=None, best=True, runs_dir=tmp_path)
+        find_weights(str(tmp_path / "a"), version=None, best=True, runs_dir=tmp_path)
 
 
 def test_weights_are_published_as_often_as_asked(make, tmp_path):
     run = make("a", "learner.publish_every=50")
     published = []
-    publish = run._keeping.publish
-    run._keeping.publish = lambda learner: (published.append(learner.num_updates), publish(learner))
+    learner = run.runtime.learner
+    publish = learner.publish
+    learner.publish = lambda: (published.append(learner.learner.num_updates), publish())
     run.run()
     assert published[0] == 20  # what practice starts with
     assert [n // 50 for n in published[1:-1]] == sorted({n // 50 for n in published[1:-1]})
@@ -278,7 +268,7 @@ def test_skipped_updates_stop_the_run_with_the_last_good_checkpoint(make, tmp_pa
         return update(self, batch)
 
     monkeypatch.setattr(RLPD, "update", broken)
-    with pytest.raises(FailureError, match=r"learning broke at update 62: critic's loss is nan"):
+    with pytest.raises(FailureError, match=r"learning failed at update 62: critic's loss is nan"):
         run.run()
     assert state_of(tmp_path / "a")["algorithm/num_updates"] < 60
     assert state_of(tmp_path / "a")["learner/counters"][2] == 0

@@ -10,7 +10,8 @@ from dovetail.learn.algorithms.rlpd import RLPD
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.runs.checkpoints import Keeping
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.core.errors import Interrupted
+from dovetail.runtime.inline import InlineRun
 from support.onpolicy_runs import PPO_RUN
 from support.toy_run import TOY
 

@@ -10,9 +10,9 @@ from dovetail.config.load import load
 from dovetail.core.types import Labels, Outcome
 from dovetail.episodes.log import EpisodeLog
 from dovetail.runs.trusted_outcomes import TrustedOutcomes
-from dovetail.runs.experience import Known
+from dovetail.runs.experience import EpisodeRecord
 from dovetail.runs.folder import RunFolder
-from support.lamp_runs import lamp_episode, lamp_run
+from support.lamp_lighting_runs import lamp_episode, lamp_run
 
 SUCCESS, FAILURE, TIMEOUT = Outcome.SUCCESS, Outcome.FAILURE, Outcome.TIMEOUT
 HIDDEN, ENDED_BY_LABELER = ("labeling.hide_success=true",), ("labeling.terminate_on_success={}",)
@@ -41,7 +41,7 @@ def said(tmp_path):
             labeler=labeler,
             version="1",
         )
-        return verdicts.solved(Known(info=dataclasses.replace(own, **how), labels=labels))
+        return verdicts.solved(EpisodeRecord(info=dataclasses.replace(own, **how), labels=labels))
 
     return said
 

@@ -16,7 +16,8 @@ from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.live.link import LiveLink
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.inline import InlineRun, Interrupted
+from dovetail.core.errors import Interrupted
+from dovetail.runtime.inline import InlineRun
 from dovetail.weights.store import DiskWeightStore
 from support.toy_run import TOY
 
@@ -55,7 +56,7 @@ def actions_of(path, purpose):
 
 def test_a_run_goes_through_all_its_phases(make, tmp_path):
     phases = []
-    run = make("a", watch=lambda status: phases.append(status.phase))
+    run = make("a", on_status=lambda status: phases.append(status.phase))
     run.run()
     assert list(dict.fromkeys(phases)) == [
         "evaluating: untrained",
@@ -169,7 +170,7 @@ def test_a_discarded_episode_is_kept_and_never_trained_on(make, tmp_path, monkey
     log = EpisodeLog(tmp_path / "a" / "episodes")
     aborted = [i for i in log.ids() if log.manifest(i).outcome is Outcome.ABORTED]
     assert len(aborted) == 1
-    assert aborted[0] not in run._experience.replay.ids()
+    assert aborted[0] not in run.runtime.store.replay.ids()
     assert run.status.env_steps >= 40
 
 
@@ -228,7 +229,7 @@ def test_a_learner_that_broke_leaves_the_last_good_checkpoint(make, tmp_path, mo
         return {**metrics, "critic_loss": np.nan} if next(count) == 60 else metrics
 
     monkeypatch.setattr(RLPD, "update", broken)
-    with pytest.raises(FailureError, match="learning broke"):
+    with pytest.raises(FailureError, match="learning failed"):
         run.run()
     state, _ = load_checkpoint(tmp_path / "a" / "checkpoints" / "last")
     assert state["algorithm/num_updates"] < 60

@@ -1,108 +1,97 @@
-"""What of a learner outlives the process: the weights that it publishes, and its checkpoints."""
+"""Published weights and checkpoints: the files of a run that a learner writes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
-from dovetail.core.contracts import Actor
 from dovetail.core.errors import CheckpointError
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
-from dovetail.learn.learner import Learner
-from dovetail.runs.coaching import Coaching
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.onpolicy.training import OnPolicy
-from dovetail.runs.phase_times import PhaseTimes
-from dovetail.runs.schedule import Schedule
-from dovetail.runs.status import RunStatus
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["Checkpoints"]
+__all__ = ["Checkpointable", "Checkpoints", "Components", "DiskPublisher", "WeightPublisher"]
+
+Components = Mapping[str, Mapping[str, Array]]
+
+
+class Checkpointable(Protocol):
+    """A learner whose weights are published and whose state is saved: `Learner` or `OnPolicy`."""
+
+    healthy: bool  # False after a failed update; the state must not be saved
+
+    @property
+    def num_updates(self) -> int: ...
+
+    def policy_weights(self) -> Components: ...
+
+    def state_dict(self) -> Mapping[str, Array]: ...
+
+    def load_state_dict(self, state: Mapping[str, Array]) -> None: ...
+
+
+class WeightPublisher(Protocol):
+    """Gives new weights to the robots of a run."""
+
+    @property
+    def writes_every_version(self) -> bool:
+        """Whether each published version is on disk, or only those with `keep`."""
+
+    def publish(self, components: Components, *, keep: bool = False) -> int:
+        """Publish a new version and return its number."""
+
+
+class DiskPublisher:
+    """Writes every version to the run's folder, and holds the newest in memory for a robot in this process."""
+
+    writes_every_version = True
+
+    def __init__(self, folder: Path) -> None:
+        self._disk = DiskWeightStore(folder)
+        self._newest: WeightSnapshot | None = None
+
+    def publish(self, components: Components, *, keep: bool = False) -> int:
+        version = self._disk.publish(components)
+        self._newest = WeightSnapshot(version=version, components=components, hashes=self._disk.hashes(version))
+        return version
+
+    def newest(self) -> WeightSnapshot:
+        """The version that was published last, even if another is pinned."""
+        if self._newest is None:
+            self._newest = self._disk.load(max(self._disk.versions()))
+        return self._newest
+
+    def served(self) -> WeightSnapshot:
+        """The version for the robot: the pinned one, or else the newest."""
+        pinned = self._disk.pinned()
+        return self.newest() if pinned is None else self._disk.load(pinned)
 
 
 class Checkpoints:
-    """`publish` as often as the config says, `hand_over` to the robot, `save` and `load`."""
+    """`checkpoints/last`, from which a run resumes, and `checkpoints/best`."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        *,
-        status: RunStatus,
-        phases: PhaseTimes,
-        schedule: Schedule,
-        coaching: Coaching,
-        write_progress: Callable[[], None],
-    ) -> None:
-        self._folder, self._status, self._phases = folder, status, phases
-        self._schedule, self._coaching, self._write_progress = schedule, coaching, write_progress
-        self._published = -1  # at so many updates
-        self.weights = DiskWeightStore(folder.weights)
-
-    # ---- weights
-
-    def publish_when_due(self, learner: Learner) -> None:
-        every = self._folder.config.learner.publish_every
-        if every is None or learner.num_updates // every > self._published // every:
-            self.publish(learner)
+    def __init__(self, folder: RunFolder) -> None:
+        self._folder = folder
+        self._last, self._best = folder.checkpoints / "last", folder.checkpoints / "best"
 
     @property
-    def has_published(self) -> bool:
-        return self._published >= 0
-
-    def publish(self, learner: Learner) -> None:
-        self.weights.publish(learner.policy_weights())
-        self._published = learner.num_updates
-
-    def is_published(self, learner: Learner) -> bool:
-        return self._published == learner.num_updates
-
-    def hand_over(self, actor: Actor, learner: Learner) -> None:
-        snapshot = self.weights.latest()  # the pinned version, where somebody has pinned one
-        assert snapshot is not None
-        updates = self._published - learner.num_warmup_updates
-        self._coaching.published(max(self.weights.versions()), snapshot, updates=updates)
-        actor.load(snapshot)
-
-    def newest(self) -> WeightSnapshot:
-        """What was learned last, whatever is pinned."""
-        return self.weights.load(max(self.weights.versions()))
-
-    # ---- checkpoints
-
-    @property
-    def _last(self) -> Path:
-        return self._folder.checkpoints / "last"
-
-    @property
-    def has_checkpoint(self) -> bool:
+    def exists(self) -> bool:
         return (self._last / "manifest.json").exists()
 
-    def load(self) -> Mapping[str, Array]:
+    def load(self) -> tuple[Mapping[str, Array], Mapping[str, Any]]:
+        """The state of the learner, and the facts that were saved with it."""
         state, facts = load_checkpoint(self._last)
         if facts.get("config_hash") != self._folder.config_hash:
             raise CheckpointError(f"checkpoint {self._last} belongs to another config than its run folder")
-        self._published = int(facts.get("published", -1))
-        return state
+        return state, facts
 
-    def save(self, learner: Learner | OnPolicy) -> None:
-        with self._phases.phase("saving"):
-            save_checkpoint(self._last, learner.state_dict(), facts=self._facts())
-        success = self._schedule.practice_success(self._status)
-        if success is not None and self._schedule.is_best(success):
-            self.save_best(learner, success=success, by="recent practice")
-        self._write_progress()  # so that a kill costs no more of the books than of the learner
-        self._folder.event("checkpoint", env_steps=self._status.env_steps, updates=learner.num_updates)
+    def save(self, state: Mapping[str, Array], facts: Mapping[str, int | float | str]) -> None:
+        save_checkpoint(self._last, state, facts={**facts, "config_hash": self._folder.config_hash})
 
-    def save_best(self, learner: Learner | OnPolicy, *, success: float, by: str) -> None:
-        best: dict[str, float | str] = {"success": success, "by": by}
-        save_checkpoint(self._schedule.best, learner.state_dict(), facts={**self._facts(), **best})
-        self._folder.event("best checkpoint", env_steps=self._status.env_steps, **best)
-
-    def _facts(self) -> dict[str, int | float | str]:
-        """What is noted with a checkpoint."""
-        return {
-            "env_steps": self._status.env_steps,
-            "config_hash": self._folder.config_hash,
-            "published": self._published,
-        }
+    def save_best(
+        self, state: Mapping[str, Array], facts: Mapping[str, int | float | str], *, success: float, by: str
+    ) -> None:
+        best = {**facts, "config_hash": self._folder.config_hash, "success": success, "by": by}
+        save_checkpoint(self._best, state, facts=best)

@@ -1,4 +1,4 @@
-"""What a run writes down while it learns: a line in its events and a point in its curves for each episode or lesson."""
+"""Events and metrics that a run writes for each online episode or rollout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Curves:
         self._folder, self._metrics, self._status, self._phases = folder, metrics, status, phases
 
     def episode(self, episode: Episode, labels: Labels | None) -> None:
-        """What its labels say is left out where they are still to come."""
+        """Record an online episode. Success and return are left out while it has no labels."""
         status = self._status
         facts: dict[str, Any] = {}
         if labels is not None:
@@ -34,7 +34,7 @@ class Curves:
         }
         self._folder.event("episode", **about, env_steps=status.env_steps, **facts)
         components = [name for name in episode.segments[0].columns if name.startswith("reward/")]
-        facts |= {name: float(episode.column(name).sum()) for name in components}  # what the task itself gave
+        facts |= {name: float(episode.column(name).sum()) for name in components}  # from the task, without labels
         self.times()
         self._metrics.write("online", facts, step=status.env_steps)
         self._metrics.write("learner", status.metrics, step=status.env_steps)
@@ -43,11 +43,11 @@ class Curves:
             waiting = {"waiting": float(sum(status.waiting.values()))}
             self._metrics.write("labels", waiting, step=status.env_steps)
 
-    def lesson(self, lesson: RolloutResult) -> None:
+    def rollout(self, result: RolloutResult) -> None:
         status = self._status
-        self._metrics.write("online", lesson.means(), step=status.env_steps)
-        self._metrics.write("learner", lesson.metrics, step=status.env_steps)
-        record_rollout(self._folder, lesson, env_steps=status.env_steps, robot_minutes=status.robot_minutes)
+        self._metrics.write("online", result.means(), step=status.env_steps)
+        self._metrics.write("learner", result.metrics, step=status.env_steps)
+        record_rollout(self._folder, result, env_steps=status.env_steps, robot_minutes=status.robot_minutes)
 
     def times(self) -> None:
         status = self._status

@@ -1,4 +1,4 @@
-"""From a spool to whoever keeps episodes for good: may be killed anywhere, and repeated."""
+"""Move the episodes of a spool to their store. Safe to repeat after a kill at any point."""
 
 from __future__ import annotations
 
@@ -9,30 +9,43 @@ from dovetail.core.errors import StoreError
 from dovetail.core.types import Episode
 from dovetail.episodes.spool import Spool
 
-__all__ = ["hand_over"]
+__all__ = ["drain_spool"]
 
 
-class Tell(Protocol):
+class Reports(Protocol):
     def __call__(self, kind: str, /, **facts: Any) -> None: ...
 
 
-def hand_over(spool: Spool, keep: Callable[[Episode], bool], *, tell: Tell, but: str | None = None) -> None:
-    """Everything that is waiting, oldest first, up to one (`but`) that somebody else still reads; the spool lets go of what
-    `keep` has said it has. Where it has not, the rest waits too, so that their order stays."""
+def drain_spool(
+    spool: Spool,
+    store: Callable[[Episode], bool],
+    *,
+    report: Reports,
+    until: str | None = None,
+    in_memory: Callable[[str], Episode | None] = lambda episode_id: None,
+) -> None:
+    """Give every finished episode to `store`, oldest first, and delete it from the spool once that returns True.
+
+    It ends at episode `until`, which is still in use, or where `store` returns False, so that the order stays.
+    `in_memory` returns an episode that need not be read from disk.
+    """
     for episode_id in spool.pending():
-        if episode_id == but:
+        if episode_id == until:
             return
+        episode = in_memory(episode_id)
+        recovered = episode is None
         try:
-            episode = spool.load(episode_id)
-        except StoreError as error:  # damaged at its very beginning: it stays there, for `verify` to tell
-            tell("cannot be recovered from the spool", id=episode_id, reason=str(error))
+            episode = episode or spool.load(episode_id)
+        except StoreError as error:  # damaged at its beginning: the file stays for `episodes verify`
+            report("cannot be recovered from the spool", id=episode_id, reason=str(error))
             continue
         if episode is not None:
-            if not keep(episode):
+            if not store(episode):
                 return
-            tell("recovered from the spool", id=episode_id, outcome=episode.outcome)
-        if spool.is_damaged(episode_id):  # there was more than that
-            aside = spool.set_aside(episode_id)
-            tell("damaged in the spool", id=episode_id, kept=aside.name)
+            if recovered:
+                report("recovered from the spool", id=episode_id, outcome=episode.outcome)
+        if spool.is_damaged(episode_id):  # its end is lost
+            kept = spool.set_aside(episode_id)
+            report("damaged in the spool", id=episode_id, kept=kept.name)
         else:
             spool.acknowledge(episode_id)

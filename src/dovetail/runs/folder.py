@@ -99,7 +99,7 @@ class RunFolder:
         return self.path / "weights"
 
     @property
-    def parts(self) -> Path:
+    def components(self) -> Path:
         return self.path / "parts"
 
     @property

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.types import Array
-from dovetail.reports.figures import CurveEpisode
+from dovetail.reports.learning_curve import CurveEpisode
 from dovetail.runs.folder import RunFolder, read_events
 
 __all__ = ["RolloutHistory", "RolloutResult", "finished_episodes", "read_rollouts", "record_rollout"]

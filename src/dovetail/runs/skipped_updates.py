@@ -8,7 +8,7 @@ from typing import Protocol
 
 from dovetail.runs.folder import RunFolder
 
-__all__ = ["Skips", "telling_skips"]
+__all__ = ["Skips", "report_skipped_updates"]
 
 
 class Skips(Protocol):
@@ -22,7 +22,7 @@ class Skips(Protocol):
 
 
 @contextmanager
-def telling_skips(folder: RunFolder | None, learner: Skips) -> Iterator[None]:
+def report_skipped_updates(folder: RunFolder | None, learner: Skips) -> Iterator[None]:
     """One line for all that are skipped meanwhile, also where the last of them is one too many."""
     before = learner.num_skipped_updates
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dovetail.core.types import Outcome
 from dovetail.episodes.log import EpisodeInfo
 from dovetail.labels.human import HUMAN
-from dovetail.runs.experience import Known
+from dovetail.runs.experience import EpisodeRecord
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["TrustedOutcomes"]
@@ -27,7 +27,7 @@ class TrustedOutcomes:
         if info.outcome is Outcome.SUCCESS and not (by_people or imported or self._may_be_labelers(info)):
             self._telling.add(info.task)
 
-    def solved(self, known: Known) -> bool | None:
+    def solved(self, known: EpisodeRecord) -> bool | None:
         """As the task judged it, or whoever watched; None where nobody did, and where those who labelled it did."""
         info, labels = known.info, known.labels
         if labels is not None and labels.labeler == HUMAN:  # who corrects a verdict does not contradict it

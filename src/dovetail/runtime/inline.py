@@ -1,462 +1,406 @@
-"""One process, one thing after another: collect an episode, label it, add it, update, publish.
+"""Runs everything in one process, one step after another: an episode, its labels, its updates, new weights.
 
-Deterministic for a seed, and the baseline that everything asynchronous is measured against. Every phase looks
-first at what the folder already holds, so that a run that was interrupted goes on where it stopped.
+The result is deterministic for a seed. The asynchronous runtime is measured against it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 
-import numpy as np
-
-from dovetail.core.contracts import Actor, Algorithm
-from dovetail.core.errors import DovetailError, Interrupted, UsageError
+from dovetail.core.contracts import Algorithm
+from dovetail.core.errors import DovetailError, Interrupted
 from dovetail.core.specs import RobotSpec
-from dovetail.core.stats import Rate
-from dovetail.core.streams import stream
-from dovetail.core.types import Episode, Outcome, Purpose
-from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
-from dovetail.learn.device import find_device
+from dovetail.core.types import Episode, Outcome, Purpose, WeightSnapshot
 from dovetail.learn.learner import Learner
-from dovetail.learn.metrics import MetricsLog
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.live.link import LiveLink
 from dovetail.live.run_status import with_live_link
-from dovetail.core.abilities import CachesFeatures
 from dovetail.policies.trainable import TrainablePolicy
-from dovetail.rewards.retraining import retraining_of
-from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.assembly.build import build_assembly, is_on_policy
+from dovetail.runs.assembly.fleet import Fleet
 from dovetail.runs.assembly.policy_components import save_components
 from dovetail.runs.catch_up import catch_up
-from dovetail.runs.checkpoints import Checkpoints
-from dovetail.runs.coaching import Coaching
-from dovetail.runs.curves import Curves
-from dovetail.runs.demonstrations import demonstrate
-from dovetail.runs.roles.robot import order_episode
-from dovetail.runs.evaluations import Evaluations
-from dovetail.runs.experience import Experience, image_codec
+from dovetail.runs.checkpoints import Checkpointable, DiskPublisher
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.ingest import EpisodeIngest
+from dovetail.runs.ingest import DemoCounts
 from dovetail.runs.phase_times import PhaseTimes
-from dovetail.runs.schedule import Schedule
+from dovetail.runs.roles.learner import RunLearner
+from dovetail.runs.roles.robot import EpisodeResult, RobotRunner, interrupted_evaluation
+from dovetail.runs.roles.store import EpisodeStore
+from dovetail.runs.run import ArmGroup, RunPhases
 from dovetail.runs.skipped_updates import report_skipped_updates
 from dovetail.runs.status import RunStatus, StatusListener, ignore_status
-from dovetail.runtime.onpolicy.training import OnPolicy, check_on_policy, is_on_policy
+from dovetail.runtime.onpolicy.training import OnPolicy, check_on_policy
 from dovetail.runtime.ranks import RankGroup
 
-__all__ = ["InlineRun", "Interrupted"]
+__all__ = ["InlineRun", "InlineRuntime"]
+
+_GROUP = ("robot",)
 
 
-class InlineRun:
-    """`run()` takes a recipe from nothing to a trained policy; `collect()` only records demonstrations."""
+class InlineRuntime:
+    """See `runs.run.Runtime`. There is one arm, and every role is an object of this process."""
+
+    groups = (_GROUP,)
 
     def __init__(
         self,
         folder: RunFolder,
         *,
-        watch: StatusListener = ignore_status,
-        should_stop: Callable[[], bool] = lambda: False,
-        live: Callable[[RobotSpec], LiveLink] | None = None,
+        on_status: StatusListener,
+        should_stop: Callable[[], bool],
+        live: Callable[[RobotSpec], LiveLink] | None,
     ) -> None:
-        self._folder = folder
-        self._config = folder.config
-        self._station = build_assembly(folder.config, parts=folder.parts, should_stop=should_stop, live=live)
-        self._should_stop = self._station.should_stop
-        self._watch = watch if self._station.link is None else with_live_link(watch, self._station.link, folder)
-        self._policy = self._station.trainable()  # the learner's; actors load what is published
-        save_components(self._policy, folder.parts)
-        self._panel = self._station.panel(folder.labels)
-        self._retraining = retraining_of(folder, self._panel.labelers)
-        self._experience = self._make_experience()
-        self._metrics = MetricsLog(
-            folder.logs,
-            wandb=folder.config.run.wandb,
-            name=folder.path.name,
-            config=folder.config.model_dump(mode="json"),
-        )
+        self._folder, self._config = folder, folder.config
+        assembly = build_assembly(folder.config, components=folder.components, should_stop=should_stop, live=live)
+        self._assembly, self._should_stop = assembly, assembly.should_stop
+        self._on_status = on_status if assembly.link is None else with_live_link(on_status, assembly.link, folder)
+        self.on_checkpoint: Callable[[], None] = lambda: None
         self.status = RunStatus(name=folder.path.name)
-        self._coaching = Coaching(
+        self._phases = PhaseTimes()
+        fleet = Fleet(assembly=assembly, robots={_GROUP[0]: assembly.robot.spec})
+        policy = fleet.trainable()
+        save_components(policy, folder.components)
+        self.store = EpisodeStore(
             folder,
-            status=self.status,
-            metrics=self._metrics,
-            policy=self._policy,
-            real_time=self._station.real_time,
-        )
-        self._started_s = time.monotonic()
-        before = folder.read_json("progress.json") or {"wall_s": 0.0, "updates": 0}
-        self._wall_before_s = float(before["wall_s"])
-        self.status.updates = int(before["updates"])
-        self._phases = PhaseTimes(before.get("phases"))
-        low_dimensional = [key for key, spec in self._policy.spec.observation.items() if len(spec.shape) < 3]
-        self._intake = EpisodeIngest(
-            folder,
-            experience=self._experience,
-            status=self.status,
-            coaching=self._coaching,
-            phases=self._phases,
-            seen=lambda episode: {key: episode.column(f"observation/{key}") for key in low_dimensional},
-        )
-        self._curves = Curves(folder, metrics=self._metrics, status=self.status, phases=self._phases)
-        self._schedule = Schedule(folder)
-        self._keeping = Checkpoints(
-            folder,
+            fleet=fleet,
+            policy=policy,
+            labelers=assembly.labeler_chain(folder.labels),
             status=self.status,
             phases=self._phases,
-            schedule=self._schedule,
-            coaching=self._coaching,
-            write_progress=self._write_progress,
         )
-        self._before = self._intake.recover(on_added=self._rebuilding)
-        self._evaluations = Evaluations(
+        self._publisher = DiskPublisher(folder.weights)
+        self.learner = RunLearner(
             folder,
-            station=self._station,
-            spool=self._experience.spool,
-            metrics=self._metrics,
-            status=self.status,
-            watch=self._watch,
-            commit=self._commit,
+            fleet=lambda: fleet,
+            store=self.store,
+            replay=lambda policy: self.store.replay,
+            publisher=self._publisher,
+            policy=policy,
+            timed=self._phases.phase,
         )
+        self._robot = RobotRunner(
+            assembly,
+            config_hash=folder.config_hash,
+            spool=self.store.experience.spool,
+            weights=folder.weights,
+        )
+        self._served: WeightSnapshot | None = None  # what online episodes act with
+        self._num_relabeled, self._saved_s = 0, time.monotonic()
+        self._records = self.store.recover(on_added=self._on_recovered)
 
-    @property
-    def seconds(self) -> Mapping[str, float]:
-        """What its time went into so far."""
-        return self._phases.seconds
-
-    def run(self) -> None:
-        run = self._config.run
-        try:
-            self._evaluations.go_on_from_training()
-            self._evaluate("untrained", num_episodes=run.untrained_episodes)
-            self.collect(run.demos)
-            self._clone()
-            self._learn()
-            self._evaluate("after", num_episodes=run.eval_episodes)
-        finally:
-            self.close()
-
-    def train(self, *, evaluate: bool = True) -> None:
-        """Offline, from demonstrations alone. Nothing moves but to demonstrate, where nobody has, and to evaluate."""
-        run = self._config.run
-        self._evaluations.enabled, self._evaluations.offline = evaluate, True
-        try:
-            if is_on_policy(self._config):
-                raise UsageError(
-                    f"algorithm '{self._config.algorithm.type}' learns by practice alone: use `dovetail run`"
-                )
-            if not self._intake.demos:
-                self.collect(run.demos)
-            if not self._intake.demos:
-                raise UsageError(
-                    "there are no demonstrations to learn from: collect or import some, or set run.demos"
-                )
-            self._clone()
-            self._learn(online=False)
-            self._evaluate("after", num_episodes=run.eval_episodes)
-        finally:
-            self.close()
+    def start(self) -> None:
+        """Everything was built and loaded with the object."""
 
     def close(self) -> None:
-        self._station.close()
-        if self._retraining is not None:
-            self._retraining.close()
-        self._experience.close()
-        self._metrics.close()
-        self._write_progress()
+        self._assembly.close()
+        self.store.close()
 
-    # ---- the phases
+    def report_status(self) -> None:
+        self._on_status(self.status)
 
-    def collect(self, num_demos: int) -> None:
-        """Have the expert demonstrate until `num_demos` demonstrations succeeded."""
-        demonstrate(
-            self._intake,
-            num_demos,
-            status=self.status,
-            task=self._station.task.spec.name,
-            actor=lambda: self._actor(Purpose.DEMO),
-            run=lambda actor, index: self._run_episode(actor, Purpose.DEMO, index),
-            watch=self._watch,
-            look_up=self._look_up,
-        )
+    def seconds(self) -> Mapping[str, float]:
+        return self._phases.seconds
 
-    def _clone(self) -> None:
-        """Behaviour cloning on the demonstrations: what the report calls before, and what learning starts from."""
-        config = self._config
-        if not self._intake.demos:
-            return
-        self._fit_normalizer(self._policy)
-        if not config.learner.bc_updates:
-            return
-        if is_on_policy(config):
-            check_on_policy(config, has_demos=True)
-        if not self._evaluations.known("cloning"):
-            policy = self._station.trainable()
-            self._fit_normalizer(policy)
-            algorithm = Imitation(ImitationConfig(), policy=policy, seed=config.run.seed)
-            self.status.begin("cloning the demonstrations", config.learner.bc_updates)
-            cloning = self._make_learner(algorithm, role="cloning")
-            with report_skipped_updates(self._folder, cloning):
-                cloning.warm_up(config.learner.bc_updates, on_update=self._updated)
-            self._keeping.weights.publish(policy.weights())
-            self._evaluate("cloning", num_episodes=config.run.eval_episodes)
-        if config.learner.start_from == "cloning" and not self._keeping.has_checkpoint:
-            self._policy.load(self._keeping.newest())  # nothing newer is published before the first checkpoint
+    def write_metrics(self, group: str, values: Mapping[str, float]) -> None:
+        self.store.write_metrics(group, values, step=self.status.env_steps)
 
-    def _learn(self, *, online: bool = True) -> None:
-        if self._evaluations.known("after"):
-            return
-        config = self._config
-        algorithm = self._station.algorithm(self._policy)
-        if isinstance(algorithm, OnPolicyAlgorithm):
-            hz = self._station.robot.spec.control_hz
-            self._practise(
-                OnPolicy(
-                    config, algorithm=algorithm, control_hz=hz, should_stop=self._should_stop, folder=self._folder
-                )
-            )
-            return
-        with self._ranks(algorithm) as lead:
-            self._learn_off_policy(self._make_learner(lead, role="learner"), online=online)
+    # ---- episodes
 
-    @contextmanager
-    def _ranks(self, algorithm: Algorithm) -> Iterator[Algorithm]:
-        """The processes that learn with this one, where there are any."""
-        config, folder = self._config, self._folder
-        if config.learner.ranks == 1:
-            yield algorithm
-            return
-        group = RankGroup(
-            folder.path,
-            size=config.learner.ranks,
-            robot=self._station.robot.spec,
-            replay=folder.replay,
-            replayed=self._experience.as_replayed(self._station.robot.spec),
-        )
-        try:
-            yield group.lead(algorithm, config)
-        finally:
-            group.close()
-
-    def _learn_off_policy(self, learner: Learner, *, online: bool) -> None:
-        config, status = self._config, self.status
-        if self._keeping.has_checkpoint:
-            learner.load_state_dict(self._keeping.load())
-        else:
-            self._keeping.save(learner)
-        with self._saved(learner):
-            num_updates = config.learner.warmup_updates if self._intake.demos else 0
-            status.begin("warming up on demonstrations", num_updates, done=learner.num_warmup_updates)
-            if learner.num_warmup_updates < num_updates:
-                with report_skipped_updates(self._folder, learner):
-                    learner.warm_up(num_updates, on_update=self._updated)
-                # on demonstrations alone: not to be done again once there is more in replay
-                self._keeping.save(learner)
-            if online:
-                self._learn_online(learner)
+    def run_episodes(
+        self, purpose: Purpose, wanted: Mapping[ArmGroup, range], weights: WeightSnapshot | None
+    ) -> dict[ArmGroup, list[EpisodeResult]]:
+        results: list[EpisodeResult] = []
+        self._robot.prepare(purpose)
+        for index in wanted[_GROUP]:
+            if purpose is Purpose.EVAL:
+                episode = self._run_evaluation(index, len(wanted[_GROUP]), weights)
             else:
-                self._keeping.weights.publish(learner.policy_weights())
+                episode = self._run_episode(purpose, index, weights)
+                if episode is None:  # discarded: the caller asks for the same index again
+                    continue
+                self.store.add(episode)
+                self.store.apply_new_labels()
+            results.append(EpisodeResult(id=episode.id, outcome=episode.outcome, robot=_GROUP[0]))
+            if purpose is Purpose.EVAL:
+                self.status.done = len(results)
+                self.report_status()
+        return {_GROUP: results}
+
+    def _run_evaluation(self, index: int, num_episodes: int, weights: WeightSnapshot | None) -> Episode:
+        episode = self._robot.run_through(Purpose.EVAL, index, weights)
+        if episode is not None and episode.outcome is Outcome.ABORTED and not self._robot.stopped:
+            raise interrupted_evaluation(index, num_episodes)
+        if episode is not None:
+            self.store.commit(episode)
+        self._raise_if_stopped()
+        if episode is None or self._robot.stopped:
+            raise Interrupted
+        return episode
+
+    def _run_episode(self, purpose: Purpose, index: int, weights: WeightSnapshot | None) -> Episode | None:
+        """Run and commit an episode; None if it was discarded."""
+        with self._phases.phase("acting"):
+            episode = self._robot.run(purpose, index, weights, robot_minutes=self.status.robot_minutes)
+        self.status.telemetry = self._robot.telemetry(purpose)
+        if episode is not None:
+            self.store.commit(episode)
+            self._raise_if_stopped()
+        if self._robot.stopped:
+            raise Interrupted
+        return None if episode is None or episode.outcome is Outcome.ABORTED else episode
+
+    def demo_counts(self, group: ArmGroup | None = None) -> DemoCounts:
+        return self.store.demo_counts()
+
+    def demos_at_once(self, group: ArmGroup) -> int:
+        return 1
+
+    @property
+    def num_labels_under_way(self) -> int:
+        return self.store.dispatcher.num_under_way
+
+    def wait_for_labels(self, limit_s: float) -> None:
+        dispatcher, total = self.store.dispatcher, self.store.dispatcher.num_under_way
+
+        def on_poll() -> None:
+            self.status.done = total - dispatcher.num_under_way
+            self.report_status()
+            self._raise_if_stopped()
+
+        self._raise_if_stopped()
+        dispatcher.wait(limit_s, on_poll=on_poll)
+        self._num_relabeled += self.store.apply_new_labels()
+
+    def is_gone(self, group: ArmGroup) -> bool:
+        return False
+
+    def present_arms(self) -> Collection[str]:
+        return _GROUP
 
     @contextmanager
-    def _saved(self, learner: Learner | OnPolicy) -> Iterator[None]:
-        """At the end, whoever asked for it. What else may come, a second Ctrl-C or memory that runs out, comes in the midst
-        of an update: then the last good checkpoint stays."""
-        try:
-            yield
-        except (Interrupted, DovetailError):
-            if learner.healthy:
-                self._keeping.save(learner)
-            raise
-        self._keeping.save(learner)
+    def take_new_arms(self) -> Iterator[Collection[ArmGroup]]:
+        yield ()
 
-    def _practise(self, practice: OnPolicy) -> None:
-        """On-policy: rollouts are learned from and forgotten; they never reach the replay, and the log on request."""
-        if self._keeping.has_checkpoint:
-            practice.load_state_dict(self._keeping.load())
-        self._keeping.weights.publish(practice.policy_weights())
-        with self._saved(practice), closing(practice):
-            note, save = self._curves.lesson, self._keeping.save
-            for lesson in practice.iterations(self.status, record=note, save=save, solved=self._solved):
-                self._keeping.weights.publish(practice.policy_weights())
-                spent = {"acting": lesson.metrics["collect_s"], "updating": lesson.metrics["update_s"]}
-                self._phases.add(spent)
-                self._curves.times()
-                self._coaching.look_at(lesson)
-                self._watch(self.status)
-                self._evaluate_when_due(practice)
-        self._look_up()
+    # ---- learning
 
-    def _learn_online(self, learner: Learner) -> None:
-        run, status = self._config.run, self.status
-        actor = self._actor(Purpose.ONLINE)
-        status.begin("learning online", run.env_steps, done=status.env_steps)
-        self._watch(status)
-        saved_s = time.monotonic()
-        if not self._keeping.has_published:  # what the robot begins with, so that one who resumes knows
-            self._keeping.publish(learner)
-            self._keeping.save(learner)
+    def clone(self) -> WeightSnapshot:
+        if is_on_policy(self._config):
+            check_on_policy(self._config, has_demos=True)
+        self.learner.clone(on_update=self._on_update)
+        return self._publisher.newest()
+
+    def newest_weights(self) -> WeightSnapshot:
+        return self._publisher.newest()
+
+    @contextmanager
+    def learning(self, start_from: int | None) -> Iterator[None]:
+        with ExitStack() as stack:
+            is_new = not self.learner.checkpoints.exists
+            learner = self.learner.start(
+                start_from, make=lambda algorithm, policy: self._make_learner(algorithm, policy, stack)
+            )
+            if isinstance(learner, OnPolicy):
+                self.learner.publish()
+            elif is_new:
+                self._save()
+            try:
+                yield
+            except (Interrupted, DovetailError):
+                # any other exception may come in the middle of an update: then the last good checkpoint stays
+                if learner.healthy:
+                    self._save()
+                raise
+            self._save()
+
+    def _make_learner(
+        self, algorithm: Algorithm, policy: TrainablePolicy, stack: ExitStack
+    ) -> Learner | OnPolicy:
+        config, robot = self._config, self._assembly.robot.spec
+        if isinstance(algorithm, OnPolicyAlgorithm):
+            on_policy = OnPolicy(
+                config,
+                algorithm=algorithm,
+                control_hz=robot.control_hz,
+                should_stop=self._should_stop,
+                folder=self._folder,
+            )
+            return stack.enter_context(closing(on_policy))
+        if config.learner.ranks > 1:
+            replayed = self.store.experience.as_replayed(robot)
+            group = RankGroup(
+                self._folder.path,
+                size=config.learner.ranks,
+                robot=robot,
+                replay=self._folder.replay,
+                replayed=replayed,
+            )
+            stack.callback(group.close)
+            algorithm = group.lead(algorithm, config)
+        return self.learner.make_learner(algorithm, policy)
+
+    @property
+    def num_warmup_updates(self) -> int:
+        learner = self.learner.learner
+        return learner.num_warmup_updates if isinstance(learner, Learner) else 0
+
+    def warm_up(self, num_updates: int) -> None:
+        learner = self.learner.learner
+        if isinstance(learner, Learner) and learner.num_warmup_updates < num_updates:
+            with report_skipped_updates(self._folder, learner):
+                learner.warm_up(num_updates, on_update=self._on_update)
+            self._save()  # the warm-up must not be repeated once the replay holds more than demonstrations
+
+    def publish(self) -> None:
+        self._publisher.publish(self._learning().policy_weights())
+
+    def start_online(self) -> None:
+        learner, self._saved_s = self._learning(), time.monotonic()
+        if isinstance(learner, OnPolicy):
+            learner.begin(self.status)
+            self.status.phase_started_at = self.status.done
+            return
+        assert isinstance(learner, Learner)
+        self._robot.prepare(Purpose.ONLINE)
+        if not self.learner.has_published:  # a resumed run must know with which weights the robot began
+            self.learner.publish()
+            self._save()
         with report_skipped_updates(self._folder, learner):
             catch_up(
                 learner,
-                self._before,
+                self._records,
                 folder=self._folder,
-                experience=self._experience,
-                status=status,
-                on_update=self._updated,
-                publish=lambda: self._keeping.publish_when_due(learner),
+                experience=self.store.experience,
+                status=self.status,
+                on_update=self._on_update,
+                publish=lambda: self._publish_if_due(learner),
             )
-        self._before.clear()
-        self._update(learner, actor)
-        self._evaluate_when_due(learner, actor)
-        while status.env_steps < run.env_steps and not self._solved():
-            episode = self._run_episode(actor, Purpose.ONLINE, status.episodes)
-            if episode is None:
-                continue
-            labels = self._intake.take(episode)
-            if not self._station.real_time:
-                self._intake.keep_up(look_up=self._look_up)
-            self._intake.news()
-            if self._retraining is not None:
-                self._retraining.look()
-            self._update(learner, actor)
-            self._curves.episode(episode, labels)
-            self._coaching.look(learner, self._experience.replay)
-            self._evaluate_when_due(learner, actor)
-            if time.monotonic() - saved_s > run.checkpoint_every_s:
-                self._keeping.save(learner)
-                saved_s = time.monotonic()
-        if self._intake.finish(watch=self._watch, look_up=self._look_up):
-            self._update(learner, actor)
-        if not self._keeping.is_published(learner):
-            self._keeping.publish(learner)
+        self._records.clear()
+        self._update(learner)
 
-    def _update(self, learner: Learner, actor: Actor) -> None:
-        """The updates that the last episode has earned, then their weights to the robot."""
+    def advance(self) -> None:
+        learner = self._learning()
+        if isinstance(learner, OnPolicy):
+            self._advance_on_policy(learner)
+        else:
+            assert isinstance(learner, Learner)
+            self._advance_from_replay(learner)
+        if time.monotonic() - self._saved_s > self._config.run.checkpoint_every_s:
+            self._save()
+
+    def _advance_from_replay(self, learner: Learner) -> None:
+        """One online episode and the updates that it earns."""
+        store = self.store
+        episode = self._run_episode(Purpose.ONLINE, self.status.episodes, self._served)
+        if episode is None:
+            return
+        labels = store.add(episode)
+        if not self._assembly.real_time:  # simulated time can wait for slow labelers
+            store.ingest.wait_for_capacity(on_poll=self._raise_if_stopped)
+        store.apply_new_labels()
+        self._update(learner)
+        store.curves.episode(episode, labels)
+        store.coach(learner)
+
+    def _advance_on_policy(self, learner: OnPolicy) -> None:
+        """One rollout and its update. Rollouts do not enter the replay."""
+        result = learner.iterate(self.status)
+        if result is None:
+            raise Interrupted
+        self.store.curves.rollout(result)
+        self.learner.publish()
+        self._phases.add({"acting": result.metrics["collect_s"], "updating": result.metrics["update_s"]})
+        self.store.curves.times()
+        self.store.coaching.look_at(result)
+        self.report_status()
+
+    def stop_online(self) -> None:
+        """Online episodes run in `advance` only."""
+
+    def finish_updates(self) -> None:
+        learner = self._learning()
+        if isinstance(learner, Learner):
+            if self._num_relabeled:
+                self._update(learner)
+            if not self.learner.is_published:
+                self.learner.publish()
+
+    def _update(self, learner: Learner) -> None:
+        """Do the updates that the last episode has earned, and give their weights to the robot."""
         status = self.status
         with report_skipped_updates(self._folder, learner):
-            status.metrics |= learner.step(env_steps=status.trained_steps, on_update=self._look_up)
+            status.metrics |= learner.step(env_steps=status.trained_steps, on_update=self._raise_if_stopped)
         self._phases.add(learner.take_seconds())
         status.updates = learner.num_updates
         status.done = status.env_steps
         with self._phases.phase("publishing"):
-            self._keeping.publish_when_due(learner)
-            self._keeping.hand_over(actor, learner)
-        self._watch(status)
+            self._publish_if_due(learner)
+            self._serve(learner)
+        self.report_status()
 
-    def _evaluate_when_due(self, learner: Learner | OnPolicy, actor: Actor | None = None) -> None:
-        status = self.status
-        name = self._schedule.due(status.env_steps)
-        if name is None:
-            return
-        if isinstance(learner, Learner) and actor is not None and not self._keeping.is_published(learner):
-            self._keeping.publish(learner)  # what is evaluated is what the robot has, and goes on with
-            self._keeping.hand_over(actor, learner)
-            self._keeping.save(learner)  # nor would who catches up publish here
-        phase = (status.phase, status.total)
+    def _publish_if_due(self, learner: Learner) -> None:
+        if self.learner.is_due(learner):
+            self.learner.publish()
 
-        def keep(rate: Rate) -> None:
-            if self._schedule.is_best(rate.rate):
-                self._keeping.save_best(learner, success=rate.rate, by=f"evaluation {name}")
+    def _serve(self, learner: Learner) -> None:
+        self._served = self._publisher.served()
+        updates = self.learner.published_at - learner.num_warmup_updates
+        self.store.published(self._publisher.newest().version, self._served, updates=updates)
 
+    @contextmanager
+    def paused(self) -> Iterator[WeightSnapshot]:
+        learner = self._learning()
+        if isinstance(learner, Learner) and not self.learner.is_published:
+            self.learner.publish()  # the robot continues with the weights that are evaluated
+            self._serve(learner)
+            self._save()  # otherwise a resumed run would not publish here
         with self._phases.phase("evaluating"):
-            self._evaluate(name, num_episodes=self._schedule.num_episodes, keep=keep)
-        status.begin(*phase, done=status.env_steps)
+            yield self._publisher.newest()
 
-    def _evaluate(self, name: str, *, num_episodes: int, keep: Callable[[Rate], None] = lambda rate: None) -> None:
-        rate = self._evaluations.make(
-            name,
-            lambda: None if name == "untrained" else self._keeping.newest(),
-            num_episodes=num_episodes,
-            keep=keep,
-        )
-        if rate is not None and rate.episodes < num_episodes:  # asked to stop between two of them
-            raise Interrupted
+    def save_best(self, success: float, by: str) -> None:
+        self.learner.save_best(success, by)
 
-    # ---- episodes
+    # ---- helpers
 
-    def _actor(self, purpose: Purpose) -> Actor:
-        return self._station.actor_for(purpose, spool=self._experience.spool, weights=self._folder.weights)
+    def _learning(self) -> Checkpointable:
+        assert self.learner.learner is not None, "call it inside `learning`"
+        return self.learner.learner
 
-    def _run_episode(self, actor: Actor, purpose: Purpose, index: int) -> Episode | None:
-        """One episode, safe in the log; None if a person threw it away. Then the same one is tried again."""
-        order = order_episode(
-            self._station,
-            purpose=purpose,
-            index=index,
-            config_hash=self._folder.config_hash,
-            robot_minutes=self.status.robot_minutes,
-        )
-        with self._phases.phase("acting"):
-            episode = actor.run(order)
-        self.status.telemetry = actor.telemetry()
-        if episode is not None:
-            self._commit(episode)
-        if actor.stopped:
-            raise Interrupted
-        return None if episode is None or episode.outcome is Outcome.ABORTED else episode
+    def _save(self) -> None:
+        self.learner.save()
+        self._saved_s = time.monotonic()
+        self.on_checkpoint()
 
-    def _commit(self, episode: Episode) -> None:
-        self._experience.keep(episode)
-        if self._should_stop():
-            raise Interrupted
-
-    def _rebuilding(self, done: int, total: int) -> None:
+    def _on_recovered(self, done: int, total: int) -> None:
         if done == 0:
             self.status.begin("filling the replay", total)
         self.status.done = done
-        self._watch(self.status)
+        self.report_status()
 
-    # ---- small things
-
-    def _fit_normalizer(self, policy: TrainablePolicy) -> None:
-        demos = self._intake.demos
-        columns = {key: np.concatenate([demo[key] for demo in demos]) for key in demos[0]}
-        policy.fit_normalizer(columns)
-
-    def _make_experience(self) -> Experience:
-        folder, keys = self._folder, self._policy.spec.observation
-        return Experience(
-            folder,
-            panel=self._panel,
-            replay=self._station.replay(folder.replay, keys=tuple(keys)),
-            cameras=tuple(key for key, spec in keys.items() if len(spec.shape) >= 3),
-            codec=image_codec(self._config.images),
-            encoder=self._policy if isinstance(self._policy, CachesFeatures) and self._policy.feature_specs else None,
-            replays_practice=not is_on_policy(self._config),
-        )
-
-    def _make_learner(self, algorithm: Algorithm, *, role: str) -> Learner:
-        return Learner(
-            algorithm=algorithm,
-            replay=self._experience.replay,
-            robot=self._experience.as_replayed(self._station.robot.spec),
-            rng=stream(self._config.run.seed, role),
-            utd=self._config.learner.utd,
-            start_after_steps=self._config.learner.start_after_steps,
-            num_ahead=self._config.learner.prefetch,
-            max_bad_updates=self._config.learner.max_bad_updates,
-            device=find_device(self._config.device),
-        )
-
-    def _updated(self) -> None:
+    def _on_update(self) -> None:
         self.status.done += 1
         if self.status.done % 20 == 0:
-            self._watch(self.status)
-        self._look_up()
+            self.report_status()
+        self._raise_if_stopped()
 
-    def _look_up(self) -> None:
-        """From the work, to see whether somebody wants it to end."""
+    def _raise_if_stopped(self) -> None:
         if self._should_stop():
             raise Interrupted
 
-    def _solved(self) -> bool:
-        rule, status = self._config.run.stop_when_solved, self.status
-        if rule is None or status.env_steps < rule.min_env_steps:
-            return False
-        return status.unassisted_rate(rule.window) >= rule.success_rate
 
-    def _write_progress(self) -> None:
-        wall_s = self._wall_before_s + time.monotonic() - self._started_s
-        books = {"wall_s": wall_s, "updates": self.status.updates, "phases": dict(self._phases.seconds)}
-        self._folder.write_json("progress.json", books)
+class InlineRun(RunPhases):
+    """A run in this process. `live` makes the link to the console."""
+
+    runtime: InlineRuntime
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        on_status: StatusListener = ignore_status,
+        should_stop: Callable[[], bool] = lambda: False,
+        live: Callable[[RobotSpec], LiveLink] | None = None,
+    ) -> None:
+        super().__init__(folder, InlineRuntime(folder, on_status=on_status, should_stop=should_stop, live=live))

@@ -107,7 +107,7 @@ def test_all_are_waited_for(begin: Any) -> None:
 
 def test_one_that_does_not_come_up_is_named_with_what_it_died_of(begin: Any) -> None:
     dead = RayActorError(error_msg="it died\ndovetail.core.errors.RobotFault: no such port")
-    crew, _ = begin(Cluster(left=says(named(SPEC, "left")), right=dead), "cluster.robot_limit_s=0.1")
+    crew, _ = begin(Cluster(left=says(named(SPEC, "left")), right=dead), "cluster.robot_timeout_s=0.1")
     with pytest.raises(FailureError, match=r"'right' \(no such port\) did not come up within 0\.1 s.*min_robots"):
         gathered(crew)
 

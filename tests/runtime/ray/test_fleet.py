@@ -13,7 +13,7 @@ from dovetail.core.errors import UsageError
 from dovetail.policies.embodiments.shared_policy import SharedConfig
 from dovetail.runs.assembly.arm_replays import ArmReplays
 from dovetail.runs.assembly.arms import config_of, arm_groups
-from dovetail.runs.assembly.fleet import build_fleet, check_equal, completed
+from dovetail.runs.assembly.fleet import build_fleet, check_equal, with_embodiments
 
 SHARED = ["policy.type=shared", "policy.policy={type: gaussian_mlp, hidden: [8], inputs: [ee_error, task_state]}"]
 
@@ -35,21 +35,21 @@ def test_arms_that_do_the_same_are_of_one_kind() -> None:
 
 
 def test_a_policy_knows_arms_by_their_body_where_that_says_who_is_meant() -> None:
-    assert list(embodiments(completed(config("{a: {}, b: {robot: {arm: x5}}}")))) == ["franka_panda", "arx_x5"]
+    assert list(embodiments(with_embodiments(config("{a: {}, b: {robot: {arm: x5}}}")))) == ["franka_panda", "arx_x5"]
 
 
 def test_and_by_their_name_where_two_of_one_body_do_different_things() -> None:
-    two = completed(config("{push: {}, cap: {task: {type: cap_tightening}}}"))
+    two = with_embodiments(config("{push: {}, cap: {task: {type: cap_tightening}}}"))
     rows = embodiments(two)
     assert list(rows) == ["push", "cap"]
     assert (rows["push"].num_actions, rows["cap"].num_actions) == (6, 7)  # type: ignore[attr-defined]
     assert rows["cap"].axes == tuple(range(7))  # type: ignore[attr-defined]
     assert rows["cap"].grippers == (6,)  # type: ignore[attr-defined]
-    assert completed(two) == two  # what was named stays
+    assert with_embodiments(two) == two  # what was named stays
 
 
 def test_one_replay_for_each_that_the_policy_knows_apart(tmp_path: Path) -> None:
-    two = completed(config("{push: {}, cap: {task: {type: cap_tightening}}}"))
+    two = with_embodiments(config("{push: {}, cap: {task: {type: cap_tightening}}}"))
     band = build_fleet(two)
     try:
         policy = band.trainable()
@@ -58,7 +58,7 @@ def test_one_replay_for_each_that_the_policy_knows_apart(tmp_path: Path) -> None
         assert isinstance(replay, ArmReplays)
         replay.open()
         assert {path.name for path in tmp_path.iterdir()} <= {"push", "cap"}
-        assert replay.room(band.robots["push"]) > replay.room(band.robots["cap"]) * 0.5
+        assert replay.total_rows(band.robots["push"]) > replay.total_rows(band.robots["cap"]) * 0.5
         replay.close()
     finally:
         band.close()
@@ -87,13 +87,13 @@ def test_arms_that_differ_are_told_apart_by_name_and_by_what() -> None:
 
 
 def test_what_normalisation_is_fitted_to_is_padded_and_says_whose_it_is() -> None:
-    two = completed(config("{push: {}, cap: {task: {type: cap_tightening}}}"))
+    two = with_embodiments(config("{push: {}, cap: {task: {type: cap_tightening}}}"))
     band = build_fleet(two)
     try:
         policy = band.trainable()
-        canon = policy.canon  # type: ignore[attr-defined]
-        arm = canon.arm(band.robots["cap"])
-        assert (arm.index, canon.sizes) == (1, {"ee_error": 6, "task_state": 16})
+        canonical_space = policy.canonical_space  # type: ignore[attr-defined]
+        arm = canonical_space.arm(band.robots["cap"])
+        assert (arm.index, canonical_space.sizes) == (1, {"ee_error": 6, "task_state": 16})
         np.testing.assert_array_equal(arm.one_hot, [0.0, 1.0])
     finally:
         band.close()

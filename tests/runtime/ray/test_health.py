@@ -45,7 +45,7 @@ def ill(**how):
         def prepare(self):
             pass
 
-        def hear(self, episode, hearing):
+        def hear(self, episode, chain_state):
             import threading
 
             if episode == "hang":
@@ -115,16 +115,16 @@ def test_who_dies_before_it_is_ready_is_not_waited_for():
 
 def test_a_labeler_that_hangs_is_started_anew_and_another_is_asked_meanwhile():
     panel = LabelerHandles([ill(), ill()], labelers=(), max_each=1, timeout_s=300.0)
-    assert {panel.go_on("one", None), panel.go_on("two", None)} == {"heard one", "heard two"}
+    assert {panel.resume("one", None), panel.resume("two", None)} == {"heard one", "heard two"}
     panel = LabelerHandles(panel._roles, labelers=(), max_each=1, timeout_s=5.0)
     with pytest.raises(LabelError, match="has not answered for 5 s, and is started anew"):
-        panel.go_on("hang", None)
-    assert panel.go_on("three", None) == "heard three"  # the other one's turn
+        panel.resume("hang", None)
+    assert panel.resume("three", None) == "heard three"  # the other one's turn
     deadline = time.monotonic() + 120.0
     while True:  # and then its own again
         try:
-            assert panel.go_on("four", None) == "heard four"
-            assert panel.go_on("five", None) == "heard five"
+            assert panel.resume("four", None) == "heard four"
+            assert panel.resume("five", None) == "heard five"
             break
         except LabelError:
             assert time.monotonic() < deadline

@@ -23,7 +23,7 @@ def kill(one, *roles):
         _, killed_ns = one.kill(role)
         if role in MOVE_IT:
             one.until(lambda since=killed_ns: one.stands_since(since), within_s=5.0, what="the arm stands")
-            assert one.stood_after_s(killed_ns) < 0.7  # heartbeat_s, and a tick or two
+            assert one.stood_after_s(killed_ns) < 0.7  # heartbeat_timeout_s, and a tick or two
     for name in names:
         lost, anew = before[name]
         one.until(lambda name=name, lost=lost: one.lost(name) > lost, what=f"somebody misses {name}")

@@ -13,12 +13,12 @@ pytestmark = pytest.mark.slow
 SIMULATED = """
 task: {{type: "support.ray_plugins:UntilTold", max_steps: 20, tolerance: 1.0e-4, enough: "{enough}"}}
 robot: {{type: "support.ray_plugins:Slow", tick_s: 0.01}}
-operator: {{type: scripted, share: 0.0}}
+operator: {{type: scripted, watched_share: 0.0}}
 policy: {{type: gaussian_mlp, hidden: [32, 32]}}
 algorithm: {{type: rlpd, batch_size: 32, hidden: [32, 32]}}
 learner: {{utd: 0.01, warmup_updates: 5, bc_updates: 5, start_after_steps: 0}}
-run: {{demos: 0, env_steps: 400, eval_every_steps: 100, eval_episodes: 20, untrained_episodes: 0, showcase_episodes: 0}}
-cluster: {{max_behind_steps: 40, robot_limit_s: 600}}
+run: {{demos: 0, env_steps: 400, eval_every_steps: 100, eval_episodes: 20, untrained_episodes: 0, video_episodes: 0}}
+cluster: {{max_steps_ahead: 40, robot_timeout_s: 600}}
 runtime: ray
 """
 

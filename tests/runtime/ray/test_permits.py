@@ -7,7 +7,7 @@ from dovetail.runtime.ray.roles.permits import EpisodePermits
 
 
 def tickets(**changes: float) -> EpisodePermits:
-    settings = {"utd": 4.0, "start_after_steps": 100, "max_behind_steps": 50, "max_steps": 1000} | changes
+    settings = {"utd": 4.0, "start_after_steps": 100, "max_steps_ahead": 50, "max_steps": 1000} | changes
     return EpisodePermits(**settings)  # type: ignore[arg-type]
 
 

@@ -24,7 +24,7 @@ NAME = "at-00000050"
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
     (tmp_path / "toy.yaml").write_text(TOY)
-    overrides = ["runtime=ray", "run.eval_every_steps=50", "run.schedule_episodes=2"]
+    overrides = ["runtime=ray", "run.eval_every_steps=50", "run.scheduled_eval_episodes=2"]
     return RunFolder.create(tmp_path / "r", load([tmp_path / "toy.yaml"], overrides))
 
 

@@ -29,7 +29,7 @@ class Broken:
 
     def step(self, **settings: Any) -> dict[str, float]:
         self.num_skipped_updates = 4
-        raise FailureError("learning broke")
+        raise FailureError("learning failed")
 
 
 class Store:

@@ -23,16 +23,16 @@ THREE = """
 runtime: ray
 task: {type: peg_insertion, time_limit_s: 2.0}
 robot: {type: sim, arm: panda}
-operator: {type: scripted, share: 1.0, patience_steps: 2}
+operator: {type: scripted, watched_share: 1.0, stuck_after_steps: 2}
 policy:
   type: shared
   policy: {type: gaussian_mlp, hidden: [32, 32], inputs: [joint_pos, ee_error, task_state]}
 algorithm: {type: rlpd, batch_size: 32, hidden: [32, 32], num_steps: 3}
 learner: {utd: 1, warmup_updates: 20, bc_updates: 20}
-run: {demos: 2, env_steps: 200, eval_episodes: 2, untrained_episodes: 1, showcase_episodes: 2}
+run: {demos: 2, env_steps: 200, eval_episodes: 2, untrained_episodes: 1, video_episodes: 2}
 cluster:
-  robot_limit_s: 300
-  max_behind_steps: 60
+  robot_timeout_s: 300
+  max_steps_ahead: 60
   robots:
     left: {}
     right: {}
@@ -60,7 +60,7 @@ def of(infos: list[EpisodeInfo], robot: str, purpose: Purpose) -> list[EpisodeIn
 
 
 def test_two_equal_arms_share_the_work_and_are_counted_apart_and_together(tmp_path: Path) -> None:
-    folder, report, infos = ran(TOY, tmp_path, "runtime=ray", "cluster.num_robots=2", "cluster.robot_limit_s=300")
+    folder, report, infos = ran(TOY, tmp_path, "runtime=ray", "cluster.num_robots=2", "cluster.robot_timeout_s=300")
     arms = report["robots"]
     assert set(arms) == {"robot-0", "robot-1"}
     for name, figures in arms.items():

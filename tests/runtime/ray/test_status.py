@@ -6,7 +6,7 @@ import json
 import time
 from typing import Any
 
-from dovetail.processes.shared_memory import Bulletin
+from dovetail.processes.shared_memory import SharedJson
 from dovetail.runtime.ray.driver.health import HealthMonitor
 from dovetail.runtime.ray.driver.overview import Overview
 
@@ -74,4 +74,4 @@ def test_it_fits_into_a_bulletin_whatever_is_told() -> None:
             host="h" * 60,
             doing="acting",
         )
-    assert len(json.dumps(Overview(supervision).seen())) < Bulletin.NUM_BYTES / 2
+    assert len(json.dumps(Overview(supervision).seen())) < SharedJson.NUM_BYTES / 2

@@ -9,7 +9,7 @@ import numpy as np
 from dovetail.core.contracts import Replay
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, EpisodeStart, Labels, Segment, View, Window
-from dovetail.learn.mixing import MixedReplay
+from dovetail.learn.mixed_replay import MixedReplay
 from dovetail.policies.embodiments.canonical_space import CanonicalSpace
 
 __all__ = ["ArmReplays"]

@@ -21,7 +21,7 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["build_policy", "keep_parts", "read_part"]
+__all__ = ["build_policy", "save_components", "read_part"]
 
 _VERSION = re.compile(r"v(\d{8,})\.json")
 _IN_CHECKPOINT = "algorithm/policy/"  # what a learner's checkpoint calls its policy's arrays
@@ -44,11 +44,11 @@ class _OfParts(Protocol):
     def weights(self) -> Mapping[str, Mapping[str, Array]]: ...
 
 
-def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, parts: Path | None = None) -> Policy:
-    """A new policy. `parts` is where a run keeps what components started from, if there is a run."""
+def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, components: Path | None = None) -> Policy:
+    """A new policy. `components` is the folder with the run's copies of the components that it started from."""
 
     def read(name: str, source: str) -> Mapping[str, Array]:
-        if parts is not None and (kept := _kept(parts, name)).is_file():
+        if components is not None and (kept := _kept(components, name)).is_file():
             return _arrays(kept)
         return read_part(Path(source), name)
 
@@ -58,7 +58,7 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, parts: 
     return cast(Policy, policy)
 
 
-def keep_parts(policy: object, folder: Path) -> None:
+def save_components(policy: object, folder: Path) -> None:
     """Write down what the components of a new policy started from, where they came from elsewhere."""
     named = policy.component_configs if isinstance(policy, _OfParts) else {}
     for name, part in named.items():

@@ -1,4 +1,4 @@
-"""The roles of a run: started where they belong, watched over, and told again what they were told if they have died."""
+"""Starts the roles of a run on their machines, monitors them, and repeats their orders after a restart."""
 
 from __future__ import annotations
 
@@ -13,35 +13,41 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
+from dovetail.config.plugins import resolve
+from dovetail.core.abilities import SlowLabeler
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import DovetailError, FailureError, one_line
 from dovetail.runs.acknowledgements import take_acknowledged
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.ray.cluster.connection import OwnNode, beside, check_places, placed, speechless
+from dovetail.runtime.ray.cluster.connection import (
+    LocalNode,
+    check_places,
+    role_options,
+    same_machine_options,
+    silent_stderr,
+)
 from dovetail.runtime.ray.driver.arm_startup import ArmStartup
-from dovetail.runtime.ray.driver.health import HealthMonitor, last_words
-from dovetail.runtime.ray.driver.notice import NoticeRole
-from dovetail.runtime.ray.driver.overview import Overview
-from dovetail.runtime.ray.driver.status import BOARD
-from dovetail.runtime.ray.roles.handles import AWAY
+from dovetail.runtime.ray.driver.health import HealthMonitor, failure_reason
+from dovetail.runtime.ray.driver.status import STATUS_ACTOR, RoleStatus, StatusRole
+from dovetail.runtime.ray.roles.handles import UNREACHABLE
 from dovetail.runtime.ray.roles.labeler import LabelerRole
 from dovetail.runtime.ray.roles.learner import LearnerRole
 from dovetail.runtime.ray.roles.robot import KEY, Arm, RobotRole
 from dovetail.runtime.ray.roles.store import StoreRole
 from dovetail.runtime.ray.roles.weights import WeightsRole
 
-__all__ = ["RoleSupervisor", "ours"]
+__all__ = ["RoleSupervisor", "original_error"]
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _CLOSE_S = 30.0
-_NAMED_S = 3.0
-_LIVES: dict[str, Any] = {"max_restarts": -1}  # whoever dies is started anew
+_FIND_S = 3.0
+_RESTARTS: dict[str, Any] = {"max_restarts": -1}
 
 
 class RoleSupervisor:
-    """`start` them, `look` at them all the time, `insist` on an answer; `end` them, those that move first.
+    """`start` the roles, `poll` them all the time, `call_until_done` for a result, and `close` them, arms first.
 
-    `told` gives what those who watch an arm may see; `each_look` is called while somebody is waited for, and may raise.
+    `shown()` returns the run's status for the console. `on_poll` is called while a call waits, and may raise.
     """
 
     def __init__(
@@ -49,113 +55,119 @@ class RoleSupervisor:
         folder: RunFolder,
         *,
         live: bool,
-        told: Callable[[], Mapping[str, Any]],
-        each_look: Callable[[], None],
+        shown: Callable[[], Mapping[str, Any]],
+        on_poll: Callable[[], None],
     ) -> None:
-        self._folder, self._live, self._told, self._each_look = folder, live, told, each_look
-        self.supervision = HealthMonitor(tell=folder.event)
-        self._overview = Overview(self.supervision)
+        self._folder, self._live, self._shown, self._on_poll = folder, live, shown, on_poll
+        self.monitor = HealthMonitor(report=folder.event)
+        self._role_status = RoleStatus(self.monitor)
         self.store: Any = None
         self.learner: Any = None
-        self._notice: Any = None
-        self.practise = False  # what the arms are to do
-        self.learning: tuple[int | None] | None = None  # what the learner is to do, and where it began
-        self._muster: ArmStartup | None = None
-        self.newcomers: list[str] = []  # arms that have come since somebody asked
-        self.holding: set[str] = set()  # arms that are not to practise with the others
-        self.resting: Mapping[str, str] = {}  # arms that somebody must see to, and why
-        self._stopped_s: dict[str, float] = {}  # when they, or those that wait for somebody, were seen so first
-        self._node: OwnNode | None = None
-        self._casualties: dict[str, tuple[Any, int]] = {}  # of each arm: its process, and how many it has told of
+        self._status_actor: Any = None
+        self.online = False  # whether the arms shall act online
+        self.learning: tuple[int | None] | None = None  # the argument of the learner's `learn`; None: it is paused
+        self._startup: ArmStartup | None = None
+        self.new_arms: list[str] = []  # that joined since they were last taken from here
+        self.held_back: set[str] = set()  # arms that shall not act online
+        self.resting: Mapping[str, str] = {}  # arms with a problem that must be acknowledged
+        self._stopped_since_s: dict[str, float] = {}  # of arms with a problem or a fault
+        self._node: LocalNode | None = None
+        self._reported_restarts: dict[str, tuple[Any, int]] = {}  # of each arm: its pid, and restarts in the events
 
     @property
     def robots(self) -> Mapping[str, Any]:
-        """Arms that have come, by name."""
-        return self._muster.robots if self._muster else {}
+        """Handles of the arms that have started, by name."""
+        return self._startup.robots if self._startup else {}
 
     @property
     def missing(self) -> Mapping[str, str]:
-        """Arms that have not come, and why."""
-        return self._muster.missing if self._muster else {}
+        """Arms that have not started, and why."""
+        return self._startup.missing if self._startup else {}
 
-    def is_here(self, name: str) -> bool:
-        """Whether an arm has come, and has not left."""
-        return name in self.robots and name in self.supervision.roles and not self.supervision.roles[name].away
+    def is_present(self, name: str) -> bool:
+        """Whether an arm has started and has not left."""
+        return name in self.robots and name in self.monitor.roles and not self.monitor.roles[name].away
 
-    def is_fit(self, name: str) -> bool:
-        """Whether it is here, and nobody must see to it first."""
+    def is_ready(self, name: str) -> bool:
+        """Whether an arm is present and needs no acknowledgement."""
         report = self.report(name)
-        return self.is_here(name) and not report.get("problem") and not report.get("fault")
+        return self.is_present(name) and not report.get("problem") and not report.get("fault")
 
-    def unfit_s(self, name: str) -> float:
-        """Seconds since an arm was last heard of, or has stopped; infinite if it never came."""
-        if name not in self.supervision.roles:
+    def not_ready_s(self, name: str) -> float:
+        """Seconds since an arm's last report or since it stopped; infinite if it never started."""
+        if name not in self.monitor.roles:
             return math.inf
-        stopped_s = time.monotonic() - self._stopped_s.get(name, time.monotonic())
-        return max(self.supervision.roles[name].silent_s, stopped_s)
+        stopped_s = time.monotonic() - self._stopped_since_s.get(name, time.monotonic())
+        return max(self.monitor.roles[name].silent_s, stopped_s)
 
     def start(self) -> None:
         folder, path = self._folder, self._folder.path.absolute()
         cluster, plain = folder.config.cluster, folder.config.model_dump(mode="json")
-        self._node = OwnNode()
+        self._node = LocalNode()
         check_places(cluster)
-        take_acknowledged(folder.path)  # of another time
-        self._notice = _actor(NoticeRole, num_cpus=0, name=f"{BOARD}{path.name}").remote()
+        take_acknowledged(folder.path)  # those of an earlier process
+        self._status_actor = _actor(StatusRole, num_cpus=0, name=f"{STATUS_ACTOR}{path.name}").remote()
         labelers = {
             name: _actor(
-                LabelerRole, **placed(cluster.labeler, role="labeler", config=cluster), max_concurrency=8
+                LabelerRole, **role_options(cluster.labeler, role="labeler", config=cluster), max_concurrency=8
             ).remote(name, config=plain, labels=folder.labels.absolute())
-            for name in (f"labeler-{number}" for number in range(cluster.num_labelers))
+            for name in (f"labeler-{number}" for number in range(self._num_labelers()))
         }
-        near = placed(cluster.learner, role="learner", config=cluster, pinned=True)
-        weights = _actor(WeightsRole, **placed(cluster.weights, role="weights", config=cluster)).remote()
-        with speechless():  # Ray warns that what a role is given must stay: it does, for we keep it
-            self.store = _actor(StoreRole, **beside(near), max_concurrency=16).remote(
+        near = role_options(cluster.learner, role="learner", config=cluster, pinned=True)
+        weights = _actor(WeightsRole, **role_options(cluster.weights, role="weights", config=cluster)).remote()
+        with silent_stderr():  # Ray warns about handles in arguments; we keep them alive
+            self.store = _actor(StoreRole, **same_machine_options(near), max_concurrency=16).remote(
                 "store", *labelers.values(), path=path
             )
         self.learner = _actor(LearnerRole, **near, max_concurrency=4).remote(
             "learner", path=path, store=self.store, weights=weights
         )
         for role, handle in {"store": self.store, "learner": self.learner, "weights": weights, **labelers}.items():
-            self.supervision.add(role, handle)
+            self.monitor.add(role, handle)
 
         def make(arm: Arm, **options: Any) -> Any:
             return _actor(RobotRole, **options, max_concurrency=8).remote(arm, store=self.store, weights=weights)
 
-        self._muster = ArmStartup(folder, key=_key(path / KEY), live=self._live, make=make)
-        self._muster.gather(self._each_look)
-        self.newcomers.clear()
-        self.insist(self.store.report.remote)
+        self._startup = ArmStartup(folder, key=_key(path / KEY), live=self._live, make=make)
+        self._startup.wait(self._on_poll)
+        self.new_arms.clear()
+        self.call_until_done(self.store.report.remote)
 
-    def end(self) -> None:
-        if self._node is None or self._node.is_dead:  # there is nobody to tell
+    def _num_labelers(self) -> int:
+        """Fast labelers run inside the store and need no process."""
+        config = self._folder.config
+        is_slow = any(isinstance(resolve("labeler", one.type), SlowLabeler) for one in config.labels)
+        return config.cluster.num_labelers if is_slow else 0
+
+    def close(self) -> None:
+        if self._node is None or self._node.is_dead:
             return
-        here = [robot for name, robot in self.robots.items() if self.is_here(name)]  # Ray ends the others with us
-        with contextlib.suppress(RayError):  # all at once: none goes on while another stops
-            if here:
-                ray.wait([robot.close.remote() for robot in here], num_returns=len(here), timeout=_CLOSE_S)
+        present = [robot for name, robot in self.robots.items() if self.is_present(name)]  # Ray ends the others
+        with contextlib.suppress(RayError):  # all at once, so that none moves while another stops
+            if present:
+                ray.wait([robot.close.remote() for robot in present], num_returns=len(present), timeout=_CLOSE_S)
         for role in (self.learner, self.store):
             try:
                 if role is not None:
                     ray.get(role.close.remote(), timeout=_CLOSE_S)
-            except Exception:  # it is dead, or hangs: Ray ends it with us
+            except Exception:  # it is dead or hangs: Ray ends it with the driver
                 continue
 
     # ---- while they work
 
-    def look(self) -> None:
-        """At everybody: whoever was started anew is told again, and what somebody must see to ends the run."""
+    def poll(self) -> None:
+        """Check all roles. A restarted role gets its orders again. Raises FailureError if the run cannot continue."""
         if self._node is not None:
             self._node.check()
-        for name in self._muster.look() if self._muster else ():
-            self.supervision.add(name, self.robots[name], ask=_asks(self._ask_robot, name))
-            self.newcomers.append(name)
-        for name in self.supervision.look():
+        for name in self._startup.poll() if self._startup else ():
+            self.monitor.add(name, self.robots[name], poll=lambda name=name: self._poll_robot(name))
+            self.new_arms.append(name)
+        for name in self.monitor.poll():
             if name == "learner" and self.learning is not None:
                 self.learner.learn.remote(*self.learning)
-            if name == "weights":  # it has none; and the learner may have nothing new for long
+            if name == "weights":  # it has none, and the learner may publish nothing for long
                 self.learner.publish_again.remote()
-        self._note_casualties()
+        self._report_restarted_processes()
         for name in take_acknowledged(self._folder.path):
             if name in self.robots:
                 self._folder.event("acknowledged", robot=name)
@@ -164,6 +176,9 @@ class RoleSupervisor:
             problem = self.report(name).get("problem")
             if problem:
                 raise FailureError(f"the {name} has stopped: {problem}")
+        self._check_arms()
+
+    def _check_arms(self) -> None:
         problems = {name: self.report(name).get("problem") for name in self.robots}
         resting = {name: str(problem) for name, problem in problems.items() if problem}
         for name in resting.keys() - self.resting.keys():
@@ -171,81 +186,76 @@ class RoleSupervisor:
         self.resting = resting
         now_s = time.monotonic()
         stopped = [name for name in self.robots if name in resting or self.report(name).get("fault")]
-        self._stopped_s = {name: self._stopped_s.get(name, now_s) for name in stopped}
+        self._stopped_since_s = {name: self._stopped_since_s.get(name, now_s) for name in stopped}
         if resting and len(resting) == len(self.robots):
             name = min(resting)
             raise FailureError(f"{name} has stopped: {resting[name]}")
 
-    def _note_casualties(self) -> None:
-        """Processes of the arms' that were killed, and that they have started anew themselves."""
+    def _report_restarted_processes(self) -> None:
+        """Add events for processes of an arm that were killed and that the arm restarted."""
         for name in self.robots:
             report = self.report(name)
-            pid, casualties = report.get("pid"), report.get("casualties", ())
-            before, known = self._casualties.get(name, (pid, 0))
-            for process, anew in casualties[known if before == pid else 0 :]:
+            pid, restarted = report.get("pid"), report.get("restarted_processes", ())
+            before, num_reported = self._reported_restarts.get(name, (pid, 0))
+            for process, new_pid in restarted[num_reported if before == pid else 0 :]:
                 self._folder.event("lost", role=f"{name}/{process}")
-                self._folder.event("started anew", role=f"{name}/{process}", pid=anew, host=report["host"])
-            self._casualties[name] = (pid, len(casualties))
+                self._folder.event("started anew", role=f"{name}/{process}", pid=new_pid, host=report["host"])
+            self._reported_restarts[name] = (pid, len(restarted))
 
     def report(self, name: str) -> Mapping[str, Any]:
-        """The newest of a role; empty before its first."""
-        return self.supervision.roles[name].report if name in self.supervision.roles else {}
+        """The newest report of a role; empty before the first."""
+        return self.monitor.roles[name].report if name in self.monitor.roles else {}
 
-    def post(self, *, arms: Mapping[str, Mapping[str, Any]], **facts: Any) -> None:
-        """For whoever asks the cluster; `arms` is what each has done, by name."""
-        if self._notice is not None:
-            rows = [{**row, **arms.get(row["name"], {})} for row in self._overview.rows()]
-            self._notice.tell.remote({**facts, **self._overview.facts(), "roles": rows})
+    def publish_status(self, *, arms: Mapping[str, Mapping[str, Any]], **facts: Any) -> None:
+        """For `dovetail cluster status`. `arms` has the figures of each arm by name."""
+        if self._status_actor is not None:
+            rows = [{**row, **arms.get(row["name"], {})} for row in self._role_status.rows()]
+            self._status_actor.update.remote({**facts, **self._role_status.totals(), "roles": rows})
 
-    def insist(self, call: Callable[[], Any], *, limit_s: float | None = None) -> Any:
-        """The answer to a call, however long it takes, and from whoever is started anew if it dies: it must be one that may
-        be repeated."""
+    def call_until_done(self, call: Callable[[], Any], *, limit_s: float | None = None) -> Any:
+        """The result of a remote call. It is repeated if the role restarts, so it must be safe to repeat."""
         until_s = None if limit_s is None else time.monotonic() + limit_s
         reference = call()
         while True:
             try:
-                if ray.wait([reference], timeout=_LOOK_S)[0]:
+                if ray.wait([reference], timeout=_POLL_S)[0]:
                     return ray.get(reference)
-            except AWAY as error:
+            except UNREACHABLE as error:
                 if getattr(error, "actor_init_failed", False):  # Ray does not try again
-                    self._hear_who()
-                    raise FailureError(f"a role cannot be started: {last_words(error)}") from None
-                time.sleep(4 * _LOOK_S)
+                    self._find_failed_role()
+                    raise FailureError(f"a role cannot be started: {failure_reason(error)}") from None
+                time.sleep(4 * _POLL_S)
                 reference = call()
             except RayTaskError as error:
-                raise ours(error) from None
+                raise original_error(error) from None
             if until_s is not None and time.monotonic() > until_s:
-                raise FailureError("a role gave no answer in time")
-            self._each_look()
+                raise FailureError(f"a role did not answer within {limit_s:g} s")
+            self._on_poll()
 
-    def _hear_who(self) -> None:
-        """Somebody cannot be started: looking at all of them ends the run with his name."""
-        until_s = time.monotonic() + _NAMED_S
+    def _find_failed_role(self) -> None:
+        """A role cannot be started: polling raises an error with its name."""
+        until_s = time.monotonic() + _FIND_S
         while time.monotonic() < until_s:
-            self._each_look()
-            time.sleep(_LOOK_S)
+            self._on_poll()
+            time.sleep(_POLL_S)
 
-    def rest(self) -> None:
-        """Practice ends, with what is running."""
-        self.practise = False
+    def stop_online(self) -> None:
+        """Stop online episodes after those that are running."""
+        self.online = False
         for name, robot in list(self.robots.items()):
-            if self.is_fit(name):
-                self._insist_on(name, robot.pause.remote)
+            if self.is_ready(name):
+                reference = robot.pause.remote()
+                while self.is_ready(name) and not ray.wait([reference], timeout=_POLL_S)[0]:
+                    self._on_poll()
 
-    def _insist_on(self, name: str, call: Callable[[], Any]) -> None:
-        """The same of an arm; one that leaves meanwhile, or stops, need not answer."""
-        reference = call()
-        while self.is_fit(name) and not ray.wait([reference], timeout=_LOOK_S)[0]:
-            self._each_look()
-
-    def _ask_robot(self, name: str) -> Any:
-        told = {**self._told(), **self._overview.seen()}
-        practise = self.practise and name not in self.holding
-        return self.robots[name].report.remote(practise=practise, told=told)
+    def _poll_robot(self, name: str) -> Any:
+        shown = {**self._shown(), **self._role_status.for_console()}
+        online = self.online and name not in self.held_back
+        return self.robots[name].report.remote(online=online, shown=shown)
 
 
 def _key(path: Path) -> str:
-    """The run's, made once: an arm that does not see the run's folder finds its own by it, also after a restart."""
+    """The run's key, made once. An arm that does not see the run's folder names its own folder by it."""
     if not path.exists():
         write_atomic(path, secrets.token_hex(8).encode())
     return read_file(path).decode()
@@ -253,18 +263,14 @@ def _key(path: Path) -> str:
 
 def _actor(role: type, **options: Any) -> Any:
     made: Any = ray.remote(role)
-    return made.options(**{**_LIVES, **options})
+    return made.options(**{**_RESTARTS, **options})
 
 
-def _asks(ask: Callable[[str], Any], name: str) -> Callable[[], Any]:
-    return lambda: ask(name)
-
-
-def ours(error: RayTaskError) -> Exception:
-    """What a role raised, without Ray's account of it."""
+def original_error(error: RayTaskError) -> Exception:
+    """The error that a role raised, without Ray's traceback."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, DovetailError):
         return cause
-    made = FailureError(one_line(cause or error))
-    made.__cause__ = error  # its account is for those who debug
-    return made
+    failure = FailureError(one_line(cause or error))
+    failure.__cause__ = error  # with its traceback for --debug
+    return failure

@@ -1,48 +1,46 @@
-"""The learner: reads the replay that the store writes, as fast as the update-to-data ratio lets it, and publishes. It
-waits for nobody, and nobody for it."""
+"""The learner as a Ray actor: a thread updates from the replay that the store writes, and publishes weights.
+
+It is paced by the update-to-data ratio only. No arm waits for it.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dovetail.core.abilities import HasCanonicalSpace
 from dovetail.core.contracts import Algorithm
-from dovetail.core.errors import CheckpointError, one_line
-from dovetail.core.streams import stream
-from dovetail.core.types import Array
-from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
-from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
-from dovetail.learn.device import find_device
+from dovetail.core.errors import one_line
 from dovetail.learn.learner import Learner
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runs.assembly.fleet import Fleet, build_fleet
-from dovetail.runs.assembly.policy_components import keep_parts
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.skipped_updates import telling_skips
+from dovetail.runs.roles.learner import RunLearner
+from dovetail.runs.skipped_updates import report_skipped_updates
 from dovetail.runtime.ray.roles.handles import StoreHandle
 from dovetail.runtime.ray.roles.ranks import RankLost, RayRanks
-from dovetail.runtime.ray.roles.role import Role, only_one
-from dovetail.runtime.ray.roles.weights import Publisher
+from dovetail.runtime.ray.roles.role import Role, exclusive_lock
+from dovetail.runtime.ray.roles.weights import RayPublisher
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["LearnerRole"]
 
-_IDLE_S = 0.25  # at most, until it is told of new steps
-_VERSIONS, _SET_ASIDE = "versions.json", 100
-_A_WHILE_S = 1.0  # of updates between two looks at what is new: what was sampled ahead is thrown away then
-_TELL_S, _REMIND_S = 0.25, 1.0
+_IDLE_S = 0.25  # longest wait for new steps
+_SLICE_S = 1.0  # of updates before new episodes are sampled; batches that were sampled ahead are lost then
+_REPORT_S, _REMIND_S = 0.25, 1.0
 
 
 class LearnerRole(Role):
-    """`clone` returns when it is done. `learn` begins, or goes on from the checkpoint, until told to `rest`."""
+    """`clone` returns when it is done. `learn` starts or resumes learning, which goes on until `pause_learning`."""
 
     def __init__(self, name: str, *, path: Path, store: Any, weights: Any) -> None:
         super().__init__(name)
@@ -52,312 +50,215 @@ class LearnerRole(Role):
         self._config = self._folder.config
         self._ended = threading.Event()
         self._store = StoreHandle(store, until=self._ended.is_set)
-        self._told = store
-        self._publisher = Publisher(weights, half=self._config.cluster.weights_precision == "bf16")
-        self._lock = only_one(path / ".learner.lock")
-        self._disk = DiskWeightStore(self._folder.weights)
-        self._band: Fleet | None = None
-        self._policy: TrainablePolicy | None = None  # that learns online
+        self._lock_file = exclusive_lock(path / ".learner.lock")
+        self._publisher = RayPublisher(
+            weights,
+            store,
+            folder=self._folder,
+            half=self._config.cluster.weights_precision == "bf16",
+            online_updates=lambda: self._learner.num_online_updates if self._learner else 0,
+        )
+        self._run_learner = RunLearner(
+            self._folder,
+            fleet=lambda: self._fleet,
+            store=self._store,
+            replay=lambda policy: self._fleet.replay(self._folder.replay, policy),  # a reader
+            publisher=self._publisher,
+            timed=self.working,
+        )
         self._learner: Learner | None = None
-        self._ranks: RayRanks | None = None  # those that learn with it, where there are any
-        self._wanted = threading.Event()
-        self._turn = threading.Lock()  # whoever works with the networks
-        self._has_demos = False
-        self._version = self._set_aside = 0  # the newest that was given out, and the last that may be
-        self._published, self._published_s = -1, 0.0  # at so many updates, and when
-        self._saved, self._saved_s = -1, time.monotonic()  # the same of the checkpoint
-        self._told_s, self._seen_steps = 0.0, -1
+        self._ranks: RayRanks | None = None
+        self._learns = threading.Event()
+        self._guard = threading.Lock()  # of everything that works with the networks
+        self._num_warmup_updates = 0
+        self._saved_s = self._reported_s = time.monotonic()
+        self._seen_steps = self._published_episodes = -1
         self._progress = (0, 0)
         self._metrics: dict[str, float] = {}
-        self._hopeless = False  # this process: another may do
+        self._must_restart = False  # a new process may recover from the problem
         threading.Thread(target=self._work, name="learning", daemon=True).start()
 
-    # ---- what it is asked for
+    @cached_property
+    def _fleet(self) -> Fleet:
+        return build_fleet(self._config, components=self._folder.components)
+
+    # ---- from the driver
 
     def clone(self) -> int:
-        """Behaviour cloning; returns the version that holds it."""
-        with self._turn, self.working("cloning"):
-            policy, num_updates = self._made().trainable(), self._config.learner.bc_updates
-            policy.fit_normalizer(self._store.demonstrated())
-            algorithm = Imitation(ImitationConfig(), policy=policy, seed=self._config.run.seed)
-            learner = self._make(algorithm, policy, role="cloning")
+        """Clone the demonstrations; return the version of the weights."""
+        with self._guard, self.working("cloning"):
+            num_updates, num_done = self._config.learner.bc_updates, 0
 
-            def note() -> None:
-                self._progress = (learner.num_warmup_updates, num_updates)
+            def on_update() -> None:
+                nonlocal num_done
+                num_done += 1
+                self._progress = (num_done, num_updates)
 
-            with telling_skips(self._folder, learner):
-                learner.warm_up(num_updates, on_update=note)
-            return self._publish(policy.weights(), keep=True)
+            return self._run_learner.clone(on_update=on_update)
 
     def learn(self, start_from: int | None) -> None:
-        """Begin with a version of weights, or go on from the checkpoint. Harmless if it is at it."""
-        with self._turn:
+        """Learn, from the checkpoint if there is one, or else from a version of weights. Safe to repeat."""
+        with self._guard:
             if self._learner is None:
                 try:
-                    with self.working("taking up its checkpoint"), self._whole():
-                        self._learner = self._begin(start_from)
-                except Exception as error:  # after a restart nobody listens to the answer: all are told
-                    self._give_up(error)
+                    with self.working("loading its checkpoint"), self._with_all_ranks():
+                        self._start(start_from)
+                except Exception as error:  # after a restart, the driver does not wait for the result
+                    self._stop_with(error)
                     raise
-                self._publish_now()
-            self._wanted.set()
+            self._learns.set()
 
-    def look_again(self) -> None:
-        """At the demonstrations: an arm that came late has shown what it sees. Where all have one set of statistics, those
-        stay: networks have been trained with them."""
-        with self._turn:
-            if self._policy is not None and hasattr(self._policy, "canon"):
-                self._policy.fit_normalizer(self._store.demonstrated())
+    def _start(self, start_from: int | None) -> None:
+        is_new = not self._run_learner.checkpoints.exists
+        has_demos = bool(self._store.demonstrated())
+        self._num_warmup_updates = self._config.learner.warmup_updates if has_demos else 0
+        learner = self._run_learner.start(start_from, make=self._make_learner)
+        self._store.learned(learner.num_online_updates, request=learner.sample_request, metrics={})
+        self._learner = learner
+        if is_new:
+            self._save()
+        else:
+            self._run_learner.publish()  # the weights role has none after a restart
 
-    def rest(self) -> int:
-        """Stop for now, with all that was learned safe; returns its version."""
-        self._wanted.clear()
-        with self._turn, self._whole():
-            if self._learner is not None and self._learner.healthy:
-                self._save()
-            return max(self._disk.versions(), default=0)
+    def _make_learner(self, algorithm: Algorithm, policy: TrainablePolicy) -> Learner:
+        if self._config.learner.ranks > 1:
+            with self.working("starting the other ranks"):
+                robot = self._fleet.assembly.robot.spec
+                self._ranks = RayRanks(self._folder, robot=robot, replayed=self._fleet.robot(policy))
+                self._ranks.start()
+                algorithm = self._ranks.lead(algorithm)
+        return self._run_learner.make_learner(algorithm, policy)
+
+    def refit_normalizer(self) -> None:
+        """Include the demonstrations of arms that joined late. Without a shared policy, the statistics must not change."""
+        with self._guard:
+            if isinstance(self._run_learner.policy, HasCanonicalSpace):
+                self._run_learner.policy.fit_normalizer(self._store.demonstrated())
+
+    def pause_learning(self) -> int:
+        """Stop learning and save; return the version of the saved weights."""
+        self._learns.clear()
+        with self._guard, self._with_all_ranks():
+            self._save()
+            return max(DiskWeightStore(self._folder.weights).versions(), default=0)
 
     def publish_again(self) -> None:
-        """To whoever has forgotten."""
-        with self._turn:
+        """For a weights role that was restarted."""
+        with self._guard:
             if self._learner is not None:
-                self._publish(self._learner.policy_weights())
+                self._run_learner.publish()
 
     def save_best(self, success: float, by: str) -> None:
-        with self._turn:
-            if self._learner is None:  # started anew: what was evaluated, it saved before it rested
-                if not self._has_checkpoint:
-                    return
-                state, facts = load_checkpoint(self._checkpoint)
-            elif self._learner.healthy:
-                state, facts = self._learner.state_dict(), self._facts()
-            else:
-                return
-            best = {**facts, "success": success, "by": by}
-            save_checkpoint(self._folder.checkpoints / "best", state, facts=best)
+        with self._guard:
+            self._run_learner.save_best(success, by)
 
     def report(self) -> dict[str, Any]:
-        learner = self._learner
-        seconds = time.monotonic() - self._published_s if self._published_s else None
+        learner, published_s = self._learner, self._publisher.published_s
         return {
             **self.about(),
-            "hopeless": self._hopeless,
-            "learning": self._wanted.is_set(),
+            "must_restart": self._must_restart,
+            "learning": self._learns.is_set(),
             "updates": learner.num_updates if learner else 0,
             "online_updates": learner.num_online_updates if learner else 0,
             "warmup_updates": learner.num_warmup_updates if learner else 0,
             "skipped_updates": learner.num_skipped_updates if learner else 0,
+            "num_saved": self._run_learner.num_saved,
             "progress": self._progress,
             "metrics": dict(self._metrics),
-            "version": self._version,
-            "since_publication_s": None if seconds is None else round(seconds, 2),
+            "version": self._publisher.version,
+            "since_publication_s": None if not published_s else round(time.monotonic() - published_s, 2),
         }
 
     def close(self) -> None:
         self._ended.set()
-        self.rest()
-        if self._set_aside:
-            self._folder.write_json(_VERSIONS, {"used_up_to": self._version})
+        self.pause_learning()
+        self._publisher.close()
         if self._ranks is not None:
             self._ranks.close()
 
-    # ---- its own work
+    # ---- the learning thread
 
     def _work(self) -> None:
         while not self._ended.is_set():
-            if not self._wanted.wait(0.1):
+            if not self._learns.wait(0.1):
                 continue
             try:
-                with self._turn, self._whole():
-                    busy = self._wanted.is_set() and self._learn_a_while()
-                    if (
-                        self._wanted.is_set()
-                        and time.monotonic() - self._saved_s > self._config.run.checkpoint_every_s
-                    ):
+                with self._guard, self._with_all_ranks():
+                    busy = self._learns.is_set() and self._learn_a_while()
+                    since_s = time.monotonic() - self._saved_s
+                    if self._learns.is_set() and since_s > self._config.run.checkpoint_every_s:
                         self._save()
-                if not busy and self._store.trained_steps(more_than=self._seen_steps, wait_s=_IDLE_S) is None:
-                    time.sleep(_IDLE_S)  # the store is being started anew
-            except Exception as error:  # a thread's border: whoever watches is told, and the last checkpoint stays
-                self._give_up(error)
+                if not busy and self._store.progress(newer_than=self._seen_steps, wait_s=_IDLE_S) is None:
+                    time.sleep(_IDLE_S)  # the store restarts
+            except Exception as error:  # a thread's border: the driver reads it; the last checkpoint stays
+                self._stop_with(error)
 
-    def _give_up(self, error: Exception) -> None:
-        self._hopeless = _is_out_of_memory(error)
-        self.problem = f"out of memory: {one_line(error)}" if self._hopeless else one_line(error)
-        self._wanted.clear()
+    def _stop_with(self, error: Exception) -> None:
+        self._must_restart = _is_out_of_memory(error)
+        self.problem = f"out of memory: {one_line(error)}" if self._must_restart else one_line(error)
+        self._learns.clear()
 
     def _learn_a_while(self) -> bool:
-        """Some of the updates that are owed; False if there are none."""
+        """Do some of the updates that are owed; False if there are none."""
         learner = self._learner
         assert learner is not None
-        warmup = self._config.learner.warmup_updates if self._has_demos else 0
-        until_s = time.monotonic() + _A_WHILE_S
-        if learner.num_warmup_updates < warmup:
-            with self.working("warming up"), telling_skips(self._folder, learner):
-                self._metrics = dict(learner.warm_up(min(warmup, learner.num_warmup_updates + 20)))
-            self._progress = (learner.num_warmup_updates, warmup)
-            if learner.num_warmup_updates >= warmup:
-                self._save()
-                self._publish_now()
+        if learner.num_warmup_updates < self._num_warmup_updates:
+            self._warm_up_a_while(learner)
             return True
-        trained_steps = self._store.trained_steps()
-        if trained_steps is None:
+        progress = self._store.progress()
+        if progress is None:
             return False
-        self._seen_steps = trained_steps
-        if learner.owed(trained_steps) <= 0:
-            if time.monotonic() - self._told_s > _REMIND_S:  # a store that was started anew has forgotten
-                self._tell(learner)
+        self._seen_steps = progress.trained_steps
+        if learner.owed(progress.trained_steps) <= 0:
+            if time.monotonic() - self._reported_s > _REMIND_S:  # a restarted store has lost the count
+                self._report_updates(learner)
             return False
-        done = learner.num_online_updates
-        with self.working("learning"), telling_skips(self._folder, learner):
+        num_done, until_s = learner.num_online_updates, time.monotonic() + _SLICE_S
+        with self.working("learning"), report_skipped_updates(self._folder, learner):
             self._metrics |= learner.step(
-                env_steps=trained_steps,
-                on_update=lambda: self._updated(learner),
-                enough=lambda: time.monotonic() > until_s or not self._wanted.is_set(),
+                env_steps=progress.trained_steps,
+                on_update=lambda: self._on_update(learner),
+                enough=lambda: time.monotonic() > until_s or not self._learns.is_set(),
             )
-        for phase, seconds in learner.take_seconds().items():
-            self.spent(phase, seconds)
-        did = learner.num_online_updates > done
-        self._tell(learner, waits=not did and learner.wants.waits)
+        for activity, seconds in learner.take_seconds().items():
+            self.add_seconds(activity, seconds)
+        did = learner.num_online_updates > num_done
+        if did and self._config.learner.publish_every is None and progress.num_episodes > self._published_episodes:
+            self._published_episodes = progress.num_episodes
+            self._run_learner.publish()
+        self._report_updates(learner, waits=not did and learner.sample_request.waits)
         return did
 
-    def _updated(self, learner: Learner) -> None:
-        self._publish_when_due(learner)
-        if time.monotonic() - self._told_s > _TELL_S:
-            self._tell(learner)
+    def _warm_up_a_while(self, learner: Learner) -> None:
+        num_updates = self._num_warmup_updates
+        with self.working("warming up"), report_skipped_updates(self._folder, learner):
+            self._metrics = dict(learner.warm_up(min(num_updates, learner.num_warmup_updates + 20)))
+        self._progress = (learner.num_warmup_updates, num_updates)
+        if learner.num_warmup_updates >= num_updates:
+            self._save()
 
-    def _tell(self, learner: Learner, *, waits: bool = False) -> None:
-        """The store, which lets simulated arms go on as it hears of updates."""
-        self._told_s = time.monotonic()
-        self._store.learned(learner.num_online_updates, wants=learner.wants, metrics=self._metrics, waits=waits)
+    def _on_update(self, learner: Learner) -> None:
+        if self._config.learner.publish_every is not None and self._run_learner.is_due(learner):
+            self._run_learner.publish()
+        if time.monotonic() - self._reported_s > _REPORT_S:
+            self._report_updates(learner)
 
-    def _begin(self, start_from: int | None) -> Learner:
-        band = self._made()
-        policy = band.trainable()
-        keep_parts(policy, self._folder.parts)
-        demonstrated = self._store.demonstrated()
-        self._has_demos = bool(demonstrated)
-        if demonstrated:
-            policy.fit_normalizer(demonstrated)
-        if start_from is not None and not self._has_checkpoint:
-            policy.load(self._disk.load(start_from))
-        self._policy = policy
-        algorithm = self._lead(band.algorithm(policy), policy)
-        learner = self._make(algorithm, policy, role="learner")
-        if self._has_checkpoint:
-            state, facts = load_checkpoint(self._checkpoint)
-            if facts.get("config_hash") != self._folder.config_hash:
-                raise CheckpointError(
-                    f"checkpoint {self._checkpoint} belongs to another config than its run folder"
-                )
-            learner.load_state_dict(state)
-        self._store.learned(learner.num_online_updates, wants=learner.wants, metrics={})
-        return learner
-
-    # ---- weights and checkpoints
-
-    def _publish_when_due(self, learner: Learner) -> None:
-        every = self._config.learner.publish_every or max(1, round(self._config.learner.utd * 25))
-        if learner.num_updates // every > self._published // every:
-            self._publish_now()
-
-    def _publish_now(self) -> None:
-        assert self._learner is not None
-        if self._published != self._learner.num_updates:
-            self._publish(self._learner.policy_weights())
-            self._published = self._learner.num_updates
-
-    def _publish(self, components: Mapping[str, Mapping[str, Array]], *, keep: bool = False) -> int:
-        """Into shared memory, where arms take them from; to the disk as well where they are to be kept."""
-        with self.working("publishing"):
-            self._version = self._next_version()
-            if keep:
-                self._disk.publish(components, version=self._version)
-            pinned = self._disk.pinned()
-            if pinned is None:
-                self._publisher.publish(components, version=self._version)
-            else:
-                self._publisher.publish(self._disk.load(pinned).components, version=pinned)
-            normalizer = dict(components.get("normalizer", {}))
-            updates = self._learner.num_online_updates if self._learner else 0
-            self._told.published.remote(self._version, pinned or self._version, normalizer, updates=updates)
-            self._published_s = time.monotonic()
-            return self._version
-
-    def _next_version(self) -> int:
-        """Higher than any that was ever given out, also by a process that was killed and has told nobody: so some are
-        set aside on the disk before one of them is used."""
-        version = self._version + 1
-        if version > self._set_aside:
-            self._set_aside = version + _SET_ASIDE - 1
-            self._folder.write_json(_VERSIONS, {"used_up_to": self._set_aside})
-        return version
-
-    def _save(self) -> None:
-        if self._learner is not None and self._learner.healthy and self._saved != self._learner.num_updates:
-            with self.working("saving"):
-                self._publish(self._learner.policy_weights(), keep=True)
-                self._published = self._learner.num_updates
-                save_checkpoint(self._checkpoint, self._learner.state_dict(), facts=self._facts())
-            self._saved = self._learner.num_updates
-            self._folder.event(
-                "checkpoint", env_steps=self._facts()["env_steps"], updates=self._learner.num_updates
-            )
-        self._saved_s = time.monotonic()
-
-    def _facts(self) -> dict[str, Any]:
-        return {
-            "env_steps": self._store.trained_steps() or 0,
-            "config_hash": self._folder.config_hash,
-            "published": self._published,
-            "version": self._version,
-        }
-
-    @property
-    def _checkpoint(self) -> Path:
-        return self._folder.checkpoints / "last"
-
-    @property
-    def _has_checkpoint(self) -> bool:
-        return (self._checkpoint / "manifest.json").exists()
-
-    # ---- small things
-
-    def _made(self) -> Fleet:
-        """What it learns with, made when it is first needed; and the version to count on from."""
-        if self._band is None:
-            self._band = build_fleet(self._config, parts=self._folder.parts)
-            before = self._folder.read_json(_VERSIONS) or {"used_up_to": 0}
-            self._version = max(before["used_up_to"], max(self._disk.versions(), default=0))
-        return self._band
-
-    def _make(self, algorithm: Algorithm, policy: TrainablePolicy, *, role: str) -> Learner:
-        learner, band = self._config.learner, self._made()
-        return Learner(
-            algorithm=algorithm,
-            replay=band.replay(self._folder.replay, policy),  # to read only
-            robot=band.robot(policy),
-            rng=stream(self._config.run.seed, role),
-            utd=learner.utd,
-            start_after_steps=learner.start_after_steps,
-            num_ahead=learner.prefetch,
-            max_bad_updates=learner.max_bad_updates,
-            device=find_device(self._config.device),
+    def _report_updates(self, learner: Learner, *, waits: bool = False) -> None:
+        """The store gives permits to simulated arms as updates are done."""
+        self._reported_s = time.monotonic()
+        self._store.learned(
+            learner.num_online_updates, request=learner.sample_request, metrics=self._metrics, waits=waits
         )
 
-    # ---- ranks
-
-    def _lead(self, algorithm: Algorithm, policy: TrainablePolicy) -> Algorithm:
-        if self._config.learner.ranks == 1:
-            return algorithm
-        with self.working("starting the other ranks"):
-            band = self._made()
-            self._ranks = RayRanks(self._folder, robot=band.station.robot.spec, replayed=band.robot(policy))
-            self._ranks.start()
-            return self._ranks.lead(algorithm)
+    def _save(self) -> None:
+        learner = self._learner
+        if learner is not None and learner.healthy and self._run_learner.saved_at != learner.num_updates:
+            self._run_learner.save()
+        self._saved_s = time.monotonic()
 
     @contextmanager
-    def _whole(self) -> Iterator[None]:
-        """Without one of its ranks it is nothing: Ray starts this process anew, and it goes on from its checkpoint."""
+    def _with_all_ranks(self) -> Iterator[None]:
+        """If a rank is lost, end this process: Ray restarts it, and it continues from its checkpoint."""
         try:
             yield
         except RankLost as error:
@@ -368,4 +269,4 @@ class LearnerRole(Role):
 def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and "allocate memory" in str(error)  # as torch says it on a CPU
+    return isinstance(error, RuntimeError) and "allocate memory" in str(error)  # torch's message on a CPU

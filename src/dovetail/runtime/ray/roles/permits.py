@@ -1,4 +1,4 @@
-"""Who may practise next: episodes are numbered over all arms, and simulated ones wait for a learner that is behind."""
+"""Which arm may run the next online episode. Episodes are numbered over all arms."""
 
 from __future__ import annotations
 
@@ -12,65 +12,66 @@ __all__ = ["ArmBalance", "EpisodePermit", "EpisodePermits"]
 class EpisodePermit:
     index: int  # of the episode, over all arms
     robot_minutes: float
-    streams: bool = False  # its steps are wanted while it runs
+    streams: bool = False  # whether the store wants its steps while it runs
 
 
 class EpisodePermits:
-    """The update-to-data ratio of all arms together. The counts are kept up to date by whoever has them."""
+    """Keeps the update-to-data ratio of all arms: simulated arms wait for a learner that is behind. The store sets the counts."""
 
     def __init__(self, *, utd: float, start_after_steps: int, max_behind_steps: int, max_steps: int) -> None:
         self._utd, self._start_after = utd, start_after_steps
         self._max_behind, self._max_steps = max_behind_steps, max_steps
-        self.env_steps = 0  # of all that was delivered
-        self.trained_steps = 0  # of what is learned from
+        self.env_steps = 0
+        self.trained_steps = 0  # of these, in episodes that the learner uses
         self.updates = 0
-        self.waits = False  # the learner, for data: however far behind, it is no use to wait for it
+        self.learner_waits = False  # for data: then waiting for it would be endless
         self.next_index = 0
-        self.streams = False  # whether anybody learns from an episode that is still running
+        self.streams = False
 
     @property
     def behind_steps(self) -> float:
-        """Steps that the learner has not done the updates for."""
+        """Steps for which the learner has not done the updates."""
         return max(0.0, max(0, self.trained_steps - self._start_after) - self.updates / self._utd)
 
-    def take(self, *, real_time: bool, robot_minutes: float = 0.0) -> EpisodePermit | None:
-        """None: not now."""
+    def request(self, *, real_time: bool, robot_minutes: float = 0.0) -> EpisodePermit | None:
+        """A permit for one episode; None: ask again later. A real arm never waits."""
         if self.env_steps >= self._max_steps:
             return None
-        if not real_time and not self.waits and self.behind_steps > self._max_behind:
+        if not real_time and not self.learner_waits and self.behind_steps > self._max_behind:
             return None
-        ticket = EpisodePermit(index=self.next_index, robot_minutes=robot_minutes, streams=self.streams)
+        permit = EpisodePermit(index=self.next_index, robot_minutes=robot_minutes, streams=self.streams)
         self.next_index += 1
-        return ticket
+        return permit
 
 
 class ArmBalance:
-    """Where time is simulated, arms that do different things keep step, however long each takes to simulate: who is more
-    than `slack_steps` ahead waits. One that has been silent for long is not waited for; when it comes back, or comes late,
-    it begins where the others are."""
+    """Keeps simulated arms with different tasks at similar numbers of steps: one that is `slack_steps` ahead waits.
+
+    An arm that was silent for `silent_s` is not waited for. When it returns, or joins late, it starts level with the others.
+    """
 
     def __init__(self, *, slack_steps: float, silent_s: float = 10.0) -> None:
         self._slack, self._silent_s = slack_steps, silent_s
-        self._heard: dict[str, tuple[float, int]] = {}  # when, and steps that it was given for a start
+        self._active: dict[str, tuple[float, int]] = {}  # time of the last call, and steps that are added for a late start
 
-    def hear(self, robot: str, steps: Mapping[str, int], now_s: float) -> None:
-        """That this arm practises; `steps` are those that each has done."""
-        own, others = steps.get(robot, 0), self._counted(steps, now_s, but=robot)
-        start = self._heard.get(robot, (0.0, 0))[1]
-        if others and own + start < min(others.values()) - 2 * self._slack and not self._is_there(robot, now_s):
+    def mark_active(self, robot: str, steps: Mapping[str, int], now_s: float) -> None:
+        """Note that an arm acts online; `steps` has the steps of each."""
+        own, others = steps.get(robot, 0), self._levels(steps, now_s, without=robot)
+        start = self._active.get(robot, (0.0, 0))[1]
+        if others and own + start < min(others.values()) - 2 * self._slack and not self._is_active(robot, now_s):
             start = min(others.values()) - own
-        self._heard[robot] = (now_s, start)
+        self._active[robot] = (now_s, start)
 
     def is_ahead(self, robot: str, steps: Mapping[str, int], now_s: float) -> bool:
-        counted = self._counted(steps, now_s)
-        return robot in counted and counted[robot] > min(counted.values()) + self._slack
+        levels = self._levels(steps, now_s)
+        return robot in levels and levels[robot] > min(levels.values()) + self._slack
 
-    def _is_there(self, robot: str, now_s: float) -> bool:
-        return robot in self._heard and now_s - self._heard[robot][0] <= self._silent_s
+    def _is_active(self, robot: str, now_s: float) -> bool:
+        return robot in self._active and now_s - self._active[robot][0] <= self._silent_s
 
-    def _counted(self, steps: Mapping[str, int], now_s: float, *, but: str = "") -> dict[str, int]:
+    def _levels(self, steps: Mapping[str, int], now_s: float, *, without: str = "") -> dict[str, int]:
         return {
             name: steps.get(name, 0) + start
-            for name, (_, start) in self._heard.items()
-            if name != but and self._is_there(name, now_s)
+            for name, (_, start) in self._active.items()
+            if name != without and self._is_active(name, now_s)
         }

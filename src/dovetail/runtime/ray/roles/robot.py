@@ -1,8 +1,7 @@
-"""An arm: episodes on request, or one after another while it practises. Each is on its own disk before anybody hears of it,
-and stays there until the store has it.
+"""An arm as a Ray actor. An episode is on the arm's own disk first, and stays there until the store has it.
 
-Everything that touches the arm happens on one thread. Another delivers what the spool holds, and streams what is being
-recorded; a third waits for weights. None of them ever keeps the arm waiting.
+One thread touches the arm. Another delivers the spool's episodes and streams the running one. A third waits for weights. The
+arm never waits for the other two.
 """
 
 from __future__ import annotations
@@ -19,46 +18,45 @@ from typing import Any
 
 import dovetail
 from dovetail.config.schema import RunConfig
-from dovetail.core.contracts import Actor
+from dovetail.core.abilities import ConfiguresSwap
 from dovetail.core.disk import read_file
 from dovetail.core.errors import DovetailError, RobotFault, StoreError, one_line
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
+from dovetail.core.types import Episode, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
 from dovetail.live.link import LiveLink
-from dovetail.robot_host.attended_actor import AttendedActor
 from dovetail.runs.assembly.arms import arm_name
 from dovetail.runs.assembly.build import Assembly, build_assembly
-from dovetail.runs.drain_spool import hand_over
-from dovetail.runs.evaluate import order_episode
+from dovetail.runs.drain_spool import drain_spool
+from dovetail.runs.roles.robot import RobotRunner
 from dovetail.runtime.ray.roles.handles import StoreHandle
-from dovetail.runtime.ray.roles.role import Role, only_one
+from dovetail.runtime.ray.roles.role import Role, exclusive_lock
 from dovetail.runtime.ray.roles.weights import WeightsReader
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["KEY", "Arm", "RobotRole"]
 
-KEY = ".cluster"  # in the run's folder: what tells an arm that it sees that folder
-_LOOK_S = 0.2
+KEY = ".cluster"  # a file in the run's folder: an arm that can read it sees that folder
+_POLL_S = 0.2
 _WAIT_S = 2.0
-_LOST_S = 5.0  # without a word from the run: cut off, or it has ended
+_LOST_S = 5.0  # without a call of the driver: the arm is cut off, or the run has ended
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """What an arm is told of the run that it belongs to."""
+    """What an arm must know of its run."""
 
     name: str
     config: Mapping[str, Any]  # plain
     config_hash: str
     run: Path
     key: str
-    live: bool = False  # there is a console: after a fault, whoever sits there is waited for
-    first: bool = True  # the one that a console finds without being told a name
+    live: bool = False  # a console is attached: after a fault, wait for its acknowledgement
+    first: bool = True  # the console finds this arm without a name
 
     def folder(self) -> Path:
-        """On the arm's own machine: in the run's folder where that is in reach, and otherwise in a temporary one of its
-        own, which a later process finds again."""
+        """The arm's folder on its own machine: in the run's folder if that is visible, otherwise a temporary one that a
+        restarted process finds again."""
         try:
             if read_file(self.run / KEY).decode() == self.key:
                 return self.run / "robots" / self.name
@@ -68,237 +66,229 @@ class Arm:
 
 
 class RobotRole(Role):
-    """`start` it; then `run_one` for demonstrations and evaluations, and `report(practise=True)` for practice."""
+    """`start` it; `run_one` runs a demonstration or evaluation; `report(online=True)` lets it act online."""
 
     def __init__(self, arm: Arm, *, store: Any, weights: Any) -> None:
         super().__init__(arm.name)
         self._arm, self._config = arm, RunConfig.model_validate(dict(arm.config))
-        self._ended, self._practising, self._delivering = threading.Event(), threading.Event(), threading.Event()
+        self._ended, self._online, self._delivering = threading.Event(), threading.Event(), threading.Event()
         self._folder = arm.folder()
-        self._lock = only_one(self._folder / ".lock")  # two never move one arm: its control process shares it
+        self._lock_file = exclusive_lock(self._folder / ".lock")  # shared with its control process: one moves the arm
         self._spool = self._folder / "spool"
         self._store = StoreHandle(store, until=self._ended.is_set)
         self._weights = WeightsReader(weights)
-        self._station: Assembly | None = None
+        self._assembly: Assembly | None = None
+        self._robot: RobotRunner | None = None
         self._link: LiveLink | None = None
-        self._actors: dict[Purpose, Actor] = {}
         self._newest: WeightSnapshot | None = None
-        self._loaded = (Purpose.ONLINE, 0)  # what for, and which version
-        self._heard_s = time.monotonic()
-        self._casualties: list[tuple[str, int]] = []  # of its processes: who was killed, and who came instead
+        self._called_s = time.monotonic()  # by the driver
+        self._restarted_processes: list[tuple[str, int]] = []  # role and new pid of processes that were killed
         self._sending = threading.Lock()
-        self._undelivered: str | None = None  # why
-        self._acting: str | None = None  # the episode that an actor is still at, also when all of it is recorded
-        self._streams = False  # whether the steps of what is running are wanted
-        self._offsets: dict[str, int] = {}  # how far episodes that are running were streamed
-        self._hands = ThreadPoolExecutor(1, thread_name_prefix="arm")
-        for work in (self._practise, self._deliver_always, self._follow_weights):
+        self._not_delivered: str | None = None  # why
+        self._finished: Episode | None = None  # the last episode, so that it is not read from disk again
+        self._streams = False  # whether the store wants the steps of the running episode
+        self._offsets: dict[str, int] = {}  # how far running episodes were streamed
+        self._arm_thread = ThreadPoolExecutor(1, thread_name_prefix="arm")
+        for work in (self._act_online, self._deliver_always, self._follow_weights):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
-    # ---- what it is asked for
+    # ---- from the driver
 
     def start(self) -> dict[str, Any]:
-        """Make the arm ready; what it is, for whoever checks that all fit together."""
-        station = self._hands.submit(self._made).result()
-        station.policy()  # refused here where it does not fit
+        """Build the arm; return its facts, with which the driver checks that all arms fit together."""
+        assembly = self._arm_thread.submit(self._build).result()
+        assembly.policy()  # raises if it does not fit
         return {
-            "robot": station.robot.spec.to_json(),
-            "real_time": station.real_time,
+            "robot": assembly.robot.spec.to_json(),
+            "real_time": assembly.real_time,
             "version": dovetail.__version__,
-            "task": station.task.spec.name,
+            "task": assembly.task.spec.name,
         }
 
     def run_one(self, purpose: Purpose, index: int, weights: WeightSnapshot | None) -> dict[str, Any]:
-        """One episode, in the store when this returns; without weights, of a policy that has learned nothing."""
-        return self._hands.submit(self._run_one, purpose, index, weights).result()
+        """Run one episode and deliver it. Without weights, the policy is untrained."""
+        return self._arm_thread.submit(self._run_one, purpose, index, weights).result()
 
-    def report(self, *, practise: bool = False, told: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """How it is. Who asks says what is wanted of it, and what those who watch it may see."""
-        self._heard_s = time.monotonic()
-        if practise and self.problem is None:
-            self._practising.set()
-        elif not practise:
-            self._practising.clear()
-        if self._link is not None and told:
-            self._link.tell(**told)
-        actor = self._actors.get(Purpose.ONLINE)
+    def report(self, *, online: bool = False, shown: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Report on the arm. `online`: whether it shall run online episodes; `shown`: the run's status for the console."""
+        self._called_s = time.monotonic()
+        if online and self.problem is None:
+            self._online.set()
+        elif not online:
+            self._online.clear()
+        if self._link is not None and shown:
+            self._link.update(**shown)
+        robot = self._robot
+        loaded = robot.loaded[1] if robot and robot.loaded else 0
         newest = self._newest.version if self._newest else 0
         return {
             **self.about(),
-            "practising": self._practising.is_set(),
-            "version": self._loaded[1],
-            "versions_behind": max(0, newest - self._loaded[1]),
-            "casualties": list(self._casualties),
+            "online": self._online.is_set(),
+            "version": loaded,
+            "versions_behind": max(0, newest - loaded),
+            "restarted_processes": list(self._restarted_processes),
             "spooled": len(Spool(self._spool).pending()),
-            "stop_asked": self._link is not None and self._link.is_open and self._link.stop_asked,
+            "stop_requested": self._link is not None and self._link.is_open and self._link.stop_requested,
             "fault": self._link.fault if self._link is not None else None,
-            "telemetry": dict(actor.telemetry()) if actor else {},
+            "telemetry": robot.telemetry(Purpose.ONLINE) if robot else {},
         }
 
     def acknowledge(self) -> None:
-        """Somebody has seen to it: go on."""
+        """Continue after a fault: a person has checked the arm."""
         if self._link is not None and self._link.fault is not None:
             self._link.acknowledge()
         elif self.problem is not None:
-            self._hands.submit(self._acknowledge).result()
+            self._arm_thread.submit(self._acknowledge).result()
 
     def pause(self) -> None:
-        """End practice after the episode that is running, and deliver it."""
-        self._practising.clear()
-        self._hands.submit(lambda: None).result()
+        """Stop online episodes after the one that is running, and deliver it."""
+        self._online.clear()
+        self._arm_thread.submit(lambda: None).result()
         self._deliver()
 
     def close(self) -> None:
-        self._practising.clear()
+        self._online.clear()
         self._ended.set()
-        self._hands.submit(lambda: None).result()
+        self._arm_thread.submit(lambda: None).result()
         self._deliver()
-        if self._station is not None:
-            self._hands.submit(self._station.close).result()
+        if self._assembly is not None:
+            self._arm_thread.submit(self._assembly.close).result()
 
-    # ---- the arm
+    # ---- the arm's thread
 
-    def _practise(self) -> None:
+    def _act_online(self) -> None:
         while not self._ended.is_set():
-            if not self._practising.wait(_LOOK_S):
+            if not self._online.wait(_POLL_S):
                 continue
             try:
-                self._hands.submit(self._practise_once).result()
-            except Exception as error:  # a thread's border: told, and this arm rests until somebody has seen to it
+                self._arm_thread.submit(self._run_online).result()
+            except Exception as error:  # a thread's border: the arm rests until the fault is acknowledged
                 self.problem = one_line(error)
-                self._practising.clear()
+                self._online.clear()
 
-    def _practise_once(self) -> None:
-        station = self._made()
-        ready = self._newest is not None and not self._is_lost()  # a new process has yet to hear what was learned
-        ticket = self._store.ticket(robot=self.name, real_time=station.real_time) if ready else None
-        if ticket is None:
+    def _run_online(self) -> None:
+        robot, real_time = self._runner(), self._build().real_time
+        ready = self._newest is not None and not self._is_cut_off()  # a restarted process has no weights yet
+        permit = self._store.request_permit(robot=self.name, real_time=real_time) if ready else None
+        if permit is None:
             time.sleep(0.02)
             return
-        actor = self._actor(Purpose.ONLINE)
-        self._load(actor, Purpose.ONLINE, self._newest)
-        order = self._order(Purpose.ONLINE, ticket.index, robot_minutes=ticket.robot_minutes)
-        self._streams = ticket.streams
+        self._streams = permit.streams
         with self.working("acting"):
-            episode = self._run(actor, order)
+            episode = robot.run(
+                Purpose.ONLINE, permit.index, self._newest, robot_minutes=permit.robot_minutes
+            )
         if episode is not None:
+            self._finished = episode
             self.count("episodes")
             self.count("steps", len(episode))
         self._delivering.set()
 
+    def _run_one(self, purpose: Purpose, index: int, weights: WeightSnapshot | None) -> dict[str, Any]:
+        robot, episode = self._runner(), None
+        self._streams = False
+        with self.working("evaluating" if purpose is Purpose.EVAL else "demonstrating"):
+            try:
+                episode = robot.run_through(purpose, index, weights)
+            except RobotFault as fault:
+                self.problem = one_line(fault)
+        if robot.fault and not robot.stopped:
+            self.problem = self.problem or robot.fault
+        self._finished = episode
+        self._deliver()
+        outcome = Outcome.ABORTED if episode is None else episode.outcome
+        return {
+            "id": None if episode is None else episode.id,
+            "outcome": outcome,
+            "stopped": robot.stopped,
+            "problem": self.problem,
+        }
+
     def _acknowledge(self) -> None:
         try:
-            for actor in self._actors.values():
-                actor.acknowledge()
+            self._runner().acknowledge()
             self.problem = None
         except RobotFault as fault:  # it is still there
             self.problem = one_line(fault)
 
-    def _run_one(self, purpose: Purpose, index: int, weights: WeightSnapshot | None) -> dict[str, Any]:
-        actor = self._actor(purpose)
-        self._load(actor, purpose, weights)
-        self._streams = False
-        with self.working("evaluating" if purpose is Purpose.EVAL else "demonstrating"):
-            episode, again = None, True
-            while again:
-                num_casualties = len(self._casualties)
-                try:
-                    episode = self._run(actor, self._order(purpose, index))
-                except RobotFault as fault:
-                    self.problem = one_line(fault)
-                seen_to = isinstance(actor, AttendedActor) and actor.was_acknowledged
-                seen_to = seen_to or len(self._casualties) > num_casualties
-                cut_short = episode is None or episode.outcome is Outcome.ABORTED
-                again = cut_short and seen_to and not actor.stopped
-        if actor.fault and not actor.stopped:
-            self.problem = self.problem or actor.fault
-        self._deliver()
-        told = {"stopped": actor.stopped, "problem": self.problem}
-        if episode is None:
-            return {"id": None, "outcome": Outcome.ABORTED, **told}
-        return {"id": episode.id, "outcome": episode.outcome, **told}
-
-    def _run(self, actor: Actor, order: EpisodeOrder) -> Episode | None:
-        self._acting = order.id
-        try:
-            return actor.run(order)
-        finally:
-            self._acting = None
-
-    def _load(self, actor: Actor, purpose: Purpose, snapshot: WeightSnapshot | None) -> None:
-        if snapshot is not None and self._loaded != (purpose, snapshot.version):
-            actor.load(snapshot)
-            self._loaded = (purpose, snapshot.version)
-
-    def _made(self) -> Assembly:
-        if self._station is None:
+    def _build(self) -> Assembly:
+        if self._assembly is None:
             with self.working("starting"):
-                self._station = build_assembly(
+                self._assembly = build_assembly(
                     self._config,
-                    parts=self._arm.run / "parts",
+                    components=self._arm.run / "parts",
                     should_stop=self._should_stop,
                     live=self._make_link,
-                    on_restart=lambda process, pid: self._casualties.append((process, pid)),
+                    on_restart=self._on_restart,
                     name=arm_name(self._config, self.name),
-                    holds=self._lock.fileno(),
+                    lock_descriptor=self._lock_file.fileno(),
                 )
-        return self._station
+        return self._assembly
+
+    def _runner(self) -> RobotRunner:
+        if self._robot is None:
+            self._robot = RobotRunner(
+                self._build(),
+                config_hash=self._arm.config_hash,
+                spool=Spool(self._spool),
+                weights=self._folder / "weights",
+            )
+        return self._robot
+
+    def _on_restart(self, process: str, pid: int) -> None:
+        self._restarted_processes.append((process, pid))
+        self._runner().num_restarts += 1
 
     def _make_link(self, robot: RobotSpec) -> LiveLink:
         where = self._arm.run if self._arm.first and self._folder.is_relative_to(self._arm.run) else self._folder
-        # where no console finds it, nobody is waited for: it rests, and is acknowledged by its name
+        # the console finds only the first arm; the others rest after a fault and are acknowledged by name
         self._link = LiveLink(where, robot=robot, waits=self._arm.live and where == self._arm.run)
         task = self._config.task.type if self._config.task else ""
-        self._link.tell(run=self._arm.run.name, task=task, mode=self._config.actor.type)
+        self._link.update(run=self._arm.run.name, task=task, mode=self._config.actor.type)
         return self._link
 
-    def _actor(self, purpose: Purpose) -> Actor:
-        if purpose not in self._actors:
-            weights = self._folder / "weights"
-            self._actors[purpose] = self._made().actor_for(purpose, spool=Spool(self._spool), weights=weights)
-        return self._actors[purpose]
-
-    def _order(self, purpose: Purpose, index: int, *, robot_minutes: float = 0.0) -> EpisodeOrder:
-        return order_episode(
-            self._made(),
-            purpose=purpose,
-            index=index,
-            config_hash=self._arm.config_hash,
-            robot_minutes=robot_minutes,
-        )
-
-    def _is_lost(self) -> bool:
-        return time.monotonic() - self._heard_s > _LOST_S
+    def _is_cut_off(self) -> bool:
+        return time.monotonic() - self._called_s > _LOST_S
 
     def _should_stop(self) -> bool:
-        return self._ended.is_set() or (self._config.cluster.cut_off == "hold" and self._is_lost())
+        return self._ended.is_set() or (self._config.cluster.cut_off == "hold" and self._is_cut_off())
 
-    # ---- what goes out
+    # ---- delivery
 
     def _deliver_always(self) -> None:
         while not self._ended.is_set():
-            self._delivering.wait(_LOOK_S)
+            self._delivering.wait(_POLL_S)
             self._delivering.clear()
             self._deliver()
 
     def _deliver(self) -> None:
-        """All that has ended; whatever is killed on the way is delivered again, and kept once. Then what is running."""
+        """Deliver all finished episodes, then stream the running one. A repeated delivery is stored once."""
         with self._sending:
-            spool = Spool(self._spool)
+            spool, running = Spool(self._spool), self._robot.running if self._robot else None
             try:
-                hand_over(spool, self._store.deliver, tell=self._tell, but=self._acting)
+                drain_spool(
+                    spool,
+                    self._store.deliver,
+                    report=lambda kind, **facts: self.count(kind),
+                    until=running,
+                    in_memory=self._in_memory,
+                )
                 for episode_id in spool.running():
                     self._stream(spool, episode_id)
-            except Exception as error:  # a full disk, here or there: it rests until that is over
+            except Exception as error:  # such as a full disk, here or there: the arm rests until it is solved
                 why = one_line(getattr(error, "cause", None) or error)
-                if self.problem in (None, self._undelivered):
+                if self.problem in (None, self._not_delivered):
                     self.problem = why
-                self._undelivered = why
-                self._practising.clear()
+                self._not_delivered = why
+                self._online.clear()
             else:
-                if self.problem == self._undelivered:
+                if self.problem == self._not_delivered:
                     self.problem = None
-                self._undelivered = None
+                self._not_delivered = None
+
+    def _in_memory(self, episode_id: str) -> Episode | None:
+        finished = self._finished
+        return finished if finished is not None and finished.id == episode_id else None
 
     def _stream(self, spool: Spool, episode_id: str) -> None:
         tail = spool.tail(episode_id, offset=self._offsets.get(episode_id, 0))
@@ -306,17 +296,16 @@ class RobotRole(Role):
             return
         if len(self._offsets) > 8:
             self._offsets.clear()
-        segments = tail.segments if self._streams else ()  # that it goes on is worth knowing in any case
+        segments = tail.segments if self._streams else ()  # without steps, it shows that the arm is active
         self._offsets[episode_id] = tail.offset if self._store.stream(tail.start, segments) else 0
 
-    def _tell(self, kind: str, /, **facts: Any) -> None:
-        self.count(kind)
-
-    # ---- what comes in
+    # ---- weights
 
     def _follow_weights(self) -> None:
-        """Wait for newer ones; where a process of inference looks for them, put them there."""
-        local = DiskWeightStore(self._folder / "weights", keep=2) if self._swaps_while_acting else None
+        """Wait for other weights. If the inference process loads weights during an episode, write them for it."""
+        config = self._config.actor.config
+        swaps = isinstance(config, ConfiguresSwap) and config.swap_weights == "chunk"
+        local = DiskWeightStore(self._folder / "weights", keep=2) if swaps else None
         while not self._ended.is_set():
             snapshot = self._weights.latest(newer_than=self._newest.version if self._newest else 0, wait_s=_WAIT_S)
             if snapshot is None:
@@ -324,11 +313,5 @@ class RobotRole(Role):
                 continue
             self._newest = snapshot
             if local is not None and snapshot.version > max(local.versions(), default=0):
-                with contextlib.suppress(
-                    StoreError
-                ):  # a full disk: it acts with what it has, and a later one comes
+                with contextlib.suppress(StoreError):  # a full disk: the arm keeps its weights until a later version
                     local.publish(snapshot.components, version=snapshot.version)
-
-    @property
-    def _swaps_while_acting(self) -> bool:
-        return getattr(self._config.actor.config, "swap", "episode") == "chunk"

@@ -1,4 +1,4 @@
-"""What all roles have in common: they say who they are and how they are, and only one process is ever one of them."""
+"""What all roles have in common: a report on their process and their work, and a lock against a second process."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ from typing import IO, Any
 
 from dovetail.core.errors import FailureError
 
-__all__ = ["Role", "only_one"]
+__all__ = ["Role", "exclusive_lock"]
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 class Role:
-    """`report` says how it is: its process, what it is doing, what went wrong, and its own figures."""
+    """`report` returns the process id, the present activity, what went wrong, and counts."""
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._born_unix_s = time.time()
-        self._doing: dict[int, tuple[str, float]] = {}  # by thread
+        self._started_unix_s = time.time()
+        self._activities: dict[int, str] = {}  # by thread
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, float] = defaultdict(float)
         self.problem: str | None = None
 
     def about(self) -> dict[str, Any]:
-        doing = dict(self._doing)
         return {
             "name": self.name,
             "pid": os.getpid(),
             "host": socket.gethostname(),
-            "born_unix_s": self._born_unix_s,
-            "doing": ", ".join(sorted({what for what, _ in doing.values()})),
+            "started_unix_s": self._started_unix_s,
+            "doing": ", ".join(sorted(set(dict(self._activities).values()))),
             "problem": self.problem,
             "counts": dict(self._counts),
             "seconds": dict(self._seconds),
@@ -50,28 +49,27 @@ class Role:
     def count(self, what: str, number: int = 1) -> None:
         self._counts[what] += number
 
-    def spent(self, phase: str, seconds: float) -> None:
-        self._seconds[phase] += seconds
+    def add_seconds(self, activity: str, seconds: float) -> None:
+        self._seconds[activity] += seconds
 
     @contextmanager
-    def working(self, what: str) -> Iterator[None]:
-        """While this lasts, it is what this thread is doing."""
+    def working(self, activity: str) -> Iterator[None]:
+        """Report this activity of the thread, and measure its time."""
         thread, began_s = threading.get_ident(), time.monotonic()
-        before = self._doing.get(thread)
-        self._doing[thread] = (what, began_s)
+        before = self._activities.get(thread)
+        self._activities[thread] = activity
         try:
             yield
         finally:
-            self.spent(what, time.monotonic() - began_s)
+            self.add_seconds(activity, time.monotonic() - began_s)
             if before is None:
-                self._doing.pop(thread, None)
+                self._activities.pop(thread, None)
             else:
-                self._doing[thread] = before
+                self._activities[thread] = before
 
 
-def only_one(path: Path, *, wait_s: float = 60.0) -> IO[str]:
-    """Be the only process that holds this file's lock, for as long as what is returned lives. One that came before, and that
-    the cluster has given up, may still be at it: it is waited for."""
+def exclusive_lock(path: Path, *, wait_s: float = 60.0) -> IO[str]:
+    """Lock a file for as long as the returned object lives. Waits for a process that the cluster has already replaced."""
     path.parent.mkdir(parents=True, exist_ok=True)
     file = path.open("a+")
     until_s = time.monotonic() + wait_s
@@ -82,7 +80,5 @@ def only_one(path: Path, *, wait_s: float = 60.0) -> IO[str]:
         except BlockingIOError:
             if time.monotonic() > until_s:
                 file.close()
-                raise FailureError(
-                    f"another process still works with {path.parent}: end it, then try again"
-                ) from None
-            time.sleep(_LOOK_S)
+                raise FailureError(f"another process still uses {path.parent}. End it, then try again") from None
+            time.sleep(_POLL_S)
