@@ -5,9 +5,9 @@ from collections.abc import Callable
 import pytest
 
 from dovetail.core.types import Episode
-from support import some_episodes
+from support import small_episodes
 
 
 @pytest.fixture(scope="session")
 def make_episode() -> Callable[..., Episode]:
-    return some_episodes.make_episode
+    return small_episodes.make_episode

@@ -14,7 +14,7 @@ from hypothesis.extra import numpy as hnp
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Episode, Observation, Outcome, Purpose, Segment
 from dovetail.episodes.log import EpisodeLog
-from support.some_episodes import assert_same
+from support.small_episodes import assert_same_episode
 
 Make = Callable[..., Episode]
 
@@ -23,7 +23,7 @@ Make = Callable[..., Episode]
 def test_round_trip(tmp_path: Path, make_episode: Make, num_steps: int) -> None:
     episode = make_episode(num_steps=num_steps, judgement=Outcome.FAILURE, purpose=Purpose.EVAL)
     EpisodeLog(tmp_path / "episodes").commit(episode)
-    assert_same(EpisodeLog(tmp_path / "episodes").load("e1"), episode)
+    assert_same_episode(EpisodeLog(tmp_path / "episodes").load("e1"), episode)
 
 
 def test_segments_are_merged(tmp_path: Path, make_episode: Make) -> None:
@@ -31,10 +31,10 @@ def test_segments_are_merged(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(episode)
     assert len(log.load("e1").segments) == 1
-    assert_same(log.load("e1"), episode)
+    assert_same_episode(log.load("e1"), episode)
 
 
-def test_each_frame_is_stored_once(tmp_path: Path, make_episode: Make) -> None:
+def test_repeated_frame_is_stored_once(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(make_episode(num_steps=9))
     manifest = json.loads((tmp_path / "e1" / "manifest.json").read_text())
@@ -42,7 +42,7 @@ def test_each_frame_is_stored_once(tmp_path: Path, make_episode: Make) -> None:
     assert manifest["cameras"]["depth"]["num_frames"] == 10
 
 
-def test_a_frame_that_comes_back_is_not_mistaken_for_the_one_before(tmp_path: Path, make_episode: Make) -> None:
+def test_returning_frame_gets_new_index(tmp_path: Path, make_episode: Make) -> None:
     episode = make_episode(num_steps=4)
     frames = episode.column("observation/camera/wrist").copy()
     frames[0] = frames[3]  # a b b a: paired by value and place, never by counting
@@ -51,13 +51,13 @@ def test_a_frame_that_comes_back_is_not_mistaken_for_the_one_before(tmp_path: Pa
     changed = dataclasses.replace(segment, columns={**segment.columns, "observation/camera/wrist": frames})
     episode = dataclasses.replace(episode, segments=(changed,))
     EpisodeLog(tmp_path).commit(episode)
-    assert_same(EpisodeLog(tmp_path).load("e1"), episode)
+    assert_same_episode(EpisodeLog(tmp_path).load("e1"), episode)
 
 
-def test_without_images(tmp_path: Path, make_episode: Make) -> None:
+def test_load_without_images(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(make_episode())
-    (tmp_path / "e1" / "frames-depth.mkv").unlink()  # not even looked at
+    (tmp_path / "e1" / "frames-depth.mkv").unlink()  # not read
     episode = log.load("e1", images=False)
     assert [name for name in episode.segments[0].columns if name.startswith("observation/")] == [
         "observation/state"
@@ -65,7 +65,7 @@ def test_without_images(tmp_path: Path, make_episode: Make) -> None:
     assert list(episode.last_observation.values) == ["state"]
 
 
-def test_manifest_summarises(tmp_path: Path, make_episode: Make) -> None:
+def test_manifest_summarizes_episode(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(make_episode(num_steps=5))
     info = log.manifest("e1")
@@ -77,7 +77,7 @@ def test_manifest_summarises(tmp_path: Path, make_episode: Make) -> None:
     assert info.prompt == "put the peg in — büro"
 
 
-def test_nothing_is_listed_before_the_first(tmp_path: Path, make_episode: Make) -> None:
+def test_empty_log_lists_nothing(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path / "episodes")
     assert log.ids() == []
     log.commit(make_episode(id="a", num_steps=1))
@@ -86,7 +86,7 @@ def test_nothing_is_listed_before_the_first(tmp_path: Path, make_episode: Make) 
     assert "d" not in log
 
 
-def test_the_same_twice_is_harmless_also_cut_differently(tmp_path: Path, make_episode: Make) -> None:
+def test_committing_twice_with_other_segments_is_harmless(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(make_episode())
     before = (tmp_path / "e1" / "manifest.json").stat()
@@ -95,15 +95,17 @@ def test_the_same_twice_is_harmless_also_cut_differently(tmp_path: Path, make_ep
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"outcome": Outcome.FAILURE}, {"num_steps": 4}])
-def test_another_of_the_same_id_is_refused(tmp_path: Path, make_episode: Make, change: dict[str, object]) -> None:
+def test_different_episode_with_same_id_is_refused(
+    tmp_path: Path, make_episode: Make, change: dict[str, object]
+) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(make_episode())
     with pytest.raises(StoreError, match=r"e1 is already in .* other content"):
         log.commit(make_episode(**change))
-    assert_same(log.load("e1"), make_episode())
+    assert_same_episode(log.load("e1"), make_episode())
 
 
-def test_a_repeat_does_not_acknowledge_a_damaged_episode(tmp_path: Path, make_episode: Make) -> None:
+def test_committing_again_refuses_damaged_episode(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(make_episode())
     (tmp_path / "e1" / "steps.parquet").write_bytes(b"")
@@ -111,7 +113,7 @@ def test_a_repeat_does_not_acknowledge_a_damaged_episode(tmp_path: Path, make_ep
         log.commit(make_episode())
 
 
-def test_leftovers_are_not_read_and_are_removed_by_the_next_writer(tmp_path: Path, make_episode: Make) -> None:
+def test_leftovers_of_crash_are_ignored_and_removed(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     half = tmp_path / ".tmp" / "e0"
     half.mkdir(parents=True)
@@ -123,7 +125,7 @@ def test_leftovers_are_not_read_and_are_removed_by_the_next_writer(tmp_path: Pat
 
 
 @pytest.mark.parametrize("bad", ["../x", "..", "a/b"])
-def test_no_way_out_of_the_folder(tmp_path: Path, make_episode: Make, bad: str) -> None:
+def test_id_with_path_is_refused(tmp_path: Path, make_episode: Make, bad: str) -> None:
     log = EpisodeLog(tmp_path / "episodes")
     for attempt in (
         lambda: log.commit(make_episode(id=bad)),
@@ -135,7 +137,7 @@ def test_no_way_out_of_the_folder(tmp_path: Path, make_episode: Make, bad: str) 
     assert list(tmp_path.iterdir()) == []
 
 
-def test_any_flipped_byte_is_found_and_its_file_named(tmp_path: Path, make_episode: Make) -> None:
+def test_flipped_byte_raises_and_names_file(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(make_episode(num_steps=2))
     rng = np.random.default_rng(0)
@@ -161,7 +163,7 @@ def test_any_flipped_byte_is_found_and_its_file_named(tmp_path: Path, make_episo
         log.verify("e1")
 
 
-def test_missing_episode_and_renamed_folder(tmp_path: Path, make_episode: Make) -> None:
+def test_missing_episode_and_renamed_folder_raise(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     with pytest.raises(StoreError, match="no episode e1"):
         log.load("e1")
@@ -171,7 +173,7 @@ def test_missing_episode_and_renamed_folder(tmp_path: Path, make_episode: Make) 
         log.load("e2")
 
 
-def test_refuses_objects_gaps_and_the_unfinished(tmp_path: Path, make_episode: Make) -> None:
+def test_refuses_objects_gaps_and_unfinished_episodes(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     episode = make_episode(num_steps=4, cuts=(2,))
     first, second = episode.segments
@@ -216,4 +218,4 @@ def test_any_columns_round_trip(
     log = EpisodeLog(tmp_path_factory.mktemp("log"))
     log.commit(episode)
     log.commit(episode)
-    assert_same(log.load("e1"), episode)
+    assert_same_episode(log.load("e1"), episode)

@@ -7,7 +7,7 @@ import pytest
 
 from dovetail.core.types import Array
 from dovetail.episodes._frames import ColorConverter, DistinctFrames, Layout, decode, encode, is_image
-from support.some_episodes import smooth
+from support.small_episodes import smooth
 
 
 def coded(frames: Array, codec: str) -> tuple[bytes, Layout, list[int]]:
@@ -25,7 +25,7 @@ def decoded(data: bytes, layout: Layout, num_frames: int) -> tuple[Array, list[i
 
 @pytest.mark.parametrize("size", [(4, 4), (5, 7), (240, 320), (4, 700), (700, 4), (101, 33)])
 @pytest.mark.parametrize(("dtype", "channels"), [("uint8", 3), ("uint8", 1), ("uint16", 1)])
-def test_lossless_and_repeatable(size: tuple[int, int], dtype: str, channels: int) -> None:
+def test_lossless_encoding_is_exact_and_repeatable(size: tuple[int, int], dtype: str, channels: int) -> None:
     frames = np.random.default_rng(0).integers(0, np.iinfo(dtype).max + 1, (3, *size, channels)).astype(dtype)
     assert is_image(frames)
     data, layout, prints = coded(frames, "ffv1")
@@ -38,7 +38,7 @@ def test_lossless_and_repeatable(size: tuple[int, int], dtype: str, channels: in
 @pytest.mark.parametrize("codec", ["h264", "av1"])
 @pytest.mark.parametrize("size", [(4, 4), (64, 64), (33, 47), (48, 65), (241, 320)])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_lossy_ones_are_near_and_repeatable(codec: str, size: tuple[int, int], channels: int) -> None:
+def test_lossy_encoding_is_close_and_repeatable(codec: str, size: tuple[int, int], channels: int) -> None:
     """Odd sizes too: the edge that is added is cut off again."""
     frames = smooth(12, *size)[..., :channels]
     data, layout, _ = coded(frames, codec)
@@ -50,11 +50,11 @@ def test_lossy_ones_are_near_and_repeatable(codec: str, size: tuple[int, int], c
     again, prints_again = decoded(data, layout, 12)
     np.testing.assert_array_equal(found, again)
     assert prints == prints_again
-    assert len(set(prints)) == 12  # frames are description apart
+    assert len(set(prints)) == 12  # all frames differ
 
 
 @pytest.mark.parametrize("codec", ["ffv1", "h264", "av1"])
-def test_bytes_depend_on_nothing_but_the_frames(codec: str) -> None:
+def test_encoded_bytes_depend_only_on_frames(codec: str) -> None:
     """x264 reads memory that it has not set, of B-frames and of its macroblock tree: found by running with other
     rubbish in it each time. What another encoder leaves behind shows it in one film of thirty."""
     frames, rubbish = smooth(12, 48, 65), np.random.default_rng(0)
@@ -69,7 +69,7 @@ def test_bytes_depend_on_nothing_but_the_frames(codec: str) -> None:
 
 
 @pytest.mark.parametrize("num_frames", [2, 4])
-def test_a_wrong_number_of_frames_is_found(num_frames: int) -> None:
+def test_wrong_number_of_frames_raises(num_frames: int) -> None:
     data, _, _ = coded(smooth(3, 8, 8), "ffv1")
     with pytest.raises(ValueError, match=f"3 frames where {num_frames} were written"):
         list(decode(io.BytesIO(data), num_frames=num_frames))
@@ -84,11 +84,11 @@ def test_a_wrong_number_of_frames_is_found(num_frames: int) -> None:
         np.zeros(3),
     ],
 )
-def test_the_rest_is_kept_as_numbers(column: np.ndarray) -> None:
+def test_other_arrays_are_not_images(column: np.ndarray) -> None:
     assert not is_image(column)
 
 
-def test_distinct_by_hand() -> None:
+def test_distinct_frames_and_index() -> None:
     a, b = np.zeros((4, 4, 1), np.uint8), np.ones((4, 4, 1), np.uint8)
     distinct = DistinctFrames([a, a.copy(), b, a, a])
     frames = np.stack(list(distinct))

@@ -1,4 +1,4 @@
-"""A full disk, for real: one clear line, what was there is whole, and with some room things go on.
+"""A really full disk: a clear error, intact data, and normal operation after space is freed.
 
 A tmpfs of 2 MB where one may be mounted; elsewhere a limit on the size of files, at which a write fails as well.
 """
@@ -21,7 +21,7 @@ from dovetail.core.types import Array, Episode, Outcome
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import verify_log, verify_spool
-from support.some_episodes import after, assert_same, cut_short, make_episode, record
+from support.small_episodes import after, assert_same_episode, cut_short, make_episode, record
 
 SIZE = 2 << 20
 
@@ -93,7 +93,7 @@ def check_one_line(error: pytest.ExceptionInfo[StoreError], folder: Path) -> Non
 
 
 @pytest.mark.parametrize("room", [0, 4096, 8192, 20_000, 40_000])
-def test_commit(disk: Disk, room: int) -> None:
+def test_commit_on_full_disk_leaves_log_unchanged(disk: Disk, room: int) -> None:
     folder = disk.folder / "episodes"
     log = EpisodeLog(folder)
     log.commit(make_episode(id="before"))
@@ -103,14 +103,14 @@ def test_commit(disk: Disk, room: int) -> None:
         check_one_line(error, folder)
         assert log.ids() == ["before"]
         assert list((folder / ".tmp").iterdir()) == []
-        assert_same(log.load("before"), make_episode(id="before"))
+        assert_same_episode(log.load("before"), make_episode(id="before"))
         assert [finding.whole for finding in verify_log(folder)] == [True]
     log.commit(big("new"))
-    assert_same(log.load("new"), big("new"))
+    assert_same_episode(log.load("new"), big("new"))
     assert [finding.whole for finding in verify_log(folder)] == [True, True]
 
 
-def test_commit_of_a_lossy_video(disk: Disk) -> None:
+def test_commit_of_lossy_video_on_full_disk_leaves_log_unchanged(disk: Disk) -> None:
     log = EpisodeLog(disk.folder / "episodes")
     episode = make_episode(num_steps=10, pictures=noise(11, 130))  # over the size up to which images are exact
     with disk.full(8192):
@@ -122,7 +122,7 @@ def test_commit_of_a_lossy_video(disk: Disk) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 4096, 12_000])
-def test_append_and_then_again(disk: Disk, room: int) -> None:
+def test_failed_append_can_be_repeated(disk: Disk, room: int) -> None:
     folder = disk.folder / "spool"
     spool, episode = Spool(folder), big("e1")
     record(spool, episode, num_segments=1, end=False)
@@ -138,12 +138,12 @@ def test_append_and_then_again(disk: Disk, room: int) -> None:
     spool.end(outcome=episode.outcome, judgement=None)
     loaded = spool.load("e1")
     assert loaded is not None
-    assert_same(loaded, episode)
+    assert_same_episode(loaded, episode)
     assert [finding.whole for finding in verify_spool(folder)] == [True]
 
 
-def test_given_up_for_good(disk: Disk) -> None:
-    """Nobody makes room: what was durable comes back, aborted."""
+def test_episode_is_aborted_if_disk_stays_full(disk: Disk) -> None:
+    """The disk stays full: the durable part is loaded as aborted."""
     spool, episode = Spool(disk.folder / "spool"), big("e1")
     record(spool, episode, num_segments=2, end=False)
     with disk.full(0):
@@ -152,10 +152,10 @@ def test_given_up_for_good(disk: Disk) -> None:
         spool.close()
     loaded = Spool(disk.folder / "spool").load("e1")
     assert loaded is not None
-    assert_same(loaded, cut_short(episode, 2))
+    assert_same_episode(loaded, cut_short(episode, 2))
 
 
-def test_begin_leaves_nothing_behind(disk: Disk) -> None:
+def test_failed_begin_leaves_no_file(disk: Disk) -> None:
     folder = disk.folder / "spool"
     spool = Spool(folder)
     record(spool, make_episode(id="before"))
@@ -168,7 +168,7 @@ def test_begin_leaves_nothing_behind(disk: Disk) -> None:
     assert spool.pending() == ["before", "e1"]
 
 
-def test_end_can_be_said_again(tmp_path: Path) -> None:
+def test_failed_end_can_be_repeated(tmp_path: Path) -> None:
     spool, episode = Spool(tmp_path), make_episode(cuts=(1,))
     record(spool, episode, end=False)
     with _limited((tmp_path / "e1.journal").stat().st_size + 30):  # the header fits, the rest does not
@@ -178,4 +178,4 @@ def test_end_can_be_said_again(tmp_path: Path) -> None:
     spool.end(outcome=Outcome.SUCCESS, judgement=None)
     loaded = spool.load("e1")
     assert loaded is not None
-    assert_same(loaded, episode)
+    assert_same_episode(loaded, episode)

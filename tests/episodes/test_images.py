@@ -16,7 +16,7 @@ from dovetail.core.types import Episode
 from dovetail.episodes import _encoder, _frames
 from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
-from support.some_episodes import smooth
+from support.small_episodes import smooth
 
 Make = Callable[..., Episode]
 CAMERA = "camera/wrist"
@@ -34,11 +34,13 @@ CAMERA = "camera/wrist"
         (ImageCodec(name="h264"), (480, 640, 1), "uint16", "ffv1"),
     ],
 )
-def test_who_is_coded_how(codec: ImageCodec, shape: tuple[int, ...], dtype: str, chosen: str) -> None:
+def test_codec_choice_by_size_and_dtype(
+    codec: ImageCodec, shape: tuple[int, ...], dtype: str, chosen: str
+) -> None:
     assert codec.choose(shape=shape, dtype=dtype) == chosen
 
 
-def test_what_is_not_possible_is_refused() -> None:
+def test_invalid_codec_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no image codec 'h265'. Did you mean 'h264'"):
         ImageCodec(name="h265")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"crf 60 is not possible: h264 takes 0 \(best\) to 51"):
@@ -47,9 +49,7 @@ def test_what_is_not_possible_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", ["h264", "av1"])
-def test_lossy_images_are_measured_and_read_the_same_each_time(
-    tmp_path: Path, make_episode: Make, name: str
-) -> None:
+def test_lossy_images_have_psnr_and_decode_identically(tmp_path: Path, make_episode: Make, name: str) -> None:
     pictures = smooth(7, 97, 131)
     episode = make_episode(num_steps=13, pictures=pictures, cuts=(4, 9))
     EpisodeLog(tmp_path, images=ImageCodec(name=name)).commit(episode)
@@ -71,7 +71,7 @@ def test_lossy_images_are_measured_and_read_the_same_each_time(
     np.testing.assert_array_equal(loaded.column("observation/depth"), episode.column("observation/depth"))
 
 
-def test_the_same_twice_is_harmless_though_its_images_have_changed(tmp_path: Path, make_episode: Make) -> None:
+def test_committing_lossy_episode_twice_is_harmless(tmp_path: Path, make_episode: Make) -> None:
     episode = make_episode(num_steps=4, pictures=smooth(5, 40, 40))
     EpisodeLog(tmp_path, images=ImageCodec(name="h264")).commit(episode)
     before = {path: path.stat() for path in (tmp_path / "e1").iterdir()}
@@ -83,7 +83,7 @@ def test_the_same_twice_is_harmless_though_its_images_have_changed(tmp_path: Pat
         EpisodeLog(tmp_path).commit(make_episode(num_steps=4, pictures=other))
 
 
-def test_frames_row_by_row(tmp_path: Path, make_episode: Make) -> None:
+def test_frames_yields_image_of_each_row(tmp_path: Path, make_episode: Make) -> None:
     episode = make_episode(num_steps=5)
     log = EpisodeLog(tmp_path)
     log.commit(episode)
@@ -97,7 +97,7 @@ def test_frames_row_by_row(tmp_path: Path, make_episode: Make) -> None:
     next(log.frames("e1", CAMERA))  # one may stop early
 
 
-def test_frames_are_checked_before_the_first(tmp_path: Path, make_episode: Make) -> None:
+def test_frames_verifies_file_first(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(make_episode())
     path = tmp_path / "e1" / "frames-depth.mkv"
@@ -109,7 +109,7 @@ def test_frames_are_checked_before_the_first(tmp_path: Path, make_episode: Make)
     list(log.frames("e1", CAMERA))  # the other one is whole
 
 
-def test_frames_are_never_held_as_a_whole(tmp_path: Path, make_episode: Make) -> None:
+def test_frames_streams_with_bounded_memory(tmp_path: Path, make_episode: Make) -> None:
     """numpy tells tracemalloc of its arrays: streaming peaks at a few frames, loading at all of them, once."""
     pictures = np.repeat(smooth(41, 60, 80), 4, axis=1)  # 240 x 80
     log = EpisodeLog(tmp_path)
@@ -130,8 +130,8 @@ def test_frames_are_never_held_as_a_whole(tmp_path: Path, make_episode: Make) ->
 
 
 @pytest.mark.parametrize("codec", ["av1", "h264", "lossless"])
-def test_encoding_changes_nobodys_priority(tmp_path: Path, make_episode: Make, codec: str) -> None:
-    """Where it may, SVT-AV1 makes real-time threads of itself and of whoever calls it, at the highest priority: beside
+def test_encoding_keeps_thread_priorities(tmp_path: Path, make_episode: Make, codec: str) -> None:
+    """SVT-AV1 would make its own and the calling thread real-time threads of the highest priority, which disturbs
     them, neither a control loop nor anything that is started later would ever be let on."""
 
     def scheduling() -> set[tuple[int, int]]:
@@ -154,10 +154,10 @@ def test_encoding_changes_nobodys_priority(tmp_path: Path, make_episode: Make, c
     assert all(found == before for found in (*during, scheduling()))
 
 
-def test_a_thread_that_ends_meanwhile_stops_no_encoder(
+def test_ended_thread_does_not_stop_encoder(
     tmp_path: Path, make_episode: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Threads are list_episodes first and asked for their priority then: some other one may have ended in between."""
+    """A thread may end between listing the threads and reading its priority."""
     short_lived = threading.Thread(target=lambda: None)
     short_lived.start()
     short_lived.join()

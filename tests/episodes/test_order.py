@@ -1,4 +1,4 @@
-"""The order of commits: whatever clocks say, and whatever a crash leaves of it."""
+"""The order of commits after clock jumps and crashes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def log(tmp_path: Path, make_episode: Make) -> EpisodeLog:
     return log
 
 
-def test_a_clock_that_jumps_changes_no_order(tmp_path: Path, make_episode: Make) -> None:
+def test_clock_jump_does_not_change_order(tmp_path: Path, make_episode: Make) -> None:
     log = EpisodeLog(tmp_path)
     moments = [2_000_000_000, 1_000_000_000, 1_500_000_000, 1_500_000_000]
     ids = [new_episode_id(unix_ns=second * 10**9, robot="panda") for second in moments]
@@ -38,14 +38,16 @@ def test_a_clock_that_jumps_changes_no_order(tmp_path: Path, make_episode: Make)
     assert [log.manifest(name).number for name in ids] == [1, 2, 3, 4]
 
 
-def test_committing_again_moves_nothing(log: EpisodeLog, tmp_path: Path, make_episode: Make) -> None:
+def test_committing_again_keeps_order(log: EpisodeLog, tmp_path: Path, make_episode: Make) -> None:
     before = (tmp_path / ".order").read_bytes()
     log.commit(make_episode(id=IDS[0], num_steps=1))
     assert log.ids() == IDS
     assert (tmp_path / ".order").read_bytes() == before
 
 
-def test_killed_between_the_rename_and_the_line(log: EpisodeLog, tmp_path: Path, make_episode: Make) -> None:
+def test_kill_between_rename_and_order_line_is_recovered(
+    log: EpisodeLog, tmp_path: Path, make_episode: Make
+) -> None:
     lines = (tmp_path / ".order").read_bytes().splitlines(keepends=True)
     (tmp_path / ".order").write_bytes(lines[0])
     assert log.ids() == [IDS[0], *sorted(IDS[1:])]  # what has no line comes last, sorted
@@ -54,10 +56,10 @@ def test_killed_between_the_rename_and_the_line(log: EpisodeLog, tmp_path: Path,
     assert [finding.whole for finding in verify_log(tmp_path)] == [True] * 4
 
 
-def test_no_room_for_the_line(
+def test_failed_order_line_is_added_by_next_commit(
     log: EpisodeLog, tmp_path: Path, make_episode: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever is description that it failed tries again, and finds that it is there."""
+    """The caller sees an error and commits again; the episode is already stored."""
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
@@ -72,7 +74,7 @@ def test_no_room_for_the_line(
 
 
 @pytest.mark.parametrize("lost", range(1, 30, 4))
-def test_a_torn_line_is_no_line(log: EpisodeLog, tmp_path: Path, make_episode: Make, lost: int) -> None:
+def test_incomplete_order_line_is_ignored(log: EpisodeLog, tmp_path: Path, make_episode: Make, lost: int) -> None:
     os.truncate(tmp_path / ".order", (tmp_path / ".order").stat().st_size - lost)
     assert log.ids() == IDS
     log.commit(make_episode(id="00-new", num_steps=1))
@@ -80,7 +82,7 @@ def test_a_torn_line_is_no_line(log: EpisodeLog, tmp_path: Path, make_episode: M
     assert (tmp_path / ".order").read_bytes().count(b"\n") == 4
 
 
-def test_damaged_lines_are_ignored_and_made_again(log: EpisodeLog, tmp_path: Path) -> None:
+def test_damaged_order_lines_are_ignored_and_rebuilt(log: EpisodeLog, tmp_path: Path) -> None:
     path = tmp_path / ".order"
     original = path.read_bytes()
     path.write_bytes(original.replace(b"+ 1 ", b"+ 9 "))
@@ -93,12 +95,12 @@ def test_damaged_lines_are_ignored_and_made_again(log: EpisodeLog, tmp_path: Pat
     assert sorted(log.ids()) == sorted(IDS)
 
 
-def test_a_folder_that_is_gone_is_skipped(log: EpisodeLog, tmp_path: Path) -> None:
+def test_missing_folder_is_skipped(log: EpisodeLog, tmp_path: Path) -> None:
     (tmp_path / IDS[1]).rename(tmp_path.parent / "elsewhere")
     assert log.ids() == [IDS[0], IDS[2]]
 
 
-def test_remove(log: EpisodeLog, tmp_path: Path, make_episode: Make) -> None:
+def test_remove_deletes_episode(log: EpisodeLog, tmp_path: Path, make_episode: Make) -> None:
     log.remove(IDS[1])
     assert log.ids() == [IDS[0], IDS[2]]
     assert IDS[1] not in log
@@ -110,25 +112,25 @@ def test_remove(log: EpisodeLog, tmp_path: Path, make_episode: Make) -> None:
             log.remove(unknown)
     with pytest.raises(UsageError, match="not an episode id"):
         log.remove("../x")
-    log.commit(make_episode(id=IDS[1], num_steps=2))  # another one of that id: nobody remembers the first
+    log.commit(make_episode(id=IDS[1], num_steps=2))  # another episode with the same id is allowed after removal
     assert log.ids() == [IDS[0], IDS[2], IDS[1]]
     assert len(log.load(IDS[1])) == 2
 
 
-def test_a_damaged_episode_can_be_removed(log: EpisodeLog, tmp_path: Path) -> None:
+def test_damaged_episode_can_be_removed(log: EpisodeLog, tmp_path: Path) -> None:
     (tmp_path / IDS[0] / "manifest.json").write_bytes(b"")
     log.remove(IDS[0])
     assert log.ids() == IDS[1:]
 
 
-def test_removing_in_vain_makes_no_folder(tmp_path: Path) -> None:
+def test_failed_remove_creates_no_folder(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no episode e1"):
         EpisodeLog(tmp_path / "nowhere").remove("e1")
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_killed_while_removing(log: EpisodeLog, tmp_path: Path, make_episode: Make) -> None:
-    """Its line decides: after it the episode is gone, whatever a crash has left of its folder."""
+def test_kill_during_remove_is_recovered(log: EpisodeLog, tmp_path: Path, make_episode: Make) -> None:
+    """The episode is removed once its line is written, even if a crash leaves its folder."""
     _order.append(tmp_path, _order.line(2, IDS[1], removed=True))
     assert log.ids() == [IDS[0], IDS[2]]
     assert [finding.whole for finding in verify_log(tmp_path)] == [True, True]
@@ -137,7 +139,7 @@ def test_killed_while_removing(log: EpisodeLog, tmp_path: Path, make_episode: Ma
     assert len(log.load(IDS[1])) == 2
 
 
-def test_many_writers_take_turns(tmp_path: Path, make_episode: Make) -> None:
+def test_concurrent_writers_keep_one_order(tmp_path: Path, make_episode: Make) -> None:
     logs = [EpisodeLog(tmp_path), EpisodeLog(tmp_path)]
     ids = [f"e{9 - count}" for count in range(8)]
     for count, name in enumerate(ids):

@@ -1,4 +1,4 @@
-"""The spool: written while it happens, whole or cut at a record, handed over, and only then deleted."""
+"""The spool: recording, truncation at any byte, transfer to the log, and deletion."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dovetail.core.types import Episode, Outcome
 from dovetail.episodes import _journal
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
-from support.some_episodes import after, assert_same, cut_short, make_episode, record
+from support.small_episodes import after, assert_same_episode, cut_short, make_episode, record
 
 Make = Callable[..., Episode]
 
@@ -47,24 +47,24 @@ def test_round_trip(tmp_path: Path) -> None:
     assert Spool(tmp_path / "some" / "spool").pending() == ["e1"]
     loaded = spool.load("e1")
     assert loaded is not None
-    assert_same(loaded, episode)
+    assert_same_episode(loaded, episode)
     assert [len(segment) for segment in loaded.segments] == [2, 1, 3]
     assert [segment.final for segment in loaded.segments] == [False, False, True]
 
 
-def test_the_log_cannot_tell_it_from_the_episode_itself(tmp_path: Path) -> None:
-    """A process that dies between the two commits must find its own episode, not another of the same id."""
+def test_spooled_episode_commits_like_original(tmp_path: Path) -> None:
+    """Committing the spooled episode again after a crash must be harmless."""
     episode = make_episode(num_steps=6, cuts=(2, 3))
     spool, log = Spool(tmp_path / "spool"), EpisodeLog(tmp_path / "episodes")
     record(spool, episode)
     log.commit(episode)
     assert hand_over(spool, log) == ["e1"]
-    assert_same(log.load("e1"), episode)
+    assert_same_episode(log.load("e1"), episode)
     assert spool.pending() == []
     assert list((tmp_path / "spool").iterdir()) == []
 
 
-def test_what_is_being_recorded_is_nobodys_to_take(tmp_path: Path) -> None:
+def test_running_episode_cannot_be_loaded(tmp_path: Path) -> None:
     ours, theirs = Spool(tmp_path), Spool(tmp_path)
     record(ours, make_episode(cuts=(2,)), end=False)
     for spool in (ours, theirs):
@@ -87,10 +87,10 @@ def test_two_robots_share_a_folder(tmp_path: Path) -> None:
     assert two.pending() == ["a", "b"]
     loaded = two.load("a")
     assert loaded is not None
-    assert_same(loaded, make_episode(id="a"))
+    assert_same_episode(loaded, make_episode(id="a"))
 
 
-def test_an_id_is_begun_once(tmp_path: Path) -> None:
+def test_same_id_cannot_begin_twice(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     record(spool, make_episode())
     before = (tmp_path / "e1.journal").read_bytes()
@@ -100,7 +100,7 @@ def test_an_id_is_begun_once(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["e1.journal"]
 
 
-def test_acknowledged_twice_and_loaded_after(tmp_path: Path) -> None:
+def test_acknowledge_twice_is_harmless(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     record(spool, make_episode())
     spool.acknowledge("e1")
@@ -111,8 +111,8 @@ def test_acknowledged_twice_and_loaded_after(tmp_path: Path) -> None:
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_let_go_is_aborted(tmp_path: Path) -> None:
-    """An actor that fails goes on with the next episode; what it had of the last is kept."""
+def test_closed_without_end_is_aborted(tmp_path: Path) -> None:
+    """After a failure the actor begins the next episode; the steps of the last one are kept."""
     spool = Spool(tmp_path)
     episode = make_episode(id="a", num_steps=6, cuts=(2, 3))
     record(spool, episode, num_segments=2, end=False)
@@ -120,10 +120,10 @@ def test_let_go_is_aborted(tmp_path: Path) -> None:
     assert spool.pending() == ["a", "b"]
     loaded = spool.load("a")
     assert loaded is not None
-    assert_same(loaded, cut_short(episode, 2))
+    assert_same_episode(loaded, cut_short(episode, 2))
 
 
-def test_nothing_happened(tmp_path: Path) -> None:
+def test_episode_without_steps_loads_as_none(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     spool.begin(make_episode().start)
     spool.close()
@@ -133,7 +133,7 @@ def test_nothing_happened(tmp_path: Path) -> None:
     assert spool.pending() == []
 
 
-def test_order_does_not_ask_the_clock(tmp_path: Path) -> None:
+def test_pending_order_is_independent_of_clock(tmp_path: Path) -> None:
     """The clock was set back between them, and the second was recorded by another process."""
     record(Spool(tmp_path), make_episode(id="20270101"))
     later = Spool(tmp_path)
@@ -142,7 +142,7 @@ def test_order_does_not_ask_the_clock(tmp_path: Path) -> None:
     assert Spool(tmp_path).pending() == ["20270101", "20260101", "20250101"]
 
 
-def test_a_misused_recorder_says_so(tmp_path: Path) -> None:
+def test_wrong_calls_raise_usage_error(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     episode = make_episode(num_steps=6, cuts=(2,))
     first, second = episode.segments
@@ -165,11 +165,11 @@ def test_a_misused_recorder_says_so(tmp_path: Path) -> None:
     spool.end(outcome=episode.outcome, judgement=None)
     loaded = spool.load("e1")
     assert loaded is not None
-    assert_same(loaded, episode)
+    assert_same_episode(loaded, episode)
 
 
 def test_cut_at_every_byte(tmp_path: Path) -> None:
-    """What comes back is exactly the whole records before the cut."""
+    """Exactly the complete records before the cut are loaded."""
     episode = make_episode(num_steps=3, cuts=(1, 2))
     spool = Spool(tmp_path)
     record(spool, episode)
@@ -192,12 +192,12 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         loaded, wanted = spool.load("e1"), expected[num_whole - 1]
         assert (loaded is None) == (wanted is None)
         if loaded is not None and wanted is not None:
-            assert_same(loaded, wanted)
+            assert_same_episode(loaded, wanted)
 
 
 @settings(max_examples=200, deadline=None)
 @given(place=st.integers(0, 10**9), bit=st.integers(0, 7))
-def test_a_flipped_bit_costs_its_record_and_what_follows(
+def test_flipped_bit_loses_its_record_and_later_ones(
     tmp_path_factory: pytest.TempPathFactory, place: int, bit: int
 ) -> None:
     folder = tmp_path_factory.mktemp("spool")
@@ -219,10 +219,10 @@ def test_a_flipped_bit_costs_its_record_and_what_follows(
     else:
         loaded = spool.load("e1")
         assert loaded is not None
-        assert_same(loaded, cut_short(episode, num_whole - 1))
+        assert_same_episode(loaded, cut_short(episode, num_whole - 1))
 
 
-def test_half_opened_journals_are_swept_but_not_those_of_the_living(tmp_path: Path) -> None:
+def test_leftover_new_journals_are_removed_unless_locked(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     record(spool, make_episode(id="a"), end=False)
     os.link(tmp_path / "a.journal", tmp_path / ".living.new")
@@ -231,7 +231,7 @@ def test_half_opened_journals_are_swept_but_not_those_of_the_living(tmp_path: Pa
     assert sorted(path.name for path in tmp_path.iterdir()) == [".living.new", "a.journal", "b.journal"]
 
 
-def test_swept_away_while_opening_is_opened_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_journal_removed_during_open_is_created_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link, swept = os.link, []
 
     def sweep_first(source: Path, target: Path) -> None:
@@ -246,7 +246,7 @@ def test_swept_away_while_opening_is_opened_again(tmp_path: Path, monkeypatch: p
     assert Spool(tmp_path).pending() == ["e1"]
 
 
-def test_what_is_more_than_a_beginning(tmp_path: Path) -> None:
+def test_holds_steps_ignores_empty_episodes(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "spool")
     assert not spool.holds_steps
     record(spool, make_episode(), num_segments=0, end=False)

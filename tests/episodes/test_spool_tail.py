@@ -1,4 +1,4 @@
-"""An episode, followed while it is being recorded."""
+"""Reading an episode while it is recorded."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from dovetail.core.types import Outcome, Segment
 from dovetail.episodes.spool import Spool
-from support.some_episodes import after, make_episode
+from support.small_episodes import after, make_episode
 
 
-def test_what_is_recorded_is_seen_from_outside_piece_by_piece(tmp_path: Path) -> None:
+def test_tail_returns_new_segments_of_running_episode(tmp_path: Path) -> None:
     episode = make_episode(num_steps=6, cuts=(2, 3))
     recorder, outside = Spool(tmp_path), Spool(tmp_path)
     assert outside.running() == []
@@ -42,7 +42,7 @@ def test_what_is_recorded_is_seen_from_outside_piece_by_piece(tmp_path: Path) ->
 
 @settings(max_examples=25, deadline=None)
 @given(torn=st.integers(1, 400))
-def test_a_record_that_is_being_written_is_not_seen(tmp_path_factory, torn: int) -> None:
+def test_tail_ignores_incomplete_record(tmp_path_factory, torn: int) -> None:
     folder = tmp_path_factory.mktemp("spool")
     episode = make_episode(num_steps=4, cuts=(2,))
     recorder = Spool(folder)

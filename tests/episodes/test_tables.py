@@ -1,4 +1,4 @@
-"""Columns as Arrow tables: every bit comes back, and what cannot be kept is refused by name."""
+"""Columns as Arrow tables: exact round trips and refused dtypes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from dovetail.core.errors import StoreError
 from dovetail.episodes._tables import from_ipc, from_parquet, parquet_note, to_ipc, to_parquet
-from support.some_episodes import assert_bits
+from support.small_episodes import assert_bits
 
 KINDS = st.sampled_from(["bool", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"])
 
@@ -57,14 +57,14 @@ def test_ipc_round_trip(given_tables: list[dict[str, np.ndarray]]) -> None:
         assert_equal(a, b)
 
 
-def test_nans_keep_their_payload_also_beside_each_other() -> None:
-    """The case that Parquet's dictionaries lose: they hold all NaNs for one."""
+def test_nan_payloads_round_trip() -> None:
+    """Parquet dictionaries would merge different NaNs."""
     bits = np.array([0x7FC00000, 0x7FC00001, 0xFFC12345, 0x7FA00000, 0x80000000, 0], np.uint32)
     column = np.tile(bits, 50).view(np.float32)
     assert_bits(from_parquet(to_parquet({"x": column}))["x"], column)
 
 
-def test_other_readers_see_plain_numbers_and_lists() -> None:
+def test_parquet_columns_are_plain_numbers_and_lists() -> None:
     data = to_parquet({"a": np.array([1, 2]), "b": np.array([[1.5, 2.5], [3.5, 4.5]], np.float32)})
     assert pq.read_table(pa.BufferReader(data)).to_pydict() == {"a": [1, 2], "b": [[1.5, 2.5], [3.5, 4.5]]}
 
@@ -72,12 +72,12 @@ def test_other_readers_see_plain_numbers_and_lists() -> None:
 @pytest.mark.parametrize(
     "column", [np.array([1j]), np.array(["x"]), np.array(["2020"], "M8[s]"), np.array([1.0], "g")]
 )
-def test_what_cannot_be_kept_is_refused_by_name(column: np.ndarray) -> None:
+def test_unsupported_dtype_is_refused_by_name(column: np.ndarray) -> None:
     with pytest.raises(StoreError, match="column 'extra/odd' is "):
         to_parquet({"extra/odd": column})
 
 
-def test_damage_is_a_value_error() -> None:
+def test_damaged_table_raises_value_error() -> None:
     data = to_parquet({"a": np.arange(5)})
     for damaged in (b"", b"PAR1", data[:-3], data[: len(data) // 2]):
         with pytest.raises(ValueError, match="not a table of ours"):

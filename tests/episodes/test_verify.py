@@ -1,4 +1,4 @@
-"""Any damage is found, what is left is description, and a repair gives back what was there or nothing."""
+"""Any damage is found, the remains are described, and a repair restores the original or changes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import Finding, repair, verify_log, verify_spool
-from support.some_episodes import assert_same, cut_short, make_episode, record, smooth
+from support.small_episodes import assert_same_episode, cut_short, make_episode, record, smooth
 
 IDS = ("b", "a", "c")
 
@@ -61,7 +61,7 @@ def flip(path: Path, place: int, bit: int = 0) -> None:
     path.write_bytes(data)
 
 
-def test_nothing_is_found_where_nothing_is(folder: Path, tmp_path: Path) -> None:
+def test_intact_log_has_no_problems(folder: Path, tmp_path: Path) -> None:
     assert [(finding.episode_id, finding.whole) for finding in verify_log(folder)] == [(id, True) for id in IDS]
     EpisodeLog(folder).remove("a")
     EpisodeLog(folder).commit(make_episode(id="d"))
@@ -86,8 +86,8 @@ def test_any_flipped_byte_is_found(pristine: Path, data: st.DataObject) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_any_scribble_is_found(pristine: Path, data: st.DataObject) -> None:
-    """Several bytes at once: what reads the rest of it must not stumble."""
+def test_any_overwritten_range_is_found(pristine: Path, data: st.DataObject) -> None:
+    """Several damaged bytes at once must not crash the verification."""
     path = data.draw(st.sampled_from(files(pristine)))
     original = path.read_bytes()
     damaged = bytearray(original)
@@ -132,7 +132,7 @@ def check_found(folder: Path, path: Path) -> None:
         assert path.read_bytes() == before
 
 
-def test_every_byte_of_the_order(folder: Path) -> None:
+def test_any_flipped_byte_in_order_is_found_and_repaired(folder: Path) -> None:
     path = folder / ".order"
     original = path.read_bytes()
     for place, bit in itertools.product(range(len(original)), (0, 5)):
@@ -144,7 +144,7 @@ def test_every_byte_of_the_order(folder: Path) -> None:
         assert path.read_bytes() == original
 
 
-def test_missing_and_foreign_files(folder: Path) -> None:
+def test_missing_and_unexpected_files_are_found(folder: Path) -> None:
     for path in files(folder):
         data = path.read_bytes()
         path.unlink()
@@ -167,12 +167,12 @@ def test_missing_and_foreign_files(folder: Path) -> None:
     (finding,) = damage(folder)
     assert (finding.episode_id, finding.path, finding.repairable) == ("a", folder / "a", True)
     assert "is gone" in finding.problem
-    repair(folder, finding)  # nobody has a copy: it is struck off, and description no more
+    repair(folder, finding)  # there is no copy: it is removed from the list
     assert not damage(folder)
     assert EpisodeLog(folder).ids() == [name for name in IDS if name != "a"]
 
 
-def test_a_manifest_comes_back_byte_for_byte(folder: Path) -> None:
+def test_manifest_is_rebuilt_byte_for_byte(folder: Path) -> None:
     for name in IDS:
         path = folder / name / "manifest.json"
         original = path.read_bytes()
@@ -186,7 +186,7 @@ def test_a_manifest_comes_back_byte_for_byte(folder: Path) -> None:
     )
 
 
-def test_a_rebuilt_manifest_hides_no_other_damage(folder: Path) -> None:
+def test_rebuilt_manifest_hides_no_other_damage(folder: Path) -> None:
     flip(folder / "a" / "manifest.json", 100)
     flip(folder / "a" / "frames-depth.mkv", 2000)
     first, second = damage(folder)
@@ -196,7 +196,7 @@ def test_a_rebuilt_manifest_hides_no_other_damage(folder: Path) -> None:
     assert damage(folder) == [second]
 
 
-def test_a_manifest_without_its_twin(folder: Path) -> None:
+def test_manifest_with_damaged_copy_cannot_be_rebuilt(folder: Path) -> None:
     flip(folder / "a" / "manifest.json", 100)
     path = folder / "a" / "steps.parquet"
     original = path.read_bytes()
@@ -215,7 +215,7 @@ def test_a_manifest_without_its_twin(folder: Path) -> None:
         path.write_bytes(original)
 
 
-def test_which_frames_are_lost_in_a_lossless_video(folder: Path) -> None:
+def test_lost_frames_of_lossless_video_are_named(folder: Path) -> None:
     """Each frame stands by itself: one flipped byte costs one frame, and truncation what is behind it."""
     path = folder / "b" / "frames-camera%2Fwrist.mkv"
     original = path.read_bytes()
@@ -234,7 +234,7 @@ def test_which_frames_are_lost_in_a_lossless_video(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a", "c"])
-def test_which_frames_are_lost_in_a_lossy_one(folder: Path, name: str) -> None:
+def test_lost_frames_of_lossy_video_are_named(folder: Path, name: str) -> None:
     """At most the ten that lean on each other, wherever in a picture the damage is; what is description to be good is what
     was there before."""
     path = folder / name / "frames-camera%2Fwrist.mkv"
@@ -254,7 +254,7 @@ def test_which_frames_are_lost_in_a_lossy_one(folder: Path, name: str) -> None:
     assert min(counts) < 21
 
 
-def test_what_is_left_of_the_numbers(folder: Path) -> None:
+def test_intact_columns_are_named(folder: Path) -> None:
     path = folder / "a" / "steps.parquet"
     original = path.read_bytes()
     path.write_bytes(b"")
@@ -277,7 +277,7 @@ def test_what_is_left_of_the_numbers(folder: Path) -> None:
     assert description["frames-depth.mkv"].endswith("of the numbers, whole: -")
 
 
-def test_bytes_that_held_nothing_are_written_again(folder: Path) -> None:
+def test_file_with_damaged_padding_is_rebuilt(folder: Path) -> None:
     """Found by flipping every byte at the start and the end, where formats keep their names and indices."""
     repaired = 0
     for name in ("frames-depth.mkv", "last.parquet"):
@@ -294,7 +294,7 @@ def test_bytes_that_held_nothing_are_written_again(folder: Path) -> None:
     assert repaired
 
 
-def test_an_old_finding_does_no_harm(folder: Path) -> None:
+def test_repair_with_outdated_finding_changes_nothing(folder: Path) -> None:
     path = folder / "a" / "manifest.json"
     original = path.read_bytes()
     flip(path, 50)
@@ -310,8 +310,8 @@ def test_an_old_finding_does_no_harm(folder: Path) -> None:
     assert path.read_bytes() == original
 
 
-def test_other_processes_go_on_meanwhile(folder: Path) -> None:
-    """What is committed or removed while somebody looks is no damage."""
+def test_verify_tolerates_concurrent_commits_and_removals(folder: Path) -> None:
+    """Concurrent commits and removals are not damage."""
     found = []
     for count, finding in enumerate(verify_log(folder)):
         found.append(finding)
@@ -321,10 +321,8 @@ def test_other_processes_go_on_meanwhile(folder: Path) -> None:
     assert [(finding.episode_id, finding.whole) for finding in found] == [("b", True), ("c", True)]
 
 
-def test_the_order_is_read_again_before_it_is_called_damaged(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Somebody was seen between the rename and the line, which is there a moment later."""
+def test_order_is_checked_again_under_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A concurrent commit is between the rename and the line in `.order`."""
     read, stale = verify._order.read, folder / ".order"
     whole = stale.read_bytes()
     stale.write_bytes(whole.splitlines(keepends=True)[0])
@@ -341,7 +339,7 @@ def test_the_order_is_read_again_before_it_is_called_damaged(
     assert len(looks) == 2
 
 
-def test_other_schemas_and_renamed_folders(folder: Path) -> None:
+def test_other_schemas_and_renamed_folders_are_found(folder: Path) -> None:
     (folder / "a").rename(folder / "z")
     description = {finding.episode_id: finding.problem for finding in damage(folder)}
     assert description["z"] == "holds episode a: the folder was renamed"
@@ -366,18 +364,18 @@ def only(folder: Path) -> Finding:
     return finding
 
 
-def test_a_spool_that_is_whole(spool: Path) -> None:
+def test_intact_spool_has_no_problems(spool: Path) -> None:
     assert only(spool) == Finding(episode_id="e1")
     recorder = Spool(spool)
     record(recorder, make_episode(id="now"), end=False)
-    assert [finding.whole for finding in verify_spool(spool)] == [True, True]  # somebody is at work
+    assert [finding.whole for finding in verify_spool(spool)] == [True, True]  # being recorded
     recorder.close()
     problems = {finding.episode_id: finding.problem for finding in verify_spool(spool)}
     assert problems == {"e1": "", "now": "was interrupted: it has no end"}
 
 
 @pytest.mark.parametrize("lost", [1, 10, 23, 24, 100, 1000])
-def test_a_torn_tail_is_cut(spool: Path, lost: int) -> None:
+def test_incomplete_record_is_removed_by_repair(spool: Path, lost: int) -> None:
     path = spool / "e1.journal"
     os.truncate(path, path.stat().st_size - lost)
     before = Spool(spool).load("e1")
@@ -389,10 +387,10 @@ def test_a_torn_tail_is_cut(spool: Path, lost: int) -> None:
     repaired = Spool(spool).load("e1")
     assert before is not None
     assert repaired is not None
-    assert_same(before, repaired)
+    assert_same_episode(before, repaired)
 
 
-def test_a_damaged_record_is_found_and_what_follows_it_counted(spool: Path) -> None:
+def test_damaged_record_is_found_and_later_ones_counted(spool: Path) -> None:
     path = spool / "e1.journal"
     original = path.read_bytes()
     middle = original.index(b"dvtJ", original.index(b"dvtJ", 30) + 30)  # the second segment
@@ -405,7 +403,7 @@ def test_a_damaged_record_is_found_and_what_follows_it_counted(spool: Path) -> N
         assert not finding.repairable
         loaded = Spool(spool).load("e1")
         assert loaded is not None
-        assert_same(loaded, cut_short(make_episode(num_steps=6, cuts=(2, 4)), 1))
+        assert_same_episode(loaded, cut_short(make_episode(num_steps=6, cuts=(2, 4)), 1))
         path.write_bytes(original)
     flip(path, 30)
     assert "4 of its records are whole" in only(spool).recoverable
@@ -432,6 +430,6 @@ def test_any_damage_in_a_spool_is_found(
     assert finding.recoverable
 
 
-def test_foreign_files_in_a_spool(spool: Path) -> None:
+def test_unexpected_files_in_spool_are_found(spool: Path) -> None:
     (spool / "notes.txt").touch()
     assert [finding.problem for finding in verify_spool(spool)] == ["", "is not part of the spool"]

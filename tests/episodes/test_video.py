@@ -47,13 +47,13 @@ def test_writes_h264_of_even_size(tmp_path: Path, height: int, width: int) -> No
         ([np.zeros((n, 8, 3), np.uint8) for n in (8, 10)], "frame 1"),
     ],
 )
-def test_bad_frames_leave_no_file(tmp_path: Path, bad: list[Array], message: str) -> None:
+def test_invalid_frames_leave_no_file(tmp_path: Path, bad: list[Array], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         write_video(tmp_path / "a.mp4", bad, fps=10)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_side_by_side_freezes_and_colours() -> None:
+def test_side_by_side_freezes_with_colored_border() -> None:
     before = [Clip(frames=frames(5), success=False), Clip(frames=frames(2, height=32), success=True)]
     after = [Clip(frames=frames(3), success=True, caption="episode 9"), Clip(frames=iter(()), success=False)]
     pictures = list(side_by_side(before, after, fps=10, hold_s=0.5, tile_px=64))
@@ -73,6 +73,6 @@ def test_side_by_side_freezes_and_colours() -> None:
     assert pictures[0] is not pictures[1]
 
 
-def test_side_by_side_needs_clips() -> None:
+def test_side_by_side_without_clips_is_refused() -> None:
     with pytest.raises(UsageError, match="at least one clip"):
         next(side_by_side([], [Clip(frames=(), success=True)]))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dovetail.labels._label_file import LabelRecord
 from dovetail.labels.agreement import Agreement, agreements, verdicts
-from support.some_labels import labels
+from support.example_labels import labels
 
 
 def table(both_success: int, only_first: int, only_second: int, both_failure: int) -> Agreement:
@@ -25,7 +25,7 @@ def table(both_success: int, only_first: int, only_second: int, both_failure: in
     )
 
 
-def test_a_table_worked_out_by_hand() -> None:
+def test_agreement_matches_values_computed_by_hand() -> None:
     """50 episodes: 20 yes/yes, 5 yes/no, 10 no/yes, 15 no/no. They agree on 35, 0.7 of them. The first says yes to half
     of them, the second to 0.6: chance agrees on 0.5 * 0.6 + 0.5 * 0.4 = 0.5. (0.7 - 0.5) / (1 - 0.5) = 0.4."""
     found = table(20, 5, 10, 15)
@@ -36,8 +36,8 @@ def test_a_table_worked_out_by_hand() -> None:
     assert found.recall == pytest.approx(20 / 30)
 
 
-def test_the_same_share_of_agreement_means_less_where_one_verdict_is_rare() -> None:
-    """90 of 100 again and again, but who says yes 95 times of 100 agrees with another such by chance in
+def test_kappa_is_lower_for_unbalanced_labels() -> None:
+    """Agreement on 90 of 100, but two labelers with 95 successes each agree by chance in
     0.95 * 0.95 + 0.05 * 0.05 = 0.905: (0.9 - 0.905) / 0.095 = -0.0526."""
     assert table(90, 5, 5, 0).kappa == pytest.approx(-0.005 / 0.095)
     assert table(45, 5, 5, 45).kappa == pytest.approx(0.8)
@@ -57,12 +57,12 @@ def test_the_same_share_of_agreement_means_less_where_one_verdict_is_rare() -> N
         ((1, 0, 0, 0), None),
     ],
 )
-def test_kappa_at_its_borders(counts: tuple[int, int, int, int], kappa: float | None) -> None:
+def test_kappa_of_perfect_and_chance_agreement(counts: tuple[int, int, int, int], kappa: float | None) -> None:
     found = table(*counts).kappa
     assert found == (None if kappa is None else pytest.approx(kappa))
 
 
-def test_shares_of_nothing_are_none() -> None:
+def test_ratios_without_episodes_are_none() -> None:
     nothing = table(0, 0, 0, 0)
     assert (nothing.share, nothing.precision, nothing.recall) == (None, None, None)
     assert table(0, 0, 3, 4).precision is None  # it never said yes
@@ -70,8 +70,8 @@ def test_shares_of_nothing_are_none() -> None:
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=40))
-def test_kappa_is_as_defined_and_has_no_sides(pairs: list[tuple[bool, bool]]) -> None:
-    """Against the definition, with shares in floating point; and whoever is called the first."""
+def test_kappa_matches_definition_and_is_symmetric(pairs: list[tuple[bool, bool]]) -> None:
+    """Compared with the definition in floating point, with the labelers in both orders."""
     (found,) = agreements([{"a": a, "b": b} for a, b in pairs])
     (turned,) = agreements([{"a": b, "b": a} for a, b in pairs])
     assert found.kappa == turned.kappa
@@ -85,7 +85,7 @@ def test_kappa_is_as_defined_and_has_no_sides(pairs: list[tuple[bool, bool]]) ->
         assert found.kappa <= 1.0
 
 
-def test_every_two_on_what_both_have_judged() -> None:
+def test_agreements_compare_common_episodes_of_each_pair() -> None:
     episodes = [
         {"vlm": True, "human": True, "outcome": True},
         {"vlm": True, "human": False},
@@ -100,8 +100,8 @@ def test_every_two_on_what_both_have_judged() -> None:
     assert found["outcome", "vlm"].share == 1.0
 
 
-def test_a_labelers_last_word_is_its_verdict() -> None:
-    """In whatever version; without what was taken back, and without what was thrown away."""
+def test_last_label_of_each_labeler_is_compared() -> None:
+    """All versions count; retracted and discarded labels do not."""
     said = [
         labels(labeler="vlm", version="1", success=True),
         labels(labeler="outcome", success=True, priority=-1),

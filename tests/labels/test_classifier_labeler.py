@@ -1,4 +1,4 @@
-"""A success classifier from training to labels: what it learns, what it says, and what it refuses."""
+"""The success classifier: training, labels and refused inputs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail.labels.learned.report import mistakes, scores
 from dovetail.labels.learned.training import TrainingConfig, balanced_loss, train
 from dovetail.policies.images.backbones import ResNet, save_backbone
 from dovetail.policies.images.encoders import EncoderConfig
-from support.lamp_runs import ROBOT, lamp_episode, lamp_episodes
+from support.lamp_lighting_runs import ROBOT, lamp_episode, lamp_episodes
 
 QUICK = {
     "updates": 40,
@@ -34,7 +34,10 @@ QUICK = {
 
 
 def seen(episodes, keys=("front",)):
-    return [labeled_episode(one, keys=keys, success=one.outcome is Outcome.SUCCESS, unsure_frames=0) for one in episodes]
+    return [
+        labeled_episode(one, keys=keys, success=one.outcome is Outcome.SUCCESS, unsure_frames=0)
+        for one in episodes
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +57,16 @@ def labeler(folder):
     return ClassifierLabeler(ClassifierConfig(folder=str(folder)))
 
 
-# ---- what it learns
+# ---- training
 
 
-def test_it_learns_to_tell_success_on_episodes_it_never_saw(labeler):
+def test_classifier_generalizes_to_held_out_episodes(labeler):
     fresh = lamp_episodes(10, first=1000)
     assert [labeler.label(one).success for one in fresh] == [one.outcome is Outcome.SUCCESS for one in fresh]
 
 
-def test_all_of_it_learns():
-    """Trap: the head was wrapped in no_grad, and stayed what chance had made it."""
+def test_all_parameters_receive_gradients():
+    """A head inside no_grad would keep its random initialization."""
     torch.manual_seed(0)
     net = SuccessNet(EncoderConfig(features=8), **select_observations(ROBOT, cameras=["front"], proprio=["meter"]))
     frames = net.encode(seen(lamp_episodes(2), ("front", "meter"))[0].frames)
@@ -73,8 +76,8 @@ def test_all_of_it_learns():
         assert parameter.grad.abs().sum() > 0, name
 
 
-def test_use_normalises_as_training_did(tmp_path):
-    """Trap: normalised in training, not in use. A meter that reads a thousand and three for success shows it."""
+def test_inference_normalizes_like_training(tmp_path):
+    """Inference must normalize like training; the meter's values around 1000 would reveal a difference."""
     config = TrainingConfig(**{**QUICK, "proprio": ("meter",), "jitter": 0.0})
     dark = [dataclasses.replace(one, segments=(_without_lamp(one.segments[0]),)) for one in lamp_episodes(24)]
     trained = train(seen(dark, ("front", "meter")), config, robot=ROBOT)
@@ -87,7 +90,7 @@ def test_use_normalises_as_training_did(tmp_path):
 
 
 def _without_lamp(segment):
-    """Only the meter tells."""
+    """Only the meter shows success."""
     dark = np.full_like(segment.columns["observation/front"], 60)
     last = segment.last_observation
     values = {**last.values, "front": dark[0]}
@@ -98,13 +101,13 @@ def _without_lamp(segment):
     )
 
 
-def test_training_is_the_same_for_the_same_seed(trained):
+def test_training_is_deterministic_for_a_seed(trained):
     again = train(seen(lamp_episodes(24)), TrainingConfig(**QUICK), robot=ROBOT)
     assert again.threshold == trained.threshold
     assert all((a == b).all() for a, b in zip(again.probabilities, trained.probabilities, strict=True))
 
 
-def test_a_frozen_encoder_stays_as_it_is_and_travels_along(tmp_path):
+def test_frozen_encoder_is_unchanged_and_saved_with_classifier(tmp_path):
     file = tmp_path / "eyes.safetensors"
     torch.manual_seed(3)
     save_backbone(ResNet(width=8), file, arch="resnet10")
@@ -119,24 +122,28 @@ def test_a_frozen_encoder_stays_as_it_is_and_travels_along(tmp_path):
     assert not any("eyes" in name for name in trained.net.state_dict())
 
 
-# ---- what it is trained on
+# ---- training data
 
 
-def test_the_last_frames_of_a_success_show_it_and_those_before_are_left_out():
-    one = labeled_episode(lamp_episode(0, success=True), keys=["front"], success=True, positive_frames=2, unsure_frames=1)
+def test_last_frames_of_success_are_positive_and_earlier_ones_unsure():
+    one = labeled_episode(
+        lamp_episode(0, success=True), keys=["front"], success=True, positive_frames=2, unsure_frames=1
+    )
     assert one.truth.tolist() == [NO] * 6 + [UNSURE] + [YES] * 2
     failed = labeled_episode(lamp_episode(0, success=False), keys=["front"], success=False)
     assert failed.truth.tolist() == [NO] * 9
 
 
-def test_what_was_recorded_after_success_shows_it_too():
+def test_frames_after_reward_are_positive():
     rewards = np.zeros(8, np.float32)
     rewards[3] = 1.0  # earned by step 3: from the observation after it on
-    one = labeled_episode(lamp_episode(0, success=True), keys=["front"], success=True, rewards=rewards, unsure_frames=1)
+    one = labeled_episode(
+        lamp_episode(0, success=True), keys=["front"], success=True, rewards=rewards, unsure_frames=1
+    )
     assert one.truth.tolist() == [NO] * 3 + [UNSURE] + [YES] * 5
 
 
-def test_long_episodes_are_thinned_but_for_what_shows_success():
+def test_long_episodes_keep_all_positive_frames():
     one = labeled_episode(
         lamp_episode(0, success=True, num_steps=50), keys=["front"], success=True, unsure_frames=0, most_frames=10
     )
@@ -145,8 +152,8 @@ def test_long_episodes_are_thinned_but_for_what_shows_success():
     assert len(one.frames["front"]) == 10
 
 
-def test_it_is_split_by_episode_and_never_by_frame(trained):
-    """Trap: frames of one episode on both sides make any accuracy look good."""
+def test_split_is_by_episode(trained):
+    """Frames of one episode on both sides would make the scores too good."""
     learned, held = hold_out(trained.episodes, share=0.25)
     assert not set(learned) & set(held)
     assert sorted(learned + held) == list(range(24))
@@ -157,19 +164,19 @@ def test_it_is_split_by_episode_and_never_by_frame(trained):
     assert [place - 24 for place in hold_out(more, share=0.25)[1] if place >= 24] == held
 
 
-def test_one_of_each_kind_is_held_out_where_there_are_two():
+def test_one_episode_of_each_class_is_held_out():
     few = seen(lamp_episodes(4))
     learned, held = hold_out(few, share=0.01)
     assert sorted(few[place].success for place in held) == [False, True]
     assert sorted(few[place].success for place in learned) == [False, True]
 
 
-def test_one_success_is_not_enough():
-    with pytest.raises(UsageError, match="at least two episodes that succeeded"):
+def test_training_needs_two_successes():
+    with pytest.raises(UsageError, match="at least two successful episodes"):
         train(seen(lamp_episodes(2)), TrainingConfig(**QUICK), robot=ROBOT)
 
 
-def test_scores_and_mistakes(trained):
+def test_scores_and_mistakes_of_trained_classifier(trained):
     by_episode = scores(trained)[0]
     assert (by_episode.what, by_episode.held_out, by_episode.errors) == ("episodes", True, 0)
     assert by_episode.num == len(trained.held_out)
@@ -184,10 +191,10 @@ def test_scores_and_mistakes(trained):
     assert (first.episode, first.frame, first.truth) == (1, 4, False)
 
 
-# ---- what it says
+# ---- labels
 
 
-def test_success_is_paid_at_the_end_and_is_an_end(labeler):
+def test_success_reward_and_termination_at_last_step(labeler):
     done = labeler.label(lamp_episode(500, success=True, outcome=Outcome.TIMEOUT))
     assert done.success
     assert done.rewards.tolist() == [0.0] * 7 + [1.0]
@@ -199,21 +206,21 @@ def test_success_is_paid_at_the_end_and_is_an_end(labeler):
     assert failed.discounts.all()  # a timeout only stopped the recording
 
 
-def test_it_does_not_believe_the_task(labeler):
-    """The classifier decides, whatever the episode says of its end."""
+def test_label_ignores_task_outcome(labeler):
+    """The label depends on the classifier, not on the recorded outcome."""
     assert not labeler.label(lamp_episode(502, success=False, outcome=Outcome.SUCCESS)).success
     assert labeler.label(lamp_episode(503, success=True, outcome=Outcome.FAILURE)).success
 
 
-def test_so_many_frames_in_a_row_must_show_it(folder):
+def test_success_needs_consecutive_frames(folder):
     episode = lamp_episode(504, success=True)  # in the last two
     for consecutive, success in ((1, True), (2, True), (3, False)):
         config = ClassifierConfig(folder=str(folder), consecutive=consecutive)
         assert ClassifierLabeler(config).label(episode).success is success
 
 
-def test_progress_pays_what_each_step_added(folder):
-    """Trap: absolute progress, summed, pays for dawdling."""
+def test_progress_reward_is_change_of_progress(folder):
+    """Absolute progress as a reward would favor slow episodes."""
     labeler = ClassifierLabeler(ClassifierConfig(folder=str(folder), reward="progress"))
     episode = lamp_episode(505, success=True)
     p = labeler.probabilities(episode)
@@ -222,7 +229,7 @@ def test_progress_pays_what_each_step_added(folder):
     assert labels.rewards.sum() == pytest.approx(p[-1] - p[0], abs=1e-5)
 
 
-def test_confidence_is_what_it_gives_its_own_answer(labeler):
+def test_confidence_is_probability_of_given_label(labeler):
     for episode in (lamp_episode(506, success=True), lamp_episode(507, success=False)):
         p = labeler.probabilities(episode)[-2:].mean()
         labels = labeler.label(episode)
@@ -230,7 +237,7 @@ def test_confidence_is_what_it_gives_its_own_answer(labeler):
         assert labels.confidence > 0.5
 
 
-def test_one_observation_is_judged_as_in_its_episode(labeler):
+def test_single_observation_has_same_probability_as_in_episode(labeler):
     episode = lamp_episode(508, success=True)
     p = labeler.probabilities(episode)
     assert labeler.judge(episode.last_observation) == pytest.approx(p[-1], abs=1e-5)
@@ -239,7 +246,7 @@ def test_one_observation_is_judged_as_in_its_episode(labeler):
     assert labeler.judge(Observation(time_ns=0, values=first)) < labeler.threshold
 
 
-def test_the_version_names_network_and_rule(folder):
+def test_version_depends_on_network_and_settings(folder):
     versions = {
         ClassifierLabeler(ClassifierConfig(folder=str(folder), **rule)).version
         for rule in ({}, {"threshold": 0.7}, {"consecutive": 3}, {"reward": "progress"})
@@ -248,19 +255,19 @@ def test_the_version_names_network_and_rule(folder):
     assert all(version.startswith(load_classifier(folder).version) for version in versions)
 
 
-def test_aborted_episodes_get_no_labels(labeler):
+def test_aborted_episode_is_refused(labeler):
     with pytest.raises(UsageError, match="aborted"):
         labeler.label(lamp_episode(509, success=True, outcome=Outcome.ABORTED))
 
 
-# ---- what it refuses
+# ---- refused inputs
 
 
-def test_a_camera_of_another_size_is_refused_in_one_line(labeler):
+def test_camera_of_other_size_is_refused(labeler):
     small = ArraySpec(shape=(8, 8, 3), dtype="uint8")
     robot = dataclasses.replace(ROBOT, observation={**ROBOT.observation, "front": small})
     with pytest.raises(
-        UsageError, match=r"trained on camera 'front' of uint8\[16, 16, 3\].* gives uint8\[8, 8, 3\]"
+        UsageError, match=r"trained on camera 'front' with uint8\[16, 16, 3\].* has uint8\[8, 8, 3\]"
     ):
         labeler.check(robot)
     blind = dataclasses.replace(ROBOT, observation={"meter": ROBOT.observation["meter"]})
@@ -268,7 +275,7 @@ def test_a_camera_of_another_size_is_refused_in_one_line(labeler):
         labeler.check(blind)
 
 
-def test_what_no_robot_shows_is_refused_in_one_line():
+def test_missing_camera_is_refused():
     with pytest.raises(UsageError, match=r"no camera 'frint'. Did you mean 'front'\?"):
         select_observations(ROBOT, cameras=["frint"], proprio=[])
     with pytest.raises(UsageError, match=r"no low-dimensional observation 'metre'. Did you mean 'meter'\?"):
@@ -284,19 +291,19 @@ def test_any_changed_byte_is_refused(folder, name):
         load_classifier(folder)
 
 
-def test_a_missing_file_is_named(folder):
+def test_missing_file_is_named_in_error(folder):
     (folder / "weights.safetensors").unlink()
     with pytest.raises(StoreError, match=r"weights\.safetensors is missing"):
         load_classifier(folder)
 
 
-def test_no_classifier_says_how_to_make_one(tmp_path):
+def test_missing_classifier_error_says_how_to_train_one(tmp_path):
     labeler = ClassifierLabeler(ClassifierConfig(folder=str(tmp_path / "none")))  # a constructor does no I/O
     with pytest.raises(UsageError, match="dovetail train reward-classifier"):
         labeler.check(ROBOT)
 
 
-def test_a_pickle_is_never_opened(folder, tmp_path):
+def test_pickle_file_is_never_loaded(folder, tmp_path):
     mark = tmp_path / "ran"
 
     class Evil:
@@ -309,15 +316,15 @@ def test_a_pickle_is_never_opened(folder, tmp_path):
     assert not mark.exists()
 
 
-def test_a_folder_is_never_written_over(folder, trained):
-    with pytest.raises(UsageError, match="is there already"):
+def test_existing_folder_is_never_overwritten(folder, trained):
+    with pytest.raises(UsageError, match="already exists"):
         save_classifier(folder, trained, facts={})
 
 
-# ---- a run's own copy
+# ---- the run's copy
 
 
-def test_a_run_keeps_the_one_it_uses(folder, tmp_path):
+def test_run_keeps_copy_of_classifier(folder, tmp_path):
     config = ClassifierConfig(folder=str(folder))
     episode = lamp_episode(510, success=True)
     before = ClassifierLabeler(config, folder=tmp_path / "run").label(episode)
@@ -326,7 +333,7 @@ def test_a_run_keeps_the_one_it_uses(folder, tmp_path):
     assert (after.version, after.confidence) == (before.version, before.confidence)
 
 
-def test_labelling_with_another_one_does_not_change_what_the_run_uses(folder, tmp_path, trained):
+def test_labeling_with_other_classifier_keeps_run_classifier(folder, tmp_path, trained):
     own = ClassifierLabeler(ClassifierConfig(folder=str(folder)), folder=tmp_path / "run").version
     save_classifier(tmp_path / "other", dataclasses.replace(trained, threshold=0.9), facts={})
     other = ClassifierLabeler(ClassifierConfig(folder=str(tmp_path / "other")), folder=tmp_path / "run")
@@ -334,7 +341,7 @@ def test_labelling_with_another_one_does_not_change_what_the_run_uses(folder, tm
     assert ClassifierLabeler(ClassifierConfig(folder=str(folder)), folder=tmp_path / "run").version == own
 
 
-def test_another_one_is_taken_up_whole_or_not_at_all(folder, tmp_path, trained):
+def test_adopt_verifies_classifier_before_use(folder, tmp_path, trained):
     config = ClassifierConfig(folder=str(folder))
     labeler = ClassifierLabeler(config, folder=tmp_path / "run")
     old = labeler.version

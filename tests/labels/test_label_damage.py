@@ -1,4 +1,4 @@
-"""What happens to a file of labels that is cut, hit or gone; and that repairing it costs no more than it must."""
+"""Truncated, damaged and missing label files, and their repair."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dovetail.core.errors import StoreError
 from dovetail.labels.store import LabelStore
 from dovetail.labels.verify import repair_labels, verify_labels
-from support.some_labels import assert_same, labels
+from support.example_labels import assert_same_labels, labels
 
 NAMES = ("e1", "e2", "e3", "e4")
 
@@ -29,7 +29,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, bytes]:
     return folder, fill(folder)
 
 
-def test_cut_at_every_byte(filled: tuple[Path, bytes]) -> None:
+def test_truncation_at_every_byte_keeps_committed_labels(filled: tuple[Path, bytes]) -> None:
     """With and without the count of what was committed: with it the loss shows, without it a crash is as likely."""
     folder, data = filled
     path, mark = folder / "labels.jsonl", folder / "committed.json"
@@ -46,7 +46,7 @@ def test_cut_at_every_byte(filled: tuple[Path, bytes]) -> None:
             if len(whole) == len(NAMES):
                 assert verify_labels(folder) == []
                 continue
-            with pytest.raises(StoreError, match=r"lost lines .* `dovetail episodes verify .* --repair`"):
+            with pytest.raises(StoreError, match=r"lost committed lines.* `dovetail episodes verify .* --repair`"):
                 LabelStore(folder).ids()
             (finding,) = verify_labels(folder)
             assert finding.problem == f"has lost {len(data) - 1 - cut} bytes at its end"
@@ -59,7 +59,7 @@ def test_cut_at_every_byte(filled: tuple[Path, bytes]) -> None:
         mark.write_bytes(counted)
 
 
-def test_what_a_crash_left_is_not_damage(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_not_damage(tmp_path: Path) -> None:
     data = fill(tmp_path)
     path = tmp_path / "labels.jsonl"
     for torn in (b"{", b'{"episode_id": "e5", "lab', b'{"episode_id": "e5"}', b"\0" * 100):
@@ -77,7 +77,7 @@ def test_what_a_crash_left_is_not_damage(tmp_path: Path) -> None:
 @example(0.0, 1)
 @example(1 - 1e-9, 0x80)  # the last newline, which then is no text any more
 @example(1 - 1e-9, 0x01)
-def test_any_changed_byte_is_found_and_costs_its_own_line_only(
+def test_changed_byte_loses_only_its_line(
     tmp_path_factory: pytest.TempPathFactory, place: float, change: int
 ) -> None:
     folder = tmp_path_factory.mktemp("labels")
@@ -89,7 +89,7 @@ def test_any_changed_byte_is_found_and_costs_its_own_line_only(
     check_damage(folder, bytes(data), kept=list(NAMES) if is_newline else [n for n in NAMES if n != NAMES[hit]])
 
 
-def test_every_newline(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_damaged_newline_loses_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
     data = fill(tmp_path_factory.mktemp("labels"))
     for at in [place for place, byte in enumerate(data) if byte == ord("\n")]:
         for change in (0x01, 0x20, 0x80):
@@ -99,7 +99,7 @@ def test_every_newline(tmp_path_factory: pytest.TempPathFactory) -> None:
             check_damage(folder, bytes(damaged), kept=list(NAMES))
 
 
-def test_a_lost_block(tmp_path: Path) -> None:
+def test_lost_block_is_found(tmp_path: Path) -> None:
     data = fill(tmp_path)
     start = data.index(b'"e2"')
     damaged = data[:start] + bytes(400) + data[start + 400 :]
@@ -112,7 +112,7 @@ def check_damage(folder: Path, damaged: bytes, *, kept: list[str]) -> None:
     early = LabelStore(folder)
     early.ids()  # has read it before it was damaged
     path.write_bytes(damaged)
-    with pytest.raises(StoreError, match=r"line \d is damaged; `dovetail episodes verify .* --repair`"):
+    with pytest.raises(StoreError, match=r"line \d is damaged. `dovetail episodes verify .* --repair`"):
         LabelStore(folder).current("e1")
     with pytest.raises(StoreError, match="is damaged"):
         LabelStore(folder).add(labels("e9"))
@@ -125,21 +125,21 @@ def check_damage(folder: Path, damaged: bytes, *, kept: list[str]) -> None:
     assert aside.read_bytes() == damaged
     assert verify_labels(folder) == []
     assert repair_labels(folder) is None
-    for reader in (LabelStore(folder), early):  # also who had it open
+    for reader in (LabelStore(folder), early):  # also a reader that had it open
         assert reader.ids() == kept
         for name in kept:
-            assert_same(reader.current(name), labels(name, num_steps=1))
+            assert_same_labels(reader.current(name), labels(name, num_steps=1))
     early.add(labels("e9"))
     assert LabelStore(folder).ids() == [*kept, "e9"]
 
 
-def test_the_count_of_what_was_committed(tmp_path: Path) -> None:
+def test_truncated_file_is_found_by_committed_size(tmp_path: Path) -> None:
     data = fill(tmp_path)
     mark = tmp_path / "committed.json"
     counted = mark.read_bytes()
     for at in range(len(counted)):
         mark.write_bytes(counted[:at] + bytes([counted[at] ^ 1]) + counted[at + 1 :])
-        assert LabelStore(tmp_path).ids() == list(NAMES)  # the labels themselves are whole
+        assert LabelStore(tmp_path).ids() == list(NAMES)  # the labels themselves are intact
         (finding,) = verify_labels(tmp_path)
         assert finding.path == mark
     assert repair_labels(tmp_path) is None
@@ -148,11 +148,11 @@ def test_the_count_of_what_was_committed(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".tmp", "committed.json", "labels.jsonl"]
 
 
-def test_a_file_that_has_gone(tmp_path: Path) -> None:
+def test_missing_file_is_found(tmp_path: Path) -> None:
     fill(tmp_path)
     (tmp_path / "labels.jsonl").unlink()
     for _ in range(2):
-        with pytest.raises(StoreError, match=r"has gone; `dovetail episodes verify"):
+        with pytest.raises(StoreError, match=r"is missing. `dovetail episodes verify"):
             LabelStore(tmp_path).add(labels())
     assert [finding.problem for finding in verify_labels(tmp_path)] == ["is gone"]
     repair_labels(tmp_path)
@@ -160,12 +160,12 @@ def test_a_file_that_has_gone(tmp_path: Path) -> None:
     LabelStore(tmp_path).add(labels())
 
 
-def test_nothing_there_is_fine(tmp_path: Path) -> None:
+def test_empty_folder_has_no_findings(tmp_path: Path) -> None:
     assert verify_labels(tmp_path / "labels") == []
     assert not (tmp_path / "labels").exists()
 
 
-def test_a_second_repair_keeps_the_first_file(tmp_path: Path) -> None:
+def test_second_repair_keeps_first_damaged_file(tmp_path: Path) -> None:
     for name in ("labels.damaged-1.jsonl", "labels.damaged-2.jsonl"):
         data = fill(tmp_path)
         (tmp_path / "labels.jsonl").write_bytes(data.replace(b'"e2"', b'"e7"'))

@@ -1,4 +1,4 @@
-"""The queue against a plain dictionary, several processes at once, and what a crash or a stranger leaves there."""
+"""The queue against a plain dictionary, with several processes, and with damaged or unexpected files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import UsageError
 from dovetail.labels.queue import LabelQueue, Opinion, Reason, Waiting
-from support.some_labels import labels
+from support.example_labels import labels
 
 EPISODES = ("e1", "e2", "e3")
 
@@ -33,7 +33,7 @@ steps = st.lists(st.tuples(st.sampled_from(EPISODES), st.none() | put, st.intege
 
 @settings(max_examples=60, deadline=None)
 @given(steps)
-def test_any_sequence(tmp_path_factory: pytest.TempPathFactory, sequence) -> None:
+def test_random_queue_operations_match_reference_model(tmp_path_factory: pytest.TempPathFactory, sequence) -> None:
     folder = tmp_path_factory.mktemp("run") / "labels/queue"
     ticks = iter(range(1, 1000))
     queues = [LabelQueue(folder, now_unix_ns=lambda: next(ticks)) for _ in range(2)]
@@ -61,7 +61,7 @@ def test_any_sequence(tmp_path_factory: pytest.TempPathFactory, sequence) -> Non
             assert other.get(each) == model.get(each)
 
 
-def test_an_opinion_is_what_labels_say() -> None:
+def test_opinion_is_made_from_labels() -> None:
     said = Opinion.of(labels(labeler="vlm", version="2", success=False, confidence=0.5))
     assert said == Opinion(labeler="vlm", version="2", success=False, confidence=0.5)
 
@@ -81,7 +81,7 @@ for number in range(5):
 """
 
 
-def test_processes_at_once(tmp_path: Path) -> None:
+def test_concurrent_processes_share_queue(tmp_path: Path) -> None:
     names = ("left", "right")
     processes = [
         subprocess.Popen([sys.executable, "-c", WORK, str(tmp_path), name], stderr=subprocess.PIPE)
@@ -89,18 +89,18 @@ def test_processes_at_once(tmp_path: Path) -> None:
     ]
     reader = LabelQueue(tmp_path)
     while any(process.poll() is None for process in processes):
-        for item in reader.waiting():  # never half of one
+        for item in reader.waiting():  # never an incomplete file
             assert item.note in ("", "x" * 500, "left" * 100, "right" * 100)
     assert [process.communicate()[1] for process in processes] == [b"", b""]
     left = {f"{name}-{number}" for name in names for number in range(0, 60, 2)}
     assert set(reader.ids()) == left | {f"shared-{number}" for number in range(5)}
 
 
-def test_what_is_damaged_still_waits(tmp_path: Path) -> None:
+def test_damaged_entry_still_waits(tmp_path: Path) -> None:
     queue = LabelQueue(tmp_path)
     queue.put("e1", [Reason.UNCERTAIN])
     (tmp_path / "e1.json").write_bytes((tmp_path / "e1.json").read_bytes()[:20])
-    (tmp_path / ".e2.json.123.tmp").write_text("{")  # nobody's
+    (tmp_path / ".e2.json.123.tmp").write_text("{")  # a leftover temporary file
     (tmp_path / "notes.txt").write_text("mine")
     (item,) = queue.waiting()
     assert (item.episode_id, item.reasons) == ("e1", (Reason.NEW,))
@@ -110,7 +110,7 @@ def test_what_is_damaged_still_waits(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../e1", "a/b", "", ".lock", "e1\n", "x" * 200, "..", "e\x00"])
-def test_a_name_is_never_a_path(tmp_path: Path, name: str) -> None:
+def test_episode_id_with_path_is_refused(tmp_path: Path, name: str) -> None:
     queue = LabelQueue(tmp_path / "queue")
     for ask in (queue.get, queue.done, lambda name: queue.put(name, [Reason.NEW])):
         with pytest.raises(UsageError, match="is not an episode id"):

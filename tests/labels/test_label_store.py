@@ -12,52 +12,52 @@ from hypothesis.extra import numpy as hnp
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.labels._label_file import encode
 from dovetail.labels.store import LabelStore
-from support.some_labels import assert_same, labels
+from support.example_labels import assert_same_labels, labels
 
 
-def test_the_newest_counts_and_history_is_kept(tmp_path: Path) -> None:
+def test_newest_labels_are_current_and_history_is_complete(tmp_path: Path) -> None:
     store = LabelStore(tmp_path / "labels")
     assert store.current("e1") is None
     given_ = [labels(), labels("e2"), labels(reward=0.2), labels(reward=0.1)]
     for each in given_:
         store.add(each)
     for reader in (store, LabelStore(tmp_path / "labels")):
-        assert_same(reader.current("e1"), given_[3])
-        assert_same(reader.current("e2"), given_[1])
+        assert_same_labels(reader.current("e1"), given_[3])
+        assert_same_labels(reader.current("e2"), given_[1])
         assert [h.labels.rewards[0] for h in reader.history("e1")] == [np.float32(x) for x in (0.1, 0.2, 0.1)]
         assert reader.ids() == ["e1", "e2"]
 
 
-def test_sending_again_is_harmless(tmp_path: Path) -> None:
+def test_adding_same_labels_twice_is_harmless(tmp_path: Path) -> None:
     store = LabelStore(tmp_path)
     store.add(labels())
     LabelStore(tmp_path).add(labels())
     assert len(store.history("e1")) == 1
     store.add(labels(labeler="classifier", success=False))
-    LabelStore(tmp_path).add(labels())  # late: what was said meanwhile still counts
+    LabelStore(tmp_path).add(labels())  # late: newer labels stay valid
     assert [record.labels.labeler for record in store.history("e1")] == ["outcome", "classifier"]
-    assert_same(store.current("e1"), labels(labeler="classifier", success=False))
+    assert_same_labels(store.current("e1"), labels(labeler="classifier", success=False))
 
 
-def test_a_higher_priority_counts_whatever_is_said_after_it(tmp_path: Path) -> None:
+def test_higher_priority_wins_over_newer_labels(tmp_path: Path) -> None:
     store = LabelStore(tmp_path)
     store.add(labels(success=True))
     store.add(labels(success=False, labeler="anna", priority=10))
     store.add(labels(success=True, version="2"))
-    assert_same(store.current("e1"), labels(success=False, labeler="anna", priority=10))
+    assert_same_labels(store.current("e1"), labels(success=False, labeler="anna", priority=10))
     store.add(labels(success=True, labeler="ben", priority=10))
     for reader in (store, LabelStore(tmp_path)):
-        assert_same(reader.current("e1"), labels(success=True, labeler="ben", priority=10))
+        assert_same_labels(reader.current("e1"), labels(success=True, labeler="ben", priority=10))
         assert [record.labels.priority for record in reader.history("e1")] == [0, 10, 0, 10]
 
 
-def test_the_order_of_adding_counts_and_not_the_clock(tmp_path: Path) -> None:
+def test_order_of_adding_wins_over_clock(tmp_path: Path) -> None:
     """A clock that is set back must not make old labels new."""
     clock = iter([2000, 1000, 1500])
     store = LabelStore(tmp_path, now_unix_ns=lambda: next(clock))
     for reward in (0.1, 0.2, 0.3):
         store.add(labels(reward=reward))
-    assert_same(store.current("e1"), labels(reward=0.3))
+    assert_same_labels(store.current("e1"), labels(reward=0.3))
     assert [record.added_unix_ns for record in store.history("e1")] == [2000, 1000, 1500]
 
 
@@ -73,15 +73,15 @@ def test_lines_of_an_earlier_version_are_read(tmp_path: Path) -> None:
     (tmp_path / "labels.jsonl").write_bytes(OLD_LINES)
     store = LabelStore(tmp_path)
     old = labels(rewards=np.ones(1, np.float32), discounts=np.zeros(1, np.float32))
-    assert_same(store.current("e1"), old)
+    assert_same_labels(store.current("e1"), old)
     assert store.history("e1")[0].added_unix_ns == 5
-    store.add(old)  # is there already
+    store.add(old)  # already stored
     store.add(labels(labeler="later"))
-    assert_same(LabelStore(tmp_path).current("e1"), labels(labeler="later"))
+    assert_same_labels(LabelStore(tmp_path).current("e1"), labels(labeler="later"))
     assert [record.labels.priority for record in store.history("e1")] == [0, 0]
 
 
-def test_a_month_of_labels_is_read_in_seconds(tmp_path: Path) -> None:
+def test_large_label_file_is_read_in_seconds(tmp_path: Path) -> None:
     path = tmp_path / "labels.jsonl"
     with path.open("wb") as file:
         for number in range(20_000):
@@ -89,19 +89,19 @@ def test_a_month_of_labels_is_read_in_seconds(tmp_path: Path) -> None:
     started = time.monotonic()
     store = LabelStore(tmp_path)
     assert len(store.ids()) == 20_000
-    assert_same(store.current("e19999"), labels("e19999", num_steps=100))
+    assert_same_labels(store.current("e19999"), labels("e19999", num_steps=100))
     assert time.monotonic() - started < 5.0  # 0.2 s here
 
 
-def test_a_reader_sees_what_another_adds(tmp_path: Path) -> None:
+def test_reader_sees_labels_of_other_process(tmp_path: Path) -> None:
     reader, writer = LabelStore(tmp_path), LabelStore(tmp_path)
     assert reader.history("e1") == []
     for reward in (0.1, 0.2):
         writer.add(labels(reward=reward))
-        assert_same(reader.current("e1"), labels(reward=reward))
+        assert_same_labels(reader.current("e1"), labels(reward=reward))
 
 
-def test_a_torn_last_line_is_ignored_and_nothing_glues_on_to_it(tmp_path: Path) -> None:
+def test_incomplete_last_line_is_ignored_and_removed(tmp_path: Path) -> None:
     store = LabelStore(tmp_path)
     store.add(labels())
     path, mark = tmp_path / "labels.jsonl", tmp_path / "committed.json"
@@ -113,19 +113,19 @@ def test_a_torn_last_line_is_ignored_and_nothing_glues_on_to_it(tmp_path: Path) 
         mark.write_bytes(committed)  # the crash came before
         fresh = LabelStore(tmp_path)
         assert fresh.current("e2") is None
-        assert_same(fresh.current("e1"), labels())
+        assert_same_labels(fresh.current("e1"), labels())
         fresh.add(labels("e3"))
         again = LabelStore(tmp_path)
         assert again.ids() == ["e1", "e3"]
         assert len(path.read_bytes().splitlines()) == 2
 
 
-def test_a_line_that_only_lost_its_newline_counts(tmp_path: Path) -> None:
+def test_line_without_newline_is_valid(tmp_path: Path) -> None:
     LabelStore(tmp_path).add(labels())
     path = tmp_path / "labels.jsonl"
     path.write_bytes(path.read_bytes().rstrip(b"\n"))
     early = LabelStore(tmp_path)
-    assert_same(early.current("e1"), labels())
+    assert_same_labels(early.current("e1"), labels())
     LabelStore(tmp_path).add(labels("e2"))
     for reader in (early, LabelStore(tmp_path)):
         assert reader.ids() == ["e1", "e2"]
@@ -135,10 +135,10 @@ def test_lines_that_go_missing_are_noticed(tmp_path: Path) -> None:
     store = LabelStore(tmp_path)
     store.add(labels())
     (tmp_path / "labels.jsonl").write_bytes(b"")
-    with pytest.raises(StoreError, match="lost lines"):
+    with pytest.raises(StoreError, match="lost committed lines"):
         store.current("e1")
     (tmp_path / "labels.jsonl").unlink()
-    with pytest.raises(StoreError, match="has gone"):
+    with pytest.raises(StoreError, match="is missing"):
         store.add(labels("e2"))
 
 
@@ -170,4 +170,4 @@ def test_round_trip_is_exact(
         found = reader.history(name)
         assert len(found) == len(mine)
         for a, b in zip(found, mine, strict=True):
-            assert_same(a.labels, b)
+            assert_same_labels(a.labels, b)

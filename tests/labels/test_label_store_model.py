@@ -15,7 +15,7 @@ from dovetail.core.types import Labels
 from dovetail.labels.store import LabelStore
 from dovetail.labels.verify import verify_labels
 from support import TESTS
-from support.some_labels import assert_same, labels
+from support.example_labels import assert_same_labels, labels
 
 EPISODES = ("e1", "e2")
 
@@ -80,7 +80,7 @@ class Model:
 
 @settings(max_examples=60, deadline=None)
 @given(adds, st.randoms(use_true_random=False))
-def test_any_sequence_of_adds(tmp_path_factory: pytest.TempPathFactory, sequence, random) -> None:
+def test_random_adds_match_reference_model(tmp_path_factory: pytest.TempPathFactory, sequence, random) -> None:
     folder = tmp_path_factory.mktemp("labels")
 
     def jumping() -> int:
@@ -116,19 +116,19 @@ def check(store: LabelStore, model: Model) -> None:
         history, expected = store.history(episode_id), model.history(episode_id)
         assert len(history) == len(expected)
         for record, (each, retracted) in zip(history, expected, strict=True):
-            assert_same(record.labels, each)
+            assert_same_labels(record.labels, each)
             assert record.retracted == retracted
         current = model.current(episode_id)
         if current is None:
             assert store.current(episode_id) is None
         else:
-            assert_same(store.current(episode_id), current)
+            assert_same_labels(store.current(episode_id), current)
 
 
 ADDING = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from support.some_labels import labels
+from support.example_labels import labels
 from dovetail.labels.store import LabelStore
 store = LabelStore(sys.argv[2])
 for number in range(40):
@@ -136,7 +136,7 @@ for number in range(40):
 """
 
 
-def test_processes_that_add_at_once(tmp_path: Path) -> None:
+def test_concurrent_processes_add_all_labels(tmp_path: Path) -> None:
     here = str(TESTS)
     names = ("left", "right")
     processes = [
@@ -145,7 +145,7 @@ def test_processes_that_add_at_once(tmp_path: Path) -> None:
     ]
     reader = LabelStore(tmp_path)
     while any(process.poll() is None for process in processes):
-        reader.ids()  # a reader beside them never meets half a line
+        reader.ids()  # a concurrent reader never sees an incomplete line
     assert [process.communicate()[1] for process in processes] == [b"", b""]
     assert verify_labels(tmp_path) == []
     for name in names:

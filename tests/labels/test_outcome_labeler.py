@@ -15,7 +15,7 @@ Make = Callable[..., Episode]
 SUCCESS, FAILURE, TIMEOUT, ABORTED = Outcome.SUCCESS, Outcome.FAILURE, Outcome.TIMEOUT, Outcome.ABORTED
 
 
-def test_is_a_labeler() -> None:
+def test_outcome_labeler_implements_contract() -> None:
     assert isinstance(OutcomeLabeler(), Labeler)
     assert OutcomeLabeler.Config is OutcomeConfig
 
@@ -32,7 +32,7 @@ def test_is_a_labeler() -> None:
         (SUCCESS, TIMEOUT, [0, 0, 0], [1, 1, 1], False),
     ],
 )
-def test_by_hand(
+def test_labels_match_values_computed_by_hand(
     make_episode: Make,
     outcome: Outcome,
     judgement: Outcome | None,
@@ -47,7 +47,7 @@ def test_by_hand(
     assert (labels.success, labels.episode_id, labels.labeler) == (success, "e1", "outcome")
 
 
-def test_the_task_decides_where_the_operator_does_not_win(make_episode: Make) -> None:
+def test_task_outcome_is_used_without_operator_wins(make_episode: Make) -> None:
     labels = OutcomeLabeler(OutcomeConfig(operator_wins=False)).label(make_episode(SUCCESS, judgement=FAILURE))
     assert labels.success
 
@@ -58,7 +58,7 @@ def test_step_penalty_and_one_step(make_episode: Make) -> None:
     np.testing.assert_array_equal(labeler.label(make_episode(SUCCESS, num_steps=1)).rewards, [1.75])
 
 
-def test_dense_sums_the_components(make_episode: Make) -> None:
+def test_dense_reward_is_sum_of_components(make_episode: Make) -> None:
     labeler = OutcomeLabeler(OutcomeConfig(dense=True, step_penalty=0.5))
     labels = labeler.label(make_episode(TIMEOUT, reach=[1, 2, 3], grasp=[0, 0, 4]))
     np.testing.assert_array_equal(labels.rewards, [0.5, 1.5, 6.5])
@@ -68,17 +68,17 @@ def test_dense_sums_the_components(make_episode: Make) -> None:
 
 
 @pytest.mark.parametrize(("outcome", "judgement"), [(ABORTED, None), (ABORTED, SUCCESS), (SUCCESS, ABORTED)])
-def test_aborted_gets_no_labels(make_episode: Make, outcome: Outcome, judgement: Outcome | None) -> None:
+def test_aborted_episode_is_refused(make_episode: Make, outcome: Outcome, judgement: Outcome | None) -> None:
     with pytest.raises(UsageError, match="aborted"):
         OutcomeLabeler(OutcomeConfig(operator_wins=False)).label(make_episode(outcome, judgement=judgement))
 
 
-def test_other_settings_are_another_version(make_episode: Make) -> None:
+def test_settings_change_version(make_episode: Make) -> None:
     episode = make_episode(SUCCESS)
     versions = {OutcomeLabeler(OutcomeConfig(step_penalty=p)).label(episode).version for p in (0.0, 0.0, 0.1)}
     assert len(versions) == 2
 
 
-def test_config_refuses_a_bonus_for_dawdling() -> None:
+def test_negative_step_penalty_is_refused() -> None:
     with pytest.raises(ValidationError):
         OutcomeConfig(step_penalty=-1.0)

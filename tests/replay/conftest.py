@@ -13,7 +13,7 @@ from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
 
 @pytest.fixture
 def open_replay(tmp_path: Path) -> Iterator[Callable[..., MappedReplay]]:
-    """A small replay in a folder of its own, or of the name it is given; closed when the test is over."""
+    """Open small replays in new or named folders; they are closed after the test."""
     with contextlib.ExitStack() as stack:
 
         def open_one(*, keys: tuple[str, ...] | None = None, folder: str = "", **config: Any) -> MappedReplay:
@@ -29,7 +29,7 @@ def open_replay(tmp_path: Path) -> Iterator[Callable[..., MappedReplay]]:
 
 @pytest.fixture
 def in_memory(tmp_path: Path) -> Iterator[Path]:
-    """A folder that no disk is behind, where there is such a thing: a kill leaves the same in either."""
+    """A folder in shared memory if available, for speed."""
     memory = Path("/dev/shm")
     if not memory.is_dir():
         yield tmp_path

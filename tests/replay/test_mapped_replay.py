@@ -1,4 +1,4 @@
-"""What goes in, what comes out, what is refused: the replay in one process."""
+"""The replay in one process: adding, sampling and refusing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array, Outcome, Purpose, Segment, View, Window
 from dovetail.replay.mapped import MappedReplay
-from support.made_episodes import ROBOT, batch, images, label, make_episode, pictures, steps
+from support.traceable_episodes import ROBOT, batch, images, label, make_traceable_episode, pictures, steps
 
 Open = Callable[..., MappedReplay]
 
@@ -29,7 +29,7 @@ def draw(
     return into
 
 
-def test_is_both_ends_of_the_contract(tmp_path: Path) -> None:
+def test_implements_replay_contract(tmp_path: Path) -> None:
     replay = MappedReplay(folder=tmp_path / "replay")
     assert isinstance(replay, ReplayWriter)
     assert isinstance(replay, ReplayReader)
@@ -38,11 +38,11 @@ def test_is_both_ends_of_the_contract(tmp_path: Path) -> None:
     assert not (tmp_path / "replay").exists()
 
 
-def test_next_never_crosses_a_border_and_terminal_steps_are_reached(open_replay: Open) -> None:
+def test_next_observation_stays_in_episode_and_terminal_steps_are_sampled(open_replay: Open) -> None:
     replay = open_replay()
     lengths = {1: 1, 2: 5, 3: 2}  # an episode of one step is not dropped
     for number, num_steps in lengths.items():
-        episode = make_episode(number, num_steps)
+        episode = make_traceable_episode(number, num_steps)
         replay.add(episode, label(episode, terminal=number != 3))  # the third timed out
     sampled = draw(replay)
     state, following = sampled["observation/state"], sampled["next/state"]
@@ -55,10 +55,10 @@ def test_next_never_crosses_a_border_and_terminal_steps_are_reached(open_replay:
     np.testing.assert_array_equal(sampled["action"][:, 0], 1000 * state[:, 0] + state[:, 1])
 
 
-def test_what_a_rescue_earned_is_not_the_policys(open_replay: Open) -> None:
-    """Of six steps a person takes 3 and 4, and hands back: returns of three steps, from 0 to 5 on, each worth 1."""
+def test_return_stops_before_takeover(open_replay: Open) -> None:
+    """An operator takes steps 3 and 4 of six. Three-step returns with a reward of 1 per step."""
     replay = open_replay()
-    episode = make_episode(1, 6, human=[3, 4])
+    episode = make_traceable_episode(1, 6, human=[3, 4])
     replay.add(episode, label(episode, reward=1.0, terminal=False))
     for stop_at_takeover, ends in ((False, [3, 4, 5, 6, 6, 6]), (True, [3, 3, 3, 6, 6, 6])):
         sampled = draw(replay, num_steps=3, gamma=0.5, stop_at_takeover=stop_at_takeover)
@@ -70,12 +70,12 @@ def test_what_a_rescue_earned_is_not_the_policys(open_replay: Open) -> None:
         np.testing.assert_array_equal(sampled["reward"], 2.0 - 0.5 ** (span - 1) + last)
 
 
-def test_views(open_replay: Open) -> None:
+def test_views_select_expected_steps(open_replay: Open) -> None:
     replay = open_replay()
     x5 = dataclasses.replace(ROBOT, name="x5")
-    demo = make_episode(1, 3, human=(0, 1, 2), purpose=Purpose.DEMO)
-    online = make_episode(2, 4, human=(1, 2), cuts=(2,), versions=(3, 3, 4, 5))
-    failed = make_episode(3, 2, versions=7, robot=x5, task="open_drawer")
+    demo = make_traceable_episode(1, 3, human=(0, 1, 2), purpose=Purpose.DEMO)
+    online = make_traceable_episode(2, 4, human=(1, 2), cuts=(2,), versions=(3, 3, 4, 5))
+    failed = make_traceable_episode(3, 2, versions=7, robot=x5, task="open_drawer")
     for episode in (demo, online, failed):
         replay.add(episode, label(episode, terminal=episode is not failed))
     demos, corrected = {(1, t) for t in range(3)}, {(2, 1), (2, 2)}
@@ -93,7 +93,7 @@ def test_views(open_replay: Open) -> None:
         View(robot="r2"): set(),
         View(task="open_drawer"): others,
         View(task="open_drawer", part="accepted"): set(),
-        View(versions=(3, 5)): {(2, 0), (2, 3)},  # what a person did was done by no version
+        View(versions=(3, 5)): {(2, 0), (2, 3)},  # operator steps have no policy version
         View(versions=(5, 9)): {(2, 3)} | others,
         View(max_staleness=0): others,
         View(max_staleness=2): {(2, 3)} | others,
@@ -109,34 +109,34 @@ def test_views(open_replay: Open) -> None:
                 draw(replay, view)
 
 
-def test_names_longer_than_their_field_still_find_their_own(open_replay: Open) -> None:
+def test_names_longer_than_their_field_are_matched(open_replay: Open) -> None:
     replay = open_replay()
-    episode = make_episode(1, 2, task="t" * 200, robot=dataclasses.replace(ROBOT, name="r" * 200))
+    episode = make_traceable_episode(1, 2, task="t" * 200, robot=dataclasses.replace(ROBOT, name="r" * 200))
     replay.add(episode, label(episode))
     assert replay.size(View(task="t" * 200, robot="r" * 200)) == 2
     assert replay.size(View(task="t" * 20)) == 0
 
 
-def test_the_step_after_a_correction_is_the_next_tick(open_replay: Open) -> None:
+def test_next_of_human_step_is_next_tick(open_replay: Open) -> None:
     replay = open_replay(keys=("state", "wrist"))
-    episode = make_episode(1, 6, human=(2, 4))
+    episode = make_traceable_episode(1, 6, human=(2, 4))
     replay.add(episode, label(episode))
     into = {**batch(200), **images(200)}
     replay.sample(into, view=View(part="human"), rng=np.random.default_rng(0))
     pairs = zip(into["observation/state"], into["next/state"], strict=True)
     assert {(int(a[1]), int(b[1])) for a, b in pairs} == {(2, 3), (4, 5)}
-    for side in ("observation", "next"):  # and its image is that of its own tick
+    for side in ("observation", "next"):  # the image belongs to the same tick
         np.testing.assert_array_equal(
             into[f"{side}/wrist"], pictures(1, into[f"{side}/state"][:, 1].astype(np.int64))
         )
 
 
-def test_windows_by_hand(open_replay: Open) -> None:
-    """Two episodes of four steps; rewards 1, 2, 3, 4, so that each place in a sum shows."""
+def test_windows_match_values_computed_by_hand(open_replay: Open) -> None:
+    """Two episodes of four steps with rewards 1, 2, 3, 4, so that each term of a sum is visible."""
     replay = open_replay(keys=("state", "wrist"))
     for number in (1, 2):
-        episode = make_episode(number, 4, human=(1,), versions=number)
-        end = np.float32(number - 1)  # the first ends truly, the second times out
+        episode = make_traceable_episode(number, 4, human=(1,), versions=number)
+        end = np.float32(number - 1)  # the first is terminal, the second a timeout
         labels = dataclasses.replace(
             label(episode), rewards=np.arange(1.0, 5.0, dtype=np.float32), discounts=np.array([1, 1, 1, end], "f4")
         )
@@ -184,9 +184,9 @@ def test_windows_by_hand(open_replay: Open) -> None:
         )
 
 
-def test_adding_twice_is_harmless_even_after_eviction(open_replay: Open) -> None:
+def test_adding_twice_changes_nothing_even_after_eviction(open_replay: Open) -> None:
     replay = open_replay(capacity_rows=8)
-    first, second = make_episode(1, 4), make_episode(2, 4)
+    first, second = make_traceable_episode(1, 4), make_traceable_episode(2, 4)
     replay.add(first, label(first))
     replay.add(first, label(first, reward=9))
     assert replay.size(View()) == 4
@@ -194,14 +194,14 @@ def test_adding_twice_is_harmless_even_after_eviction(open_replay: Open) -> None
     replay.add(second, label(second))
     replay.add(first, label(first))
     assert replay.ids() == ["e2"]
-    replay.relabel(label(first))  # gone: nothing to do
+    replay.relabel(label(first))  # evicted: no effect
     assert steps(draw(replay)) == {(2, t) for t in range(4)}
 
 
-def test_after_a_restart_new_episodes_are_not_taken_for_old_ones(open_replay: Open) -> None:
+def test_episodes_with_same_counter_and_other_id_are_distinct(open_replay: Open) -> None:
     replay = open_replay()
     for run in ("a", "b"):  # the same counter again, another id
-        episode = make_episode(1, 3, id=f"t-{run}")
+        episode = make_traceable_episode(1, 3, id=f"t-{run}")
         replay.add(episode, label(episode))
     assert replay.size(View(part="online")) == 6
 
@@ -209,22 +209,24 @@ def test_after_a_restart_new_episodes_are_not_taken_for_old_ones(open_replay: Op
 def test_evicts_whole_episodes_oldest_first(open_replay: Open) -> None:
     replay = open_replay(capacity_rows=12, keep_demos=False)
     for number in range(1, 30):
-        episode = make_episode(number, 4, purpose=Purpose.DEMO if number % 3 else Purpose.ONLINE)
+        episode = make_traceable_episode(number, 4, purpose=Purpose.DEMO if number % 3 else Purpose.ONLINE)
         replay.add(episode, label(episode))
         held = range(max(1, number - 1), number + 1)
         assert replay.ids() == [f"e{n}" for n in held]
         sampled = draw(replay, size=300)
         assert steps(sampled) == {(n, t) for n in held for t in range(4)}
-        assert (sampled["next/state"] - sampled["observation/state"] == [0, 1]).all()  # also round the ring's seam
+        assert (
+            sampled["next/state"] - sampled["observation/state"] == [0, 1]
+        ).all()  # also across the end of the ring
 
 
-def test_demonstrations_stay_while_the_rest_goes_by(open_replay: Open) -> None:
+def test_demonstrations_are_never_evicted(open_replay: Open) -> None:
     replay = open_replay(capacity_rows=20, keys=("state", "wrist"))
-    demos = [make_episode(n, 3, purpose=Purpose.DEMO, frames=(0, 0, 1, 1)) for n in (1, 2)]
+    demos = [make_traceable_episode(n, 3, purpose=Purpose.DEMO, frames=(0, 0, 1, 1)) for n in (1, 2)]
     for demo in demos:
         replay.add(demo, label(demo, reward=float(demo.id[1:])))
     for number in range(3, 40):
-        episode = make_episode(number, 4)
+        episode = make_traceable_episode(number, 4)
         replay.add(episode, label(episode))
         assert {"e1", "e2", f"e{number}"} <= set(replay.ids())
         into = {**batch(300), **images(300)}
@@ -238,37 +240,39 @@ def test_demonstrations_stay_while_the_rest_goes_by(open_replay: Open) -> None:
                 np.testing.assert_array_equal(picture, pictures(int(n), np.array([int(tick) // 2]))[0])
     replay.drop("e1")
     for number in range(40, 50):
-        episode = make_episode(number, 4)
+        episode = make_traceable_episode(number, 4)
         replay.add(episode, label(episode))
-    replay.add(demos[0], label(demos[0]))  # dropped, and its place long given to others: it stays away
+    replay.add(demos[0], label(demos[0]))  # a dropped episode is not added again
     assert replay.size(View(part="demo")) == 3
-    long = make_episode(60, 16)  # beside four rows of demonstration there are 16, and it wants 17
-    way_out = r"start another with a larger replay.capacity_rows, fewer demonstrations, or replay.keep_demos=false"
+    long = make_traceable_episode(60, 16)  # the demonstration takes 4 of 20 rows; this one needs 17
+    way_out = (
+        r"start a new run with a larger replay.capacity_rows, fewer demonstrations, or replay.keep_demos=false"
+    )
     with pytest.raises(
-        UsageError, match=rf"e60 takes 17 rows.*demonstrations of 4 rows.*room for 20: .*{way_out}"
+        UsageError, match=rf"e60 needs at least 17 rows.*has 20, of which demonstrations take 4.*{way_out}"
     ):
         replay.add(long, label(long))
     assert replay.size(View(part="demo")) == 3
-    fits = make_episode(61, 15)
+    fits = make_traceable_episode(61, 15)
     replay.add(fits, label(fits))
     assert replay.ids() == ["e2", "e61"]
 
 
-def test_an_episode_as_long_as_the_ring_and_many_of_one_step(open_replay: Open) -> None:
+def test_episode_lengths_from_one_step_to_full_ring(open_replay: Open) -> None:
     replay = open_replay(capacity_rows=6, keys=("state", "wrist"))
     for number in range(1, 5):
-        whole = make_episode(number, 5)
+        whole = make_traceable_episode(number, 5)
         replay.add(whole, label(whole))
         assert steps(draw(replay)) == {(number, t) for t in range(5)}
-    too_long = make_episode(9, 6)
-    with pytest.raises(UsageError, match=r"e9 takes 7 rows.*room for 6: .* a larger replay.capacity_rows \("):
+    too_long = make_traceable_episode(9, 6)
+    with pytest.raises(UsageError, match=r"e9 needs at least 7 rows.*has 6.* a larger replay.capacity_rows\."):
         replay.add(too_long, label(too_long))
-    assert steps(draw(replay)) == {(4, t) for t in range(5)}  # nobody left for it
-    small = open_replay(capacity_gb=1e-6, keys=("state",))  # here it is the bytes that bound it
-    with pytest.raises(UsageError, match=r"a larger replay.capacity_gb \("):
-        small.add(long := make_episode(9, 30), label(long))
+    assert steps(draw(replay)) == {(4, t) for t in range(5)}  # nothing was evicted for it
+    small = open_replay(capacity_gb=1e-6, keys=("state",))  # limited by bytes
+    with pytest.raises(UsageError, match=r"a larger replay.capacity_gb\."):
+        small.add(long := make_traceable_episode(9, 30), label(long))
     for number in range(10, 30):
-        short = make_episode(number, 1)
+        short = make_traceable_episode(number, 1)
         replay.add(short, label(short))
     assert replay.ids() == ["e27", "e28", "e29"]
     assert steps(draw(replay)) == {(27, 0), (28, 0), (29, 0)}
@@ -277,24 +281,24 @@ def test_an_episode_as_long_as_the_ring_and_many_of_one_step(open_replay: Open) 
 def test_relabel_changes_rewards_only(open_replay: Open) -> None:
     replay = open_replay()
     for number in (1, 2):
-        episode = make_episode(number, 3)
+        episode = make_traceable_episode(number, 3)
         replay.add(episode, label(episode))
-    replay.relabel(label(make_episode(1, 3), reward=5.0, terminal=False))
+    replay.relabel(label(make_traceable_episode(1, 3), reward=5.0, terminal=False))
     sampled = draw(replay)
     first = sampled["observation/state"][:, 0] == 1
     assert sampled["reward"][first].min() == 5.0
     assert sampled["discount"][first].min() == 1.0
     assert sampled["reward"][~first].max() == 1.0
-    assert steps(draw(replay, "accepted")) == {(2, t) for t in range(3)}  # it was no success after all
+    assert steps(draw(replay, "accepted")) == {(2, t) for t in range(3)}  # no longer a success
     with pytest.raises(UsageError, match=r"e9.*never added"):
-        replay.relabel(label(make_episode(9, 3)))
-    with pytest.raises(UsageError, match="3 steps, its rewards are"):
-        replay.relabel(dataclasses.replace(label(make_episode(1, 4)), episode_id="e1"))
+        replay.relabel(label(make_traceable_episode(9, 3)))
+    with pytest.raises(UsageError, match=r"rewards of episode e1 have shape \[4\], expected \[3\]"):
+        replay.relabel(dataclasses.replace(label(make_traceable_episode(1, 4)), episode_id="e1"))
 
 
-def test_images_are_kept_on_request_as_uint8_and_each_once(open_replay: Open, tmp_path: Path) -> None:
+def test_requested_images_are_stored_once_as_uint8(open_replay: Open, tmp_path: Path) -> None:
     replay = open_replay(keys=("wrist",), folder="camera")
-    episode = make_episode(1, 5, frames=(0, 0, 1, 1, 1, 2))
+    episode = make_traceable_episode(1, 5, frames=(0, 0, 1, 1, 1, 2))
     replay.add(episode, label(episode))
     into = images(64)
     replay.sample(into, view=View(), rng=np.random.default_rng(0))
@@ -303,24 +307,24 @@ def test_images_are_kept_on_request_as_uint8_and_each_once(open_replay: Open, tm
     stored = np.frombuffer((tmp_path / "camera" / "frames-wrist.bin").read_bytes(), np.uint8).reshape(-1, 4, 4, 3)
     np.testing.assert_array_equal(stored[:3], pictures(1, np.arange(3)))
     assert not stored[3:].any()  # six ticks, three frames
-    with pytest.raises(UsageError, match=r"'observation/wrist' is uint8\[4, 4, 3\].*float32"):
+    with pytest.raises(UsageError, match=r"'observation/wrist' in the replay is uint8\[4, 4, 3\].*float32"):
         replay.sample(
             {"observation/wrist": np.zeros((64, 4, 4, 3), np.float32)}, view=View(), rng=np.random.default_rng(0)
         )
-    with pytest.raises(UsageError, match="does not hold 'observation/state'"):
+    with pytest.raises(UsageError, match="does not store 'observation/state'"):
         replay.sample(batch(4), view=View(), rng=np.random.default_rng(0))
-    floats = make_episode(2, 5, image_dtype="float32")
+    floats = make_traceable_episode(2, 5, image_dtype="float32")
     with pytest.raises(SpecMismatch, match=r"wrist.*float32\[4, 4, 3\].*uint8\[4, 4, 3\]"):
         replay.add(floats, label(floats))
     assert replay.size(View()) == 5
 
 
-def test_large_images_are_copied_by_threads_and_nothing_is_lost(open_replay: Open) -> None:
-    """Beyond a megabyte, parts of a batch go to threads; an odd size, so that the parts differ."""
+def test_large_images_copied_by_threads_are_complete(open_replay: Open) -> None:
+    """Batches over a megabyte are split among threads; the odd size gives unequal parts."""
     robot = dataclasses.replace(
         ROBOT, observation={"wrist": ArraySpec(shape=(64, 64, 3), dtype="uint8"), "state": ArraySpec(shape=(2,))}
     )
-    small = make_episode(1, 30)
+    small = make_traceable_episode(1, 30)
     big = {"observation/wrist": np.repeat(np.repeat(small.segments[0].columns["observation/wrist"], 16, 1), 16, 2)}
     last = small.last_observation.values["wrist"].repeat(16, 0).repeat(16, 1)
     segment = dataclasses.replace(
@@ -338,11 +342,11 @@ def test_large_images_are_copied_by_threads_and_nothing_is_lost(open_replay: Ope
     np.testing.assert_array_equal(into["observation/wrist"], expected)
 
 
-def test_by_default_images_are_left_out(open_replay: Open) -> None:
+def test_images_are_not_stored_by_default(open_replay: Open) -> None:
     replay = open_replay()
-    episode = make_episode(1, 5)
+    episode = make_traceable_episode(1, 5)
     replay.add(episode, label(episode))
-    with pytest.raises(UsageError, match="does not hold 'observation/wrist'"):
+    with pytest.raises(UsageError, match="does not store 'observation/wrist'"):
         replay.sample(images(1), view=View(), rng=np.random.default_rng(0))
 
 
@@ -355,9 +359,9 @@ def test_by_default_images_are_left_out(open_replay: Open) -> None:
         ({"id": "e" * 121}, "longer than 120 bytes"),
     ],
 )
-def test_refuses_what_must_not_train(open_replay: Open, change: dict[str, Any], message: str) -> None:
+def test_refuses_evaluations_and_aborted_episodes(open_replay: Open, change: dict[str, Any], message: str) -> None:
     replay = open_replay()
-    episode = make_episode(1, 3, **change)
+    episode = make_traceable_episode(1, 3, **change)
     with pytest.raises(UsageError, match=message):
         replay.add(episode, label(episode))
     assert replay.size(View()) == 0
@@ -366,18 +370,18 @@ def test_refuses_what_must_not_train(open_replay: Open, change: dict[str, Any], 
             replay.extend(episode.start, episode.segments[0])
 
 
-def test_refuses_gaps_the_unfinished_and_wrong_labels(open_replay: Open) -> None:
+def test_refuses_gaps_unfinished_episodes_and_wrong_labels(open_replay: Open) -> None:
     replay = open_replay(capacity_rows=10)
-    episode = make_episode(1, 6, cuts=(2, 4))
+    episode = make_traceable_episode(1, 6, cuts=(2, 4))
     a, b, c = episode.segments
-    with pytest.raises(UsageError, match="gap: step 4 follows 1"):
+    with pytest.raises(UsageError, match="gap: step 4 follows step 1"):
         replay.add(dataclasses.replace(episode, segments=(a, c)), label(episode))
     with pytest.raises(UsageError, match="no last observation"):
         replay.add(dataclasses.replace(episode, segments=(a,)), label(episode))
     with pytest.raises(UsageError, match="6 steps, its rewards are"):
-        replay.add(episode, dataclasses.replace(label(make_episode(2, 5)), episode_id="e1"))
+        replay.add(episode, dataclasses.replace(label(make_traceable_episode(2, 5)), episode_id="e1"))
     with pytest.raises(UsageError, match="labels of episode e2"):
-        replay.add(episode, label(make_episode(2, 6)))
+        replay.add(episode, label(make_traceable_episode(2, 6)))
     with pytest.raises(UsageError, match="not all finite"):
         replay.add(episode, label(episode, reward=float("nan")))
     with pytest.raises(UsageError, match="gap: step 2 follows -1"):
@@ -392,9 +396,9 @@ def test_refuses_gaps_the_unfinished_and_wrong_labels(open_replay: Open) -> None
 
 @pytest.mark.parametrize("name", ["source", "policy_version", "observation/state"])
 def test_refuses_columns_of_another_length(open_replay: Open, name: str) -> None:
-    """One row too many would be written over somebody else's."""
+    """One row too many would overwrite another episode."""
     replay = open_replay(capacity_rows=10)
-    first, second = make_episode(1, 4), make_episode(2, 4)
+    first, second = make_traceable_episode(1, 4), make_traceable_episode(2, 4)
     replay.add(first, label(first))
     segment = second.segments[0]
     for column in (np.concatenate((segment.columns[name],) * 2), segment.columns[name][:-1]):
@@ -408,20 +412,20 @@ def test_refuses_columns_of_another_length(open_replay: Open, name: str) -> None
 
 
 @pytest.mark.parametrize("name", ["observation/state", "executed"])
-def test_refuses_what_is_not_finite(open_replay: Open, name: str) -> None:
+def test_refuses_nan_and_infinity(open_replay: Open, name: str) -> None:
     replay = open_replay()
-    episode = make_episode(1, 3)
+    episode = make_traceable_episode(1, 3)
     column = episode.segments[0].columns[name].copy()
     column[1] = np.nan
     wrong = dataclasses.replace(episode.segments[0], columns={**episode.segments[0].columns, name: column})
-    with pytest.raises(UsageError, match="is not finite"):
+    with pytest.raises(UsageError, match="NaN or infinity"):
         replay.add(dataclasses.replace(episode, segments=(wrong,)), label(episode))
     assert replay.size(View()) == 0
 
 
-def test_later_episodes_must_fit_the_first(open_replay: Open) -> None:
+def test_refuses_episode_of_other_robot(open_replay: Open) -> None:
     replay = open_replay()
-    first = make_episode(1, 3)
+    first = make_traceable_episode(1, 3)
     replay.add(first, label(first))
     spec = first.robot
     bare = {"force": ArraySpec(shape=(2,))}
@@ -433,12 +437,12 @@ def test_later_episodes_must_fit_the_first(open_replay: Open) -> None:
         "no observation 'state'": dataclasses.replace(spec, name="x5", observation=bare),
     }
     replay_limits = open_replay()
-    bounded = make_episode(
+    bounded = make_traceable_episode(
         1, 3, robot=dataclasses.replace(spec, action=ArraySpec(shape=(1,), low=(-2.0,), high=(2.0,)))
     )
     replay_limits.add(bounded, label(bounded))
     for message, robot in others.items():
-        other = make_episode(2, 3, robot=robot)
+        other = make_traceable_episode(2, 3, robot=robot)
         if robot.observation is bare:
             force = {"observation/force": other.segments[0].columns["observation/state"]}
             last = dataclasses.replace(other.last_observation, values={"force": np.zeros(2, np.float32)})
@@ -450,24 +454,26 @@ def test_later_episodes_must_fit_the_first(open_replay: Open) -> None:
             (replay_limits if message == "limits" else replay).add(other, label(other))
         assert "'panda'" in str(refused.value)
         assert "'x5'" in str(refused.value)
-    blind = make_episode(4, 3, robot=dataclasses.replace(spec, observation={"state": spec.observation["state"]}))
-    replay.add(blind, label(blind))  # no camera: fine, images are not kept here
+    blind = make_traceable_episode(
+        4, 3, robot=dataclasses.replace(spec, observation={"state": spec.observation["state"]})
+    )
+    replay.add(blind, label(blind))  # no camera, but this replay stores no images
     asked = open_replay(keys=("stat",))
     with pytest.raises(SpecMismatch, match="Did you mean 'state'"):
         asked.add(first, label(first))
     tiny = open_replay(capacity_gb=1e-7)
-    with pytest.raises(UsageError, match=r"takes \d+ bytes, more than the whole replay: raise replay.capacity_gb"):
+    with pytest.raises(UsageError, match=r"takes \d+ bytes.*Raise replay.capacity_gb"):
         tiny.add(first, label(first))
 
 
-def test_sampling_mistakes_are_named(open_replay: Open) -> None:
+def test_sampling_errors_name_the_mistake(open_replay: Open) -> None:
     replay = open_replay()
     rng = np.random.default_rng(0)
     with pytest.raises(UsageError, match="'prior' is empty"):
         replay.sample(batch(2), view=View(part="prior"), rng=rng)
     with pytest.raises(UsageError, match="Did you mean 'online'"):  # even before there is anything
         replay.size(View(part="onlin"))
-    episode = make_episode(1, 3)
+    episode = make_traceable_episode(1, 3)
     replay.add(episode, label(episode))
     with pytest.raises(UsageError, match="'prior' is empty"):
         replay.sample(batch(2), view=View(part="prior"), rng=rng)
@@ -478,20 +484,20 @@ def test_sampling_mistakes_are_named(open_replay: Open) -> None:
     with pytest.raises(UsageError, match=r"'action' is float32\[3, 1\] a row"):
         replay.sample(batch(2), view=View(), rng=rng, window=Window(horizon=3))
     for window in (Window(num_steps=0), Window(horizon=0), Window(history={"state": 0})):
-        with pytest.raises(UsageError, match="counts from 1"):
+        with pytest.raises(UsageError, match="must be at least 1"):
             replay.sample(batch(2), view=View(), rng=rng, window=window)
     for half_life_steps in (0.0, -3.0, float("nan"), float("inf")):
         with pytest.raises(UsageError, match="half_life_steps of a replay view is"):
             replay.size(View(half_life_steps=half_life_steps))
-    replay.sample(batch(0), view=View(), rng=rng)  # nothing asked, nothing done
+    replay.sample(batch(0), view=View(), rng=rng)  # an empty batch is allowed
 
 
-def test_same_episodes_and_seed_give_the_same_batch_in_slices_of_the_callers_array(open_replay: Open) -> None:
+def test_same_episodes_and_seed_give_same_batch(open_replay: Open) -> None:
     batches = []
     for _ in range(2):
         replay = open_replay()
         for number in (1, 2, 3):
-            episode = make_episode(number, 4, human=(1,))
+            episode = make_traceable_episode(number, 4, human=(1,))
             replay.add(episode, label(episode))
         whole, rng = batch(48), np.random.default_rng(7)
         for part, view in enumerate((View(part="human"), View(part="online"), View(half_life_steps=3.0))):
@@ -507,12 +513,14 @@ def test_same_episodes_and_seed_give_the_same_batch_in_slices_of_the_callers_arr
 # ---- episodes that are still running
 
 
-def test_segments_of_a_running_episode_are_drawn_as_far_as_something_follows(open_replay: Open) -> None:
+def test_running_episode_is_sampled_up_to_its_newest_step(open_replay: Open) -> None:
     replay = open_replay(keys=("state", "wrist"))
-    episode = make_episode(1, 7, cuts=(3, 4), frames=(0, 0, 0, 0, 1, 1, 1, 1))  # a frame lasts beyond a cut
+    episode = make_traceable_episode(
+        1, 7, cuts=(3, 4), frames=(0, 0, 0, 0, 1, 1, 1, 1)
+    )  # a frame lasts beyond a cut
     a, b, c = episode.segments
     replay.extend(episode.start, a)
-    assert steps(draw(replay)) == {(1, 0), (1, 1)}  # what came after the third is not known yet
+    assert steps(draw(replay)) == {(1, 0), (1, 1)}  # the observation after the third step is not known yet
     replay.extend(episode.start, a)  # sent twice
     replay.extend(episode.start, b)
     sampled = draw(replay, num_steps=5, gamma=0.5)
@@ -522,7 +530,7 @@ def test_segments_of_a_running_episode_are_drawn_as_far_as_something_follows(ope
     assert (sampled["reward"] == 0).all()
     replay.extend(episode.start, c)
     assert steps(draw(replay)) == {(1, t) for t in range(7)}
-    assert (draw(replay)["discount"] == 1).all()  # it has ended, but nobody has said how
+    assert (draw(replay)["discount"] == 1).all()  # finished but not labeled
     assert replay.size(View(part="accepted")) == 0
     assert not replay.was_added("e9")
     replay.add(episode, label(episode, reward=2.0))  # nothing new but the labels
@@ -533,14 +541,14 @@ def test_segments_of_a_running_episode_are_drawn_as_far_as_something_follows(ope
     assert replay.size(View(part="accepted")) == 7
 
 
-def test_an_added_episode_completes_its_segments_and_labels_them_all(open_replay: Open) -> None:
+def test_add_completes_and_labels_streamed_episode(open_replay: Open) -> None:
     replay = open_replay()
     for number in (1, 2):
-        episode = make_episode(number, 5, cuts=(2,))
+        episode = make_traceable_episode(number, 5, cuts=(2,))
         replay.extend(episode.start, episode.segments[0])
-        assert not replay.was_added(episode.id)  # a part is not all of it: who brings things up to date must add it
+        assert not replay.was_added(episode.id)  # a part does not count as added
     for number in (1, 2):
-        episode = make_episode(number, 5)
+        episode = make_traceable_episode(number, 5)
         replay.add(episode, label(episode, reward=float(number)))
         assert replay.was_added(episode.id)
     sampled = draw(replay, num_steps=5, gamma=1.0)
@@ -550,9 +558,9 @@ def test_an_added_episode_completes_its_segments_and_labels_them_all(open_replay
     assert replay.size(View(part="accepted")) == 10
 
 
-def test_of_a_dropped_episode_nothing_comes_any_more(open_replay: Open) -> None:
+def test_dropped_episode_is_never_sampled(open_replay: Open) -> None:
     replay = open_replay()
-    episode, other = make_episode(1, 5, cuts=(3,)), make_episode(2, 2)
+    episode, other = make_traceable_episode(1, 5, cuts=(3,)), make_traceable_episode(2, 2)
     replay.extend(episode.start, episode.segments[0])
     replay.add(other, label(other))
     replay.drop("e1")
@@ -563,44 +571,46 @@ def test_of_a_dropped_episode_nothing_comes_any_more(open_replay: Open) -> None:
     replay.relabel(label(episode))
     assert replay.ids() == ["e2"]
     assert steps(draw(replay)) == {(2, 0), (2, 1)}
-    nine = make_episode(9, 2)  # dropped before it came
+    nine = make_traceable_episode(9, 2)  # dropped before it came
     replay.add(nine, label(nine))
     assert replay.ids() == ["e2"]
 
 
-def test_what_left_while_it_was_running_comes_back_as_a_whole(open_replay: Open) -> None:
-    """A slow robot beside a quick one, in a small ring: its newest experience must not be lost for good."""
+def test_episode_evicted_while_running_can_be_added_whole(open_replay: Open) -> None:
+    """A slow and a fast robot share a small ring; the slow one's episode must not be lost."""
     replay = open_replay(capacity_rows=12)
-    slow = make_episode(1, 5, cuts=(2,))
+    slow = make_traceable_episode(1, 5, cuts=(2,))
     replay.extend(slow.start, slow.segments[0])
     for number in (2, 3, 4):
-        quick = make_episode(number, 3)
+        quick = make_traceable_episode(number, 3)
         replay.add(quick, label(quick))
     assert "e1" not in replay.ids()
-    replay.extend(slow.start, slow.segments[1])  # its beginning is gone: of no use alone
+    replay.extend(slow.start, slow.segments[1])  # its first steps were evicted, so this segment is ignored
     assert "e1" not in replay.ids()
     replay.add(slow, label(slow))
     assert replay.ids() == ["e4", "e1"]
     sampled = draw(replay)
     assert steps(sampled) == {(4, t) for t in range(3)} | {(1, t) for t in range(5)}
-    replay.add(make_episode(5, 10), label(make_episode(5, 10)))
-    replay.add(slow, label(slow))  # this time it had been end_columns from
+    replay.add(make_traceable_episode(5, 10), label(make_traceable_episode(5, 10)))
+    replay.add(slow, label(slow))  # it was complete before it was evicted
     assert replay.ids() == ["e5"]
 
 
-def test_a_running_episode_that_is_the_oldest_is_moved_not_refused(open_replay: Open) -> None:
+def test_oldest_running_episode_is_moved(open_replay: Open) -> None:
     replay = open_replay(capacity_rows=10, keys=("state", "wrist"))
-    slow = make_episode(1, 8, cuts=(3, 6), frames=(0, 0, 0, 0, 1, 1, 1, 1, 2))
-    demo = make_episode(2, 1, purpose=Purpose.DEMO)
+    slow = make_traceable_episode(1, 8, cuts=(3, 6), frames=(0, 0, 0, 0, 1, 1, 1, 1, 2))
+    demo = make_traceable_episode(2, 1, purpose=Purpose.DEMO)
     replay.extend(slow.start, slow.segments[0])
     replay.add(demo, label(demo))
-    quick = make_episode(3, 3)
+    quick = make_traceable_episode(3, 3)
     replay.add(quick, label(quick))
-    replay.extend(slow.start, slow.segments[1])  # three rows where one is left: the quick one has to go
+    replay.extend(
+        slow.start, slow.segments[1]
+    )  # needs three rows but one is free: the fast robot's episode is evicted
     into = {**batch(300), **images(300)}
     replay.sample(into, view=View(), rng=np.random.default_rng(0))
     assert steps(into) == {(1, t) for t in range(5)} | {(2, 0)}
-    with pytest.raises(UsageError, match=r"e1 takes 9 rows or more, beside demonstrations of 2 rows"):
+    with pytest.raises(UsageError, match=r"e1 needs at least 9 rows.*demonstrations take 2"):
         replay.add(slow, label(slow))
     replay.drop("e2")
     replay.add(slow, label(slow))
@@ -612,9 +622,9 @@ def test_a_running_episode_that_is_the_oldest_is_moved_not_refused(open_replay: 
         np.testing.assert_array_equal(into[f"{side}/wrist"], pictures(1, ticks // 4))
 
 
-def test_a_segment_without_steps_changes_nothing(open_replay: Open) -> None:
+def test_empty_segment_changes_nothing(open_replay: Open) -> None:
     replay = open_replay()
-    episode = make_episode(1, 4, cuts=(2,))
+    episode = make_traceable_episode(1, 4, cuts=(2,))
     a = episode.segments[0]
     empty = Segment(episode_id="e1", first=0, final=False, columns={k: v[:0] for k, v in a.columns.items()})
     replay.extend(episode.start, empty)
@@ -628,12 +638,12 @@ def test_a_segment_without_steps_changes_nothing(open_replay: Open) -> None:
 # ---- closing and opening again
 
 
-def test_goes_on_where_it_was_closed(open_replay: Open) -> None:
+def test_reopened_replay_continues(open_replay: Open) -> None:
     replay = open_replay(folder="one", capacity_rows=14, keys=("state", "wrist"))
-    demo, running = make_episode(1, 2, purpose=Purpose.DEMO), make_episode(2, 4, cuts=(2,))
+    demo, running = make_traceable_episode(1, 2, purpose=Purpose.DEMO), make_traceable_episode(2, 4, cuts=(2,))
     replay.add(demo, label(demo))
     replay.extend(running.start, running.segments[0])
-    dropped = make_episode(3, 1)
+    dropped = make_traceable_episode(3, 1)
     replay.add(dropped, label(dropped))
     replay.drop("e3")
     before = draw(replay)
@@ -647,19 +657,19 @@ def test_goes_on_where_it_was_closed(open_replay: Open) -> None:
         again.close()
         replay.open()  # and the object that had closed it
     for number in (1, 3):  # both are known
-        again = make_episode(number, 1)
+        again = make_traceable_episode(number, 1)
         replay.add(again, label(again))
     replay.extend(running.start, running.segments[1])
     replay.relabel(label(running))
     assert steps(draw(replay)) == {(1, 0), (1, 1)} | {(2, t) for t in range(4)}
-    long = make_episode(4, 10)  # 11 rows and 3 of the demonstration are 14, however often it was opened
+    long = make_traceable_episode(4, 10)  # 11 rows and 3 of the demonstration are 14, however often it was opened
     replay.add(long, label(long))
     assert replay.ids() == ["e1", "e4"]
 
 
-def test_marks_what_was_skipped_as_known(open_replay: Open) -> None:
+def test_skipped_episode_counts_as_added(open_replay: Open) -> None:
     replay = open_replay(folder="one")
-    episode = make_episode(1, 3)
+    episode = make_traceable_episode(1, 3)
     replay.add(episode, label(episode))
     replay.skip("old", ROBOT, num_steps=3)
     replay.close()
@@ -667,7 +677,7 @@ def test_marks_what_was_skipped_as_known(open_replay: Open) -> None:
     assert replay.was_added("e1")
     assert replay.was_added("old")
     assert not replay.was_added("new")
-    old = make_episode(2, 3, id="old")
+    old = make_traceable_episode(2, 3, id="old")
     replay.add(old, label(old))
     assert replay.ids() == ["e1"]
     assert replay.total_rows(ROBOT) == 1000

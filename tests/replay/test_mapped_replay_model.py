@@ -1,4 +1,4 @@
-"""The replay against a naive one of lists, over random episodes, segments, windows, evictions and relabels."""
+"""The replay against a simple reference model, with random operations."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Episode, Labels, Purpose, Segment, View
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
-from support.made_episodes import ROBOT, label, make_episode
-from support.replay_model import KEYS, Model, Refused, assert_same
+from support.replay_model import KEYS, Model, Refused, assert_matches_model
+from support.traceable_episodes import ROBOT, label, make_traceable_episode
 
 ROBOTS = [dataclasses.replace(ROBOT, name=name) for name in ("panda", "x5", "so101")]
 TASKS = ("push_cube", "open_drawer")
@@ -57,7 +57,9 @@ operations = st.lists(
 
 @settings(max_examples=150, deadline=None)
 @given(capacity=st.integers(8, 40), keep_demos=st.booleans(), todo=operations, seed=st.integers(0, 2**32 - 1))
-def test_answers_like_the_model(capacity: int, keep_demos: bool, todo: list[tuple[Any, ...]], seed: int) -> None:
+def test_random_operations_match_reference_model(
+    capacity: int, keep_demos: bool, todo: list[tuple[Any, ...]], seed: int
+) -> None:
     with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as folder:
         trial = Trial(Path(folder), capacity, keep_demos)
         for what, *arguments in todo:
@@ -69,8 +71,8 @@ def test_answers_like_the_model(capacity: int, keep_demos: bool, todo: list[tupl
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_long_life_like_the_model(seed: int) -> None:
-    """Rings that go round many times, with several episodes running at once."""
+def test_many_operations_match_reference_model(seed: int) -> None:
+    """Many turns of the ring with several running episodes."""
     dice = random.Random(seed)
     with tempfile.TemporaryDirectory(dir=SHM if SHM.is_dir() else None) as folder:
         trial = Trial(Path(folder), dice.randint(16, 32), dice.random() < 0.7)
@@ -86,7 +88,7 @@ def test_a_long_life_like_the_model(seed: int) -> None:
             }
             getattr(trial, what)(*arguments[what])
             trial.compare(dice.randint(0, 1000))
-        assert trial.model.head_row > 3 * trial.capacity  # it did go round
+        assert trial.model.head_row > 3 * trial.capacity  # several turns of the ring
         trial.replay.close()
 
 
@@ -104,7 +106,7 @@ def _random_episode(dice: random.Random) -> dict[str, Any]:
 
 
 class Trial:
-    """Does everything twice: to the replay, and to the model."""
+    """Applies every operation to the replay and to the model."""
 
     def __init__(self, folder: Path, capacity: int, keep_demos: bool) -> None:
         self.folder, self.capacity = folder, capacity
@@ -134,7 +136,7 @@ class Trial:
 
     def new(self, given: dict[str, Any], now: bool, terminal: bool) -> None:
         num_steps, number = given["num_steps"], len(self.known)
-        episode = make_episode(
+        episode = make_traceable_episode(
             number,
             num_steps,
             human=tuple(given["human"]),
@@ -183,7 +185,7 @@ class Trial:
         assert self.replay.ids() == self.model.ids()
         for episode in self.known:
             assert self.replay.was_added(episode.id) == (episode.id in self.model.whole)
-        assert_same(self.replay, self.model, seed=seed)
+        assert_matches_model(self.replay, self.model, seed=seed)
         self._compare_weights(View(half_life_steps=3.0, part=("all", "online")[seed % 2]))
 
     def _compare_weights(self, view: View) -> None:

@@ -1,4 +1,4 @@
-"""What actions came to, in the replay; and views that ask for whole chunks and for episodes that went well."""
+"""Achieved actions in the replay, and views by length of runs, episode length and return."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Episode, Purpose, View, Window
 from dovetail.replay.mapped import MappedReplay
-from support.made_episodes import ROBOT, label, make_episode
 from support.replay_model import EachOnce
+from support.traceable_episodes import ROBOT, label, make_traceable_episode
 
 Open = Callable[..., MappedReplay]
 
-# `joint_pos` is the tick, so what the action of tick t came to is t + 1; the replay itself does not keep it
-TELLING: RobotSpec = dataclasses.replace(
+# `joint_pos` is the tick, so the achieved action of tick t is t + 1; the replay does not store `joint_pos`
+CHECKABLE_WINDOW: RobotSpec = dataclasses.replace(
     ROBOT,
     observation={**ROBOT.observation, "joint_pos": ArraySpec(shape=(1,))},
     action=ArraySpec(shape=(1,)),
@@ -28,7 +28,7 @@ TELLING: RobotSpec = dataclasses.replace(
 
 
 def measured(episode: Episode) -> Episode:
-    """The same, with joints."""
+    """A traceable episode with joint positions."""
     segments = []
     for segment in episode.segments:
         joints = (segment.first + np.arange(len(segment)))[:, None].astype(np.float32)
@@ -42,7 +42,7 @@ def measured(episode: Episode) -> Episode:
 
 
 def telling(number: int, num_steps: int, **other: Any) -> Episode:
-    return measured(make_episode(number, num_steps, robot=TELLING, **other))
+    return measured(make_traceable_episode(number, num_steps, robot=CHECKABLE_WINDOW, **other))
 
 
 def all_of(replay: MappedReplay, view: View, window: Window) -> dict[str, Array]:
@@ -59,7 +59,7 @@ def all_of(replay: MappedReplay, view: View, window: Window) -> dict[str, Array]
     return into
 
 
-def test_each_step_tells_what_it_came_to_past_none_of_its_episodes_borders(open_replay: Open) -> None:
+def test_achieved_actions_do_not_cross_episode_borders(open_replay: Open) -> None:
     replay = open_replay(keys=("state",))
     for number, num_steps in ((1, 3), (2, 2)):
         episode = telling(number, num_steps)
@@ -77,7 +77,7 @@ def test_each_step_tells_what_it_came_to_past_none_of_its_episodes_borders(open_
 
 
 @pytest.mark.parametrize("ended_first", [False, True])
-def test_while_an_episode_runs_nobody_knows(open_replay: Open, ended_first: bool) -> None:
+def test_achieved_actions_of_running_episode_are_nan(open_replay: Open, ended_first: bool) -> None:
     replay = open_replay(keys=("state",))
     episode = telling(1, 5, cuts=(2, 4))
     for segment in episode.segments if ended_first else episode.segments[:2]:
@@ -89,7 +89,7 @@ def test_while_an_episode_runs_nobody_knows(open_replay: Open, ended_first: bool
     assert replay.size(View(return_above=0.5)) == 5
 
 
-def test_a_demonstration_that_is_moved_keeps_it(open_replay: Open) -> None:
+def test_moved_demonstration_keeps_achieved_actions(open_replay: Open) -> None:
     replay = open_replay(keys=("state",), capacity_rows=12)
     demo = telling(0, 3, purpose=Purpose.DEMO)
     replay.add(demo, label(demo))
@@ -99,7 +99,7 @@ def test_a_demonstration_that_is_moved_keeps_it(open_replay: Open) -> None:
     assert all_of(replay, View(part="demo"), Window())["achieved"][:, 0].tolist() == [1, 2, 3]
 
 
-def test_relabelling_leaves_it_and_changes_what_is_accepted(open_replay: Open) -> None:
+def test_relabel_keeps_achieved_actions_and_updates_accepted_view(open_replay: Open) -> None:
     replay = open_replay(keys=("state",))
     episode = telling(1, 3)
     replay.add(episode, label(episode))  # returns 1
@@ -109,20 +109,20 @@ def test_relabelling_leaves_it_and_changes_what_is_accepted(open_replay: Open) -
     assert all_of(replay, View(), Window())["achieved"][:, 0].tolist() == [1, 2, 3]
 
 
-def test_a_robot_that_does_not_tell(open_replay: Open) -> None:
+def test_robot_without_achieved_actions_has_no_column(open_replay: Open) -> None:
     replay = open_replay(keys=("state",))
-    episode = make_episode(1, 3)
+    episode = make_traceable_episode(1, 3)
     replay.add(episode, label(episode))
-    with pytest.raises(UsageError, match="does not hold 'achieved'"):
+    with pytest.raises(UsageError, match="does not store 'achieved'"):
         all_of(replay, View(), Window())
 
 
-def test_an_episode_of_another_body_that_does_not_tell_is_not_a_number(open_replay: Open) -> None:
-    """Observations that the replay does not keep may differ from robot to robot."""
+def test_episode_without_achieved_actions_is_nan(open_replay: Open) -> None:
+    """Observations that the replay does not store may differ between robots."""
     replay = open_replay(keys=("state",))
     first = telling(1, 2)
-    blind = dataclasses.replace(TELLING, name="blind", observation=ROBOT.observation)
-    second = make_episode(2, 2, robot=blind)
+    blind = dataclasses.replace(CHECKABLE_WINDOW, name="blind", observation=ROBOT.observation)
+    second = make_traceable_episode(2, 2, robot=blind)
     for episode in (first, second):
         replay.add(episode, label(episode))
     achieved = all_of(replay, View(), Window())["achieved"][:, 0]
@@ -140,10 +140,10 @@ def ticks(replay: MappedReplay, view: View) -> list[tuple[int, int]]:
     return [(int(number), int(tick)) for number, tick in into["observation/state"]]
 
 
-def test_steps_that_begin_a_whole_chunk_of_one_hand(open_replay: Open) -> None:
+def test_min_run_selects_steps_followed_by_same_source(open_replay: Open) -> None:
     """Corrections of 3, 2 and 1 steps, the last two at the ends of their episodes."""
     replay = open_replay(keys=("state",))
-    first, second = make_episode(1, 8, human=(1, 2, 3, 6, 7)), make_episode(2, 3, human=(2,))
+    first, second = make_traceable_episode(1, 8, human=(1, 2, 3, 6, 7)), make_traceable_episode(2, 3, human=(2,))
     for episode in (first, second):
         replay.add(episode, label(episode))
     assert ticks(replay, View(part="human")) == [(1, 1), (1, 2), (1, 3), (1, 6), (1, 7), (2, 2)]
@@ -152,14 +152,16 @@ def test_steps_that_begin_a_whole_chunk_of_one_hand(open_replay: Open) -> None:
     assert ticks(replay, View(part="human", min_source_run=4)) == []
     assert ticks(replay, View(part="policy", min_source_run=2)) == [(1, 4), (2, 0)]
     with pytest.raises(UsageError, match="view 'human' is empty"):
-        replay.sample({"reward": np.zeros(1, np.float32)}, view=View(part="human", min_source_run=4), rng=EachOnce())  # type: ignore[arg-type]
+        replay.sample(
+            {"reward": np.zeros(1, np.float32)}, view=View(part="human", min_source_run=4), rng=EachOnce()
+        )  # type: ignore[arg-type]
 
 
-def test_a_run_goes_on_over_versions_and_segments_and_not_over_episodes(open_replay: Open) -> None:
-    """However its steps were cut into pieces, and whatever lies between them."""
+def test_min_run_spans_versions_and_segments_but_not_episodes(open_replay: Open) -> None:
+    """The result does not depend on segments or on other episodes between them."""
     replay = open_replay(keys=("state",))
-    split = make_episode(1, 6, human=range(6), versions=(0, 0, 1, 1, 2, 2), cuts=(3,))
-    other = make_episode(2, 2, human=(0, 1))
+    split = make_traceable_episode(1, 6, human=range(6), versions=(0, 0, 1, 1, 2, 2), cuts=(3,))
+    other = make_traceable_episode(2, 2, human=(0, 1))
     replay.extend(split.start, split.segments[0])
     assert ticks(replay, View(part="human", min_source_run=2)) == [(1, 0)]  # of three steps, two can be drawn
     replay.add(other, label(other))
@@ -168,10 +170,10 @@ def test_a_run_goes_on_over_versions_and_segments_and_not_over_episodes(open_rep
     assert ticks(replay, View(part="human", min_source_run=6)) == [(1, 0)]
 
 
-def test_whole_chunks_are_drawn_whole(open_replay: Open) -> None:
+def test_chunks_of_min_run_are_complete(open_replay: Open) -> None:
     replay = open_replay(keys=("state",))
     for number in range(4):
-        episode = make_episode(number, 20, human=(*range(2, 7), *range(12, 15)))
+        episode = make_traceable_episode(number, 20, human=(*range(2, 7), *range(12, 15)))
         replay.add(episode, label(episode))
     into = {"human": np.zeros((500, 4), bool), "action/mask": np.zeros((500, 4), bool)}
     view = View(part="human", min_source_run=4, half_life_steps=30.0)
@@ -180,10 +182,10 @@ def test_whole_chunks_are_drawn_whole(open_replay: Open) -> None:
         assert into["human"].all() and into["action/mask"].all()
 
 
-def test_short_episodes_and_what_went_badly_can_be_left_out(open_replay: Open) -> None:
+def test_views_exclude_short_and_low_return_episodes(open_replay: Open) -> None:
     replay = open_replay(keys=("state",))
     for number, num_steps, reward in ((1, 2, 0.0), (2, 3, 0.0), (3, 3, -0.5)):
-        episode = make_episode(number, num_steps)
+        episode = make_traceable_episode(number, num_steps)
         replay.add(episode, label(episode, reward=reward))  # returns 1, 1 and -0.5
     assert {number for number, _ in ticks(replay, View(min_episode_steps=3))} == {2, 3}
     assert {number for number, _ in ticks(replay, View(return_above=0.0))} == {1, 2}
@@ -191,6 +193,6 @@ def test_short_episodes_and_what_went_badly_can_be_left_out(open_replay: Open) -
 
 
 @pytest.mark.parametrize("name", ["min_source_run", "min_episode_steps"])
-def test_views_count_from_one(open_replay: Open, name: str) -> None:
+def test_views_reject_counts_below_one(open_replay: Open, name: str) -> None:
     with pytest.raises(UsageError, match=f"{name} of a replay view is 0"):
         open_replay().size(View(**{name: 0}))

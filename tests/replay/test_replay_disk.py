@@ -1,4 +1,4 @@
-"""A full disk, two writers, files that are damaged, missing or of another time, and a store too large to be read."""
+"""Full disk, second writer, damaged or missing files, and very large replays."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from dovetail.replay import _rings, _writer_files
 from dovetail.replay._added_ids import AddedIds
 from dovetail.replay.mapped import MappedReplay
 from dovetail.replay.reader import MappedReplayReader
-from support.made_episodes import ROBOT, batch, label, make_episode, steps
-from support.replay_model import Model, assert_same
+from support.replay_model import Model, assert_matches_model
 from support.replay_processes import CAPACITY_ROWS, Child, open_mapped
+from support.traceable_episodes import ROBOT, batch, label, make_traceable_episode, steps
 
 # ---- a full disk
 
@@ -74,7 +74,7 @@ def big_episode(number: int, num_steps: int, **other: object) -> Episode:
     robot = dataclasses.replace(
         ROBOT, observation={"state": ArraySpec(shape=(2,)), "wrist": ArraySpec(shape=(64, 64, 3), dtype="uint8")}
     )
-    small = make_episode(number, num_steps, robot=robot, **other)
+    small = make_traceable_episode(number, num_steps, robot=robot, **other)
     segments = []
     for segment in small.segments:
         wrist = segment.columns["observation/wrist"].repeat(16, 1).repeat(16, 2)
@@ -87,7 +87,7 @@ def big_episode(number: int, num_steps: int, **other: object) -> Episode:
     return dataclasses.replace(small, segments=tuple(segments))
 
 
-def test_a_full_disk_costs_nothing_that_was_there(small_disk: SmallDisk) -> None:
+def test_full_disk_loses_no_stored_episode(small_disk: SmallDisk) -> None:
     folder, model = small_disk.folder / "replay", Model(200, keep_demos=True)
     with closing(open_mapped(folder, capacity_rows=200)) as replay:
         view = MappedReplayReader(folder)
@@ -112,18 +112,18 @@ def test_a_full_disk_costs_nothing_that_was_there(small_disk: SmallDisk) -> None
             assert "\n" not in str(refused.value)
             assert replay.ids() == model.ids()
             for reader in (replay, view, MappedReplayReader(folder)):
-                assert_same(reader, model)
+                assert_matches_model(reader, model)
         both("relabel", label(first, reward=3.0, terminal=False))  # takes no space
         both("drop", "e7")
         small_disk.clear()
         both("add", second, label(second))
         both("add", running, label(running))
         for reader in (replay, view):
-            assert_same(reader, model)
+            assert_matches_model(reader, model)
 
 
-def test_a_full_disk_does_not_cost_the_demonstrations_that_were_to_be_moved(small_disk: SmallDisk) -> None:
-    """Ten rows of the ring were never written, so they take space: there is none, and that is found out in time."""
+def test_full_disk_during_eviction_keeps_demonstrations(small_disk: SmallDisk) -> None:
+    """Ten rows of the ring were never written and need new disk space; the error comes before any change."""
     if not small_disk.real:
         pytest.skip("may mount nothing here, and a limit on files does not limit what is reserved")
     folder, model = small_disk.folder / "replay", Model(30, keep_demos=True)
@@ -133,18 +133,18 @@ def test_a_full_disk_does_not_cost_the_demonstrations_that_were_to_be_moved(smal
             replay.add(episode, label(episode))
             model.add(episode, label(episode))
         small_disk.fill()
-        with pytest.raises(StoreError, match=r"cannot write .*; make room, or lower replay.capacity_gb"):
+        with pytest.raises(StoreError, match=r"cannot write .*Free disk space or lower replay.capacity_gb"):
             replay.add(last, label(last))
         assert replay.ids() == ["e1", "e2"]  # nobody left for what did not come
-        assert_same(replay, model)
+        assert_matches_model(replay, model)
         small_disk.clear()
         replay.add(last, label(last))
         model.add(last, label(last))
         assert replay.ids() == ["e1", "e3"]
-        assert_same(replay, model)
+        assert_matches_model(replay, model)
 
 
-def test_a_disk_that_was_full_from_the_beginning(small_disk: SmallDisk) -> None:
+def test_disk_full_from_the_start_raises(small_disk: SmallDisk) -> None:
     folder, model, episode = small_disk.folder / "replay", Model(30, keep_demos=True), big_episode(1, 4)
     folder.mkdir()
     with closing(open_mapped(folder, capacity_rows=30)) as replay:
@@ -158,12 +158,12 @@ def test_a_disk_that_was_full_from_the_beginning(small_disk: SmallDisk) -> None:
         small_disk.clear()
         replay.add(episode, label(episode))
         model.add(episode, label(episode))
-        assert_same(replay, model)
+        assert_matches_model(replay, model)
 
 
-def test_what_cannot_be_remembered_is_not_added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The disk is full exactly when an id is to be written down: then nothing has been published yet."""
-    folder, first, second = tmp_path / "replay", make_episode(1, 4), make_episode(2, 3)
+def test_episode_is_not_added_if_its_id_cannot_be_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full when the id is written; nothing has been published yet."""
+    folder, first, second = tmp_path / "replay", make_traceable_episode(1, 4), make_traceable_episode(2, 3)
 
     def fail(self: AddedIds, place: int, data: bytes) -> None:
         raise StoreError("cannot write seen.bin: No space left on device")
@@ -183,16 +183,14 @@ def test_what_cannot_be_remembered_is_not_added(tmp_path: Path, monkeypatch: pyt
 # ---- two writers
 
 
-def test_a_second_writer_is_refused_in_this_and_in_another_process(tmp_path: Path) -> None:
-    folder, episode = tmp_path / "replay", make_episode(1, 3)
+def test_second_writer_is_refused_in_any_process(tmp_path: Path) -> None:
+    folder, episode = tmp_path / "replay", make_traceable_episode(1, 3)
     with closing(open_mapped(folder)) as replay, closing(open_mapped(folder)) as second:
         replay.add(episode, label(episode))
         for _ in range(2):
-            with pytest.raises(
-                StoreError, match=r"another process writes the replay in .*: there can be one only"
-            ):
+            with pytest.raises(StoreError, match=r"another process is writing the replay in .*; only one may"):
                 second.open()
-        assert second.size(View()) == 3  # reading is free
+        assert second.size(View()) == 3  # readers need no lock
 
         def live(write: Callable[[bytes], None]) -> None:
             try:
@@ -202,15 +200,15 @@ def test_a_second_writer_is_refused_in_this_and_in_another_process(tmp_path: Pat
 
         said, code = Child(live).join()
         assert code == 0
-        assert said.decode().startswith("another process writes the replay")
+        assert said.decode().startswith("another process is writing the replay")
         assert b"\n" not in said
         replay.close()
         second.open()
         assert second.ids() == ["e1"]
 
 
-def test_a_killed_writer_is_in_nobodys_way(tmp_path: Path) -> None:
-    folder, episode = tmp_path / "replay", make_episode(1, 3)
+def test_lock_of_killed_writer_is_released(tmp_path: Path) -> None:
+    folder, episode = tmp_path / "replay", make_traceable_episode(1, 3)
 
     def live(write: Callable[[bytes], None]) -> None:
         replay = open_mapped(folder)
@@ -220,14 +218,14 @@ def test_a_killed_writer_is_in_nobodys_way(tmp_path: Path) -> None:
 
     with Child(live) as child, closing(open_mapped(folder)) as replay:
         child.wait_for(1)
-        with pytest.raises(StoreError, match="another process writes"):
+        with pytest.raises(StoreError, match="another process is writing"):
             replay.open()
         child.kill()
         assert replay.open() is None
         assert replay.ids() == ["e1"]
 
 
-# ---- files in doubt
+# ---- damaged files
 
 
 def garbage(path: Path) -> None:
@@ -257,9 +255,9 @@ TABLES = ["episodes.bin", "segments.bin", "spans.bin"]
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_damage_is_noticed_said_and_made_good(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
+def test_damage_resets_replay_with_reason(tmp_path: Path, name: str, damage: Callable[[Path], None]) -> None:
     folder, model = tmp_path / "replay", Model(CAPACITY_ROWS, keep_demos=True)
-    episodes = [make_episode(n, 4 + n, cuts=(2,)) for n in range(1, 9)]  # more than there is room for
+    episodes = [make_traceable_episode(n, 4 + n, cuts=(2,)) for n in range(1, 9)]  # more than there is room for
     with closing(open_mapped(folder)) as replay:
         for episode in episodes:
             replay.add(episode, label(episode))
@@ -277,16 +275,16 @@ def test_damage_is_noticed_said_and_made_good(tmp_path: Path, name: str, damage:
             replay.add(episode, label(episode))
             model.add(episode, label(episode))
         for reader in (view, MappedReplayReader(folder), replay):
-            assert_same(reader, model)
+            assert_matches_model(reader, model)
     with closing(open_mapped(folder)) as replay:
-        assert replay.open() is None  # that was that
-        assert_same(replay, model)
+        assert replay.open() is None  # already reset
+        assert_matches_model(replay, model)
 
 
 @pytest.mark.parametrize("name", [*_rings.Counters.NAMES[5:-1]])
 @pytest.mark.parametrize("change", [+1000, -1000])
-def test_counters_that_cannot_be_are_not_believed(tmp_path: Path, name: str, change: int) -> None:
-    folder, episode = tmp_path / "replay", make_episode(1, 4)
+def test_inconsistent_counters_reset_replay(tmp_path: Path, name: str, change: int) -> None:
+    folder, episode = tmp_path / "replay", make_traceable_episode(1, 4)
     with closing(open_mapped(folder)) as replay:
         replay.add(episode, label(episode))
     _rings.Counters(folder / "counters", writable=True)[name] += change
@@ -298,8 +296,8 @@ def test_counters_that_cannot_be_are_not_believed(tmp_path: Path, name: str, cha
         assert replay.size(View()) == 4
 
 
-def test_another_schema_other_keys_or_another_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, episode = tmp_path / "replay", make_episode(1, 4)
+def test_other_schema_keys_or_capacity_reset_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, episode = tmp_path / "replay", make_traceable_episode(1, 4)
 
     def filled() -> None:
         with closing(open_mapped(folder)) as replay:
@@ -316,28 +314,24 @@ def test_another_schema_other_keys_or_another_size(tmp_path: Path, monkeypatch: 
     filled()
     with monkeypatch.context() as later:
         later.setattr(_writer_files, "SCHEMA", 9)
-        assert reason(open_mapped(folder)) == "it has schema 3, this version writes 9"
-    others = "it was made for other observations or another size"
+        assert reason(open_mapped(folder)) == "its schema is 3, but this version writes 9"
+    others = "it was made for other observations or another capacity"
     filled()
     assert reason(MappedReplay(folder=folder, keys=("state",))) == others
     filled()
-    assert reason(MappedReplay(folder=folder, keys=("state", "front"))) == others  # that robot had no such camera
+    assert reason(MappedReplay(folder=folder, keys=("state", "front"))) == others  # the robot has no such camera
     filled()
     assert reason(open_mapped(folder, capacity_rows=31)) == others
     filled()
     assert reason(open_mapped(folder, capacity_gb=1e-6)) == others
     filled()
-    with closing(
-        open_mapped(folder, keep_demos=False, num_threads=1)
-    ) as replay:  # that is none of the files' business
+    with closing(open_mapped(folder, keep_demos=False, num_threads=1)) as replay:  # does not change the layout
         assert replay.open() is None
         assert replay.size(View()) == 4
 
 
-def test_after_a_power_cut_it_starts_anew_unless_it_was_closed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder, episode = tmp_path / "replay", make_episode(1, 4)
+def test_power_cut_resets_replay_unless_it_was_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, episode = tmp_path / "replay", make_traceable_episode(1, 4)
 
     def live(write: Callable[[bytes], None]) -> None:
         open_mapped(folder).add(episode, label(episode))
@@ -347,22 +341,22 @@ def test_after_a_power_cut_it_starts_anew_unless_it_was_closed(
     with monkeypatch.context() as later:
         later.setattr(_writer_files, "boot_id", lambda: "another run of the kernel")
         with closing(open_mapped(folder)) as replay:
-            assert replay.open() is None  # all was on the disk
+            assert replay.open() is None  # everything was flushed
             assert replay.size(View()) == 4
     assert Child(live).join()[1] == 0  # never closed
     with closing(open_mapped(folder)) as replay:
-        assert replay.open() is None  # but the kernel still has it
+        assert replay.open() is None  # the kernel still has the writes
         assert replay.size(View()) == 4
     assert Child(live).join()[1] == 0
     monkeypatch.setattr(_writer_files, "boot_id", lambda: "another run of the kernel")
     with closing(open_mapped(folder)) as replay:
-        assert replay.open() == "the machine went down while it was being written"
+        assert replay.open() == "the machine went down while a writer was active"
         assert replay.size(View()) == 0
 
 
-def test_readers_follow_a_folder_that_was_deleted_and_made_again(tmp_path: Path) -> None:
+def test_readers_follow_recreated_folder(tmp_path: Path) -> None:
     folder, model = tmp_path / "replay", Model(CAPACITY_ROWS, keep_demos=True)
-    first, second = make_episode(1, 4), make_episode(2, 6)
+    first, second = make_traceable_episode(1, 4), make_traceable_episode(2, 6)
     view = MappedReplayReader(folder)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, label(first))
@@ -372,11 +366,11 @@ def test_readers_follow_a_folder_that_was_deleted_and_made_again(tmp_path: Path)
     with closing(open_mapped(folder)) as replay:
         replay.add(second, label(second))
         model.add(second, label(second))
-        assert_same(view, model)
+        assert_matches_model(view, model)
 
 
-def test_an_opening_that_fails_lets_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder, episode = tmp_path / "replay", make_episode(1, 4)
+def test_failed_open_releases_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, episode = tmp_path / "replay", make_traceable_episode(1, 4)
     with closing(open_mapped(folder)) as replay:
         replay.add(episode, label(episode))
 
@@ -388,13 +382,13 @@ def test_an_opening_that_fails_lets_go(tmp_path: Path, monkeypatch: pytest.Monke
             broken.setattr(_writer_files.WriterFiles, "load", fail)
             for _ in range(2):
                 with pytest.raises(OSError, match="Input/output"):
-                    replay.add(episode, label(episode))  # not as if it were empty
+                    replay.add(episode, label(episode))  # an error, not an empty replay
         assert other.open() is None
         assert other.ids() == ["e1"]
 
 
-def test_no_file_stays_open_after_all_that(tmp_path: Path) -> None:
-    folder, episode = tmp_path / "replay", make_episode(1, 4)
+def test_no_file_stays_open_after_close(tmp_path: Path) -> None:
+    folder, episode = tmp_path / "replay", make_traceable_episode(1, 4)
 
     def num_open() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
@@ -419,13 +413,13 @@ def test_no_file_stays_open_after_all_that(tmp_path: Path) -> None:
 # ---- a store that is too large to be read
 
 
-def test_a_store_of_ten_gigabytes_is_opened_without_reading_it(tmp_path: Path) -> None:
-    """Counted in pages that the process has of its files, not in seconds: of rows and frames, none."""
+def test_large_replay_opens_without_reading_rows(tmp_path: Path) -> None:
+    """No pages of rows and frames are mapped into memory."""
     camera = ArraySpec(shape=(128, 128, 3), dtype="uint8")
     robot = dataclasses.replace(
         ROBOT, observation={"state": ArraySpec(shape=(8,)), "left": camera, "right": camera}
     )
-    small = make_episode(1, 400)
+    small = make_traceable_episode(1, 400)
     image = np.full((128, 128, 3), 7, np.uint8)  # one frame for a whole episode: the rest of the ring is holes
     columns = {
         **{name: c for name, c in small.segments[0].columns.items() if not name.startswith("observation")},
@@ -464,7 +458,7 @@ def test_a_store_of_ten_gigabytes_is_opened_without_reading_it(tmp_path: Path) -
         assert _resident_kb(folder) == 0
         into = {"observation/state": np.zeros((1, 8), np.float32)}
         replay.sample(into, view=View(), rng=np.random.default_rng(0))
-        assert 0 < _resident_kb(folder) < 2000  # the measure does measure
+        assert 0 < _resident_kb(folder) < 2000  # check of the measurement itself
         write(b"fine")
 
     assert Child(live).join() == (b"fine", 0)
@@ -487,11 +481,11 @@ def _resident_kb(folder: Path) -> int:
     return total
 
 
-def test_reading_what_is_in_a_large_store_is_right(tmp_path: Path) -> None:
+def test_large_replay_reads_correct_rows(tmp_path: Path) -> None:
     """Rows far apart in a file of gigabytes, round its end."""
     folder = tmp_path / "replay"
     with closing(open_mapped(folder, capacity_rows=20_000_000)) as replay:
-        first = make_episode(1, 3)
+        first = make_traceable_episode(1, 3)
         replay.add(first, label(first))
         files = replay._files
         assert files is not None
@@ -504,28 +498,28 @@ def test_reading_what_is_in_a_large_store_is_right(tmp_path: Path) -> None:
         replay._numbers.clear()
         model = Model(20_000_000, keep_demos=True)
         for number in (2, 3):
-            episode = make_episode(number, 5)
+            episode = make_traceable_episode(number, 5)
             replay.add(episode, label(episode))
             model.add(episode, label(episode))
-        assert_same(replay, model)
+        assert_matches_model(replay, model)
         into = batch(100)
         replay.sample(into, view=View(half_life_steps=4.0), rng=np.random.default_rng(0))
         assert steps(into) <= {(n, t) for n in (2, 3) for t in range(5)}
 
 
-def test_files_are_as_large_as_what_is_in_them_and_readers_follow_as_they_grow(tmp_path: Path) -> None:
-    """A run's folder is copied, packed and moved by programs that know nothing of holes in files."""
+def test_files_grow_with_contents_and_readers_remap(tmp_path: Path) -> None:
+    """Programs that copy run folders may not support sparse files."""
     folder = tmp_path / "replay"
     with closing(
         MappedReplay(MappedReplay.Config(capacity_gb=8.0), folder=folder, keys=("state", "wrist"))
     ) as replay:
-        episode = make_episode(0, 5)
+        episode = make_traceable_episode(0, 5)
         replay.add(episode, label(episode))
         assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
         reader, into = MappedReplayReader(folder), batch(500)
         reader.sample(into, view=View(), rng=np.random.default_rng(0))
         for number in range(1, 200):
-            episode = make_episode(number, 100)
+            episode = make_traceable_episode(number, 100)
             replay.add(episode, label(episode))
             reader.sample(into, view=View(), rng=np.random.default_rng(number))
             assert (

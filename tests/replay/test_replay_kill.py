@@ -1,4 +1,4 @@
-"""kill -9, at any moment: what was acknowledged is there, exactly; or the replay says that it starts anew."""
+"""kill -9 at any time: acknowledged data is intact, or the replay reports a reset."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from dovetail.core.types import Purpose, View
 from dovetail.replay import _rings, reader
 from dovetail.replay.mapped import MappedReplay
 from dovetail.replay.reader import MappedReplayReader
-from support.made_episodes import (
-    TELLING,
+from support.replay_model import Model, assert_matches_model
+from support.replay_processes import CAPACITY_ROWS, Child, Operation, SamplingProcess, open_mapped, operations
+from support.traceable_episodes import (
+    CHECKABLE_WINDOW,
+    checkable_batch,
+    checkable_episode,
     inconsistent,
     label,
-    make_episode,
-    telling_batch,
-    telling_episode,
+    make_traceable_episode,
     verdict,
 )
-from support.replay_model import Model, assert_same
-from support.replay_processes import CAPACITY_ROWS, Child, Operation, Watcher, open_mapped, operations
 
 
 def is_same(replay: MappedReplay, model: Model) -> bool:
     try:
         assert replay.ids() == model.ids()
-        assert_same(replay, model)
+        assert_matches_model(replay, model)
     except AssertionError:
         return False
     return True
@@ -47,24 +47,24 @@ def settle(replay: MappedReplay, model: Model, underway: Operation) -> bool:
     if is_same(replay, model):
         return False
     if underway.name in ("add", "extend"):
-        underway.imagine(model, only_room=True)  # those who left have left
+        underway.apply_to_model(model, only_evict=True)  # evictions are done
         if is_same(replay, model):
             return False
-    underway.imagine(model)
+    underway.apply_to_model(model)
     assert replay.ids() == model.ids()
-    assert_same(replay, model)  # says what differs
+    assert_matches_model(replay, model)  # prints the differences
     return True
 
 
 @pytest.mark.parametrize("rounds", [6, pytest.param(240, marks=pytest.mark.slow)])
-def test_kill_the_writer_at_random_moments(in_memory: Path, rounds: int) -> None:
-    """Beside it, readers in other processes sample all the time and see nothing torn."""
+def test_writer_killed_at_random_times_leaves_valid_replay(in_memory: Path, rounds: int) -> None:
+    """Reader processes sample all the time and see consistent rows."""
     folder, dice = in_memory / "replay", random.Random()
     source = operations(dice.randrange(2**32))
     todo: list[Operation] = []  # that were not done yet
     model, log = Model(CAPACITY_ROWS, keep_demos=True), []
     num_done = num_resets = num_unfinished = 0
-    with Watcher(folder) as anything, Watcher(folder, view=View(part="online")) as online:
+    with SamplingProcess(folder) as anything, SamplingProcess(folder, view=View(part="online")) as online:
         for _ in range(rounds):
             todo += itertools.islice(source, 500 - len(todo))
 
@@ -83,7 +83,7 @@ def test_kill_the_writer_at_random_moments(in_memory: Path, rounds: int) -> None
                 time.sleep(dice.uniform(0.0, 0.03))
                 acknowledged = max(0, len(child.kill()) - 1)
             for operation in todo[:acknowledged]:
-                operation.imagine(model)
+                operation.apply_to_model(model)
                 if operation.name == "add":
                     log.append(operation)
             del todo[:acknowledged]
@@ -98,8 +98,8 @@ def test_kill_the_writer_at_random_moments(in_memory: Path, rounds: int) -> None
                     model = Model(CAPACITY_ROWS, keep_demos=True)
                     for operation in log[-12:]:  # made again from what the log has
                         operation.do(replay)
-                        operation.imagine(model)
-                    assert_same(replay, model)
+                        operation.apply_to_model(model)
+                    assert_matches_model(replay, model)
                 elif settle(replay, model, todo[0]):
                     num_unfinished += 1
                     if todo[0].name == "add":
@@ -110,25 +110,25 @@ def test_kill_the_writer_at_random_moments(in_memory: Path, rounds: int) -> None
         watched = [anything.stop(), online.stop()]
     assert num_done > rounds / 4
     if rounds > 100:
-        assert num_resets > 0  # moments of every kind
+        assert num_resets > 0  # some kills interrupted a publication
         assert num_unfinished > 0
         assert num_resets < rounds / 2
     for found in watched:
         assert found["bad"] == 0
 
 
-# ---- every moment of one operation
+# ---- kills at each write of one operation
 
 
 class Moments:
-    """Kills its own process at one of the moments at which something has just been, or is half, or will be written."""
+    """Kills its own process before, during or after the n-th write."""
 
     def __init__(self, when: int | None) -> None:
         self.count, self._when = 0, when
         self._pwrite, self._set = os.pwrite, _rings.Counters.__setitem__
 
     def install(self) -> None:
-        """For good: in a process that will not live long."""
+        """Not undone, because the process is killed."""
         os.pwrite = self._half  # type: ignore[assignment]
         _rings.Counters.__setitem__ = lambda *given: self._store(*given)  # type: ignore[method-assign]
 
@@ -153,10 +153,10 @@ def scene(name: str) -> tuple[list[Operation], Operation]:
     """What was done before, and what is being done when the kill comes."""
 
     def add(number: int, num_steps: int, *, demo: bool = False) -> Operation:
-        episode = telling_episode(number, num_steps, purpose=Purpose.DEMO if demo else Purpose.ONLINE)
+        episode = checkable_episode(number, num_steps, purpose=Purpose.DEMO if demo else Purpose.ONLINE)
         return Operation("add", (episode, verdict(episode, good=number % 2 == 0)))
 
-    slow = telling_episode(9, 6, cuts=(2, 4))
+    slow = checkable_episode(9, 6, cuts=(2, 4))
     extend = [Operation("extend", (slow.start, segment), slow) for segment in slow.segments]
     filled = [add(1, 5, demo=True), add(2, 6), add(3, 7), extend[0], add(4, 5)]
     scenes = {
@@ -170,7 +170,7 @@ def scene(name: str) -> tuple[list[Operation], Operation]:
             [extend[0], *filled[:3], filled[4]],
             Operation("add", (slow, verdict(slow, good=True))),
         ),
-        "relabel": (filled, Operation("relabel", (verdict(telling_episode(3, 7), good=True),))),
+        "relabel": (filled, Operation("relabel", (verdict(checkable_episode(3, 7), good=True),))),
         "drop": (filled, Operation("drop", ("e3",))),
     }
     return scenes[name]
@@ -180,7 +180,7 @@ def scene(name: str) -> tuple[list[Operation], Operation]:
 @pytest.mark.parametrize(
     "name", ["create", "add", "evict", "move", "extend", "finish", "finish and move", "relabel", "drop"]
 )
-def test_kill_the_writer_at_each_moment_of_an_operation(in_memory: Path, name: str, every: int) -> None:
+def test_writer_killed_at_each_write_leaves_valid_replay(in_memory: Path, name: str, every: int) -> None:
     before, underway = scene(name)
     outcomes, when = set(), random.randrange(every)
     while True:
@@ -189,7 +189,7 @@ def test_kill_the_writer_at_each_moment_of_an_operation(in_memory: Path, name: s
         with closing(open_mapped(folder)) as replay:
             for operation in before:
                 operation.do(replay)
-                operation.imagine(model)
+                operation.apply_to_model(model)
 
         def live(write: Callable[[bytes], None], folder: Path = folder, when: int = when) -> None:
             replay = open_mapped(folder)
@@ -208,23 +208,23 @@ def test_kill_the_writer_at_each_moment_of_an_operation(in_memory: Path, name: s
                 model = Model(CAPACITY_ROWS, keep_demos=True)
                 for operation in before:
                     operation.do(replay)
-                    operation.imagine(model)
+                    operation.apply_to_model(model)
                 outcomes.add("anew")
             else:
                 outcomes.add("after" if settle(replay, model, underway) else "before")
             if said:  # acknowledged
                 assert code == 0
                 assert reason is None
-                underway.imagine(model)
+                underway.apply_to_model(model)
                 assert is_same(replay, model)
             underway.do(replay)  # doing it again is harmless
-            underway.imagine(model)
+            underway.apply_to_model(model)
             assert is_same(replay, model)
             for number in (101, 102, 103):  # and also when it has left
-                episode = telling_episode(number, 9)
+                episode = checkable_episode(number, 9)
                 for operation in (Operation("add", (episode, verdict(episode, good=True))), underway):
                     operation.do(replay)
-                    operation.imagine(model)
+                    operation.apply_to_model(model)
             assert is_same(replay, model)
         if said:
             break  # that was after its last moment
@@ -235,9 +235,9 @@ def test_kill_the_writer_at_each_moment_of_an_operation(in_memory: Path, name: s
         assert outcomes == {"before", "after", "anew"}
 
 
-def test_a_kill_while_everything_is_thrown_away(tmp_path: Path) -> None:
-    """What is left of the old one must not be taken for the new one: least of all its counters."""
-    first, second = make_episode(1, 5), make_episode(2, 3)
+def test_kill_during_reset_leaves_empty_replay(tmp_path: Path) -> None:
+    """Leftovers of the old replay, such as its counters, must not be used."""
+    first, second = make_traceable_episode(1, 5), make_traceable_episode(2, 3)
     files = ("counters", "episodes.bin", "rows-action.bin", "frames-wrist.bin")
     for number, left in enumerate([(), *((name,) for name in files), files]):
         folder = tmp_path / str(number)
@@ -256,11 +256,11 @@ def test_a_kill_while_everything_is_thrown_away(tmp_path: Path) -> None:
             for episode in (first, second):
                 replay.add(episode, label(episode))
                 model.add(episode, label(episode))
-            assert_same(replay, model)
-            assert_same(MappedReplayReader(folder), model)
+            assert_matches_model(replay, model)
+            assert_matches_model(MappedReplayReader(folder), model)
 
 
-# ---- readers of a writer that is dead
+# ---- readers after the writer was killed
 
 
 def kill_inside_publishing(folder: Path, number: int, *, relabelling: bool) -> None:
@@ -279,7 +279,7 @@ def kill_inside_publishing(folder: Path, number: int, *, relabelling: bool) -> N
 
         assert counters["version"] % 2 == 0
         _rings.Counters.__setitem__ = store  # type: ignore[method-assign]
-        episode = telling_episode(number, 6)
+        episode = checkable_episode(number, 6)
         if relabelling:
             replay.relabel(verdict(episode, good=True))
         else:
@@ -288,50 +288,50 @@ def kill_inside_publishing(folder: Path, number: int, *, relabelling: bool) -> N
     assert Child(live).join()[1] == -signal.SIGKILL
 
 
-def test_readers_go_on_while_a_publication_is_left_half_done_and_follow_the_next_writer(
+def test_readers_survive_interrupted_publication_and_follow_next_writer(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "replay"
-    first = telling_episode(1, 6)
+    first = checkable_episode(1, 6)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, verdict(first, good=False))
-    old, late, into = MappedReplayReader(folder), MappedReplayReader(folder), telling_batch(64)
+    old, late, into = MappedReplayReader(folder), MappedReplayReader(folder), checkable_batch(64)
     assert old.size(View()) == 6
     kill_inside_publishing(folder, 2, relabelling=False)
-    for _ in range(3):  # what it knew is still true
-        old.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
+    for _ in range(3):  # the old snapshot is still valid
+        old.sample(into, view=View(), rng=np.random.default_rng(0), window=CHECKABLE_WINDOW)
         assert not inconsistent(into).any()
     assert old.size(View()) == 6
     monkeypatch.setattr(reader, "_TIMEOUT_S", 0.05)
-    with pytest.raises(StoreError, match="left half published: start its writer again"):
-        late.size(View())  # who comes now cannot tell what is true
+    with pytest.raises(StoreError, match=r"stopped during a publication. Restart the writer"):
+        late.size(View())  # a new reader has no valid snapshot
     with closing(open_mapped(folder)) as replay:
         assert replay.open() == "its writer was killed while it was publishing"
         for view in (old, late):
             assert view.size(View()) == 0
             with pytest.raises(UsageError, match="is empty"):
-                view.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
-        second = telling_episode(2, 4)
+                view.sample(into, view=View(), rng=np.random.default_rng(0), window=CHECKABLE_WINDOW)
+        second = checkable_episode(2, 4)
         replay.add(second, verdict(second, good=True))
         for view in (old, late):
             assert view.size(View()) == 4
-            view.sample(into, view=View(), rng=np.random.default_rng(0), window=TELLING)
+            view.sample(into, view=View(), rng=np.random.default_rng(0), window=CHECKABLE_WINDOW)
             assert set(into["observation/state"][:, -1, 0]) == {2.0}
 
 
-def test_a_reader_that_waits_for_half_an_episodes_rewards_goes_on_when_the_next_writer_starts(
+def test_reader_waiting_for_relabel_continues_after_writer_restart(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "replay"
-    first = telling_episode(1, 6)
+    first = checkable_episode(1, 6)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, verdict(first, good=False))
-    with Watcher(folder) as watcher, closing(open_mapped(folder)) as replay:
+    with SamplingProcess(folder) as watcher, closing(open_mapped(folder)) as replay:
         watcher.wait_for(1)
         kill_inside_publishing(folder, 1, relabelling=True)
-        time.sleep(0.2)  # it cannot draw: half of the rewards may be new
+        time.sleep(0.2)  # it must wait: some rewards may be new
         assert replay.open() == "its writer was killed while it was publishing"
-        second = telling_episode(2, 4)
+        second = checkable_episode(2, 4)
         replay.add(second, verdict(second, good=True))
         watcher.wait_for(watcher.num_batches + 5)
         found = watcher.stop()
@@ -339,28 +339,24 @@ def test_a_reader_that_waits_for_half_an_episodes_rewards_goes_on_when_the_next_
     assert found["numbers"] == 2  # it has seen the first episode, and the second
 
 
-def test_readers_are_told_when_nobody_comes_to_finish_a_relabel(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reader_raises_if_relabel_is_never_finished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "replay"
-    first = telling_episode(1, 6)
+    first = checkable_episode(1, 6)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, verdict(first, good=False))
     view = MappedReplayReader(folder)
     assert view.size(View()) == 6
     kill_inside_publishing(folder, 1, relabelling=True)
     monkeypatch.setattr(reader, "_TIMEOUT_S", 0.05)
-    with pytest.raises(StoreError, match=r"its writer was killed: .*start the writer again") as told:
-        view.sample(telling_batch(4), view=View(), rng=np.random.default_rng(0), window=TELLING)
+    with pytest.raises(StoreError, match=r"its writer was killed.*restart the writer") as told:
+        view.sample(checkable_batch(4), view=View(), rng=np.random.default_rng(0), window=CHECKABLE_WINDOW)
     assert "\n" not in str(told.value)
 
 
-def test_what_is_interrupted_while_it_publishes_is_not_trusted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Control-C in the middle: nothing more is written, and the next to open it starts anew."""
+def test_interrupted_publication_resets_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt during a publication: no more writes, and the next open resets the replay."""
     folder = tmp_path / "replay"
-    first, second = telling_episode(1, 6), telling_episode(2, 6)
+    first, second = checkable_episode(1, 6), checkable_episode(2, 6)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, verdict(first, good=False))
         setter = _rings.Counters.__setitem__
@@ -374,7 +370,7 @@ def test_what_is_interrupted_while_it_publishes_is_not_trusted(
         with pytest.raises(KeyboardInterrupt):
             replay.add(second, verdict(second, good=False))
         monkeypatch.undo()
-        with pytest.raises(StoreError, match="half changed by an earlier failure: close it and open it again"):
+        with pytest.raises(StoreError, match=r"interrupted a change of the replay. Close it and open it again"):
             replay.add(second, verdict(second, good=False))
     with closing(open_mapped(folder)) as replay:
         assert replay.open() == "its writer was killed while it was publishing"

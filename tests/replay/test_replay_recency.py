@@ -1,4 +1,4 @@
-"""Older steps are drawn less often: exactly how much less, by going through all that a generator can say."""
+"""Views with a half-life sample older steps less often, with exact weights."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from dovetail.core.types import Array, Purpose, View
 from dovetail.replay._snapshot import ViewSteps
 from dovetail.replay.mapped import MappedReplay
-from support.made_episodes import batch, label, make_episode, steps
+from support.traceable_episodes import batch, label, make_traceable_episode, steps
 
 Open = Callable[..., MappedReplay]
 
 
 class Grid:
-    """Instead of chance: the middle of each of N equal parts, for one number and then for another."""
+    """A generator that returns the middle of each of N equal parts instead of random numbers."""
 
     def __init__(self, size: int) -> None:
         self._size, self._turn = size, 0
@@ -35,10 +35,10 @@ def choice_of(replay: MappedReplay, view: View) -> ViewSteps:
     return state[1].steps_of(view)
 
 
-def test_a_step_a_half_life_older_is_drawn_half_as_often(open_replay: Open) -> None:
+def test_step_one_half_life_older_is_sampled_half_as_often(open_replay: Open) -> None:
     replay = open_replay()
     for number, num_steps in ((1, 1), (2, 9), (3, 2), (4, 4)):
-        episode = make_episode(number, num_steps, human=(1, 2))
+        episode = make_traceable_episode(number, num_steps, human=(1, 2))
         replay.add(episode, label(episode))
     view, size = View(half_life_steps=5.0, part="online"), 600
     choice = choice_of(replay, view)
@@ -57,50 +57,50 @@ def test_a_step_a_half_life_older_is_drawn_half_as_often(open_replay: Open) -> N
     np.testing.assert_allclose(counts / size**2, wanted / wanted.sum(), atol=1.5 / size)
 
 
-def test_a_view_that_is_very_old_is_still_drawn_from_as_a_whole(open_replay: Open) -> None:
-    """Counted from the newest step of all, the weights of these would be zero, and their sum too."""
+def test_old_view_with_half_life_samples_all_its_steps(open_replay: Open) -> None:
+    """Relative to the newest step of the replay, all weights of this view would underflow to zero."""
     replay = open_replay(capacity_rows=6000, keep_demos=False)
     for number in (1, 2):
-        demo = make_episode(number, 3, purpose=Purpose.DEMO)
+        demo = make_traceable_episode(number, 3, purpose=Purpose.DEMO)
         replay.add(demo, label(demo))
-    long = make_episode(3, 5900)
+    long = make_traceable_episode(3, 5900)
     replay.add(long, label(long))
     into = batch(500)
     replay.sample(into, view=View(part="demo", half_life_steps=2.0), rng=np.random.default_rng(0))
     assert steps(into) == {(n, t) for n in (1, 2) for t in range(3)}
     replay.sample(
         into, view=View(half_life_steps=1.0), rng=np.random.default_rng(0)
-    )  # old ones have no chance left
+    )  # the weights of old steps underflow
     assert into["observation/state"][:, 0].min() == 3
     assert into["observation/state"][:, 1].min() > 5900 - 64
-    replay.sample(into, view=View(half_life_steps=1e12), rng=np.random.default_rng(0))  # all alike
+    replay.sample(into, view=View(half_life_steps=1e12), rng=np.random.default_rng(0))  # equal weights
     assert len(steps(into)) > 400
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, np.nextafter(1.0, 0.0)])
 @pytest.mark.parametrize("half_life_steps", [1.0, 3.0, 1e3, 1e9, 1e15])
-def test_the_edges_of_chance_are_steps_too(open_replay: Open, draw: float, half_life_steps: float) -> None:
+def test_extreme_random_numbers_select_valid_steps(open_replay: Open, draw: float, half_life_steps: float) -> None:
     class Same:
         def random(self, count: int) -> Array:
             return np.full(count, draw)
 
     replay = open_replay()
     for number in (1, 2):
-        episode = make_episode(number, 4, human=(1,))
+        episode = make_traceable_episode(number, 4, human=(1,))
         replay.add(episode, label(episode))
     rows = choice_of(replay, View(half_life_steps=half_life_steps)).draw(Same(), 3)
     assert set(rows.tolist()) <= {0, 1, 2, 3, 5, 6, 7, 8}
 
 
-def test_a_demonstration_that_is_moved_gets_no_younger(open_replay: Open) -> None:
+def test_moved_demonstration_keeps_its_age(open_replay: Open) -> None:
     replay = open_replay(capacity_rows=40)
-    demo = make_episode(1, 3, purpose=Purpose.DEMO, cuts=(1,))
-    other = make_episode(2, 3)
+    demo = make_traceable_episode(1, 3, purpose=Purpose.DEMO, cuts=(1,))
+    other = make_traceable_episode(2, 3)
     replay.extend(demo.start, demo.segments[0])
     replay.add(other, label(other))  # in between
     replay.add(demo, label(demo))
     for number in range(3, 20):
-        episode = make_episode(number, 7)
+        episode = make_traceable_episode(number, 7)
         replay.add(episode, label(episode))
     assert "e1" in replay.ids()
     newest = 1 + 4 + 3 + 17 * 8 - 2  # rows before the newest step

@@ -1,4 +1,4 @@
-"""When bulk labelling gives up, and when it does not."""
+"""When relabeling stops after failures, and when it continues."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dovetail.labels.queue import LabelQueue, Reason
 from dovetail.labels.store import LabelStore
 from dovetail.rewards.relabel import relabel
 
-LOG: Any = types.SimpleNamespace(load=lambda episode_id: episode_id)  # who is asked needs the id alone
+LOG: Any = types.SimpleNamespace(load=lambda episode_id: episode_id)  # the labeler needs only the id
 
 
 class Moody:
@@ -40,13 +40,13 @@ class Moody:
         )
 
 
-def test_failures_that_are_not_in_a_row_do_not_end_it(tmp_path: Path) -> None:
+def test_separate_failures_do_not_stop_relabeling(tmp_path: Path) -> None:
     done = relabel(map(str, range(20)), labeler=Moody(set(range(0, 20, 2))), log=LOG, store=LabelStore(tmp_path))
     assert (done.num_labeled, len(done.failures), done.gave_up) == (10, 10, False)
 
 
-def test_what_counts_waits_no_longer(tmp_path: Path) -> None:
-    """An opinion decides nothing, and where a person is asked in any case, a machine's word is not enough."""
+def test_valid_labels_remove_episode_from_queue(tmp_path: Path) -> None:
+    """Opinions and, if a person must label, machine labels keep an episode in the queue."""
     store, queue = LabelStore(tmp_path), LabelQueue(tmp_path / "queue")
     for name, reason in (("0", Reason.AWAY), ("1", Reason.NEW), ("2", Reason.UNCERTAIN), ("3", Reason.AWAY)):
         queue.put(name, (reason,))
@@ -56,13 +56,13 @@ def test_what_counts_waits_no_longer(tmp_path: Path) -> None:
     assert queue.ids() == ["1", "3"]
 
 
-def test_five_in_a_row_do(tmp_path: Path) -> None:
+def test_five_failures_in_a_row_stop_relabeling(tmp_path: Path) -> None:
     done = relabel(map(str, range(20)), labeler=Moody(set(range(3, 20))), log=LOG, store=LabelStore(tmp_path))
     assert (done.num_labeled, list(done.failures), done.gave_up) == (3, ["3", "4", "5", "6", "7"], True)
 
 
-def test_what_is_no_failure_of_the_labeler_is_not_hidden(tmp_path: Path) -> None:
-    """A mistake in a labeler is not an episode that waits; what was labelled before it is kept."""
+def test_unexpected_error_is_raised(tmp_path: Path) -> None:
+    """A programming error in a labeler is raised; earlier labels are kept."""
 
     class Broken(Moody):
         def label(self, episode: Any) -> Labels:

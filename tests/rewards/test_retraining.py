@@ -1,4 +1,4 @@
-"""People put a classifier right while it works: a real one, trained by a real process beside the run."""
+"""Retraining of a classifier with human corrections, in a real background process."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ from dovetail.labels.outcome import OutcomeLabeler
 from dovetail.labels.store import LabelStore
 from dovetail.policies.images.encoders import EncoderConfig
 from dovetail.rewards.classifier_training import facts_of
-from dovetail.rewards.training_episodes import labeled_episodes, ground_truths
-from dovetail.rewards.retraining import Retraining, retrain, make_retraining
+from dovetail.rewards.retraining import Retraining, make_retraining, retrain
+from dovetail.rewards.training_episodes import ground_truths, labeled_episodes
 from dovetail.runs.folder import RunFolder
+from dovetail.runs.roles import store
 from dovetail.runtime import inline
-from support.lamp_runs import ROBOT, lamp_episode, lamp_episodes, lamp_run
+from support.lamp_lighting_runs import ROBOT, lamp_episode, lamp_episodes, lamp_run
 from support.toy_run import TOY
 
 CONFIG = TrainingConfig(
@@ -42,7 +43,7 @@ CONFIG = TrainingConfig(
 
 
 def glaring(number):
-    """A failure that looks like success to who has seen no other bright spot than a lamp: all is bright."""
+    """A failed episode with a completely bright last image, which a classifier trained on lamps takes for success."""
     episode = lamp_episode(number, success=False)
     segment = episode.segments[0]
     pictures = segment.columns["observation/front"].copy()
@@ -87,8 +88,8 @@ def practise(folder, labeler, episode, *, person):
     return said.success
 
 
-def wait_for(retraining, *, patience_s=900.0):
-    until_s = time.monotonic() + patience_s
+def wait_for(retraining, *, timeout_s=900.0):
+    until_s = time.monotonic() + timeout_s
     while retraining.is_running:
         assert time.monotonic() < until_s, "the process that trains takes too long"
         retraining.poll()
@@ -96,7 +97,7 @@ def wait_for(retraining, *, patience_s=900.0):
 
 
 def is_put_right(folder, labeler):
-    """It knows glare now, which it has never seen in these episodes, and still knows lamps."""
+    """The classifier handles glare in new episodes and still recognizes lamps."""
     assert not labeler.label(glaring(500)).success
     assert [labeler.label(lamp_episode(600 + n, success=n % 2 == 0)).success for n in range(6)] == [
         True,
@@ -104,7 +105,7 @@ def is_put_right(folder, labeler):
     ] * 3
 
 
-def test_false_positives_that_people_name_are_unlearned(run):
+def test_retraining_fixes_corrected_false_positives(run):
     folder, labeler = run
     fooled = [practise(folder, labeler, glaring(100 + n), person=False) for n in range(4)]
     assert all(fooled), "the test needs a classifier that can be fooled"
@@ -116,8 +117,8 @@ def test_false_positives_that_people_name_are_unlearned(run):
     is_put_right(folder, labeler)
 
 
-@pytest.mark.slow  # a process that is polite waits for its turn: on a busy machine, minutes
-def test_that_happens_beside_the_run(run):
+@pytest.mark.slow  # the low-priority process may take minutes on a busy machine
+def test_retraining_runs_in_background_process(run):
     folder, labeler = run
     first = labeler.version
     retraining = Retraining(folder, labeler, after=4)
@@ -125,7 +126,7 @@ def test_that_happens_beside_the_run(run):
         practise(folder, labeler, glaring(100 + number), person=False)
     retraining.poll()
     assert retraining.is_running
-    assert labeler.version == first  # the robot goes on with what it has
+    assert labeler.version == first  # the run keeps its classifier
     wait_for(retraining)
     (event,) = folder.events("classifier retrained")
     assert event["taken_up"], event
@@ -140,7 +141,7 @@ def test_that_happens_beside_the_run(run):
     assert not resumed.is_running
 
 
-def test_it_waits_for_enough_people_and_takes_up_what_comes(run, monkeypatch):
+def test_retraining_starts_after_enough_labels(run, monkeypatch):
     """The process itself is a stand-in that answers at once."""
     folder, labeler = run
     first, retraining = labeler.version, Retraining(folder, labeler, after=4)
@@ -169,7 +170,7 @@ def test_it_waits_for_enough_people_and_takes_up_what_comes(run, monkeypatch):
     assert not retraining.is_running  # the same labels are no reason twice
 
 
-def test_people_who_agree_are_no_reason(run):
+def test_agreeing_labels_start_no_retraining(run):
     folder, labeler = run
     retraining = Retraining(folder, labeler, after=4)
     for number in range(6):
@@ -178,8 +179,8 @@ def test_people_who_agree_are_no_reason(run):
     assert not retraining.is_running
 
 
-def test_what_is_not_better_is_not_kept(run):
-    """People who call a dark lamp lit cannot be learned from without forgetting what was learned: the old one stays."""
+def test_worse_classifier_is_not_adopted(run):
+    """Wrong corrections make the held-out errors worse, so the old classifier stays."""
     folder, labeler = run
     for number in range(6):
         practise(folder, labeler, lamp_episode(300 + number, success=False), person=number % 2 == 0)
@@ -192,14 +193,14 @@ def test_what_is_not_better_is_not_kept(run):
     )
 
 
-def test_a_process_that_dies_leaves_the_old_one_and_a_line(run):
+def test_killed_training_process_keeps_old_classifier(run):
     folder, labeler = run
     first = labeler.version
     retraining = Retraining(folder, labeler, after=1)
     practise(folder, labeler, glaring(400), person=False)
     retraining.poll()
     assert retraining._process is not None
-    retraining._process.kill()
+    retraining._process.popen.kill()
     wait_for(retraining)
     (event,) = folder.events("classifier retrained")
     assert not event["taken_up"]
@@ -208,7 +209,7 @@ def test_a_process_that_dies_leaves_the_old_one_and_a_line(run):
     assert json.loads((folder.path / "classifiers" / "current.json").read_text())["name"] in first
 
 
-def test_it_ends_with_its_run(run):
+def test_training_process_exits_with_its_run(run):
     folder, labeler = run
     retraining = Retraining(folder, labeler, after=1)
     practise(folder, labeler, glaring(401), person=False)
@@ -216,11 +217,11 @@ def test_it_ends_with_its_run(run):
     process = retraining._process
     assert process is not None
     retraining.close()
-    assert process.returncode is not None
+    assert process.has_ended
     assert not list(folder.events("classifier retrained"))
 
 
-def test_only_who_asks_for_it_is_retrained(run):
+def test_only_configured_classifier_is_retrained(run):
     folder, labeler = run
     assert labeler.retrain_after is None
     assert make_retraining(folder, [OutcomeLabeler(), labeler]) is None
@@ -228,7 +229,7 @@ def test_only_who_asks_for_it_is_retrained(run):
     assert isinstance(make_retraining(folder, [OutcomeLabeler(), asks]), Retraining)
 
 
-def test_a_run_looks_between_episodes_and_closes_it(tmp_path, monkeypatch):
+def test_run_polls_retraining_between_episodes(tmp_path, monkeypatch):
     class Spy:
         polls, closed = 0, False
 
@@ -239,7 +240,7 @@ def test_a_run_looks_between_episodes_and_closes_it(tmp_path, monkeypatch):
             self.closed = True
 
     spy = Spy()
-    monkeypatch.setattr(inline, "make_retraining", lambda folder, labelers: spy)
+    monkeypatch.setattr(store, "make_retraining", lambda folder, labelers: spy)
     (tmp_path / "toy.yaml").write_text(TOY)
     done = inline.InlineRun(RunFolder.create(tmp_path / "run", load([tmp_path / "toy.yaml"])))
     done.run()

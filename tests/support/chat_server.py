@@ -1,4 +1,4 @@
-"""A stand-in for a server of the chat API: it sees the pictures, knows the truth where a test tells it, and has moods."""
+"""A fake chat API server with configurable answers and faults."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from PIL import Image
 
 
 @dataclass
-class Seen:
-    """One question, as the server understood it."""
+class Question:
+    """One question to the server."""
 
     token: str
     text: str
@@ -32,9 +32,9 @@ class Seen:
 
 @dataclass
 class ChatServer:
-    answer: Callable[[Seen], dict[str, Any] | str]
-    moods: list[str] = field(default_factory=list)  # one per question, then it is well
-    seen: list[Seen] = field(default_factory=list)
+    answer: Callable[[Question], dict[str, Any] | str]
+    faults: list[str] = field(default_factory=list)  # one per question; afterwards none
+    seen: list[Question] = field(default_factory=list)
     most_at_once: int = 0
     url: str = ""
     num_questions: int = 0
@@ -67,38 +67,38 @@ class ChatServer:
                     chat.num_questions += 1
                     chat._now += 1
                     chat.most_at_once = max(chat.most_at_once, chat._now)
-                    mood = chat.moods.pop(0) if chat.moods else "well"
-                if mood == "slow":
+                    fault = chat.faults.pop(0) if chat.faults else "well"
+                if fault == "slow":
                     time.sleep(0.5)
                 with chat._lock:
-                    chat._now -= 1  # before it answers: whoever is answered may ask again at once
-                self._answer(body, mood)
+                    chat._now -= 1  # before the answer, because the client may ask again at once
+                self._answer(body, fault)
 
-            def _answer(self, body: dict[str, Any], mood: str) -> None:
-                if mood.isdigit():
-                    self._send(int(mood), b"{}", **({"Retry-After": "0.01"} if mood == "429" else {}))
+            def _answer(self, body: dict[str, Any], fault: str) -> None:
+                if fault.isdigit():
+                    self._send(int(fault), b"{}", **({"Retry-After": "0.01"} if fault == "429" else {}))
                     return
-                if mood == "elsewhere":
+                if fault == "elsewhere":
                     self._send(302, b"", Location="http://127.0.0.1:9/v1/chat/completions")
                     return
-                seen = _understood(body, dict(self.headers))
+                seen = _parse_question(body, dict(self.headers))
                 chat.seen.append(seen)
                 said = chat.answer(seen)
-                if mood == "wrong length" and isinstance(said, dict):
+                if fault == "wrong length" and isinstance(said, dict):
                     said = {**said, "progress": said["progress"][:-1]}
                 text = said if isinstance(said, str) else json.dumps(said)
-                text = {"nonsense": "As a robot, I", "silence": ""}.get(mood, text)
+                text = {"nonsense": "As a robot, I", "silence": ""}.get(fault, text)
                 data = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
-                if mood == "strange":
+                if fault == "strange":
                     data = b'{"choices": []}'
-                if mood == "truncated":
+                if fault == "truncated":
                     data = data[: len(data) // 2]
-                if mood == "huge":
+                if fault == "huge":
                     data = b" " * (5 << 20) + data
-                if mood == "drip":
+                if fault == "drip":
                     self._drip(data)
                     return
-                if mood == "cut":
+                if fault == "cut":
                     self.send_response(200)
                     self.send_header("Content-Length", str(len(data)))
                     self.end_headers()
@@ -115,10 +115,10 @@ class ChatServer:
                 self.wfile.write(data)
 
             def _drip(self, data: bytes) -> None:
-                """A byte now and then: each comes in time, and all of them never."""
+                """Send single bytes so slowly that the answer never completes."""
                 self.send_response(200)
                 self.end_headers()
-                with contextlib.suppress(OSError):  # until nobody listens any more
+                with contextlib.suppress(OSError):  # until the client disconnects
                     for byte in data:
                         self.wfile.write(bytes([byte]))
                         time.sleep(0.02)
@@ -128,16 +128,16 @@ class ChatServer:
         return Handler
 
 
-def _understood(body: dict[str, Any], headers: dict[str, str]) -> Seen:
+def _parse_question(body: dict[str, Any], headers: dict[str, str]) -> Question:
     content = body["messages"][-1]["content"]
     text = "\n".join(part["text"] for part in content if part["type"] == "text")
     urls = [part["image_url"]["url"] for part in content if part["type"] == "image_url"]
     pictures = [np.array(Image.open(io.BytesIO(base64.b64decode(url.split(",", 1)[1])))) for url in urls]
     token = re.findall(r'"id": "([0-9a-f]{16})"', text)[-1]
-    return Seen(token=token, text=text, pictures=pictures, headers=headers, model=body["model"])
+    return Question(token=token, text=text, pictures=pictures, headers=headers, model=body["model"])
 
 
-def bright(seen: Seen) -> dict[str, Any]:
-    """The last frame is bright where the task was done; progress is how bright each is."""
+def bright(seen: Question) -> dict[str, Any]:
+    """Success if the last frame is bright; the progress is the brightness."""
     light = [float(picture.mean()) / 255 for picture in seen.pictures]
     return {"id": seen.token, "success": light[-1] > 0.5, "confidence": 0.9, "progress": light}

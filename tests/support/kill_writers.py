@@ -1,4 +1,4 @@
-"""kill -9 a process that spools, commits and acknowledges, at random moments; a script, so that it can fork.
+"""kill -9 a process that spools, commits and acknowledges, at random times; a script, so that it can fork.
 
     python kill_writers.py FOLDER NUM_KILLS SEED
 
@@ -25,7 +25,7 @@ from dovetail.core.types import Episode, Outcome
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import repair, verify_log, verify_spool
-from support.some_episodes import after, assert_same, cut_short, make_episode
+from support.small_episodes import after, assert_same_episode, cut_short, make_episode
 
 CUTS = (2, 4, 6)
 NUM_SEGMENTS = len(CUTS) + 1
@@ -46,7 +46,7 @@ def hand_over(spool: Spool, log: EpisodeLog, say: Callable[[str], None]) -> None
 
 
 def write(folder: Path, pipe: int, number: int) -> None:
-    """A robot's process: take up what the last one left, then record and hand over, until the end."""
+    """A robot process: transfer what the last one left, then record and transfer until killed."""
 
     def say(text: str) -> None:
         os.write(pipe, f"{text}\n".encode())
@@ -65,7 +65,7 @@ def write(folder: Path, pipe: int, number: int) -> None:
 
 
 class Said:
-    """All that was ever said to be durable."""
+    """Everything that was reported as durable."""
 
     def __init__(self) -> None:
         self.flushed: collections.Counter[str] = collections.Counter()
@@ -77,7 +77,7 @@ class Said:
     def hear(self, data: bytes) -> None:
         for line in data.decode().splitlines(keepends=True):
             if not line.endswith("\n"):
-                continue  # killed while it spoke
+                continue  # killed while it reported
             what, name, *count = line.split()
             if what == "flushed":
                 self.flushed[name] = int(count[0])
@@ -109,11 +109,11 @@ def check(folder: Path, said: Said, *, known: set[str]) -> None:
         found, whole = log.load(name), original(name)
         if found.outcome is Outcome.ABORTED:
             num_segments = [2 * (count + 1) for count in range(NUM_SEGMENTS)].index(len(found)) + 1
-            assert_same(found, cut_short(whole, num_segments))  # a whole number of records
+            assert_same_episode(found, cut_short(whole, num_segments))  # a whole number of records
             assert num_segments >= said.flushed[name], "less than was flushed"
             assert name not in said.ended
         else:
-            assert_same(found, whole)
+            assert_same_episode(found, whole)
     counts = {"episodes": len(there), "aborted": aborted, "acknowledged": len(said.acknowledged)}
     sys.stdout.write(json.dumps(counts) + "\n")
 
@@ -151,7 +151,7 @@ def main(folder: Path, num_kills: int, seed: int) -> None:
         with os.fdopen(receive, "rb") as pipe:
             said.hear(pipe.read())
         last = number + 1 == num_kills
-        if last or dice.random() < 0.3:  # else the next writer has to cope with what was left
+        if last or dice.random() < 0.3:  # otherwise the next writer recovers
             skipped = set() if last else known
             _, status = os.waitpid(forked(lambda known=skipped: check(folder, said, known=known)), 0)  # type: ignore[misc]
             assert status == 0, f"after kill {number + 1}, seed {seed}"

@@ -1,4 +1,4 @@
-"""A replay as one would write it with lists and no thought of speed: what the real one is compared with."""
+"""Reference model of the replay, written with plain lists."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ VIEWS = [
     View(versions=(1, 2)),
     View(max_staleness=1),
     View(part="accepted", robot="panda", max_staleness=2),
-    View(part="human", min_run=2),
-    View(min_run=3),
-    View(min_run=2, versions=(0, 1)),
+    View(part="human", min_source_run=2),
+    View(min_source_run=3),
+    View(min_source_run=2, versions=(0, 1)),
     View(min_episode_steps=3),
     View(part="online", return_above=0.5, min_episode_steps=2),
 ]
@@ -30,21 +30,21 @@ WINDOWS = [  # gamma is a power of two, so that sums are exact in any precision
     Window(),
     Window(gamma=0.5, num_steps=3, horizon=2, history={"state": 3, "wrist": 2}),
     Window(gamma=0.5, num_steps=2, horizon=5, history={"wrist": 4}),
-    Window(gamma=0.5, num_steps=4, until_taken_over=True),
+    Window(gamma=0.5, num_steps=4, stop_at_takeover=True),
 ]
 
 
 class Refused(Exception):
-    """What the real one must refuse as well."""
+    """The real replay must refuse this too."""
 
 
 class Stopped(Exception):
-    """After making room, before anything was put in."""
+    """Raised after eviction, before anything was added."""
 
 
 @dataclass
 class Held:
-    """An episode, as far as it is here."""
+    """The stored part of an episode."""
 
     episode: Episode  # all of it; the first `num_steps` are here
     num_steps: int = 0
@@ -81,7 +81,7 @@ class Model:
     whole: set[str] = field(default_factory=set)
     dropped: set[str] = field(default_factory=set)
     exists: bool = False
-    only_room: bool = False  # stop there
+    only_evict: bool = False  # stop there
 
     # ---- writing
 
@@ -119,8 +119,8 @@ class Model:
         num_new = max(0, num_steps - record.num_steps) + final
         if not num_new:
             return
-        self._make_room(record, num_new)
-        if self.only_room:
+        self._evict_for(record, num_new)
+        if self.only_evict:
             raise Stopped
         if not record.rows:
             self.records.append(record)
@@ -140,7 +140,7 @@ class Model:
         versions = record.episode.column("policy_version")[: record.num_steps]
         self.newest_version = max(self.newest_version, *versions.tolist())
 
-    def _make_room(self, mine: Held, num_new: int) -> None:
+    def _evict_for(self, mine: Held, num_new: int) -> None:
         stays = [r for r in self.records if not r.dropped and self.keep_demos and r.demo and r is not mine]
         if len(mine.rows) + sum(len(r.rows) for r in stays) + num_new > self.capacity:
             raise Refused
@@ -207,7 +207,7 @@ class Model:
         total = -np.inf if record.labels is None else float(record.labels.rewards.sum())
         return (
             parts[view.part]
-            and run >= view.min_run
+            and run >= view.min_source_run
             and record.num_steps >= view.min_episode_steps
             and (view.return_above is None or total > view.return_above)
             and view.robot in (None, episode.robot.name)
@@ -224,7 +224,7 @@ class Model:
             rewards, discounts = record.labels.rewards.tolist(), record.labels.discounts.tolist()
         human = episode.column("source") == Source.HUMAN
         reward, weight, after = 0.0, 1.0, min(tick + window.num_steps, end)
-        if window.until_taken_over:
+        if window.stop_at_takeover:
             after = next((k for k in range(tick + 1, after) if human[k] and not human[k - 1]), after)
         for k in range(tick, after):
             reward += weight * rewards[k]
@@ -261,7 +261,7 @@ class EachOnce:
         return np.arange(size) % high
 
 
-def assert_same(
+def assert_matches_model(
     replay: ReplayReader, model: Model, *, seed: int = 0, views: Sequence[View] = tuple(VIEWS)
 ) -> None:
     """Each step of each view, with all that is around it; and what a real generator draws."""

@@ -1,4 +1,4 @@
-"""Writers and readers of a replay as processes of their own, forked, so that one more takes milliseconds to start."""
+"""Writers and readers of a replay in forked processes, which start in milliseconds."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from dovetail.core.errors import UsageError
 from dovetail.core.types import Episode, Purpose, View
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
 from dovetail.replay.reader import MappedReplayReader
-from support.made_episodes import TELLING, inconsistent, telling_batch, telling_episode, verdict
 from support.replay_model import KEYS, Model, Refused, Stopped
+from support.traceable_episodes import CHECKABLE_WINDOW, checkable_batch, checkable_episode, inconsistent, verdict
 
 CAPACITY_ROWS = 32
 _PR_SET_PDEATHSIG = 1
@@ -48,7 +48,7 @@ class Child:
             code = 1
             try:
                 signal.alarm(seconds)
-                if sys.platform == "linux":  # should whoever waits for it be killed
+                if sys.platform == "linux":  # in case the parent is killed
                     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
                 os.close(self._from)
                 body(lambda data: _write_all(to, data))
@@ -75,12 +75,12 @@ class Child:
             self._said += more
 
     def kill(self) -> bytes:
-        """kill -9; returns everything it has said."""
+        """Kill it with SIGKILL; returns its output."""
         os.kill(self.pid, signal.SIGKILL)
         return self.join()[0]
 
     def join(self) -> tuple[bytes, int]:
-        """Everything it has said, and how it ended: an exit code, or minus a signal."""
+        """Return its output and its exit code, or minus the signal."""
         while more := os.read(self._from, 65536):
             self._said += more
         os.close(self._from)
@@ -94,31 +94,31 @@ def _write_all(descriptor: int, data: bytes) -> None:
         data = data[os.write(descriptor, data) :]
 
 
-# ---- a writer's life
+# ---- writer
 
 
 @dataclass(frozen=True)
 class Operation:
-    """Something done to a replay; `episode` is what a model wants to know besides."""
+    """An operation on a replay; the model also needs the whole `episode`."""
 
     name: str
     arguments: tuple[Any, ...]
     episode: Episode | None = None
 
     def do(self, replay: MappedReplay) -> None:
-        with contextlib.suppress(UsageError):  # what was thrown away cannot be continued
+        with contextlib.suppress(UsageError):  # an evicted episode cannot be continued
             getattr(replay, self.name)(*self.arguments)
 
-    def imagine(self, model: Model, *, only_room: bool = False) -> None:
+    def apply_to_model(self, model: Model, *, only_evict: bool = False) -> None:
         extra = (self.episode,) if self.name == "extend" else ()
-        model.only_room = only_room
+        model.only_evict = only_evict
         with contextlib.suppress(Refused, Stopped):
             getattr(model, self.name)(*self.arguments, *extra)
-        model.only_room = False
+        model.only_evict = False
 
 
 def operations(seed: int) -> Iterator[Operation]:
-    """What two robots and a labeler may do, for ever."""
+    """Yield random operations of two robots and a labeler without end."""
     dice = random.Random(seed)
     running: list[tuple[Episode, int]] = []
     ended: list[Episode] = []
@@ -126,7 +126,7 @@ def operations(seed: int) -> Iterator[Operation]:
         what = dice.choices(("add", "extend", "finish", "relabel", "drop"), (4, 6, 2, 4, 0.5))[0]
         if what == "add" or not ended:
             purpose = Purpose.DEMO if number in (1, 3) else Purpose.ONLINE
-            ended.append(telling_episode(number, dice.randint(1, 6), cuts=(), purpose=purpose))
+            ended.append(checkable_episode(number, dice.randint(1, 6), cuts=(), purpose=purpose))
             yield Operation("add", (ended[-1], verdict(ended[-1], good=dice.random() < 0.5)))
         elif what == "relabel":
             episode = dice.choice(ended[-6:])
@@ -139,7 +139,7 @@ def operations(seed: int) -> Iterator[Operation]:
             yield Operation("add", (episode, verdict(episode, good=dice.random() < 0.5)))
         else:
             if len(running) < 2:
-                running.append((telling_episode(number, dice.randint(2, 7), cuts=()), 0))
+                running.append((checkable_episode(number, dice.randint(2, 7), cuts=()), 0))
             index = dice.randrange(len(running))
             episode, sent = running[index]
             first, last = max(0, sent - dice.randint(0, 1)), min(sent + dice.randint(1, 3), len(episode) - 1)
@@ -150,23 +150,27 @@ def operations(seed: int) -> Iterator[Operation]:
             yield Operation("extend", (episode.start, segment), episode)
 
 
-# ---- a reader's life
+# ---- reader
 
 
-class Watcher:
-    """A process that samples as fast as it can, and looks for rows that contradict themselves, until it is stopped."""
+class SamplingProcess:
+    """A process that samples continuously and counts inconsistent rows until it is stopped."""
 
     def __init__(self, folder: Path, *, view: View | None = None, batch: int = 32) -> None:
         self._shared = np.frombuffer(mmap.mmap(-1, 16), np.int64)  # stop, batches
 
         def watch(write: Callable[[bytes], None]) -> None:
-            reader, into, rng = MappedReplayReader(folder), telling_batch(batch), np.random.default_rng(os.getpid())
+            reader, into, rng = (
+                MappedReplayReader(folder),
+                checkable_batch(batch),
+                np.random.default_rng(os.getpid()),
+            )
             found = {"batches": 0, "empty": 0, "bad": 0, "numbers": 0}
             newest = 0
             write(b"!")
             while not self._shared[0]:
                 try:
-                    reader.sample(into, view=view or View(), rng=rng, window=TELLING)
+                    reader.sample(into, view=view or View(), rng=rng, window=CHECKABLE_WINDOW)
                 except UsageError:  # nothing there, for the moment
                     found["empty"] += 1
                     time.sleep(0.001)
@@ -183,7 +187,7 @@ class Watcher:
         self._child = Child(watch, seconds=900)
         self._child.wait_for(1)
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> SamplingProcess:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""Datasets of others: as demonstrations, under the names our robots use, refused where they do not fit."""
+"""Import of foreign datasets: renaming, matching with a robot, and refusals."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from dovetail.core.types import Outcome, Purpose, Source
 from dovetail.episodes.ids import check_episode_id
 from dovetail.episodes.lerobot import import_episodes, open_dataset, read_dataset
 from dovetail.episodes.log import EpisodeLog
-from support.lerobot_recordings import picture, psnr_db
+from support.lerobot_episodes import picture, psnr_db
 
 LENGTHS = (4, 3)
 SIZE = (32, 48, 3)
 
 
 def write_foreign(root: Path, *, fps: int = 10, seed: int = 0, flags: dict[str, list[bool]] | None = None) -> Any:
-    """A dataset as others write them: one row group, a video, pictures in the table, names as a mapping."""
+    """A foreign dataset: one row group, a video, images in the table, names as a mapping."""
     rng = np.random.default_rng(seed)
     total = sum(LENGTHS)
     state = rng.normal(size=(total, 4)).astype(np.float32)
@@ -132,7 +132,7 @@ def change_info(root: Path, **changes: Any) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def test_a_dataset_of_others_becomes_demonstrations(tmp_path: Path) -> None:
+def test_foreign_dataset_is_imported_as_demonstrations(tmp_path: Path) -> None:
     truth = write_foreign(tmp_path / "theirs")
     episodes = list(read_dataset(tmp_path / "theirs"))
     assert [len(episode) for episode in episodes] == list(LENGTHS)
@@ -221,7 +221,7 @@ RENAME = {
 }
 
 
-def test_their_names_become_ours(tmp_path: Path) -> None:
+def test_rename_maps_features_to_observations(tmp_path: Path) -> None:
     truth = write_foreign(tmp_path / "d")
     episodes = list(import_episodes(tmp_path / "d", robot=ARM, task="peg", rename=RENAME, ignore_names=True))
     assert all(episode.robot == ARM and episode.task == "peg" for episode in episodes)
@@ -236,7 +236,7 @@ def test_their_names_become_ours(tmp_path: Path) -> None:
     assert columns["executed"].dtype == np.float32
 
 
-def test_what_does_not_fit_is_refused_with_both_sides_named(tmp_path: Path) -> None:
+def test_mismatch_error_names_both_sides(tmp_path: Path) -> None:
     root = tmp_path / "d"
     write_foreign(root)
 
@@ -259,7 +259,7 @@ def test_what_does_not_fit_is_refused_with_both_sides_named(tmp_path: Path) -> N
     assert "'observation.state[2:9]' is not a part" in refused(rename={"observation.state[2:9]": "joint_pos"})
 
 
-def test_versions_we_do_not_read_are_refused(tmp_path: Path) -> None:
+def test_other_dataset_versions_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "d"
     write_foreign(root)
     change_info(root, codebase_version="v2.1")
@@ -274,14 +274,14 @@ def test_versions_we_do_not_read_are_refused(tmp_path: Path) -> None:
         read_dataset(tmp_path)
 
 
-def test_a_dataset_may_not_point_outside_of_itself(tmp_path: Path) -> None:
+def test_path_outside_dataset_is_refused(tmp_path: Path) -> None:
     write_foreign(tmp_path / "d")
     change_info(tmp_path / "d", data_path="../../secret.parquet")
     with pytest.raises(StoreError, match="names a file outside of the dataset"):
         open_dataset(tmp_path / "d")
 
 
-def test_interventions_say_who_acted(tmp_path: Path) -> None:
+def test_intervention_flag_sets_source(tmp_path: Path) -> None:
     root = tmp_path / "d"
     write_foreign(root)
     path = root / "data/chunk-000/file-000.parquet"

@@ -1,4 +1,4 @@
-"""Out and in again: what was recorded comes back, but for what a video codec loses."""
+"""Export and import: everything round-trips except the video codec's loss."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
 from dovetail.episodes.lerobot import export, import_episodes, open_dataset, read_dataset
 from dovetail.episodes.log import EpisodeLog
-from support.lerobot_recordings import (
+from support.lerobot_episodes import (
     ROBOT,
     WITH_DEPTH,
     MemoryLog,
     StreamingLog,
-    make_episode,
     make_labels,
+    make_lerobot_episode,
     psnr_db,
 )
 
@@ -50,7 +50,7 @@ def equal(before: Array, after: Array, *, what: str) -> None:
     if before.dtype == np.uint8 and before.ndim == 4:
         assert psnr_db(before, after) > LOSSY_DB, what
     elif before.dtype.kind == "f":
-        missing = np.isnan(before)  # whose own bits nobody promises
+        missing = np.isnan(before)  # the bits of a NaN may differ
         assert (np.isnan(after) == missing).all(), what
         assert after[~missing].tobytes() == before[~missing].tobytes(), what
     else:
@@ -59,7 +59,7 @@ def equal(before: Array, after: Array, *, what: str) -> None:
 
 @pytest.mark.parametrize("codec", ["av1", "h264"])
 @pytest.mark.parametrize("log_type", [MemoryLog, StreamingLog])
-def test_everything_comes_back(tmp_path: Path, codec: str, log_type: type[MemoryLog]) -> None:
+def test_export_and_import_round_trip(tmp_path: Path, codec: str, log_type: type[MemoryLog]) -> None:
     log = log_type(range(4), cuts=(1, 4))
     seen: list[Any] = []
     export(log, tmp_path / "out", codec=codec, on_episode=lambda *args: seen.append(args))
@@ -71,10 +71,10 @@ def test_everything_comes_back(tmp_path: Path, codec: str, log_type: type[Memory
         same(log.episode(episode.id), episode)
 
 
-def test_through_the_episode_log_itself(tmp_path: Path) -> None:
+def test_round_trip_through_episode_log(tmp_path: Path) -> None:
     first, second = EpisodeLog(tmp_path / "first"), EpisodeLog(tmp_path / "second")
     for number in range(2):
-        first.commit(make_episode(number, robot=WITH_DEPTH))
+        first.commit(make_lerobot_episode(number, robot=WITH_DEPTH))
     export(first, tmp_path / "out")
     for episode in import_episodes(tmp_path / "out", robot=ROBOT):
         second.commit(episode)
@@ -86,7 +86,7 @@ def test_through_the_episode_log_itself(tmp_path: Path) -> None:
         import_episodes(tmp_path / "out", robot=WITH_DEPTH)
 
 
-def test_labels_come_back(tmp_path: Path) -> None:
+def test_labels_round_trip(tmp_path: Path) -> None:
     log = MemoryLog([0, 1])
     labels = make_labels(log.episode(log.ids()[1]), success=True)
     export(log, tmp_path / "out", labels={labels.episode_id: labels}.get)
@@ -101,7 +101,7 @@ def test_labels_come_back(tmp_path: Path) -> None:
     assert replace(again, rewards=labels.rewards, discounts=labels.discounts) == labels
 
 
-def test_what_a_person_discarded_stays_home_unless_named(tmp_path: Path) -> None:
+def test_discarded_episode_is_exported_only_by_id(tmp_path: Path) -> None:
     log = MemoryLog([0, 1])
     labels = replace(make_labels(log.episode(log.ids()[1]), success=False), discard=True)
     report = export(log, tmp_path / "out", labels={labels.episode_id: labels}.get)
@@ -112,14 +112,14 @@ def test_what_a_person_discarded_stays_home_unless_named(tmp_path: Path) -> None
     assert again.discard
 
 
-def test_robots_of_one_kind_share_a_dataset_and_keep_their_names(tmp_path: Path) -> None:
+def test_robots_of_same_kind_share_dataset_and_keep_names(tmp_path: Path) -> None:
     export(MemoryLog([0]), tmp_path / "out")
     other = replace(ROBOT, name="panda-2")
     export(MemoryLog([1], robot=other), tmp_path / "out")
     assert [episode.robot.name for episode in read_dataset(tmp_path / "out")] == ["panda-1", "panda-2"]
 
 
-def test_evaluations_and_aborted_ones_stay_home_unless_named(tmp_path: Path) -> None:
+def test_evaluations_and_aborted_episodes_are_exported_only_by_id(tmp_path: Path) -> None:
     class Mixed(MemoryLog):
         def episode(self, episode_id: str) -> Episode:
             number = self.ids().index(episode_id)
@@ -147,7 +147,7 @@ class _Only:
         return [self._id]
 
 
-def test_a_rate_that_is_not_whole_is_asked_for(tmp_path: Path) -> None:
+def test_fractional_control_rate_needs_fps(tmp_path: Path) -> None:
     log = MemoryLog([0], robot=replace(ROBOT, control_hz=12.5))
     with pytest.raises(UsageError, match=r"runs at 12\.5 Hz, but LeRobot counts whole frames .* --fps 12"):
         export(log, tmp_path / "out")
@@ -157,14 +157,14 @@ def test_a_rate_that_is_not_whole_is_asked_for(tmp_path: Path) -> None:
     same(log.episode(episode.id), episode)
 
 
-def test_an_episode_of_one_step(tmp_path: Path) -> None:
+def test_episode_of_one_step_round_trip(tmp_path: Path) -> None:
     log = MemoryLog([0], num_steps=1)
     export(log, tmp_path / "out")
     (episode,) = read_dataset(tmp_path / "out")
     same(log.episode(episode.id), episode)
 
 
-def test_broken_datasets_are_refused_in_a_line(tmp_path: Path) -> None:
+def test_broken_datasets_are_refused(tmp_path: Path) -> None:
     root = tmp_path / "out"
     export(MemoryLog([0, 1]), root)
     data = root / "data/chunk-000/file-000.parquet"
@@ -273,7 +273,7 @@ class _Made(MemoryLog):
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(recordings())
-def test_numbers_of_any_kind_come_back_to_the_bit(episodes: list[Episode]) -> None:
+def test_all_dtypes_round_trip_exactly(episodes: list[Episode]) -> None:
     log = _Made(episodes)
     with tempfile.TemporaryDirectory() as folder:
         export(log, Path(folder) / "out", ids=[episode.id for episode in episodes])

@@ -1,4 +1,4 @@
-"""An export, file by file, against what the LeRobot v3.0 format says; the real package is asked in the slow tests."""
+"""Each file of an export against the LeRobot v3.0 format. The slow tests use the real package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from dovetail.core.types import Outcome
 from dovetail.episodes.lerobot import ExportReport, FileSizes, export
-from support.lerobot_recordings import WITH_DEPTH, MemoryLog, StreamingLog, make_labels
+from support.lerobot_episodes import WITH_DEPTH, MemoryLog, StreamingLog, make_labels
 
 STATISTICS = ("min", "max", "mean", "std", "count", "q01", "q10", "q50", "q90", "q99")
 FRONT, WRIST = "observation.images.camera_front", "observation.images.wrist"
@@ -80,7 +80,7 @@ def rows(root: Path, pattern: str) -> list[dict[str, Any]]:
     return [row for path in files(root, pattern) for row in pq.read_table(path).to_pylist()]
 
 
-def test_the_files_are_where_lerobot_looks_for_them(dataset: Any) -> None:
+def test_files_have_lerobot_paths(dataset: Any) -> None:
     root, log, report = dataset
     parts = [f"chunk-000/file-{number:03d}" for number in range(2)]
     expected = {"meta/info.json", "meta/stats.json", "meta/tasks.parquet", "dovetail/dataset.json"}
@@ -94,7 +94,7 @@ def test_the_files_are_where_lerobot_looks_for_them(dataset: Any) -> None:
     assert (report.num_episodes, report.num_frames) == (NUM_EPISODES, NUM_EPISODES * LENGTHS)
 
 
-def test_info_json(dataset: Any) -> None:
+def test_info_json_matches_schema(dataset: Any) -> None:
     root = dataset[0]
     info = load(root / "meta/info.json")
     jsonschema.validate(info, INFO)
@@ -118,7 +118,7 @@ def test_info_json(dataset: Any) -> None:
     assert not [name for name in features if "image" in name and features[name]["dtype"] != "video"]
 
 
-def test_data_files(dataset: Any) -> None:
+def test_data_files_match_schema(dataset: Any) -> None:
     root, log, _ = dataset
     features = load(root / "meta/info.json")["features"]
     numbers = {name: of for name, of in features.items() if of["dtype"] != "video"}
@@ -149,7 +149,7 @@ def test_data_files(dataset: Any) -> None:
     assert frames[3]["next.reward"] == pytest.approx(0.3 + 0.5), "the task's own rewards, added up"
 
 
-def test_episodes_files(dataset: Any) -> None:
+def test_episodes_files_match_schema(dataset: Any) -> None:
     root, log, _ = dataset
     episodes = rows(root, "meta/episodes/*/*.parquet")
     assert [row["episode_index"] for row in episodes] == list(range(NUM_EPISODES))
@@ -174,7 +174,7 @@ def test_episodes_files(dataset: Any) -> None:
             assert depth == (3 if of["dtype"] == "video" and name != "count" else 1), (feature, name)
 
 
-def test_statistics_are_those_of_the_frames(dataset: Any) -> None:
+def test_statistics_are_computed_over_frames(dataset: Any) -> None:
     root, log, _ = dataset
     stats = load(root / "meta/stats.json")
     features = load(root / "meta/info.json")["features"]
@@ -206,7 +206,7 @@ def test_statistics_are_those_of_the_frames(dataset: Any) -> None:
         np.testing.assert_allclose(np.ravel(stats[FRONT][name]), expected, rtol=1e-6, err_msg=name)
 
 
-def test_videos_hold_one_frame_more_than_each_episode_has_steps(dataset: Any) -> None:
+def test_videos_have_one_frame_more_than_steps(dataset: Any) -> None:
     root = dataset[0]
     for camera, size in ((FRONT, (64, 48)), (WRIST, (42, 34))):
         for path, episodes in zip(files(root, f"videos/{camera}/*/*.mp4"), (2, 3), strict=True):
@@ -219,14 +219,14 @@ def test_videos_hold_one_frame_more_than_each_episode_has_steps(dataset: Any) ->
             np.testing.assert_allclose(times, np.arange(episodes * (LENGTHS + 1)) / 10)
 
 
-def test_tasks_are_the_index_of_a_pandas_frame(dataset: Any) -> None:
+def test_tasks_are_index_of_pandas_frame(dataset: Any) -> None:
     table = pq.read_table(dataset[0] / "meta/tasks.parquet")
     assert table.column_names == ["task_index", "task"]
     assert table["task"].to_pylist() == ["put peg 0 in — büro", "put peg 1 in — büro"]
     assert json.loads(table.schema.metadata[b"pandas"])["index_columns"] == ["task"]
 
 
-def test_files_are_begun_anew_when_they_are_full(tmp_path: Path) -> None:
+def test_full_files_start_new_ones(tmp_path: Path) -> None:
     log = StreamingLog(range(4))
     export(log, tmp_path / "small", sizes=FileSizes(data_mb=0.001, video_mb=200))
     assert len(files(tmp_path / "small", "data/*/*.parquet")) == 4
@@ -241,9 +241,7 @@ def test_files_are_begun_anew_when_they_are_full(tmp_path: Path) -> None:
     assert starts == [0.0] * 3
 
 
-def test_a_video_ends_before_lerobots_clock_gets_too_coarse(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_video_length_is_limited_for_float32_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "dovetail.episodes.lerobot._part._LONGEST_FILE_S", 1.5
     )  # two episodes of 7 frames at 10 Hz
@@ -251,7 +249,7 @@ def test_a_video_ends_before_lerobots_clock_gets_too_coarse(
     assert len(files(tmp_path / "out", f"videos/{FRONT}/*/*.mp4")) == 3
 
 
-def test_labels_say_success_and_rewards(tmp_path: Path) -> None:
+def test_labels_set_success_and_rewards(tmp_path: Path) -> None:
     log = MemoryLog([0, 1])
     failed, won = (make_labels(log.episode(id), success=id.endswith("1-panda-0")) for id in log.ids())
     labels = {failed.episode_id: failed, won.episode_id: won}
@@ -263,13 +261,13 @@ def test_labels_say_success_and_rewards(tmp_path: Path) -> None:
     assert [f["next.success"] for f in frames if f["next.done"]] == [False, True], "and not what was recorded"
 
 
-def test_what_does_not_fit_is_said(tmp_path: Path) -> None:
+def test_report_lists_observations_that_do_not_fit(tmp_path: Path) -> None:
     report = export(MemoryLog([0], robot=WITH_DEPTH), tmp_path / "out")
     assert set(report.not_exported) == {"depth"}
     assert "uint16[24, 32, 1]" in report.not_exported["depth"]
 
 
-def test_without_rewards_or_labels_a_success_is_one(tmp_path: Path) -> None:
+def test_success_without_labels_has_reward_one(tmp_path: Path) -> None:
     class Silent(MemoryLog):
         def episode(self, episode_id: str) -> Any:
             episode = super().episode(episode_id)

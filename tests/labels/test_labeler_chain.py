@@ -1,4 +1,4 @@
-"""Who decides, worked out by hand."""
+"""Decisions of a labeler chain compared with expected ones."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Labels, Outcome
+from dovetail.labels.chain import LabelerChain
 from dovetail.labels.human import HumanLabeler
 from dovetail.labels.outcome import OutcomeLabeler
-from dovetail.labels.chain import LabelerChain
 from dovetail.labels.queue import Reason
-from support.some_labels import labels
+from support.example_labels import labels
 
 YES, NO = True, False
 
@@ -52,7 +52,7 @@ def episode(make_episode: Callable[..., Episode]) -> Episode:
 @pytest.mark.parametrize(
     ("cross_check", "answers", "person", "decided_by", "reasons", "num_asked"),
     [
-        # the first who is sure decides, and the rest are not bothered
+        # the first confident labeler decides; the others are not asked
         (False, [(YES, 0.9), (NO, 1.0)], False, 0, [], [1, 0]),
         (False, [(YES, 0.8), (NO, 1.0)], True, 0, [], [1, 0]),  # 0.8 is enough
         (False, [(YES, 0.79), (NO, 0.9)], False, 1, [], [1, 1]),
@@ -66,11 +66,11 @@ def episode(make_episode: Callable[..., Episode]) -> Episode:
         (True, [(YES, 0.9), (NO, 0.3)], False, None, ["disagreement"], [1, 1]),
         (True, [(YES, 0.3), (NO, 0.3)], True, None, ["disagreement"], [1, 1]),
         (True, [(YES, 0.3), (YES, 0.3)], True, None, ["uncertain"], [1, 1]),
-        # asked in any case: what was decided counts until a person has said something
+        # a person is always asked; the decided labels are valid until then
         (True, [(YES, 0.9)], True, 0, ["new"], [1]),
     ],
 )
-def test_who_decides(
+def test_chain_decisions(
     episode: Episode,
     cross_check: bool,
     answers: list[tuple[bool, float]],
@@ -80,8 +80,8 @@ def test_who_decides(
     num_asked: list[int],
 ) -> None:
     asked = [Says(f"labeler {number}", *answer) for number, answer in enumerate(answers)]
-    panel = LabelerChain([*asked, *([HumanLabeler()] if person else [])], cross_check=cross_check)
-    chain_state = panel.ask(episode)
+    chain = LabelerChain([*asked, *([HumanLabeler()] if person else [])], cross_check=cross_check)
+    chain_state = chain.ask(episode)
     assert chain_state.finished
     assert (chain_state.decided and chain_state.decided.labeler) == (
         None if decided_by is None else f"labeler {decided_by}"
@@ -95,38 +95,38 @@ def test_who_decides(
         assert chain_state.decided.priority == 0
 
 
-def test_the_quick_ones_do_not_wait_for_the_slow_ones(episode: Episode) -> None:
+def test_ask_stops_before_slow_labelers(episode: Episode) -> None:
     quick, slow, after = Says("quick", YES, 0.5), SaysLate("slow", NO, 0.6, away=2), Says("after", NO, 0.9)
-    panel = LabelerChain([quick, slow, after])
-    assert panel.max_concurrent == 2
-    chain_state = panel.ask(episode)
+    chain = LabelerChain([quick, slow, after])
+    assert chain.max_concurrent == 2
+    chain_state = chain.ask(episode)
     assert not chain_state.finished
     assert (quick.num_asked, slow.num_asked, after.num_asked) == (1, 0, 0)
     for _ in range(2):
         with pytest.raises(LabelError, match="nobody at home"):
-            panel.resume(episode, chain_state)
-    chain_state = panel.resume(episode, chain_state)
+            chain.resume(episode, chain_state)
+    chain_state = chain.resume(episode, chain_state)
     assert chain_state.finished
     assert chain_state.decided is not None
     assert chain_state.decided.labeler == "after"
     assert [one.labeler for one in chain_state.opinions] == ["quick", "slow"]
-    assert (quick.num_asked, slow.num_asked, after.num_asked) == (1, 1, 1)  # nobody twice
+    assert (quick.num_asked, slow.num_asked, after.num_asked) == (1, 1, 1)  # each asked once
 
 
-def test_a_slow_one_that_need_not_be_asked_is_not_waited_for(episode: Episode) -> None:
+def test_ask_finishes_if_fast_labeler_is_confident(episode: Episode) -> None:
     slow = SaysLate("slow", NO, 1.0)
     assert LabelerChain([OutcomeLabeler(), slow]).ask(episode).finished
     assert slow.num_asked == 0
     assert LabelerChain([OutcomeLabeler()]).max_concurrent is None
 
 
-def test_a_person_comes_last() -> None:
-    with pytest.raises(UsageError, match="put `human` at the end"):
+def test_human_labeler_must_be_last() -> None:
+    with pytest.raises(UsageError, match="Move `human` to the end"):
         LabelerChain([HumanLabeler(), OutcomeLabeler()])
 
 
-def test_what_a_labeler_needs_is_asked_for_before_anything_moves(episode: Episode) -> None:
-    """Trap: a labeler required a key that nobody recorded, swallowed the error and dropped every episode."""
+def test_check_refuses_robot_without_needed_camera(episode: Episode) -> None:
+    """A labeler that needs an unrecorded key must not silently drop every episode."""
 
     class NeedsACamera(Says):
         def check(self, robot: RobotSpec) -> None:

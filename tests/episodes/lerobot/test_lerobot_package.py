@@ -1,4 +1,4 @@
-"""The real `lerobot` package, in an environment of its own: it loads and trains from ours, and we read its own.
+"""The real `lerobot` package in a separate environment: it loads and trains on exports, and its datasets are imported.
 
 `scripts/lerobot-env` makes the environment the first time, which takes minutes and the network; LEROBOT_ENV says where
 else one is.
@@ -20,12 +20,12 @@ from dovetail.core.types import Array, Episode, Outcome, Purpose
 from dovetail.episodes.lerobot import FileSizes, _commit, export, open_dataset, read_dataset
 from dovetail.episodes.lerobot._video import as_rgb
 from support import SUPPORT
-from support.lerobot_recordings import MemoryLog, StreamingLog, psnr_db
+from support.lerobot_episodes import MemoryLog, StreamingLog, psnr_db
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[3]
-SCRIPT = SUPPORT / "with_lerobot.py"
+SCRIPT = SUPPORT / "lerobot_package_script.py"
 CAMERAS = {
     "camera/front": ("observation.images.camera_front", (48, 64)),
     "wrist": ("observation.images.wrist", (34, 42)),
@@ -34,7 +34,7 @@ CAMERAS = {
 
 @pytest.fixture(scope="session")
 def lerobot(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs one of the checks of `with_lerobot.py`; what it printed last is the answer."""
+    """Runs one of the checks of `lerobot_package_script.py`; what it printed last is the answer."""
     environment = Path(os.environ.get("LEROBOT_ENV", REPOSITORY / ".venv-lerobot"))
     subprocess.run([REPOSITORY / "scripts" / "lerobot-env", environment], check=True)
     cache = tmp_path_factory.mktemp("huggingface")
@@ -88,7 +88,7 @@ def truth(episodes: list[Episode], path: Path) -> Path:
 
 
 @pytest.mark.parametrize("codec", ["av1", "h264"])
-def test_it_reads_every_frame_right(tmp_path: Path, lerobot: Any, codec: str) -> None:
+def test_lerobot_reads_every_frame(tmp_path: Path, lerobot: Any, codec: str) -> None:
     log = StreamingLog(range(8), num_steps=9)
     episodes = [log.episode(id) for id in log.ids()]
     root = tmp_path / "out"
@@ -100,7 +100,7 @@ def test_it_reads_every_frame_right(tmp_path: Path, lerobot: Any, codec: str) ->
     assert "observation.images.wrist" in found["stats"]
 
 
-def test_it_reads_the_old_dataset_when_an_export_was_killed_before_its_last_move(
+def test_lerobot_reads_old_dataset_after_killed_export(
     tmp_path: Path, lerobot: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = StreamingLog(range(4))
@@ -141,7 +141,7 @@ class _Teacher(MemoryLog):
         return episode
 
 
-def test_a_policy_of_its_own_trains_from_it(tmp_path: Path, lerobot: Any) -> None:
+def test_lerobot_policy_trains_on_export(tmp_path: Path, lerobot: Any) -> None:
     export(_Teacher(range(8), num_steps=12), tmp_path / "out", sizes=FileSizes(data_mb=0.02))
     found = lerobot("train", tmp_path / "out")
     assert found["inputs"] == ["observation.images.camera_front", "observation.images.wrist", "observation.state"]
@@ -151,7 +151,7 @@ def test_a_policy_of_its_own_trains_from_it(tmp_path: Path, lerobot: Any) -> Non
     assert losses[-10:].mean() < 0.5 * losses[:5].mean()
 
 
-def test_it_records_on_into_ours_and_we_go_on_after_it(tmp_path: Path, lerobot: Any) -> None:
+def test_lerobot_and_dovetail_extend_same_dataset(tmp_path: Path, lerobot: Any) -> None:
     log = StreamingLog(range(3))
     root = tmp_path / "out"
     export(log, root, ids=log.ids()[:2])
@@ -174,7 +174,7 @@ def test_it_records_on_into_ours_and_we_go_on_after_it(tmp_path: Path, lerobot: 
     assert (found["before"], found["after"]) == (4, 5)
 
 
-def test_a_dataset_of_its_own_comes_in(tmp_path: Path, lerobot: Any) -> None:
+def test_dataset_recorded_by_lerobot_is_imported(tmp_path: Path, lerobot: Any) -> None:
     lerobot("create", tmp_path / "theirs", tmp_path / "truth.npz")
     with np.load(tmp_path / "truth.npz") as archive:
         expected = dict(archive)

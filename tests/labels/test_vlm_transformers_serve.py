@@ -19,7 +19,7 @@ from dovetail.core.errors import LabelError
 from dovetail.labels._chat_client import ChatClient, ServerConfig
 from dovetail.labels.learned.local_vlm import LocalVLM
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
-from support.filmed import filmed, picture_part
+from support.camera_episodes import camera_episode, picture_part
 from support.tiny_vlm import make_tiny_vlm
 
 
@@ -74,16 +74,16 @@ def _is_up(process: subprocess.Popen[bytes], url: str) -> bool:
     return False
 
 
-def test_it_is_understood_and_its_nonsense_refused(served: Served, make_episode: Any) -> None:
-    """Words and pictures go through, text comes back, and no label is made of it."""
+def test_served_model_answers_are_parsed_or_refused(served: Served, make_episode: Any) -> None:
+    """The server answers, but its random text gives no label."""
     before = served.log.read_text().count('"POST /v1/chat/completions HTTP/1.1" 200')
     with pytest.raises(LabelError, match="no JSON object with the question's id"):
-        VLMLabeler(served.config(num_frames=3)).label(filmed(make_episode))
+        VLMLabeler(served.config(num_frames=3)).label(camera_episode(make_episode))
     after = served.log.read_text().count('"POST /v1/chat/completions HTTP/1.1" 200')
     assert after - before == 2  # as many tries as it has, each answered well but for what it says
 
 
-def test_the_server_and_the_folder_say_the_same(served: Served) -> None:
+def test_server_and_local_model_give_same_label(served: Served) -> None:
     """The same model, asked the same, here and there: so the pictures came through as they are."""
     chat, local = ChatClient(served.config()), LocalVLM(served.folder, max_tokens=24, device="cpu")
     said = set()
@@ -95,12 +95,12 @@ def test_the_server_and_the_folder_say_the_same(served: Served) -> None:
     assert len(said) == 2
 
 
-def test_another_model_than_it_has_is_refused(served: Served, make_episode: Any) -> None:
-    with pytest.raises(LabelError, match="refuses the question with status 400"):
-        VLMLabeler(served.config(model="other")).label(filmed(make_episode))
+def test_unknown_model_name_is_refused(served: Served, make_episode: Any) -> None:
+    with pytest.raises(LabelError, match="refused the question with status 400"):
+        VLMLabeler(served.config(model="other")).label(camera_episode(make_episode))
 
 
-def test_where_it_lists_no_models_one_must_be_named(served: Served, make_episode: Any) -> None:
+def test_server_without_model_list_needs_model_name(served: Served, make_episode: Any) -> None:
     """It lists those in its cache, and a folder is in none."""
     unnamed = ServerConfig(url=served.url, tries=1)
     with pytest.raises(LabelError, match="name one in `model`"):

@@ -1,4 +1,4 @@
-"""Who is believed about how an episode ended, before a classifier is trained on it."""
+"""Which label is the ground truth of an episode for classifier training."""
 
 import dataclasses
 
@@ -12,8 +12,8 @@ from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
 from dovetail.labels.learned.training import TrainingConfig
 from dovetail.labels.store import LabelStore
-from dovetail.rewards.training_episodes import labeled_episodes, ground_truths
-from support.lamp_runs import ROBOT, SIDE, lamp_episode, lamp_run
+from dovetail.rewards.training_episodes import ground_truths, labeled_episodes
+from support.lamp_lighting_runs import ROBOT, SIDE, lamp_episode, lamp_run
 
 CONFIG = TrainingConfig(cameras=("front",))
 BY_CLASSIFIER = ("labels=[{type: classifier, folder: somewhere}]",)
@@ -45,7 +45,7 @@ def labels_of(episode, labeler, *, success):
     )
 
 
-def test_a_person_is_believed_before_the_task(tmp_path):
+def test_human_label_has_priority_over_task_outcome(tmp_path):
     episodes = [lamp_episode(number, success=True) for number in range(2)]
     folder = lamp_run(tmp_path / "run", episodes)
     said(folder, episodes[0], "human", success=False)
@@ -54,7 +54,7 @@ def test_a_person_is_believed_before_the_task(tmp_path):
     assert [(truth.success, truth.by_person) for truth in ground_truths(folder)] == [(False, True), (True, False)]
 
 
-def test_the_newest_word_of_a_person_counts(tmp_path):
+def test_newest_human_label_is_used(tmp_path):
     episode = lamp_episode(0, success=True)
     folder = lamp_run(tmp_path / "run", [episode])
     for success in (True, False):
@@ -62,7 +62,7 @@ def test_the_newest_word_of_a_person_counts(tmp_path):
     assert [truth.success for truth in ground_truths(folder)] == [False]
 
 
-def test_what_was_taken_back_or_thrown_away_does_not_count(tmp_path):
+def test_retracted_and_discarded_labels_are_ignored(tmp_path):
     kept, thrown = lamp_episode(0, success=True), lamp_episode(1, success=True)
     folder = lamp_run(tmp_path / "run", [kept, thrown])
     said(folder, kept, "human", success=False)
@@ -73,7 +73,7 @@ def test_what_was_taken_back_or_thrown_away_does_not_count(tmp_path):
     assert [(truth.info.id, truth.success) for truth in ground_truths(folder)] == [(kept.id, True)]
 
 
-def test_without_labels_it_is_how_it_ended(tmp_path):
+def test_episode_without_labels_uses_its_outcome(tmp_path):
     judged_by_operator = dataclasses.replace(lamp_episode(0, success=False), judgement=Outcome.SUCCESS)
     folder = lamp_run(
         tmp_path / "run",
@@ -87,8 +87,8 @@ def test_without_labels_it_is_how_it_ended(tmp_path):
     assert [truth.success for truth in ground_truths(folder)] == [True, True, False]
 
 
-def test_a_classifier_never_learns_from_its_own_word(tmp_path):
-    """Neither from its labels, nor from an end that it may have brought about."""
+def test_labels_of_models_are_never_used(tmp_path):
+    """Neither its labels nor an end that it may have caused are used."""
     episodes = [lamp_episode(number, success=True) for number in range(3)]
     folder = lamp_run(tmp_path / "run", episodes, overrides=BY_CLASSIFIER)
     ended = dataclasses.replace(
@@ -104,7 +104,7 @@ def test_a_classifier_never_learns_from_its_own_word(tmp_path):
     assert [truth.info.id for truth in ground_truths(folder)] == [episodes[2].id]
 
 
-def test_what_a_person_said_at_the_console_counts_before_the_task(tmp_path):
+def test_judgement_at_console_has_priority_over_task(tmp_path):
     episode = dataclasses.replace(
         lamp_episode(0, success=True), operator="scripted+browser", judgement=Outcome.FAILURE
     )
@@ -112,7 +112,7 @@ def test_what_a_person_said_at_the_console_counts_before_the_task(tmp_path):
     assert [truth.success for truth in ground_truths(folder)] == [False]
 
 
-def test_their_frames_are_read_with_the_robot_that_saw_them(tmp_path):
+def test_frames_are_loaded_with_their_robot(tmp_path):
     episodes = [lamp_episode(0, success=True), lamp_episode(1, success=False)]
     folder = lamp_run(tmp_path / "run", episodes)
     read = []
@@ -124,7 +124,7 @@ def test_their_frames_are_read_with_the_robot_that_saw_them(tmp_path):
     assert read == [1, 2]
 
 
-def test_runs_with_other_cameras_are_refused_in_one_line(tmp_path):
+def test_runs_with_different_cameras_are_refused(tmp_path):
     other = dataclasses.replace(
         ROBOT, observation={**ROBOT.observation, "front": ArraySpec(shape=(8, 8, 3), dtype="uint8")}
     )
@@ -134,9 +134,7 @@ def test_runs_with_other_cameras_are_refused_in_one_line(tmp_path):
     ]
     found = [truth for run in runs for truth in ground_truths(run)]
     found[1] = dataclasses.replace(found[1], info=dataclasses.replace(found[1].info, robot=other))
-    with pytest.raises(
-        UsageError, match=r"run .*a has uint8\[16, 16, 3\] of 'front', where others have uint8\[8, 8, 3\]"
-    ):
+    with pytest.raises(UsageError, match=r"'front' is uint8\[16, 16, 3\] in run .*a, but uint8\[8, 8, 3\]"):
         labeled_episodes(found, CONFIG)
     with pytest.raises(UsageError, match="no episode of these runs"):
         labeled_episodes([], CONFIG)

@@ -1,4 +1,4 @@
-"""Exporting again adds what is new and touches nothing else; a kill at any moment leaves a whole dataset."""
+"""Repeated exports add only new episodes; a kill at any time leaves a valid dataset."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import ArraySpec
 from dovetail.episodes.lerobot import FileSizes, _commit, export, open_dataset, read_dataset
 from support import TESTS
-from support.lerobot_recordings import ROBOT, MemoryLog, StreamingLog
+from support.lerobot_episodes import ROBOT, MemoryLog, StreamingLog
 
 CHILD = """
 import sys
 sys.path.insert(0, sys.argv[2])
-from support.lerobot_recordings import StreamingLog
+from support.lerobot_episodes import StreamingLog
 from dovetail.episodes.lerobot import FileSizes, export
 print("ready", flush=True)
 export(StreamingLog(range(int(sys.argv[3]))), sys.argv[1], sizes=FileSizes(data_mb=0.02))
@@ -61,7 +61,7 @@ def whole(root: Path, log: MemoryLog) -> None:
     assert stats["index"]["count"][0] >= info["total_frames"]
 
 
-def test_exporting_again_adds_the_new_ones_and_touches_nothing(tmp_path: Path) -> None:
+def test_second_export_adds_new_episodes_only(tmp_path: Path) -> None:
     root = tmp_path / "out"
     log = StreamingLog(range(6))
     export(log, root, ids=log.ids()[:2])
@@ -77,7 +77,7 @@ def test_exporting_again_adds_the_new_ones_and_touches_nothing(tmp_path: Path) -
     assert len(list(root.glob("data/*/*.parquet"))) == 3
 
 
-def test_nothing_new_touches_no_file_at_all(tmp_path: Path) -> None:
+def test_export_without_new_episodes_changes_no_file(tmp_path: Path) -> None:
     log = StreamingLog(range(2))
     export(log, tmp_path / "out")
     before = snapshot(tmp_path / "out")
@@ -90,8 +90,8 @@ class _KilledError(BaseException):
     pass
 
 
-def test_killed_before_any_of_the_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a kill leaves it, at each step of a commit: what is there is readable, and the next export goes on."""
+def test_kill_before_each_move_leaves_valid_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a kill at each step of a commit the dataset is readable, and the next export continues."""
     log = StreamingLog(range(4))
     move, done = os.replace, False
     for survive in range(100):
@@ -125,7 +125,7 @@ def test_killed_before_any_of_the_moves(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def kill_an_export(root: Path, log: MemoryLog, *, after_s: float) -> None:
-    """kill -9, and whatever is there then must be whole."""
+    """After kill -9 the dataset must be valid."""
     command = [sys.executable, "-c", CHILD, str(root), str(TESTS), str(len(log.ids()))]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -146,7 +146,7 @@ def finish(root: Path, log: MemoryLog) -> None:
     assert all(snapshot(root)[name] == before[name] for name in kept)
 
 
-def test_killed_at_random_moments(tmp_path: Path) -> None:
+def test_kill_at_random_times_leaves_valid_dataset(tmp_path: Path) -> None:
     log = StreamingLog(range(12))
     dice = random.Random()
     for _ in range(6):
@@ -155,7 +155,7 @@ def test_killed_at_random_moments(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_a_hundred_times(tmp_path: Path) -> None:
+def test_hundred_kills_leave_valid_dataset(tmp_path: Path) -> None:
     log = StreamingLog(range(40))
     dice = random.Random()
     for number in range(100):
@@ -165,7 +165,7 @@ def test_killed_a_hundred_times(tmp_path: Path) -> None:
             finish(root, log)
 
 
-def test_a_full_disk_leaves_the_dataset_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_leaves_dataset_unchanged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = tmp_path / "out"
     log = StreamingLog(range(2))
     export(log, root, ids=log.ids()[:1])
@@ -183,7 +183,7 @@ def test_a_full_disk_leaves_the_dataset_as_it_was(tmp_path: Path, monkeypatch: p
     whole(root, log)
 
 
-def test_a_damaged_episode_stops_the_export_and_leaves_no_trace(tmp_path: Path) -> None:
+def test_damaged_episode_stops_export_without_trace(tmp_path: Path) -> None:
     class Damaged(StreamingLog):
         def frames(self, episode_id: str, camera: str) -> Any:
             frames = super().frames(episode_id, camera)
@@ -204,7 +204,7 @@ def test_a_damaged_episode_stops_the_export_and_leaves_no_trace(tmp_path: Path) 
     assert not (tmp_path / "out").exists()
 
 
-def test_two_exports_at_once_are_refused(tmp_path: Path) -> None:
+def test_concurrent_export_is_refused(tmp_path: Path) -> None:
     root = tmp_path / "out"
     export(StreamingLog([0]), root)
     descriptor = os.open(root, os.O_RDONLY)
@@ -215,7 +215,7 @@ def test_two_exports_at_once_are_refused(tmp_path: Path) -> None:
     assert len(export(StreamingLog([0, 1]), root).exported) == 1
 
 
-def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_unsuitable_folders_are_refused(tmp_path: Path) -> None:
     log = StreamingLog([0])
     strange = tmp_path / "strange"
     strange.mkdir()
@@ -252,7 +252,7 @@ def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         export(log, root)
 
 
-def test_episodes_of_two_kinds_of_robots_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+def test_different_robots_are_refused_before_writing(tmp_path: Path) -> None:
     class Two(StreamingLog):
         def episode(self, episode_id: str) -> Any:
             episode = super().episode(episode_id)
