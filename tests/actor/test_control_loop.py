@@ -579,7 +579,7 @@ def test_stop_reason_is_checked_within_a_slow_tick():
         should_stop=lambda: False,
         health_check=health_check,
     )
-    with pytest.raises(RobotFault, match="pressed the button"):
+    with pytest.raises(RobotFault, match="button was pressed"):
         loop.run(order())
     assert board.num_stepped == 0  # within the first tick
 

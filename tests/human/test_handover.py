@@ -47,7 +47,7 @@ def test_held_device_drives_and_release_returns_control(handover):
     assert (handover.control, handover.driver) == (Control.POLICY, 0)
 
 
-@pytest.mark.parametrize("lost", [{"age_s": 9.0}, {"good": False}])
+@pytest.mark.parametrize("lost", [{"age_s": 9.0}, {"is_valid": False}])
 def test_lost_driver_holds_until_takeover_or_start(handover, lost):
     handover.decide(hand(sequence=1), None, SEEN)
     gone = hand(sequence=2, **lost)

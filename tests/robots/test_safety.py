@@ -529,7 +529,7 @@ def test_no_command_passes_while_there_is_a_stop_reason() -> None:
     robot.send(np.zeros(7, np.float32))
     pressed.append("the button was pressed")
     for command in (lambda: robot.send(np.zeros(7, np.float32)), robot.hold, robot.ease):
-        with pytest.raises(RobotFault, match="pressed the button"):
+        with pytest.raises(RobotFault, match="button was pressed"):
             command()
     assert (len(probe.sent), probe.num_stops) == (1, 1)
     pressed.clear()
