@@ -1,4 +1,4 @@
-"""Image encoders: what each makes of an image, and weights that come from files."""
+"""Image encoders and backbones: features, policies that use them, weight files."""
 
 import dataclasses
 import pickle
@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from dovetail.core.errors import StoreError, UsageError
-from dovetail.policies.backbones import MobileNetV2, ResNet, convert, load_backbone, save_backbone
-from dovetail.policies.encoders import EncoderConfig, SpatialEmbedding
-from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
-from support.toy_arm import ROBOT, STILL
+from dovetail.policies.images.backbones import MobileNetV2, ResNet, convert, load_backbone, save_backbone
+from dovetail.policies.images.encoders import EncoderConfig, SpatialEmbedding
+from support.toy_arm import DETERMINISTIC, ROBOT
 
 
 def images(num, height=64, width=64, seed=0):
@@ -32,8 +32,8 @@ def file(tmp_path_factory):
 # ---- networks
 
 
-def test_a_spatial_embedding_adds_up_places_by_its_kernels():
-    """A map that is 1 at one place of one channel gives that place's eight kernel values to the bottleneck."""
+def test_spatial_embedding_weights_cells_by_its_kernels():
+    """If one cell of one channel is 1, the bottleneck gets the eight kernel values of that cell."""
     head = SpatialEmbedding((2, 3, 4), num_features=5)
     maps = torch.zeros(1, 2, 3, 4)
     maps[0, 1, 2, 3] = 1.0
@@ -44,14 +44,14 @@ def test_a_spatial_embedding_adds_up_places_by_its_kernels():
 
 
 @pytest.mark.parametrize(("stride", "shape"), [(8, (8, 8, 128)), (16, (4, 4, 256)), (32, (2, 2, 512))])
-def test_a_resnet_is_cut_where_asked(stride, shape):
+def test_resnet_cut_to_a_stride_has_this_shape(stride, shape):
     network = ResNet()
     network.cut(stride)
     assert network.map_shape((64, 64, 3)) == shape
 
 
 @pytest.mark.parametrize(("stride", "shape"), [(8, (8, 8, 32)), (16, (4, 4, 96)), (32, (2, 2, 320))])
-def test_a_mobilenet_is_cut_where_asked(file, stride, shape):
+def test_mobilenet_cut_to_a_stride_has_this_shape(file, stride, shape):
     assert load_backbone(file, arch="mobilenet_v2", stride=stride).map_shape((64, 64, 3)) == shape
 
 
@@ -60,20 +60,20 @@ def test_a_mobilenet_is_cut_where_asked(file, stride, shape):
 
 @pytest.mark.parametrize("make", [GaussianMLP, Flow])
 @pytest.mark.parametrize("kind", ["cnn", "resnet", "frozen"])
-def test_either_policy_looks_through_any_of_them(make, kind, file):
+def test_policies_work_with_every_encoder_type(make, kind, file):
     encoder = {"type": kind, "features": 6, "width": 8} | ({"file": str(file)} if kind == "frozen" else {})
     config = {"inputs": ("force", "front"), "encoder": encoder}
     policy = make((GaussianMLPConfig if make is GaussianMLP else FlowConfig)(**config), robot=ROBOT)
     assert set(policy.components) == {"actor", "encoder"}
     force = np.zeros((2, 2), np.float32)
     one, other = (
-        policy.act({"force": force, "front": images(2, 20, 16, s).numpy()}, STILL).actions for s in (0, 1)
+        policy.act({"force": force, "front": images(2, 20, 16, s).numpy()}, DETERMINISTIC).actions for s in (0, 1)
     )
     assert not np.array_equal(one, other)
     assert policy.num_features == (64 if make is GaussianMLP else 2) + 6
 
 
-def test_one_encoder_for_all_cameras_or_one_for_each():
+def test_encoder_is_shared_by_cameras_or_separate():
     cameras = {**ROBOT.observation, "wrist": ROBOT.observation["front"]}
     robot = dataclasses.replace(ROBOT, observation=cameras)
     for shared, names in ((False, {"camera_front", "camera_wrist"}), (True, {"camera"})):
@@ -81,26 +81,29 @@ def test_one_encoder_for_all_cameras_or_one_for_each():
         assert set(GaussianMLP(config, robot=robot).encoder) == names
 
 
-def test_a_frozen_encoder_is_no_part_of_the_weights_and_its_features_may_be_kept(file):
+def test_frozen_encoder_is_not_in_the_weights_and_its_features_are_cacheable(file):
     encoder = {"type": "frozen", "file": str(file), "features": 6}
     policy = GaussianMLP(GaussianMLPConfig(inputs=("force", "front"), encoder=encoder), robot=ROBOT)
     assert all("stages" not in name for arrays in policy.weights().values() for name in arrays)
     frames = images(3, 20, 16)
-    kept = policy.encode("front", frames.numpy())
-    assert kept.shape[1:] == policy.caches["front"].shape and kept.dtype == policy.caches["front"].dtype
+    stored = policy.encode("front", frames.numpy())
+    assert (
+        stored.shape[1:] == policy.feature_specs["front"].shape
+        and stored.dtype == policy.feature_specs["front"].dtype
+    )
     force = torch.zeros(3, 2)
     direct = policy.features({"force": force, "front": frames})
-    cached = policy.features({"force": force, "front": torch.from_numpy(kept)})
+    cached = policy.features({"force": force, "front": torch.from_numpy(stored)})
     assert torch.equal(direct, cached)
     alone = policy.features({"force": force[:1], "front": frames[:1]})
     torch.testing.assert_close(alone, direct[:1], rtol=0, atol=1e-6)
-    assert direct.requires_grad  # what is kept of the maps is learned
+    assert direct.requires_grad  # the head is trained
 
 
-def test_what_goes_with_what_is_said_in_the_config():
+def test_file_is_required_for_frozen_and_refused_otherwise():
     with pytest.raises(ValueError, match="needs a file"):
         EncoderConfig(type="frozen")
-    with pytest.raises(ValueError, match="a file goes with type 'frozen'"):
+    with pytest.raises(ValueError, match="takes no file"):
         EncoderConfig(type="cnn", file="x")
 
 
@@ -108,7 +111,7 @@ def test_what_goes_with_what_is_said_in_the_config():
 
 
 class _Original(nn.Module):
-    """Sandler's network as PyTorch's model zoo has it, with batch normalisation: written anew, to compare with."""
+    """MobileNetV2 with batch normalization, as in PyTorch's model zoo, for comparison."""
 
     def __init__(self):
         super().__init__()
@@ -156,43 +159,42 @@ def original():
 
 
 @pytest.mark.parametrize("wheel", [False, True])
-def test_converted_weights_see_what_the_original_saw(original, tmp_path, wheel):
+def test_converted_weights_compute_the_original_features(original, tmp_path, wheel):
     source = tmp_path / "weights.pt"
     torch.save(original.state_dict(), source)
     if wheel:
         with zipfile.ZipFile(tmp_path / "some.whl", "w") as archive:
             archive.write(source, "inside/weights.pt")
         source = tmp_path / "some.whl"
-    convert(source, tmp_path / "ours.safetensors")
-    ours = load_backbone(tmp_path / "ours.safetensors", arch="mobilenet_v2", stride=32)
+    convert(source, tmp_path / "converted.safetensors")
+    converted = load_backbone(tmp_path / "converted.safetensors", arch="mobilenet_v2", stride=32)
     frames = images(2)
     mean, std = (torch.tensor(v).view(1, 3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     with torch.no_grad():
         expected = original((frames.permute(0, 3, 1, 2) / 255.0 - mean) / std)
-    torch.testing.assert_close(ours(frames), expected.permute(0, 2, 3, 1), rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(converted(frames), expected.permute(0, 2, 3, 1), rtol=1e-3, atol=1e-3)
 
 
-class _Harm:
+class _RunsCode:
     def __reduce__(self):
-        return (print, ("harm",))
+        return (print, ("code ran",))
 
 
-def test_a_file_with_code_in_it_is_not_opened(tmp_path, capsys):
-    """Nothing pickled from untrusted files."""
-    torch.save({"a": _Harm()}, tmp_path / "a.pt")
-    (tmp_path / "b.pt").write_bytes(pickle.dumps(_Harm()))
+def test_file_with_code_is_refused_and_not_run(tmp_path, capsys):
+    torch.save({"a": _RunsCode()}, tmp_path / "a.pt")
+    (tmp_path / "b.pt").write_bytes(pickle.dumps(_RunsCode()))
     for name in ("a.pt", "b.pt"):
         with pytest.raises(UsageError):
             convert(tmp_path / name, tmp_path / "out.safetensors")
-    assert "harm" not in capsys.readouterr().out
+    assert "code ran" not in capsys.readouterr().out
     assert not (tmp_path / "out.safetensors").exists()
 
 
-def test_files_that_are_something_else_are_refused_in_one_line(file, tmp_path):
+def test_invalid_weight_files_are_refused(file, tmp_path):
     torch.save({"weight": torch.zeros(3, 3, 1, 1)}, tmp_path / "small.pt")
     with pytest.raises(UsageError, match="does not hold a MobileNetV2"):
         convert(tmp_path / "small.pt", tmp_path / "out.safetensors")
-    with pytest.raises(UsageError, match=r"no encoder file .*`dovetail encoder convert`"):
+    with pytest.raises(UsageError, match=r"encoder file .* does not exist.*`dovetail encoder convert`"):
         load_backbone(tmp_path / "none.safetensors", arch="mobilenet_v2", stride=16)
     with pytest.raises(UsageError, match="holds 'mobilenet_v2', not 'resnet10'"):
         load_backbone(file, arch="resnet10", stride=16)
@@ -201,7 +203,7 @@ def test_files_that_are_something_else_are_refused_in_one_line(file, tmp_path):
         load_backbone(tmp_path / "torn.safetensors", arch="mobilenet_v2", stride=16)
 
 
-def test_a_resnet_of_ours_comes_back_as_it_was(tmp_path):
+def test_saved_resnet_loads_unchanged(tmp_path):
     network = ResNet(width=8)
     save_backbone(network, tmp_path / "r.safetensors", arch="resnet10")
     again = load_backbone(tmp_path / "r.safetensors", arch="resnet10", stride=32)

@@ -1,4 +1,4 @@
-"""A policy of several tasks: what it is told in words decides what it does."""
+"""A flow policy with several tasks: the prompt decides the action."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ from dovetail.core.types import (
 )
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.learner import Learner
-from dovetail.policies.flow import Flow, FlowConfig
+from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.replay.mapped import MappedReplay
 from dovetail.testing import check_policy
 from support.toy_arm import ROBOT
@@ -32,7 +32,7 @@ def make(**config):
 
 
 def demo(number, prompt, action):
-    """An arm that sees the same whatever it is told."""
+    """A demonstration whose observations do not depend on the prompt."""
     size = 12
     columns = {
         "time_ns": np.arange(size) * 10**8,
@@ -66,15 +66,15 @@ def inputs(spec, prompt):
     return {**seen, "prompt": encode_prompt(prompt)[None]}
 
 
-def test_it_keeps_the_promises_of_a_policy():
+def test_prompted_flow_keeps_the_policy_contract():
     policy = make()
     assert policy.spec.prompted
     assert PolicySpec.from_json(policy.spec.to_json()) == policy.spec
     check_policy(make)
 
 
-def test_the_same_sight_and_other_words_lead_to_other_actions(tmp_path):
-    """Trained through the replay, which knows what each episode was told."""
+def test_same_observation_with_another_prompt_gives_another_action(tmp_path):
+    """Trained through the replay, which stores the prompt of each episode."""
     torch.manual_seed(0)
     policy, (low, high) = make(), ROBOT.action.bounds
     replay = MappedReplay(
@@ -95,16 +95,16 @@ def test_the_same_sight_and_other_words_lead_to_other_actions(tmp_path):
         num_ahead=0,
     )
     learner.warm_up(300)
-    for prompt, share in ((LEFT, 0.5), (RIGHT, -0.5), (f"please {LEFT}", 0.5)):  # words it knows, among others
+    for prompt, share in ((LEFT, 0.5), (RIGHT, -0.5), (f"please {LEFT}", 0.5)):  # known words and a new one
         actions = policy.act(inputs(policy.spec, prompt), ActContext(deterministic=True)).actions[0]
         np.testing.assert_allclose((actions - middle) / reach, share, atol=0.2)
     replay.close()
 
 
-def test_the_replay_tells_whose_words_each_row_was_of(tmp_path):
+def test_replay_returns_the_prompt_of_each_row(tmp_path):
     replay = MappedReplay(MappedReplay.Config(capacity_rows=200, keep_demos=False), folder=tmp_path, keys=())
     replay.open()
-    for number in range(30):  # more than fit: the oldest leave
+    for number in range(30):  # more than fit, so the oldest are removed
         replay.add(*demo(number, f"task {number}", np.float32(number / 100)))
     into = {"action": np.zeros((64, *ROBOT.action.shape), np.float32), "prompt": np.zeros((64, 256), np.uint8)}
     replay.sample(into, view=View(), rng=np.random.default_rng(0))
@@ -114,7 +114,7 @@ def test_the_replay_tells_whose_words_each_row_was_of(tmp_path):
 
 
 @pytest.mark.parametrize("prompt_features", [0, 8])
-def test_only_who_reads_is_told(prompt_features):
+def test_spec_is_prompted_only_with_prompt_features(prompt_features):
     policy = Flow(FlowConfig(horizon=2, prompt_features=prompt_features), robot=ROBOT, seed=0)
     assert policy.spec.prompted is (prompt_features > 0)
     assert ("encoder" in policy.components) is (prompt_features > 0)

@@ -1,15 +1,17 @@
+"""The Gaussian policy's density, the normalizer and the critic ensemble."""
+
 import numpy as np
 import torch
 
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.networks import EnsembleMLP
 from dovetail.policies.normalizer import Normalizer
-from support.toy_arm import ROBOT, batch
+from support.toy_arm import ROBOT, features_of
 
 
-def test_log_density_is_that_of_a_squashed_gaussian():
+def test_log_density_is_that_of_a_tanh_gaussian():
     policy = GaussianMLP(GaussianMLPConfig(), robot=ROBOT, seed=3)
-    features = policy.features({key: torch.from_numpy(values) for key, values in batch(64).items()})
+    features = features_of(policy, 64)
     actions, log_prob = policy.sample(features, generator=torch.Generator().manual_seed(0))
     mean, log_std = policy._distribution(features)
     squashed = torch.distributions.TransformedDistribution(
@@ -18,11 +20,10 @@ def test_log_density_is_that_of_a_squashed_gaussian():
     )
     expected = squashed.log_prob(actions.clamp(-1 + 1e-6, 1 - 1e-6)).sum(-1)
     torch.testing.assert_close(log_prob, expected, rtol=2e-3, atol=2e-3)
-    assert log_prob.requires_grad  # trap: a log-prob returned detached trains nothing
+    assert log_prob.requires_grad  # a detached log-density would train nothing
 
 
-def test_the_normalizer_leaves_its_input_alone():
-    """Trap: a normaliser that mutated its input."""
+def test_normalizer_does_not_modify_its_input():
     normalizer = Normalizer({"force": 2})
     data = np.array([[1.0, 10.0], [3.0, 10.0]], np.float32)
     normalizer.fit({"force": data})
@@ -32,7 +33,7 @@ def test_the_normalizer_leaves_its_input_alone():
     np.testing.assert_allclose(out, [[-1.0, 0.0], [1.0, 0.0]])  # mean 2, std 1; a constant column stays 0
 
 
-def test_an_ensemble_is_its_members():
+def test_ensemble_equals_its_separate_members():
     torch.manual_seed(0)
     ensemble = EnsembleMLP((5, 8, 8, 1), num_members=3)
     inputs = torch.randn(7, 5)

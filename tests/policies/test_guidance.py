@@ -1,4 +1,4 @@
-"""Guidance against numbers worked out by hand, and against a flow whose answer is known in closed form."""
+"""Guidance against values computed by hand and against flows with a closed form."""
 
 import math
 
@@ -9,14 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dovetail.core.errors import UsageError
-from dovetail.policies.guidance import guidance_gain, guided_velocity, prefix_weights
+from dovetail.policies.flows.guidance import guidance_gain, guided_velocity, prefix_weights
 
 E = math.e - 1.0
 HORIZON, NUM_ACTIONS = 4, 2
 
 
 class TestWeights:
-    """H = 8 throughout; s = 3 leaves e = 5 actions of the old chunk."""
+    """H = 8 in all tests; s = 3 leaves 5 valid actions of the old chunk."""
 
     @pytest.mark.parametrize(
         ("schedule", "expected"),
@@ -47,14 +47,14 @@ class TestWeights:
 
     @pytest.mark.parametrize("schedule", ["zeros", "ones", "linear", "exp"])
     @pytest.mark.parametrize("delay", [2, 3, 8, 20])
-    def test_a_delay_beyond_what_is_valid(self, schedule, delay):
-        """Trap: with d > H - s, here e = 2, the weights ran past the valid prefix."""
+    def test_delay_longer_than_the_valid_actions(self, schedule, delay):
+        """With d > H - s only the H - s = 2 valid actions have a weight."""
         weights = prefix_weights(schedule, delay=delay, execution_horizon=6, chunk_length=8)
         assert weights.tolist() == [1, 1, 0, 0, 0, 0, 0, 0]
 
     @pytest.mark.parametrize("schedule", ["zeros", "ones", "linear", "exp"])
     @pytest.mark.parametrize("execution_horizon", [8, 9])
-    def test_an_old_chunk_that_is_used_up(self, schedule, execution_horizon):
+    def test_old_chunk_without_valid_actions(self, schedule, execution_horizon):
         weights = prefix_weights(schedule, delay=2, execution_horizon=execution_horizon, chunk_length=8)
         assert not weights.any()
 
@@ -68,8 +68,8 @@ class TestWeights:
             ("exp", [1, 1, 1, 0.570589, 0.287072, 0.114492, 0.025770, 0]),
         ],
     )
-    def test_the_shortest_execution_horizon(self, schedule, expected):
-        """Thought anew at each tick, as while a person corrects: s = 1, e = 7."""
+    def test_execution_horizon_of_one_tick(self, schedule, expected):
+        """Inference at each tick, as during a correction: s = 1 leaves 7 valid actions."""
         weights = prefix_weights(schedule, delay=3, execution_horizon=1, chunk_length=8)
         np.testing.assert_allclose(weights, expected, atol=2e-6)
 
@@ -79,8 +79,7 @@ class TestWeights:
         st.integers(1, 40),
         st.integers(1, 32),
     )
-    def test_whatever_the_numbers(self, schedule, delay, execution_horizon, chunk_length):
-        """Whole for what runs before the answer can, falling from there, nothing from e on."""
+    def test_weights_are_one_then_decreasing_then_zero(self, schedule, delay, execution_horizon, chunk_length):
         weights = prefix_weights(
             schedule, delay=delay, execution_horizon=execution_horizon, chunk_length=chunk_length
         ).numpy()
@@ -91,8 +90,8 @@ class TestWeights:
         assert ((weights >= 0.0) & (weights <= 1.0)).all()
 
     @pytest.mark.parametrize("wrong", [{"delay": -1}, {"execution_horizon": 0}])
-    def test_what_cannot_be(self, wrong):
-        with pytest.raises(UsageError, match="delay of at least 0 and an execution horizon of at least 1"):
+    def test_invalid_arguments_are_refused(self, wrong):
+        with pytest.raises(UsageError, match="delay >= 0 and execution_horizon >= 1"):
             prefix_weights("exp", **({"delay": 1, "execution_horizon": 1} | wrong), chunk_length=8)
 
 
@@ -101,13 +100,13 @@ class TestWeights:
     # (1-t)/t * (t^2 + (1-t)^2) / (1-t)^2; at 0 it is infinite, at .1 it is 9.11
     [(0.0, 5.0), (0.1, 5.0), (0.2, 4.25), (0.4, 13 / 6), (0.5, 2.0), (0.6, 13 / 6), (0.8, 4.25), (0.99, 5.0)],
 )
-def test_the_gain_by_hand(t, expected):
+def test_gain_by_hand(t, expected):
     assert guidance_gain(t, beta=5.0) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("t", [-0.1, 1.0])
-def test_times_outside_the_flow(t):
-    with pytest.raises(UsageError, match="from 0 to below 1"):
+def test_times_outside_the_flow_are_refused(t):
+    with pytest.raises(UsageError, match=r"time in \[0, 1\)"):
         guidance_gain(t, beta=5.0)
 
 
@@ -123,7 +122,7 @@ def linear():
 
 @pytest.fixture
 def chunk():
-    """x, Y of one batch, and weights that leave the last row alone."""
+    """x and target of one batch, and weights that ignore the last action."""
     rng = np.random.default_rng(1)
     x, target = rng.normal(size=(2, 3, HORIZON, NUM_ACTIONS))
     return torch.tensor(x), torch.tensor(target), torch.tensor([1.0, 0.6, 0.2, 0.0], dtype=torch.float64)
@@ -147,14 +146,14 @@ def by_hand(linear, x, t, target, weights, *, beta=5.0, identity=False):
 
 @pytest.mark.parametrize("t", [0.0, 0.2, 0.4, 0.6, 0.8])
 @pytest.mark.parametrize("jacobian", ["vjp", "identity"])
-def test_a_linear_flow(linear, chunk, t, jacobian):
+def test_guided_velocity_of_a_linear_flow_by_hand(linear, chunk, t, jacobian):
     x, target, weights = chunk
     got = guided_velocity(as_flow(linear), x, t, target=target, weights=weights, jacobian=jacobian)
     expected = by_hand(linear, x, t, target, weights.numpy(), identity=jacobian == "identity")
     np.testing.assert_allclose(got, expected, rtol=1e-12)
 
 
-def test_a_linear_flow_all_the_way(linear, chunk):
+def test_guided_linear_flow_over_all_steps_by_hand(linear, chunk):
     x, target, weights = chunk
     expected = x.clone()
     for step in range(5):
@@ -164,11 +163,11 @@ def test_a_linear_flow_all_the_way(linear, chunk):
     np.testing.assert_allclose(x, expected, rtol=1e-10)
 
 
-def test_a_flow_whose_guided_answer_has_a_closed_form():
-    """v = b moves all noise alike: its Jacobian is the identity, and each step leaves 1 - w k(t) / 5 of the error.
+def test_guided_constant_flow_has_a_closed_form():
+    """The Jacobian of v = b is the identity, and each step leaves 1 - w k(t) / 5 of the error.
 
-    Whole weight ends at the target exactly, for the first step of gain 5 takes all of it; half weight ends at
-    0.5 * 0.575 * (1 - 13/60) * (1 - 13/60) * 0.575 of the way back to the unguided answer; none, at that.
+    With w = 1 the first step, of gain 5, removes the whole error. With w = 0.5 the steps leave
+    0.5 * 0.575 * (1 - 13/60) * (1 - 13/60) * 0.575 of it. With w = 0 all of it remains.
     """
     b, noise, target = (
         torch.tensor([0.3, -2.0]),
@@ -182,8 +181,8 @@ def test_a_flow_whose_guided_answer_has_a_closed_form():
     torch.testing.assert_close(x, target + left * (noise + b - target))
 
 
-def test_a_flow_that_knows_where_it_goes_cannot_be_pulled_by_its_true_jacobian():
-    """v = (c - x) / (1 - t) ends at c from anywhere: dx1/dx = 0. The identity pulls it away from all it has learned."""
+def test_flow_with_a_fixed_end_is_only_changed_by_the_identity_jacobian():
+    """v = (c - x) / (1 - t) always ends at c, so dx1/dx = 0 and guidance by vjp has no effect."""
     end = torch.tensor([[[0.7, -0.2]]])
     ends = {}
     for jacobian in ("vjp", "identity"):
@@ -200,12 +199,12 @@ def test_a_flow_that_knows_where_it_goes_cannot_be_pulled_by_its_true_jacobian()
             x = x + v / 5
         ends[jacobian] = x
     torch.testing.assert_close(ends["vjp"], end)
-    # the last step alone reaches the end, and is then pulled by k(0.8) / 5 = 0.85 of what is missing
+    # the last step alone reaches the end; guidance then adds k(0.8) / 5 = 0.85 of the error
     torch.testing.assert_close(ends["identity"], end + 0.85 * (1.0 - end))
 
 
-def test_the_identity_is_not_the_jacobian(linear, chunk):
-    """Trap: what LeRobot calls guidance; far off, and it never reaches the rows that have no weight."""
+def test_identity_differs_from_the_jacobian(linear, chunk):
+    """The identity, which LeRobot uses, is far off and never changes actions without weight."""
     x, target, weights = chunk
     flow = as_flow(linear)
     plain = flow(x, 0.2)
@@ -220,8 +219,7 @@ def test_the_identity_is_not_the_jacobian(linear, chunk):
 
 @pytest.mark.parametrize("jacobian", ["vjp", "identity"])
 @pytest.mark.parametrize("padding", [0.0, 1e9, math.inf, math.nan])
-def test_rows_without_weight_never_pull(linear, chunk, jacobian, padding):
-    """Trap: rows beyond the prefix were padded with zeros, and zeros are a place to go to."""
+def test_targets_without_weight_have_no_effect(linear, chunk, jacobian, padding):
     x, target, weights = chunk
     other = target.clone()
     other[:, 3] = padding
@@ -232,7 +230,7 @@ def test_rows_without_weight_never_pull(linear, chunk, jacobian, padding):
     assert torch.equal(a, b)
 
 
-def test_weights_of_each_row(linear, chunk):
+def test_each_row_has_its_own_weights(linear, chunk):
     x, target, weights = chunk
     each = torch.stack([weights, weights * torch.tensor([1, 1, 0, 0]), torch.zeros(HORIZON)])
     together = guided_velocity(as_flow(linear), x, 0.4, target=target, weights=each)
@@ -244,24 +242,24 @@ def test_weights_of_each_row(linear, chunk):
     torch.testing.assert_close(together[2], as_flow(linear)(x, 0.4)[2])
 
 
-def test_a_caller_without_gradients(linear, chunk):
+def test_guidance_under_no_grad_gives_the_same_result(linear, chunk):
     x, target, weights = chunk
     layer = torch.nn.Linear(HORIZON * NUM_ACTIONS, HORIZON * NUM_ACTIONS).double()
 
     def flow(x, t):
         return layer(x.flatten(1)).view_as(x)
 
-    wanted = guided_velocity(flow, x, 0.2, target=target, weights=weights)
+    expected = guided_velocity(flow, x, 0.2, target=target, weights=weights)
     with torch.no_grad():
         got = guided_velocity(flow, x, 0.2, target=target, weights=weights)
-    assert torch.equal(got, wanted)
+    assert torch.equal(got, expected)
     assert not got.requires_grad
     assert not x.requires_grad
     assert layer.weight.grad is None
 
 
 @pytest.mark.parametrize("num_steps", [1, 5, 100])
-def test_finite_from_the_first_step_to_the_last(linear, chunk, num_steps):
+def test_first_and_last_step_are_finite(linear, chunk, num_steps):
     x, target, weights = chunk
     for step in (0, num_steps - 1):
         v = guided_velocity(as_flow(linear), x, step / num_steps, target=target, weights=weights)

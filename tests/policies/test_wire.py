@@ -1,4 +1,4 @@
-"""Frames: whatever is said arrives as it was, and whatever else arrives is refused."""
+"""The wire format: messages arrive unchanged, and malformed frames are refused."""
 
 import json
 import socket
@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dovetail.policies.remote.connection import Connection, HungUp, TooSlow
+from dovetail.policies.remote.connection import Connection, ConnectionLost, DeadlineExceeded
 from dovetail.policies.remote.wire import MAX_BODY, MAX_HEADER, Message, WireError, decode, encode
 
 DTYPES = st.sampled_from(
@@ -42,7 +42,7 @@ MESSAGES = st.builds(
     st.dictionaries(st.text(max_size=10), VALUES | st.text(max_size=10), max_size=4),
     st.dictionaries(st.text(max_size=10), ARRAYS, max_size=4),
 )
-SAID = Message(
+MESSAGE = Message(
     kind="act", fields={"seed": 3}, arrays={"mask": np.array([True]), "x": np.arange(6.0).reshape(2, 3)}
 )
 
@@ -54,18 +54,18 @@ def frame(header, body=b"", *, magic=b"DVTL", header_size=None, body_size=None):
 
 
 def header(*arrays, **other):
-    described = [dict(zip(("name", "dtype", "shape"), array, strict=True)) for array in arrays]
-    return {"kind": "act", "fields": {}, "arrays": described} | other
+    descriptions = [dict(zip(("name", "dtype", "shape"), array, strict=True)) for array in arrays]
+    return {"kind": "act", "fields": {}, "arrays": descriptions} | other
 
 
 @pytest.fixture
 def pair():
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        ours = socket.create_connection(listener.getsockname())
-        theirs, _ = listener.accept()
-    yield Connection(ours), theirs
-    ours.close()
-    theirs.close()
+        own = socket.create_connection(listener.getsockname())
+        peer, _ = listener.accept()
+    yield Connection(own), peer
+    own.close()
+    peer.close()
 
 
 def soon(seconds=5.0):
@@ -74,13 +74,13 @@ def soon(seconds=5.0):
 
 @given(MESSAGES)
 def test_what_is_said_arrives_bit_for_bit(message):
-    heard = decode(encode(message))
-    assert (heard.kind, heard.fields) == (message.kind, message.fields)
-    assert list(heard.arrays) == list(message.arrays)
+    received = decode(encode(message))
+    assert (received.kind, received.fields) == (message.kind, message.fields)
+    assert list(received.arrays) == list(message.arrays)
     for name, array in message.arrays.items():
-        assert heard.arrays[name].dtype == array.dtype and heard.arrays[name].shape == array.shape
-        assert heard.arrays[name].tobytes() == array.tobytes()  # NaN and its payload too
-        assert heard.arrays[name].flags.writeable and heard.arrays[name].flags.aligned
+        assert received.arrays[name].dtype == array.dtype and received.arrays[name].shape == array.shape
+        assert received.arrays[name].tobytes() == array.tobytes()  # NaN and its payload too
+        assert received.arrays[name].flags.writeable and received.arrays[name].flags.aligned
 
 
 @pytest.mark.parametrize(
@@ -88,33 +88,33 @@ def test_what_is_said_arrives_bit_for_bit(message):
     [np.arange(24).reshape(4, 6).T, np.arange(24)[::-2], np.arange(5, dtype=">f4"), np.array(3.5)],
     ids=["transposed", "reversed", "big-endian", "a number"],
 )
-def test_arrays_may_lie_in_memory_as_they_like(array):
-    heard = decode(encode(Message(kind="x", arrays={"a": array}))).arrays["a"]
-    np.testing.assert_array_equal(heard, array)
-    assert heard.shape == array.shape and heard.dtype.isnative
+def test_arrays_of_every_memory_layout_arrive_in_c_order(array):
+    received = decode(encode(Message(kind="x", arrays={"a": array}))).arrays["a"]
+    np.testing.assert_array_equal(received, array)
+    assert received.shape == array.shape and received.dtype.isnative
 
 
 @given(MESSAGES, st.data())
-def test_a_frame_cut_off_anywhere_is_refused(message, data):
+def test_incomplete_frame_is_refused(message, data):
     whole = encode(message)
     with pytest.raises(WireError):
         decode(whole[: data.draw(st.integers(0, len(whole) - 1))])
 
 
 @given(st.data())
-def test_a_garbled_frame_is_refused_or_is_still_a_message(data):
-    garbled = bytearray(encode(SAID))
+def test_changed_frame_is_refused_or_a_valid_message(data):
+    garbled = bytearray(encode(MESSAGE))
     for _ in range(data.draw(st.integers(1, 4))):
         garbled[data.draw(st.integers(0, len(garbled) - 1))] = data.draw(st.integers(0, 255))
     try:
-        heard = decode(bytes(garbled))
+        received = decode(bytes(garbled))
     except WireError:
         return
-    assert sum(array.nbytes for array in heard.arrays.values()) == 49
+    assert sum(array.nbytes for array in received.arrays.values()) == 49
 
 
 @given(st.binary(max_size=200))
-def test_noise_is_refused(noise):
+def test_random_bytes_are_refused(noise):
     with pytest.raises(WireError):
         decode(noise)
     with pytest.raises(WireError):
@@ -151,101 +151,101 @@ def test_noise_is_refused(noise):
         frame(b"\xff\xfe"),
     ],
 )
-def test_a_frame_that_breaks_a_rule_is_refused(wrong, pair):
+def test_invalid_frame_is_refused(wrong, pair):
     with pytest.raises(WireError):
         decode(wrong)
-    connection, theirs = pair
-    theirs.sendall(wrong)
-    theirs.close()
+    connection, peer = pair
+    peer.sendall(wrong)
+    peer.close()
     with pytest.raises(WireError):
         connection.receive(deadline_s=soon())
 
 
 @pytest.mark.parametrize("claimed", [MAX_BODY + 1, 1 << 62, 1001])
-def test_nothing_is_reserved_for_a_body_that_is_too_large(claimed, pair):
-    connection, theirs = pair
-    theirs.sendall(frame(header(("a", "uint8", [claimed])), body_size=claimed))
+def test_no_memory_is_allocated_for_a_body_that_is_too_large(claimed, pair):
+    connection, peer = pair
+    peer.sendall(frame(header(("a", "uint8", [claimed])), body_size=claimed))
     tracemalloc.start()
     try:
-        with pytest.raises(WireError, match="more than is taken at once"):
+        with pytest.raises(WireError, match="larger than allowed"):
             connection.receive(deadline_s=soon(), max_body=1000)
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
 
 
-def test_a_body_is_not_awaited_before_its_header_fits(pair):
-    connection, theirs = pair
-    theirs.sendall(frame(header(("a", "uint8", [3])), body_size=500))
-    with pytest.raises(WireError, match="do not come to the size"):
+def test_header_is_checked_before_the_body_arrives(pair):
+    connection, peer = pair
+    peer.sendall(frame(header(("a", "uint8", [3])), body_size=500))
+    with pytest.raises(WireError, match="do not have the size"):
         connection.receive(deadline_s=soon(30.0))
 
 
 @pytest.mark.parametrize("array", [np.array(["text"]), np.array([object()]), np.array([1j])])
-def test_only_plain_numbers_are_sent(array):
+def test_arrays_of_other_types_are_not_sent(array):
     with pytest.raises(WireError, match="only plain numbers"):
         encode(Message(kind="x", arrays={"a": array}))
 
 
-def test_too_much_is_not_sent():
-    with pytest.raises(WireError, match="more than may be sent"):
+def test_header_above_the_maximum_is_not_sent():
+    with pytest.raises(WireError, match="larger than the maximum"):
         encode(Message(kind="x", fields={"y": "z" * MAX_HEADER}))
 
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(MESSAGES, min_size=1, max_size=4), st.integers(1, 50))
-def test_messages_arrive_in_order_however_they_trickle_in(messages, size):
+def test_messages_in_small_pieces_arrive_in_order(messages, size):
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        ours = socket.create_connection(listener.getsockname())
-        theirs, _ = listener.accept()
+        own = socket.create_connection(listener.getsockname())
+        peer, _ = listener.accept()
     data = b"".join(map(encode, messages))
 
-    def trickle():
+    def send_slowly():
         for start in range(0, len(data), size):
-            theirs.sendall(data[start : start + size])
+            peer.sendall(data[start : start + size])
 
-    sender = threading.Thread(target=trickle)
-    with ours, theirs:
+    sender = threading.Thread(target=send_slowly)
+    with own, peer:
         sender.start()
         for message in messages:
-            assert encode(Connection(ours).receive(deadline_s=soon())) == encode(message)
+            assert encode(Connection(own).receive(deadline_s=soon())) == encode(message)
         sender.join()
 
 
-def test_a_trickle_does_not_put_off_the_deadline(pair):
-    connection, theirs = pair
-    data, ended = encode(SAID), threading.Event()
+def test_slow_message_does_not_extend_the_deadline(pair):
+    connection, peer = pair
+    data, stop = encode(MESSAGE), threading.Event()
 
-    def trickle():
+    def send_slowly():
         for byte in data:
-            if ended.wait(0.05):
+            if stop.wait(0.05):
                 return
-            theirs.sendall(bytes([byte]))
+            peer.sendall(bytes([byte]))
 
-    sender = threading.Thread(target=trickle)
+    sender = threading.Thread(target=send_slowly)
     sender.start()
-    with pytest.raises(TooSlow):
+    with pytest.raises(DeadlineExceeded):
         connection.receive(deadline_s=soon(0.3))
-    ended.set()
+    stop.set()
     sender.join()
 
 
-def test_hanging_up_in_the_middle(pair):
-    connection, theirs = pair
-    assert connection.is_quiet()
-    theirs.sendall(encode(SAID)[:-1])
-    theirs.close()
-    assert not connection.is_quiet()
-    with pytest.raises(HungUp):
+def test_closed_connection_in_a_message_is_reported(pair):
+    connection, peer = pair
+    assert connection.is_idle()
+    peer.sendall(encode(MESSAGE)[:-1])
+    peer.close()
+    assert not connection.is_idle()
+    with pytest.raises(ConnectionLost):
         connection.receive(deadline_s=soon())
 
 
-def test_closing_wakes_up_whoever_waits(pair):
+def test_close_ends_a_waiting_thread(pair):
     connection, _ = pair
-    heard = []
-    waiter = threading.Thread(target=lambda: heard.append(connection.wait()))
+    received = []
+    waiter = threading.Thread(target=lambda: received.append(connection.wait_for_data()))
     waiter.start()
     time.sleep(0.1)
     connection.close()
     waiter.join(5)
-    assert heard == [False]
+    assert received == [False]

@@ -1,15 +1,15 @@
-"""A policy that thinks for as long as a test needs to kill it: found by `dovetail serve` as `support.slow_policy:SlowPolicy`."""
+"""A policy whose inference takes a minute, so that a test can kill it. Config type `support.slow_policy:SlowPolicy`."""
 
 import time
 from pathlib import Path
 from typing import ClassVar
 
-from dovetail.testing.fake_brains import FakePolicy, FakePolicyConfig
+from dovetail.testing.fake_learning import FakePolicy, FakePolicyConfig
 
 
 class SlowConfig(FakePolicyConfig):
     slow_file: str
-    """While this file is there, it thinks slowly; it writes `thinking` beside it when it begins to."""
+    """While this file exists, inference is slow. When it starts, the policy creates the file `computing` beside it."""
 
 
 class SlowPolicy(FakePolicy):
@@ -21,6 +21,6 @@ class SlowPolicy(FakePolicy):
 
     def act(self, observations, context):
         if self._slow.exists():
-            (self._slow.parent / "thinking").touch()
+            (self._slow.parent / "computing").touch()
             time.sleep(60)
         return super().act(observations, context)

@@ -1,9 +1,10 @@
-"""A robot that does nothing, and what it sees."""
+"""The spec of a toy robot for tests of policies, with random observations and helpers for its policies."""
 
 import numpy as np
+import torch
 
 from dovetail.core.specs import ArraySpec, RobotSpec
-from dovetail.core.types import ActContext
+from dovetail.core.types import ActContext, WeightSnapshot
 
 ROBOT = RobotSpec(
     name="arm",
@@ -18,12 +19,21 @@ ROBOT = RobotSpec(
     action_kind="ee_delta",
     control_hz=10.0,
 )
-STILL = ActContext(deterministic=True)
+DETERMINISTIC = ActContext(deterministic=True)
 
 
-def batch(num=4, seed=0):
+def observations(num_rows=4, seed=0):
     rng = np.random.default_rng(seed)
     return {
-        "joint_pos": rng.normal(size=(num, 3)).astype(np.float32),
-        "force": rng.normal(size=(num, 2)).astype(np.float32),
+        "joint_pos": rng.normal(size=(num_rows, 3)).astype(np.float32),
+        "force": rng.normal(size=(num_rows, 2)).astype(np.float32),
     }
+
+
+def features_of(policy, num_rows=4, seed=0):
+    """The features of `observations`, [B, F]."""
+    return policy.features({key: torch.from_numpy(value) for key, value in observations(num_rows, seed).items()})
+
+
+def snapshot_of(policy, version=9):
+    return WeightSnapshot(version=version, components=policy.weights(), hashes={})

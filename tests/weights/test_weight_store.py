@@ -1,3 +1,5 @@
+"""The weight store on disk: publishing, pins, pruning, damage, and readers and publishers in parallel."""
+
 from __future__ import annotations
 
 import os
@@ -45,7 +47,7 @@ def test_is_a_weight_store(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_publish_and_read(tmp_path: Path) -> None:
+def test_published_versions_can_be_read(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path / "weights")
     assert store.latest() is None
     assert store.versions() == []
@@ -59,7 +61,7 @@ def test_publish_and_read(tmp_path: Path) -> None:
     assert set(snapshot.hashes) == {"actor", "encoder"}
 
 
-def test_every_reader_keeps_its_own_cursor(tmp_path: Path) -> None:
+def test_readers_have_independent_cursors(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path)
     readers = [DiskWeightStore(tmp_path), DiskWeightStore(tmp_path), store]
     cursors = [0, 0, 0]
@@ -67,7 +69,7 @@ def test_every_reader_keeps_its_own_cursor(tmp_path: Path) -> None:
         store.publish(weights(value))
         for number, reader in enumerate(readers):
             if number == 1 and value < 3:
-                continue  # a slow one, it takes nothing away and misses nothing
+                continue  # a slow reader
             snapshot = reader.latest(newer_than=cursors[number])
             assert snapshot is not None
             assert snapshot.version == value
@@ -75,13 +77,13 @@ def test_every_reader_keeps_its_own_cursor(tmp_path: Path) -> None:
             assert reader.latest(newer_than=cursors[number]) is None
 
 
-def test_versions_go_on_after_a_restart_and_after_pruning(tmp_path: Path) -> None:
+def test_version_numbers_continue_after_restart_and_pruning(tmp_path: Path) -> None:
     for expected in range(1, 8):
         assert DiskWeightStore(tmp_path, keep=2).publish(weights(expected)) == expected
     assert DiskWeightStore(tmp_path).versions() == [6, 7]
 
 
-def test_what_did_not_change_is_not_written_again_and_shared_when_read(tmp_path: Path) -> None:
+def test_unchanged_components_are_written_once_and_shared(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path)
     store.publish(weights(1))
     before = {path.name: path.stat().st_ino for path in (tmp_path / "components").iterdir()}
@@ -97,7 +99,7 @@ def test_what_did_not_change_is_not_written_again_and_shared_when_read(tmp_path:
         one.components["encoder"]["w"][0] = 1
 
 
-def test_a_snapshot_is_not_the_array_the_optimiser_goes_on_changing(tmp_path: Path) -> None:
+def test_snapshot_does_not_change_with_the_published_arrays(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path)
     live = {"actor": {"w": np.zeros(3, np.float32)}}
     store.publish(live)
@@ -107,7 +109,7 @@ def test_a_snapshot_is_not_the_array_the_optimiser_goes_on_changing(tmp_path: Pa
     assert snapshot.components["actor"]["w"].tolist() == [0, 0, 0]
 
 
-def test_pruning_keeps_the_newest_the_pinned_and_only_their_files(tmp_path: Path) -> None:
+def test_pruning_keeps_the_newest_and_pinned_versions_with_their_files(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path, keep=2)
     store.publish(weights(1))
     store.pin(1)
@@ -120,13 +122,13 @@ def test_pruning_keeps_the_newest_the_pinned_and_only_their_files(tmp_path: Path
     assert len(list((tmp_path / "components").iterdir())) == 2 + 1
 
 
-def test_a_pin_holds_everybody_in_every_process(tmp_path: Path) -> None:
+def test_all_readers_get_the_pinned_version(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path)
     for value in (1, 2, 3):
         store.publish(weights(value))
     store.pin(2)
     reader = DiskWeightStore(tmp_path)
-    for cursor in (0, 1, 3):  # also who was ahead goes back
+    for cursor in (0, 1, 3):  # also readers of a newer version
         snapshot = reader.latest(newer_than=cursor)
         assert snapshot is not None
         assert snapshot.version == 2
@@ -137,11 +139,11 @@ def test_a_pin_holds_everybody_in_every_process(tmp_path: Path) -> None:
     snapshot = store.latest(newer_than=2)
     assert snapshot is not None
     assert snapshot.version == 4
-    with pytest.raises(UsageError, match="cannot pin version 9: there are 1, 2, 3, 4"):
+    with pytest.raises(UsageError, match="cannot pin version 9: available: 1, 2, 3, 4"):
         store.pin(9)
 
 
-def test_any_flipped_byte_is_found_and_its_file_named(tmp_path: Path) -> None:
+def test_flipped_bit_is_reported_with_its_file(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path)
     store.publish(weights(1))
     store.pin(1)
@@ -159,10 +161,10 @@ def test_any_flipped_byte_is_found_and_its_file_named(tmp_path: Path) -> None:
     assert DiskWeightStore(tmp_path).latest() is not None
 
 
-def test_missing_files_are_named_not_waited_for(tmp_path: Path) -> None:
+def test_missing_files_are_reported(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path)
     store.publish(weights(1))
-    with pytest.raises(StoreError, match=r"v00000004\.json is missing: there are 1"):
+    with pytest.raises(StoreError, match=r"v00000004\.json is missing: available: 1"):
         store.load(4)
     for path in (tmp_path / "components").iterdir():
         path.unlink()
@@ -170,7 +172,7 @@ def test_missing_files_are_named_not_waited_for(tmp_path: Path) -> None:
         DiskWeightStore(tmp_path).latest()
 
 
-def test_a_damaged_component_is_healed_by_publishing_it_again(tmp_path: Path) -> None:
+def test_publishing_again_repairs_a_damaged_component(tmp_path: Path) -> None:
     DiskWeightStore(tmp_path).publish(weights(1))
     for path in (tmp_path / "components").iterdir():
         path.write_bytes(b"torn")
@@ -179,7 +181,7 @@ def test_a_damaged_component_is_healed_by_publishing_it_again(tmp_path: Path) ->
     assert_same(store.load(1).components, weights(1))
 
 
-def test_a_damaged_old_manifest_does_not_stop_the_learner(tmp_path: Path) -> None:
+def test_publishing_works_with_a_damaged_old_manifest(tmp_path: Path) -> None:
     store = DiskWeightStore(tmp_path)
     store.publish(weights(1))
     (tmp_path / "v00000001.json").write_bytes(b"{}")
@@ -187,7 +189,7 @@ def test_a_damaged_old_manifest_does_not_stop_the_learner(tmp_path: Path) -> Non
     assert_same(store.load(2).components, weights(2))
 
 
-def test_leftovers_are_removed_by_the_next_publisher(tmp_path: Path) -> None:
+def test_temporary_files_are_removed_by_the_next_publisher(tmp_path: Path) -> None:
     (tmp_path / ".tmp").mkdir()
     (tmp_path / ".tmp" / "v00000001.json").write_bytes(b"half")
     store = DiskWeightStore(tmp_path)
@@ -197,22 +199,22 @@ def test_leftovers_are_removed_by_the_next_publisher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("bad", [np.array([None]), np.array(["x"]), np.zeros(2, complex)])
-def test_refuses_what_is_not_plain_numbers(tmp_path: Path, bad: Array) -> None:
+def test_other_types_than_plain_numbers_are_refused(tmp_path: Path, bad: Array) -> None:
     with pytest.raises(UsageError, match="'actor/w'"):
         DiskWeightStore(tmp_path).publish({"actor": {"w": bad}})
-    with pytest.raises(UsageError, match="no weights"):
+    with pytest.raises(UsageError, match="without components"):
         DiskWeightStore(tmp_path).publish({})
     assert DiskWeightStore(tmp_path).versions() == []
 
 
-def test_a_transposed_array_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_transposed_array_is_read_unchanged(tmp_path: Path) -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     store = DiskWeightStore(tmp_path)
     store.publish({"a": {"t": array.T, "s": array[:, ::2], "f": np.asfortranarray(array)}})
     assert_same(store.load(1).components, {"a": {"t": array.T, "s": array[:, ::2], "f": array}})
 
 
-def test_readers_race_with_pruning_and_only_ever_go_forward(tmp_path: Path) -> None:
+def test_readers_during_pruning_only_get_newer_versions(tmp_path: Path) -> None:
     publisher = DiskWeightStore(tmp_path, keep=1)
     publisher.publish(weights(1))
     stop, failures = threading.Event(), []
@@ -250,7 +252,7 @@ while True:
 """
 
 
-def test_kill_the_publisher(tmp_path: Path) -> None:
+def test_acknowledged_versions_survive_a_killed_publisher(tmp_path: Path) -> None:
     newest = 0
     for delay_s in (0.0, 0.02, 0.05):
         command = [sys.executable, "-c", PUBLISHER, str(tmp_path)]
@@ -281,7 +283,9 @@ components = st.dictionaries(
 
 @settings(max_examples=20, deadline=None)
 @given(st.lists(components, min_size=1, max_size=3))
-def test_round_trip(tmp_path_factory: pytest.TempPathFactory, published: list[Components]) -> None:
+def test_published_arrays_are_read_unchanged(
+    tmp_path_factory: pytest.TempPathFactory, published: list[Components]
+) -> None:
     folder = tmp_path_factory.mktemp("weights")
     store = DiskWeightStore(folder)
     versions = [store.publish(each) for each in published]

@@ -1,4 +1,4 @@
-"""Old statistics come in, and nothing else comes with them."""
+"""Statistics files of other systems: plain data is read, all other pickle contents are refused and not run."""
 
 import collections
 import os
@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dovetail.core.errors import StoreError
-from dovetail.policies.pickles import MAX_BYTES, read_pickle
-from dovetail.policies.statistics import read_statistics
+from dovetail.policies.safe_pickle import MAX_BYTES, read_pickle
+from dovetail.policies.statistics_files import read_statistics
 
 
 def read(data):
     return read_pickle(data, name="old.pkl")
 
 
-def said_of(data):
+def error_of(data):
     try:
         read(data)
     except StoreError as error:
@@ -67,32 +67,32 @@ TREES = st.recursive(
 
 @settings(max_examples=150, deadline=None)
 @given(tree=TREES, protocol=st.integers(0, pickle.HIGHEST_PROTOCOL))
-def test_what_is_plain_comes_back_as_it_was(tree, protocol):
+def test_plain_data_is_read_unchanged(tree, protocol):
     assert same(read(pickle.dumps(tree, protocol)), tree)
 
 
 @settings(max_examples=200, deadline=None)
 @given(data=st.binary(max_size=200))
-def test_whatever_bytes_come_it_is_one_line_or_a_value(data):
-    assert "\n" not in said_of(data)
+def test_random_bytes_give_a_value_or_a_one_line_error(data):
+    assert "\n" not in error_of(data)
 
 
 @settings(max_examples=200, deadline=None)
 @given(at=st.integers(0, 10_000), byte=st.integers(0, 255), protocol=st.integers(0, pickle.HIGHEST_PROTOCOL))
-def test_a_changed_byte_does_no_harm(at, byte, protocol):
+def test_changed_byte_gives_a_value_or_a_one_line_error(at, byte, protocol):
     data = bytearray(pickle.dumps({"state": {"mean": np.arange(3.0), "std": np.ones(3)}}, protocol))
     data[at % len(data)] = byte
-    assert "\n" not in said_of(bytes(data))
+    assert "\n" not in error_of(bytes(data))
 
 
-def test_fortran_order_and_numpy_scalars():
+def test_fortran_order_and_numpy_scalars_are_read():
     array = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     assert same(
         read(pickle.dumps({"a": array, "n": np.float32(0.5), "i": np.int64(7)})), {"a": array, "n": 0.5, "i": 7}
     )
 
 
-def test_a_file_of_python_2_and_the_first_numpy():
+def test_file_of_python_2_and_early_numpy_is_read():
     data = (
         b"\x80\x02}q\x01U\x04meanq\x02cnumpy.core.multiarray\n_reconstruct\nq\x03cnumpy\nndarray\nq\x04K\x00\x85q\x05"
         b"U\x01bq\x06\x87q\x07Rq\x08(K\x01K\x02\x85q\tcnumpy\ndtype\nq\nU\x02f4q\x0bK\x00K\x01\x87q\x0cRq\r"
@@ -103,7 +103,7 @@ def test_a_file_of_python_2_and_the_first_numpy():
     assert np.array_equal(read(data)["mean"], np.array([1.5, -2.0], np.float32))
 
 
-# ---- hostile ones
+# ---- malicious files
 
 
 class Reduced:
@@ -118,7 +118,7 @@ class Reduced:
     ("thing", "named"),
     [
         (Reduced(os.system, ("true",)), r"posix\.system"),
-        (Reduced(eval, ("1",)), r"builtin(s|__)\.eval"),  # by what Python 2 called it, in the old protocols
+        (Reduced(eval, ("1",)), r"builtin(s|__)\.eval"),  # old protocols use the name of Python 2
         (Reduced(np.load, ("x.npy",)), r"numpy\.load"),
         (Reduced(getattr, (1, "real")), r"builtin(s|__)\.getattr"),
         (Reduced(np.zeros, (10,)), r"numpy\.zeros"),
@@ -128,20 +128,20 @@ class Reduced:
     ],
 )
 @pytest.mark.parametrize("protocol", [0, 2, 5])
-def test_what_is_not_plain_is_refused_by_name(thing, named, protocol):
+def test_other_objects_are_refused_by_name(thing, named, protocol):
     with pytest.raises(StoreError, match=named) as refusal:
         read(pickle.dumps({"mean": [thing]}, protocol))
     assert "\n" not in str(refusal.value)
 
 
-def test_nothing_that_is_refused_was_run(tmp_path):
+def test_refused_function_is_not_run(tmp_path):
     made = tmp_path / "made"
     with pytest.raises(StoreError):
         read(pickle.dumps(Reduced(os.mkdir, (str(made),))))
     assert not made.exists()
 
 
-def test_a_dotted_way_round_is_refused():
+def test_dotted_attribute_name_is_refused():
     data = b"\x80\x04\x8c\x0bcollections\x8c\x19OrderedDict.__class__.mro\x93."
     with pytest.raises(StoreError, match="OrderedDict"):
         read(data)
@@ -169,43 +169,43 @@ def _reconstructed(state, shape=(0,)):
         np.array([1j]),
     ],
 )
-def test_arrays_are_no_larger_than_their_data(thing):
+def test_array_with_another_size_than_its_data_is_refused(thing):
     with pytest.raises(StoreError, match=r"array|print|bytes"):
         read(pickle.dumps({"mean": thing}))
 
 
-def test_a_promise_of_room_for_many_things_takes_none():
-    """The unpickler in C makes room for as many as the number says: 16 GB for these eight bytes."""
+def test_large_memo_index_allocates_no_memory():
+    """The C unpickler would allocate 16 GB for these eight bytes."""
     assert read(b"\x80\x02]r\xff\xff\xff\x7f.") == []
 
 
-def test_a_list_of_lists_of_the_same_list_is_refused():
+def test_exponentially_nested_list_is_refused():
     data = (
         b"\x80\x02"
         + b"]q\x00"
         + b"".join(b"](" + b"h" + bytes([n]) + (b"h" + bytes([n])) * 9 + b"eq" + bytes([n + 1]) for n in range(12))
     )
-    with pytest.raises(StoreError, match="too much"):
+    with pytest.raises(StoreError, match="too many or too deeply"):
         read(data + b".")
 
 
-def test_a_list_in_itself_is_refused():
+def test_list_that_contains_itself_is_refused():
     loop = []
     loop.append(loop)
-    with pytest.raises(StoreError, match="itself"):
+    with pytest.raises(StoreError, match="too many or too deeply"):
         read(pickle.dumps(loop))
 
 
-def test_what_reads_it_cannot_be_changed():
-    """BUILD on a name would otherwise set its attributes, for all files to come."""
+def test_pickle_cannot_modify_its_reader():
+    """The opcode BUILD on a name sets attributes, which would affect later files."""
     for state in (b"}U\x05_makeNs", b"N}U\x05_makeNs\x86", b"N}U\x0c__defaults__Ns\x86"):
-        with pytest.raises(StoreError, match="change what reads it"):
+        with pytest.raises(StoreError, match="modify its reader"):
             read(b"\x80\x02ccollections\nOrderedDict\n" + state + b"b.")
     assert read(pickle.dumps(collections.OrderedDict(a=1))) == {"a": 1}
 
 
-def test_a_file_that_is_too_long_is_not_begun():
-    with pytest.raises(StoreError, match="not read"):
+def test_file_above_the_maximum_size_is_refused():
+    with pytest.raises(StoreError, match="more than the maximum"):
         read(b"\x80\x02" + bytes(MAX_BYTES))
 
 
@@ -225,14 +225,14 @@ MEAN, STD = [0.5, -1.0], [2.0, 0.0]
     ],
     ids=["by key", "by kind", "openpi", "with other things"],
 )
-def test_statistics_in_any_of_the_usual_ways(found):
+def test_statistics_in_all_common_layouts_are_read(found):
     arrays = read_statistics(pickle.dumps(found), name="old.pkl")
     assert arrays["mean/joint_pos"].tolist() == MEAN
-    assert arrays["std/joint_pos"].tolist() == pytest.approx([2.0, 1e-3])  # what never moved is not blown up
+    assert arrays["std/joint_pos"].tolist() == pytest.approx([2.0, 1e-3])  # at least MIN_STD
     assert all(array.dtype == np.float32 for array in arrays.values())
 
 
-def test_lerobots_statistics():
+def test_lerobot_statistics_are_read():
     text = (
         b'{"observation.state": {"mean": [1.0], "std": [2.0], "count": [9]}, "action": {"mean": [0], "std": [1]}}'
     )
@@ -247,10 +247,10 @@ def test_lerobots_statistics():
         (pickle.dumps({"a": {"mean": ["x"], "std": [1.0]}}), "old.pkl", "not numbers"),
         (b"{", "stats.json", "not JSON"),
         (b"[" * 100_000, "stats.json", "not JSON"),
-        (b"not a pickle", "old.pkl", "not a pickle"),
+        (b"not a pickle", "old.pkl", "not a valid pickle"),
     ],
 )
-def test_what_holds_no_statistics_is_refused_in_a_line(data, name, because):
+def test_file_without_statistics_is_refused(data, name, because):
     with pytest.raises(StoreError, match=because) as refusal:
         read_statistics(data, name=name)
     assert "\n" not in str(refusal.value) and name in str(refusal.value)

@@ -1,4 +1,4 @@
-"""What the tests of policy servers share: a robot, servers in a thread or in a process, and clients of them."""
+"""Helpers for tests of the policy server: a robot, a scripted policy, servers in a thread or a process, clients."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dovetail.policies.remote.policy import RemoteConfig, RemotePolicy
 from dovetail.serve.server import PolicyServer
 from support import TESTS
 
-__all__ = ["ROBOT", "TOKEN", "Spoken", "client", "inputs", "serve_process", "serving"]
+__all__ = ["ROBOT", "TOKEN", "ScriptedPolicy", "client", "inputs", "serve_process", "serving"]
 
 TOKEN = b"a token for tests, long enough"
 ROBOT = RobotSpec(
@@ -38,17 +38,17 @@ ROBOT = RobotSpec(
 _READY = re.compile(r"ready on (\S+), token in (\S+)\n")
 
 
-class Spoken:
-    """A policy that says what the test wants to hear: `answer(observations, context)` makes its actions."""
+class ScriptedPolicy:
+    """A policy whose actions are `answer(observations, context)`. It records its calls."""
 
     def __init__(self, answer: Any = None) -> None:
         self.answer = answer or (
             lambda observations, context: np.zeros((len(observations["force"]), 3, 2), np.float32)
         )
-        self.asked: list[tuple[dict[str, Array], ActContext]] = []
+        self.calls: list[tuple[dict[str, Array], ActContext]] = []
         self.num_resets = 0
         self.spec = PolicySpec(
-            name="spoken",
+            name="scripted",
             observation={"force": ROBOT.observation["force"]},
             action=ROBOT.action,
             action_kind="ee_delta",
@@ -57,7 +57,7 @@ class Spoken:
         )
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
-        self.asked.append((dict(observations), context))
+        self.calls.append((dict(observations), context))
         return ActionChunk(actions=self.answer(observations, context), observed_ns=0, policy_version=7)
 
     def reset(self) -> None:
@@ -65,18 +65,18 @@ class Spoken:
 
 
 @contextmanager
-def serving(policy: Any, *, token: bytes = TOKEN, port: int = 0, told: list[str] | None = None) -> Iterator[str]:
-    """A server in a thread; yields its address."""
-    lines: list[str] = [] if told is None else told
-    server = PolicyServer(policy, token=token, tell=lines.append)
+def serving(policy: Any, *, token: bytes = TOKEN, port: int = 0, log: list[str] | None = None) -> Iterator[str]:
+    """Run a server in a thread and yield its address. Its log lines are appended to `log`."""
+    lines: list[str] = [] if log is None else log
+    server = PolicyServer(policy, token=token, log=lines.append)
     address = server.listen(port=port)
-    ended = threading.Event()
-    thread = threading.Thread(target=server.run, args=(ended.is_set,))
+    stopped = threading.Event()
+    thread = threading.Thread(target=server.run, args=(stopped.is_set,))
     thread.start()
     try:
         yield address
     finally:
-        ended.set()
+        stopped.set()
         thread.join(10)
         assert not thread.is_alive()
 
@@ -92,7 +92,7 @@ def client(address: str, *, token: bytes = TOKEN, **config: Any) -> Iterator[Rem
 
 
 def inputs(spec: PolicySpec, *, num: int = 1, seed: int = 0) -> dict[str, Array]:
-    """Observations for a policy, with a tick of history missing where it wants some."""
+    """Random observations for a policy. Keys with history lack their oldest tick."""
     rng = np.random.default_rng(seed)
     values: dict[str, Array] = {}
     for key, array in spec.observation.items():
@@ -105,7 +105,7 @@ def inputs(spec: PolicySpec, *, num: int = 1, seed: int = 0) -> dict[str, Array]
 
 @contextmanager
 def serve_process(*arguments: str, folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`dovetail serve` in a process of its own, once it says it is ready; yields it and its address."""
+    """Run `dovetail serve` in a process. When it is ready, yield the process and its address."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(TESTS)}
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail.cli", "serve", *arguments],
@@ -117,11 +117,11 @@ def serve_process(*arguments: str, folder: Path) -> Iterator[tuple[subprocess.Po
     )
     assert process.stdout is not None
     try:
-        said = ""
-        while not (ready := _READY.search(said)):
+        output = ""
+        while not (ready := _READY.search(output)):
             line = process.stdout.readline()
-            assert line, f"it ended: {said}"
-            said += line
+            assert line, f"the server ended: {output}"
+            output += line
         yield process, ready[1]
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""One policy, two arms: each acts through the same weights, and what it has not changes nothing."""
+"""One policy for two arms: both use the same weights, and padding changes neither losses nor gradients."""
 
 import dataclasses
 import json
@@ -13,8 +13,8 @@ from dovetail.config.schema import PluginSection
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec, match
 from dovetail.core.types import ActContext, WeightSnapshot
-from dovetail.policies.canon import Canon, EmbodimentConfig
-from dovetail.policies.embodiments import Canonical, Shared, SharedConfig
+from dovetail.policies.embodiments.canonical_space import CanonicalSpace, EmbodimentConfig
+from dovetail.policies.embodiments.shared_policy import CanonicalPolicy, SharedConfig, SharedPolicy
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.robots.sim import SimRobot, SimRobotConfig
 from dovetail.testing import check_policy
@@ -51,7 +51,7 @@ INNER = {
     "flow_actor": {"hidden": 8, "num_layers": 1, "num_flow_steps": 2},
     "transformer": {"hidden": 8, "num_layers": 1, "num_flow_steps": 2, "velocity": "transformer"},
 }
-STILL = ActContext(deterministic=True)
+DETERMINISTIC = ActContext(deterministic=True)
 OWN = {"long_arm": TALL, "short_arm": SHORT}
 
 
@@ -63,7 +63,7 @@ def config_of(kind, arms=ARMS, **settings):
 
 
 def make(kind="gaussian_mlp", robot=SHORT, arms=ARMS, seed=0, **settings):
-    return Shared(config_of(kind, arms, **settings), robot=robot, seed=seed)
+    return SharedPolicy(config_of(kind, arms, **settings), robot=robot, seed=seed)
 
 
 def seen_by(robot, num=4, seed=0):
@@ -84,7 +84,7 @@ def snapshot(policy, version=1):
 
 @pytest.mark.parametrize("kind", INNER)
 @pytest.mark.parametrize("robot", [TALL, SHORT], ids=lambda robot: robot.name)
-def test_each_arm_keeps_the_contract(kind, robot):
+def test_shared_policy_of_each_arm_keeps_the_contract(kind, robot):
     check_policy(lambda: make(kind, robot), snapshot=snapshot(make(kind, TALL, seed=3), version=7))
     policy = make(kind, robot)
     assert isinstance(policy, TrainablePolicy)
@@ -92,7 +92,7 @@ def test_each_arm_keeps_the_contract(kind, robot):
 
 
 @pytest.mark.parametrize("kind", ["gaussian_mlp", "flow"])
-def test_history_goes_by_the_arms_own_names(kind):
+def test_history_uses_the_arms_own_keys(kind):
     policy = make(kind, history={"joint_pos": 3, "force": 2})
     assert policy.spec.history == {"q": 3}
     check_policy(lambda: make(kind, history={"joint_pos": 3, "force": 2}))
@@ -100,8 +100,8 @@ def test_history_goes_by_the_arms_own_names(kind):
 
 @pytest.mark.parametrize("robot", [TALL, SHORT], ids=lambda robot: robot.name)
 @pytest.mark.parametrize("kind", ["gaussian_mlp", "flow"])
-def test_beside_images_it_is_still_known_whose_row_it_is(kind, robot):
-    """A Gaussian embeds the state beside images, and an arm that is embedded cannot be read from the features."""
+def test_embodiment_is_readable_from_features_with_images(kind, robot):
+    """With images, gaussian_mlp embeds the state; the embodiment must not be part of that embedding."""
     seeing = {**robot.observation, "wrist": ArraySpec(shape=(32, 32, 3), dtype="uint8")}
     policy = make(kind, dataclasses.replace(robot, observation=seeing), inputs=["joint_pos", "force", "wrist"])
     seen = {
@@ -110,13 +110,13 @@ def test_beside_images_it_is_still_known_whose_row_it_is(kind, robot):
     }
     features = policy.features(tensors(seen))
     assert features.shape == (4, policy.num_features)
-    assert policy.canonical._inner.axes.rows(features).tolist() == [policy.arm.index] * 4
-    assert np.isfinite(policy.act(seen, STILL).actions).all()
+    assert policy.canonical._inner.axis_masks.rows(features).tolist() == [policy.arm.index] * 4
+    assert np.isfinite(policy.act(seen, DETERMINISTIC).actions).all()
 
 
-def test_panda_and_x5_act_through_one_set_of_weights():
+def test_panda_and_x5_act_with_the_same_weights():
     robots = {arm: SimRobot(SimRobotConfig(arm=arm, action="joint")).spec for arm in ("panda", "x5")}
-    assert [robot.action.shape for robot in robots.values()] == [(8,), (7,)]  # seven and six joints, and a gripper
+    assert [robot.action.shape for robot in robots.values()] == [(8,), (7,)]  # 7 and 6 joints, and a gripper
     keys = ("joint_pos", "joint_vel", "gripper")
     arms = {
         robot.embodiment: {
@@ -131,30 +131,30 @@ def test_panda_and_x5_act_through_one_set_of_weights():
     for name, policy in policies.items():
         policy.load(weights)
         match(robots[name], policy=policy.spec)
-        chunk = policy.act({key: seen_by(robots[name])[key] for key in keys}, STILL)
+        chunk = policy.act({key: seen_by(robots[name])[key] for key in keys}, DETERMINISTIC)
         low, high = robots[name].action.bounds
         assert chunk.policy_version == 2
         assert chunk.actions.shape == (4, 4, *robots[name].action.shape)
         assert ((chunk.actions >= low - 1e-6) & (chunk.actions <= high + 1e-6)).all()
-    ours, theirs = (policy.weights() for policy in policies.values())
-    assert all(np.array_equal(ours[part][key], theirs[part][key]) for part in ours for key in ours[part])
+    panda, x5 = (policy.weights() for policy in policies.values())
+    assert all(np.array_equal(panda[name][key], x5[name][key]) for name in panda for key in panda[name])
 
 
-# ---- what is not there counts for nothing
+# ---- padding
 
 
-def padded(policy, spoilt, *, num=6):
-    """Rows of both arms; where one has nothing, `spoilt` stands."""
-    canon, rng = policy.canon, np.random.default_rng(0)
+def padded(policy, padding, *, num=6):
+    """Rows of both arms, filled with `padding` where an arm has no value."""
+    canonical_space, rng = policy.canonical_space, np.random.default_rng(0)
     rows = np.arange(num) % 2
     seen = {"embodiment": np.eye(2, dtype=np.float32)[rows]}
-    for key, size in canon.sizes.items():
+    for key, size in canonical_space.sizes.items():
         values = rng.normal(size=(num, size)).astype(np.float32)
-        seen[key] = np.where(canon.real[key][rows], values, np.float32(spoilt))
+        seen[key] = np.where(canonical_space.observation_masks[key][rows], values, np.float32(padding))
     horizon = (policy.spec.horizon,) if policy.spec.horizon > 1 else ()
-    actions = rng.uniform(-0.9, 0.9, size=(num, *horizon, canon.num_actions)).astype(np.float32)
-    there = canon.action_masks[rows][:, None] if horizon else canon.action_masks[rows]
-    actions = np.where(there, actions, np.float32(spoilt))
+    actions = rng.uniform(-0.9, 0.9, size=(num, *horizon, canonical_space.num_actions)).astype(np.float32)
+    mask = canonical_space.action_masks[rows][:, None] if horizon else canonical_space.action_masks[rows]
+    actions = np.where(mask, actions, np.float32(padding))
     return tensors(seen), torch.from_numpy(actions)
 
 
@@ -174,18 +174,18 @@ def losses(policy, seen, actions):
 
 
 @pytest.mark.parametrize("kind", INNER)
-def test_what_stands_where_an_arm_has_nothing_changes_no_loss_and_no_gradient(kind):
-    policy = Canonical(config_of(kind), robot=TALL)
+def test_padding_changes_no_loss_and_no_gradient(kind):
+    policy = CanonicalPolicy(config_of(kind), robot=TALL)
     plain = padded(policy, 0.0)
-    for spoilt in (7.0, math.nan):
-        for ours, theirs in zip(losses(policy, *plain), losses(policy, *padded(policy, spoilt)), strict=True):
+    for padding in (7.0, math.nan):
+        for ours, theirs in zip(losses(policy, *plain), losses(policy, *padded(policy, padding)), strict=True):
             assert ours.item() == theirs.item()
             for one, other in zip(gradients(policy, ours), gradients(policy, theirs), strict=True):
                 assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize("kind", ["gaussian_mlp", "flow"])
-def test_gradients_of_what_the_short_arm_has_not_are_exactly_0(kind):
+def test_gradients_of_padding_are_exactly_0(kind):
     policy = make(kind)
     actions = torch.rand(4, *((4,) if kind == "flow" else ()), 2) * 2 - 1
     features = policy.features(tensors(seen_by(SHORT)))
@@ -194,10 +194,10 @@ def test_gradients_of_what_the_short_arm_has_not_are_exactly_0(kind):
         loss = loss + policy.sample(features, generator=None)[1].sum()
     loss.backward()
     parameters = dict(policy.components["actor"].named_parameters())
-    # features: whose it is (2), joint_pos (3), force (2), then which of these are real
-    nothing, something = [0, 4, 5, 6, 9, 10, 11], [1, 2, 3, 7, 8]
+    # features: embodiment (2), joint_pos (3), force (2), masks of the last two (5)
+    absent, present = [0, 4, 5, 6, 9, 10, 11], [1, 2, 3, 7, 8]
     first = parameters["0.weight" if kind == "gaussian_mlp" else "condition.0.weight"].grad
-    assert (first[:, nothing] == 0.0).all() and (first[:, something].abs().sum(0) > 0.0).all()
+    assert (first[:, absent] == 0.0).all() and (first[:, present].abs().sum(0) > 0.0).all()
     last = parameters["3.weight" if kind == "gaussian_mlp" else "end.1.weight"].grad.view(-1, 3, 8)
     assert (last[:, 1] == 0.0).all() and (last[:, [0, 2]].abs().sum(-1) > 0.0).all()
     if kind == "flow":
@@ -205,40 +205,42 @@ def test_gradients_of_what_the_short_arm_has_not_are_exactly_0(kind):
         assert (chunk[..., 1] == 0.0).all() and (chunk[..., [0, 2]].abs().sum(0) > 0.0).all()
 
 
-def test_the_log_density_is_that_of_the_arms_own_axes():
+def test_log_density_counts_only_the_arms_own_axes():
     policy = make()
     features = policy.features(tensors(seen_by(SHORT)))
     drawn, log_prob = policy.sample(features, generator=torch.Generator().manual_seed(0))
-    outputs = policy.components["actor"](features)[:, [0, 2, 3, 5]]  # means of its two axes, then spreads
+    outputs = policy.components["actor"](features)[
+        :, [0, 2, 3, 5]
+    ]  # the means of its two axes, then their log stds
     mean, log_std = outputs[:, :2], -5.0 + 3.0 * (torch.tanh(outputs[:, 2:]) + 1.0)
     raw = torch.atanh(drawn)
     by_hand = torch.distributions.Normal(mean, log_std.exp()).log_prob(raw) - torch.log(1.0 - drawn.square())
     torch.testing.assert_close(log_prob, by_hand.sum(-1), rtol=1e-4, atol=1e-4)
     assert drawn.shape == (4, 2)
-    whole, _ = policy.canonical.sample(features, generator=None)
-    assert (whole[:, 1] == 0.0).all()  # what a critic sees of the axis that it has not
+    canonical, _ = policy.canonical.sample(features, generator=None)
+    assert (canonical[:, 1] == 0.0).all()  # the axis that this arm does not have
 
 
 @pytest.mark.parametrize("kind", ["flow_actor", "transformer"])
-def test_a_path_has_the_density_of_the_arms_own_axes(kind):
-    """As if the path had two axes and no third: by hand, from the same velocities and the same noise."""
+def test_path_density_counts_only_the_arms_own_axes(kind):
+    """The density of a path with two axes, computed from the same velocities and noise."""
     policy = make(kind)
     inner = policy.canonical._inner
     features = policy.features(tensors(seen_by(SHORT)))
-    real = inner._real(features)
-    assert real.tolist() == [[True, False, True]] * 4
+    mask = inner._axis_mask(features)
+    assert mask.tolist() == [[True, False, True]] * 4
     noise = torch.randn(3, 4, 3)
     path, density = inner._path(features, noise)
-    x, sigma = torch.where(real, noise[0], 0.0), inner.sigma(features)
+    x, sigma = torch.where(mask, noise[0], 0.0), inner.sigma(features)
     normal = torch.distributions.Normal(0.0, 1.0)
     by_hand = normal.log_prob(x)[:, [0, 2]].sum(-1)
     for k in range(2):
         t = k / 2
-        v = inner._velocity(x, features, torch.full((4,), t), real)
+        v = inner._velocity(x, features, torch.full((4,), t), mask)
         mean = x + 0.5 * (v + 0.5 * sigma.square() * (t * v - x) / (1 - t))
-        spread = sigma * math.sqrt(0.5)
-        x = torch.where(real, mean + spread * noise[k + 1], 0.0)
-        by_hand = by_hand + torch.distributions.Normal(mean, spread).log_prob(x)[:, [0, 2]].sum(-1)
+        step_std = sigma * math.sqrt(0.5)
+        x = torch.where(mask, mean + step_std * noise[k + 1], 0.0)
+        by_hand = by_hand + torch.distributions.Normal(mean, step_std).log_prob(x)[:, [0, 2]].sum(-1)
     torch.testing.assert_close(path[-1], x)
     torch.testing.assert_close(density, by_hand, rtol=1e-4, atol=1e-4)
 
@@ -247,21 +249,21 @@ def test_a_path_has_the_density_of_the_arms_own_axes(kind):
 
 
 def grow(small, large):
-    """Give a policy of three arms the weights of one of two, where they mean the same; the rest stays as chance left it."""
+    """Copy the weights of a policy of two arms into a policy of three arms; additional weights stay random."""
     ours, theirs = small.canonical, large.canonical
-    seen = list(range(2))  # whose it is
+    seen = list(range(2))  # the embodiment
     offset = 3
-    for _ in range(2):  # what is seen, and what of it is real
-        for key, size in ours.canon.sizes.items():
+    for _ in range(2):  # observations, then their masks
+        for key, size in ours.canonical_space.sizes.items():
             seen += list(range(offset, offset + size))
-            offset += theirs.canon.sizes[key]
-    num_actions, wide = ours.canon.num_actions, theirs.canon.num_actions
+            offset += theirs.canonical_space.sizes[key]
+    num_actions, wide = ours.canonical_space.num_actions, theirs.canonical_space.num_actions
     horizon = ours.spec.horizon
     axes = [tick * wide + axis for tick in range(horizon) for axis in range(num_actions)]
-    waves = list(range(offset, offset + 16))
+    time = list(range(offset, offset + 16))
     places = {
         (len(seen), offset): seen,
-        (len(seen) + 16, offset + 16): [*seen, *waves],
+        (len(seen) + 16, offset + 16): [*seen, *time],
         (2 * num_actions, 2 * wide): [*range(num_actions), *range(wide, wide + num_actions)],
         (len(axes), horizon * wide): axes,
         (len(seen) + 16 + num_actions, offset + 16 + wide): [
@@ -284,16 +286,16 @@ def grow(small, large):
 
 
 @pytest.mark.parametrize(
-    ("kind", "how"), [("flow", "guided"), *((k, how) for k in INNER for how in ("still", "seeded"))]
+    ("kind", "how"), [("flow", "guided"), *((k, how) for k in INNER for how in ("deterministic", "seeded"))]
 )
-def test_an_arms_actions_do_not_change_when_a_larger_one_joins(kind, how):
+def test_actions_do_not_change_when_a_larger_arm_is_added(kind, how):
     small, large = make(kind), make(kind, arms=ARMS | GIANT, seed=1)
     grow(small, large)
     columns = {"q": np.random.default_rng(0).normal(2.0, 3.0, size=(50, 2))}
     small.fit_normalizer(columns)
     large.fit_normalizer(columns)
     context = {
-        "still": STILL,
+        "deterministic": DETERMINISTIC,
         "seeded": ActContext(seed=3),
         "guided": ActContext(seed=3, prefix=np.full((4, 3, 2), 0.7, np.float32), delay=1),
     }[how]
@@ -301,13 +303,13 @@ def test_an_arms_actions_do_not_change_when_a_larger_one_joins(kind, how):
     ours, theirs = (policy.act(seen, context).actions for policy in (small, large))
     np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
     other = large.act(seen_by(SHORT, seed=1), context).actions
-    assert not np.allclose(ours, other, atol=1e-3)  # and it does look
+    assert not np.allclose(ours, other, atol=1e-3)  # the actions do depend on the observations
 
 
 # ---- statistics
 
 
-def test_each_arm_has_statistics_of_its_own():
+def test_each_arm_has_its_own_statistics():
     tall, short = make(robot=TALL), make(robot=SHORT)
     tall.fit_normalizer({"joint_pos": np.array([[0.0, 0, 0], [2, 4, 6]]), "force": np.array([[1.0, 1], [3, 3]])})
     short.load(snapshot(tall))
@@ -317,44 +319,48 @@ def test_each_arm_has_statistics_of_its_own():
     assert arrays["std/joint_pos"].tolist() == [[1, 2, 3], [10, pytest.approx(1e-3), 1]]
     assert arrays["mean/force"].tolist() == [[2, 2], [0, 0]]
     features = short.features({"q": torch.tensor([[30.0, 20.0]])})
-    #                                  whose     joint_pos        force      what is real
+    # embodiment, joint_pos, force, masks
     assert features.tolist() == [[0, 1, 1, 0, 0, 0, 0, 1, 1, 0, 0, 0]]
 
 
-def test_actions_are_in_units_of_each_arms_limits():
-    canon = Canon({name: EmbodimentConfig.model_validate(of) for name, of in ARMS.items()})
-    short = canon.arm(SHORT)
+def test_actions_are_scaled_by_each_arms_limits():
+    canonical_space = CanonicalSpace(
+        {name: EmbodimentConfig.model_validate(config) for name, config in ARMS.items()}
+    )
+    short = canonical_space.arm(SHORT)
     assert short.pad_actions(np.array([[1.0, 0.75]])).tolist() == [[0.5, 0.0, 0.5]]
     assert short.cut_actions(np.array([[0.5, 9.0, 0.5]])).tolist() == [[1.0, 0.75]]
-    assert canon.arm(TALL).pad_actions(np.array([[1.0, -1.0, 1.0]])).tolist() == [[1.0, -1.0, -0.5]]
+    assert canonical_space.arm(TALL).pad_actions(np.array([[1.0, -1.0, 1.0]])).tolist() == [[1.0, -1.0, -0.5]]
 
 
-# ---- refusals
+# ---- errors
 
 
 @pytest.mark.parametrize(
     ("change", "because"),
     [
-        ({"short_arm": {**ARMS["short_arm"], "num_actions": 3, "axes": []}}, "says 3 actions, but robot 'short'"),
+        ({"short_arm": {**ARMS["short_arm"], "num_actions": 3, "axes": []}}, "num_actions=3, but robot 'short'"),
         (
             {"short_arm": {**ARMS["short_arm"], "rename": {}}},
-            "'joint_pos' has 2 numbers, but robot 'short' gives no",
+            "'joint_pos' 2 values, but robot 'short' has no such",
         ),
-        ({"short_arm": {**ARMS["short_arm"], "observation": {"joint_pos": 3}}}, r"gives float32\[2\]"),
+        ({"short_arm": {**ARMS["short_arm"], "observation": {"joint_pos": 3}}}, r"has float32\[2\]"),
     ],
 )
-def test_an_arm_that_is_not_as_described_is_refused(change, because):
+def test_robot_that_differs_from_its_embodiment_is_refused(change, because):
     with pytest.raises(SpecMismatch, match=because):
         make(arms=ARMS | change)
 
 
-def test_an_arm_that_is_not_described_is_refused():
-    with pytest.raises(SpecMismatch, match=r"does not know robot 'short', a short_arm\. Valid: long_arm"):
+def test_robot_without_embodiment_is_refused():
+    with pytest.raises(
+        SpecMismatch, match=r"has neither robot 'short' nor its embodiment 'short_arm'\. Valid: long_arm"
+    ):
         make(arms={"long_arm": ARMS["long_arm"]})
 
 
-def test_without_arms_it_is_for_a_run_to_name_them():
-    with pytest.raises(SpecMismatch, match=r"name them in policy\.embodiments"):
+def test_policy_without_embodiments_is_refused():
+    with pytest.raises(SpecMismatch, match=r"Name them in policy\.embodiments"):
         make(arms={})
 
 
@@ -362,7 +368,7 @@ def test_without_arms_it_is_for_a_run_to_name_them():
     ("section", "because"),
     [
         ({"type": "shared", "policy": {"type": "flwo"}, "embodiments": ARMS}, "Did you mean 'flow'"),
-        ({"type": "shared", "policy": "remote", "embodiments": ARMS}, "that arms can share"),
+        ({"type": "shared", "policy": "remote", "embodiments": ARMS}, "that several arms can share"),
         ({"type": "shared", "policy": {"type": "flow", "hiden": 3}, "embodiments": ARMS}, "hiden"),
         (
             {"type": "shared", "policy": "flow", "embodiments": {"a": {**ARMS["short_arm"], "axes": [1, 1]}}},
@@ -370,17 +376,17 @@ def test_without_arms_it_is_for_a_run_to_name_them():
         ),
     ],
 )
-def test_what_cannot_be_shared_is_refused(section, because):
+def test_invalid_shared_policy_config_is_refused(section, because):
     with pytest.raises(ValueError, match=because):
         PluginSection.parse("policy", section)
 
 
-def test_a_config_comes_back_as_it_was_written():
+def test_config_survives_a_round_trip():
     section = PluginSection.parse("policy", {"type": "shared", "policy": "flow", "embodiments": ARMS})
     assert PluginSection.parse("policy", section.to_plain()) == section
 
 
-def test_a_misspelt_setting_of_the_policy_inside_is_named(tmp_path):
+def test_misspelled_setting_of_the_inner_policy_is_named(tmp_path):
     (tmp_path / "shared.json").write_text(
         json.dumps({"policy": {"type": "shared", "policy": {"type": "flow", "hiden": 3}, "embodiments": ARMS}})
     )
