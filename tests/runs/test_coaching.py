@@ -346,7 +346,7 @@ def looks(monkeypatch):
         looks.append(facts)
         return CoachResult(begun=(), over=())
 
-    monkeypatch.setattr(coaching.Coach, "look", look)
+    monkeypatch.setattr(coaching.Coach, "check", look)
     return looks
 
 
@@ -391,9 +391,9 @@ def test_steps_are_looked_at_when_they_come_and_not_when_their_labels_do(looks, 
 
 
 def test_what_steps_showed_is_not_kept_for_ever(lamp):
-    for number in range(coaching._SEEN + 10):
+    for number in range(coaching._NUM_PENDING + 10):
         lamp.coach.acted(replace(lamp.episode, id=str(number)))
-    assert list(lamp.coach._seen) == [str(number) for number in range(10, coaching._SEEN + 10)]
+    assert list(lamp.coach._step_facts) == [str(number) for number in range(10, coaching._NUM_PENDING + 10)]
 
 
 def test_before_any_weights_are_known_nothing_is_old(looks, lamp):
@@ -407,10 +407,10 @@ def test_before_any_weights_are_known_nothing_is_old(looks, lamp):
 
 def test_who_waits_for_whom_is_known_after_some_turns(looks, lamp):
     """The first one, after a resume, is spent on getting ready."""
-    for _ in range(coaching._TIMED):
+    for _ in range(coaching._NUM_TIMED):
         lamp.coach.acted(lamp.episode)
         look(lamp.coach)
-    assert [facts.act_s is None for facts in looks] == [True] * (coaching._TIMED - 1) + [False]
+    assert [facts.act_s is None for facts in looks] == [True] * (coaching._NUM_TIMED - 1) + [False]
 
 
 def test_updates_since_the_newest_weights(looks, lamp):

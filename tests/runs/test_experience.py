@@ -204,7 +204,7 @@ def test_a_damaged_episode_is_named_with_what_to_do(folder):
     experience.close()
     (folder.episodes / "e1" / "manifest.json").write_bytes(b"{}")
     with pytest.raises(
-        StoreError, match=r"`dovetail episodes verify .*or give it up with `dovetail episodes rm .* e1`"
+        StoreError, match=r"`dovetail episodes verify .*or remove the episode with `dovetail episodes rm .* e1`"
     ):
         make(folder).recover()
 

@@ -17,7 +17,7 @@ from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.runs.assembly.build import build_assembly
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
-from dovetail.runs.assembly.policy_components import build_policy, read_part
+from dovetail.runs.assembly.policy_components import build_policy, read_component
 from dovetail.weights.store import DiskWeightStore
 
 ROBOT = RobotSpec(
@@ -85,7 +85,7 @@ def test_a_part_can_come_from_a_run_its_weights_a_version_or_a_checkpoint(tmp_pa
         "run/weights/v00000001.json": old,
         "run/checkpoints/last": old,
     }.items():
-        assert same(read_part(tmp_path / source, "encoder"), expected["encoder"])
+        assert same(read_component(tmp_path / source, "encoder"), expected["encoder"])
         assert same(make(encoder={"checkpoint": str(tmp_path / source)}).weights()["encoder"], expected["encoder"])
 
 
@@ -160,7 +160,7 @@ def test_nothing_is_left_half_loaded(tmp_path):
     policy = section.build(robot=ROBOT, seed=0)
     before = policy.weights()
     with pytest.raises(StoreError):
-        policy.load_components(lambda name, source: read_part(tmp_path / source, name))
+        policy.load_components(lambda name, source: read_component(tmp_path / source, name))
     assert all(same(policy.weights()[name], before[name]) for name in before)
 
 

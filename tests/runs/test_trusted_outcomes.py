@@ -28,9 +28,9 @@ def said(tmp_path):
     def said(*others, overrides=(), labeler="vlm", **how):
         folder = RunFolder.create(tmp_path / f"run{next(runs)}", load(["peg-insertion"], overrides))
         own = dataclasses.replace(info, config_hash=folder.config_hash, judgement=None)
-        verdicts = TrustedOutcomes(folder)
+        outcomes = TrustedOutcomes(folder)
         for other in others:
-            verdicts.hear(dataclasses.replace(own, **other))
+            outcomes.add(dataclasses.replace(own, **other))
         zeros = np.zeros(8, np.float32)
         labels = Labels(
             episode_id=info.id,
@@ -41,7 +41,7 @@ def said(tmp_path):
             labeler=labeler,
             version="1",
         )
-        return verdicts.solved(EpisodeRecord(info=dataclasses.replace(own, **how), labels=labels))
+        return outcomes.solved(EpisodeRecord(info=dataclasses.replace(own, **how), labels=labels))
 
     return said
 

@@ -166,7 +166,7 @@ class _Loops:
     def _operator_for(self, purpose: Purpose) -> Operator:
         settings, board = self._context.settings, self._context.board
         operator = self._workcell.operator(
-            purpose, self._operator, demo_noise=settings["demo_noise"], desk=self._console
+            purpose, self._operator, demo_noise=settings["demo_noise"], console=self._console
         )
         if settings["consecutive"] is None or purpose is not Purpose.ONLINE:
             return operator
@@ -202,7 +202,7 @@ def _console_control(context: ProcessContext, workcell: Workcell) -> ConsoleCont
     num_axes = workcell.robot.spec.action.shape[0]
     box = Mailbox(num_axes, map_memory(descriptor, Mailbox.num_bytes(num_axes)))
     os.close(descriptor)  # the mapping remains
-    return workcell.desk(box, _section("operator", context.settings["operator"]))
+    return workcell.console_control(box, _section("operator", context.settings["operator"]))
 
 
 def _run_one(loops: _Loops, order: dict[str, Any], telemetry: Telemetry) -> dict[str, Any]:

@@ -1,5 +1,4 @@
-"""Somebody has seen to an arm that had stopped: said in the run's folder, where whoever drives the run looks. So it can be
-said of every arm, also of one that no console is attached to, and without a console."""
+"""Acknowledgements of stopped arms, as files in the run's folder. They work for every arm, with and without a console."""
 
 from __future__ import annotations
 
@@ -12,16 +11,16 @@ _FOLDER = ".acknowledged"
 
 
 def acknowledge(run: Path, robot: str) -> Path:
-    """The note, which is gone when it was taken."""
-    note = run / _FOLDER / quote(robot, safe="")
-    note.parent.mkdir(exist_ok=True)
-    note.touch()
-    return note
+    """Acknowledge a stopped arm; return the file, which the run deletes when it has read it."""
+    file = run / _FOLDER / quote(robot, safe="")
+    file.parent.mkdir(exist_ok=True)
+    file.touch()
+    return file
 
 
 def take_acknowledged(run: Path) -> list[str]:
-    """Names of the arms; each is given once."""
-    notes = sorted((run / _FOLDER).glob("*"))
-    for note in notes:
-        note.unlink(missing_ok=True)
-    return [unquote(note.name) for note in notes]
+    """Names of the acknowledged arms; each is returned once."""
+    files = sorted((run / _FOLDER).glob("*"))
+    for file in files:
+        file.unlink(missing_ok=True)
+    return [unquote(file.name) for file in files]

@@ -1,4 +1,4 @@
-"""What the coach has said of a run, as its events keep it. No torch here: reports are written without."""
+"""The coach's advice in the events of a run. It does not import torch, because reports read it."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dovetail.runs.folder import RunFolder
 
 __all__ = ["BEGUN", "OVER", "open_advice"]
 
-BEGUN, OVER = "coach", "coach: over"  # kinds of events
+BEGUN, OVER = "coach", "coach: over"  # event names
 
 
 def open_advice(folder: RunFolder) -> tuple[Advice, ...]:
-    """What was told, by any process of the run, and has not been over since; the worst first."""
-    told: dict[str, Advice] = {}
+    """Advice that still holds, from any process of the run; the most severe first."""
+    found: dict[str, Advice] = {}
     for event in folder.events(BEGUN, OVER):
         if event["event"] == BEGUN:
-            told[event["name"]] = Advice.from_json(event)
+            found[event["name"]] = Advice.from_json(event)
         else:
-            told.pop(event["name"], None)
-    return tuple(sorted(told.values(), key=lambda advice: -advice.severity))
+            found.pop(event["name"], None)
+    return tuple(sorted(found.values(), key=lambda advice: -advice.severity))

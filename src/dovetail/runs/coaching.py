@@ -1,4 +1,4 @@
-"""What the coach is told of a run, gathered from its episodes, its learner and its weights; and where its words go."""
+"""Collects facts for the coach from episodes, learner and weights, and writes its advice to events and metrics."""
 
 from __future__ import annotations
 
@@ -38,22 +38,22 @@ from dovetail.runs.status import RunStatus
 
 __all__ = ["Coaching", "LearnerView", "batch_sources", "settings_of"]
 
-_KEPT = 50  # episodes
-_SEEN = 1000  # those that may wait for their labels
-_EARLY = 20
-_ROLLOUTS = 10
-_TIMED = 5  # episodes and their updates
+_NUM_EPISODES = 50  # that the coach sees
+_NUM_PENDING = 1000  # episodes whose step facts are kept until their labels come
+_NUM_EARLY = 20
+_NUM_ROLLOUTS = 10
+_NUM_TIMED = 5  # episodes and their updates
 
-_HANDS = {  # who took the steps of a part of the replay
+_SOURCES = {  # who controlled the arm in the steps of a part of the replay
     "all": ("demo", "human", "policy"),
     "prior": ("demo", "human"),
     "online": ("human", "policy"),
-    **{hand: (hand,) for hand in ("demo", "human", "policy")},
+    **{source: (source,) for source in ("demo", "human", "policy")},
 }
 
 
 class LearnerView(Protocol):
-    """What is looked at of a learner, wherever it is."""
+    """The learner's figures that the coach reads. The learner may be in another process."""
 
     @property
     def sample_request(self) -> SampleRequest: ...
@@ -65,7 +65,7 @@ class LearnerView(Protocol):
 
 
 class Coaching:
-    """Tell it who has `acted`, `count` every episode that is learned from, say what was `published`, then `look`."""
+    """Call `acted` and `count` for each episode and `published` for weights; then `check` asks the coach."""
 
     def __init__(
         self,
@@ -84,88 +84,88 @@ class Coaching:
         gamma = self._settings.get("algorithm.gamma")
         self._gamma = float(gamma) if isinstance(gamma, (int, float)) else None
         self._coach = Coach(open_advice(folder))
-        self._verdicts = TrustedOutcomes(folder)
-        self._episodes: deque[tuple[str, EpisodeFacts]] = deque(maxlen=_KEPT)  # by id, where they have one
-        self._seen: dict[str, dict[str, Any]] = {}  # by id, what the steps of an episode showed; the oldest first
-        self._early: list[float] = []  # human shares
-        self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of all that is learned from
+        self._outcomes = TrustedOutcomes(folder)
+        self._episodes: deque[tuple[str, EpisodeFacts]] = deque(maxlen=_NUM_EPISODES)  # with their ids
+        self._step_facts: dict[str, dict[str, Any]] = {}  # facts from the steps of an episode, by id; the oldest first
+        self._early_human: list[float] = []  # human shares of the first episodes
+        self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of episodes in the replay
         self._normalizer: Mapping[str, Array] = {}
         inner = policy.canonical if isinstance(policy, WrapsCanonicalPolicy) else policy
-        self._canonical_space: CanonicalSpace | None = inner.canonical_space if isinstance(inner, HasCanonicalSpace) else None
-        self._newest: int | None = None  # published version; none that this process knows of
-        self._newest_updates: int | None = None  # it was made after
+        self._canonical_space: CanonicalSpace | None = (
+            inner.canonical_space if isinstance(inner, HasCanonicalSpace) else None
+        )
+        self._newest: int | None = None  # version that this process published last
+        self._newest_updates: int | None = None  # its number of online updates
         self._pinned: int | None = None
-        self._act_s: deque[float] = deque(maxlen=_TIMED)
-        self._learn_s: deque[float] = deque(maxlen=_TIMED)
-        self._lessons: deque[Mapping[str, float]] = deque(maxlen=_ROLLOUTS)
-        self._turn_s = time.monotonic()  # when acting last gave way to learning, or the other way round
+        self._act_s: deque[float] = deque(maxlen=_NUM_TIMED)
+        self._learn_s: deque[float] = deque(maxlen=_NUM_TIMED)
+        self._rollouts: deque[Mapping[str, float]] = deque(maxlen=_NUM_ROLLOUTS)
+        self._switched_s = time.monotonic()  # between acting and learning
         status.advice = self._coach.current
 
-    # ---- what happened
+    # ---- events
 
-    def count(self, known: EpisodeRecord) -> None:
-        """A demonstration or an online episode that has labels; of one that an earlier process ran, only what the books
-        say."""
-        labels, info = known.labels, known.info
-        self._verdicts.hear(info)
+    def count(self, record: EpisodeRecord) -> None:
+        """Add a demonstration or online episode. Without labels, only its outcome is used."""
+        labels, info = record.labels, record.info
+        self._outcomes.add(info)
         if labels is None or labels.discard:
             return
-        value = self._weigh(labels) if known.trains else None
+        value = self._discounted_return(labels) if record.trains else None
         if info.purpose is not Purpose.ONLINE:
             return
         self._keep(
             EpisodeFacts(
                 success=labels.success,
                 rewarded=_rewarded(labels),
-                solved=self._verdicts.solved(known),
+                solved=self._outcomes.solved(record),
                 value=value,
                 human_share=info.num_human_steps / info.num_steps,
-                **self._seen.get(info.id, {}),
+                **self._step_facts.get(info.id, {}),
             ),
             episode_id=info.id,
         )
 
-    def correct(self, known: EpisodeRecord) -> None:
-        """What is said now of an episode that may have been counted before; it is not too long ago, or not at all."""
-        labels, episode_id = known.labels, known.info.id
+    def correct(self, record: EpisodeRecord) -> None:
+        """Apply new labels of an episode that may have been counted before."""
+        labels, episode_id = record.labels, record.info.id
         for place, (counted, facts) in enumerate(self._episodes):
             if counted != episode_id:
                 continue
             if labels is None or labels.discard:
                 del self._episodes[place]
                 return
-            value = self._weigh(labels) if known.trains else None
-            solved, rewarded = self._verdicts.solved(known), _rewarded(labels)
+            value = self._discounted_return(labels) if record.trains else None
+            solved, rewarded = self._outcomes.solved(record), _rewarded(labels)
             again = replace(facts, success=labels.success, rewarded=rewarded, solved=solved, value=value)
             self._episodes[place] = (episode_id, again)
             return
-        self.count(known)
+        self.count(record)
 
     def acted(self, episode: Episode) -> None:
-        """An online episode has ended. What only its steps tell is kept until its labels come, however late: by then they
-        may be far away, and the weights that were new are old."""
-        self._act_s.append(self._turn())
-        self._seen[episode.id] = {
+        """Note the end of an online episode. Facts from its steps are kept until its labels come."""
+        self._act_s.append(self._since_switch())
+        self._step_facts[episode.id] = {
             "saturated": _saturated(episode),
             "outside": _outside(episode, self._statistics(episode)),
             "versions_behind": self._behind(episode),
         }
-        while len(self._seen) > _SEEN:
-            del self._seen[next(iter(self._seen))]
+        while len(self._step_facts) > _NUM_PENDING:
+            del self._step_facts[next(iter(self._step_facts))]
 
     def published(self, newest: int, served: WeightSnapshot, *, updates: int) -> None:
-        """The version that was published last, after so many online updates, and the one that the robot is given."""
+        """Note the newest version, its number of online updates, and the version that the robot acts with."""
         self._newest, self._newest_updates = newest, updates
         self._pinned = served.version if served.version != newest else None
         self._normalizer = served.components.get("normalizer", {})
 
-    # ---- a look
+    # ---- checks
 
-    def look(self, learner: LearnerView, replay: ReplayReader) -> None:
-        self._learn_s.append(self._turn())
+    def check(self, learner: LearnerView, replay: ReplayReader) -> None:
+        self._learn_s.append(self._since_switch())
         status, published = self._status, self._newest_updates
-        timed = self._real_time and len(self._act_s) == len(self._learn_s) == _TIMED
-        self._tell(
+        timed = self._real_time and len(self._act_s) == len(self._learn_s) == _NUM_TIMED
+        self._ask(
             Facts(
                 **self._common(),
                 sources=batch_sources(learner.sample_request, replay),
@@ -179,55 +179,55 @@ class Coaching:
             )
         )
 
-    def look_at(self, lesson: RolloutResult) -> None:
-        """After a rollout: on-policy learning has no replay, and nobody to help. What one rollout says is mostly noise."""
-        self._lessons.append(lesson.metrics)
-        varied = lesson.metrics["reward_std"] > 0.0
-        ended = (lesson.episodes.get(name, ()) for name in ("success", "at_limit"))
-        for success, at_limit, worth in zip(*ended, lesson.returns, strict=True):
-            rewarded = bool(success) or varied or worth > 0.0
+    def check_rollout(self, result: RolloutResult) -> None:
+        """Check on-policy learning, which has no replay and no operator. A single rollout is noisy, so metrics are means."""
+        self._rollouts.append(result.metrics)
+        varied = result.metrics["reward_std"] > 0.0
+        ended = (result.episodes.get(name, ()) for name in ("success", "at_limit"))
+        for success, at_limit, total in zip(*ended, result.returns, strict=True):
+            rewarded = bool(success) or varied or total > 0.0
             self._keep(EpisodeFacts(success=bool(success), rewarded=rewarded, saturated=float(at_limit)))
-        # an actor that still waits, or an update that was skipped, says less than others do
-        told = {name: [m[name] for m in self._lessons if name in m] for name in lesson.metrics}
-        means = {name: sum(values) / len(values) for name, values in told.items()}
-        self._tell(Facts(**(self._common() | {"metrics": means}), updates=self._status.updates))
+        # a skipped update, or one without an actor step, has fewer metrics
+        values = {name: [m[name] for m in self._rollouts if name in m] for name in result.metrics}
+        means = {name: sum(each) / len(each) for name, each in values.items()}
+        self._ask(Facts(**(self._common() | {"metrics": means}), updates=self._status.updates))
 
     def _common(self) -> dict[str, Any]:
-        status, weighed = self._status, math.isfinite(self._best)
+        status, has_values = self._status, math.isfinite(self._best)
         return {
             "settings": self._settings,
             "num_episodes": status.episodes,
             "env_steps": status.env_steps,
             "episodes": tuple(facts for _, facts in self._episodes),
-            "early_human": sum(self._early) / _EARLY if len(self._early) == _EARLY else None,
+            "early_human": sum(self._early_human) / _NUM_EARLY if len(self._early_human) == _NUM_EARLY else None,
             "metrics": dict(status.metrics),
             "num_actions": self._num_actions,
-            "best_value": self._best if weighed else None,
-            "lowest_value": self._lowest if weighed else None,
+            "best_value": self._best if has_values else None,
+            "lowest_value": self._lowest if has_values else None,
             "largest_reward": self._largest,
         }
 
-    def _tell(self, facts: Facts) -> None:
-        look, step = self._coach.check(facts), self._status.env_steps
+    def _ask(self, facts: Facts) -> None:
+        result, step = self._coach.check(facts), self._status.env_steps
         self._status.advice = self._coach.current
-        for advice in look.begun:
+        for advice in result.begun:
             self._folder.event(BEGUN, env_steps=step, **advice.to_json())
             self._metrics.write_text("coach", f"**{advice.name}**: {advice.message}. Try: {advice.try_}", step=step)
-        for advice in look.over:
+        for advice in result.over:
             self._folder.event(OVER, env_steps=step, name=advice.name)
             self._metrics.write_text("coach", f"**{advice.name}**: over", step=step)
-        wrong = {advice.name for advice in self._coach.current}
-        self._metrics.write("coach", {name: float(name in wrong) for name in self._coach.names}, step=step)
+        current = {advice.name for advice in self._coach.current}
+        self._metrics.write("coach", {name: float(name in current) for name in self._coach.names}, step=step)
 
-    # ---- small things
+    # ---- helpers
 
     def _keep(self, facts: EpisodeFacts, *, episode_id: str = "") -> None:
         self._episodes.append((episode_id, facts))
-        if len(self._early) < _EARLY:
-            self._early.append(facts.human_share)
+        if len(self._early_human) < _NUM_EARLY:
+            self._early_human.append(facts.human_share)
 
-    def _weigh(self, labels: Labels) -> float | None:
-        """What an episode was worth, discounted as the algorithm does."""
+    def _discounted_return(self, labels: Labels) -> float | None:
+        """The return of an episode with the algorithm's gamma; also updates the extremes."""
         if self._gamma is None:
             return None
         values = returns_to_go(labels.rewards, labels.discounts, self._gamma)
@@ -241,7 +241,7 @@ class Coaching:
         return newest - int(versions.max()) if len(versions) and newest is not None else None
 
     def _statistics(self, episode: Episode) -> Mapping[str, tuple[Array, Array]]:
-        """Mean and standard deviation of each observation, by the robot's own names; in a shared policy, its own ones."""
+        """Mean and standard deviation of each observation by the robot's own key; in a shared policy, those of its arm."""
         normalizer, canonical_space = self._normalizer, self._canonical_space
         keys = [name.removeprefix("mean/") for name in normalizer if name.startswith("mean/")]
         if canonical_space is None:
@@ -256,9 +256,9 @@ class Coaching:
             for key, real in there.items()
         }
 
-    def _turn(self) -> float:
-        before_s, self._turn_s = self._turn_s, time.monotonic()
-        return self._turn_s - before_s
+    def _since_switch(self) -> float:
+        before_s, self._switched_s = self._switched_s, time.monotonic()
+        return self._switched_s - before_s
 
 
 def settings_of(plain: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
@@ -272,33 +272,33 @@ def settings_of(plain: Mapping[str, Any], prefix: str = "") -> dict[str, object]
     return flat
 
 
-def batch_sources(wants: SampleRequest, replay: ReplayReader) -> dict[str, float]:
-    """Share of a batch by whose hand took its steps; nothing where views ask for more than that."""
-    held = {hand: replay.size(View(part=hand)) for hand in _HANDS["all"]}
+def batch_sources(request: SampleRequest, replay: ReplayReader) -> dict[str, float]:
+    """Share of each source of steps in a batch; empty if the views select by more than their source."""
+    held = {source: replay.size(View(part=source)) for source in _SOURCES["all"]}
     drawn = dict.fromkeys(held, 0.0)
-    for view, num_rows in rows_to_draw(wants, replay):
-        if view != View(part=view.part) or view.part not in _HANDS:
+    for view, num_rows in rows_to_draw(request, replay):
+        if view != View(part=view.part) or view.part not in _SOURCES:
             return {}
-        hands = _HANDS[view.part]
-        for hand in hands:
-            drawn[hand] += num_rows * held[hand] / max(1, sum(held[one] for one in hands))
+        sources = _SOURCES[view.part]
+        for source in sources:
+            drawn[source] += num_rows * held[source] / max(1, sum(held[one] for one in sources))
     total = sum(drawn.values())
-    return {hand: share / total for hand, share in drawn.items()} if total else {}
+    return {source: share / total for source, share in drawn.items()} if total else {}
 
 
 def _rewarded(labels: Labels) -> bool:
-    """Whether some step was better than the others, or than nothing."""
+    """Whether a step had a reward above the median of the episode, or above zero."""
     return labels.success or bool(labels.rewards.max() > min(0.0, float(np.median(labels.rewards))))
 
 
 def _saturated(episode: Episode) -> float | None:
-    """Of the numbers that the policy proposed."""
+    """Share of the policy's action values at a limit."""
     proposed = episode.column("proposed")[episode.column("source") == Source.POLICY]
     return float(episode.robot.action.at_limits(proposed).mean()) if len(proposed) else None
 
 
 def _outside(episode: Episode, statistics: Mapping[str, tuple[Array, Array]]) -> dict[str, float]:
-    """By observation key: the share of its values that normalisation cuts off."""
+    """Share of the values of each observation that the normalizer clips."""
     outside = {}
     for key, (mean, std) in statistics.items():
         away = np.abs(episode.column(f"observation/{key}") - mean) / std

@@ -1,4 +1,4 @@
-"""The folder of a run: made once, refused when it is not ours, and a line in events.jsonl for all that happens."""
+"""The folder of a run: its paths, its lock, its config, and `events.jsonl` with a line for each event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _EVENTS = "events.jsonl"
 
 
 class RunFolder:
-    """`create` for a new run, `open` for one that is there. Only one process works in a run at a time."""
+    """`create` a new run or `open` an existing one. Only one process at a time may `lock` it."""
 
     def __init__(self, path: Path, config: RunConfig, saved_hash: str | None = None) -> None:
         self.path = path
@@ -41,7 +41,7 @@ class RunFolder:
         try:
             save(config, path)
         except RunFolderError:
-            path.rmdir()  # a folder without its config would be nobody's
+            path.rmdir()
             raise
         return RunFolder(path, config)
 
@@ -59,7 +59,7 @@ class RunFolder:
         return RunFolder(path, config, saved_hash)
 
     def lock(self) -> None:
-        """Become the one process that writes here; the kernel lets go of it when the process ends."""
+        """Become the only process that writes here. The lock ends with the process."""
         try:
             self._lock = (self.path / ".lock").open("w")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -69,7 +69,6 @@ class RunFolder:
             raise RunFolderError(f"cannot write to run folder {self.path}: {error.strerror}") from error
 
     def unlock(self) -> None:
-        """Let others work here, now and not when somebody collects what is left of us."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
@@ -112,9 +111,9 @@ class RunFolder:
 
     @property
     def holds_work(self) -> bool:
-        """Whether anything here took time to make. PPO, for one, has weights and checkpoints long before any episode."""
-        kept = (self.episodes, self.weights, self.checkpoints)
-        files = (path for folder in kept for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+        """Whether the folder holds episodes, weights or checkpoints. PPO has the last two long before any episode."""
+        folders = (self.episodes, self.weights, self.checkpoints)
+        files = (path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
         return Spool(self.spool).holds_steps or any(files)
 
     def event(self, kind: str, /, **fields: Any) -> None:
@@ -122,16 +121,16 @@ class RunFolder:
         with (self.path / _EVENTS).open("a+b") as file:
             if file.tell():
                 file.seek(-1, os.SEEK_END)
-                if file.read(1) != b"\n":  # a full disk, or lost power, left half a line
+                if file.read(1) != b"\n":  # a full disk or a power loss left half a line
                     line = b"\n" + line
             file.write(line)
 
     def events(self, *kinds: str) -> Iterator[dict[str, Any]]:
-        """What happened of these kinds, oldest first."""
+        """Events of these kinds, oldest first."""
         return read_events(self.path, *kinds)
 
     def write_json(self, name: str, data: Mapping[str, Any]) -> None:
-        """A small file that the run needs again, with a checksum in it."""
+        """Write a small file with a checksum, atomically."""
         (self.path / name).parent.mkdir(exist_ok=True)
         write_atomic(self.path / name, dump_json(data, indent=2))
 
@@ -142,22 +141,22 @@ class RunFolder:
         except MissingError:
             return None
         except StoreError as error:
-            raise StoreError(f"{error}: delete it, and it is made anew") from error
+            raise StoreError(f"{error}: delete it, and the run makes it again") from error
 
 
 def read_events(run: Path, *kinds: str) -> Iterator[dict[str, Any]]:
-    """What happened of these kinds in the run of that folder, oldest first; but for lines that are not whole."""
+    """Events of these kinds in a run's folder, oldest first. Incomplete lines are skipped."""
     try:
         lines = (run / _EVENTS).read_bytes().split(b"\n")
     except FileNotFoundError:
         return
-    marks = [f'"event": {json.dumps(kind)}'.encode() for kind in kinds]
+    patterns = [f'"event": {json.dumps(kind)}'.encode() for kind in kinds]
     for line in lines:
-        if not any(mark in line for mark in marks):  # no need to parse all that episodes say
+        if not any(pattern in line for pattern in patterns):  # parsing all lines would be slow
             continue
         try:
             event = json.loads(line)
         except ValueError:
-            continue  # what a kill, a full disk or lost power left of it
+            continue  # a kill, a full disk or a power loss left half a line
         if isinstance(event, dict) and event.get("event") in kinds:
             yield event

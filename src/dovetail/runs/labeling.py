@@ -41,7 +41,7 @@ class _Answer:
 
 
 class AsksLabelers(Protocol):
-    """Labelers in order: see `labels.panel.LabelerChain`."""
+    """Labelers in order: see `labels.chain.LabelerChain`."""
 
     @property
     def max_concurrent(self) -> int | None: ...

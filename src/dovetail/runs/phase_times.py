@@ -1,4 +1,4 @@
-"""Where a run's time goes: acting, labelling, adding, sampling, updating, publishing, saving, evaluating."""
+"""Seconds that a run spends on each activity: acting, labelling, adding, sampling, updating, publishing, saving, evaluating."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["PhaseTimes"]
 
 
 class PhaseTimes:
-    """Seconds of each since the run began, whatever processes it had. What is inside another is counted there only."""
+    """Seconds of each activity in this process. A nested activity counts for the outer one only."""
 
-    def __init__(self, before: Mapping[str, float] | None = None) -> None:
-        self.seconds: dict[str, float] = defaultdict(float, before or {})
-        self._told: dict[str, float] = dict(self.seconds)
-        self._told_counts: tuple[int, int] | None = None
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._last_lap: dict[str, float] = {}
+        self._last_counts: tuple[int, int] | None = None
         self._inside = False
 
     @contextmanager
@@ -36,14 +36,14 @@ class PhaseTimes:
             self.seconds[name] += value
 
     def lap(self, *, env_steps: int, updates: int) -> tuple[dict[str, float], dict[str, float]]:
-        """Since the last lap: seconds of each phase; and steps and updates per second of all of them together."""
-        spent = {name: value - self._told.get(name, 0.0) for name, value in self.seconds.items()}
-        before, self._told, self._told_counts = self._told_counts, dict(self.seconds), (env_steps, updates)
+        """Seconds of each activity since the last call, and the rates of steps and updates in that time."""
+        spent = {name: value - self._last_lap.get(name, 0.0) for name, value in self.seconds.items()}
+        before, self._last_lap, self._last_counts = self._last_counts, dict(self.seconds), (env_steps, updates)
         total_s = sum(spent.values())
         rates: dict[str, float] = {}
         if before is not None and total_s > 0.0:
             rates["env_steps_per_s"] = (env_steps - before[0]) / total_s
             updating_s = spent.get("sampling", 0.0) + spent.get("updating", 0.0)
             if updating_s > 0.0:
-                rates["updates_per_s"] = (updates - before[1]) / updating_s  # while it did nothing else
+                rates["updates_per_s"] = (updates - before[1]) / updating_s
         return {f"{name}_s": value for name, value in spent.items()}, rates

@@ -1,4 +1,4 @@
-"""Updates that were skipped because a loss was not finite: a line in the run's events, whoever learned."""
+"""Events for updates that were skipped because a loss was not finite."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 
 from dovetail.runs.folder import RunFolder
 
-__all__ = ["Skips", "report_skipped_updates"]
+__all__ = ["CountsSkipped", "report_skipped_updates"]
 
 
-class Skips(Protocol):
-    """Who learns, and counts what it skips."""
+class CountsSkipped(Protocol):
+    """A learner that counts skipped updates."""
 
     @property
     def num_updates(self) -> int: ...
@@ -22,8 +22,8 @@ class Skips(Protocol):
 
 
 @contextmanager
-def report_skipped_updates(folder: RunFolder | None, learner: Skips) -> Iterator[None]:
-    """One line for all that are skipped meanwhile, also where the last of them is one too many."""
+def report_skipped_updates(folder: RunFolder | None, learner: CountsSkipped) -> Iterator[None]:
+    """Add one event for all updates that are skipped inside the context, even if it ends with an error."""
     before = learner.num_skipped_updates
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a person wants to know of a run while it runs. The runtime fills it in; whoever watches shows it."""
+"""The status of a run: counters and figures that the runtime updates and a status listener shows."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from dovetail.learn.coach import Advice
 
 __all__ = ["RECENT", "ArmStatus", "RunStatus", "StatusListener", "ignore_status"]
 
-RECENT = 20  # episodes that a live figure looks back at
-LONGEST = 1000
+RECENT = 20  # episodes in a live figure
+_MAX_RECENT = 1000  # episodes that are kept
 
 
 @dataclass(slots=True, kw_only=True)
 class ArmStatus:
-    """What one of several robots has done online."""
+    """Online figures of one arm."""
 
     task: str
     control_hz: float
@@ -31,9 +31,9 @@ class ArmStatus:
     episodes: int = 0
     interventions: int = 0
     human_steps: int = 0
-    recent_ids: deque[str] = field(default_factory=lambda: deque(maxlen=LONGEST))
-    recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))  # NaN: nobody knows yet
-    recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
+    recent_ids: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
+    recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))  # NaN: no labels yet
+    recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
 
     @property
     def robot_minutes(self) -> float:
@@ -70,40 +70,38 @@ class ArmStatus:
 
 @dataclass(slots=True, kw_only=True)
 class RunStatus:
-    """Counters of a run. `phase` is what is being done now, `done` of `total` how far that is."""
+    """Counters of a run. `phase` is the present phase, and `done` of `total` its progress."""
 
     name: str
     phase: str = ""
     done: int = 0
     total: int = 0
     phase_started_s: float = field(default_factory=time.monotonic)
-    phase_started_at: int = 0  # what was done already when it began
+    phase_started_at: int = 0  # `done` at the start of the phase
     env_steps: int = 0
     episodes: int = 0
     updates: int = 0
     interventions: int = 0
-    trained_steps: int = (
-        0  # of these, in episodes that are learned from: the labels of the others are still to come
-    )
-    waiting: Mapping[str, int] = field(default_factory=dict)  # for labels, by why
+    trained_steps: int = 0  # of `env_steps`, those in the replay; other episodes have no labels yet
+    waiting: Mapping[str, int] = field(default_factory=dict)  # episodes without final labels, by reason
     robot_minutes: float = 0.0
     robots: dict[str, ArmStatus] = field(default_factory=dict)  # by name
-    recent_ids: deque[str] = field(default_factory=lambda: deque(maxlen=LONGEST))
-    recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
-    recent_return: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
-    recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=LONGEST))
-    success_steps: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # how long those took
+    recent_ids: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
+    recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
+    recent_return: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
+    recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
+    success_steps: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # lengths of successful episodes
     rates: dict[str, Rate] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     telemetry: Mapping[str, float] = field(default_factory=dict)  # of the control loop
-    advice: tuple[Advice, ...] = ()  # the coach's, the worst first
+    advice: tuple[Advice, ...] = ()  # of the coach, the most severe first
 
     def begin(self, phase: str, total: int, *, done: int = 0) -> None:
         self.phase, self.total, self.done, self.phase_started_at = phase, total, done, done
         self.phase_started_s = time.monotonic()
 
     def count(self, info: EpisodeInfo, labels: Labels | None) -> None:
-        """Take an online episode into the books. What nobody knows of it yet is NaN there."""
+        """Count an online episode. Without labels, its success and return are NaN."""
         self.episodes += 1
         self.env_steps += info.num_steps
         self.interventions += info.num_interventions
@@ -119,7 +117,7 @@ class RunStatus:
             self.success_steps.append(info.num_steps)
 
     def correct(self, episode_id: str, labels: Labels | None) -> None:
-        """What is said now of an episode that is in the books, where it is not too long ago."""
+        """Apply new labels of an episode, if it is recent enough."""
         if episode_id in self.recent_ids:
             place = self.recent_ids.index(episode_id)
             self.recent_success[place], self.recent_return[place] = _success(labels), _return(labels)
@@ -128,37 +126,37 @@ class RunStatus:
 
     @property
     def evaluating(self) -> bool:
-        """Then the figures of practice say nothing of what is going on."""
+        """Whether the figures of online episodes stand still."""
         return self.phase.startswith("evaluating")
 
     def recent(self, values: deque[float]) -> float | None:
-        """Mean over the last few episodes that it is known of; None before the first."""
+        """Mean over the latest episodes with a known value; None before the first."""
         latest = [value for value in list(values)[-RECENT:] if not math.isnan(value)]
         return sum(latest) / len(latest) if latest else None
 
     def unassisted_rate(self, window: int) -> float:
-        """Share of the last `window` episodes that succeeded with nobody's help; 0 until there are so many. One whose
-        labels are still to come did not, so far."""
+        """Share of the last `window` episodes that succeeded without intervention. Missing episodes and labels count as
+        failures."""
         return _unassisted_rate(self.recent_success, self.recent_human, window)
 
     @property
     def usual_steps(self) -> float | None:
-        """How long an episode that succeeds takes, lately; None until there are a few."""
+        """Median length of recent successful episodes; None until there are 5."""
         return statistics.median(self.success_steps) if len(self.success_steps) >= 5 else None
 
     @property
     def seconds_left(self) -> float | None:
-        """Of this phase, at the pace so far."""
+        """Remaining time of this phase at its speed so far."""
         elapsed_s = time.monotonic() - self.phase_started_s
         done = self.done - self.phase_started_at
-        if not done or elapsed_s < 0.5:  # too early to tell
+        if not done or elapsed_s < 0.5:
             return None
         return elapsed_s * (self.total - self.done) / done
 
 
 def _unassisted_rate(success: deque[float], human: deque[float], window: int) -> float:
     pairs = list(zip(success, human, strict=True))[-window:]
-    return sum(s for s, helped in pairs if not helped and not math.isnan(s)) / window
+    return sum(s for s, share in pairs if not share and not math.isnan(s)) / window
 
 
 def _success(labels: Labels | None) -> float:
@@ -174,4 +172,4 @@ class StatusListener(Protocol):
 
 
 def ignore_status(status: RunStatus) -> None:
-    """Nobody watches."""
+    """A listener that does nothing."""

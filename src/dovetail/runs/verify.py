@@ -39,7 +39,7 @@ def verify_episodes(path: Path, on_episode: Callable[[str], None] = lambda episo
     folder = path / "episodes"
     for finding in verify_log(folder):
         on_episode(finding.episode_id)
-        if not finding.whole:
+        if not finding.is_intact:
             yield _episode_problem(folder, finding)
 
 
@@ -70,7 +70,7 @@ def verify_other_files(path: Path) -> Iterator[Problem]:
 
 def _spool(folder: Path) -> Iterator[Problem]:
     for finding in verify_spool(folder):
-        if not finding.whole:
+        if not finding.is_intact:
             yield Problem(
                 what=f"{finding.path} {finding.problem}",
                 left=finding.recoverable,

@@ -313,7 +313,7 @@ class InlineRuntime:
         self.learner.publish()
         self._phases.add({"acting": result.metrics["collect_s"], "updating": result.metrics["update_s"]})
         self.store.curves.times()
-        self.store.coaching.look_at(result)
+        self.store.coaching.check_rollout(result)
         self.report_status()
 
     def stop_online(self) -> None:

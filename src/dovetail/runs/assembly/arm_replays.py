@@ -1,4 +1,4 @@
-"""Replays of arms that share a policy and differ in what they see and do: one of each, written and drawn from as one."""
+"""One replay per embodiment for arms that share a policy, used as a single replay."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ __all__ = ["ArmReplays"]
 
 
 class ArmReplays:
-    """See the Replay contract. An episode's robot says which of them it belongs to; batches are padded, rows of all."""
+    """See the Replay contract. Episodes are stored by embodiment; batches are padded and mix all of them.
+
+    `replays` has the robot and the replay of each embodiment, by its name in the canonical space.
+    """
 
     def __init__(self, canonical_space: CanonicalSpace, replays: Mapping[str, tuple[RobotSpec, Replay]]) -> None:
-        """By the name that the policy knows an arm by."""
         self._canonical_space = canonical_space
         self._by_name = {name: replay for name, (_, replay) in replays.items()}
         self._mixed = MixedReplay(canonical_space, list(replays.values()))

@@ -57,7 +57,7 @@ class Assembly:
     link: LiveLink | None = None  # to the console
     on_restart: Callable[[str, int], None] | None = None  # see `build_assembly`
     lock_descriptor: int | None = None  # see RobotHost
-    _desk: ConsoleControl | None = None
+    _console: ConsoleControl | None = None
     _boards: list[Board] = field(default_factory=list)
     _chains: list[LabelerChain] = field(default_factory=list)
     _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Assembly:
         if policy is not None:
             policy.warmup()
         operator = self.workcell.operator(
-            purpose, self.config.operator, demo_noise=self.config.run.demo_noise, desk=self._desk
+            purpose, self.config.operator, demo_noise=self.config.run.demo_noise, console=self._console
         )
         success_detection = make_success_detection(self.config, self.labeler_chain()) if purpose is Purpose.ONLINE else None
         if success_detection is not None:
@@ -263,7 +263,7 @@ def build_assembly(
         link=link,
         on_restart=on_restart,
         lock_descriptor=lock_descriptor,
-        _desk=workcell.desk(link.mailbox, config.operator) if link is not None else None,
+        _console=workcell.console_control(link.mailbox, config.operator) if link is not None else None,
     )
 
 

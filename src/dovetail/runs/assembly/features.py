@@ -1,4 +1,4 @@
-"""What a frozen encoder makes of an episode's frames, in their place: each distinct frame is looked at once."""
+"""Replaces the images of an episode by the features of a frozen encoder. Each distinct frame is encoded once."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["encode_episode", "encoded_robot"]
 
 
 def encoded_robot(robot: RobotSpec, feature_specs: Mapping[str, ArraySpec]) -> RobotSpec:
-    """The robot as replay knows it: a camera gives what is kept of its images."""
+    """The robot with features as the observations of its cameras, as the replay stores them."""
     if not feature_specs:
         return robot
     return dataclasses.replace(robot, observation={**robot.observation, **feature_specs})
 
 
 def encode_episode(episode: Episode, encoder: CachesFeatures) -> Episode:
-    """The same episode, with features in the place of the images that they were made of. The log keeps those."""
+    """The episode with features instead of images. The log keeps the images."""
     last, segments = episode.last_observation, list(episode.segments)
     values = dict(last.values)
     for key in encoder.feature_specs:
@@ -41,7 +41,7 @@ def encode_episode(episode: Episode, encoder: CachesFeatures) -> Episode:
 
 
 def _each_once(encoder: CachesFeatures, key: str, frames: Array) -> Array:
-    """A camera may be slower than the ticks, and an arm may stand still."""
+    """Encode each run of equal frames once: a camera may be slower than the control loop, or the arm may stand still."""
     flat = frames.reshape(len(frames), -1)
     fresh = np.concatenate(([True], (flat[1:] != flat[:-1]).any(axis=1)))
     encoded: Array = encoder.encode(key, frames[fresh])[np.cumsum(fresh) - 1]

@@ -1,8 +1,7 @@
-"""A task whose success is kept from practice, so that nothing but labels can tell it: for `labeling.hide_success`.
+"""A task that hides its success from online episodes, so that only labels can tell it: for `labeling.hide_success`.
 
-A simulated task knows when it is done, a real one does not. Who wants to see what labels alone are good for must not let
-the simulator's word in by the back door: neither by ending the episode, nor by a scripted person who stops helping, or says
-success, at the very moment, nor by a reward beside the labels. A failure and the time limit still end it.
+A simulated task detects success, a real one does not. To measure what labels alone achieve, success must not end the episode,
+stop a scripted operator, or give a reward. A failure and the time limit still end the episode.
 """
 
 from __future__ import annotations
@@ -17,19 +16,18 @@ from dovetail.core.types import Array, Observation, Outcome, Verdict
 
 __all__ = ["HiddenSuccess"]
 
-_ALMOST = 0.99  # as far along as an expert may say it is
+_MAX_PROGRESS = 0.99
 
 
 class HiddenSuccess:
-    """See the Task contract. Only for tasks that say how long an episode may last (`max_steps`): one that is done goes on
-    until then, unless labels end it."""
+    """See the Task contract. The task needs a `max_steps`: a successful episode continues until then, unless a labeler ends
+    it."""
 
     def __init__(self, task: Task) -> None:
         self._task = task
         if not isinstance(task, LimitsSteps):
             raise UsageError(
-                f"task '{task.spec.name}' does not say how long an episode may last, so its success cannot be hidden: "
-                "set labeling.hide_success=false"
+                f"task '{task.spec.name}' has no max_steps, so its success cannot be hidden. Set labeling.hide_success=false"
             )
         self._max_steps = int(task.max_steps)
 
@@ -45,7 +43,7 @@ class HiddenSuccess:
         self._task.reset(robot, rng=rng)
 
     def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict:
-        """What the task says, without a success."""
+        """The verdict of the task without success and rewards."""
         verdict = self._task.judge(robot, observation, num_steps=num_steps)
         outcome = verdict.outcome
         if outcome is Outcome.SUCCESS:
@@ -53,11 +51,11 @@ class HiddenSuccess:
         return Verdict(outcome=outcome, rewards=dict.fromkeys(verdict.rewards, 0.0), metrics=verdict.metrics)
 
     def expert(self) -> Expert:
-        return _Discreet(self._task.expert())
+        return _HiddenProgress(self._task.expert())
 
 
-class _Discreet:
-    """An expert who helps as before, and never says that it is done."""
+class _HiddenProgress:
+    """An expert that acts as before and never reports that the task is done."""
 
     def __init__(self, expert: Expert) -> None:
         self._expert = expert
@@ -69,4 +67,4 @@ class _Discreet:
         return self._expert.act(observation)
 
     def progress(self, observation: Observation) -> float:
-        return min(_ALMOST, self._expert.progress(observation))
+        return min(_MAX_PROGRESS, self._expert.progress(observation))

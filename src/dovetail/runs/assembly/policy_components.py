@@ -1,6 +1,6 @@
-"""Policies as a config asks for them: built, and their components given what they start from.
+"""Builds policies and loads the components that they start from.
 
-A component's checkpoint may lie anywhere, and be gone tomorrow. So a run keeps what it took, and takes that again.
+A component's checkpoint may be deleted later, so a run keeps a copy and loads that.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["build_policy", "save_components", "read_part"]
+__all__ = ["build_policy", "read_component", "save_components"]
 
 _VERSION = re.compile(r"v(\d{8,})\.json")
-_IN_CHECKPOINT = "algorithm/policy/"  # what a learner's checkpoint calls its policy's arrays
+_IN_CHECKPOINT = "algorithm/policy/"  # prefix of the policy's arrays in a learner's checkpoint
 
 
-class _Part(Protocol):
+class _ComponentConfig(Protocol):
     @property
     def checkpoint(self) -> str | None: ...
 
 
 @runtime_checkable
-class _OfParts(Protocol):
-    """A policy whose components may come from elsewhere; asked by name, so that others need not load torch."""
+class _HasComponents(Protocol):
+    """A policy whose components may come from checkpoints. A Protocol, because its class would import torch."""
 
     @property
-    def component_configs(self) -> Mapping[str, _Part]: ...
+    def component_configs(self) -> Mapping[str, _ComponentConfig]: ...
 
     def load_components(self, read: Callable[[str, str], Mapping[str, Array]]) -> None: ...
 
@@ -48,28 +48,28 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
     """A new policy. `components` is the folder with the run's copies of the components that it started from."""
 
     def read(name: str, source: str) -> Mapping[str, Array]:
-        if components is not None and (kept := _kept(components, name)).is_file():
-            return _arrays(kept)
-        return read_part(Path(source), name)
+        if components is not None and (copy := _copy_path(components, name)).is_file():
+            return _arrays(copy)
+        return read_component(Path(source), name)
 
     policy = section.build(robot=robot, seed=seed)
-    if isinstance(policy, _OfParts):
+    if isinstance(policy, _HasComponents):
         policy.load_components(read)
     return cast(Policy, policy)
 
 
 def save_components(policy: object, folder: Path) -> None:
-    """Write down what the components of a new policy started from, where they came from elsewhere."""
-    named = policy.component_configs if isinstance(policy, _OfParts) else {}
-    for name, part in named.items():
-        if part.checkpoint is not None and not _kept(folder, name).is_file():
-            assert isinstance(policy, _OfParts)
+    """Keep copies of the components of a new policy that came from checkpoints."""
+    configs = policy.component_configs if isinstance(policy, _HasComponents) else {}
+    for name, config in configs.items():
+        if config.checkpoint is not None and not _copy_path(folder, name).is_file():
+            assert isinstance(policy, _HasComponents)
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(_kept(folder, name), safetensors.numpy.save(dict(policy.weights()[name])))
+            write_atomic(_copy_path(folder, name), safetensors.numpy.save(dict(policy.weights()[name])))
 
 
-def read_part(path: Path, name: str) -> Mapping[str, Array]:
-    """The arrays of one component: of a run, its weights, one version, a checkpoint, or a file of its own."""
+def read_component(path: Path, name: str) -> Mapping[str, Array]:
+    """The arrays of one component, from a run, its weights, one version, a checkpoint or a separate file."""
     where = f"policy.components.{name}.checkpoint"
     if (path / "weights").is_dir():
         path = path / "weights"
@@ -77,20 +77,20 @@ def read_part(path: Path, name: str) -> Mapping[str, Array]:
     if versions:
         return _published(path, max(versions), name)
     if (path / "manifest.json").is_file():
-        return _learned(path, name)
+        return _from_checkpoint(path, name)
     if not path.is_file():
-        what = "holds no weights" if path.is_dir() else "is not there"
-        raise UsageError(f"{where}: {path} {what}: name a run, its weights or checkpoint, or a safetensors file")
+        what = "holds no weights" if path.is_dir() else "does not exist"
+        raise UsageError(f"{where}: {path} {what}. Name a run, its weights or checkpoint, or a safetensors file")
     if named := _VERSION.fullmatch(path.name):
         return _published(path.parent, int(named[1]), name)
     if path.suffix == ".safetensors":
-        return _one_of_many(_arrays(path), name, path)
+        return _component_of(_arrays(path), name, path)
     if path.suffix in (".pkl", ".pickle", ".json") and name == "normalizer":
         from dovetail.policies.statistics_files import read_statistics  # torch comes with it
 
         return read_statistics(read_file(path), name=str(path))
     raise UsageError(
-        f"{where}: {path} is no file of weights: expected .safetensors"
+        f"{where}: {path} is not a file of weights: expected .safetensors"
         + (", .pkl or .json" if name == "normalizer" else "")
     )
 
@@ -104,15 +104,15 @@ def _published(folder: Path, version: int, name: str) -> Mapping[str, Array]:
     return components[name]
 
 
-def _learned(folder: Path, name: str) -> Mapping[str, Array]:
+def _from_checkpoint(folder: Path, name: str) -> Mapping[str, Array]:
     from dovetail.learn.checkpoint import load_checkpoint
 
     state, _ = load_checkpoint(folder)
-    return _one_of_many(state, name, folder)
+    return _component_of(state, name, folder)
 
 
-def _one_of_many(arrays: Mapping[str, Array], name: str, path: Path) -> Mapping[str, Array]:
-    """Of a learner's whole state, the component; any other file is the component."""
+def _component_of(arrays: Mapping[str, Array], name: str, path: Path) -> Mapping[str, Array]:
+    """The component out of a learner's whole state; any other file is the component."""
     if not any(key.startswith(_IN_CHECKPOINT) for key in arrays):
         return arrays
     prefix = f"{_IN_CHECKPOINT}{name}/"
@@ -132,5 +132,5 @@ def _arrays(path: Path) -> Mapping[str, Array]:
     return arrays
 
 
-def _kept(folder: Path, name: str) -> Path:
+def _copy_path(folder: Path, name: str) -> Path:
     return folder / f"{name}.safetensors"

@@ -1,4 +1,4 @@
-"""A robot at its task behind the safety filter, with its clock: what a control process is made of. No torch here."""
+"""A workcell: robot, task and clock behind the safety filter. Control processes use it, so it does not import torch."""
 
 from __future__ import annotations
 
@@ -34,44 +34,46 @@ __all__ = ["Workcell", "build_workcell", "demonstrates"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workcell:
+    """Robot, task and clock, and the operators that may take over."""
+
     task: Task
     robot: SafeRobot
     clock: Clock
     _raw: Robot
-    hides_success: bool = False  # from practice
-    _devices: dict[str, DeviceOperator] = field(
-        default_factory=dict
-    )  # one of each, whatever it is for: it is opened once
+    hides_success: bool = False  # from online episodes
+    _devices: dict[str, DeviceOperator] = field(default_factory=dict)  # each is opened once for all purposes
 
     def task_for(self, purpose: Purpose) -> Task:
-        """As that purpose may know it: practice may be kept from knowing when it is done."""
+        """The task for a purpose: online episodes may hide its success."""
         return HiddenSuccess(self.task) if self.hides_success and purpose is Purpose.ONLINE else self.task
 
     @property
     def probe(self) -> Callable[[], Mapping[str, Array]]:
-        """What should be recorded beside each observation: a simulator's own state, say."""
+        """Extra columns to record, such as a simulator's state."""
         return self._raw.probe if isinstance(self._raw, Probes) else dict
 
     def operator(
-        self, purpose: Purpose, section: PluginSection, *, demo_noise: float, desk: ConsoleControl | None = None
+        self, purpose: Purpose, section: PluginSection, *, demo_noise: float, console: ConsoleControl | None = None
     ) -> Operator:
-        """Who may take over: the expert shows, or whose hands are configured; nobody helps in an evaluation, and
-        practice is as configured. Who sits at the `desk` comes before all of them."""
-        hands = demonstrates(section)
+        """The operator for a purpose. A person or the task's expert demonstrates; in an evaluation no operator takes over.
+
+        The console's operator, if given, has precedence.
+        """
+        by_person = demonstrates(section)
         operator: Operator
-        if purpose is Purpose.DEMO and not hands:
+        if purpose is Purpose.DEMO and not by_person:
             operator = self._stoppable(Demonstrator(task=self.task, noise=demo_noise), section)
         elif purpose is Purpose.EVAL:
             operator = self._stoppable(NoOperator(), section)
         else:
             operator = self._device(section) or self._build_operator(section, self.task_for(purpose))
-        if desk is None:
+        if console is None:
             return operator
         return OperatorWithConsole(
             operator,
-            desk,
+            console,
             may_drive=purpose is not Purpose.EVAL,
-            demonstrates=purpose is Purpose.DEMO and hands,
+            demonstrates=purpose is Purpose.DEMO and by_person,
         )
 
     def _stoppable(self, operator: Operator, section: PluginSection) -> Operator:
@@ -79,7 +81,7 @@ class Workcell:
         return operator if device is None else OperatorWithStop(operator, device)
 
     def _device(self, section: PluginSection) -> DeviceOperator | None:
-        """Whoever is configured, if that is a device."""
+        """The configured operator, if it is a device."""
         kind = resolve("operator", section.type)
         if not (isinstance(kind, type) and issubclass(kind, DeviceOperator)):
             return None
@@ -91,7 +93,7 @@ class Workcell:
         return self._devices[name]
 
     def _build_operator(self, section: PluginSection, task: Task) -> Operator:
-        """One that wraps another names that one in its config, as `operator`."""
+        """Build an operator, and the one inside it if its config names one."""
         handles: dict[str, Any] = {"task": task, "robot": self.robot.spec}
         if isinstance(section.config, WrapsOperator) and section.config.operator is not None:
             inner = PluginSection.parse("operator", section.config.operator)
@@ -101,8 +103,8 @@ class Workcell:
             operator.keep_pace(1.0 / self.robot.spec.control_hz)
         return operator
 
-    def desk(self, box: Mailbox, section: PluginSection) -> ConsoleControl:
-        """A place for a person, whose emergency stop the filter knows; where time is simulated, it keeps pace."""
+    def console_control(self, box: Mailbox, section: PluginSection) -> ConsoleControl:
+        """The console's control, with its emergency stop in the safety filter. Simulated time runs at real speed for it."""
         self.robot.refuse_while(lambda: EMERGENCY if box.emergency else None)
         pace_s = 1.0 / self.robot.spec.control_hz if isinstance(self.clock, SimulatedClock) else None
         speed = section.config.speed if isinstance(section.config, ConfiguresSpeed) else 1.0
@@ -117,7 +119,7 @@ class Workcell:
 
 
 def demonstrates(section: PluginSection) -> bool:
-    """Whether an operator is a person's hands, who can show a task, and not a script or nobody."""
+    """Whether a person demonstrates with this operator."""
     operator = resolve("operator", section.type)
     return isinstance(operator, Demonstrates) and operator.demonstrates
 
@@ -130,7 +132,7 @@ def build_workcell(
     hides_success: bool = False,
     name: str | None = None,
 ) -> Workcell:
-    """Make robot and task, and let them check each other. `name`: see SafeRobot."""
+    """Build robot and task, and check that they fit. `name`: see SafeRobot."""
     job: Any = task.build() if task else None
     raw: Any = robot.build(task=job)
     job = job or raw.task

@@ -124,7 +124,7 @@ class EpisodeStore:
         self.coaching.published(newest, served, updates=updates)
 
     def coach(self, learner: LearnerView) -> None:
-        self.coaching.look(learner, self.replay)
+        self.coaching.check(learner, self.replay)
 
     def write_metrics(self, group: str, values: Mapping[str, float], *, step: int) -> None:
         self.metrics.write(group, values, step=step)
