@@ -1,4 +1,4 @@
-"""The report against folders whose figures are known by hand."""
+"""Reports of run folders with known numbers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from dovetail.core.stats import Rate
 from dovetail.core.types import Episode, Labels, Observation, Outcome, Purpose, Segment, Source, Step, Verdict
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
-from dovetail.reports.figures import CurveEpisode, learning_curve, running_mean
+from dovetail.reports.learning_curve import CurveEpisode, learning_curve, running_mean
 from dovetail.reports.report import write_report
 from dovetail.robots.sim import SimRobot
 from dovetail.runs.folder import RunFolder
@@ -40,7 +40,7 @@ def robot_spec(*, images: bool) -> RobotSpec:
 
 
 class Run:
-    """A run folder written by hand, piece by piece."""
+    """A run folder that the test writes."""
 
     def __init__(self, path: Path, *overrides: str) -> None:
         self.folder = RunFolder.create(path, load(["peg-insertion"], ["run.demos=1", *overrides]))
@@ -58,7 +58,7 @@ class Run:
         images: bool = False,
         extras: dict[str, Any] | None = None,
     ) -> str:
-        """`human` names the steps that a person made."""
+        """`human`: the steps by an operator."""
         self._count += 1
         values: dict[str, Any] = {"state": np.zeros(2, np.float32)}
         if images:
@@ -106,7 +106,7 @@ class Run:
                 discounts=ones,
                 success=success,
                 confidence=1.0,
-                labeler="hand",
+                labeler="test",
                 version="1",
             )
         )
@@ -117,7 +117,7 @@ class Run:
         self.folder.write_json(f"evaluations/{name}.json", facts)
 
     def fill(self) -> None:
-        """20 + 10 demonstration steps; online 12 + 24 + 24, six of them by a person in two interventions."""
+        """20 + 10 demonstration steps; 12 + 24 + 24 online steps, six of them in two interventions."""
         self.episode(Purpose.DEMO, steps=20, outcome=Outcome.SUCCESS)
         self.episode(Purpose.DEMO, steps=10, outcome=Outcome.TIMEOUT)
         self.episode(Purpose.ONLINE, steps=12, outcome=Outcome.SUCCESS)
@@ -139,7 +139,7 @@ def run(tmp_path: Path) -> Run:
     return Run(tmp_path / "run")
 
 
-def test_figures_of_a_whole_run(run: Run) -> None:
+def test_report_of_a_complete_run(run: Run) -> None:
     run.finish()
     report = write_report(run.folder)
     found = json.loads((run.folder.path / "report.json").read_text("utf-8"))
@@ -172,13 +172,13 @@ def test_figures_of_a_whole_run(run: Run) -> None:
         "advice": [],
         "figure": "learning_curve.png",
         "video": None,
-        "video_missing": "no episodes were kept to be shown: run.showcase_episodes is 0",
+        "video_missing": "no episodes were recorded for the video: run.video_episodes is 0",
     }
-    with Image.open(run.folder.path / found["figure"]) as picture:
-        assert picture.size == (1800, 1050)
+    with Image.open(run.folder.path / found["figure"]) as image:
+        assert image.size == (1800, 1050)
 
 
-def test_writing_it_again_changes_nothing(run: Run) -> None:
+def test_second_report_is_identical(run: Run) -> None:
     run.finish()
     assert write_report(run.folder) == write_report(run.folder)
     assert not [path.name for path in run.folder.path.iterdir() if path.name.endswith((".tmp", ".partial"))]
@@ -197,7 +197,7 @@ def test_labels_overrule_outcomes(run: Run) -> None:
     assert write_report(run.folder).demos == 0
 
 
-def test_a_run_cut_short_says_what_is_missing(run: Run) -> None:
+def test_report_of_an_interrupted_run_lists_what_is_missing(run: Run) -> None:
     report = write_report(run.folder)
     assert report.missing == (
         "untrained: not evaluated yet",
@@ -205,31 +205,31 @@ def test_a_run_cut_short_says_what_is_missing(run: Run) -> None:
         "success_before: cloning was not evaluated yet",
         "online episodes: none yet",
         "success_after: not evaluated yet",
-        "wall_s: the run was killed, or is still going",
+        "wall_s: the run was killed or is still active",
     )
     assert (report.success_after, report.interval_above, report.wall_s) == (None, None, None)
     assert report.verdict == "peg_insertion: not evaluated yet"
-    assert report.video_missing == "there is no evaluation 'untrained' to show yet"
+    assert report.video_missing == "the video needs the evaluation 'untrained', which is not done yet"
     assert (run.folder.path / "learning_curve.png").is_file()
 
 
-def test_a_run_cut_short_after_cloning(run: Run) -> None:
+def test_report_of_a_run_interrupted_after_cloning(run: Run) -> None:
     run.evaluation("cloning", 53, 100)
     report = write_report(run.folder)
     assert report.verdict == "peg_insertion: 53 % before learning online, not evaluated after it yet"
-    assert report.video_missing == "there is no evaluation 'after' to show yet"
+    assert report.video_missing == "the video needs the evaluation 'after', which is not done yet"
 
 
-def test_episodes_that_nobody_filmed_cost_the_video_only(run: Run) -> None:
+def test_episodes_without_images_have_no_video(run: Run) -> None:
     shown = run.episode(Purpose.EVAL, steps=2, outcome=Outcome.SUCCESS)
     run.evaluation("cloning", 53, 100, (shown,))
     run.evaluation("after", 99, 100, (shown,))
     report = write_report(run.folder)
     assert report.video is None
-    assert "record them with robot.images=[front]" in (report.video_missing or "")
+    assert "record images with robot.images=[front]" in (report.video_missing or "")
 
 
-def test_updates_come_from_the_newest_checkpoint_where_the_end_is_missing(run: Run) -> None:
+def test_updates_come_from_the_newest_checkpoint_of_an_interrupted_run(run: Run) -> None:
     run.folder.event("checkpoint", env_steps=10, updates=40)
     run.folder.event("checkpoint", env_steps=20, updates=80)
     with (run.folder.path / "events.jsonl").open("a") as file:
@@ -237,7 +237,7 @@ def test_updates_come_from_the_newest_checkpoint_where_the_end_is_missing(run: R
     assert write_report(run.folder).updates == 80
 
 
-def test_the_video_shows_the_same_resets_side_by_side(run: Run) -> None:
+def test_video_shows_the_same_resets_side_by_side(run: Run) -> None:
     run.finish()
     before = [run.episode(Purpose.EVAL, steps=8, outcome=Outcome.TIMEOUT, images=True) for _ in range(2)]
     after = [run.episode(Purpose.EVAL, steps=5, outcome=Outcome.SUCCESS, images=True) for _ in range(2)]
@@ -247,7 +247,7 @@ def test_the_video_shows_the_same_resets_side_by_side(run: Run) -> None:
     assert (report.video, report.video_missing) == ("before_after.mp4", None)
     with av.open(str(run.folder.path / "before_after.mp4")) as video:
         num_frames = sum(1 for _ in video.decode(video=0))
-    assert num_frames == 9 + 1 + 15  # the longest clip, its frozen end, and one and a half seconds of that
+    assert num_frames == 9 + 1 + 15  # the longest clip, its last frame, and 1.5 s of that frame
 
 
 def test_long_episodes_are_shown_faster(run: Run) -> None:
@@ -256,10 +256,10 @@ def test_long_episodes_are_shown_faster(run: Run) -> None:
     run.evaluation("after", 99, 100, (shown,))
     assert write_report(run.folder).video
     with av.open(str(run.folder.path / "before_after.mp4")) as video:
-        assert sum(1 for _ in video.decode(video=0)) == 121 + 1 + 15  # 602 frames, each fifth
+        assert sum(1 for _ in video.decode(video=0)) == 121 + 1 + 15  # each fifth of 602 frames
 
 
-def test_no_gl_costs_the_video_only(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_without_gl_has_no_video(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **kwargs: object) -> None:
         raise ImportError("no EGL display")
 
@@ -274,41 +274,41 @@ def test_no_gl_costs_the_video_only(run: Run, monkeypatch: pytest.MonkeyPatch) -
     report = write_report(run.folder)
     assert report.video is None
     assert report.video_missing is not None
-    assert report.video_missing.startswith("no pictures can be rendered here (no EGL display)")
+    assert report.video_missing.startswith("cannot render images (no EGL display)")
     monkeypatch.undo()
     assert write_report(run.folder).video == "before_after.mp4"
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(run: Run) -> None:
+def test_unwritable_folder_is_one_error_line(run: Run) -> None:
     (run.folder.path / "learning_curve.png").mkdir()
     with pytest.raises(RunFolderError, match="cannot write the report of run"):
         write_report(run.folder)
 
 
-def test_running_mean() -> None:
+def test_running_mean_equals_hand_computation() -> None:
     np.testing.assert_allclose(running_mean([1, 0, 0, 1, 1], window=2), [1, 0.5, 0, 0.5, 1])
     np.testing.assert_allclose(running_mean([1, 0, 0, 1, 1], window=20), [1, 1 / 2, 1 / 3, 1 / 2, 3 / 5])
     assert running_mean([]).shape == (0,)
 
 
-def test_the_curve_is_drawn_in_its_colours() -> None:
-    """Far right of the plot: the line of a policy that works alone is at the top, and nobody helps any more."""
+def test_curve_is_drawn_in_its_colors() -> None:
+    """At the right end of the plot, the line of episodes without help is at the top."""
     episodes = [
         CurveEpisode(end_minutes=0.1 * (i + 1), success=i >= 5, human_share=0.5 if i < 20 else 0.0)
         for i in range(60)
     ]
     nothing = {"untrained": None, "before": None, "after": None}
-    picture = learning_curve(episodes, title="t", subtitle="s", **nothing)
-    pixels = np.asarray(Image.open(io.BytesIO(picture)).convert("RGB")).astype(int)
+    image = learning_curve(episodes, title="t", subtitle="s", **nothing)
+    pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)
     green = np.abs(pixels - (0x1D, 0x7F, 0x6E)).sum(-1) < 12
     rows = np.flatnonzero(green[150:640, 1400])  # the upper panel, near its right end
     assert len(rows)
     assert rows.max() < 60  # at 100 %
     blank = learning_curve([], title="t", subtitle="s", **nothing)
-    assert blank != picture
+    assert blank != image
 
 
-def test_a_report_loads_neither_torch_nor_matplotlib_early() -> None:
+def test_report_module_imports_neither_torch_nor_matplotlib() -> None:
     code = "import sys, dovetail.reports.report; print({'torch', 'matplotlib', 'ray'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -1,4 +1,4 @@
-"""An episode for Rerun, read back with Rerun."""
+"""Recordings for Rerun, read back with Rerun."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ROBOT = RobotSpec(
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> EpisodeLog:
-    """A camera at half the control rate, one at the full rate, depth that never changes; a person from step 3 to 5."""
+    """A camera at half the control rate, one at the full rate, constant depth; an operator from step 3 to 5."""
     rng = np.random.default_rng(0)
     ticks = np.arange(NUM_STEPS + 1)
     images = {
@@ -84,7 +84,7 @@ def label() -> Labels:
 
 
 def chunks(path: Path) -> dict[str, list[Any]]:
-    """What moves in a recording, by entity."""
+    """The non-static chunks of a recording by entity."""
     found: dict[str, list[Any]] = {}
     for chunk in rr.chunk.RrdReader(str(path)).stream():
         if not chunk.is_static:
@@ -99,7 +99,7 @@ def column(chunk: Any, name: str) -> Any:
     return batch.column(found)
 
 
-def test_a_recording_is_read_back_by_rerun(log: EpisodeLog, tmp_path: Path) -> None:
+def test_recording_is_read_back_by_rerun(log: EpisodeLog, tmp_path: Path) -> None:
     path = tmp_path / "new" / "e1.rrd"
     assert write_rrd(path, log, "e1", label=label()) == NUM_STEPS
     assert [each.name for each in path.parent.iterdir()] == ["e1.rrd"]
@@ -117,7 +117,7 @@ def test_a_recording_is_read_back_by_rerun(log: EpisodeLog, tmp_path: Path) -> N
         "/chunk_index": NUM_STEPS,
         "/label/rewards": NUM_STEPS,
         "/source": 3,  # policy, human, policy
-        "/camera/camera/wrist": NUM_STEPS // 2 + 1,  # each picture once
+        "/camera/camera/wrist": NUM_STEPS // 2 + 1,  # each image once
         "/camera/large": NUM_STEPS + 1,
         "/camera/depth": 1,
     }
@@ -132,10 +132,10 @@ def test_a_recording_is_read_back_by_rerun(log: EpisodeLog, tmp_path: Path) -> N
     assert column(source, "step").to_pylist() == [0, 3, 6]
     wrist = [row for chunk in found["/camera/camera/wrist"] for row in column(chunk, "Image:buffer").to_pylist()]
     seen = list(log.frames("e1", "camera/wrist"))[::2]
-    assert [bytes(row[0]) for row in wrist] == [frame.tobytes() for frame in seen]  # small ones to the bit
+    assert [bytes(row[0]) for row in wrist] == [frame.tobytes() for frame in seen]  # small images are exact
 
 
-def test_rerun_itself_finds_nothing_wrong(log: EpisodeLog, tmp_path: Path) -> None:
+def test_rerun_verifies_the_recording(log: EpisodeLog, tmp_path: Path) -> None:
     path = tmp_path / "e1.rrd"
     write_rrd(path, log, "e1")
     done = subprocess.run(
@@ -145,13 +145,13 @@ def test_rerun_itself_finds_nothing_wrong(log: EpisodeLog, tmp_path: Path) -> No
     assert "/label/rewards" not in chunks(path)
 
 
-def test_what_cannot_be_written(log: EpisodeLog, tmp_path: Path) -> None:
+def test_unwritable_path_is_a_usage_error(log: EpisodeLog, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match=r"cannot write .*/file/e1.rrd: .*; choose another --save"):
         write_rrd(tmp_path / "file" / "e1.rrd", log, "e1")
 
 
-def test_without_the_package_or_a_display(
+def test_missing_package_or_display_is_a_usage_error(
     log: EpisodeLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DISPLAY", raising=False)

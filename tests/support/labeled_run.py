@@ -10,7 +10,7 @@ from dovetail.labels.queue import LabelQueue, Opinion, Reason
 from dovetail.labels.store import LabelStore
 from support.live_run import until
 
-__all__ = ["LabeledRun", "select_observations", "wait_shown"]
+__all__ = ["LabeledRun", "shown", "wait_shown"]
 
 
 class LabeledRun:
@@ -40,7 +40,7 @@ class LabeledRun:
             self.queue.done(episode_id)
 
 
-def select_observations(page: Page) -> str:
+def shown(page: Page) -> str:
     """The episode on screen; empty while another one loads."""
     return str(page.evaluate("document.getElementById('dv-label').dataset.episode ?? ''"))
 
@@ -50,4 +50,4 @@ def wait_shown(page: Page, *episode_ids: str) -> str:
     page.wait_for_function(
         "ids => ids.includes(document.getElementById('dv-label')?.dataset.episode)", arg=list(episode_ids)
     )
-    return select_observations(page)
+    return shown(page)

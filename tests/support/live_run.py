@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from support.waiting import wait_until
 
 __all__ = ["SETTINGS", "end_run", "start_run", "until"]
 
@@ -28,13 +28,7 @@ SETTINGS = (
 )
 
 
-def until(condition: Callable[[], Any], *, what: str, timeout_s: float = 60.0) -> Any:
-    """Wait until a condition is true; returns its value."""
-    end_s = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < end_s, f"waited {timeout_s:.0f} s for {what}"
-        time.sleep(0.02)
-    return found
+until = functools.partial(wait_until, timeout_s=60.0)
 
 
 def start_run(runs: Path, *settings: str, name: str = "arm") -> subprocess.Popen[str]:

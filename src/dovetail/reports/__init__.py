@@ -1,1 +1,1 @@
-"""What a run produces for people to look at: report.json, figures, videos, Rerun recordings."""
+"""Results of a run for people: report.json, plots, videos, Rerun recordings."""

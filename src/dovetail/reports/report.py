@@ -1,6 +1,6 @@
-"""What a run came to: `report.json`, a learning curve and a video, from nothing but what its folder holds.
+"""The report of a run: `report.json`, a learning curve and a video, computed from the run folder alone.
 
-It can be written again at any time, also for a run that was cut short: then it says what is missing.
+It can be written again at any time, also for an interrupted run: then it lists what is missing.
 """
 
 from __future__ import annotations
@@ -21,62 +21,62 @@ from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.episodes.video import Clip, side_by_side, write_video
 from dovetail.labels.store import LabelStore
 from dovetail.learn.coach import Advice
-from dovetail.reports.arm_figures import arm_figures, tasks_of
-from dovetail.reports.figures import CurveEpisode, learning_curve
-from dovetail.reports.rendering import EpisodeRenderer
+from dovetail.reports.arm_summaries import arm_summaries, tasks_of
+from dovetail.reports.learning_curve import CurveEpisode, learning_curve
+from dovetail.reports.rendering import RunRenderer
 from dovetail.runs.advice import open_advice
 from dovetail.runs.assembly.arms import arm_groups
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.schedule import scheduled_evaluations
 from dovetail.runs.rollout_history import RolloutHistory
+from dovetail.runs.schedule import scheduled_evaluations
 
 __all__ = ["CURVE", "REPORT", "VIDEO", "Report", "read_report", "write_report"]
 
 REPORT, CURVE, VIDEO = "report.json", "learning_curve.png", "before_after.mp4"
 
 _TILE_PX = 240
-_FILM_PX = 360  # filmed larger and scaled down, which smooths the edges
+_RENDER_PX = 360  # rendered larger and scaled down, which smooths edges
 _MAX_FRAMES = 150  # of the longest clip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The figures of a run. A rate is None until it was evaluated; `missing` says what else is not there."""
+    """The results of a run. A rate is None until it is evaluated; `missing` lists what else is missing."""
 
     task: str
     seed: int
     config_hash: str
     untrained: Rate | None
-    success_before: Rate | None  # cloning's
+    success_before: Rate | None  # after cloning
     success_after: Rate | None
-    robot_minutes: float  # online
+    robot_minutes: float  # of online learning
     demo_minutes: float
     wall_s: float | None
     env_steps: int
     episodes: int
     updates: int
     interventions: int
-    human_share: float  # of the online steps
+    human_share: float  # of the online steps, by an operator
     demos: int
-    robots: dict[str, dict[str, Any]] = field(default_factory=dict)  # the same of each, by name
-    phase_s: dict[str, float] = field(default_factory=dict)  # where the time of learning online went
-    scheduled: tuple[tuple[float, int, Rate], ...] = ()  # robot minutes, online steps, rate: while it learned
+    robots: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the name of each arm
+    phase_s: dict[str, float] = field(default_factory=dict)  # seconds of online learning by activity
+    scheduled: tuple[tuple[float, int, Rate], ...] = ()  # robot minutes, online steps, rate
     missing: tuple[str, ...] = ()
-    advice: tuple[Advice, ...] = ()  # the coach's that still held at the end
+    advice: tuple[Advice, ...] = ()  # advice of the coach that was open at the end
     figure: str | None = None
     video: str | None = None
     video_missing: str | None = None
 
     @property
     def interval_above(self) -> bool | None:
-        """Whether the interval after learning lies wholly above cloning's."""
+        """Whether the interval after learning lies above that of cloning without overlap."""
         if self.success_before is None or self.success_after is None:
             return None
         return self.success_after.low > self.success_before.high
 
     @property
     def verdict(self) -> str:
-        """The run in a line."""
+        """The result in one line."""
         minutes = f"{self.robot_minutes:.1f} robot minutes"
         before = self.success_before or self.untrained
         if self.success_after is None:
@@ -122,15 +122,15 @@ class Report:
         }
 
 
-def write_report(folder: RunFolder, *, say: Callable[[str], None] = lambda doing: None) -> Report:
-    """Write all three files and return the figures. `say` hears what is being done: filming takes seconds."""
-    books = _Books(folder)
+def write_report(folder: RunFolder, *, on_step: Callable[[str], None] = lambda step: None) -> Report:
+    """Write all three files and return the report. `on_step` gets the current step: rendering takes seconds."""
+    data = _RunData(folder)
     try:
-        say("drawing the learning curve")
-        write_atomic(folder.path / CURVE, _curve(books))
-        say("filming before and after")
-        video_missing = _try_video(books)
-        report = books.report(figure=CURVE, video=None if video_missing else VIDEO, video_missing=video_missing)
+        on_step("drawing the learning curve")
+        write_atomic(folder.path / CURVE, _curve(data))
+        on_step("rendering the video")
+        video_missing = _try_video(data)
+        report = data.report(figure=CURVE, video=None if video_missing else VIDEO, video_missing=video_missing)
         write_atomic(folder.path / REPORT, json.dumps(report.to_json(), indent=2).encode() + b"\n")
     except OSError as error:
         raise RunFolderError(f"cannot write the report of run {folder.path}: {error.strerror or error}") from error
@@ -138,13 +138,13 @@ def write_report(folder: RunFolder, *, say: Callable[[str], None] = lambda doing
 
 
 def read_report(folder: RunFolder) -> Report:
-    """The figures of a run in any state, computed from its folder. Writes nothing."""
+    """The report of a run in any state, computed from its folder. Writes nothing."""
     files = {key: name for key, name in (("figure", CURVE), ("video", VIDEO)) if (folder.path / name).exists()}
-    return _Books(folder).report(**files)
+    return _RunData(folder).report(**files)
 
 
-class _Books:
-    """What the folder holds, counted as the run counted it: aborted episodes are not in."""
+class _RunData:
+    """Episodes and evaluations of a run folder, counted as the run counts them: without aborted episodes."""
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
@@ -160,14 +160,12 @@ class _Books:
             if (found := folder.read_json(f"evaluations/{name}.json")) and found["episodes"]
         }
         self._progress = folder.read_json("progress.json")
-        self._practice = RolloutHistory.read(folder)
+        self._rollouts = RolloutHistory.read(folder)
 
     def report(self, **files: str | None) -> Report:
         config, online = self.folder.config, self.online
-        practice = (
-            self._practice
-        )  # of on-policy learning, whose episodes the log has only where that was asked for
-        env_steps = practice.env_steps or sum(info.num_steps for info in online)
+        rollouts = self._rollouts  # of on-policy learning, whose episodes are not always in the log
+        env_steps = rollouts.env_steps or sum(info.num_steps for info in online)
         wall_s = (self._progress or {}).get("wall_s")
         return Report(
             task=tasks_of(online) or (config.task.type if config.task else config.robot.type),
@@ -176,7 +174,7 @@ class _Books:
             untrained=self.rate("untrained"),
             success_before=self.rate("cloning"),
             success_after=self.rate("after"),
-            robot_minutes=practice.robot_minutes or _minutes(online),
+            robot_minutes=rollouts.robot_minutes or _minutes(online),
             demo_minutes=_minutes(self.demos),
             wall_s=None if wall_s is None else float(wall_s),
             env_steps=env_steps,
@@ -185,7 +183,7 @@ class _Books:
             interventions=sum(info.num_interventions for info in online),
             human_share=sum(info.num_human_steps for info in online) / max(env_steps, 1),
             demos=self._num_good_demos(),
-            robots=arm_figures(online, self.demos, success=self.success, evaluations=self.evaluations),
+            robots=arm_summaries(online, self.demos, success=self.success, evaluations=self.evaluations),
             phase_s=dict((self._progress or {}).get("phases", {})),
             scheduled=tuple(scheduled_evaluations(self.folder)),
             missing=tuple(self._missing()),
@@ -198,13 +196,13 @@ class _Books:
         return Rate(successes=found["successes"], episodes=found["episodes"]) if found else None
 
     def success(self, info: EpisodeInfo) -> bool:
-        """By its newest label; by its outcome, where the run ended before it was labelled."""
+        """By its newest label; by its outcome if it has no label."""
         labels = self._labels.current(info.id)
         return info.outcome is Outcome.SUCCESS if labels is None else labels.success
 
     def curve(self) -> list[CurveEpisode]:
-        if self._practice.env_steps:
-            return self._practice.curve
+        if self._rollouts.env_steps:
+            return self._rollouts.curve
         done, minutes = [], 0.0
         for info in self.online:
             minutes += info.duration_s / 60.0
@@ -216,41 +214,41 @@ class _Books:
         return sum(self.success(info) for info in self.demos)
 
     def _num_updates(self) -> int:
-        """From the end of the run, or from its newest checkpoint, whichever knows of more."""
+        """The larger number of the end of the run and its newest checkpoint."""
         counts = [int((self._progress or {}).get("updates", 0))]
         return max(counts + [int(event.get("updates", 0)) for event in self.folder.events("checkpoint")])
 
     def _missing(self) -> list[str]:
         config = self.folder.config
-        wanted = config.run.demos * (len(arm_groups(config)) if config.runtime == "ray" else 1)
-        lacks = {
+        num_demos = config.run.demos * (len(arm_groups(config)) if config.runtime == "ray" else 1)
+        missing = {
             "untrained: not evaluated yet": config.run.untrained_episodes and "untrained" not in self.evaluations,
-            f"demonstrations: {self._num_good_demos()} of {wanted}": self._num_good_demos() < wanted,
+            f"demonstrations: {self._num_good_demos()} of {num_demos}": self._num_good_demos() < num_demos,
             "success_before: cloning was not evaluated yet": (
-                config.learner.bc_updates and wanted and "cloning" not in self.evaluations
+                config.learner.bc_updates and num_demos and "cloning" not in self.evaluations
             ),
-            "success_before: nothing was cloned, for run.demos or learner.bc_updates is 0": (
-                not (config.learner.bc_updates and wanted)
+            "success_before: no cloning, because run.demos or learner.bc_updates is 0": (
+                not (config.learner.bc_updates and num_demos)
             ),
             "online episodes: none yet": config.run.env_steps and not self.curve(),
             "success_after: not evaluated yet": "after" not in self.evaluations,
-            "wall_s: the run was killed, or is still going": self._progress is None,
+            "wall_s: the run was killed or is still active": self._progress is None,
         }
-        return [what for what, lacking in lacks.items() if lacking]
+        return [what for what, is_missing in missing.items() if is_missing]
 
 
-def _curve(books: _Books) -> bytes:
-    report = books.report()
-    by = f", {_percent_of(report.human_share)} of the steps" if report.interventions else ""
+def _curve(data: _RunData) -> bytes:
+    report = data.report()
+    share = f", {_percent_of(report.human_share)} of the steps" if report.interventions else ""
     facts = (
         _count(report.demos, "demonstration") + f" ({report.demo_minutes:.1f} min)",
         _count(report.episodes, "online episode"),
-        _count(report.interventions, "intervention") + by,
+        _count(report.interventions, "intervention") + share,
         f"seed {report.seed}",
         "bands: 95 % intervals",
     )
     return learning_curve(
-        books.curve(),
+        data.curve(),
         title=report.verdict,
         subtitle="  ·  ".join(facts),
         untrained=report.untrained,
@@ -260,10 +258,10 @@ def _curve(books: _Books) -> bytes:
     )
 
 
-def _try_video(books: _Books) -> str | None:
-    """Write the video; or say why there is none, for a report is worth having without."""
+def _try_video(data: _RunData) -> str | None:
+    """Write the video; returns the reason if that fails, because the report is useful without it."""
     try:
-        _write_video(books)
+        _write_video(data)
     except DovetailError as error:
         return str(error)
     except av.FFmpegError as error:
@@ -271,46 +269,46 @@ def _try_video(books: _Books) -> str | None:
     return None
 
 
-def _write_video(books: _Books) -> None:
-    """Showcase episodes before and after learning, on the same resets, side by side."""
-    config, evaluations = books.folder.config, books.evaluations
+def _write_video(data: _RunData) -> None:
+    """Episodes before and after learning, on the same resets, side by side."""
+    config, evaluations = data.folder.config, data.evaluations
     first = "cloning" if "cloning" in evaluations else "untrained"
     for name in (first, "after"):
         if name not in evaluations:
-            raise UsageError(f"there is no evaluation '{name}' to show yet")
+            raise UsageError(f"the video needs the evaluation '{name}', which is not done yet")
     pairs = list(zip(evaluations[first]["shown"], evaluations["after"]["shown"], strict=False))
     if not pairs:
-        raise UsageError("no episodes were kept to be shown: run.showcase_episodes is 0")
-    before, after = ([books.log.manifest(pair[side]) for pair in pairs] for side in (0, 1))
+        raise UsageError("no episodes were recorded for the video: run.video_episodes is 0")
+    before, after = ([data.log.manifest(pair[side]) for pair in pairs] for side in (0, 1))
     every, fps, speed = _pace(before + after)
-    report = books.report()
+    report = data.report()
     note = f"  ({speed:.2g}x speed)" if speed > 1.01 else ""
-    with EpisodeRenderer(books.folder, camera=config.run.showcase_camera, size=(_FILM_PX, _FILM_PX)) as filmer:
+    with RunRenderer(data.folder, camera=config.run.video_camera, size=(_RENDER_PX, _RENDER_PX)) as renderer:
         frames = side_by_side(
-            _clips(before, filmer, every=every),
-            _clips(after, filmer, every=every),
-            left_title=f"{first}: {_percent(books.rate(first))}",
-            right_title=f"after {report.robot_minutes:.1f} robot minutes: {_percent(books.rate('after'))}{note}",
+            _clips(before, renderer, every=every),
+            _clips(after, renderer, every=every),
+            left_title=f"{first}: {_percent(data.rate(first))}",
+            right_title=f"after {report.robot_minutes:.1f} robot minutes: {_percent(data.rate('after'))}{note}",
             fps=fps,
             tile_px=_TILE_PX,
         )
-        write_video(books.folder.path / VIDEO, frames, fps=fps)
+        write_video(data.folder.path / VIDEO, frames, fps=fps)
 
 
 def _pace(infos: Sequence[EpisodeInfo]) -> tuple[int, float, float]:
-    """Show each n-th frame, at so many per second, which is so many times real time."""
+    """Which frames to show: each n-th, the frames per second, and the speed relative to real time."""
     control_hz = infos[0].robot.control_hz
     every = math.ceil(max(info.num_steps for info in infos) / _MAX_FRAMES)
     fps = max(control_hz / every, min(control_hz, 10.0))
     return every, fps, fps * every / control_hz
 
 
-def _clips(infos: Sequence[EpisodeInfo], filmer: EpisodeRenderer, *, every: int) -> list[Clip]:
+def _clips(infos: Sequence[EpisodeInfo], renderer: RunRenderer, *, every: int) -> list[Clip]:
     clips = []
     for number, info in enumerate(infos, start=1):
         solved = info.outcome is Outcome.SUCCESS
         ending = f"solved in {info.duration_s:.1f} s" if solved else info.outcome.value
-        frames = filmer.frames(info.id, every=every)
+        frames = renderer.frames(info.id, every=every)
         clips.append(Clip(frames=frames, success=solved, caption=f"reset {number}: {ending}"))
     return clips
 

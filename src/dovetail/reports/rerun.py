@@ -1,14 +1,14 @@
-"""An episode in Rerun, to be looked at from all sides: cameras, columns, who moved the arm, along steps and time.
+"""An episode as a Rerun recording: cameras, columns and the source of actions, over steps and time.
 
-    camera/<key>            what each camera saw
-    observation/<key>       what else was observed
+    camera/<key>            images of each camera
+    observation/<key>       other observations
     action/executed, action/proposed
     reward/..., metric/..., extra/...
-    label/rewards           by the label that counts
+    label/rewards           of the label that counts
     source                  policy or human
-    episode                 what is known of it, in words
+    episode                 a summary as text
 
-The package is an extra (`pip install dovetail[rerun]`), imported when somebody asks for it.
+The package is an extra (`pip install dovetail[rerun]`) and imported when needed.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from dovetail.episodes.log import EpisodeLog
 
 __all__ = ["open_viewer", "write_rrd"]
 
-_EXACT_UP_TO_PX = 128  # larger pictures go in as JPEG: raw, a minute of two cameras would be a gigabyte
+_MAX_RAW_PX = 128  # larger images are stored as JPEG: a minute of two raw cameras would be a gigabyte
 _JPEG_QUALITY = 92
-_COLOURS = {Source.POLICY: 0x4C8DFFFF, Source.HUMAN: 0xF0A53CFF}
+_COLORS = {Source.POLICY: 0x4C8DFFFF, Source.HUMAN: 0xF0A53CFF}
 
 
 def write_rrd(path: Path, log: EpisodeLog, episode_id: str, *, label: Labels | None = None) -> int:
-    """Write a recording, whole or not at all; returns how many steps it has."""
+    """Write a recording atomically; returns its number of steps."""
     rr = _rerun()
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()  # an error of ours rather than one of Rerun's threads
+        partial.touch()  # raises here if the folder is not writable, not in a thread of Rerun
         try:
             with rr.RecordingStream("dovetail", recording_id=episode_id) as recording:
                 recording.save(partial)
@@ -53,7 +53,7 @@ def write_rrd(path: Path, log: EpisodeLog, episode_id: str, *, label: Labels | N
 
 
 def open_viewer(log: EpisodeLog, episode_id: str, *, label: Labels | None = None) -> None:
-    """Start Rerun's viewer, or join one that is open, and hand the episode over."""
+    """Show the episode in Rerun's viewer; starts one if none is open."""
     rr = _rerun()
     if sys.platform.startswith("linux") and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         raise UsageError("Rerun's viewer needs a display: write a file with --save FILE.rrd and open it elsewhere")
@@ -75,12 +75,12 @@ def _rerun() -> Any:
 
 
 class _Sender:
-    """Turns columns into what Rerun draws, on two timelines: `step`, and `time` since the first."""
+    """Sends columns and images to Rerun on two timelines: `step`, and `time` since the first step."""
 
     def __init__(self, rr: Any, recording: Any) -> None:
         self._rr = rr
         self._recording = recording
-        if hasattr(recording, "set_log_time_enabled"):  # when it was written is nobody's timeline
+        if hasattr(recording, "set_log_time_enabled"):  # the time of writing is not a useful timeline
             recording.set_log_time_enabled(False)
 
     def send(self, log: EpisodeLog, episode_id: str, label: Labels | None) -> int:
@@ -89,16 +89,18 @@ class _Sender:
         started_ns = int(episode.column("time_ns")[0]) if len(episode) else 0
         times_ns = np.append(episode.column("time_ns"), episode.last_observation.time_ns) - started_ns  # [T + 1]
         self._recording.send_recording_name(episode_id)
-        self._recording.log("episode", self._rr.TextDocument(_in_words(episode, label)), static=True)
+        self._recording.log("episode", self._rr.TextDocument(_summary(episode, label)), static=True)
         for path, column in _series(episode, label):
             self._scalars(path, column, times_ns[: len(column)], names=_names(episode.robot, path))
         self._source(episode.column("source"), times_ns)
         for key in info.cameras:
-            before: Array | None = None
+            previous: Array | None = None
             for step, frame in enumerate(log.frames(episode_id, key)):
-                if before is None or not np.array_equal(frame, before):  # a camera is slower than the control tick
+                if previous is None or not np.array_equal(
+                    frame, previous
+                ):  # a camera may be slower than the control rate
                     self._image(f"camera/{key}", frame, step, times_ns)
-                before = frame
+                previous = frame
         return len(episode)
 
     def _index(self, first: int, times_ns: Array) -> list[Any]:
@@ -113,17 +115,17 @@ class _Sender:
         self._recording.send_columns(path, self._index(0, times_ns), columns)
 
     def _source(self, source: Array, times_ns: Array) -> None:
-        """Only where it changes: who has the arm keeps it until then."""
+        """The source of actions, sent only where it changes."""
         rr = self._rr
         (changes,) = np.nonzero(np.diff(source.astype(np.int16), prepend=-1))
-        said = [Source(source[step]).name.lower() for step in changes]
-        if hasattr(rr, "StateChange"):  # older versions have no lanes of states
-            values = [each.name.lower() for each in _COLOURS]
-            look = rr.StateConfiguration(values=values, labels=values, colors=list(_COLOURS.values()))
-            self._recording.log("source", look, static=True)
-            columns = rr.StateChange.columns(state=said)
+        names = [Source(source[step]).name.lower() for step in changes]
+        if hasattr(rr, "StateChange"):  # newer versions of Rerun only
+            values = [each.name.lower() for each in _COLORS]
+            style = rr.StateConfiguration(values=values, labels=values, colors=list(_COLORS.values()))
+            self._recording.log("source", style, static=True)
+            columns = rr.StateChange.columns(state=names)
         else:
-            columns = rr.TextLog.columns(text=said)
+            columns = rr.TextLog.columns(text=names)
         steps = rr.TimeColumn("step", sequence=changes)
         times = rr.TimeColumn("time", duration=times_ns[changes].astype("timedelta64[ns]"))
         self._recording.send_columns("source", [steps, times], columns)
@@ -136,12 +138,12 @@ class _Sender:
             self._recording.log(path, rr.DepthImage(frame[..., 0]))
             return
         image = rr.Image(frame[..., 0], "L") if frame.shape[2] == 1 else rr.Image(frame)
-        large = max(frame.shape[:2]) > _EXACT_UP_TO_PX
+        large = max(frame.shape[:2]) > _MAX_RAW_PX
         self._recording.log(path, image.compress(jpeg_quality=_JPEG_QUALITY) if large else image)
 
 
 def _series(episode: Episode, label: Labels | None) -> Iterator[tuple[str, Array]]:
-    """Every column of numbers, as [T] or [T, N], under the name it has in Rerun."""
+    """Every numeric column as [T] or [T, N], with its name in Rerun."""
     renamed = {"executed": "action/executed", "proposed": "action/proposed"}
     for name in sorted(episode.segments[0].columns if episode.segments else ()):
         if name in ("time_ns", "source"):
@@ -160,16 +162,16 @@ def _names(robot: RobotSpec, path: str) -> tuple[str, ...]:
     return spec.names if spec is not None else ()
 
 
-def _in_words(episode: Episode, label: Labels | None) -> str:
+def _summary(episode: Episode, label: Labels | None) -> str:
     judged = f", judged {episode.judgement}" if episode.judgement else ""
-    said = "none" if label is None else f"{'success' if label.success else 'failure'} by {label.labeler}"
+    verdict = "none" if label is None else f"{'success' if label.success else 'failure'} by {label.labeler}"
     return "\n".join(
         (
             f"{episode.task}: {episode.prompt}",
             f"robot: {episode.robot.name}, {episode.robot.control_hz:g} Hz",
             f"purpose: {episode.purpose}, operator {episode.operator}",
             f"outcome: {episode.outcome}{judged}",
-            f"label: {said}",
+            f"label: {verdict}",
             f"length: {len(episode)} steps, {len(episode) / episode.robot.control_hz:.1f} s",
             f"takeovers: {episode.num_interventions}, {episode.num_human_steps} steps",
         )

@@ -1,4 +1,4 @@
-"""The learning curve as a picture. Words stand beside what they name; there is no legend to look things up in."""
+"""The plot of the learning curve. Labels are beside the curves, so it needs no legend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from dovetail.core.stats import Rate
 
-if TYPE_CHECKING:  # loaded when the first figure is drawn: it takes a second
+if TYPE_CHECKING:  # imported when the first plot is drawn, because it takes a second
     from matplotlib.axes import Axes
 
 __all__ = ["WINDOW", "CurveEpisode", "learning_curve", "running_mean"]
@@ -26,15 +26,15 @@ _HELPED, _HELPED_TEXT, _UNSOLVED = "#e0a03c", "#b0760f", "#c8553d"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveEpisode:
-    """One online episode as a curve shows it."""
+    """One online episode in the plot."""
 
     end_minutes: float  # robot time from the first online step to this episode's end
     success: bool
-    human_share: float  # of its steps
+    human_share: float  # share of its steps by an operator
 
 
 def running_mean(values: Sequence[float], window: int = WINDOW) -> NDArray[np.float64]:
-    """Mean of the last `window` values at each place; of as many as there are, at the beginning."""
+    """At each index, the mean of the last `window` values, or of all if there are fewer."""
     sums = np.concatenate(([0.0], np.cumsum(values, dtype=np.float64)))
     ends = np.arange(1, len(sums))
     starts = np.maximum(ends - window, 0)
@@ -51,7 +51,7 @@ def learning_curve(
     after: Rate | None,
     scheduled: Sequence[tuple[float, Rate]] = (),
 ) -> bytes:
-    """A PNG: success over robot time, every episode as a dot, and how much a person did."""
+    """A PNG: success over robot time, every episode as a dot, and the share of steps by an operator."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -67,7 +67,7 @@ def learning_curve(
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(12, 7), dpi=150, facecolor="white")
         canvas: Any = FigureCanvasAgg(figure)
-        curve, dots, person = figure.subplots(
+        curve, dots, operator = figure.subplots(
             3,
             1,
             sharex=True,
@@ -86,20 +86,20 @@ def learning_curve(
         _draw_rates(curve, untrained=untrained, before=before, after=after)
         _draw_scheduled(curve, scheduled)
         _draw_dots(dots, episodes)
-        _draw_person(person, episodes)
+        _draw_operator(operator, episodes)
         last = max([e.end_minutes for e in episodes[-1:]] + [minutes for minutes, _ in scheduled], default=1.0)
-        person.set_xlim(0.0, last * 1.015)
-        person.set_xlabel("robot minutes of online learning", color=_QUIET, labelpad=6)
+        operator.set_xlim(0.0, last * 1.015)
+        operator.set_xlabel("robot minutes of online learning", color=_QUIET, labelpad=6)
         file = io.BytesIO()
         canvas.print_png(file)
     return file.getvalue()
 
 
 def _draw_curve(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
-    _head(
+    _title(
         axes,
         (f"share of the last {WINDOW} episodes solved", _QUIET),
-        ("alone", _LEARNED),
+        ("without help", _LEARNED),
         ("and", _QUIET),
         ("with help", _HELPED_TEXT),
     )
@@ -112,22 +112,22 @@ def _draw_curve(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
         return
     minutes = np.array([episode.end_minutes for episode in episodes])
     solved = running_mean([float(episode.success) for episode in episodes])
-    alone = running_mean([float(episode.success and not episode.human_share) for episode in episodes])
+    autonomous = running_mean([float(episode.success and not episode.human_share) for episode in episodes])
     width = 2.6 if len(episodes) <= 300 else 1.8
-    # until the window is full a mean is of few episodes and jumps about: it is drawn faintly
+    # until the window is full, the mean is noisy and is drawn faintly
     full = min(WINDOW, len(episodes)) - 1
     for part, strength in ((slice(0, full + 1), 0.4), (slice(full, None), 1.0)):
-        x, upper, lower = minutes[part], solved[part], alone[part]
+        x, upper, lower = minutes[part], solved[part], autonomous[part]
         axes.fill_between(x, lower, upper, color=_HELPED, alpha=0.22 * strength, linewidth=0, zorder=3)
         axes.plot(x, upper, color=_HELPED, alpha=strength, linewidth=0.5 * width, zorder=4)
         axes.plot(x, lower, color=_LEARNED, alpha=strength, linewidth=width, solid_capstyle="butt", zorder=5)
-    axes.plot(minutes[-1], alone[-1], "o", color=_LEARNED, markersize=6, clip_on=False, zorder=6)
+    axes.plot(minutes[-1], autonomous[-1], "o", color=_LEARNED, markersize=6, clip_on=False, zorder=6)
 
 
 def _draw_rates(axes: Axes, *, untrained: Rate | None, before: Rate | None, after: Rate | None) -> None:
-    """Evaluations, nobody helping: a line for the rate, a band for its 95 % interval, words at the right edge."""
+    """Evaluations without help: a line for the rate, a band for its 95 % interval, text at the right edge."""
     labels = []
-    for name, rate, colour in (
+    for name, rate, color in (
         ("untrained", untrained, _FAINT),
         ("cloning", before, _BEFORE),
         ("after learning", after, _LEARNED),
@@ -135,24 +135,24 @@ def _draw_rates(axes: Axes, *, untrained: Rate | None, before: Rate | None, afte
         if rate is None:
             continue
         if name != "untrained":
-            axes.axhspan(rate.low, rate.high, color=colour, alpha=0.13, linewidth=0, zorder=1)
-        axes.axhline(rate.rate, color=colour, linewidth=1.2, linestyle=(0, (5, 3)), zorder=2)
-        labels.append((rate, name, _QUIET if name == "untrained" else colour))
+            axes.axhspan(rate.low, rate.high, color=color, alpha=0.13, linewidth=0, zorder=1)
+        axes.axhline(rate.rate, color=color, linewidth=1.2, linestyle=(0, (5, 3)), zorder=2)
+        labels.append((rate, name, _QUIET if name == "untrained" else color))
     labels.sort(key=lambda label: label[0].rate)
     lowest = 0.0
-    for place, (rate, name, colour) in enumerate(labels):
-        room_above = 0.125 * (len(labels) - 1 - place)
-        y = min(max(rate.rate, lowest), 1.0 - room_above)
+    for index, (rate, name, color) in enumerate(labels):
+        space_above = 0.125 * (len(labels) - 1 - index)
+        y = min(max(rate.rate, lowest), 1.0 - space_above)
         lowest = y + 0.125
         across = axes.get_yaxis_transform()
-        figures = f"{100 * rate.rate:.0f} %"
+        percent = f"{100 * rate.rate:.0f} %"
         interval = f"{100 * rate.low:.0f} to {100 * rate.high:.0f} %, {rate.episodes} episodes"
-        axes.text(1.012, y, f"{name}  {figures}", transform=across, color=colour, va="center", fontweight="bold")
+        axes.text(1.012, y, f"{name}  {percent}", transform=across, color=color, va="center", fontweight="bold")
         axes.text(1.012, y - 0.054, interval, transform=across, color=_QUIET, va="center", fontsize=9.5)
 
 
 def _draw_scheduled(axes: Axes, scheduled: Sequence[tuple[float, Rate]]) -> None:
-    """Evaluations while it learned, nobody helping: points with their 95 % intervals."""
+    """Scheduled evaluations without help: points with their 95 % intervals."""
     if not scheduled:
         return
     minutes = [at for at, _ in scheduled]
@@ -175,9 +175,9 @@ def _draw_scheduled(axes: Axes, scheduled: Sequence[tuple[float, Rate]]) -> None
 
 
 def _draw_dots(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
-    _head(axes, ("every episode", _QUIET))
+    _title(axes, ("every episode", _QUIET))
     rows = (
-        ("alone", _LEARNED, _LEARNED),
+        ("without help", _LEARNED, _LEARNED),
         ("with help", _HELPED, _HELPED_TEXT),
         ("not solved", _UNSOLVED, _UNSOLVED),
     )
@@ -185,19 +185,19 @@ def _draw_dots(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
     axes.set_yticks(range(3), [name for name, _, _ in rows])
     axes.tick_params(labelbottom=False, bottom=False)
     axes.spines["bottom"].set_visible(False)
-    for (_, _, colour), label in zip(rows, axes.get_yticklabels(), strict=True):
-        label.set_color(colour)
+    for (_, _, color), label in zip(rows, axes.get_yticklabels(), strict=True):
+        label.set_color(color)
     kinds = [2 if not e.success else int(e.human_share > 0) for e in episodes]
     size = 26 if len(episodes) <= 150 else 14 if len(episodes) <= 500 else 6
-    for kind, (_, colour, _) in enumerate(rows):
+    for kind, (_, color, _) in enumerate(rows):
         minutes = [e.end_minutes for e, its in zip(episodes, kinds, strict=True) if its == kind]
-        axes.scatter(minutes, [kind] * len(minutes), s=size, color=colour, alpha=0.8, linewidth=0, clip_on=False)
+        axes.scatter(minutes, [kind] * len(minutes), s=size, color=color, alpha=0.8, linewidth=0, clip_on=False)
         share = f"{len(minutes)}" if episodes else ""
         axes.text(1.012, kind, share, transform=axes.get_yaxis_transform(), color=_QUIET, va="center", fontsize=10)
 
 
-def _draw_person(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
-    _head(axes, (f"share of steps by the person, over the last {WINDOW} episodes", _QUIET))
+def _draw_operator(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
+    _title(axes, (f"share of steps by the operator, over the last {WINDOW} episodes", _QUIET))
     shares = running_mean([episode.human_share for episode in episodes])
     top = max(0.1, float(np.ceil(10 * shares.max(initial=0.0)) / 10))
     axes.set_ylim(0.0, top)
@@ -216,8 +216,8 @@ def _draw_person(axes: Axes, episodes: Sequence[CurveEpisode]) -> None:
         )
 
 
-def _head(axes: Axes, *words: tuple[str, str]) -> None:
-    """What a panel shows, above its left corner, in the colours of what it shows. Only the x axis keeps its line."""
+def _title(axes: Axes, *parts: tuple[str, str]) -> None:
+    """The title of a panel, above its left corner; each part has the color of its curve. Only the x axis has a line."""
     from matplotlib.offsetbox import AnnotationBbox, HPacker, TextArea
 
     for side in ("top", "left", "right"):
@@ -225,13 +225,13 @@ def _head(axes: Axes, *words: tuple[str, str]) -> None:
     axes.tick_params(length=0, pad=6)
     pieces = [
         TextArea(
-            word,
-            textprops={"color": colour, "fontsize": 10.5, "fontweight": "normal" if colour == _QUIET else "bold"},
+            text,
+            textprops={"color": color, "fontsize": 10.5, "fontweight": "normal" if color == _QUIET else "bold"},
         )
-        for word, colour in words
+        for text, color in parts
     ]
     line = HPacker(children=list(pieces), align="baseline", pad=0, sep=4)
-    place = AnnotationBbox(
+    box = AnnotationBbox(
         line,
         (0.0, 1.0),
         xycoords="axes fraction",
@@ -242,4 +242,4 @@ def _head(axes: Axes, *words: tuple[str, str]) -> None:
         pad=0.0,
         annotation_clip=False,
     )
-    axes.add_artist(place)
+    axes.add_artist(box)

@@ -1,4 +1,4 @@
-"""Pictures of a run's episodes: recorded ones, filmed ones, and none."""
+"""Frames of episodes: recorded, rendered, or missing."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import EpisodeOrder, Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.human.scripted import Demonstrator
-from dovetail.reports.film import Filmer, episode_frames
+from dovetail.reports.rendering import RunRenderer, episode_frames
 from dovetail.reports.timelapse import Scene, time_lapse
 from dovetail.robots.safety import SafeRobot
 from dovetail.robots.sim import Cameras
-from dovetail.robots.sim.film import Film
+from dovetail.robots.sim.episode_renderer import EpisodeRenderer
 from dovetail.runs.folder import RunFolder
 
 SIZE = (80, 60)
 
 
 def make_run(path: Path, *overrides: str) -> RunFolder:
-    quick = ("task=push_cube", "task.time_limit_s=0.5", *overrides)
-    return RunFolder.create(path, load(["peg-insertion"], quick))
+    settings = ("task=push_cube", "task.time_limit_s=0.5", *overrides)
+    return RunFolder.create(path, load(["peg-insertion"], settings))
 
 
 def demonstrate(folder: RunFolder, episode_id: str, *, traced: bool = True) -> list[np.ndarray]:
-    """Record half a second of the expert, and return what the front camera saw at each step."""
+    """Record half a second of the expert; returns the images of the front camera at each step."""
     config = folder.config
     task = config.task.build()
     raw = config.robot.build(task=task)
@@ -50,7 +50,7 @@ def demonstrate(folder: RunFolder, episode_id: str, *, traced: bool = True) -> l
         clock=clock,
         probe=probe,
     )
-    seen.clear()  # the actor has looked once, to see what there will be to record
+    seen.clear()  # the actor has called it once to learn the columns
     order = EpisodeOrder(
         id=episode_id, purpose=Purpose.DEMO, seed=3, index=0, config_hash=folder.config_hash, started_unix_ns=1
     )
@@ -59,51 +59,52 @@ def demonstrate(folder: RunFolder, episode_id: str, *, traced: bool = True) -> l
     return seen
 
 
-def test_an_episode_without_images_is_filmed(tmp_path: Path) -> None:
+def test_episode_without_images_is_rendered(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run")
     seen = demonstrate(folder, "e1")
-    filmed = list(episode_frames(folder, "e1", size=SIZE))
-    assert len(filmed) == 5
-    np.testing.assert_array_equal(filmed, seen)
-    with Filmer(folder, size=SIZE) as filmer:  # from the last one back
-        np.testing.assert_array_equal(list(filmer.frames("e1", every=2)), seen[::2])
-        np.testing.assert_array_equal(list(filmer.frames("e1", every=3)), seen[1::3])
+    rendered = list(episode_frames(folder, "e1", size=SIZE))
+    assert len(rendered) == 5
+    np.testing.assert_array_equal(rendered, seen)
+    with RunRenderer(folder, size=SIZE) as renderer:  # each n-th, counted from the last
+        np.testing.assert_array_equal(list(renderer.frames("e1", every=2)), seen[::2])
+        np.testing.assert_array_equal(list(renderer.frames("e1", every=3)), seen[1::3])
 
 
-def test_many_are_filmed_in_one_world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_episodes_share_one_renderer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_run(tmp_path / "run")
     seen = [demonstrate(folder, name) for name in ("e1", "e2")]
     built: list[object] = []
-    original = Film.__init__
+    original = EpisodeRenderer.__init__
 
-    def count(self: Film, *arguments, **others) -> None:
+    def count(self: EpisodeRenderer, *arguments, **others) -> None:
         built.append(self)
         original(self, *arguments, **others)
 
-    monkeypatch.setattr(Film, "__init__", count)
-    with Filmer(folder, size=SIZE) as filmer:
+    monkeypatch.setattr(EpisodeRenderer, "__init__", count)
+    with RunRenderer(folder, size=SIZE) as renderer:
         scenes = (
-            Scene(frames=filmer.frames(name), caption=name, outcome=Outcome.SUCCESS) for name in ("e1", "e2", "e1")
+            Scene(frames=renderer.frames(name), caption=name, outcome=Outcome.SUCCESS)
+            for name in ("e1", "e2", "e1")
         )
         frames = list(time_lapse(scenes, size_px=80))
     assert len(built) == 1
-    pictures = [frame[3:63, 3:83] for frame in frames]  # inside their borders
-    np.testing.assert_array_equal(pictures, [*seen[0], *seen[1], *seen[0]])
+    images = [frame[3:63, 3:83] for frame in frames]  # inside the borders
+    np.testing.assert_array_equal(images, [*seen[0], *seen[1], *seen[0]])
 
 
-def test_recorded_images_are_shown_as_they_are(tmp_path: Path) -> None:
+def test_recorded_images_are_returned_unchanged(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "robot.images=[front]", "robot.image_size=[80, 60]")
     seen = demonstrate(folder, "e1", traced=False)
     frames = list(episode_frames(folder, "e1", size=(500, 500)))
-    assert len(frames) == 6  # the last observation too
+    assert len(frames) == 6  # including the last observation
     np.testing.assert_array_equal(frames[:5], seen)
-    with Filmer(folder) as filmer:
-        thinned = filmer.frames("e1", every=2)
-        assert next(thinned).tobytes() == seen[1].tobytes()  # one at a time, and the last is among them
+    with RunRenderer(folder) as renderer:
+        thinned = renderer.frames("e1", every=2)
+        assert next(thinned).tobytes() == seen[1].tobytes()  # lazily, and the last frame is included
         np.testing.assert_array_equal(list(thinned), frames[3::2])
 
 
-def test_nothing_to_show_says_what_to_record(tmp_path: Path) -> None:
+def test_error_without_images_names_the_setting(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", "robot.images=[wrist]", "robot.image_size=[16, 16]")
     demonstrate(folder, "e1", traced=False)
     with pytest.raises(UsageError, match=r"no images of camera 'front' \(it has wrist\).*robot.images=\[front\]"):
@@ -112,10 +113,10 @@ def test_nothing_to_show_says_what_to_record(tmp_path: Path) -> None:
         episode_frames(folder, "e2")
 
 
-def test_an_episode_of_another_run_is_refused(tmp_path: Path) -> None:
-    theirs = make_run(tmp_path / "theirs")
-    demonstrate(theirs, "e1")
-    ours = RunFolder.create(tmp_path / "ours", load(["peg-insertion"]))
-    EpisodeLog(ours.episodes).commit(EpisodeLog(theirs.episodes).load("e1"))
+def test_episode_of_another_task_is_refused(tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other")
+    demonstrate(other, "e1")
+    own = RunFolder.create(tmp_path / "own", load(["peg-insertion"]))
+    EpisodeLog(own.episodes).commit(EpisodeLog(other.episodes).load("e1"))
     with pytest.raises(UsageError, match=r"is of task 'push_cube', but run .* is of task 'peg_insertion'"):
-        episode_frames(ours, "e1")
+        episode_frames(own, "e1")
