@@ -153,11 +153,11 @@ def _writing(folder: Path, *, seconds: float) -> Iterator[Row]:
     yield Row(name="a batch beside a writer", value=statistics.median(batches[2:]), unit="ms/batch")
 
 
-def _append(folder: Path, seconds: float, meanwhile: Callable[[Path], None]) -> dict[str, float]:
+def _append(folder: Path, seconds: float, while_running: Callable[[Path], None]) -> dict[str, float]:
     command = [sys.executable, "-m", "dovetail.bench._replay_data", str(folder), str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
-            meanwhile(folder)
+            while_running(folder)
             if not (folder / "layout.json").exists():
                 time.sleep(0.01)
         assert process.stdout is not None
