@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
@@ -72,7 +72,7 @@ class ActorCritic(NetworkPolicy):
     def num_drawn(self) -> int:
         return self._spec.action.shape[0]
 
-    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         mean = self._actor(features)
         drawn = mean + self._actor.log_std.exp() * normal(mean.shape, generator=generator, device=mean.device)
         return drawn, self._log_prob(mean, drawn)
@@ -87,12 +87,7 @@ class ActorCritic(NetworkPolicy):
         return log_prob, entropy.expand_as(log_prob), self.value(features)
 
     def imitation_loss(
-        self,
-        features: Tensor,
-        actions: Tensor,
-        mask: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, features: Tensor, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
     ) -> Tensor:
         mean: Tensor = self._actor(features)
         return masked_mse(mean, actions.view_as(mean), None if mask is None else mask.view(-1))

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from dovetail.core.errors import SpecMismatch, StoreError, did_you_mean
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
@@ -29,7 +29,7 @@ class AxisMasks(Protocol):
     def masks(self, features: Tensor) -> Tensor:
         """bool [B, A]"""
 
-    def randn(self, features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor: ...
+    def randn(self, features: Tensor, shape: tuple[int, ...], generator: Generator | None) -> Tensor: ...
 
 
 class NetworkPolicy(ABC):
@@ -126,9 +126,8 @@ class NetworkPolicy(ABC):
         features: dict[str, Tensor] = {}
         for key in self._spec.observation:
             values = observations[key]
-            of_key = (
-                self._encode_images(key, values, encoder) if key in self._images else self._normalizer(key, values)
-            )
+            is_image = key in self._images
+            of_key = self._encode_images(key, values, encoder) if is_image else self._normalizer(key, values)
             if key in self._spec.history:  # zeros after normalization, where ticks are missing
                 of_key = torch.where(observations[f"{key}/mask"][..., None], of_key, 0.0)
             features[key] = of_key.flatten(1)
@@ -173,7 +172,7 @@ class NetworkPolicy(ABC):
         """Which axes the arm of each row has, [B, A]. None: all of them."""
         return None if self.axis_masks is None else self.axis_masks.masks(features)
 
-    def _randn(self, features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    def _randn(self, features: Tensor, shape: tuple[int, ...], generator: Generator | None) -> Tensor:
         if self.axis_masks is None:
             return normal(shape, generator=generator, device=features.device)
         return self.axis_masks.randn(features, shape, generator)
@@ -314,12 +313,9 @@ def _is_low_dim(spec: ArraySpec) -> bool:
 def _check_fit(
     arrays: Mapping[str, Array], component: str, expected: Mapping[str, tuple[int, ...]], *, misfit: str
 ) -> None:
-    for names, problem in (
-        (expected.keys() - arrays.keys(), "lacks"),
-        (arrays.keys() - expected.keys(), "has unexpected"),
-    ):
-        if names:
-            raise StoreError(f"{misfit}component '{component}' {problem} {', '.join(sorted(names)[:3])}")
+    for problem, one, other in (("lacks", expected, arrays), ("has unexpected", arrays, expected)):
+        if names := sorted(one.keys() - other.keys()):
+            raise StoreError(f"{misfit}component '{component}' {problem} {', '.join(names[:3])}")
     for name, value in arrays.items():
         if value.shape != expected[name]:
             raise StoreError(f"{misfit}{component}/{name} is {value.shape}, should be {expected[name]}")

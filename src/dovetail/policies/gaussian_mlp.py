@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
@@ -96,7 +96,7 @@ class GaussianMLP(NetworkPolicy):
                 actions = torch.cat((actions[:, : self._axis], choice, actions[:, self._axis :]), 1)
         return self._chunk(actions.view(len(actions), self._spec.horizon, -1))
 
-    def _choose(self, values: Tensor, *, explore: bool, generator: torch.Generator | None) -> Tensor:
+    def _choose(self, values: Tensor, *, explore: bool, generator: Generator | None) -> Tensor:
         """-1 to close, 0 to keep, 1 to open: [B, 1]."""
         choice = values.argmax(1)
         if explore:
@@ -160,19 +160,14 @@ class GaussianMLP(NetworkPolicy):
         state = torch.cat([by_key[key] for key in self._state], dim=1)
         return torch.cat((*embodiment, encoder["state"](state), *(by_key[key] for key in self._images)), dim=1)
 
-    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         axis_mask = self._axis_mask(features)
         if axis_mask is not None:
             axis_mask = axis_mask.repeat(1, self._spec.horizon)
         return sample_tanh_gaussian(*self._distribution(features), generator=generator, axis_mask=axis_mask)
 
     def imitation_loss(
-        self,
-        features: Tensor,
-        actions: Tensor,
-        mask: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, features: Tensor, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
     ) -> Tensor:
         mean, _ = self._distribution(features)
         if self._grasp is not None:

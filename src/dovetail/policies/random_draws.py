@@ -6,17 +6,17 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 __all__ = ["SharedGenerator", "integers", "normal", "seeded_generator", "uniform"]
 
 
-def seeded_generator(seed: int | None) -> torch.Generator | None:
+def seeded_generator(seed: int | None) -> Generator | None:
     """A CPU generator. None: torch's global one."""
-    return None if seed is None else torch.Generator().manual_seed(seed)
+    return None if seed is None else Generator().manual_seed(seed)
 
 
-class SharedGenerator(torch.Generator):
+class SharedGenerator(Generator):
     """One random stream for the ranks of a data-parallel learner.
 
     Every rank draws for the whole batch and keeps the values of its own rows. So the ranks' generators stay in step, and
@@ -33,39 +33,25 @@ class SharedGenerator(torch.Generator):
         return generator
 
 
-def normal(
-    shape: Sequence[int], *, generator: torch.Generator | None, device: torch.device, rows: int = 0
-) -> Tensor:
+def normal(shape: Sequence[int], *, generator: Generator | None, device: torch.device, rows: int = 0) -> Tensor:
     """Values from N(0, 1). `rows` is the batch axis."""
     return _draw(torch.randn, shape, generator, device, rows)
 
 
-def uniform(
-    shape: Sequence[int], *, generator: torch.Generator | None, device: torch.device, rows: int = 0
-) -> Tensor:
+def uniform(shape: Sequence[int], *, generator: Generator | None, device: torch.device, rows: int = 0) -> Tensor:
     """Values from [0, 1). `rows` is the batch axis."""
     return _draw(torch.rand, shape, generator, device, rows)
 
 
 def integers(
-    low: int,
-    high: int,
-    shape: Sequence[int],
-    *,
-    generator: torch.Generator | None,
-    device: torch.device,
-    rows: int = 0,
+    low: int, high: int, shape: Sequence[int], *, generator: Generator | None, device: torch.device, rows: int = 0
 ) -> Tensor:
     """Integers from `low` to `high` - 1. `rows` is the batch axis."""
     return _draw(partial(torch.randint, low, high), shape, generator, device, rows)
 
 
 def _draw(
-    draw: Callable[..., Tensor],
-    shape: Sequence[int],
-    generator: torch.Generator | None,
-    device: torch.device,
-    rows: int,
+    draw: Callable[..., Tensor], shape: Sequence[int], generator: Generator | None, device: torch.device, rows: int
 ) -> Tensor:
     source = device if generator is None else generator.device
     if not isinstance(generator, SharedGenerator):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 from torch.nn import functional
 
 from dovetail.policies.random_draws import normal
@@ -39,7 +39,7 @@ def log_tanh_derivative(raw: Tensor) -> Tensor:
 
 
 def sample_tanh_gaussian(
-    mean: Tensor, log_std: Tensor, *, generator: torch.Generator | None, axis_mask: Tensor | None = None
+    mean: Tensor, log_std: Tensor, *, generator: Generator | None, axis_mask: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
     """A sample [..., A] with gradients and its log-density [...]: log N(raw) - log |d tanh / d raw|. Axes outside
     `axis_mask` are 0 and do not count in the density."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from dovetail.core.contracts import Policy
 from dovetail.core.types import Array
@@ -37,16 +36,11 @@ class TrainablePolicy(Policy, Protocol):
         """Normalized observations [B, F]. Keys with history need their masks, as in `act`. `encoder` replaces the
         policy's encoder, for example by a target network."""
 
-    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Normalized actions [B, A] or flat chunks [B, H * A] with gradients, and their log-density [B]."""
 
     def imitation_loss(
-        self,
-        features: Tensor,
-        actions: Tensor,
-        mask: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, features: Tensor, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
     ) -> Tensor:
         """The behavior cloning loss for normalized actions [B, A] or chunks [B, H, A]. The loss ignores actions where
         `mask` [B, H] is false, even NaN. Random numbers come from `generator`."""

@@ -25,7 +25,7 @@ import torch
 from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from dovetail.config.model import Config
 from dovetail.core.errors import SpecMismatch, did_you_mean
@@ -112,9 +112,11 @@ class CanonicalPolicy(NetworkPolicy):
         inner_robot = replace(self.robot, observation={**self.robot.observation, **masks})
         inner_inputs = (EMBODIMENT, *space.sizes, *masks, *(key for key in inputs if key not in space.sizes))
         inner_config = inner.config.model_copy(update={"inputs": inner_inputs})
-        self._inner = _INNER[inner.name](inner_config, robot=inner_robot, seed=seed)
+        self._inner: GaussianMLP | Flow | FlowActor = _INNER[inner.name](
+            inner_config, robot=inner_robot, seed=seed
+        )
         self._inner.axis_masks = _AxisMasks(space)
-        inner_spec: PolicySpec = self._inner.spec
+        inner_spec = self._inner.spec
         spec = policy_spec("shared", self.robot, inputs=tuple(self.robot.observation), history={}, images=True)
         super().__init__(
             replace(
@@ -130,41 +132,31 @@ class CanonicalPolicy(NetworkPolicy):
 
     @property
     def components(self) -> Mapping[str, nn.Module]:
-        modules: Mapping[str, nn.Module] = self._inner.components
-        return modules
+        return self._inner.components
 
     @property
     def num_features(self) -> int:
-        return int(self._inner.num_features)
+        return self._inner.num_features
 
     def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
         inputs = self._inner_inputs({key: torch.tensor(value) for key, value in observations.items()})
-        chunk: ActionChunk = self._inner.act({key: value.numpy() for key, value in inputs.items()}, context)
+        chunk = self._inner.act({key: value.numpy() for key, value in inputs.items()}, context)
         return replace(chunk, policy_version=self._version)
 
     @property
     def encoder(self) -> nn.ModuleDict:
-        encoder: nn.ModuleDict = self._inner.encoder
-        return encoder
+        return self._inner.encoder
 
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
-        features: Tensor = self._inner.features(self._inner_inputs(observations), encoder=encoder)
-        return features
+        return self._inner.features(self._inner_inputs(observations), encoder=encoder)
 
-    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        sample: tuple[Tensor, Tensor] = self._inner.sample(features, generator=generator)
-        return sample
+    def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
+        return self._inner.sample(features, generator=generator)
 
     def imitation_loss(
-        self,
-        features: Tensor,
-        actions: Tensor,
-        mask: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, features: Tensor, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
     ) -> Tensor:
-        loss: Tensor = self._inner.imitation_loss(features, actions, mask, generator=generator)
-        return loss
+        return self._inner.imitation_loss(features, actions, mask, generator=generator)
 
     def _inner_inputs(self, observations: Mapping[str, Tensor]) -> dict[str, Tensor]:
         rows = observations[EMBODIMENT].argmax(-1)
@@ -253,18 +245,13 @@ class SharedPolicy:
     def features(self, observations: Mapping[str, Tensor], *, encoder: nn.ModuleDict | None = None) -> Tensor:
         return self.canonical.features(self._pad(observations), encoder=encoder)
 
-    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         actions, log_prob = self.canonical.sample(features, generator=generator)
         chunks = actions.view(len(actions), self._spec.horizon, -1)
         return chunks[..., self._axes].flatten(1), log_prob
 
     def imitation_loss(
-        self,
-        features: Tensor,
-        actions: Tensor,
-        mask: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, features: Tensor, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
     ) -> Tensor:
         padded = actions.new_zeros((*actions.shape[:-1], self.canonical.canonical_space.num_actions))
         padded[..., self._axes] = actions
@@ -308,7 +295,7 @@ class _AxisMasks:
     def masks(self, features: Tensor) -> Tensor:
         return self._masks[self.rows(features)]
 
-    def randn(self, features: Tensor, shape: tuple[int, ...], generator: torch.Generator | None) -> Tensor:
+    def randn(self, features: Tensor, shape: tuple[int, ...], generator: Generator | None) -> Tensor:
         """Noise [..., A]. If all rows are of one arm, its noise does not depend on the number of canonical axes."""
         rows = self.rows(features)
         if bool((rows != rows[0]).any()):

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
@@ -125,19 +125,14 @@ class Flow(NetworkPolicy):
             return features
         return torch.cat((features, encoder["prompt"](observations["prompt"])), dim=1)
 
-    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         raise UsageError(
             f"policy '{self.name}' cannot compute the density of its actions, which this algorithm needs. Train it with "
             "algorithm 'imitation', or use policy 'flow_actor'"
         )
 
     def imitation_loss(
-        self,
-        features: Tensor,
-        actions: Tensor,
-        mask: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, features: Tensor, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
     ) -> Tensor:
         actions = actions.reshape(-1, *self._chunk_shape)
         if mask is not None:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from typing import ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
 from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.flows.guidance import Velocity
 from dovetail.policies.flows.noisy_flow import GatedVelocity, TransformerVelocity, noisy_path
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.random_draws import normal, seeded_generator, uniform
@@ -113,7 +114,7 @@ class FlowActor(NetworkPolicy):
     def num_flow_steps(self) -> int:
         return self._config.num_flow_steps
 
-    def sample(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def sample(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Actions [B, A] at the ends of noisy paths, and the log-density [B] of path and action."""
         noise = normal(self._noise_shape(features), generator=generator, device=features.device, rows=1)
         path, log_density = self._path(features, noise)
@@ -125,12 +126,7 @@ class FlowActor(NetworkPolicy):
         return soft_clamp(self._sigma(features), low, high).exp()
 
     def imitation_loss(
-        self,
-        features: Tensor,
-        actions: Tensor,
-        mask: Tensor | None = None,
-        *,
-        generator: torch.Generator | None = None,
+        self, features: Tensor, actions: Tensor, mask: Tensor | None = None, *, generator: Generator | None = None
     ) -> Tensor:
         """Flow matching on the actions before tanh."""
         ends = torch.atanh(actions.reshape(-1, self._num_actions).clamp(-_MAX_ACTION, _MAX_ACTION))
@@ -153,7 +149,7 @@ class FlowActor(NetworkPolicy):
         sigma, axis_mask = self.sigma(features), self._axis_mask(features)
         return noisy_path(self._flow(features), noise[0], sigma=sigma, noise=noise[1:], axis_mask=axis_mask)
 
-    def _flow(self, features: Tensor) -> Callable[[Tensor, float], Tensor]:
+    def _flow(self, features: Tensor) -> Velocity:
         """The velocity as a function of x and t, for these features."""
         axis_mask = self._axis_mask(features)
 

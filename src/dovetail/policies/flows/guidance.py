@@ -20,11 +20,11 @@ from torch import Tensor
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
 
-__all__ = ["GuidanceConfig", "guidance_gain", "guided_velocity", "prefix_weights"]
+__all__ = ["GuidanceConfig", "Velocity", "guidance_gain", "guided_velocity", "prefix_weights"]
 
 Schedule = Literal["exp", "linear", "ones", "zeros"]
 Jacobian = Literal["vjp", "identity"]
-Velocity = Callable[[Tensor, float], Tensor]
+Velocity = Callable[[Tensor, float], Tensor]  # of x and t
 
 
 class GuidanceConfig(Config):

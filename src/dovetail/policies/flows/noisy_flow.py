@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
+from dovetail.policies.flows.guidance import Velocity
 from dovetail.policies.networks import NUM_TIME_FREQUENCIES, mlp, time_embedding
 
 __all__ = ["GatedVelocity", "TransformerVelocity", "noisy_path", "path_density"]
@@ -79,12 +79,7 @@ class TransformerVelocity(nn.Module):
 
 
 def noisy_path(
-    velocity: Callable[[Tensor, float], Tensor],
-    x: Tensor,
-    *,
-    sigma: Tensor,
-    noise: Tensor,
-    axis_mask: Tensor | None = None,
+    velocity: Velocity, x: Tensor, *, sigma: Tensor, noise: Tensor, axis_mask: Tensor | None = None
 ) -> tuple[list[Tensor], Tensor]:
     """The points of a noisy path from x_0 [B, A] to x_1, and the log-density [B] of the whole path.
 
@@ -109,7 +104,7 @@ def noisy_path(
     return path, log_density
 
 
-def path_density(velocity: Callable[[Tensor, float], Tensor], path: Tensor, *, sigma: Tensor) -> Tensor:
+def path_density(velocity: Velocity, path: Tensor, *, sigma: Tensor) -> Tensor:
     """The log-density [B] of a given path [K + 1, B, A], as `noisy_path` computes it."""
     dt = 1.0 / (len(path) - 1)
     step_std = sigma * math.sqrt(dt)
@@ -120,9 +115,7 @@ def path_density(velocity: Callable[[Tensor, float], Tensor], path: Tensor, *, s
     return log_density
 
 
-def _step_mean(
-    velocity: Callable[[Tensor, float], Tensor], x: Tensor, step: int, *, dt: float, sigma: Tensor
-) -> Tensor:
+def _step_mean(velocity: Velocity, x: Tensor, step: int, *, dt: float, sigma: Tensor) -> Tensor:
     """The end of a step without its noise."""
     t = step * dt
     v = velocity(x, t)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext
@@ -73,7 +73,7 @@ class SteeredFlow(Flow):
     def components(self) -> Mapping[str, nn.Module]:
         return {**super().components, "steering": self.steering}
 
-    def sample_noise(self, features: Tensor, *, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    def sample_noise(self, features: Tensor, *, generator: Generator | None) -> tuple[Tensor, Tensor]:
         """Noise [B, H, A] with gradients, and the log-density [B] of noise / max_noise."""
         chosen, log_prob = sample_tanh_gaussian(*self.steering(features), generator=generator)
         return self._max_noise * chosen.view(-1, *self._chunk_shape), log_prob
