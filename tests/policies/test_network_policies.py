@@ -179,11 +179,16 @@ def test_invalid_weights_are_refused_and_change_nothing(make, name):
         assert np.array_equal(before.actions, after.actions)
         assert after.policy_version == 0
 
-    for part in donor.components:
-        some = next(iter(donor.weights()[part]))
-        refused("do not fit .* non-finite", lambda weights, p=part, s=some: weights[p][s].fill(np.nan))
-        refused(f"do not fit.*{part}/{some} is .1,.,", lambda w, p=part, s=some: w[p].update({s: np.zeros(1)}))
-        refused(f"do not fit.*'{part}' lacks {some}", lambda weights, p=part, s=some: weights[p].pop(s))
-        refused(f"do not fit policy '{name}'.*'{part}' is missing", lambda weights, p=part: weights.pop(p))
+    for component in donor.components:
+        some = next(iter(donor.weights()[component]))
+        refused("do not fit .* non-finite", lambda weights, c=component, s=some: weights[c][s].fill(np.nan))
+        refused(
+            f"do not fit.*{component}/{some} is .1,.,",
+            lambda w, c=component, s=some: w[c].update({s: np.zeros(1)}),
+        )
+        refused(f"do not fit.*'{component}' lacks {some}", lambda weights, c=component, s=some: weights[c].pop(s))
+        refused(
+            f"do not fit policy '{name}'.*'{component}' is missing", lambda weights, c=component: weights.pop(c)
+        )
     refused("do not fit .* non-finite", lambda weights: weights["normalizer"]["mean/force"].fill(np.inf))
     refused("do not fit.*'normalizer' is missing", lambda weights: weights.pop("normalizer"))

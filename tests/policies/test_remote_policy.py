@@ -219,7 +219,7 @@ def test_client_with_a_wrong_token_is_refused():
         serving(ScriptedPolicy(), log=log) as address,
         client(address, token=b"another one, long enough") as remote,
     ):
-        with pytest.raises(PolicyError, match="wrong token\. Copy the token file") as caught:
+        with pytest.raises(PolicyError, match=r"wrong token\. Copy the token file") as caught:
             _ = remote.spec
         assert "\n" not in str(caught.value)
     assert any("closed: wrong token" in line for line in log)
@@ -272,7 +272,7 @@ def test_other_protocol_is_refused():
             Message(kind="hello", fields={"protocol": 2, "nonce": "0" * 64}), deadline_s=time.monotonic() + 5
         )
 
-    because = "protocol 1, the other 2\. Install the same Dovetail version on both"
+    because = r"protocol 1, the other 2\. Install the same Dovetail version on both"
     with fake_server(newer) as address, client(address) as remote, pytest.raises(PolicyError, match=because):
         _ = remote.spec
 
@@ -305,7 +305,7 @@ def test_other_server_is_refused(behave, because):
             r"float32\[1, 2, 2\], expected float32\[1, 3, 2\]",
         ),
         ({"arrays": {"actions": np.zeros((1, 3, 2))}}, "actions float64"),
-        ({"arrays": {"extra/value": np.zeros(2)}}, "extra 'value' \[2\] for 1 rows"),
+        ({"arrays": {"extra/value": np.zeros(2)}}, r"extra 'value' \[2\] for 1 rows"),
         ({"arrays": {"actions": np.zeros((500, 3, 2), np.float32)}}, "larger than allowed"),
         ({"fields": {"number": 17}}, "response does not fit the request"),
         ({"fields": {"policy_version": "new"}}, "response does not fit the request"),

@@ -73,7 +73,7 @@ def soon(seconds=5.0):
 
 
 @given(MESSAGES)
-def test_what_is_said_arrives_bit_for_bit(message):
+def test_messages_arrive_bit_for_bit(message):
     received = decode(encode(message))
     assert (received.kind, received.fields) == (message.kind, message.fields)
     assert list(received.arrays) == list(message.arrays)

@@ -8,7 +8,7 @@ policy:
     arx_x5: {observation: {joint_pos: 6}, num_actions: 7, axes: [0, 1, 2, 3, 4, 5, 7]}
 
 `SharedPolicy` is for one arm: its own observations in, its own actions out. `CanonicalPolicy` is for a learner that
-trains on all arms at once (learn/mixing.py). Both have the same networks and the same weights.
+trains on all arms at once (learn/mixed_replay.py). Both have the same networks and the same weights.
 
 The inner policy gets the embodiment (one-hot), the observations normalized by that embodiment's statistics, and their
 masks. Padding is 0 in the inputs. In the outputs it does not count in losses and log-densities.
