@@ -1,4 +1,4 @@
-"""The coach on whole runs, each made to have one illness; silent on a healthy one."""
+"""The coach on whole runs that each have one problem; no advice on a good one."""
 
 import json
 import re
@@ -72,14 +72,14 @@ def told(folder):
     return {event["name"]: event for event in folder.events("coach")}
 
 
-def test_a_healthy_run_is_left_in_peace(run):
+def test_good_run_gets_no_advice(run):
     folder = run("run.env_steps=500", "learner={utd: 1, warmup_updates: 100, bc_updates: 200}")
     assert told(folder) == {}
     assert write_report(folder).advice == ()
     assert len(list(folder.events("episode"))) > 15  # enough for every check to have its say
 
 
-def test_without_a_reward(run):
+def test_no_reward(run):
     folder = run(*QUICK, *ALONE, "task.tolerance=1e-9", "task.max_steps=8", "run.env_steps=130")
     found = told(folder)
     assert found["no_reward"]["severity"] == "warning"
@@ -88,12 +88,12 @@ def test_without_a_reward(run):
     assert "operator.watched_share" not in found["no_reward"]["try"]  # there is nobody to ask
 
 
-def test_with_a_labeler_that_lies(run):
+def test_labeler_with_wrong_labels(run):
     folder = run(*QUICK, "run.demos=0", "labels=[{type: 'support.sick_plugins:Liar'}]", "run.env_steps=300")
     assert re.match(r"(\d+) of the last \1 episodes are labelled", told(folder)["rewards_disagree"]["message"])
 
 
-def test_with_a_labeler_that_alone_knows(run):
+def test_labeler_without_a_trusted_outcome(run):
     """Success is hidden, so that what it sees was never told by anybody else: that is no lie."""
     folder = run(
         *QUICK, "labels=[{type: 'support.late_labelers:Witness'}]", "labeling.hide_success=true", "run.env_steps=500"
@@ -104,7 +104,7 @@ def test_with_a_labeler_that_alone_knows(run):
     assert "rewards_disagree" not in told(folder)
 
 
-def test_with_a_person_who_corrects_verdicts(run):
+def test_person_who_corrects_verdicts(run):
     corrected = set()
 
     def correct(folder, status):
@@ -123,7 +123,7 @@ def test_with_a_person_who_corrects_verdicts(run):
     assert "rewards_disagree" not in told(folder)
 
 
-def test_with_a_critic_that_believes_in_itself(run):
+def test_overestimating_critic(run):
     """Temperature 1 with entropy backup: the trap of the field."""
     folder = run(
         *QUICK,
@@ -136,7 +136,7 @@ def test_with_a_critic_that_believes_in_itself(run):
     assert "algorithm.target_range, now null" in found["try"]
 
 
-def test_with_a_policy_that_tries_nothing(run):
+def test_policy_without_exploration(run):
     folder = run(
         *QUICK,
         *ALONE,
@@ -145,10 +145,10 @@ def test_with_a_policy_that_tries_nothing(run):
         "run.env_steps=120",
         "policy={type: 'support.sick_plugins:Sure', hidden: [16]}",
     )
-    assert "(-7.0 is aimed at), and 0 % of the last" in told(folder)["entropy_collapsed"]["message"]
+    assert "(the target is -7.0), and 0 % of the last" in told(folder)["entropy_collapsed"]["message"]
 
 
-def test_with_a_person_who_never_lets_go(run):
+def test_operator_who_always_takes_over(run):
     folder = run(
         *QUICK,
         "operator={watched_share: 1.0, fade_out_minutes: 100000, stuck_after_steps: 1, min_progress: 10, min_takeover_steps: 60, max_takeover_steps: 60}",
@@ -159,14 +159,14 @@ def test_with_a_person_who_never_lets_go(run):
     assert "people's" in found["one_source"]["message"]
 
 
-def test_without_anything_to_learn_from(run):
+def test_nothing_in_the_replay(run):
     folder = run(*QUICK, *ALONE, "learner.utd=2", "algorithm={type: hg_dagger}", "run.env_steps=200")
     found = told(folder)["updates_starving"]
     assert "only 0 are done" in found["message"]
     assert "learner.utd, now 2.0" in found["try"]
 
 
-def test_with_a_learner_that_runs_free(run, monkeypatch):
+def test_learner_ahead_of_its_data(run, monkeypatch):
     step = Learner.step
 
     def free(self, *, env_steps, on_update=lambda: None):
@@ -186,7 +186,7 @@ class Time:
         return self.now_s
 
 
-def test_with_a_robot_that_waits(run, monkeypatch):
+def test_robot_that_waits_for_the_learner(run, monkeypatch):
     time, act, step = Time(), SequentialActor.run, Learner.step
 
     def takes(work, seconds):
@@ -201,11 +201,11 @@ def test_with_a_robot_that_waits(run, monkeypatch):
     monkeypatch.setattr(SequentialActor, "run", takes(act, 1.0))
     monkeypatch.setattr(Learner, "step", takes(step, 9.0))
     folder = run(*QUICK, "run.env_steps=300")
-    assert "stands still 90 % of the time" in told(folder)["robot_waits"]["message"]
+    assert "waits for the learner 90 % of the time" in told(folder)["robot_waits"]["message"]
 
 
 @pytest.mark.parametrize("labels", ["outcome", "{type: 'support.late_labelers:Late'}"])
-def test_with_weights_that_do_not_reach_the_robot(run, labels):
+def test_weights_that_do_not_reach_the_robot(run, labels):
     def pin(folder, status):
         if status.episodes == 1:
             DiskWeightStore(folder.weights).pin(1)
@@ -216,26 +216,26 @@ def test_with_weights_that_do_not_reach_the_robot(run, labels):
     assert "unpin version 1" in found["try"]
 
 
-def test_with_weights_that_are_hardly_ever_published(run):
+def test_rarely_published_weights(run):
     folder = run(*QUICK, "learner.utd=1", "learner.publish_every=1000000", "run.env_steps=500")
     found = told(folder)["stale_weights"]
     assert "updates old" in found["message"]
     assert "learner.publish_every, now 1000000" in found["try"]
 
 
-def test_with_a_robot_that_was_moved_after_the_demonstrations(run):
+def test_robot_moved_after_the_demonstrations(run):
     folder = run(*QUICK, "robot={type: 'support.sick_plugins:Moved'}", "operator={type: none}", "run.env_steps=250")
-    assert "of the values of 'goal' are cut off" in told(folder)["out_of_range"]["message"]
+    assert "% of the values of 'goal': they are far outside" in told(folder)["out_of_range"]["message"]
 
 
 @pytest.mark.parametrize("labels", ["outcome", "{type: 'support.late_labelers:Late'}"])
-def test_with_a_policy_at_its_limits(run, labels):
+def test_policy_at_the_action_limits(run, labels):
     folder = run(*QUICK, *ALONE, FLAT, f"labels=[{labels}]", "run.env_steps=400")
     assert "full speed only" in told(folder)["saturated"]["message"]
 
 
 @pytest.mark.parametrize("actor_after", [0, 2])
-def test_on_policy_learning_is_coached_too(run, actor_after):
+def test_on_policy_learning_gets_advice(run, actor_after):
     """Of a rollout that the actor did not learn from, less is known."""
     folder = run("algorithm.lr=0.05", f"algorithm.actor_after={actor_after}", "run.env_steps=300", config=PRACTICE)
     found = told(folder)
@@ -273,7 +273,7 @@ def names(folder, kind):
     return [event["name"] for event in folder.events(kind)]
 
 
-def test_what_was_wrong_is_not_over_because_somebody_resumed(run):
+def test_advice_continues_after_a_resume(run):
     """What steps have shown to an earlier process is not in the books."""
     watch = interrupt_once("saturated")
     with pytest.raises(Interrupted):
@@ -284,7 +284,7 @@ def test_what_was_wrong_is_not_over_because_somebody_resumed(run):
     assert "saturated" not in names(folder, "coach: over")
 
 
-def test_on_policy_learning_that_was_resumed_has_no_episodes_at_first(run):
+def test_resumed_on_policy_learning_starts_without_episodes(run):
     with pytest.raises(Interrupted):
         run(
             *("task.max_steps=32", "task.tolerance=1e-9", "run.env_steps=2000"),
@@ -299,7 +299,7 @@ def test_on_policy_learning_that_was_resumed_has_no_episodes_at_first(run):
 # ---- where the words go
 
 
-def test_words_go_to_events_curves_report_and_the_next_process(run):
+def test_advice_is_in_events_metrics_report_and_after_a_resume(run):
     sick = (*QUICK, *ALONE, "task.tolerance=1e-9", "task.max_steps=8", "run.env_steps=130")
     shown = []
     folder = run(*sick, watch=lambda _, status: shown.append([advice.name for advice in status.advice]))
@@ -320,7 +320,7 @@ def test_words_go_to_events_curves_report_and_the_next_process(run):
     assert open_advice(folder) == advice
 
 
-def test_what_is_over_is_not_in_the_report(tmp_path):
+def test_ended_advice_is_not_in_the_report(tmp_path):
     folder = RunFolder.create(tmp_path / "made", load(["peg-insertion"]))
     worse = Advice(name="no_reward", severity=Severity.WARNING, message="none", try_="more")
     hint = Advice(name="saturated", severity=Severity.HINT, message="fast", try_="slow")
@@ -338,16 +338,16 @@ def test_what_is_over_is_not_in_the_report(tmp_path):
 
 
 @pytest.fixture
-def looks(monkeypatch):
-    """The facts of each look."""
-    looks = []
+def checked(monkeypatch):
+    """The facts of each check."""
+    checked = []
 
-    def look(self, facts):
-        looks.append(facts)
+    def check(self, facts):
+        checked.append(facts)
         return CoachResult(begun=(), over=())
 
-    monkeypatch.setattr(coaching.Coach, "check", look)
-    return looks
+    monkeypatch.setattr(coaching.Coach, "check", check)
+    return checked
 
 
 @pytest.fixture
@@ -369,11 +369,11 @@ def lamp(tmp_path):
 
 
 def look(coach, *, updates=0):
-    pupil = SimpleNamespace(wants=wants({View(): 8}), num_online_updates=updates, owed=lambda steps: 0)
+    pupil = SimpleNamespace(sample_request=request({View(): 8}), num_online_updates=updates, owed=lambda steps: 0)
     coach.look(pupil, Held())
 
 
-def test_steps_are_looked_at_when_they_come_and_not_when_their_labels_do(looks, lamp):
+def test_step_facts_are_taken_when_the_episode_ends(checked, lamp):
     """By then the weights are others, the statistics too, and the episode may not be at hand."""
     coach, newest = lamp.coach, 60
     coach.published(1, lamp.weights(1), updates=0)
@@ -381,43 +381,43 @@ def test_steps_are_looked_at_when_they_come_and_not_when_their_labels_do(looks, 
     coach.count(replace(lamp.known, labels=None))
     coach.published(newest, lamp.weights(newest), updates=0)
     coach.correct(lamp.known)
-    look(coach)
-    (facts,) = looks[-1].episodes
+    check(coach)
+    (facts,) = checked[-1].episodes
     assert (facts.versions_behind, facts.saturated, facts.outside) == (0, 0.0, {"meter": 0.0})
     coach.correct(replace(lamp.known, labels=replace(lamp.known.labels, discard=True)))
     coach.correct(lamp.known)  # not discarded after all
-    look(coach)
-    assert looks[-1].episodes == (facts,)
+    check(coach)
+    assert checked[-1].episodes == (facts,)
 
 
-def test_what_steps_showed_is_not_kept_for_ever(lamp):
+def test_step_facts_of_old_episodes_are_forgotten(lamp):
     for number in range(coaching._NUM_PENDING + 10):
         lamp.coach.acted(replace(lamp.episode, id=str(number)))
     assert list(lamp.coach._step_facts) == [str(number) for number in range(10, coaching._NUM_PENDING + 10)]
 
 
-def test_before_any_weights_are_known_nothing_is_old(looks, lamp):
+def test_without_published_weights_no_version_is_behind(checked, lamp):
     """A store that was started anew."""
     lamp.coach.acted(lamp.episode)
     lamp.coach.count(lamp.known)
-    look(lamp.coach)
-    assert looks[-1].episodes[0].versions_behind is None
-    assert looks[-1].unpublished is None
+    check(lamp.coach)
+    assert checked[-1].episodes[0].versions_behind is None
+    assert checked[-1].unpublished is None
 
 
-def test_who_waits_for_whom_is_known_after_some_turns(looks, lamp):
+def test_times_are_reported_after_some_episodes(checked, lamp):
     """The first one, after a resume, is spent on getting ready."""
     for _ in range(coaching._NUM_TIMED):
         lamp.coach.acted(lamp.episode)
-        look(lamp.coach)
-    assert [facts.act_s is None for facts in looks] == [True] * (coaching._NUM_TIMED - 1) + [False]
+        check(lamp.coach)
+    assert [facts.act_s is None for facts in checked] == [True] * (coaching._NUM_TIMED - 1) + [False]
 
 
-def test_updates_since_the_newest_weights(looks, lamp):
+def test_updates_since_the_newest_weights(checked, lamp):
     lamp.coach.published(1, lamp.weights(1), updates=40)
     for updates in (100, 30):  # where learner and books are apart, one may hear of weights before their updates
-        look(lamp.coach, updates=updates)
-    assert [facts.unpublished for facts in looks] == [60, 0]
+        check(lamp.coach, updates=updates)
+    assert [facts.unpublished for facts in checked] == [60, 0]
 
 
 class Held:
@@ -432,21 +432,21 @@ class Held:
         return self._sizes[view.part]
 
 
-def wants(rows, **other):
+def request(rows, **other):
     return SampleRequest(observation_keys=("state",), rows=rows, **other)
 
 
-def test_who_took_the_steps_of_a_batch():
-    half = wants({View(part="prior"): 64, View(part="online"): 64})
+def test_shares_of_a_batch_by_source():
+    half = request({View(part="prior"): 64, View(part="online"): 64})
     shares = batch_sources(half, Held())
     # demo: 64 * 100/150; human: 64 * 50/150 + 64 * 50/200; policy: 64 * 150/200
     np.testing.assert_allclose([shares[h] for h in ("demo", "human", "policy")], [1 / 3, 7 / 24, 3 / 8])
-    assert batch_sources(wants({View(part="online", return_above=0.5): 64}), Held()) == {}
-    alone = batch_sources(wants(half.rows, when_empty=View()), Held(demo=0, human=0))
+    assert batch_sources(request({View(part="online", return_above=0.5): 64}), Held()) == {}
+    alone = batch_sources(request(half.rows, when_empty=View()), Held(demo=0, human=0))
     assert alone == {"demo": 0.0, "human": 0.0, "policy": 1.0}
 
 
-def test_settings_have_the_names_of_the_command_line():
+def test_settings_have_dotted_keys():
     assert settings_of({"run": {"seed": 1}, "labels": [{"type": "outcome"}], "task": None}) == {
         "run.seed": 1,
         "labels": [{"type": "outcome"}],

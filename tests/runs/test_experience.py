@@ -1,4 +1,4 @@
-"""What a run remembers survives whatever is killed, deleted or description later, and replay always follows."""
+"""The episodes of a run survive kills and deletions, and the replay follows log and labels."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def episode_of(name, number, num_steps, *, purpose=Purpose.ONLINE, outcome=Outco
 def make(folder, *, keys=("state",), codec="auto", encoder=None, **settings):
     return Experience(
         folder,
-        panel=LabelerChain([OutcomeLabeler()]),
+        labelers=LabelerChain([OutcomeLabeler()]),
         replay=MappedReplay(MappedReplayConfig(**settings), folder=folder.replay, keys=keys),
         cameras=tuple(key for key in keys if key == "wrist"),
         codec=ImageCodec(name=codec),
@@ -114,7 +114,7 @@ def make(folder, *, keys=("state",), codec="auto", encoder=None, **settings):
     )
 
 
-def live_through(experience, *episodes):
+def commit_and_add(experience, *episodes):
     for episode in episodes:
         experience.commit(episode)
         experience.add(episode, experience.dispatcher.label(episode))
@@ -126,7 +126,7 @@ def draw(experience, size=400, **names):
     return into
 
 
-def test_the_spool_lets_go_only_of_what_the_log_has(folder):
+def test_spool_keeps_an_episode_until_the_log_has_it(folder):
     experience = make(folder)
     segment, last = segment_of("e1", 1, range(4), final=True)
     experience.spool.begin(start_of("e1"))
@@ -138,7 +138,7 @@ def test_the_spool_lets_go_only_of_what_the_log_has(folder):
     assert experience.log.ids() == ["e1"]
 
 
-def test_what_was_left_in_the_spool_is_taken_up(folder):
+def test_recover_commits_what_was_left_in_the_spool(folder):
     """One that had ended, and one that was cut off: this one is kept, aborted, and never trains."""
     for number, ends in ((1, True), (2, False), (3, False)):
         spool = Spool(folder.spool)
@@ -164,20 +164,20 @@ def test_what_was_left_in_the_spool_is_taken_up(folder):
     assert again.replay.ids() == ["e1"]
 
 
-def test_a_journal_that_is_beyond_repair_stops_nothing(folder):
+def test_unreadable_journal_does_not_stop_recovery(folder):
     spool = Spool(folder.spool)
     spool.begin(start_of("e1"))
     spool.close()
     (journal,) = folder.spool.glob("*.journal")
     journal.write_bytes(b"\xff" * 100)
     experience = make(folder)
-    live_through(experience, episode_of("e2", 2, 3))
+    commit_and_add(experience, episode_of("e2", 2, 3))
     assert [one.info.id for one in experience.recover()] == ["e2"]
     assert journal.exists()
     assert "cannot be recovered" in (folder.path / "events.jsonl").read_text()
 
 
-def test_a_damaged_journal_is_never_thrown_away(folder):
+def test_damaged_journal_is_kept(folder):
     """What precedes the damage is taken up; the rest may be worth a person's time."""
     experience = make(folder)
     experience.spool.begin(start_of("e1"))
@@ -198,9 +198,9 @@ def test_a_damaged_journal_is_never_thrown_away(folder):
     assert "damaged in the spool" in (folder.path / "events.jsonl").read_text()
 
 
-def test_a_damaged_episode_is_named_with_what_to_do(folder):
+def test_damaged_episode_is_named_with_what_to_do(folder):
     experience = make(folder)
-    live_through(experience, episode_of("e1", 1, 3))
+    commit_and_add(experience, episode_of("e1", 1, 3))
     experience.close()
     (folder.episodes / "e1" / "manifest.json").write_bytes(b"{}")
     with pytest.raises(
@@ -209,9 +209,9 @@ def test_a_damaged_episode_is_named_with_what_to_do(folder):
         make(folder).recover()
 
 
-def test_a_label_that_changes_back_brings_the_episode_back(folder):
+def test_label_that_changes_back_returns_the_episode_to_the_replay(folder):
     experience = make(folder)
-    live_through(experience, episode_of("e1", 1, 3, purpose=Purpose.DEMO), episode_of("e2", 2, 3))
+    commit_and_add(experience, episode_of("e1", 1, 3, purpose=Purpose.DEMO), episode_of("e2", 2, 3))
     for priority, success, held in ((1, False, ["e2"]), (2, True, ["e1", "e2"])):
         experience.close()
         ones = np.ones(3, np.float32)
@@ -231,9 +231,9 @@ def test_a_label_that_changes_back_brings_the_episode_back(folder):
         assert experience.replay.ids() == held
 
 
-def test_what_a_person_discards_never_trains_and_undo_brings_it_back(folder):
+def test_discarded_episode_leaves_the_replay_and_undo_returns_it(folder):
     experience = make(folder)
-    live_through(experience, episode_of("e1", 1, 3), episode_of("e2", 2, 3))
+    commit_and_add(experience, episode_of("e1", 1, 3), episode_of("e2", 2, 3))
     experience.close()
     description = human_labels("e1", num_steps=3, outcome=Outcome.SUCCESS, judgement=Outcome.ABORTED, by="anna")
     LabelStore(folder.labels).add(description)
@@ -250,12 +250,12 @@ def test_what_a_person_discards_never_trains_and_undo_brings_it_back(folder):
     assert again.replay.ids() == ["e1", "e2"]
 
 
-def test_what_a_rebuild_leaves_out_is_older_than_what_it_takes_in(folder):
+def test_rebuild_leaves_out_the_oldest_episodes(folder):
     """Recency counts the steps in between, whether or not they are there any more."""
     settings = {"capacity_rows": 30}
     demo = episode_of("e0", 0, 4, purpose=Purpose.DEMO)
     experience = make(folder, **settings)
-    live_through(experience, demo, *(episode_of(f"e{n}", n, 4) for n in range(1, 40)))
+    commit_and_add(experience, demo, *(episode_of(f"e{n}", n, 4) for n in range(1, 40)))
     experience.close()
     recent = View(half_life_steps=20.0)
 
@@ -275,9 +275,9 @@ def test_what_a_rebuild_leaves_out_is_older_than_what_it_takes_in(folder):
     assert before < 0.01  # the demonstration is the oldest by far
 
 
-def test_killed_between_log_and_replay(folder):
+def test_recover_after_a_kill_between_log_and_replay(folder):
     experience = make(folder)
-    live_through(experience, episode_of("e1", 1, 3))
+    commit_and_add(experience, episode_of("e1", 1, 3))
     experience.commit(episode_of("e2", 2, 3))  # committed, then killed: no labels, not in replay
     experience.close()
     again = make(folder)
@@ -288,7 +288,7 @@ def test_killed_between_log_and_replay(folder):
 
 def test_deleted_episodes_leave_the_replay(folder):
     experience = make(folder)
-    live_through(experience, episode_of("e1", 1, 3), episode_of("e2", 2, 3))
+    commit_and_add(experience, episode_of("e1", 1, 3), episode_of("e2", 2, 3))
     experience.close()
     EpisodeLog(folder.episodes).remove("e1")
     again = make(folder)
@@ -296,7 +296,7 @@ def test_deleted_episodes_leave_the_replay(folder):
     assert set(draw(again)["observation/state"][:, 0]) == {2.0}
 
 
-def test_what_was_streamed_of_an_aborted_episode_leaves_the_replay_whoever_was_killed(folder):
+def test_streamed_steps_of_an_aborted_episode_leave_the_replay_after_a_kill(folder):
     """Its store had committed it, and was killed before its replay knew."""
     before = make(folder)
     before.recover()
@@ -311,9 +311,9 @@ def test_what_was_streamed_of_an_aborted_episode_leaves_the_replay_whoever_was_k
     after.close()
 
 
-def test_labels_that_came_later_reach_the_replay(folder):
+def test_later_labels_reach_the_replay(folder):
     experience = make(folder)
-    live_through(experience, episode_of("e1", 1, 3))
+    commit_and_add(experience, episode_of("e1", 1, 3))
     experience.close()
     rewards = np.array([0.25, 0.25, 0.5], np.float32)
     person = Labels(
@@ -334,9 +334,9 @@ def test_labels_that_came_later_reach_the_replay(folder):
     assert again.replay.size(View(part="accepted")) == 0
 
 
-def test_a_lost_replay_is_made_again_from_log_and_labels(folder):
+def test_lost_replay_is_rebuilt_from_log_and_labels(folder):
     experience = make(folder, keys=("state", "wrist"))
-    live_through(experience, *(episode_of(f"e{n}", n, 3 + n) for n in range(1, 5)))
+    commit_and_add(experience, *(episode_of(f"e{n}", n, 3 + n) for n in range(1, 5)))
     wrist = np.zeros((400, 32, 32, 3), np.uint8)
     before = {name: array.copy() for name, array in draw(experience, **{"observation/wrist": wrist}).items()}
     experience.close()
@@ -349,12 +349,12 @@ def test_a_lost_replay_is_made_again_from_log_and_labels(folder):
     assert description == [(n, 4) for n in range(4)]
 
 
-def test_a_rebuild_begins_where_eviction_would(folder):
+def test_rebuild_keeps_what_eviction_would_keep(folder):
     """Demonstrations, and of the rest only what fits: a month of episodes is not read to keep its last hour."""
     settings = {"capacity_rows": 24}
     experience = make(folder, **settings)
     demo = episode_of("e0", 0, 3, purpose=Purpose.DEMO)
-    live_through(experience, demo, *(episode_of(f"e{n}", n, 4) for n in range(1, 30)))
+    commit_and_add(experience, demo, *(episode_of(f"e{n}", n, 4) for n in range(1, 30)))
     held = set(experience.replay.ids())
     experience.close()
     shutil.rmtree(folder.replay)
@@ -372,11 +372,11 @@ def test_a_rebuild_begins_where_eviction_would(folder):
     assert set(once_more.replay.ids()) == held
 
 
-def test_replay_has_the_images_that_the_log_gives_back(folder):
+def test_replay_has_the_images_of_the_log(folder):
     """A video codec changes pixels; a rebuild must not change what is learned from."""
     experience = make(folder, keys=("wrist",), codec="h264")
     episode = episode_of("e1", 1, 6)
-    live_through(experience, episode)
+    commit_and_add(experience, episode)
     into = {"observation/wrist": np.zeros((300, 32, 32, 3), np.uint8)}
     experience.replay.sample(into, view=View(), rng=np.random.default_rng(0))
     drawn = {picture.tobytes() for picture in into["observation/wrist"]}
@@ -387,7 +387,7 @@ def test_replay_has_the_images_that_the_log_gives_back(folder):
 
 def test_failed_demonstrations_and_aborted_episodes_do_not_train(folder):
     experience = make(folder)
-    live_through(experience, episode_of("e1", 1, 3))
+    commit_and_add(experience, episode_of("e1", 1, 3))
     for name, purpose, outcome in (
         ("e2", Purpose.DEMO, Outcome.TIMEOUT),
         ("e3", Purpose.ONLINE, Outcome.ABORTED),
@@ -415,7 +415,7 @@ def run(path, config=None, *, polls=None):
     InlineRun(folder, should_stop=lambda: polls is not None and next(asked) >= polls).run()
 
 
-def test_interrupted_twice_and_robbed_of_its_replay_a_run_ends_as_if_nothing_had_been(tmp_path, config):
+def test_resume_after_two_interrupts_and_lost_replay_is_identical(tmp_path, config):
     run(tmp_path / "whole", config)
     with pytest.raises(Interrupted):
         run(tmp_path / "cut", config, polls=150)
@@ -435,7 +435,7 @@ def test_prefetching_changes_no_result(tmp_path, config):
     assert all(np.array_equal(one[name], other[name]) for name in one)
 
 
-def test_a_full_disk_is_said_in_one_line_and_the_run_goes_on_once_there_is_room(tmp_path):
+def test_full_disk_fails_in_one_line_and_resume_continues(tmp_path):
     place = tmp_path / "small"
     place.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)], capture_output=True)
@@ -481,7 +481,7 @@ class CountingEyes:
         return (self._gain * frames.reshape(len(frames), 2, -1, 3).mean(axis=2, keepdims=True)).astype(np.float16)
 
 
-def test_each_frame_is_encoded_once_and_what_is_drawn_is_what_the_encoder_says(folder):
+def test_each_frame_is_encoded_once_and_samples_have_its_features(folder):
     """Also after a restart, which encodes nothing; and the log keeps the pictures."""
     eyes = CountingEyes()
     experience = make(folder, keys=("state", "wrist"), encoder=eyes)
@@ -489,7 +489,7 @@ def test_each_frame_is_encoded_once_and_what_is_drawn_is_what_the_encoder_says(f
     still = segment_of("e3", 3, range(4), final=True)[0]
     still.columns["observation/wrist"][:] = still.columns["observation/wrist"][0]  # nothing moved but at the end
     third = Episode.of(start_of("e3"), (still,), outcome=Outcome.SUCCESS)
-    live_through(experience, one, other, third)
+    commit_and_add(experience, one, other, third)
     assert eyes.num_shown == 5 + 4 + 2
     for _ in range(3):
         drawn = draw(experience, **{"observation/wrist": np.zeros((400, 2, 1, 3), np.float16)})
@@ -506,10 +506,10 @@ def test_each_frame_is_encoded_once_and_what_is_drawn_is_what_the_encoder_says(f
     experience.close()
 
 
-def test_another_encoder_makes_the_replay_anew(folder):
+def test_another_encoder_rebuilds_the_replay(folder):
     experience = make(folder, keys=("state", "wrist"), encoder=CountingEyes())
     experience.recover()
-    live_through(experience, episode_of("e1", 1, 4))
+    commit_and_add(experience, episode_of("e1", 1, 4))
     experience.close()
     other = CountingEyes(digest="b", gain=0.5)
     experience = make(folder, keys=("state", "wrist"), encoder=other)

@@ -1,4 +1,4 @@
-"""The folder of a run: lines of its events that a full disk or lost power left half, and what is worth keeping."""
+"""The folder of a run: incomplete lines in its events, and whether it holds work."""
 
 import json
 
@@ -37,7 +37,7 @@ def note(folder):
     folder.event("practice", env_steps=64, robot_minutes=1.0, success=[True], length=[3])
 
 
-def test_half_a_line_spoils_no_other(folder):
+def test_half_a_line_does_not_damage_others(folder):
     for torn in (*TORN, b"\0" * 40, b'\xff\xfe"event": "practice"}'):
         write(folder, torn)
         note(folder)
@@ -50,7 +50,7 @@ def test_half_a_line_spoils_no_other(folder):
 
 
 @pytest.mark.parametrize("torn", TORN)
-def test_lines_that_an_older_version_glued_to_half_a_one_are_left_out(folder, torn):
+def test_line_joined_to_half_a_line_is_skipped(folder, torn):
     note(folder)
     write(folder, torn + '{"time": 2.0, "event": "checkpoint", "env_steps": 5, "updates": 7}\n')
     note(folder)
@@ -59,7 +59,7 @@ def test_lines_that_an_older_version_glued_to_half_a_one_are_left_out(folder, to
     assert [line["env_steps"] for line in read_rollouts(folder.path)] == [64]
 
 
-def test_a_run_with_half_a_line_in_its_events_goes_on_and_has_its_report(folder):
+def test_run_with_half_a_line_resumes_and_reports(folder):
     for torn in TORN:
         write(folder, torn + '{"time": 2.0, "event": "coach"}\n')
         write(folder, torn)
@@ -68,7 +68,7 @@ def test_a_run_with_half_a_line_in_its_events_goes_on_and_has_its_report(folder)
     assert write_report(folder).env_steps >= 120
 
 
-def test_what_is_worth_keeping(folder):
+def test_holds_work(folder):
     (folder.path / "logs").mkdir()
     (folder.path / "logs" / "curves").touch()
     (folder.weights / ".tmp").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a simulated task knows of its success does not reach practice where it shall not."""
+"""A hidden success of a simulated task does not reach online episodes."""
 
 import pytest
 
@@ -17,8 +17,8 @@ def toy(tmp_path):
     return tmp_path / "toy.yaml"
 
 
-def episode_of(station, purpose):
-    return station.actor_for(purpose).run(order_episode(station, purpose=purpose, index=0, config_hash=""))
+def episode_of(assembly, purpose):
+    return assembly.actor_for(purpose).run(order_episode(assembly, purpose=purpose, index=0, config_hash=""))
 
 
 def helped(toy, *, hide):
@@ -29,7 +29,7 @@ def helped(toy, *, hide):
     return build_assembly(load([toy], [person, f"labeling.hide_success={str(hide).lower()}"]))
 
 
-def test_practice_goes_on_until_time_is_up_and_nobody_says_why(toy):
+def test_online_episode_continues_until_the_time_limit(toy):
     shown = episode_of(helped(toy, hide=False), Purpose.ONLINE)
     hidden = episode_of(helped(toy, hide=True), Purpose.ONLINE)
     assert shown.outcome is Outcome.SUCCESS
@@ -41,13 +41,13 @@ def test_practice_goes_on_until_time_is_up_and_nobody_says_why(toy):
     assert not hidden.column("reward/success").any()
 
 
-def test_demonstrations_and_evaluations_know_it(toy):
-    station = helped(toy, hide=True)
-    assert station.cell.task_for(Purpose.EVAL) is station.task
-    assert episode_of(station, Purpose.DEMO).outcome is Outcome.SUCCESS
+def test_demonstrations_and_evaluations_see_success(toy):
+    assembly = helped(toy, hide=True)
+    assert assembly.workcell.task_for(Purpose.EVAL) is assembly.task
+    assert episode_of(assembly, Purpose.DEMO).outcome is Outcome.SUCCESS
 
 
-def test_a_task_without_an_end_is_refused(toy):
+def test_task_without_max_steps_is_refused(toy):
     class Endless:
         spec = helped(toy, hide=False).task.spec
 

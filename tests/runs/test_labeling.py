@@ -1,4 +1,4 @@
-"""The label desk: nobody waits for it, nothing is lost, and what others say is heard."""
+"""The label dispatcher never blocks, loses nothing, and finds the labels of others."""
 
 from __future__ import annotations
 
@@ -74,64 +74,64 @@ class Time:
         return self.s
 
 
-def desk_of(folder: Path, *labelers: Any, **settings: Any) -> tuple[LabelDispatcher, LabelStore, LabelQueue, Time]:
+def make_dispatcher(folder: Path, *labelers: Any, **settings: Any) -> tuple[LabelDispatcher, LabelStore, LabelQueue, Time]:
     store, queue, time = LabelStore(folder), LabelQueue(folder / "queue"), Time()
-    desk = LabelDispatcher(
-        panel=LabelerChain(labelers),
+    dispatcher = LabelDispatcher(
+        labelers=LabelerChain(labelers),
         store=store,
         queue=queue,
         load=lambda name: Named(name),  # type: ignore[arg-type, return-value]
         settings=LabelingConfig(**settings),
         now_s=time,
     )
-    return desk, store, queue, time
+    return dispatcher, store, queue, time
 
 
-def label(desk: LabelDispatcher, *names: str) -> list[Labels | None]:
-    return [desk.label(Named(name)) for name in names]  # type: ignore[arg-type]
+def label(dispatcher: LabelDispatcher, *names: str) -> list[Labels | None]:
+    return [dispatcher.label(Named(name)) for name in names]  # type: ignore[arg-type]
 
 
-def until(desk: LabelDispatcher, *, num: int = 0) -> None:
+def until(dispatcher: LabelDispatcher, *, num: int = 0) -> None:
     """Wait for answers, which are let out."""
-    while desk.num_under_way > num:
-        desk._turn(wait_s=5.0)
+    while dispatcher.num_under_way > num:
+        dispatcher._dispatch(wait_s=5.0)
 
 
-def test_a_slow_labeler_holds_nobody_up(tmp_path: Path) -> None:
+def test_slow_labeler_does_not_block(tmp_path: Path) -> None:
     slow = Slow()
-    desk, store, queue, _ = desk_of(tmp_path, slow)
-    assert label(desk, *(f"e{number}" for number in range(7))) == [None] * 7  # at once
-    assert desk.news() == []
-    assert desk.num_under_way == 7
-    assert desk.waiting() == {"under way": 7}
+    dispatcher, store, queue, _ = make_dispatcher(tmp_path, slow)
+    assert label(dispatcher, *(f"e{number}" for number in range(7))) == [None] * 7  # at once
+    assert dispatcher.changed() == []
+    assert dispatcher.num_under_way == 7
+    assert dispatcher.waiting() == {"under way": 7}
     slow.go.set()
-    until(desk)
-    assert sorted(desk.news()) == [f"e{number}" for number in range(7)]
-    assert desk.news() == []
+    until(dispatcher)
+    assert sorted(dispatcher.changed()) == [f"e{number}" for number in range(7)]
+    assert dispatcher.changed() == []
     assert slow.most == 2  # at once
     assert sorted(slow.asked) == [f"e{number}" for number in range(7)]  # each once
     assert all(store.current(f"e{number}") is not None for number in range(7))
-    assert desk.waiting() == {}
+    assert dispatcher.waiting() == {}
     assert queue.ids() == []
 
 
-def test_a_server_that_is_away(tmp_path: Path) -> None:
+def test_unavailable_labeler_is_retried(tmp_path: Path) -> None:
     """Asked less and less often, about one episode at a time; nothing is lost, and all is asked once it is back."""
     slow = Slow()
     slow.away = True
     slow.go.set()
-    desk, store, queue, time = desk_of(tmp_path, slow, retry_s=5.0, max_retry_s=15.0)
-    label(desk, "e0", "e1", "e2")
-    until(desk)
-    assert set(desk.waiting()) == {"away", "under way"} or set(desk.waiting()) == {"away"}
+    dispatcher, store, queue, time = make_dispatcher(tmp_path, slow, retry_s=5.0, max_retry_s=15.0)
+    label(dispatcher, "e0", "e1", "e2")
+    until(dispatcher)
+    assert set(dispatcher.waiting()) == {"away", "under way"} or set(dispatcher.waiting()) == {"away"}
     first = len(slow.asked)
     assert 1 <= first <= 2  # what had begun before it was noticed
     seen = []
     for _ in range(60):
         time.s += 1.0
         before = len(slow.asked)
-        desk.news()
-        until(desk)
+        dispatcher.changed()
+        until(dispatcher)
         if len(slow.asked) > before:
             seen.append(time.s)
     assert np.diff(seen).max() <= 15.0
@@ -142,71 +142,71 @@ def test_a_server_that_is_away(tmp_path: Path) -> None:
     slow.away = False
     time.s += 15.0
     for _ in range(3):
-        desk.news()
-        until(desk)
+        dispatcher.changed()
+        until(dispatcher)
     assert all(store.current(name) is not None for name in ("e0", "e1", "e2"))
     assert queue.ids() == []
     assert [len(store.history(name)) for name in ("e0", "e1", "e2")] == [1, 1, 1]
 
 
-def test_who_is_not_sure_leaves_it_to_a_person(tmp_path: Path) -> None:
+def test_uncertain_labeler_asks_a_person(tmp_path: Path) -> None:
     slow = Slow(confidence=0.5)
     slow.go.set()
-    desk, store, queue, _ = desk_of(tmp_path, slow, HumanLabeler())
-    label(desk, "e1")
-    until(desk)
-    assert desk.news() == ["e1"]  # an opinion
+    dispatcher, store, queue, _ = make_dispatcher(tmp_path, slow, HumanLabeler())
+    label(dispatcher, "e1")
+    until(dispatcher)
+    assert dispatcher.changed() == ["e1"]  # an opinion
     assert store.current("e1") is None
     (item,) = queue.waiting()
     assert item.reasons == (Reason.UNCERTAIN,)
     assert [(one.labeler, one.confidence) for one in item.opinions] == [("slow", 0.5)]
-    assert desk.waiting() == {"uncertain": 1}
+    assert dispatcher.waiting() == {"uncertain": 1}
     person = human_labels("e1", num_steps=3, outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, by="anna")
     LabelStore(tmp_path).add(person)  # the console, killed before it could say that it was done
-    assert desk.news() == ["e1"]
+    assert dispatcher.changed() == ["e1"]
     assert queue.ids() == []
-    assert desk.waiting() == {}
+    assert dispatcher.waiting() == {}
 
 
-def test_nobody_is_asked_about_what_a_person_has_labelled_meanwhile(tmp_path: Path) -> None:
+def test_labeler_is_not_asked_after_a_person_has_labeled(tmp_path: Path) -> None:
     slow = Slow()
-    desk, store, _, _ = desk_of(tmp_path, slow)
-    label(desk, "e0", "e1", "e2", "e3")
+    dispatcher, store, _, _ = make_dispatcher(tmp_path, slow)
+    label(dispatcher, "e0", "e1", "e2", "e3")
     person = human_labels("e3", num_steps=3, outcome=Outcome.TIMEOUT, judgement=Outcome.FAILURE, by="anna")
     LabelStore(tmp_path).add(person)
     slow.go.set()
-    until(desk)
+    until(dispatcher)
     assert "e3" not in slow.asked
     assert [record.labels.labeler for record in store.history("e3")] == ["human"]
 
 
-def test_who_labels_while_a_server_fails_is_not_asked_again(tmp_path: Path) -> None:
+def test_label_of_a_person_settles_a_failed_episode(tmp_path: Path) -> None:
     slow = Slow()
     slow.away = True
-    desk, store, queue, time = desk_of(tmp_path, slow, retry_s=5.0)
-    label(desk, "e0")
+    dispatcher, store, queue, time = make_dispatcher(tmp_path, slow, retry_s=5.0)
+    label(dispatcher, "e0")
     store.add(human_labels("e0", num_steps=3, outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, by="somebody"))
-    assert desk.news() == ["e0"]
+    assert dispatcher.changed() == ["e0"]
     slow.go.set()
-    until(desk)
+    until(dispatcher)
     time.s += 6.0
-    desk.news()
+    dispatcher.changed()
     assert queue.ids() == []
-    assert desk.waiting() == {}
+    assert dispatcher.waiting() == {}
 
 
-def test_what_waits_is_taken_up_again(tmp_path: Path) -> None:
+def test_pending_episodes_are_labeled_after_a_restart(tmp_path: Path) -> None:
     """Another process: nothing but the files is left."""
     slow = Slow()
-    desk, *_ = desk_of(tmp_path, slow)
-    label(desk, "e0")
-    desk.close()
+    dispatcher, *_ = make_dispatcher(tmp_path, slow)
+    label(dispatcher, "e0")
+    dispatcher.close()
     queue = LabelQueue(tmp_path / "queue")
     queue.put("e1", [Reason.UNCERTAIN])
     queue.put("e2", [Reason.AWAY])
     fresh = Slow()
     fresh.go.set()
-    again, _, queue, _ = desk_of(tmp_path, fresh)
+    again, _, queue, _ = make_dispatcher(tmp_path, fresh)
     assert [again.take_up(name) for name in ("e0", "e1", "e2")] == [None] * 3
     assert again.take_up("e0") is None  # asked about once, however often it is taken up
     until(again)
@@ -216,20 +216,20 @@ def test_what_waits_is_taken_up_again(tmp_path: Path) -> None:
     slow.go.set()
 
 
-def test_any_other_trouble_is_told(tmp_path: Path) -> None:
+def test_other_errors_are_raised(tmp_path: Path) -> None:
     class Broken:
         max_concurrent = 1
 
         def label(self, episode: Episode) -> Labels:
             raise UsageError("no such camera")
 
-    desk, *_ = desk_of(tmp_path, Broken())
-    label(desk, "e0")
+    dispatcher, *_ = make_dispatcher(tmp_path, Broken())
+    label(dispatcher, "e0")
     with pytest.raises(UsageError, match="no such camera"):
-        until(desk)
+        until(dispatcher)
 
 
-def test_a_quick_labeler_that_gives_no_answer_is_asked_again(tmp_path: Path) -> None:
+def test_fast_labeler_without_an_answer_is_asked_again(tmp_path: Path) -> None:
     class Moody:
         away = True
 
@@ -239,30 +239,30 @@ def test_a_quick_labeler_that_gives_no_answer_is_asked_again(tmp_path: Path) -> 
             return said(episode.id, "faulty")
 
     faulty = Moody()
-    desk, store, queue, time = desk_of(tmp_path, faulty, retry_s=1.0)
-    assert label(desk, "e0") == [None]
+    dispatcher, store, queue, time = make_dispatcher(tmp_path, faulty, retry_s=1.0)
+    assert label(dispatcher, "e0") == [None]
     assert queue.ids() == ["e0"]
     faulty.away = False
     time.s = 2.0
-    desk.news()
-    until(desk)
-    assert desk.news() in (["e0"], [])
+    dispatcher.changed()
+    until(dispatcher)
+    assert dispatcher.changed() in (["e0"], [])
     assert store.current("e0") is not None
     assert queue.ids() == []
 
 
-def test_waiting_has_an_end(tmp_path: Path) -> None:
+def test_wait_ends_after_its_limit(tmp_path: Path) -> None:
     slow = Slow()
-    desk, _, _, time = desk_of(tmp_path, slow)
-    label(desk, "e0", "e1", "e2")
+    dispatcher, _, _, time = make_dispatcher(tmp_path, slow)
+    label(dispatcher, "e0", "e1", "e2")
     looks = []
 
     def look_up() -> None:
-        looks.append(desk.num_under_way)
+        looks.append(dispatcher.num_under_way)
         time.s += 1.0
 
-    desk.wait(3.0, look_up=look_up)
+    dispatcher.wait(3.0, on_poll=look_up)
     assert looks == [3, 3, 3]
     slow.go.set()
-    desk.wait(1000.0, look_up=look_up)
-    assert desk.num_under_way == 0
+    dispatcher.wait(1000.0, on_poll=look_up)
+    assert dispatcher.num_under_way == 0

@@ -1,4 +1,4 @@
-"""Labels that come later, from a slow labeler, a person or another process: the run goes on, and they all arrive."""
+"""Late labels of slow labelers, persons and other processes reach a run that continues meanwhile."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def events(folder, kind):
     return list(folder.events(kind))
 
 
-def test_a_labeler_beside_the_robot(make):
+def test_slow_labeler_runs_beside_the_robot(make):
     folder = make("labels=[{type: 'support.late_labelers:Late'}]")
     run = InlineRun(folder)
     run.run()
@@ -78,7 +78,7 @@ def test_a_labeler_beside_the_robot(make):
     assert late == {info.id for info in practised(folder)}
 
 
-def test_a_server_that_is_away_from_beginning_to_end(make, tmp_path):
+def test_labeler_that_is_never_available(make, tmp_path):
     """Practice goes on, nothing is learned from it, the coach says why; when it is back, resuming takes all of it up."""
     away = tmp_path / "away"
     late = f"{{type: 'support.late_labelers:Late', away_while: '{away}'}}"
@@ -115,7 +115,7 @@ def test_a_server_that_is_away_from_beginning_to_end(make, tmp_path):
     assert LabelQueue(folder.label_queue).ids() == []
 
 
-def test_a_person_as_the_only_labeler(make):
+def test_person_as_the_only_labeler(make):
     """From another thread, as from another process: through the files alone."""
     folder = make("labels=[human]")
     over = threading.Event()
@@ -143,7 +143,7 @@ def test_a_person_as_the_only_labeler(make):
     assert run.status.env_steps >= 60
 
 
-def test_what_a_person_says_while_it_runs(make):
+def test_labels_of_a_person_during_the_run_are_applied(make):
     """Overrules, discards, takes back: replay, status and coach follow, and a rebuild comes to the same."""
     folder = make("run.env_steps=200", "operator={type: none}")
     todo = ["overrule", "discard", "undo", "end"]
@@ -182,7 +182,7 @@ def test_what_a_person_says_while_it_runs(make):
     again.close()
 
 
-def test_killed_while_labels_are_out(make, tmp_path):
+def test_resume_after_a_kill_with_pending_labels(make, tmp_path):
     away = tmp_path / "away"
     late = f"{{type: 'support.late_labelers:Late', away_while: '{away}'}}"
     folder = make(f"labels=[{late}]", "labeling.retry_s=0.01", "labeling.max_retry_s=0.02", "run.env_steps=100000")
@@ -221,7 +221,7 @@ def test_killed_while_labels_are_out(make, tmp_path):
     assert not set(LabelQueue(folder.label_queue).ids()) & {info.id for info in unlabelled}
 
 
-def test_a_labeler_ends_an_episode(make):
+def test_labeler_ends_an_episode(make):
     folder = make("labels=[{type: 'support.late_labelers:Seer'}]", "labeling.terminate_on_success={}", "operator=none")
     InlineRun(folder).run()
     online = practised(folder, Purpose.ONLINE)
@@ -243,12 +243,12 @@ def test_a_labeler_ends_an_episode(make):
         (["labels=[{type: 'support.late_labelers:Seer'}]", "actor.layout=processes"], "set actor.layout=one_process"),
     ],
 )
-def test_who_cannot_judge_while_it_happens(make, overrides, problem):
+def test_labeler_that_cannot_judge_observations_is_refused(make, overrides, problem):
     with pytest.raises(UsageError, match=problem):
         InlineRun(make("labeling.terminate_on_success={}", *overrides))
 
 
-def test_what_nobody_measures_is_refused_before_there_is_a_run(make):
+def test_missing_metric_is_refused_before_the_run(make):
     """Trap: a labeler required a key that nobody recorded, swallowed the error and dropped every episode."""
     stage = "{metric: grasped, at_least: 1, reward: 1}"
     with pytest.raises(UsageError, match="labeler 'outcome' has a stage of metric 'grasped'"):

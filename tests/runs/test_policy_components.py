@@ -1,4 +1,4 @@
-"""Policies whose components come from elsewhere, frozen or trained."""
+"""Policies whose components come from checkpoints, frozen or trained."""
 
 import pickle
 import shutil
@@ -62,7 +62,7 @@ def save(path, arrays):
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_every_part_of_every_policy_can_come_from_a_file_of_its_own(kind, tmp_path):
+def test_every_component_can_come_from_its_own_file(kind, tmp_path):
     given = make(kind, seed=1).weights()
     for name, arrays in given.items():
         source = save(tmp_path / f"{name}.safetensors", arrays)
@@ -72,7 +72,7 @@ def test_every_part_of_every_policy_can_come_from_a_file_of_its_own(kind, tmp_pa
             assert not same(taken[other], given[other])  # made anew, by its own seed
 
 
-def test_a_part_can_come_from_a_run_its_weights_a_version_or_a_checkpoint(tmp_path):
+def test_component_can_come_from_a_run_weights_version_or_checkpoint(tmp_path):
     old, new = make(seed=1).weights(), make(seed=2).weights()
     store = DiskWeightStore(tmp_path / "run" / "weights")
     store.publish(old)
@@ -89,7 +89,7 @@ def test_a_part_can_come_from_a_run_its_weights_a_version_or_a_checkpoint(tmp_pa
         assert same(make(encoder={"checkpoint": str(tmp_path / source)}).weights()["encoder"], expected["encoder"])
 
 
-def test_old_statistics_stay_as_they_were_told(tmp_path):
+def test_loaded_statistics_are_not_fitted_again(tmp_path):
     path = tmp_path / "old_stats.pkl"
     path.write_bytes(
         pickle.dumps({"joint_pos": {"mean": [1, 2, 3], "std": [1, 1, 2]}, "action": {"mean": 0, "std": 1}})
@@ -124,7 +124,7 @@ def test_old_statistics_stay_as_they_were_told(tmp_path):
         ({"encoder": {"checkpoint": "run"}}, "hold no component 'encoder'"),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_refused(components, because, tmp_path, monkeypatch):
+def test_component_that_does_not_fit_is_refused(components, because, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     weights = make(seed=1).weights()
     (tmp_path / "empty").mkdir()
@@ -140,12 +140,12 @@ def test_what_does_not_fit_is_refused(components, because, tmp_path, monkeypatch
     assert "\n" not in str(refusal.value)
 
 
-def test_a_misspelt_setting_is_named():
+def test_misspelled_setting_is_named():
     with pytest.raises(UsageError, match=r"unknown key 'policy.components.actor.frozn'.*Did you mean 'frozen'"):
         load(["push-cube"], ["policy.components.actor.frozn=true"])
 
 
-def test_nothing_is_left_half_loaded(tmp_path):
+def test_failed_load_changes_nothing(tmp_path):
     weights = make(seed=1).weights()
     good = save(tmp_path / "good.safetensors", weights["encoder"])
     bad = save(tmp_path / "bad.safetensors", weights["normalizer"])
@@ -201,7 +201,7 @@ def run(folder, config):
     InlineRun(RunFolder.open(folder) if folder.exists() else RunFolder.create(folder, config)).run()
 
 
-def test_training_leaves_what_is_frozen_as_it_was_and_a_resumed_run_does_too(pretrained, tmp_path):
+def test_frozen_components_do_not_change_in_a_run_and_its_resume(pretrained, tmp_path):
     given = DiskWeightStore(pretrained / "weights").load(1).components
     config = load(["peg-insertion-sac-flow"], [*settings(pretrained), "run.env_steps=1"])
     folder = tmp_path / "runs" / "first"

@@ -1,4 +1,4 @@
-"""Evaluations while a run learns: each exactly once, of the same episodes, and killing changes nothing."""
+"""Scheduled evaluations: each is made once, of the same episodes, even if the run is killed."""
 
 import json
 import subprocess
@@ -72,7 +72,7 @@ def events_of(path, kind):
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
-def test_evaluations_come_on_time_and_never_train(make, tmp_path):
+def test_evaluations_are_on_time_and_not_in_the_replay(make, tmp_path):
     run = make("a", *SCHEDULED)
     run.run()
     path = tmp_path / "a"
@@ -92,14 +92,14 @@ def test_evaluations_come_on_time_and_never_train(make, tmp_path):
     assert len(scheduled_evaluations(RunFolder.open(path))) == 4
 
 
-def test_an_evaluation_changes_nothing_of_what_is_learned(make, tmp_path):
+def test_evaluations_do_not_change_the_weights(make, tmp_path):
     make("a", *SCHEDULED).run()
     make("b", "run.env_steps=200", "run.video_episodes=0").run()
     assert same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
 
 
 @pytest.mark.parametrize("polls", [150, 235, 247, 300, 420])
-def test_interrupted_and_resumed_equals_uninterrupted(make, tmp_path, polls):
+def test_resume_after_an_interrupt_is_identical(make, tmp_path, polls):
     make("whole", *SCHEDULED).run()
     asked = iter(range(10**9))
     with pytest.raises(Interrupted):
@@ -136,7 +136,7 @@ InlineRun(RunFolder.open(Path(sys.argv[1])), should_stop=look_up).run()
         ("learner.publish_every=50", "run.eval_every_steps=60"),  # trap: an evaluation publishes as well
     ],
 )
-def test_killed_at_any_update_and_resumed_equals_uninterrupted(make, tmp_path, settings):
+def test_resume_after_kills_is_identical(make, tmp_path, settings):
     """kill -9, more than once, without a checkpoint since the beginning, or with some: bit for bit the same, evaluations,
     optimisers, temperature, generators and counters included."""
     make("whole", *SCHEDULED, *settings).run()
@@ -155,7 +155,7 @@ def test_killed_at_any_update_and_resumed_equals_uninterrupted(make, tmp_path, s
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_what_breaks_into_an_update_leaves_the_checkpoint_before_it(make, tmp_path, monkeypatch, error):
+def test_exception_inside_an_update_keeps_the_last_checkpoint(make, tmp_path, monkeypatch, error):
     """Trap: a second Ctrl-C, or memory that runs out, between the critic's step and the actor's."""
     make("whole", *SCHEDULED).run()
     fit, count = RLPD._fit_critic, iter(range(10**9))
@@ -176,7 +176,7 @@ def test_what_breaks_into_an_update_leaves_the_checkpoint_before_it(make, tmp_pa
     assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
 
 
-def test_the_best_checkpoint_is_by_the_scheduled_evaluations(make, tmp_path, monkeypatch):
+def test_best_checkpoint_follows_the_scheduled_evaluations(make, tmp_path, monkeypatch):
     run = make("a", *SCHEDULED)
     rates, keep = iter((1, 3, 2, 3)), run._keep_if_best
     monkeypatch.setattr(run, "_keep_if_best", lambda name, _: keep(name, Rate(successes=next(rates), episodes=3)))
@@ -214,7 +214,7 @@ InlineRun(RunFolder.open(Path(sys.argv[1]))).run()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_killed_as_it_notes_an_evaluation_it_has_the_best_checkpoint(make, tmp_path, when):
+def test_best_checkpoint_survives_a_kill_while_the_evaluation_is_stored(make, tmp_path, when):
     settings = ("run.eval_every_steps=50", "run.scheduled_eval_episodes=3", "run.env_steps=90")
     make("whole", *settings).run()
     make("cut", *settings).close()
@@ -228,7 +228,7 @@ def test_killed_as_it_notes_an_evaluation_it_has_the_best_checkpoint(make, tmp_p
     assert evaluations_of(tmp_path / "whole") == evaluations_of(tmp_path / "cut")
 
 
-def test_without_a_schedule_the_best_is_by_recent_practice(make, tmp_path):
+def test_without_a_schedule_recent_episodes_decide_the_best(make, tmp_path):
     make("a", "run.env_steps=650", "run.checkpoint_every_s=0.001", "learner.utd=0.2").run()  # at least 21 episodes
     folder = RunFolder.open(tmp_path / "a")
     facts = checkpoint_facts(tmp_path / "a" / "checkpoints" / "best")
@@ -237,13 +237,13 @@ def test_without_a_schedule_the_best_is_by_recent_practice(make, tmp_path):
     assert not Schedule(folder).is_best(facts["success"] - 0.01)
 
 
-def test_there_is_no_best_before_anything_tells(make, tmp_path):
+def test_no_best_checkpoint_before_20_episodes(make, tmp_path):
     make("a").run()
     with pytest.raises(UsageError, match="no best checkpoint yet"):
         find_weights(str(tmp_path / "a"), version=None, best=True, runs_dir=tmp_path)
 
 
-def test_weights_are_published_as_often_as_asked(make, tmp_path):
+def test_publish_every_limits_the_versions(make, tmp_path):
     run = make("a", "learner.publish_every=50")
     published = []
     learner = run.runtime.learner
@@ -276,7 +276,7 @@ def test_skipped_updates_stop_the_run_with_the_last_good_checkpoint(make, tmp_pa
     make("a", resume=True).run()
 
 
-def test_the_report_shows_them(make, tmp_path):
+def test_report_has_the_scheduled_evaluations(make, tmp_path):
     make("a", *SCHEDULED).run()
     report = write_report(RunFolder.open(tmp_path / "a")).to_json()
     assert [point["env_steps"] for point in report["scheduled"]] == [

@@ -1,4 +1,4 @@
-"""Updates that are skipped: a line in the run's events, whatever is being learned."""
+"""Skipped updates are events of the run, for every kind of learning."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from dovetail.learn.algorithms.imitation import Imitation
 from dovetail.learn.algorithms.ppo import PPO
 from dovetail.learn.algorithms.rlpd import RLPD
 from dovetail.learn.finite import SkippedUpdate
-from dovetail.runs.checkpoints import Keeping
+from dovetail.runs.roles.learner import RunLearner
 from dovetail.runs.folder import RunFolder
 from dovetail.core.errors import Interrupted
 from dovetail.runtime.inline import InlineRun
@@ -29,7 +29,7 @@ def make(tmp_path):
 @pytest.fixture
 def skip(monkeypatch):
     def skip(algorithm, *numbers):
-        """Its updates of these numbers, from now on."""
+        """Skip the updates with these numbers."""
         update, count = algorithm.update, iter(range(10**9))
 
         def some(self, batch):
@@ -42,51 +42,51 @@ def skip(monkeypatch):
     return skip
 
 
-def told(folder):
+def skipped_events(folder):
     return [(event["in_all"], event["updates"]) for event in folder.events("skipped updates")]
 
 
-def test_cloning_warming_up_and_learning_online_tell(make, skip):
+def test_cloning_warm_up_and_online_learning_report_skipped_updates(make, skip):
     folder = make(TOY)
     skip(Imitation, 3, 4)
     skip(RLPD, 5, 60)
     InlineRun(folder).run()
-    (cloning, warming, online) = told(folder)
+    (cloning, warming, online) = skipped_events(folder)
     assert (cloning, warming) == ((2, 20), (1, 20))
     assert online[0] == 2
     assert 20 + 40 < online[1] <= 20 + 70  # after the episode that had earned it
 
 
-def test_one_too_many_is_told_as_well(make, skip):
+def test_too_many_skipped_updates_are_reported(make, skip):
     folder = make(TOY, "learner.max_bad_updates=2")
     skip(RLPD, 5, 6)
     with pytest.raises(FailureError, match="2 updates were skipped"):
         InlineRun(folder).run()
-    assert told(folder) == [(2, 6)]
+    assert skipped_events(folder) == [(2, 6)]
 
 
-def test_catching_up_tells(make, skip, monkeypatch):
+def test_catching_up_reports_skipped_updates(make, skip, monkeypatch):
     folder = make(TOY)
-    save, saved = Keeping.save, []
+    save, saved = RunLearner.save, []
 
-    def before_practice(self, learner):
+    def save_before_online_learning(self):
         if len(saved) < 2:
-            saved.append(save(self, learner))
+            saved.append(save(self))
 
-    monkeypatch.setattr(Keeping, "save", before_practice)
+    monkeypatch.setattr(RunLearner, "save", save_before_online_learning)
     run = InlineRun(folder)
-    run._should_stop = lambda: run.status.env_steps > 60
+    run.runtime._should_stop = lambda: run.status.env_steps > 60
     with pytest.raises(Interrupted):
         run.run()
-    monkeypatch.setattr(Keeping, "save", save)
+    monkeypatch.setattr(RunLearner, "save", save)
     skip(RLPD, 3)
     InlineRun(RunFolder.open(folder.path)).run()
     (owed,) = (event["updates"] for event in folder.events("catching up"))
-    assert told(folder) == [(1, 20 + owed)]
+    assert skipped_events(folder) == [(1, 20 + owed)]
 
 
-def test_practice_tells(make, skip):
+def test_on_policy_learning_reports_skipped_updates(make, skip):
     folder = make(PPO_RUN)
     skip(PPO, 1, 2)
     InlineRun(folder).run()
-    assert told(folder) == [(1, 2), (2, 3)]
+    assert skipped_events(folder) == [(1, 2), (2, 3)]

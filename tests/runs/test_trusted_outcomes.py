@@ -1,4 +1,4 @@
-"""Whether labels may be compared with how an episode ended, by who had said so."""
+"""Which outcomes may be compared with labels."""
 
 import dataclasses
 import itertools
@@ -56,7 +56,7 @@ def said(tmp_path):
         ({"outcome": SUCCESS, "judgement": FAILURE}, False),
     ],
 )
-def test_a_task_that_judges_and_people_beside_it(said, how, solved):
+def test_outcomes_of_a_task_and_of_persons(said, how, solved):
     assert said(BY_TASK, **how) is solved
 
 
@@ -71,12 +71,12 @@ def test_a_task_that_judges_and_people_beside_it(said, how, solved):
         ({**BY_TASK, "task": "of another robot"},),
     ],
 )
-def test_a_task_that_may_only_time_out(said, others):
+def test_task_that_only_times_out(said, others):
     assert said(*others, outcome=TIMEOUT) is None
     assert said(*others, outcome=TIMEOUT, judgement=FAILURE) is False
 
 
-def test_hidden_success_is_known_to_people_alone(said):
+def test_hidden_success_is_known_to_persons_only(said):
     """Demonstrations are still judged by the task."""
     assert said(BY_TASK, overrides=HIDDEN, outcome=TIMEOUT) is None
     assert said(BY_TASK, overrides=HIDDEN, outcome=FAILURE) is None  # it may have been done before
@@ -86,11 +86,11 @@ def test_hidden_success_is_known_to_people_alone(said):
 
 
 @pytest.mark.parametrize("outcome", [SUCCESS, FAILURE, TIMEOUT])
-def test_a_person_who_corrects_is_no_labeler_who_errs(said, outcome):
+def test_correction_of_a_person_is_not_compared(said, outcome):
     assert said(BY_TASK, labeler="human", outcome=outcome) is None
 
 
-def test_a_labeler_is_not_compared_with_itself(said):
+def test_labeler_is_not_compared_with_its_own_verdict(said):
     ended = {"operator": "none+classifier", "outcome": SUCCESS, "judgement": SUCCESS}
     assert said(BY_TASK, overrides=ENDED_BY_LABELER, **ended) is None
     assert said(ended, overrides=ENDED_BY_LABELER, outcome=TIMEOUT) is None  # and shows nothing of the task

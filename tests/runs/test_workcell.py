@@ -1,4 +1,4 @@
-"""Who may say what, by what an episode is for."""
+"""Operators of a workcell by purpose."""
 
 import sys
 
@@ -15,7 +15,7 @@ from support.fake_devices import FakeEvdev, FakeInput
 
 @pytest.mark.parametrize("purpose", [Purpose.EVAL, Purpose.DEMO, Purpose.ONLINE])
 @pytest.mark.parametrize("by", ["gamepad", "pedal"])
-def test_a_gamepads_emergency_stop_is_heard_whatever_the_episode_is_for(purpose, by, monkeypatch):
+def test_emergency_stop_of_a_gamepad_works_for_every_purpose(purpose, by, monkeypatch):
     """Also where nobody may help, and where an expert shows the task. The device is opened once."""
     keys = [*gamepad.EVENTS, gamepad.BTN_TL]
     pad, pedal = FakeInput(keys), FakeInput([48], path="/dev/input/event1")

@@ -1,4 +1,4 @@
-"""The whole loop in one process: it learns, it is the same for a seed, and an interruption changes nothing."""
+"""Whole inline runs: they learn, are deterministic, and continue after interrupts and kills."""
 
 import subprocess
 import sys
@@ -54,7 +54,7 @@ def actions_of(path, purpose):
     return [e.column("executed") for e in episodes if e.purpose is purpose and e.outcome is not Outcome.ABORTED]
 
 
-def test_a_run_goes_through_all_its_phases(make, tmp_path):
+def test_run_has_all_phases(make, tmp_path):
     phases = []
     run = make("a", on_status=lambda status: phases.append(status.phase))
     run.run()
@@ -74,7 +74,7 @@ def test_a_run_goes_through_all_its_phases(make, tmp_path):
     assert counted == {Purpose.DEMO: 3, Purpose.ONLINE: run.status.episodes, Purpose.EVAL: 10}
 
 
-def test_the_same_seed_gives_the_same_run(make, tmp_path):
+def test_same_seed_gives_the_same_run(make, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         make(name, f"run.seed={seed}").run()
     a, b, c = (weights_of(tmp_path / name) for name in "abc")
@@ -86,7 +86,7 @@ def test_the_same_seed_gives_the_same_run(make, tmp_path):
 
 
 @pytest.mark.parametrize("polls", [1, 30, 95, 150, 260])
-def test_interrupted_and_resumed_equals_uninterrupted(make, tmp_path, polls):
+def test_resume_after_an_interrupt_is_identical(make, tmp_path, polls):
     make("whole").run()
     asked = iter(range(10**9))
     with pytest.raises(Interrupted):
@@ -98,14 +98,14 @@ def test_interrupted_and_resumed_equals_uninterrupted(make, tmp_path, polls):
         assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
 
 
-def test_resuming_a_finished_run_does_nothing_more(make, tmp_path):
+def test_resume_of_a_finished_run_does_nothing(make, tmp_path):
     make("a").run()
     before = sorted(p.name for p in (tmp_path / "a" / "episodes").iterdir())
     make("a", resume=True).run()
     assert sorted(p.name for p in (tmp_path / "a" / "episodes").iterdir()) == before
 
 
-def test_the_robot_acts_on_what_was_published_last(make, tmp_path):
+def test_evaluations_use_the_published_weights(make, tmp_path):
     """Trap: evaluation that never loads the weights it names."""
     make("a").run()
     log = EpisodeLog(tmp_path / "a" / "episodes")
@@ -116,7 +116,7 @@ def test_the_robot_acts_on_what_was_published_last(make, tmp_path):
     assert versions[6:] == [(newest,)] * 4
 
 
-def test_it_stops_when_solved(make):
+def test_run_stops_when_solved(make):
     run = make(
         "a", "run.env_steps=100000", "run.stop_when_solved={window: 1, success_rate: 1.0}", "operator={type: none}"
     )
@@ -124,7 +124,7 @@ def test_it_stops_when_solved(make):
     assert run.status.env_steps < 100000
 
 
-def test_it_learns(make):
+def test_run_learns(make):
     """From scratch to reliable on a toy: the loop closes. Real tasks are in the slow tests."""
     run = make(
         "a",
@@ -138,7 +138,7 @@ def test_it_learns(make):
 
 
 class Discarding:
-    """A person who throws the first try away and then lets the robot do."""
+    """An operator who discards the first episode."""
 
     name = "person"
 
@@ -155,7 +155,7 @@ class Discarding:
         return HumanInput(event=Event.DISCARD if throw else None)
 
 
-def test_a_discarded_episode_is_kept_and_never_trained_on(make, tmp_path, monkeypatch):
+def test_discarded_episode_is_stored_and_not_replayed(make, tmp_path, monkeypatch):
     run = make("a", "run.env_steps=40")
     person = Discarding()
     usual = Workcell.operator
@@ -174,7 +174,7 @@ def test_a_discarded_episode_is_kept_and_never_trained_on(make, tmp_path, monkey
     assert run.status.env_steps >= 40
 
 
-def test_a_gymnasium_environment_learns_without_demonstrations(tmp_path):
+def test_gymnasium_environment_learns_without_demonstrations(tmp_path):
     path = tmp_path / "gym.yaml"
     path.write_text(
         """
@@ -192,7 +192,7 @@ run: {demos: 0, env_steps: 90, eval_episodes: 2, untrained_episodes: 1}
     assert run.status.rates["after"].episodes == 2
 
 
-def test_killed_at_any_moment_it_goes_on_twice_over(toy, tmp_path):
+def test_resume_after_several_kills_loses_nothing(toy, tmp_path):
     """SIGKILL, resume, SIGKILL, resume: everything that was committed stays, and the run comes to its end.
 
     Trap: a second resume that lost trajectories.
@@ -220,7 +220,7 @@ def test_killed_at_any_moment_it_goes_on_twice_over(toy, tmp_path):
     assert (tmp_path / "k" / "evaluations" / "after.json").exists()
 
 
-def test_a_learner_that_broke_leaves_the_last_good_checkpoint(make, tmp_path, monkeypatch):
+def test_failed_update_keeps_the_last_good_checkpoint(make, tmp_path, monkeypatch):
     run = make("a")
     update, count = RLPD.update, iter(range(10**9))
 
@@ -237,8 +237,8 @@ def test_a_learner_that_broke_leaves_the_last_good_checkpoint(make, tmp_path, mo
     make("a", resume=True).run()
 
 
-def test_a_run_that_nobody_watches_is_the_same_with_a_link(make, tmp_path):
-    """The link, its board and the person's place before every operator change nothing while nobody is there."""
+def test_live_link_does_not_change_a_run(make, tmp_path):
+    """Link, board and console control change nothing while no console is open."""
     make("alone").run()
     said = []
     make("linked", live=lambda robot: LiveLink(tmp_path / "linked", robot=robot, announce=said.append)).run()

@@ -42,8 +42,10 @@ class Runtime(Protocol):
     """
 
     status: RunStatus
-    groups: Sequence[ArmGroup]
     on_checkpoint: Callable[[], None]  # called after each saved checkpoint
+
+    @property
+    def groups(self) -> Sequence[ArmGroup]: ...
 
     def start(self) -> None:
         """Start the roles and load what the folder holds."""

@@ -117,16 +117,15 @@ class InlineRuntime:
         for index in wanted[_GROUP]:
             if purpose is Purpose.EVAL:
                 episode = self._run_evaluation(index, len(wanted[_GROUP]), weights)
-            else:
-                episode = self._run_episode(purpose, index, weights)
-                if episode is None:  # discarded: the caller asks for the same index again
-                    continue
+                self.status.done = len(results) + 1
+                self.report_status()
+            elif (recorded := self._run_episode(purpose, index, weights)) is not None:
+                episode = recorded
                 self.store.add(episode)
                 self.store.apply_new_labels()
+            else:  # discarded: the caller asks for the same index again
+                continue
             results.append(EpisodeResult(id=episode.id, outcome=episode.outcome, robot=_GROUP[0]))
-            if purpose is Purpose.EVAL:
-                self.status.done = len(results)
-                self.report_status()
         return {_GROUP: results}
 
     def _run_evaluation(self, index: int, num_episodes: int, weights: WeightSnapshot | None) -> Episode:

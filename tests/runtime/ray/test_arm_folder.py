@@ -1,4 +1,4 @@
-"""Where an arm keeps what it has not delivered: in the run's folder, or on its own machine; found again either way."""
+"""The folder of an arm: in the run's folder, or on its own machine."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def arm(run: Path, key: str) -> Arm:
     return Arm(name="left", config={}, config_hash="h", run=run, key=key)
 
 
-def test_in_the_runs_folder_where_that_is_in_reach(tmp_path: Path) -> None:
+def test_folder_is_in_the_visible_run_folder(tmp_path: Path) -> None:
     assert arm(tmp_path, _key(tmp_path / KEY)).folder() == tmp_path / "robots/left"
 
 
-def test_elsewhere_under_a_name_that_a_restarted_run_has_too(
+def test_invisible_run_folder_gives_a_stable_local_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/scratch")
@@ -31,6 +31,6 @@ def test_elsewhere_under_a_name_that_a_restarted_run_has_too(
     assert arm(away, _key(tmp_path / KEY)).folder() == folder
 
 
-def test_a_folder_of_the_same_path_on_another_machine_is_not_the_runs(tmp_path: Path) -> None:
+def test_folder_with_another_key_is_not_the_run_folder(tmp_path: Path) -> None:
     (tmp_path / KEY).write_bytes(b"another")
     assert not arm(tmp_path, "ours").folder().is_relative_to(tmp_path)

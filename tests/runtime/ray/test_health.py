@@ -1,4 +1,4 @@
-"""Actors that are ill, each in one way, on a real Ray, and what is said of them; small ones, that start in no time."""
+"""HealthMonitor and RemoteLabelers with small actors on a real Ray that fail in different ways."""
 
 import tempfile
 import time
@@ -8,9 +8,10 @@ import ray
 
 from dovetail.config.cluster import ClusterConfig
 from dovetail.core.errors import FailureError, LabelError
+from dovetail.labels.chain import LabelerChain
 from dovetail.runtime.ray.cluster.connection import connected
 from dovetail.runtime.ray.driver.health import HealthMonitor
-from dovetail.runtime.ray.roles.handles import LabelerHandles
+from dovetail.runtime.ray.roles.handles import RemoteLabelers
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -24,10 +25,10 @@ def _a_ray():
             tempfile.tempdir = before
 
 
-def ill(**how):
-    """In a function, so that it travels as it is: this module is not to be found elsewhere."""
+def failing_actor(**how):
+    """The class is local, so that Ray pickles it: the actor's process cannot import this module."""
 
-    class Ill:
+    class Failing:
         def __init__(self):
             import os
             import signal
@@ -36,95 +37,96 @@ def ill(**how):
             if how.get("unfit"):
                 raise ValueError("no such port: /dev/ttyUSB7")
             if how.get("crashes"):
-                os.kill(self._pid, signal.SIGKILL)
+                os.kfailing_actor(self._pid, signal.SIGKILL)
 
         def report(self):
-            told = {"pid": self._pid, "host": "here", "problem": None}
-            return {**told, "hopeless": True, "problem": "out of memory: 9 TB"} if how.get("hungry") else told
+            report = {"pid": self._pid, "host": "here", "problem": None}
+            return {**report, "must_restart": True, "problem": "out of memory: 9 TB"} if how.get("hungry") else report
 
         def prepare(self):
             pass
 
-        def hear(self, episode, chain_state):
+        def label(self, episode, chain_state):
             import threading
 
             if episode == "hang":
                 threading.Event().wait()
-            return f"heard {episode}"
+            return f"labeled {episode}"
 
         def die(self):
             import os
 
             os._exit(1)
 
-    return ray.remote(Ill).options(max_restarts=-1, num_cpus=0, max_concurrency=4).remote()
+    return ray.remote(Failing).options(max_restarts=-1, num_cpus=0, max_concurrency=4).remote()
 
 
-def watched(handle):
-    told = []
-    supervision = HealthMonitor(tell=lambda kind, **facts: told.append((kind, facts)))
-    supervision.add("role", handle)
-    return supervision, told
+def monitored(handle):
+    events = []
+    monitor = HealthMonitor(report=lambda kind, **facts: events.append((kind, facts)))
+    monitor.add("role", handle)
+    return monitor, events
 
 
-def look(supervision, until):
+def poll(monitor, until):
     deadline = time.monotonic() + 300.0
     while not until():
         assert time.monotonic() < deadline
-        supervision.look()
+        monitor.poll()
         time.sleep(0.02)
 
 
-def kinds(told):
-    return [kind for kind, _ in told]
+def kinds(events):
+    return [kind for kind, _ in events]
 
 
-def test_who_dies_is_missed_and_welcomed():
-    handle = ill()
-    supervision, told = watched(handle)
-    look(supervision, lambda: supervision.roles["role"].num_starts == 1)
+def test_restarted_role_is_reported_as_lost_and_started():
+    handle = failing_actor()
+    monitor, events = monitored(handle)
+    poll(monitor, lambda: monitor.roles["role"].num_starts == 1)
     handle.die.remote()
-    look(supervision, lambda: "started anew" in kinds(told))
-    assert kinds(told) == ["lost", "started anew"]
-    assert told[1][1]["pid"] != told[0][1]["pid"]
+    poll(monitor, lambda: "started anew" in kinds(events))
+    assert kinds(events) == ["lost", "started anew"]
+    assert events[1][1]["pid"] != events[0][1]["pid"]
 
 
-def test_who_has_no_memory_is_started_anew_and_told_in_the_end():
-    supervision, told = watched(ill(hungry=True))
+def test_role_without_memory_is_restarted_and_fails_after_five_times():
+    monitor, events = monitored(failing_actor(hungry=True))
     with pytest.raises(FailureError) as ended:
-        look(supervision, lambda: False)
-    assert str(ended.value) == "role has died 5 times soon after its start: out of memory: 9 TB"
-    assert kinds(told) == ["lost", "started anew"] * 4 + ["lost"]
-    assert told[0][1]["reason"] == "out of memory: 9 TB"
+        poll(monitor, lambda: False)
+    assert str(ended.value) == "role died 5 times soon after its start: out of memory: 9 TB"
+    assert kinds(events) == ["lost", "started anew"] * 4 + ["lost"]
+    assert events[0][1]["reason"] == "out of memory: 9 TB"
 
 
-def test_who_cannot_be_made_is_told_at_once():
-    supervision, _ = watched(ill(unfit=True))
+def test_role_that_cannot_be_constructed_fails_at_once():
+    monitor, _ = monitored(failing_actor(unfit=True))
     with pytest.raises(FailureError) as ended:
-        look(supervision, lambda: False)
+        poll(monitor, lambda: False)
     assert str(ended.value) == "role cannot be started: ValueError: no such port: /dev/ttyUSB7"
 
 
-def test_who_dies_before_it_is_ready_is_not_waited_for():
-    handle = ill(crashes=True)
-    supervision, _ = watched(handle)
-    with pytest.raises(FailureError, match="role dies again and again before it is ready"):
-        look(supervision, lambda: False)
-    ray.kill(handle)
+def test_role_that_crashes_before_its_first_report_fails():
+    handle = failing_actor(crashes=True)
+    monitor, _ = monitored(handle)
+    with pytest.raises(FailureError, match="role crashes again and again before it is ready"):
+        poll(monitor, lambda: False)
+    ray.kfailing_actor(handle)
 
 
-def test_a_labeler_that_hangs_is_started_anew_and_another_is_asked_meanwhile():
-    panel = LabelerHandles([ill(), ill()], labelers=(), max_each=1, timeout_s=300.0)
-    assert {panel.resume("one", None), panel.resume("two", None)} == {"heard one", "heard two"}
-    panel = LabelerHandles(panel._roles, labelers=(), max_each=1, timeout_s=5.0)
-    with pytest.raises(LabelError, match="has not answered for 5 s, and is started anew"):
-        panel.resume("hang", None)
-    assert panel.resume("three", None) == "heard three"  # the other one's turn
+def test_labeler_that_hangs_is_restarted_and_another_is_asked():
+    roles, chain = [failing_actor(), failing_actor()], LabelerChain(())
+    labelers = RemoteLabelers(roles, chain=chain, timeout_s=300.0)
+    assert {labelers.resume("one", None), labelers.resume("two", None)} == {"labeled one", "labeled two"}
+    labelers = RemoteLabelers(roles, chain=chain, timeout_s=5.0)
+    with pytest.raises(LabelError, match="did not answer for 5 s and is restarted"):
+        labelers.resume("hang", None)
+    assert labelers.resume("three", None) == "labeled three"  # by the other role
     deadline = time.monotonic() + 120.0
-    while True:  # and then its own again
+    while True:  # by the restarted role
         try:
-            assert panel.resume("four", None) == "heard four"
-            assert panel.resume("five", None) == "heard five"
+            assert labelers.resume("four", None) == "labeled four"
+            assert labelers.resume("five", None) == "labeled five"
             break
         except LabelError:
             assert time.monotonic() < deadline

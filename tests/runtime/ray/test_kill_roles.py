@@ -1,4 +1,4 @@
-"""Whoever is killed is started anew alone, and the run goes on to its end with all that was recorded."""
+"""A killed role is restarted, and the run ends with everything that was recorded."""
 
 import pytest
 
@@ -16,7 +16,7 @@ MOVE_IT = ("RobotRole", *HOST_ROLES)
 
 
 def kill(one, *roles):
-    """All of them at once, and see them come back."""
+    """Kill these roles at once and wait until they are back."""
     names = [NAMES[role] for role in roles]
     before, checkpoint = {name: (one.lost(name), one.anew(name)) for name in names}, one.checkpoint()
     for role in roles:
@@ -26,10 +26,10 @@ def kill(one, *roles):
             assert one.stood_after_s(killed_ns) < 0.7  # heartbeat_timeout_s, and a tick or two
     for name in names:
         lost, anew = before[name]
-        one.until(lambda name=name, lost=lost: one.lost(name) > lost, what=f"somebody misses {name}")
+        one.until(lambda name=name, lost=lost: one.lost(name) > lost, what=f"{name} is reported as lost")
         one.until(lambda name=name, anew=anew: one.anew(name) > anew, what=f"{name} is started anew")
     one.practised(2)
-    one.until(lambda: one.checkpoint()["version"] > checkpoint["version"], what="it goes on learning")
+    one.until(lambda: one.checkpoint()["published"] > checkpoint["published"], what="it goes on learning")
 
 
 def finish(one):
@@ -40,7 +40,7 @@ def finish(one):
     one.check_only_forward()
 
 
-def test_several_at_once(tmp_path):
+def test_kill_several_roles_at_once(tmp_path):
     with world(tmp_path) as one:
         one.start()
         one.until(lambda: one.num_practised() > 2, what="practice")
@@ -51,7 +51,7 @@ def test_several_at_once(tmp_path):
 
 
 @pytest.mark.slow
-def test_each_in_turn(tmp_path):
+def test_kill_each_role_in_turn(tmp_path):
     with world(tmp_path) as one:
         one.start("cluster.num_labelers=2", "run.demos=2")
         one.until(lambda: one.num_practised() > 2, what="practice")

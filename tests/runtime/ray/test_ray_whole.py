@@ -1,4 +1,4 @@
-"""A whole run with everything at once, on a real Ray: what inline gives, and what only this gives."""
+"""A whole run on a real Ray."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def dovetail(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
 
 
-def test_a_run_from_nothing_to_its_report_and_resumed_with_nothing_left_to_do(tmp_path: Path) -> None:
+def test_whole_run_and_its_resume(tmp_path: Path) -> None:
     (tmp_path / "toy.yaml").write_text(TOY)
     done = dovetail("run", "toy.yaml", "runtime=ray", "--name", "r", "--quiet", cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-2000:]

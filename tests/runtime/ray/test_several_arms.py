@@ -1,4 +1,4 @@
-"""Several arms in one run, on a real Ray: equal ones, and ones that differ and share a policy."""
+"""Runs with several arms on a real Ray: equal arms, and different arms with a shared policy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 from support.toy_run import TOY
 
-# two of one make, and one with fewer joints that is also at another job
+# two equal arms, and one with fewer joints and another task
 THREE = """
 runtime: ray
 task: {type: peg_insertion, time_limit_s: 2.0}
@@ -59,13 +59,13 @@ def of(infos: list[EpisodeInfo], robot: str, purpose: Purpose) -> list[EpisodeIn
     return [info for info in infos if info.robot.name == robot and info.purpose is purpose]
 
 
-def test_two_equal_arms_share_the_work_and_are_counted_apart_and_together(tmp_path: Path) -> None:
+def test_two_equal_arms_are_counted_separately_and_together(tmp_path: Path) -> None:
     folder, report, infos = ran(TOY, tmp_path, "runtime=ray", "cluster.num_robots=2", "cluster.robot_timeout_s=300")
     arms = report["robots"]
     assert set(arms) == {"robot-0", "robot-1"}
     for name, figures in arms.items():
         own = of(infos, name, Purpose.ONLINE)
-        assert own, f"{name} never practised"
+        assert own, f"{name} never acted online"
         assert figures["episodes"] == len(own)
         assert figures["env_steps"] == sum(info.num_steps for info in own)
         assert figures["robot_minutes"] == pytest.approx(figures["env_steps"] / 10.0 / 60.0, rel=0.2)
@@ -84,14 +84,14 @@ def test_two_equal_arms_share_the_work_and_are_counted_apart_and_together(tmp_pa
     assert {event["robot"] for event in folder.events("episode")} == set(arms)
 
 
-def test_arms_that_differ_learn_one_policy_each_from_its_own_replay(tmp_path: Path) -> None:
+def test_different_arms_share_a_policy_with_a_replay_each(tmp_path: Path) -> None:
     folder, report, infos = ran(THREE, tmp_path)
     embodiments = folder.config.model_dump(mode="json")["policy"]["embodiments"]
     assert set(embodiments) == {"franka_panda", "arx_x5"}  # left and right are one to the policy
     assert {path.name for path in folder.replay.iterdir()} == {"franka_panda", "arx_x5"}
     assert report["task"] == "peg_insertion + push_cube"
     for name in ("left", "right", "small"):
-        assert of(infos, name, Purpose.ONLINE), f"{name} never practised"
+        assert of(infos, name, Purpose.ONLINE), f"{name} never acted online"
     shown = {name: len(of(infos, name, Purpose.DEMO)) for name in ("left", "right", "small")}
     assert shown["left"] + shown["right"] >= 2
     assert shown["small"] >= 2
@@ -122,7 +122,7 @@ def test_arms_that_differ_learn_one_policy_each_from_its_own_replay(tmp_path: Pa
     assert [event["robot"] for event in folder.events("eval")] == ["left", "small"]
 
 
-def test_arms_that_differ_are_refused_without_a_shared_policy(tmp_path: Path) -> None:
+def test_different_arms_without_a_shared_policy_are_refused(tmp_path: Path) -> None:
     (tmp_path / "arms.yaml").write_text(THREE)
     done = dovetail("run", "arms.yaml", "policy=gaussian_mlp", "--name", "r", cwd=tmp_path)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Which arms are asked for anything, and which are waited for: no Ray is needed to tell."""
+"""Which arms are ready, without Ray."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from dovetail.runtime.ray.driver.supervisor import RoleSupervisor
 
 
 @pytest.fixture
-def crew(tmp_path: Path) -> RoleSupervisor:
+def supervisor(tmp_path: Path) -> RoleSupervisor:
     folder = RunFolder.create(tmp_path / "r", load(["peg-insertion"], ["runtime=ray", "cluster.num_robots=3"]))
-    made = RoleSupervisor(folder, live=False, told=dict, each_look=lambda: None)
-    robots = {"well": None, "ill": None, "new": None}
-    made._muster = SimpleNamespace(robots=robots, missing={}, look=list)  # type: ignore[assignment]
-    for name in ("well", "ill"):
-        made.supervision.add(name, None, ask=lambda: None)
+    made = RoleSupervisor(folder, live=False, shown=dict, on_poll=lambda: None)
+    robots = {"healthy": None, "stopped": None, "new": None}
+    made._startup = SimpleNamespace(robots=robots, missing={}, poll=list)  # type: ignore[assignment]
+    for name in ("healthy", "stopped"):
+        made.monitor.add(name, None, poll=lambda: None)
         report(made, name)
-    made.supervision.look = list  # type: ignore[method-assign]
+    made.monitor.poll = list  # type: ignore[method-assign]
     return made
 
 
-def report(crew: RoleSupervisor, name: str, **facts: Any) -> None:
-    role = crew.supervision.roles[name]
-    role.report, role.heard_s = {"pid": 1, "host": "h", **facts}, time.monotonic()
+def report(supervisor: RoleSupervisor, name: str, **facts: Any) -> None:
+    role = supervisor.monitor.roles[name]
+    role.report, role.reported_s = {"pid": 1, "host": "h", **facts}, time.monotonic()
 
 
-@pytest.mark.parametrize("illness", [{"problem": "the elbow is stuck"}, {"fault": "the elbow is stuck"}])
-def test_one_that_somebody_must_see_to_is_not_waited_for(crew: RoleSupervisor, illness: dict[str, str]) -> None:
-    crew.look()
-    assert crew.is_fit("ill")
-    report(crew, "ill", **illness)
-    crew.look()
+@pytest.mark.parametrize("problem", [{"problem": "the elbow is stuck"}, {"fault": "the elbow is stuck"}])
+def test_arm_that_must_be_acknowledged_is_present_but_not_ready(supervisor: RoleSupervisor, problem: dict[str, str]) -> None:
+    supervisor.poll()
+    assert supervisor.is_ready("stopped")
+    report(supervisor, "stopped", **problem)
+    supervisor.poll()
     time.sleep(0.05)
-    crew.look()
-    assert crew.is_here("ill") and not crew.is_fit("ill")
-    assert 0.05 <= crew.unfit_s("ill") < 5.0  # since it stopped, though it was heard of just now
-    assert crew.is_fit("well")
-    report(crew, "ill")
-    crew.look()
-    assert crew.is_fit("ill")
+    supervisor.poll()
+    assert supervisor.is_present("stopped") and not supervisor.is_ready("stopped")
+    assert 0.05 <= supervisor.not_ready_s("stopped") < 5.0  # since it stopped, although it reported just now
+    assert supervisor.is_ready("healthy")
+    report(supervisor, "stopped")
+    supervisor.poll()
+    assert supervisor.is_ready("stopped")
 
 
-def test_one_that_came_and_was_refused_is_not_here(crew: RoleSupervisor) -> None:
-    assert not crew.is_here("new")
-    assert crew.unfit_s("new") == math.inf
+def test_refused_arm_is_not_present(supervisor: RoleSupervisor) -> None:
+    assert not supervisor.is_present("new")
+    assert supervisor.not_ready_s("new") == math.inf

@@ -59,7 +59,7 @@ class ArmStartup:
         needed = self._cluster.min_robots or len(self._places)
         if len(self._starting) < needed:
             raise UsageError(next(iter(self.missing.values())))
-        limit_s = self._cluster.robot_limit_s
+        limit_s = self._cluster.robot_timeout_s
         until_s = time.monotonic() + limit_s
         while self._starting and time.monotonic() < until_s:
             on_poll()
@@ -67,7 +67,7 @@ class ArmStartup:
         if len(self.robots) < needed:
             late = ", ".join(f"'{name}'{one.why and f' ({one.why})'}" for name, one in self._starting.items())
             raise FailureError(
-                f"robot {late} did not start within {limit_s:g} s. Check it, raise cluster.robot_limit_s, or set "
+                f"robot {late} did not start within {limit_s:g} s. Check it, raise cluster.robot_timeout_s, or set "
                 "cluster.min_robots to begin without it"
             )
         self._waits = False

@@ -141,9 +141,9 @@ class RayRuntime:
                 running = {ref: (index, name) for ref, (index, name) in running.items() if name not in group}
                 group_of = {name: one for name, one in group_of.items() if one != group}
             if not done:
-                limit_s = self._config.cluster.robot_limit_s
+                limit_s = self._config.cluster.robot_timeout_s
                 raise FailureError(
-                    f"no arm is left: none returned or was acknowledged within cluster.robot_limit_s = {limit_s:g} s"
+                    f"no arm is left: none returned or was acknowledged within cluster.robot_timeout_s = {limit_s:g} s"
                 )
             if purpose is Purpose.EVAL:
                 self.status.done = sum(map(len, done.values()))
@@ -195,7 +195,7 @@ class RayRuntime:
         self._call(lambda: store.wait_until_processed.remote(limit_s), limit_s=limit_s + 60.0)
 
     def is_gone(self, group: ArmGroup) -> bool:
-        supervisor, limit_s = self._supervisor, self._config.cluster.robot_limit_s
+        supervisor, limit_s = self._supervisor, self._config.cluster.robot_timeout_s
         return all(not supervisor.is_ready(name) and supervisor.not_ready_s(name) > limit_s for name in group)
 
     def present_arms(self) -> Collection[str]:

@@ -7,6 +7,7 @@ import math
 import secrets
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,7 @@ class RoleSupervisor:
         if self._node is not None:
             self._node.check()
         for name in self._startup.poll() if self._startup else ():
-            self.monitor.add(name, self.robots[name], poll=lambda name=name: self._poll_robot(name))
+            self.monitor.add(name, self.robots[name], poll=partial(self._poll_robot, name))
             self.new_arms.append(name)
         for name in self.monitor.poll():
             if name == "learner" and self.learning is not None:

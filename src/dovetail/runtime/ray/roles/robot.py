@@ -251,7 +251,7 @@ class RobotRole(Role):
         return time.monotonic() - self._called_s > _LOST_S
 
     def _should_stop(self) -> bool:
-        return self._ended.is_set() or (self._config.cluster.cut_off == "hold" and self._is_cut_off())
+        return self._ended.is_set() or (self._config.cluster.on_disconnect == "hold" and self._is_cut_off())
 
     # ---- delivery
 
@@ -269,7 +269,7 @@ class RobotRole(Role):
                 drain_spool(
                     spool,
                     self._store.deliver,
-                    report=lambda kind, **facts: self.count(kind),
+                    report=self._count_event,
                     until=running,
                     in_memory=self._in_memory,
                 )
@@ -285,6 +285,9 @@ class RobotRole(Role):
                 if self.problem == self._not_delivered:
                     self.problem = None
                 self._not_delivered = None
+
+    def _count_event(self, kind: str, /, **facts: Any) -> None:
+        self.count(kind)
 
     def _in_memory(self, episode_id: str) -> Episode | None:
         finished = self._finished

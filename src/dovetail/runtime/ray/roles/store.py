@@ -65,7 +65,7 @@ class StoreRole(Role):
         self._unplotted: dict[str, float] = {}  # ingested at this time, and not in the curves
         self._streamed: dict[str, int] = {}  # steps of episodes that are still running
         self._groups = arm_groups(config)
-        behind = config.cluster.max_behind_steps
+        behind = config.cluster.max_steps_ahead
         self._balance = ArmBalance(slack_steps=behind / len(config.cluster.named_robots()))
         self._ended = threading.Event()
         self._lock_file = exclusive_lock(path / ".store.lock")
@@ -102,7 +102,7 @@ class StoreRole(Role):
         self._permits = EpisodePermits(
             utd=config.learner.utd,
             start_after_steps=config.learner.start_after_steps,
-            max_behind_steps=config.cluster.max_behind_steps,
+            max_behind_steps=config.cluster.max_steps_ahead,
             max_steps=config.run.env_steps,
         )
         algorithm = fleet.algorithm(policy)
