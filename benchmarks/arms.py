@@ -38,7 +38,7 @@ CASES = (
         "[ee_twist, ee_error, gripper, task_state]",
         {
             "peg": "{}",
-            "cap": "{task: {type: cap_tightening}, operator: {min_steps: 20, max_steps: 60}, "
+            "cap": "{task: {type: cap_tightening}, operator: {min_takeover_steps: 20, max_takeover_steps: 60}, "
             "robot: {max_step_m: 0.02, max_turn_rad: 0.1, max_lead_m: 0.02, max_lead_rad: 0.15}}",
         },
         {
@@ -106,7 +106,7 @@ def _settings(seed: int, case: Arms, *, num_arms: int, quick: bool) -> list[str]
         f"run.eval_every_steps={round(EVERY_S * HZ) * num_arms}",
         "safety.workspace={low: [0.1, -0.35, 0.0], high: [0.75, 0.35, 0.4]}",
         *case.changes,
-        f"algorithm.climb_from={_ACTOR_Q_FROM_UPDATE * num_arms}",
+        f"algorithm.actor_q_from_update={_ACTOR_Q_FROM_UPDATE * num_arms}",
         *steps,
     ]
 

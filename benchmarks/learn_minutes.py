@@ -41,10 +41,10 @@ QUICK = (
     "operator.stuck_after_steps=5",
     "algorithm.gamma=0.99",
     "algorithm.bc_weight=50.0",
-    "algorithm.credit_rescues=true",
+    "algorithm.count_rewards_after_takeover=true",
     "algorithm.actor_every=1",
     "algorithm.actor_after=0",
-    "algorithm.climb_from=3000",
+    "algorithm.actor_q_from_update=3000",
     "learner.utd=2",
 )
 CASES = (
