@@ -100,7 +100,7 @@ def test_different_episode_with_same_id_is_refused(
 ) -> None:
     log = EpisodeLog(tmp_path)
     log.commit(make_episode())
-    with pytest.raises(StoreError, match=r"e1 is already in .* other content"):
+    with pytest.raises(StoreError, match=r"e1 is already in .* different content"):
         log.commit(make_episode(**change))
     assert_same_episode(log.load("e1"), make_episode())
 
@@ -169,7 +169,7 @@ def test_missing_episode_and_renamed_folder_raise(tmp_path: Path, make_episode: 
         log.load("e1")
     log.commit(make_episode())
     (tmp_path / "e1").rename(tmp_path / "e2")
-    with pytest.raises(StoreError, match="holds episode e1"):
+    with pytest.raises(StoreError, match="contains episode e1"):
         log.load("e2")
 
 

@@ -104,10 +104,10 @@ def test_commit_on_full_disk_leaves_log_unchanged(disk: Disk, room: int) -> None
         assert log.ids() == ["before"]
         assert list((folder / ".tmp").iterdir()) == []
         assert_same_episode(log.load("before"), make_episode(id="before"))
-        assert [finding.whole for finding in verify_log(folder)] == [True]
+        assert [finding.is_intact for finding in verify_log(folder)] == [True]
     log.commit(big("new"))
     assert_same_episode(log.load("new"), big("new"))
-    assert [finding.whole for finding in verify_log(folder)] == [True, True]
+    assert [finding.is_intact for finding in verify_log(folder)] == [True, True]
 
 
 def test_commit_of_lossy_video_on_full_disk_leaves_log_unchanged(disk: Disk) -> None:
@@ -139,7 +139,7 @@ def test_failed_append_can_be_repeated(disk: Disk, room: int) -> None:
     loaded = spool.load("e1")
     assert loaded is not None
     assert_same_episode(loaded, episode)
-    assert [finding.whole for finding in verify_spool(folder)] == [True]
+    assert [finding.is_intact for finding in verify_spool(folder)] == [True]
 
 
 def test_episode_is_aborted_if_disk_stays_full(disk: Disk) -> None:
@@ -172,7 +172,7 @@ def test_failed_end_can_be_repeated(tmp_path: Path) -> None:
     spool, episode = Spool(tmp_path), make_episode(cuts=(1,))
     record(spool, episode, end=False)
     with _limited((tmp_path / "e1.journal").stat().st_size + 30):  # the header fits, the rest does not
-        with pytest.raises(StoreError, match="file too large; what it had before is kept"):
+        with pytest.raises(StoreError, match=r"file too large. Earlier records are kept"):
             spool.end(outcome=Outcome.SUCCESS, judgement=None)
         assert spool.pending() == []
     spool.end(outcome=Outcome.SUCCESS, judgement=None)

@@ -13,7 +13,7 @@ import pytest
 
 from dovetail.core.errors import ConfigError, StoreError, UsageError
 from dovetail.core.types import Episode
-from dovetail.episodes import _encoder, _frames
+from dovetail.episodes import _frames
 from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
 from support.small_episodes import smooth
@@ -43,7 +43,7 @@ def test_codec_choice_by_size_and_dtype(
 def test_invalid_codec_settings_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"no image codec 'h265'. Did you mean 'h264'"):
         ImageCodec(name="h265")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"crf 60 is not possible: h264 takes 0 \(best\) to 51"):
+    with pytest.raises(ConfigError, match=r"crf is 60, but h264 accepts 0 \(best\) to 51"):
         ImageCodec(crf=60)
     assert ImageCodec(name="av1", crf=60).quality == 60
 
@@ -79,7 +79,7 @@ def test_committing_lossy_episode_twice_is_harmless(tmp_path: Path, make_episode
     assert {path: path.stat() for path in (tmp_path / "e1").iterdir()} == before
     other = smooth(5, 40, 40)
     other[2, 0, 0, 0] ^= 1  # less than the codec keeps
-    with pytest.raises(StoreError, match="with other content"):
+    with pytest.raises(StoreError, match="with different content"):
         EpisodeLog(tmp_path).commit(make_episode(num_steps=4, pictures=other))
 
 
@@ -163,5 +163,5 @@ def test_ended_thread_does_not_stop_encoder(
     short_lived.join()
     for tid in (threading.get_native_id(), short_lived.native_id):
         (tmp_path / "task" / str(tid)).mkdir(parents=True)
-    monkeypatch.setattr(_encoder, "_TASKS", tmp_path / "task")
+    monkeypatch.setattr(_frames, "_TASKS", tmp_path / "task")
     EpisodeLog(tmp_path / "log").commit(make_episode(num_steps=3))

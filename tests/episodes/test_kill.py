@@ -15,15 +15,15 @@ from support import SUPPORT
 
 def kill_writers(folder: Path, num_kills: int) -> dict[str, int]:
     """What was there in the end; the seed is in the message of a failure, though moments do not repeat."""
-    script = SUPPORT / "kill_writers.py"
     command = [
         sys.executable,
-        str(script),
+        "-m",
+        "support.kill_writers",
         str(folder),
         str(num_kills),
         str(random.SystemRandom().getrandbits(32)),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600, cwd=SUPPORT.parent)
     assert done.returncode == 0, done.stderr
     found: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
     return found

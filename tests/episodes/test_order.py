@@ -53,7 +53,7 @@ def test_kill_between_rename_and_order_line_is_recovered(
     assert log.ids() == [IDS[0], *sorted(IDS[1:])]  # what has no line comes last, sorted
     log.commit(make_episode(id="00-new", num_steps=1))
     assert log.ids() == [*IDS, "00-new"]  # and gets the number that it was written with
-    assert [finding.whole for finding in verify_log(tmp_path)] == [True] * 4
+    assert [finding.is_intact for finding in verify_log(tmp_path)] == [True] * 4
 
 
 def test_failed_order_line_is_added_by_next_commit(
@@ -70,7 +70,7 @@ def test_failed_order_line_is_added_by_next_commit(
             log.commit(make_episode(id="00-new", num_steps=1))
     log.commit(make_episode(id="00-new", num_steps=1))
     assert log.ids() == [*IDS, "00-new"]
-    assert [finding.whole for finding in verify_log(tmp_path)] == [True] * 4
+    assert [finding.is_intact for finding in verify_log(tmp_path)] == [True] * 4
 
 
 @pytest.mark.parametrize("lost", range(1, 30, 4))
@@ -87,7 +87,7 @@ def test_damaged_order_lines_are_ignored_and_rebuilt(log: EpisodeLog, tmp_path: 
     original = path.read_bytes()
     path.write_bytes(original.replace(b"+ 1 ", b"+ 9 "))
     assert log.ids() == [IDS[1], IDS[2], IDS[0]]
-    (finding,) = [finding for finding in verify_log(tmp_path) if not finding.whole]
+    (finding,) = [finding for finding in verify_log(tmp_path) if not finding.is_intact]
     assert finding.problem == "has damaged lines: 1; lacks 1 of 3 episodes"
     repair(tmp_path, finding)
     assert path.read_bytes() == original
@@ -124,7 +124,7 @@ def test_damaged_episode_can_be_removed(log: EpisodeLog, tmp_path: Path) -> None
 
 
 def test_failed_remove_creates_no_folder(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no episode e1"):
+    with pytest.raises(UsageError, match="cannot remove episode e1"):
         EpisodeLog(tmp_path / "nowhere").remove("e1")
     assert not (tmp_path / "nowhere").exists()
 
@@ -133,7 +133,7 @@ def test_kill_during_remove_is_recovered(log: EpisodeLog, tmp_path: Path, make_e
     """The episode is removed once its line is written, even if a crash leaves its folder."""
     _order.append(tmp_path, _order.line(2, IDS[1], removed=True))
     assert log.ids() == [IDS[0], IDS[2]]
-    assert [finding.whole for finding in verify_log(tmp_path)] == [True, True]
+    assert [finding.is_intact for finding in verify_log(tmp_path)] == [True, True]
     log.commit(make_episode(id=IDS[1], num_steps=2))
     assert log.ids() == [IDS[0], IDS[2], IDS[1]]
     assert len(log.load(IDS[1])) == 2

@@ -69,9 +69,9 @@ def test_running_episode_cannot_be_loaded(tmp_path: Path) -> None:
     record(ours, make_episode(cuts=(2,)), end=False)
     for spool in (ours, theirs):
         assert spool.pending() == []
-        with pytest.raises(StoreError, match="e1 is still being recorded"):
+        with pytest.raises(StoreError, match=r"e1 in .* is still being recorded"):
             spool.load("e1")
-        with pytest.raises(UsageError, match="e1 is still being recorded"):
+        with pytest.raises(UsageError, match=r"e1 in .* is still being recorded"):
             spool.acknowledge("e1")
     ours.end(outcome=Outcome.SUCCESS, judgement=None)
     assert theirs.pending() == ["e1"]
@@ -146,9 +146,9 @@ def test_wrong_calls_raise_usage_error(tmp_path: Path) -> None:
     spool = Spool(tmp_path)
     episode = make_episode(num_steps=6, cuts=(2,))
     first, second = episode.segments
-    with pytest.raises(UsageError, match="begin one first"):
+    with pytest.raises(UsageError, match=r"Call begin\(\) first"):
         spool.append(first, after=after(episode, 0))
-    with pytest.raises(UsageError, match="begin one first"):
+    with pytest.raises(UsageError, match=r"Call begin\(\) first"):
         spool.end(outcome=Outcome.SUCCESS, judgement=None)
     spool.begin(episode.start)
     with pytest.raises(UsageError, match="step 2 is not the next"):
@@ -157,7 +157,9 @@ def test_wrong_calls_raise_usage_error(tmp_path: Path) -> None:
         spool.append(dataclasses.replace(first, episode_id="other"), after=after(episode, 0))
     spool.append(first, after=after(episode, 0))
     odd = dataclasses.replace(second, columns={**second.columns, "extra/new": np.zeros(4)})
-    with pytest.raises(StoreError, match="columns change on the way: extra/new"):  # or the log would refuse it
+    with pytest.raises(
+        StoreError, match="columns changed since the first segment: extra/new"
+    ):  # or the log would refuse it
         spool.append(odd, after=after(episode, 1))
     with pytest.raises(UsageError, match="not an episode id"):
         spool.begin(dataclasses.replace(episode.start, id="../x"))
@@ -186,7 +188,7 @@ def test_cut_at_every_byte(tmp_path: Path) -> None:
         if cut not in edges and cut % 101:
             continue
         if num_whole == 0:
-            with pytest.raises(StoreError, match=r"e1\.journal is damaged in its first record"):
+            with pytest.raises(StoreError, match=r"first record of .*e1\.journal is damaged"):
                 spool.load("e1")
             continue
         loaded, wanted = spool.load("e1"), expected[num_whole - 1]
@@ -212,7 +214,7 @@ def test_flipped_bit_loses_its_record_and_later_ones(
     path.write_bytes(data)
     num_whole = sum(end <= place for end in ends)
     if num_whole == 0:
-        with pytest.raises(StoreError, match="damaged in its first record"):
+        with pytest.raises(StoreError, match=r"the first record of .* is damaged"):
             spool.load("e1")
     elif num_whole == 1:
         assert spool.load("e1") is None

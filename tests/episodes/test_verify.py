@@ -52,7 +52,7 @@ def files(folder: Path) -> list[Path]:
 
 
 def damage(folder: Path) -> list[Finding]:
-    return [finding for finding in verify_log(folder) if not finding.whole]
+    return [finding for finding in verify_log(folder) if not finding.is_intact]
 
 
 def flip(path: Path, place: int, bit: int = 0) -> None:
@@ -62,10 +62,12 @@ def flip(path: Path, place: int, bit: int = 0) -> None:
 
 
 def test_intact_log_has_no_problems(folder: Path, tmp_path: Path) -> None:
-    assert [(finding.episode_id, finding.whole) for finding in verify_log(folder)] == [(id, True) for id in IDS]
+    assert [(finding.episode_id, finding.is_intact) for finding in verify_log(folder)] == [
+        (id, True) for id in IDS
+    ]
     EpisodeLog(folder).remove("a")
     EpisodeLog(folder).commit(make_episode(id="d"))
-    assert [finding.episode_id for finding in verify_log(folder) if finding.whole] == ["b", "c", "d"]
+    assert [finding.episode_id for finding in verify_log(folder) if finding.is_intact] == ["b", "c", "d"]
     assert damage(folder) == []
     assert list(verify_log(tmp_path / "nowhere")) == []
     assert list(verify_spool(tmp_path / "nowhere")) == []
@@ -127,7 +129,7 @@ def check_found(folder: Path, path: Path) -> None:
     else:
         assert path.name not in ("manifest.json", ".order")
         before = path.read_bytes()
-        with pytest.raises(UsageError, match="nothing to repair"):
+        with pytest.raises(UsageError, match="cannot repair"):
             repair(folder, finding)
         assert path.read_bytes() == before
 
@@ -166,7 +168,7 @@ def test_missing_and_unexpected_files_are_found(folder: Path) -> None:
     shutil.rmtree(folder / "a")
     (finding,) = damage(folder)
     assert (finding.episode_id, finding.path, finding.repairable) == ("a", folder / "a", True)
-    assert "is gone" in finding.problem
+    assert "is missing" in finding.problem
     repair(folder, finding)  # there is no copy: it is removed from the list
     assert not damage(folder)
     assert EpisodeLog(folder).ids() == [name for name in IDS if name != "a"]
@@ -178,7 +180,7 @@ def test_manifest_is_rebuilt_byte_for_byte(folder: Path) -> None:
         original = path.read_bytes()
         flip(path, len(original) // 2)
         (finding,) = damage(folder)
-        assert finding.recoverable == "all of it: it can be rebuilt from steps.parquet"
+        assert finding.recoverable == "everything: it can be rebuilt from steps.parquet"
         repair(folder, finding)
         assert path.read_bytes() == original
     assert sorted(path.name for path in (folder / "a").iterdir()) == sorted(
@@ -222,7 +224,7 @@ def test_lost_frames_of_lossless_video_are_named(folder: Path) -> None:
     flip(path, len(original) // 2)
     (finding,) = damage(folder)
     assert finding.recoverable.startswith("camera 'camera/wrist' has lost frames 1")
-    assert finding.recoverable.endswith(" of 21; the numbers are whole")
+    assert finding.recoverable.endswith(" of 21; the numbers are intact")
     assert "," not in finding.recoverable.partition(";")[0]
     path.write_bytes(original[: len(original) // 2])
     (finding,) = damage(folder)
@@ -230,12 +232,12 @@ def test_lost_frames_of_lossless_video_are_named(folder: Path) -> None:
     assert finding.recoverable.startswith("camera 'camera/wrist' is lost from frame 1")
     path.write_bytes(b"")
     (finding,) = damage(folder)
-    assert finding.recoverable == "camera 'camera/wrist' is lost; the numbers are whole"
+    assert finding.recoverable == "camera 'camera/wrist' is lost; the numbers are intact"
 
 
 @pytest.mark.parametrize("name", ["a", "c"])
 def test_lost_frames_of_lossy_video_are_named(folder: Path, name: str) -> None:
-    """At most the ten that lean on each other, wherever in a picture the damage is; what is description to be good is what
+    """At most ten frames depend on each other, wherever the damage is; a frame that is reported as good is what
     was there before."""
     path = folder / name / "frames-camera%2Fwrist.mkv"
     camera = json.loads((folder / name / "manifest.json").read_text())["cameras"]["camera/wrist"]
@@ -259,7 +261,7 @@ def test_intact_columns_are_named(folder: Path) -> None:
     original = path.read_bytes()
     path.write_bytes(b"")
     (finding,) = damage(folder)
-    assert finding.recoverable == "the steps are lost; the images are whole"
+    assert finding.recoverable == "the steps are lost; the images are intact"
     path.write_bytes(original)
     flip(path, 200)
     (finding,) = damage(folder)
@@ -273,8 +275,8 @@ def test_intact_columns_are_named(folder: Path) -> None:
     (folder / "a" / "last.parquet").unlink()
     flip(folder / "a" / "frames-depth.mkv", 3000)
     description = {finding.path.name: finding.recoverable for finding in damage(folder) if finding.path}
-    assert description["last.parquet"] == "the last observation is lost; the images are not whole either"
-    assert description["frames-depth.mkv"].endswith("of the numbers, whole: -")
+    assert description["last.parquet"] == "the last observation is lost; the images are damaged too"
+    assert description["frames-depth.mkv"].endswith("of the numbers, intact: -")
 
 
 def test_file_with_damaged_padding_is_rebuilt(folder: Path) -> None:
@@ -318,7 +320,7 @@ def test_verify_tolerates_concurrent_commits_and_removals(folder: Path) -> None:
         if count == 0:
             EpisodeLog(folder).remove("a")
             EpisodeLog(folder).commit(make_episode(id="d"))
-    assert [(finding.episode_id, finding.whole) for finding in found] == [("b", True), ("c", True)]
+    assert [(finding.episode_id, finding.is_intact) for finding in found] == [("b", True), ("c", True)]
 
 
 def test_order_is_checked_again_under_lock(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,8 +344,8 @@ def test_order_is_checked_again_under_lock(folder: Path, monkeypatch: pytest.Mon
 def test_other_schemas_and_renamed_folders_are_found(folder: Path) -> None:
     (folder / "a").rename(folder / "z")
     description = {finding.episode_id: finding.problem for finding in damage(folder)}
-    assert description["z"] == "holds episode a: the folder was renamed"
-    assert "is gone" in description["a"]
+    assert description["z"] == "contains episode a: the folder was renamed"
+    assert "is missing" in description["a"]
     (folder / "z").rename(folder / "a")
     (folder / "old").mkdir()
     (folder / "old" / "manifest.json").write_bytes(dump_json({"schema": 1, "id": "old"}, indent=1))
@@ -368,7 +370,7 @@ def test_intact_spool_has_no_problems(spool: Path) -> None:
     assert only(spool) == Finding(episode_id="e1")
     recorder = Spool(spool)
     record(recorder, make_episode(id="now"), end=False)
-    assert [finding.whole for finding in verify_spool(spool)] == [True, True]  # being recorded
+    assert [finding.is_intact for finding in verify_spool(spool)] == [True, True]  # being recorded
     recorder.close()
     problems = {finding.episode_id: finding.problem for finding in verify_spool(spool)}
     assert problems == {"e1": "", "now": "was interrupted: it has no end"}
@@ -380,7 +382,7 @@ def test_incomplete_record_is_removed_by_repair(spool: Path, lost: int) -> None:
     os.truncate(path, path.stat().st_size - lost)
     before = Spool(spool).load("e1")
     finding = only(spool)
-    assert finding.problem.startswith("ends in half a record")
+    assert finding.problem.startswith("ends in an incomplete record")
     assert finding.repairable
     repair(spool, finding)
     assert only(spool).problem == "was interrupted: it has no end"
@@ -397,7 +399,7 @@ def test_damaged_record_is_found_and_later_ones_counted(spool: Path) -> None:
     for place in (middle, middle + 5, middle + 20, middle + 500):
         flip(path, place)
         finding = only(spool)
-        assert finding.problem.startswith("is damaged behind step 2")
+        assert finding.problem.startswith("is damaged after step 2")
         assert "2 whole records in them" in finding.problem
         assert finding.recoverable == "its first 2 steps, as an aborted episode"
         assert not finding.repairable
@@ -408,7 +410,7 @@ def test_damaged_record_is_found_and_later_ones_counted(spool: Path) -> None:
     flip(path, 30)
     assert "4 of its records are whole" in only(spool).recoverable
     path.write_bytes(original + b"more")
-    assert only(spool).problem == "has 4 bytes behind its end"
+    assert only(spool).problem == "has 4 bytes after its end"
 
 
 @settings(max_examples=100, deadline=None)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Outcome
-from dovetail.labels._vlm_answers import read_answer
+from dovetail.labels._vlm_prompt import read_answer
 from dovetail.labels.store import LabelStore
 from dovetail.labels.vlm import VLMConfig, VLMLabeler
 from support.camera_episodes import camera_episode

@@ -250,8 +250,9 @@ class EpisodeLog:
             yield
         except StoreError as error:
             run = self._folder.parent
+            what = str(error).rstrip(".")
             raise StoreError(
-                f"{error}. Run `dovetail episodes verify {run}` to see what can be recovered, or remove the episode with "
+                f"{what}. Run `dovetail episodes verify {run}` to see what can be recovered, or remove the episode with "
                 f"`dovetail episodes rm {run} {episode_id}`."
             ) from error
 

@@ -1,7 +1,7 @@
 """Find damage in a log or a spool, describe what can be recovered, and repair it where possible.
 
     for finding in verify_log(folder):
-        if not finding.whole:
+        if not finding.is_intact:
             ...
             if finding.repairable:
                 repair(folder, finding)
@@ -46,7 +46,7 @@ class Finding:
     lost: bool = False  # the repair gives up the lost data
 
     @property
-    def whole(self) -> bool:
+    def is_intact(self) -> bool:
         return self.path is None
 
 

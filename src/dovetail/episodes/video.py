@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
-from dovetail.episodes._encoder import start_encoding
+from dovetail.episodes._frames import start_encoding
 
 __all__ = ["Clip", "side_by_side", "write_video"]
 

@@ -68,7 +68,7 @@ class ChatClient:
             except (KeyError, IndexError, TypeError):
                 raise LabelError(f"{self._config.url} lists no models. Name one in `model`.") from None
             except LabelError as error:
-                raise LabelError(f"{error}. If the server cannot list its models, name one in `model`.") from None
+                raise LabelError(f"{error} (if the server cannot list its models, name one in `model`)") from None
         return self._model
 
     def ask(self, messages: Sequence[Mapping[str, Any]]) -> str:
@@ -135,7 +135,7 @@ class ChatClient:
         if name is None:
             return {}
         if not key or not key.isascii() or not key.isprintable():
-            raise LabelError(f"the environment variable {name} contains no key for {self._config.url}. Set it.")
+            raise LabelError(f"the environment variable {name} contains no key for {self._config.url}; set it")
         return {"Authorization": f"Bearer {key}"}
 
     def _key(self) -> str:
@@ -184,4 +184,4 @@ def _seconds(header: str) -> float:
 
 
 def _hint(status: int) -> str:
-    return ". Set key_env to the variable with its key." if status in (401, 403) else ""
+    return "; set key_env to the variable with its key" if status in (401, 403) else ""

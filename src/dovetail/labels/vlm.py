@@ -29,8 +29,7 @@ from dovetail.labels._rewards import (
     progress_rewards,
     stages,
 )
-from dovetail.labels._vlm_answers import Answer, read_answer
-from dovetail.labels._vlm_prompt import SYSTEM, find_cameras, form, frame_rows, question
+from dovetail.labels._vlm_prompt import SYSTEM, Answer, find_cameras, form, frame_rows, question, read_answer
 
 __all__ = ["VLMConfig", "VLMLabeler"]
 

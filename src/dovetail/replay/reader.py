@@ -50,7 +50,7 @@ class MappedReplayReader:
             state = self._refresh()
             steps = state[1].steps_of(view) if state else None
             if state is None or steps is None or not len(steps.rows):
-                raise UsageError(f"cannot sample from replay view '{view.part}': it is empty")
+                raise UsageError(f"replay view '{view.part}' is empty; there is nothing to sample")
             files, snapshot = state
             batch = _check(into, window, files.layout)
             if not batch:

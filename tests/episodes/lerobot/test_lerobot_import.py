@@ -19,7 +19,7 @@ from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Outcome, Purpose, Source
 from dovetail.episodes.ids import check_episode_id
-from dovetail.episodes.lerobot import import_episodes, open_dataset, read_dataset
+from dovetail.episodes.lerobot import open_dataset
 from dovetail.episodes.log import EpisodeLog
 from support.lerobot_episodes import picture, psnr_db
 
@@ -134,7 +134,7 @@ def change_info(root: Path, **changes: Any) -> None:
 
 def test_foreign_dataset_is_imported_as_demonstrations(tmp_path: Path) -> None:
     truth = write_foreign(tmp_path / "theirs")
-    episodes = list(read_dataset(tmp_path / "theirs"))
+    episodes = list(open_dataset(tmp_path / "theirs").episodes())
     assert [len(episode) for episode in episodes] == list(LENGTHS)
     assert [episode.prompt for episode in episodes] == ["stack", "sort"]
     first = 0
@@ -169,16 +169,16 @@ def test_importing_twice_is_harmless(tmp_path: Path) -> None:
     write_foreign(tmp_path / "others", seed=1)
     log = EpisodeLog(tmp_path / "episodes")
     for _ in range(2):
-        for episode in import_episodes(tmp_path / "theirs", task="stacking"):
+        for episode in open_dataset(tmp_path / "theirs", task="stacking").episodes():
             log.commit(episode)
     ids = log.ids()
     assert len(ids) == 2 and sorted(ids) == ids
     assert [log.manifest(id).task for id in ids] == ["stacking"] * 2
     (tmp_path / "theirs").rename(tmp_path / "moved")
-    assert [episode.id for episode in read_dataset(tmp_path / "moved")] == ids, "wherever it lies"
+    assert [episode.id for episode in open_dataset(tmp_path / "moved").episodes()] == ids, "wherever it lies"
     moved = open_dataset(tmp_path / "moved")
     assert [moved.episode_id(index) for index in range(len(moved))] == ids
-    others = [episode.id for episode in read_dataset(tmp_path / "others")]
+    others = [episode.id for episode in open_dataset(tmp_path / "others").episodes()]
     assert not set(others) & set(ids)
     assert max(ids + others) < "19700101T000000", "before everything a robot of ours recorded"
     assert all(check_episode_id(id) for id in ids)
@@ -199,7 +199,7 @@ def test_importing_twice_is_harmless(tmp_path: Path) -> None:
 )
 def test_outcomes_follow_the_flags(tmp_path: Path, flags: dict[str, list[int]], outcomes: list[str]) -> None:
     write_foreign(tmp_path / "d", flags={name: [bool(v) for v in values] for name, values in flags.items()})
-    assert [episode.outcome.value for episode in read_dataset(tmp_path / "d")] == outcomes
+    assert [episode.outcome.value for episode in open_dataset(tmp_path / "d").episodes()] == outcomes
 
 
 ARM = RobotSpec(
@@ -223,7 +223,9 @@ RENAME = {
 
 def test_rename_maps_features_to_observations(tmp_path: Path) -> None:
     truth = write_foreign(tmp_path / "d")
-    episodes = list(import_episodes(tmp_path / "d", robot=ARM, task="peg", rename=RENAME, ignore_names=True))
+    episodes = list(
+        open_dataset(tmp_path / "d", robot=ARM, task="peg", rename=RENAME, ignore_names=True).episodes()
+    )
     assert all(episode.robot == ARM and episode.task == "peg" for episode in episodes)
     columns = episodes[0].segments[0].columns
     assert {name for name in columns if name.startswith("observation/")} == {
@@ -242,11 +244,11 @@ def test_mismatch_error_names_both_sides(tmp_path: Path) -> None:
 
     def refused(robot: RobotSpec = ARM, rename: dict[str, str] = RENAME, ignore_names: bool = True) -> str:
         with pytest.raises((SpecMismatch, UsageError)) as caught:
-            import_episodes(root, robot=robot, rename=rename, ignore_names=ignore_names)
+            open_dataset(root, robot=robot, rename=rename, ignore_names=ignore_names).episodes()
         return str(caught.value)
 
     assert "names of the dataset and of robot 'panda' differ: a != j1" in refused(ignore_names=False)
-    assert "robot 'panda' has observation 'joint_pos', but the dataset has none" in refused(rename={})
+    assert "robot 'panda' has observation 'joint_pos', but the dataset has not" in refused(rename={})
     assert "It has state float32[4], matrix" in refused(rename={})
     assert "recorded at 10 Hz, but robot 'panda' runs at 20 Hz" in refused(robot=replace(ARM, control_hz=20.0))
     wide = refused(robot=replace(ARM, action=ArraySpec(shape=(7,))))
@@ -264,20 +266,20 @@ def test_other_dataset_versions_are_refused(tmp_path: Path) -> None:
     write_foreign(root)
     change_info(root, codebase_version="v2.1")
     with pytest.raises(
-        UsageError, match=r"v2\.1, not v3\.0: convert it .* lerobot\.datasets\.v30\.convert_dataset_v21_to_v30"
+        UsageError, match=r"v2\.1, not v3\.0\. Convert it .* lerobot\.datasets\.v30\.convert_dataset_v21_to_v30"
     ):
-        read_dataset(root)
+        open_dataset(root).episodes()
     change_info(root, codebase_version="v4.0")
     with pytest.raises(UsageError, match=r"v4\.0, not v3\.0: this version of Dovetail does not know it"):
-        read_dataset(root)
+        open_dataset(root).episodes()
     with pytest.raises(UsageError, match=r"is not a LeRobot dataset: it has no meta/info\.json"):
-        read_dataset(tmp_path)
+        open_dataset(tmp_path).episodes()
 
 
 def test_path_outside_dataset_is_refused(tmp_path: Path) -> None:
     write_foreign(tmp_path / "d")
     change_info(tmp_path / "d", data_path="../../secret.parquet")
-    with pytest.raises(StoreError, match="names a file outside of the dataset"):
+    with pytest.raises(StoreError, match="refers to a file outside the dataset"):
         open_dataset(tmp_path / "d")
 
 
@@ -288,6 +290,6 @@ def test_intervention_flag_sets_source(tmp_path: Path) -> None:
     table = pq.read_table(path)
     human = pa.array([False, True, True, False] + [False] * 3)
     pq.write_table(table.append_column("complementary_info.is_intervention", human), path)
-    episodes = list(read_dataset(root))
+    episodes = list(open_dataset(root).episodes())
     assert [list(episode.column("source")) for episode in episodes] == [[0, 1, 1, 0], [0, 0, 0]]
     assert episodes[0].num_interventions == 1

@@ -17,7 +17,7 @@ import pytest
 
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Array, Episode, Outcome, Purpose
-from dovetail.episodes.lerobot import FileSizes, _commit, export, open_dataset, read_dataset
+from dovetail.episodes.lerobot import FileSizes, _commit, export, open_dataset
 from dovetail.episodes.lerobot._video import as_rgb
 from support import SUPPORT
 from support.lerobot_episodes import MemoryLog, StreamingLog, psnr_db
@@ -159,7 +159,7 @@ def test_lerobot_and_dovetail_extend_same_dataset(tmp_path: Path, lerobot: Any) 
     assert (found["before"], found["after"], found["task"]) == (2, 3, "by lerobot")
     report = export(log, root)
     assert report.exported == (log.ids()[2],)
-    episodes = list(read_dataset(root))
+    episodes = list(open_dataset(root).episodes())
     assert [episode.id for episode in episodes if episode.operator != "lerobot"] == log.ids()
     theirs = episodes[2]
     assert (theirs.prompt, theirs.purpose, len(theirs)) == ("by lerobot", Purpose.DEMO, 4)

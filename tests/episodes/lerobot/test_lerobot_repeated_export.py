@@ -21,7 +21,7 @@ import pytest
 
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import ArraySpec
-from dovetail.episodes.lerobot import FileSizes, _commit, export, open_dataset, read_dataset
+from dovetail.episodes.lerobot import FileSizes, _commit, export, open_dataset
 from support import TESTS
 from support.lerobot_episodes import ROBOT, MemoryLog, StreamingLog
 
@@ -47,7 +47,7 @@ def snapshot(root: Path) -> dict[str, tuple[str, int]]:
 def whole(root: Path, log: MemoryLog) -> None:
     """Every episode once, in place, and every table agreeing with the others."""
     info = json.loads((root / "meta/info.json").read_bytes())
-    episodes = list(read_dataset(root))
+    episodes = list(open_dataset(root).episodes())
     assert [episode.id for episode in episodes] == log.ids()[: len(episodes)]
     assert info["total_episodes"] == len(episodes)
     for episode in episodes:
@@ -189,7 +189,7 @@ def test_damaged_episode_stops_export_without_trace(tmp_path: Path) -> None:
             frames = super().frames(episode_id, camera)
             return list(frames)[:-1] if camera == "wrist" else frames
 
-    with pytest.raises(StoreError, match="has 6 frames of 'wrist', not 7"):
+    with pytest.raises(StoreError, match="has 6 frames of 'wrist', expected 7"):
         export(Damaged([0]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -221,7 +221,7 @@ def test_unsuitable_folders_are_refused(tmp_path: Path) -> None:
     strange.mkdir()
     (strange / "thesis.tex").write_text("")
     with pytest.raises(
-        UsageError, match=r"not a LeRobot dataset \(it holds thesis\.tex\): choose an empty folder"
+        UsageError, match=r"not a LeRobot dataset \(it contains thesis\.tex\)\. Choose an empty folder"
     ):
         export(log, strange)
     with pytest.raises(UsageError, match="is a file"):
@@ -236,9 +236,9 @@ def test_unsuitable_folders_are_refused(tmp_path: Path) -> None:
         export(StreamingLog([1], robot=wider), root)
     with pytest.raises(SpecMismatch, match="recorded at 20 Hz, but the dataset is of robot 'panda-1' at 10 Hz"):
         export(StreamingLog([1], robot=replace(ROBOT, control_hz=20.0)), root)
-    with pytest.raises(UsageError, match="has codec av1, not h264: ask for that"):
+    with pytest.raises(UsageError, match=r"has codec av1, not h264\. Use codec av1"):
         export(log, root, codec="h264")
-    with pytest.raises(UsageError, match="codec 'vp9' is not one of av1, h264"):
+    with pytest.raises(UsageError, match=r"there is no codec 'vp9'\. Choose one of av1, h264"):
         export(log, tmp_path / "other", codec="vp9")
     with pytest.raises(UsageError, match="has fps 10, not 5"):
         export(log, root, fps=5)

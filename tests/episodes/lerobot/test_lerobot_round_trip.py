@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
-from dovetail.episodes.lerobot import export, import_episodes, open_dataset, read_dataset
+from dovetail.episodes.lerobot import export, open_dataset
 from dovetail.episodes.log import EpisodeLog
 from support.lerobot_episodes import (
     ROBOT,
@@ -64,7 +64,7 @@ def test_export_and_import_round_trip(tmp_path: Path, codec: str, log_type: type
     seen: list[Any] = []
     export(log, tmp_path / "out", codec=codec, on_episode=lambda *args: seen.append(args))
     assert seen == [(id, count, 4) for count, id in enumerate(log.ids(), start=1)]
-    episodes = list(read_dataset(tmp_path / "out"))
+    episodes = list(open_dataset(tmp_path / "out").episodes())
     assert [episode.id for episode in episodes] == log.ids()
     for episode in episodes:
         assert episode.robot == ROBOT
@@ -76,14 +76,14 @@ def test_round_trip_through_episode_log(tmp_path: Path) -> None:
     for number in range(2):
         first.commit(make_lerobot_episode(number, robot=WITH_DEPTH))
     export(first, tmp_path / "out")
-    for episode in import_episodes(tmp_path / "out", robot=ROBOT):
+    for episode in open_dataset(tmp_path / "out", robot=ROBOT).episodes():
         second.commit(episode)
         second.commit(episode)  # harmless
     assert second.ids() == first.ids()
     for id in first.ids():
         same(first.load(id), second.load(id), without={"depth"})
     with pytest.raises(SpecMismatch, match="no observation 'depth', but robot 'panda-1' gives it"):
-        import_episodes(tmp_path / "out", robot=WITH_DEPTH)
+        open_dataset(tmp_path / "out", robot=WITH_DEPTH).episodes()
 
 
 def test_labels_round_trip(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_discarded_episode_is_exported_only_by_id(tmp_path: Path) -> None:
     log = MemoryLog([0, 1])
     labels = replace(make_labels(log.episode(log.ids()[1]), success=False), discard=True)
     report = export(log, tmp_path / "out", labels={labels.episode_id: labels}.get)
-    assert report.left_out == {labels.episode_id: "a person discarded it"}
+    assert report.left_out == {labels.episode_id: "it was discarded"}
     export(log, tmp_path / "out", labels={labels.episode_id: labels}.get, ids=[labels.episode_id])
     again = open_dataset(tmp_path / "out").labels(1)
     assert again is not None
@@ -116,7 +116,7 @@ def test_robots_of_same_kind_share_dataset_and_keep_names(tmp_path: Path) -> Non
     export(MemoryLog([0]), tmp_path / "out")
     other = replace(ROBOT, name="panda-2")
     export(MemoryLog([1], robot=other), tmp_path / "out")
-    assert [episode.robot.name for episode in read_dataset(tmp_path / "out")] == ["panda-1", "panda-2"]
+    assert [episode.robot.name for episode in open_dataset(tmp_path / "out").episodes()] == ["panda-1", "panda-2"]
 
 
 def test_evaluations_and_aborted_episodes_are_exported_only_by_id(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_evaluations_and_aborted_episodes_are_exported_only_by_id(tmp_path: Path
     assert report.left_out == {log.ids()[1]: "it is an evaluation", log.ids()[2]: "it was aborted"}
     report = export(log, tmp_path / "out", ids=[log.ids()[2], log.ids()[1]])
     assert report.exported == (log.ids()[2], log.ids()[1])
-    assert [episode.outcome for episode in read_dataset(tmp_path / "out")][1] is Outcome.ABORTED
+    assert [episode.outcome for episode in open_dataset(tmp_path / "out").episodes()][1] is Outcome.ABORTED
     with pytest.raises(UsageError, match="1 episodes were left out, the first because it is an evaluation"):
         export(_Only(log, log.ids()[1]), tmp_path / "none")
     assert not (tmp_path / "none").exists()
@@ -149,10 +149,10 @@ class _Only:
 
 def test_fractional_control_rate_needs_fps(tmp_path: Path) -> None:
     log = MemoryLog([0], robot=replace(ROBOT, control_hz=12.5))
-    with pytest.raises(UsageError, match=r"runs at 12\.5 Hz, but LeRobot counts whole frames .* --fps 12"):
+    with pytest.raises(UsageError, match=r"runs at 12\.5 Hz, but LeRobot needs an integer frame rate.* --fps 12"):
         export(log, tmp_path / "out")
     export(log, tmp_path / "out", fps=13)
-    (episode,) = read_dataset(tmp_path / "out")
+    (episode,) = open_dataset(tmp_path / "out").episodes()
     assert episode.robot.control_hz == 12.5
     same(log.episode(episode.id), episode)
 
@@ -160,7 +160,7 @@ def test_fractional_control_rate_needs_fps(tmp_path: Path) -> None:
 def test_episode_of_one_step_round_trip(tmp_path: Path) -> None:
     log = MemoryLog([0], num_steps=1)
     export(log, tmp_path / "out")
-    (episode,) = read_dataset(tmp_path / "out")
+    (episode,) = open_dataset(tmp_path / "out").episodes()
     same(log.episode(episode.id), episode)
 
 
@@ -171,18 +171,18 @@ def test_broken_datasets_are_refused(tmp_path: Path) -> None:
     whole = data.read_bytes()
     data.write_bytes(whole[:-100])
     with pytest.raises(StoreError, match=r"cannot read .*data/chunk-000/file-000\.parquet"):
-        list(read_dataset(root))
+        list(open_dataset(root).episodes())
     data.write_bytes(whole)
     video = next((root / "videos").rglob("*.mp4"))
     video.write_bytes(b"")
     with pytest.raises(StoreError, match=r"file-000\.mp4 cannot be decoded"):
-        list(read_dataset(root))
+        list(open_dataset(root).episodes())
     video.unlink()
     with pytest.raises(StoreError, match=r"file-000\.mp4 cannot be decoded"):
-        list(read_dataset(root))
+        list(open_dataset(root).episodes())
     (root / "meta/episodes/chunk-000/file-000.parquet").unlink()
     with pytest.raises(StoreError, match="2 episodes, but meta/episodes describes 0"):
-        list(read_dataset(root))
+        list(open_dataset(root).episodes())
 
 
 # Anything numpy calls a number, of any small shape: the low-dimensional part is exact whatever it is.
@@ -277,5 +277,5 @@ def test_all_dtypes_round_trip_exactly(episodes: list[Episode]) -> None:
     log = _Made(episodes)
     with tempfile.TemporaryDirectory() as folder:
         export(log, Path(folder) / "out", ids=[episode.id for episode in episodes])
-        for before, after in zip(episodes, read_dataset(Path(folder) / "out"), strict=True):
+        for before, after in zip(episodes, open_dataset(Path(folder) / "out").episodes(), strict=True):
             same(before, after)

@@ -242,9 +242,7 @@ def test_full_files_start_new_ones(tmp_path: Path) -> None:
 
 
 def test_video_length_is_limited_for_float32_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "dovetail.episodes.lerobot._part._LONGEST_FILE_S", 1.5
-    )  # two episodes of 7 frames at 10 Hz
+    monkeypatch.setattr("dovetail.episodes.lerobot._part._MAX_FILE_S", 1.5)  # two episodes of 7 frames at 10 Hz
     export(StreamingLog(range(5)), tmp_path / "out")
     assert len(files(tmp_path / "out", f"videos/{FRONT}/*/*.mp4")) == 3
 

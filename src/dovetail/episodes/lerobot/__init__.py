@@ -2,7 +2,7 @@
 
 from dovetail.episodes.lerobot._totals import FileSizes
 from dovetail.episodes.lerobot.export import EpisodeSource, ExportReport, export
-from dovetail.episodes.lerobot.read import Dataset, import_episodes, open_dataset, read_dataset
+from dovetail.episodes.lerobot.read import Dataset, open_dataset
 
 __all__ = [
     "Dataset",
@@ -10,7 +10,5 @@ __all__ = [
     "ExportReport",
     "FileSizes",
     "export",
-    "import_episodes",
     "open_dataset",
-    "read_dataset",
 ]

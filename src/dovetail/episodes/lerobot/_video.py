@@ -12,7 +12,7 @@ import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
-from dovetail.episodes._encoder import start_encoding
+from dovetail.episodes._frames import start_encoding
 
 __all__ = ["CODECS", "VideoWriter", "as_rgb", "read_frames"]
 

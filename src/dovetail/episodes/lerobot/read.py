@@ -7,6 +7,7 @@ for episode in dataset.episodes():  # one at a time
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 from collections.abc import Iterator, Mapping
@@ -20,36 +21,18 @@ from PIL import Image
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import RobotSpec, match
-from dovetail.core.types import Array, Episode, Labels, Observation, Segment, Source
-from dovetail.episodes.lerobot import _demos, _mapping, _rows, _tables
+from dovetail.core.types import Array, Episode, Labels, Observation, Outcome, Purpose, Segment, Source
+from dovetail.episodes.ids import check_episode_id
+from dovetail.episodes.lerobot import _mapping, _rows, _tables
 from dovetail.episodes.lerobot._layout import EXPOSED, Layout
 from dovetail.episodes.lerobot._mapping import Mapped, Piece
 from dovetail.episodes.lerobot._meta import Meta
 from dovetail.episodes.lerobot._readers import KeptReader, RowReader
 from dovetail.episodes.lerobot._video import read_frames
 
-__all__ = ["Dataset", "import_episodes", "open_dataset", "read_dataset"]
+__all__ = ["Dataset", "open_dataset"]
 
-
-def read_dataset(path: Path | str) -> Iterator[Episode]:
-    """Yield every episode of a dataset.
-
-    Episodes exported by Dovetail are exact except for the video codec's loss. Others are demonstrations of a robot that
-    the features describe.
-    """
-    return open_dataset(path).episodes()
-
-
-def import_episodes(
-    path: Path | str,
-    *,
-    robot: RobotSpec | None = None,
-    task: str | None = None,
-    rename: Mapping[str, str] | None = None,
-    ignore_names: bool = False,
-) -> Iterator[Episode]:
-    """Yield every episode of a dataset, which must match the robot; see `open_dataset`."""
-    return open_dataset(path, robot=robot, task=task, rename=rename, ignore_names=ignore_names).episodes()
+_COUNTERS = ("index", "episode_index", "task_index")  # change when datasets are merged or split
 
 
 def open_dataset(
@@ -224,7 +207,7 @@ class Dataset:
         if self._digest is None:
             first = self._table(0)
             self._digest = self._content(first, self._prompt(0, first))
-        return _demos.demo_facts(
+        return _demo_facts(
             table,
             dataset=self._digest,
             index=index,
@@ -238,7 +221,7 @@ class Dataset:
         return str(named[0] if named else self._tasks[int(self._numbers(table, "task_index")[0])])
 
     def _content(self, table: pa.Table, prompt: str) -> str:
-        return _demos.content_digest(table, prompt=prompt, features=self._meta.features)
+        return _content_digest(table, prompt=prompt, features=self._meta.features)
 
     def _frames(self, row: Mapping[str, Any], table: pa.Table, piece: Piece, *, with_last: bool) -> Array:
         """Return frames [T, H, W, C], or [T + 1, ...] including the last observation's."""
@@ -278,3 +261,56 @@ def _decode(value: Mapping[str, Any] | None, root: Path) -> Array:
             return np.asarray(picture.convert("RGB"))
     except OSError as error:
         raise StoreError(f"{root}: an image in the data files cannot be decoded: {error}") from error
+
+
+# ---- episodes of foreign datasets
+
+
+def _demo_facts(
+    table: pa.Table, *, dataset: str, index: int, prompt: str, task: str | None, content: str
+) -> dict[str, Any]:
+    """Return arguments of `Episode`.
+
+    The id is computed from the content, so importing twice is harmless and two datasets never share an id. These ids sort
+    before dovetail's own, by dataset and index.
+    """
+    return {
+        "id": check_episode_id(f"0000-lerobot-{dataset[:8]}-{index:06d}-{content[:8]}"),
+        "task": task or "lerobot",
+        "prompt": prompt,
+        "operator": "lerobot",
+        "purpose": Purpose.DEMO,
+        "outcome": _outcome_of(table),
+        "judgement": None,
+        "seed": 0,
+        "config_hash": "",
+        "started_unix_ns": 0,  # unknown
+    }
+
+
+def _outcome_of(table: pa.Table) -> Outcome:
+    """Return the outcome according to the flags. A dataset without flags contains successful demonstrations."""
+    flags = {
+        name: _tables.column(table, f"next.{name}").reshape(len(table), -1)[:, 0].astype(bool)
+        for name in ("success", "done", "truncated")
+        if f"next.{name}" in table.column_names
+    }
+    if "success" in flags:
+        if flags["success"].any():
+            return Outcome.SUCCESS
+        ended = "done" not in flags or bool(flags["done"][-1])
+        cut_short = "truncated" in flags and bool(flags["truncated"][-1])
+        return Outcome.FAILURE if ended and not cut_short else Outcome.TIMEOUT
+    if "done" in flags and not flags["done"].any():
+        return Outcome.TIMEOUT
+    return Outcome.SUCCESS
+
+
+def _content_digest(table: pa.Table, *, prompt: str, features: Mapping[str, Mapping[str, Any]]) -> str:
+    """Digest of the numbers of one episode and their names, without images."""
+    shapes = {name: [of["dtype"], list(of["shape"])] for name, of in sorted(features.items())}
+    digest = hashlib.sha256(json.dumps([prompt, shapes]).encode())
+    for name in sorted(set(table.column_names) - set(_COUNTERS)):
+        if features.get(name, {}).get("dtype") not in (None, "image", "string"):
+            digest.update(_tables.column(table, name).tobytes())
+    return digest.hexdigest()
