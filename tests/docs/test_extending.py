@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dovetail.cli._session import check_fits
+from dovetail.api.checks import check_fits
 from dovetail.config.load import load
 from dovetail.config.plugins import locate
 from dovetail.core.errors import RobotError, UsageError

@@ -211,7 +211,7 @@ def test_what_is_wrong_is_noticed(span, because):
 
 
 def test_a_setting_of_another_plugin_is_noticed():
-    right = "| theirs | ours (`algorithm.type=ppo`) |\n|---|---|\n| x | `algorithm.clip` |\n"
+    right = "| theirs | ours (`algorithm.type=ppo`) |\n|---|---|\n| x | `algorithm.clip_ratio` |\n"
     assert table_problems(*tables(right)) == []
     wrong = right.replace("algorithm.type=ppo", "algorithm.type=rlpd")
-    assert table_problems(*tables(wrong)) == ["algorithm.clip: no such setting of rlpd"]
+    assert table_problems(*tables(wrong)) == ["algorithm.clip_ratio: no such setting of rlpd"]
