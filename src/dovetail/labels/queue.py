@@ -91,7 +91,7 @@ class LabelQueue:
             )
             if item != before:
                 staged = temporary / path.name
-                write_file(staged, dump_json(_to_json(item)))
+                write_file(staged, dump_json(asdict(item)))
                 os.replace(staged, path)
                 fsync_folder(self._folder)
             return item
@@ -151,16 +151,6 @@ class LabelQueue:
         if not _ID.fullmatch(episode_id):
             raise UsageError(f"{episode_id[:80]!r} is not an episode id")
         return self._folder / f"{episode_id}{_ENDING}"
-
-
-def _to_json(item: Waiting) -> dict[str, Any]:
-    return {
-        "episode_id": item.episode_id,
-        "reasons": [reason.value for reason in item.reasons],
-        "opinions": [asdict(opinion) for opinion in item.opinions],
-        "note": item.note,
-        "since_unix_ns": item.since_unix_ns,
-    }
 
 
 def _from_json(data: dict[str, Any]) -> Waiting:
