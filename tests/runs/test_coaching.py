@@ -11,6 +11,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dovetail.actor.actors import SequentialActor
 from dovetail.config.load import load
+from dovetail.core.errors import Interrupted
 from dovetail.core.types import Outcome, Purpose, SampleRequest, View, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
@@ -19,16 +20,15 @@ from dovetail.labels.store import LabelStore
 from dovetail.learn.coach import Advice, CoachResult, Severity
 from dovetail.learn.learner import Learner
 from dovetail.learn.metrics import MetricsLog
+from dovetail.reports.report import write_report
 from dovetail.runs import coaching
 from dovetail.runs.advice import open_advice
 from dovetail.runs.assembly.build import Assembly
 from dovetail.runs.coaching import Coaching, batch_sources, settings_of
 from dovetail.runs.experience import EpisodeRecord
 from dovetail.runs.folder import RunFolder
-from dovetail.core.errors import Interrupted
-from dovetail.runtime.inline import InlineRun
-from dovetail.reports.report import write_report
 from dovetail.runs.status import RunStatus
+from dovetail.runtime.inline import InlineRun
 from dovetail.weights.store import DiskWeightStore
 from support.lamp_lighting_runs import lamp_episode, lamp_run
 from support.toy_run import TOY
@@ -96,7 +96,10 @@ def test_labeler_with_wrong_labels(run):
 def test_labeler_without_a_trusted_outcome(run):
     """Success is hidden, so that what it sees was never told by anybody else: that is no lie."""
     folder = run(
-        *QUICK, "labels=[{type: 'support.late_labelers:Witness'}]", "labeling.hide_success=true", "run.env_steps=500"
+        *QUICK,
+        "labels=[{type: 'support.late_labelers:Witness'}]",
+        "labeling.hide_success=true",
+        "run.env_steps=500",
     )
     successes = [event["success"] for event in folder.events("episode")]
     assert sum(successes) >= 0.2 * len(successes)
@@ -224,7 +227,9 @@ def test_rarely_published_weights(run):
 
 
 def test_robot_moved_after_the_demonstrations(run):
-    folder = run(*QUICK, "robot={type: 'support.sick_plugins:Moved'}", "operator={type: none}", "run.env_steps=250")
+    folder = run(
+        *QUICK, "robot={type: 'support.sick_plugins:Moved'}", "operator={type: none}", "run.env_steps=250"
+    )
     assert "% of the values of 'goal': they are far outside" in told(folder)["out_of_range"]["message"]
 
 
@@ -358,7 +363,9 @@ def lamp(tmp_path):
     policy = SimpleNamespace(spec=SimpleNamespace(horizon=1, action=episode.robot.action))
     metrics = MetricsLog(folder.logs)
     coach = Coaching(folder, status=RunStatus(name="run"), metrics=metrics, policy=policy, real_time=True)
-    known = EpisodeRecord(info=EpisodeLog(folder.episodes).manifest(episode.id), labels=OutcomeLabeler().label(episode))
+    known = EpisodeRecord(
+        info=EpisodeLog(folder.episodes).manifest(episode.id), labels=OutcomeLabeler().label(episode)
+    )
 
     def weights(version):
         normalizer = {"mean/meter": np.full(2, 1000.0 - 1000.0 * (version - 1)), "std/meter": np.ones(2)}
@@ -368,9 +375,9 @@ def lamp(tmp_path):
     metrics.close()
 
 
-def look(coach, *, updates=0):
-    pupil = SimpleNamespace(sample_request=request({View(): 8}), num_online_updates=updates, owed=lambda steps: 0)
-    coach.look(pupil, Held())
+def check(coach, *, updates=0):
+    learner = SimpleNamespace(sample_request=request({View(): 8}), num_online_updates=updates, owed=lambda steps: 0)
+    coach.check(learner, Held())
 
 
 def test_step_facts_are_taken_when_the_episode_ends(checked, lamp):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dovetail.config.load import load
-from dovetail.core.errors import StoreError
+from dovetail.core.errors import Interrupted, StoreError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import (
     Episode,
@@ -26,14 +26,13 @@ from dovetail.episodes.images import ImageCodec
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import verify_spool
+from dovetail.labels.chain import LabelerChain
 from dovetail.labels.human import human_labels
 from dovetail.labels.outcome import OutcomeLabeler
-from dovetail.labels.chain import LabelerChain
 from dovetail.labels.store import LabelStore
 from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
 from dovetail.runs.experience import Experience
 from dovetail.runs.folder import RunFolder
-from dovetail.core.errors import Interrupted
 from dovetail.runtime.inline import InlineRun
 from dovetail.weights.store import DiskWeightStore
 from support.toy_run import TOY

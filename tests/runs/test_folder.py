@@ -6,11 +6,11 @@ import pytest
 
 from dovetail.config.load import load
 from dovetail.learn.coach import Advice, Severity
+from dovetail.reports.report import write_report
 from dovetail.runs.advice import open_advice
 from dovetail.runs.folder import RunFolder
-from dovetail.runtime.inline import InlineRun
 from dovetail.runs.rollout_history import read_rollouts
-from dovetail.reports.report import write_report
+from dovetail.runtime.inline import InlineRun
 from support.toy_run import TOY
 
 ADVICE = Advice(name="no_reward", severity=Severity.WARNING, message="none", try_="more")

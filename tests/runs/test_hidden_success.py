@@ -6,8 +6,8 @@ from dovetail.config.load import load
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Outcome, Purpose
 from dovetail.runs.assembly.build import build_assembly
-from dovetail.runs.roles.robot import order_episode
 from dovetail.runs.assembly.hidden_success import HiddenSuccess
+from dovetail.runs.roles.robot import order_episode
 from support.toy_run import TOY
 
 
@@ -23,9 +23,7 @@ def episode_of(assembly, purpose):
 
 def helped(toy, *, hide):
     """A person who takes over at once and brings it to the goal."""
-    person = (
-        "operator={type: scripted, watched_share: 1.0, stuck_after_steps: 1, min_progress: 1.0, min_takeover_steps: 30, max_takeover_steps: 30}"
-    )
+    person = "operator={type: scripted, watched_share: 1.0, stuck_after_steps: 1, min_progress: 1.0, min_takeover_steps: 30, max_takeover_steps: 30}"
     return build_assembly(load([toy], [person, f"labeling.hide_success={str(hide).lower()}"]))
 
 

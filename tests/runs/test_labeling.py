@@ -12,8 +12,8 @@ import pytest
 from dovetail.config.schema import LabelingConfig
 from dovetail.core.errors import LabelError, UsageError
 from dovetail.core.types import Episode, Labels, Outcome
-from dovetail.labels.human import HumanLabeler, human_labels
 from dovetail.labels.chain import LabelerChain
+from dovetail.labels.human import HumanLabeler, human_labels
 from dovetail.labels.queue import LabelQueue, Reason
 from dovetail.labels.store import LabelStore
 from dovetail.runs.labeling import LabelDispatcher
@@ -74,7 +74,9 @@ class Time:
         return self.s
 
 
-def make_dispatcher(folder: Path, *labelers: Any, **settings: Any) -> tuple[LabelDispatcher, LabelStore, LabelQueue, Time]:
+def make_dispatcher(
+    folder: Path, *labelers: Any, **settings: Any
+) -> tuple[LabelDispatcher, LabelStore, LabelQueue, Time]:
     store, queue, time = LabelStore(folder), LabelQueue(folder / "queue"), Time()
     dispatcher = LabelDispatcher(
         labelers=LabelerChain(labelers),

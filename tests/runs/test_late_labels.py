@@ -8,22 +8,20 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 
-from support import TESTS
 from dovetail.api.checks import check_fits
 from dovetail.config.load import load
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import Interrupted, UsageError
 from dovetail.core.types import Outcome, Purpose, View
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.human import human_labels
 from dovetail.labels.queue import LabelQueue, Reason
 from dovetail.labels.store import LabelStore
 from dovetail.runs.folder import RunFolder
-from dovetail.core.errors import Interrupted
 from dovetail.runtime.inline import InlineRun
+from support import TESTS
 from support.toy_run import TOY
 
 QUICK = (
@@ -222,7 +220,9 @@ def test_resume_after_a_kill_with_pending_labels(make, tmp_path):
 
 
 def test_labeler_ends_an_episode(make):
-    folder = make("labels=[{type: 'support.late_labelers:Seer'}]", "labeling.terminate_on_success={}", "operator=none")
+    folder = make(
+        "labels=[{type: 'support.late_labelers:Seer'}]", "labeling.terminate_on_success={}", "operator=none"
+    )
     InlineRun(folder).run()
     online = practised(folder, Purpose.ONLINE)
     assert {(info.num_steps, info.outcome, info.judgement) for info in online} == {
@@ -240,7 +240,10 @@ def test_labeler_ends_an_episode(make):
     ("overrides", "problem"),
     [
         (["labels=[outcome]"], "put `classifier` into `labels`"),
-        (["labels=[{type: 'support.late_labelers:Seer'}]", "actor.layout=processes"], "set actor.layout=one_process"),
+        (
+            ["labels=[{type: 'support.late_labelers:Seer'}]", "actor.layout=processes"],
+            "set actor.layout=one_process",
+        ),
     ],
 )
 def test_labeler_that_cannot_judge_observations_is_refused(make, overrides, problem):

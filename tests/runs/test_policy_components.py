@@ -15,9 +15,9 @@ from dovetail.core.errors import DovetailError, StoreError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.learn.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.runs.assembly.build import build_assembly
+from dovetail.runs.assembly.policy_components import build_policy, read_component
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
-from dovetail.runs.assembly.policy_components import build_policy, read_component
 from dovetail.weights.store import DiskWeightStore
 
 ROBOT = RobotSpec(

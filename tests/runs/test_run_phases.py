@@ -202,7 +202,9 @@ def test_failed_demonstrations_are_repeated_with_the_next_indices(make: Any) -> 
 
 def test_too_many_failed_demonstrations_end_the_run(make: Any) -> None:
     runtime = FakeRuntime(outcomes=(Outcome.FAILURE,) * 100)
-    with pytest.raises(FailureError, match=r"only 0 of 1[34] demonstrations of task .* succeeded\. Raise task\.time_limit_s"):
+    with pytest.raises(
+        FailureError, match=r"only 0 of 1[34] demonstrations of task .* succeeded\. Raise task\.time_limit_s"
+    ):
         make(runtime).collect(1)
     assert runtime.steps[-1] == "close"
 
@@ -235,7 +237,12 @@ def test_group_that_is_gone_is_absent_in_the_evaluation(make: Any) -> None:
 
 def test_best_checkpoint_is_saved_before_its_evaluation_is_stored(make: Any, tmp_path: Path) -> None:
     """A run that is killed in between evaluates again."""
-    scheduled = ("run.eval_every_steps=50", "run.scheduled_eval_episodes=2", "run.demos=0", "run.untrained_episodes=0")
+    scheduled = (
+        "run.eval_every_steps=50",
+        "run.scheduled_eval_episodes=2",
+        "run.demos=0",
+        "run.untrained_episodes=0",
+    )
 
     class Killed(FakeRuntime):
         def save_best(self, success: float, by: str) -> None:

@@ -9,22 +9,26 @@ import pytest
 
 from dovetail.api.weights import find_weights
 from dovetail.config.load import load
-from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.errors import FailureError, Interrupted, UsageError
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.rlpd import RLPD
 from dovetail.learn.checkpoint import checkpoint_facts, load_checkpoint
 from dovetail.learn.finite import SkippedUpdate
-from dovetail.runs.folder import RunFolder
-from dovetail.core.errors import Interrupted
-from dovetail.runtime.inline import InlineRun
 from dovetail.reports.report import write_report
+from dovetail.runs.folder import RunFolder
 from dovetail.runs.schedule import Schedule, scheduled_evaluations
+from dovetail.runtime.inline import InlineRun
 from dovetail.weights.store import DiskWeightStore
 from support.toy_run import TOY
 
-SCHEDULED = ("run.eval_every_steps=50", "run.scheduled_eval_episodes=3", "run.env_steps=200", "run.video_episodes=0")
+SCHEDULED = (
+    "run.eval_every_steps=50",
+    "run.scheduled_eval_episodes=3",
+    "run.env_steps=200",
+    "run.video_episodes=0",
+)
 
 
 @pytest.fixture

@@ -3,14 +3,13 @@
 import pytest
 
 from dovetail.config.load import load
-from dovetail.core.errors import FailureError
+from dovetail.core.errors import FailureError, Interrupted
 from dovetail.learn.algorithms.imitation import Imitation
 from dovetail.learn.algorithms.ppo import PPO
 from dovetail.learn.algorithms.rlpd import RLPD
 from dovetail.learn.finite import SkippedUpdate
-from dovetail.runs.roles.learner import RunLearner
 from dovetail.runs.folder import RunFolder
-from dovetail.core.errors import Interrupted
+from dovetail.runs.roles.learner import RunLearner
 from dovetail.runtime.inline import InlineRun
 from support.onpolicy_runs import PPO_RUN
 from support.toy_run import TOY

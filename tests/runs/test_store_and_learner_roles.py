@@ -115,7 +115,9 @@ def test_store_counts_demonstrations_and_online_episodes(make: Any) -> None:
     assert roles.store.demo_counts(["another"]).tried == 0
     num_steps = roles.store.experience.log.manifest(online).num_steps
     assert roles.store.env_steps() == roles.status.trained_steps == num_steps
-    assert len(roles.store.demonstrated()["ee_pose"]) == sum(map(len, (d["ee_pose"] for d in roles.store.ingest.demos)))
+    assert len(roles.store.demonstrated()["ee_pose"]) == sum(
+        map(len, (d["ee_pose"] for d in roles.store.ingest.demos))
+    )
     assert roles.store.ingest.is_labeled(online) and not roles.store.ingest.is_labeled("another")
 
 
@@ -168,7 +170,9 @@ def test_publisher_returns_weights_from_memory_and_the_pinned_version(make: Any)
     roles.start()
     roles.learner.publish()
     snapshot = roles.publisher.newest()
-    assert roles.publisher.newest() is snapshot and snapshot.hashes == DiskWeightStore(roles.folder.weights).hashes(1)
+    assert roles.publisher.newest() is snapshot and snapshot.hashes == DiskWeightStore(
+        roles.folder.weights
+    ).hashes(1)
     DiskWeightStore(roles.folder.weights).pin(1)
     roles.learner.publish()
     assert (roles.publisher.newest().version, roles.publisher.served().version) == (2, 1)

@@ -9,9 +9,9 @@ import pytest
 from dovetail.config.load import load
 from dovetail.core.types import Labels, Outcome
 from dovetail.episodes.log import EpisodeLog
-from dovetail.runs.trusted_outcomes import TrustedOutcomes
 from dovetail.runs.experience import EpisodeRecord
 from dovetail.runs.folder import RunFolder
+from dovetail.runs.trusted_outcomes import TrustedOutcomes
 from support.lamp_lighting_runs import lamp_episode, lamp_run
 
 SUCCESS, FAILURE, TIMEOUT = Outcome.SUCCESS, Outcome.FAILURE, Outcome.TIMEOUT

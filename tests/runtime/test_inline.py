@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dovetail.config.load import load
-from dovetail.core.errors import FailureError
+from dovetail.core.errors import FailureError, Interrupted
 from dovetail.core.types import Event, HumanInput, Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.rlpd import RLPD
@@ -16,7 +16,6 @@ from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.live.link import LiveLink
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.runs.folder import RunFolder
-from dovetail.core.errors import Interrupted
 from dovetail.runtime.inline import InlineRun
 from dovetail.weights.store import DiskWeightStore
 from support.toy_run import TOY

@@ -29,12 +29,12 @@ from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.embodiments.canonical_space import CanonicalSpace
 from dovetail.policies.normalizer import CLIP
 from dovetail.policies.trainable import TrainablePolicy
-from dovetail.runs.trusted_outcomes import TrustedOutcomes
 from dovetail.runs.advice import BEGUN, OVER, open_advice
 from dovetail.runs.experience import EpisodeRecord
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.rollout_history import RolloutResult
 from dovetail.runs.status import RunStatus
+from dovetail.runs.trusted_outcomes import TrustedOutcomes
 
 __all__ = ["Coaching", "LearnerView", "batch_sources", "settings_of"]
 
@@ -86,7 +86,9 @@ class Coaching:
         self._coach = Coach(open_advice(folder))
         self._outcomes = TrustedOutcomes(folder)
         self._episodes: deque[tuple[str, EpisodeFacts]] = deque(maxlen=_NUM_EPISODES)  # with their ids
-        self._step_facts: dict[str, dict[str, Any]] = {}  # facts from the steps of an episode, by id; the oldest first
+        self._step_facts: dict[
+            str, dict[str, Any]
+        ] = {}  # facts from the steps of an episode, by id; the oldest first
         self._early_human: list[float] = []  # human shares of the first episodes
         self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of episodes in the replay
         self._normalizer: Mapping[str, Array] = {}
@@ -212,7 +214,9 @@ class Coaching:
         self._status.advice = self._coach.current
         for advice in result.begun:
             self._folder.event(BEGUN, env_steps=step, **advice.to_json())
-            self._metrics.write_text("coach", f"**{advice.name}**: {advice.message}. Try: {advice.try_}", step=step)
+            self._metrics.write_text(
+                "coach", f"**{advice.name}**: {advice.message}. Try: {advice.try_}", step=step
+            )
         for advice in result.over:
             self._folder.event(OVER, env_steps=step, name=advice.name)
             self._metrics.write_text("coach", f"**{advice.name}**: over", step=step)

@@ -48,8 +48,8 @@ class EpisodeRecord:
 class Experience:
     """Each episode is recorded in the spool, committed to the log, labeled, and added to the replay, in this order.
 
-    A killed process may stop between any two of these steps: `recover` does the rest. `cached(id)` returns an episode that is
-    still in memory. Without `replays_online`, only demonstrations enter the replay, as on-policy learning needs it.
+    A killed process may stop between any two of these steps: `recover` does the rest. `cached(id)` returns an episode that
+    is still in memory. Without `replays_online`, only demonstrations enter the replay, as on-policy learning needs it.
     """
 
     def __init__(
@@ -120,9 +120,7 @@ class Experience:
 
     # ---- after a restart or a change of labels
 
-    def recover(
-        self, *, on_added: Callable[[int, int], None] = lambda done, total: None
-    ) -> list[EpisodeRecord]:
+    def recover(self, *, on_added: Callable[[int, int], None] = lambda done, total: None) -> list[EpisodeRecord]:
         """Finish what an earlier process left undone; return all episodes that count, in the order of the log.
 
         `on_added(done, total)` is called for each episode that the replay lacked.

@@ -113,7 +113,9 @@ class RunFolder:
     def holds_work(self) -> bool:
         """Whether the folder holds episodes, weights or checkpoints. PPO has the last two long before any episode."""
         folders = (self.episodes, self.weights, self.checkpoints)
-        files = (path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name[0] != ".")
+        files = (
+            path for folder in folders for path in folder.rglob("*") if path.is_file() and path.name[0] != "."
+        )
         return Spool(self.spool).holds_steps or any(files)
 
     def event(self, kind: str, /, **fields: Any) -> None:

@@ -10,9 +10,8 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from dovetail.config.schema import LabelingConfig
 from dovetail.core.errors import LabelError, one_line
@@ -26,18 +25,14 @@ __all__ = ["AsksLabelers", "LabelDispatcher"]
 _POLL_S = 0.2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Pending:
+class _Pending(NamedTuple):
     """An episode that a slow labeler has not labeled yet."""
 
     episode_id: str
     chain_state: ChainState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    pending: _Pending
-    result: ChainState | BaseException
+_Answer = tuple[_Pending, ChainState | BaseException]
 
 
 class AsksLabelers(Protocol):
@@ -83,11 +78,11 @@ class LabelDispatcher:
         try:
             chain_state = self._labelers.ask(episode)
         except LabelError as error:
-            self._retry_later(_Pending(episode_id=episode.id, chain_state=ChainState()), error)
+            self._retry_later(_Pending(episode.id, ChainState()), error)
             return None
         if chain_state.finished:
             return self._finish(episode.id, chain_state)
-        self._waiting.append(_Pending(episode_id=episode.id, chain_state=chain_state))
+        self._waiting.append(_Pending(episode.id, chain_state))
         self._dispatch()
         return None
 
@@ -149,7 +144,7 @@ class LabelDispatcher:
         """Process the answers that have arrived and start the next episodes."""
         try:
             while True:
-                self._process(self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait())
+                self._process(*(self._answers.get(timeout=wait_s) if wait_s else self._answers.get_nowait()))
                 wait_s = 0.0
         except Empty:
             pass
@@ -169,10 +164,9 @@ class LabelDispatcher:
             result = self._labelers.resume(self._load(pending.episode_id), pending.chain_state)
         except BaseException as error:  # a thread's border: the owner raises it
             result = error
-        answers.put(_Answer(pending=pending, result=result))
+        answers.put((pending, result))
 
-    def _process(self, answer: _Answer) -> None:
-        pending, result = answer.pending, answer.result
+    def _process(self, pending: _Pending, result: ChainState | BaseException) -> None:
         self._running.discard(pending.episode_id)
         if isinstance(result, LabelError):
             self._retry_later(pending, result)

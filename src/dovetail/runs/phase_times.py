@@ -1,4 +1,4 @@
-"""Seconds that a run spends on each activity: acting, labelling, adding, sampling, updating, publishing, saving, evaluating."""
+"""Seconds that a run spends on each activity, such as acting, labelling, sampling, updating or evaluating."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ class Runtime(Protocol):
 
 
 class RunPhases:
-    """`run` takes a recipe from nothing to a trained policy; `train` learns offline; `collect` records demonstrations."""
+    """`run` takes a recipe to a trained policy; `train` learns offline; `collect` records demonstrations."""
 
     def __init__(self, folder: RunFolder, runtime: Runtime) -> None:
         self._folder, self._config, self.runtime = folder, folder.config, runtime
@@ -159,7 +159,7 @@ class RunPhases:
             self.close()
 
     def train(self, *, evaluate: bool = True) -> None:
-        """Learn offline, from demonstrations alone. The robot moves only to record missing demonstrations and to evaluate."""
+        """Learn offline from demonstrations. The robot moves only for missing demonstrations and evaluations."""
         run = self._config.run
         self._evaluates, self._offline = evaluate, True
         try:
@@ -206,7 +206,9 @@ class RunPhases:
             return
         while lacking:
             wanted = {
-                group: missing for group in lacking if (missing := self._missing_demos(group, num_demos)) is not None
+                group: missing
+                for group in lacking
+                if (missing := self._missing_demos(group, num_demos)) is not None
             }
             phase = "recording demonstrations" if wanted else "waiting for labels of the demonstrations"
             if status.phase != phase:
@@ -232,7 +234,13 @@ class RunPhases:
             return None
         if counts.tried >= 3 * num_demos + 10:
             several = len(self.runtime.groups) > 1
-            of = f" of {', '.join(group)}" if several else f" of task '{self._config.task.type}'" if self._config.task else ""
+            of = (
+                f" of {', '.join(group)}"
+                if several
+                else f" of task '{self._config.task.type}'"
+                if self._config.task
+                else ""
+            )
             raise FailureError(
                 f"only {counts.accepted} of {counts.tried} demonstrations{of} succeeded. Raise task.time_limit_s or lower "
                 "run.demo_noise"

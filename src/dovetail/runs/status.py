@@ -90,7 +90,9 @@ class RunStatus:
     recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
     recent_return: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
     recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
-    success_steps: deque[int] = field(default_factory=lambda: deque(maxlen=RECENT))  # lengths of successful episodes
+    success_steps: deque[int] = field(
+        default_factory=lambda: deque(maxlen=RECENT)
+    )  # lengths of successful episodes
     rates: dict[str, Rate] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     telemetry: Mapping[str, float] = field(default_factory=dict)  # of the control loop

@@ -214,9 +214,7 @@ class InlineRuntime:
                 raise
             self._save()
 
-    def _make_learner(
-        self, algorithm: Algorithm, policy: TrainablePolicy, stack: ExitStack
-    ) -> Learner | OnPolicy:
+    def _make_learner(self, algorithm: Algorithm, policy: TrainablePolicy, stack: ExitStack) -> Learner | OnPolicy:
         config, robot = self._config, self._assembly.robot.spec
         if isinstance(algorithm, OnPolicyAlgorithm):
             on_policy = OnPolicy(

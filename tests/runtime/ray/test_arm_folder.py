@@ -19,9 +19,7 @@ def test_folder_is_in_the_visible_run_folder(tmp_path: Path) -> None:
     assert arm(tmp_path, _key(tmp_path / KEY)).folder() == tmp_path / "robots/left"
 
 
-def test_invisible_run_folder_gives_a_stable_local_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invisible_run_folder_gives_a_stable_local_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "gettempdir", lambda: "/scratch")
     key = _key(tmp_path / KEY)
     assert _key(tmp_path / KEY) == key

@@ -151,9 +151,7 @@ def test_arm_that_does_not_fit_fails_the_start(begin: Any, answer: Any, because:
         wait(startup)
 
 
-def test_late_arm_that_does_not_fit_is_refused(
-    begin: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_late_arm_that_does_not_fit_is_refused(begin: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arm_startup, "_RETRY_S", 0.0)
     cluster = Cluster(left=facts(named(SPEC, "left")), right=facts(version="0.0.1"))
     cluster.absent.add("right")

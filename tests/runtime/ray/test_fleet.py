@@ -12,7 +12,7 @@ from dovetail.config.schema import RunConfig
 from dovetail.core.errors import UsageError
 from dovetail.policies.embodiments.shared_policy import SharedConfig
 from dovetail.runs.assembly.arm_replays import ArmReplays
-from dovetail.runs.assembly.arms import config_of, arm_groups
+from dovetail.runs.assembly.arms import arm_groups, config_of
 from dovetail.runs.assembly.fleet import build_fleet, check_equal, with_embodiments
 
 SHARED = ["policy.type=shared", "policy.policy={type: gaussian_mlp, hidden: [8], inputs: [ee_error, task_state]}"]
@@ -35,7 +35,10 @@ def test_arms_that_do_the_same_are_of_one_kind() -> None:
 
 
 def test_a_policy_knows_arms_by_their_body_where_that_says_who_is_meant() -> None:
-    assert list(embodiments(with_embodiments(config("{a: {}, b: {robot: {arm: x5}}}")))) == ["franka_panda", "arx_x5"]
+    assert list(embodiments(with_embodiments(config("{a: {}, b: {robot: {arm: x5}}}")))) == [
+        "franka_panda",
+        "arx_x5",
+    ]
 
 
 def test_and_by_their_name_where_two_of_one_body_do_different_things() -> None:

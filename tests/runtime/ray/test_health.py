@@ -41,7 +41,9 @@ def failing_actor(**how):
 
         def report(self):
             report = {"pid": self._pid, "host": "here", "problem": None}
-            return {**report, "must_restart": True, "problem": "out of memory: 9 TB"} if how.get("hungry") else report
+            return (
+                {**report, "must_restart": True, "problem": "out of memory: 9 TB"} if how.get("hungry") else report
+            )
 
         def prepare(self):
             pass

@@ -1,4 +1,4 @@
-"""The driver is killed: nothing of its run is left, and it can be resumed."""
+"""A killed driver leaves no process, and its run can be resumed."""
 
 import pytest
 
@@ -28,7 +28,7 @@ def killed_and_resumed(tmp_path, phase, *overrides):
         assert not notes or notes[-1].what == "stop"
         spool = Spool(one.path / "robots" / "robot-0" / "spool")
         assert spool.running() == []  # what was being recorded waits, as aborted
-        before = one.checkpoint() if phase == "learning" else {"version": 0}
+        before = one.checkpoint() if phase == "learning" else {"published": 0}
         one.resume()
         one.until(lambda: phase == "evaluating" or one.num_practised() > 6, what="practice")
         one.enough()
@@ -36,16 +36,16 @@ def killed_and_resumed(tmp_path, phase, *overrides):
         one.gone()
         one.check_nothing_lost()
         one.check_only_forward()
-        assert one.checkpoint()["version"] > before["version"]
+        assert one.checkpoint()["published"] > before["published"]
 
 
 @pytest.mark.parametrize("phase", ["demonstrating", "cloning", "learning", "evaluating"])
-def test_in_each_phase(tmp_path, phase):
+def test_resume_after_a_killed_driver_in_each_phase(tmp_path, phase):
     demos = ("run.demos=3", "learner.bc_updates=3000") if phase in ("demonstrating", "cloning") else ()
     killed_and_resumed(tmp_path, phase, "run.eval_episodes=30", *demos)
 
 
-def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path):
+def test_terminated_run_leaves_no_process(tmp_path):
     with world(tmp_path) as one:
         one.start()
         one.until(lambda: one.num_practised() > 2, what="practice")

@@ -1,4 +1,4 @@
-"""Where time is simulated, arms wait for the learner: whatever is killed or never comes, nobody waits for ever."""
+"""Simulated arms wait for the learner, but not forever if a role is killed or data never comes."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ runtime: ray
 """
 
 
-def test_a_store_that_is_killed_while_nothing_is_owed(tmp_path: Path) -> None:
-    """It forgets how much was learned, and would let nobody practise; the learner, owing nothing, would say nothing."""
+def test_killed_store_gets_the_number_of_updates_again(tmp_path: Path) -> None:
+    """A restarted store has lost the number of updates; without it, no arm gets a permit."""
     with world(tmp_path, layout=SIMULATED) as one:
         one.start()
         one.until(lambda: one.env_steps() >= 100, what="it is evaluated")
         one.kill("StoreRole")
         one.until(lambda: one.anew("store"), what="the store is started anew")
-        one.until(lambda: one.env_steps() >= 200, within_s=120.0, what="practice goes on")
+        one.until(lambda: one.env_steps() >= 200, within_s=120.0, what="online episodes continue")
         one.finished()
         one.check_nothing_lost()
 
 
-def test_an_algorithm_that_waits_for_what_never_comes(tmp_path: Path) -> None:
-    """HG-DAgger learns from corrections, and here is nobody to give one."""
+def test_arms_do_not_wait_for_an_algorithm_without_data(tmp_path: Path) -> None:
+    """HG-DAgger learns from corrections, and no operator gives one."""
     layout = SIMULATED.replace("type: rlpd, batch_size: 32, hidden: [32, 32]", "type: hg_dagger, batch_size: 32")
     layout = layout.replace("type: gaussian_mlp, hidden: [32, 32]", "type: flow, hidden: 32")
     with world(tmp_path, layout=layout) as one:

@@ -1,4 +1,4 @@
-"""PPO as a role: a run from nothing to its report, whoever is killed on the way."""
+"""PPO on Ray: a whole run in one role that may be killed."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from dovetail.runs.folder import RunFolder
 from dovetail.runtime.ray.roles.on_policy import OnPolicyRole, RayOnPolicyRun
 from support import TESTS
 
-HERE = str(TESTS)  # where the task is found
-PRACTICE = """
+PPO_RUN = """
 task: {type: "support.dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
 policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [32, 32], value_hidden: [32, 32]}
@@ -32,9 +31,9 @@ runtime: ray
 
 
 def test_several_arms_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "ppo.yaml").write_text(PRACTICE)
+    (tmp_path / "ppo.yaml").write_text(PPO_RUN)
     folder = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["cluster.num_robots=2"]))
-    with pytest.raises(UsageError, match="ppo practises in worlds of its own"):
+    with pytest.raises(UsageError, match="ppo collects rollouts in its own simulations"):
         RayOnPolicyRun(folder)
 
 
@@ -45,22 +44,22 @@ def ended(role: OnPolicyRole) -> str | None:
     return str(report["ended"])
 
 
-def test_told_to_stop_it_saves_and_another_process_goes_on(tmp_path: Path) -> None:
-    """The role alone, without Ray: what it forgets with its process is in the folder."""
-    (tmp_path / "ppo.yaml").write_text(PRACTICE)
+def test_stopped_role_saves_and_another_process_continues(tmp_path: Path) -> None:
+    """The role without Ray: all its state is in the folder."""
+    (tmp_path / "ppo.yaml").write_text(PPO_RUN)
     path = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["run.env_steps=640"])).path
     first = OnPolicyRole("practice", path=path, live=False)
-    first.go(None)
+    first.start(None)
     while not first.report()["updates"]:
         time.sleep(0.01)
     first.stop()
     assert ended(first) == "interrupted"
     before = int(load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"][0])
     assert 0 < before < 10
-    first._lock.close()
+    first._lock_file.close()
     second = OnPolicyRole("practice", path=path, live=False)
-    second.go(None)
-    second.go(None)  # harmless
+    second.start(None)
+    second.start(None)  # safe to repeat
     assert ended(second) == "done"
     assert second.report()["doing"] == "evaluating: after"
     counters = load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"]
@@ -68,7 +67,7 @@ def test_told_to_stop_it_saves_and_another_process_goes_on(tmp_path: Path) -> No
 
 
 def started(tmp_path: Path, *settings: str, **more: str) -> subprocess.Popen[str]:
-    (tmp_path / "ppo.yaml").write_text(PRACTICE)
+    (tmp_path / "ppo.yaml").write_text(PPO_RUN)
     return subprocess.Popen(
         [sys.executable, "-m", "dovetail.cli", "run", "ppo.yaml", *settings, "--name", "r", "--quiet"],
         cwd=tmp_path,
@@ -83,9 +82,9 @@ def started(tmp_path: Path, *settings: str, **more: str) -> subprocess.Popen[str
 
 
 @pytest.mark.slow
-def test_without_its_node_of_ray_it_ends_with_one_line(tmp_path: Path) -> None:
+def test_killed_ray_node_ends_the_run_with_one_line(tmp_path: Path) -> None:
     mark = f"{os.getpid()}-{time.monotonic_ns()}"
-    process = started(tmp_path, RAY_PRACTICE=mark)
+    process = started(tmp_path, RAY_ROLE_TEST=mark)
     try:
         end_s = time.monotonic() + 300
         while not any(one["event"] == "checkpoint" for one in events(tmp_path / "runs" / "r")):
@@ -93,7 +92,7 @@ def test_without_its_node_of_ray_it_ends_with_one_line(tmp_path: Path) -> None:
             time.sleep(0.05)
         for entry in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                ours = f"RAY_PRACTICE={mark}".encode() in (entry / "environ").read_bytes()
+                ours = f"RAY_ROLE_TEST={mark}".encode() in (entry / "environ").read_bytes()
                 if ours and b"raylet/raylet" in (entry / "cmdline").read_bytes():
                     os.kill(int(entry.name), signal.SIGKILL)
         _, said = process.communicate(timeout=120)
@@ -104,14 +103,14 @@ def test_without_its_node_of_ray_it_ends_with_one_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_killed_on_the_way_it_goes_on_from_its_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
+def test_killed_role_continues_from_its_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
     run = tmp_path / "runs" / "r"
     process = started(tmp_path, f"algorithm.asynchronous={str(asynchronous).lower()}")
     try:
         end_s, killed = time.monotonic() + 1200, False
         while process.poll() is None and time.monotonic() < end_s:
             if not killed and any(one["event"] == "checkpoint" for one in events(run)):
-                link = json.loads((run / "live.json").read_text())  # the practice's own process holds it
+                link = json.loads((run / "live.json").read_text())  # of the role's process
                 assert link["pid"] != process.pid
                 os.kill(link["pid"], signal.SIGKILL)
                 killed = True
@@ -126,7 +125,7 @@ def test_killed_on_the_way_it_goes_on_from_its_checkpoint(tmp_path: Path, asynch
     assert report["success_after"]["episodes"] == 2
     state, _ = load_checkpoint(run / "checkpoints" / "last")
     updates, env_steps, *_ = (int(n) for n in state["practice/counters"])
-    assert env_steps >= 6400 and updates == env_steps // 64  # none twice, none left out
+    assert env_steps >= 6400 and updates == env_steps // 64  # each rollout once
     assert not (run / "live.json").exists()
 
 

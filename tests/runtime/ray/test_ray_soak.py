@@ -1,4 +1,4 @@
-"""Half an hour in which somebody is killed every 20 s: nothing is lost, and nothing leaks.
+"""A role is killed every 20 s for half an hour: nothing is lost, and no memory leaks.
 
 DOVETAIL_SOAK_MINUTES says how long; what was seen is in `soak.json` beside the run.
 """
@@ -56,7 +56,7 @@ class Watch:
 
 
 @pytest.mark.slow
-def test_somebody_is_killed_every_now_and_then(tmp_path, record_property):
+def test_random_kills_lose_nothing_and_leak_nothing(tmp_path, record_property):
     rng, killed, watch = random.Random(0), Counter(), Watch()
     with world(tmp_path) as one:
         one.start("cluster.num_robots=2", "cluster.num_labelers=2", "run.checkpoint_every_s=5")

@@ -1,4 +1,4 @@
-"""Weights on their way to the arms: what is put where, who fetches what, and what half of a float is worth."""
+"""Weights from learner to arms: which components are sent and fetched, and bfloat16."""
 
 from __future__ import annotations
 
@@ -16,7 +16,13 @@ from hypothesis.extra import numpy as arrays
 
 from dovetail.core.types import Array
 from dovetail.runtime.ray.roles import weights
-from dovetail.runtime.ray.roles.weights import Publisher, WeightsReader, WeightsRole, _packed, _unpacked
+from dovetail.runtime.ray.roles.weights import (
+    SharedMemoryPublisher,
+    WeightsReader,
+    WeightsRole,
+    _packed,
+    _unpacked,
+)
 
 LOOP = asyncio.new_event_loop()
 
@@ -71,14 +77,14 @@ def components(actor: float, encoder: float = 1.0) -> Mapping[str, Mapping[str, 
     return {"actor": {"w": np.full(3, actor, np.float32)}, "encoder": {"w": np.full(4, encoder, np.float32)}}
 
 
-def test_what_did_not_change_is_put_and_fetched_once(fake: FakeRay) -> None:
+def test_unchanged_component_is_sent_and_fetched_once(fake: FakeRay) -> None:
     role = Remote(WeightsRole())
-    publisher, reader = Publisher(role), WeightsReader(role)
+    publisher, reader = SharedMemoryPublisher(role), WeightsReader(role)
     assert reader.latest() is None
     publisher.publish(components(1.0), version=1)
     first = reader.latest()
     assert first is not None and first.version == 1
-    assert (len(fake.kept), fake.num_fetched) == (2, 2 + 2)  # who publishes looks at them too, to compare
+    assert (len(fake.kept), fake.num_fetched) == (2, 2 + 2)  # the publisher reads them too, to compare
     publisher.publish(components(2.0), version=2)
     second = reader.latest(newer_than=1)
     assert second is not None and second.version == 2
@@ -89,9 +95,9 @@ def test_what_did_not_change_is_put_and_fetched_once(fake: FakeRay) -> None:
     assert reader.latest(newer_than=2) is None
 
 
-def test_the_latest_wins_and_nobody_is_told_of_what_was_between(fake: FakeRay) -> None:
+def test_reader_gets_only_the_newest_version(fake: FakeRay) -> None:
     role = Remote(WeightsRole())
-    publisher, reader = Publisher(role), WeightsReader(role)
+    publisher, reader = SharedMemoryPublisher(role), WeightsReader(role)
     for version in (1, 2, 3):
         publisher.publish(components(float(version)), version=version)
     fake.num_fetched = 0
@@ -100,22 +106,22 @@ def test_the_latest_wins_and_nobody_is_told_of_what_was_between(fake: FakeRay) -
     assert fake.num_fetched == 2
 
 
-def test_a_pinned_version_is_given_to_who_has_a_newer_one(fake: FakeRay) -> None:
+def test_reader_of_a_newer_version_gets_the_pinned_one(fake: FakeRay) -> None:
     role = Remote(WeightsRole())
-    Publisher(role).publish(components(1.0), version=4)
+    SharedMemoryPublisher(role).publish(components(1.0), version=4)
     snapshot = WeightsReader(role).latest(newer_than=9)
     assert snapshot is not None and snapshot.version == 4
 
 
-def test_weights_whose_owner_died_are_no_news(fake: FakeRay) -> None:
+def test_weights_of_a_dead_owner_are_not_returned(fake: FakeRay) -> None:
     role = Remote(WeightsRole())
-    Publisher(role).publish(components(1.0), version=1)
+    SharedMemoryPublisher(role).publish(components(1.0), version=1)
     fake.kept.clear()
     assert WeightsReader(role).latest() is None
 
 
 @given(arrays.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32)))
-def test_half_of_a_float_is_a_bfloat16(values: Array) -> None:
+def test_packed_floats_are_bfloat16(values: Array) -> None:
     name, half = _packed("w", values, half=True)
     assert half.dtype == np.uint16
     key, back = _unpacked(name, half)
@@ -124,7 +130,7 @@ def test_half_of_a_float_is_a_bfloat16(values: Array) -> None:
     np.testing.assert_array_equal(back, expected)
 
 
-def test_what_is_no_float_travels_as_it_is() -> None:
+def test_integers_are_not_packed() -> None:
     counts = np.arange(3, dtype=np.int64)
     name, same = _packed("n", counts, half=True)
     assert name == "n" and same is counts

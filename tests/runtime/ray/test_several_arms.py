@@ -60,7 +60,9 @@ def of(infos: list[EpisodeInfo], robot: str, purpose: Purpose) -> list[EpisodeIn
 
 
 def test_two_equal_arms_are_counted_separately_and_together(tmp_path: Path) -> None:
-    folder, report, infos = ran(TOY, tmp_path, "runtime=ray", "cluster.num_robots=2", "cluster.robot_timeout_s=300")
+    folder, report, infos = ran(
+        TOY, tmp_path, "runtime=ray", "cluster.num_robots=2", "cluster.robot_timeout_s=300"
+    )
     arms = report["robots"]
     assert set(arms) == {"robot-0", "robot-1"}
     for name, figures in arms.items():

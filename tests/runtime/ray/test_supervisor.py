@@ -34,7 +34,9 @@ def report(supervisor: RoleSupervisor, name: str, **facts: Any) -> None:
 
 
 @pytest.mark.parametrize("problem", [{"problem": "the elbow is stuck"}, {"fault": "the elbow is stuck"}])
-def test_arm_that_must_be_acknowledged_is_present_but_not_ready(supervisor: RoleSupervisor, problem: dict[str, str]) -> None:
+def test_arm_that_must_be_acknowledged_is_present_but_not_ready(
+    supervisor: RoleSupervisor, problem: dict[str, str]
+) -> None:
     supervisor.poll()
     assert supervisor.is_ready("stopped")
     report(supervisor, "stopped", **problem)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dovetail.config.load import robot_config
 from dovetail.config.schema import RunConfig
 
-__all__ = ["arm_configs", "arm_name", "config_of", "arm_groups"]
+__all__ = ["arm_configs", "arm_groups", "arm_name", "config_of"]
 
 
 def arm_configs(config: RunConfig) -> dict[str, RunConfig]:

@@ -33,15 +33,15 @@ from dovetail.human.browser import ConsoleControl
 from dovetail.labels.chain import LabelerChain
 from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
-from dovetail.policies.trainable import TrainablePolicy
-from dovetail.robots.safety import SafeRobot
-from dovetail.robot_host.attended_actor import AttendedActor, EmergencyStopCheck
-from dovetail.runs.assembly.workcell import Workcell, build_workcell
-from dovetail.robot_host.host import RobotHost
-from dovetail.rewards.early_success import check_success_detection, make_success_detection
 from dovetail.live.link import LiveLink
-from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.policies.trainable import TrainablePolicy
+from dovetail.rewards.early_success import check_success_detection, make_success_detection
+from dovetail.robot_host.attended_actor import AttendedActor, EmergencyStopCheck
+from dovetail.robot_host.host import RobotHost
 from dovetail.robot_host.restarting_actor import RestartingActor
+from dovetail.robots.safety import SafeRobot
+from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["Assembly", "build_assembly", "build_labeler", "build_labeler_chain", "build_trainable", "is_on_policy"]
 
@@ -137,7 +137,9 @@ class Assembly:
         operator = self.workcell.operator(
             purpose, self.config.operator, demo_noise=self.config.run.demo_noise, console=self._console
         )
-        success_detection = make_success_detection(self.config, self.labeler_chain()) if purpose is Purpose.ONLINE else None
+        success_detection = (
+            make_success_detection(self.config, self.labeler_chain()) if purpose is Purpose.ONLINE else None
+        )
         if success_detection is not None:
             operator = success_detection.wrap_operator(operator, real_time=self.real_time)
         return self._attended(self.actor(operator=operator, policy=policy, spool=spool, purpose=purpose))
@@ -219,7 +221,9 @@ class Assembly:
 def build_labeler_chain(config: RunConfig, folder: Path | None = None) -> LabelerChain:
     """The labelers of a config, in order. Each may store files in its own folder under `folder`."""
     labelers = [build_labeler(section, folder) for section in config.labels]
-    return LabelerChain(labelers, min_confidence=config.labeling.min_confidence, cross_check=config.labeling.cross_check)
+    return LabelerChain(
+        labelers, min_confidence=config.labeling.min_confidence, cross_check=config.labeling.cross_check
+    )
 
 
 def build_labeler(section: PluginSection, folder: Path | None = None) -> Labeler:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from dovetail.core.abilities import CachesFeatures
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Episode
-from dovetail.core.abilities import CachesFeatures
 
 __all__ = ["encode_episode", "encoded_robot"]
 

@@ -20,10 +20,10 @@ from dovetail.core.types import Array, Episode
 from dovetail.policies.embodiments.canonical_space import EMBODIMENT, CanonicalSpace, EmbodimentConfig
 from dovetail.policies.embodiments.shared_policy import SharedConfig
 from dovetail.policies.trainable import TrainablePolicy
-from dovetail.runs.assembly.features import encoded_robot
 from dovetail.runs.assembly.arm_replays import ArmReplays
-from dovetail.runs.assembly.arms import arm_configs, arm_name, arm_groups
+from dovetail.runs.assembly.arms import arm_configs, arm_groups, arm_name
 from dovetail.runs.assembly.build import Assembly, build_assembly
+from dovetail.runs.assembly.features import encoded_robot
 
 __all__ = ["Fleet", "build_fleet", "check_equal", "with_embodiments"]
 
@@ -108,7 +108,9 @@ class Fleet:
             return self.assembly.replay(folder, keys=tuple(policy.spec.observation))
         canonical_space: CanonicalSpace = policy.canonical_space
         replays: dict[str, tuple[RobotSpec, Replay]] = {}
-        cameras = [key for key in policy.spec.observation if key not in canonical_space.sizes and key != EMBODIMENT]
+        cameras = [
+            key for key in policy.spec.observation if key not in canonical_space.sizes and key != EMBODIMENT
+        ]
         for robot in self.robots.values():
             arm = canonical_space.arm(robot)
             if arm.name not in replays:
@@ -136,7 +138,9 @@ def check_equal(robots: Mapping[str, RobotSpec]) -> None:
             continue
         try:
             match(replace(spec, name=name), stored=replace(expected, name=first))
-            why = f"{expected.embodiment} at {expected.control_hz:g} Hz, {spec.embodiment} at {spec.control_hz:g} Hz"
+            why = (
+                f"{expected.embodiment} at {expected.control_hz:g} Hz, {spec.embodiment} at {spec.control_hz:g} Hz"
+            )
         except SpecMismatch as problem:
             why = str(problem)
         raise UsageError(

@@ -96,7 +96,9 @@ class RunLearner:
         self.learner = learner
         return learner
 
-    def make_learner(self, algorithm: Algorithm, policy: TrainablePolicy, *, stream_name: str = "learner") -> Learner:
+    def make_learner(
+        self, algorithm: Algorithm, policy: TrainablePolicy, *, stream_name: str = "learner"
+    ) -> Learner:
         """A learner from the replay. `stream_name` is the key of its random numbers."""
         learner = self._config.learner
         return Learner(

@@ -34,7 +34,9 @@ def order_episode(
     """The order for an actor. Its random numbers depend on the run's seed, the purpose and the index alone."""
     now_ns = time.time_ns()
     run = assembly.config.run
-    noiseless = purpose is Purpose.ONLINE and stream(run.seed, "noiseless", index).random() < run.deterministic_share
+    noiseless = (
+        purpose is Purpose.ONLINE and stream(run.seed, "noiseless", index).random() < run.deterministic_share
+    )
     return EpisodeOrder(
         id=new_episode_id(unix_ns=now_ns, robot=assembly.robot.spec.name),
         purpose=purpose,
@@ -50,8 +52,8 @@ def order_episode(
 class RobotRunner:
     """Runs episodes on one arm, with one actor per purpose.
 
-    `spool` records an episode while it runs. `weights` is the folder from which an actor with `actor.swap_weights: chunk` loads newer
-    weights during an episode.
+    `spool` records an episode while it runs. `weights` is the folder from which an actor with `swap_weights: chunk` loads
+    newer weights during an episode.
     """
 
     def __init__(
@@ -92,7 +94,11 @@ class RobotRunner:
             self._actor.load(weights)
             self.loaded = (purpose, weights.version)
         order = order_episode(
-            self._assembly, purpose=purpose, index=index, config_hash=self._config_hash, robot_minutes=robot_minutes
+            self._assembly,
+            purpose=purpose,
+            index=index,
+            config_hash=self._config_hash,
+            robot_minutes=robot_minutes,
         )
         self.running = order.id
         try:

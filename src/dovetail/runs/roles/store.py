@@ -88,9 +88,7 @@ class EpisodeStore:
     def dispatcher(self) -> LabelDispatcher:
         return self.experience.dispatcher
 
-    def recover(
-        self, *, on_added: Callable[[int, int], None] = lambda done, total: None
-    ) -> list[EpisodeRecord]:
+    def recover(self, *, on_added: Callable[[int, int], None] = lambda done, total: None) -> list[EpisodeRecord]:
         """Load the episodes of earlier processes; see `Experience.recover`."""
         return self.ingest.recover(on_added=on_added)
 

@@ -136,7 +136,9 @@ class ArmStartup:
     def _check(self, name: str, facts: Mapping[str, Any]) -> None:
         """Check an arm against the others. It has already checked itself against the policy."""
         if facts["version"] != __version__:
-            raise UsageError(f"it has dovetail {facts['version']} and the driver {__version__}. Install one version")
+            raise UsageError(
+                f"it has dovetail {facts['version']} and the driver {__version__}. Install one version"
+            )
         spec = RobotSpec.from_json(facts["robot"])
         if not isinstance(self._folder.config.policy.config, SharedConfig):
             check_equal({**self.specs, name: spec})

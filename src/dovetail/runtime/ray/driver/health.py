@@ -120,7 +120,9 @@ class HealthMonitor:
         """Fail if a silent role crashes again and again before its first report."""
         role.counted_s = time.monotonic()
         if role.count_restarts() - role.restarts_at_report > _MAX_QUICK_CRASHES:
-            raise FailureError(f"{role.name} crashes again and again before it is ready. See the log of its process")
+            raise FailureError(
+                f"{role.name} crashes again and again before it is ready. See the log of its process"
+            )
 
     def _lose(self, role: MonitoredRole, error: Exception) -> None:
         if getattr(error, "actor_init_failed", False):  # Ray does not try again

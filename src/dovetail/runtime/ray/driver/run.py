@@ -13,6 +13,7 @@ import contextlib
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields
 from typing import Any
 
 import ray
@@ -35,22 +36,17 @@ from dovetail.weights.store import DiskWeightStore
 __all__ = ["RayRun", "RayRuntime"]
 
 _STARTING = "starting the roles"
-_STORE_FIELDS = (  # of a RunStatus, kept by the store
-    "env_steps",
-    "episodes",
-    "interventions",
-    "trained_steps",
-    "waiting",
-    "robot_minutes",
-    "robots",
-    "recent_ids",
-    "recent_success",
-    "recent_return",
-    "recent_human",
-    "success_steps",
-    "metrics",
-    "advice",
-)
+_DRIVER_FIELDS = {
+    "name",
+    "phase",
+    "done",
+    "total",
+    "phase_started_s",
+    "phase_started_at",
+    "updates",
+    "rates",
+    "telemetry",
+}
 _POLL_S = 0.05
 _STATUS_S = 0.5
 _PROCESS_S = 5.0
@@ -352,7 +348,7 @@ class RayRuntime:
         self._copy_status(self._call(self._supervisor.store.status.remote))
 
     def _copy_status(self, stored: RunStatus) -> None:
-        for name in _STORE_FIELDS:
+        for name in (field.name for field in fields(stored) if field.name not in _DRIVER_FIELDS):
             setattr(self.status, name, getattr(stored, name))
         if self.status.phase == LEARNING:
             self.status.done = stored.env_steps
@@ -381,7 +377,5 @@ class RayRun(RunPhases):
         live: bool = False,
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:
-        runtime = RayRuntime(
-            folder, on_status=on_status, should_stop=should_stop, live=live, announce=announce
-        )
+        runtime = RayRuntime(folder, on_status=on_status, should_stop=should_stop, live=live, announce=announce)
         super().__init__(folder, runtime)

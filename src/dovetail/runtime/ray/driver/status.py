@@ -135,7 +135,9 @@ def cluster_status(config: ClusterConfig) -> dict[str, Any]:
         present = [_machine(node) for node in ray.nodes()]
         runs = [_run_status(entry["name"]) for entry in _status_actors()]
     alive = {machine["address"] for machine in present if machine["alive"]}
-    present = [one for one in present if one["alive"] or one["address"] not in alive]  # a machine may have rejoined
+    present = [
+        one for one in present if one["alive"] or one["address"] not in alive
+    ]  # a machine may have rejoined
     missing = [
         {"name": name, "address": machine.address, "resources": machine.resources}
         for name, machine in config.machines.items()

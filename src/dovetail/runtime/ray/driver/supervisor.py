@@ -73,7 +73,9 @@ class RoleSupervisor:
         self.resting: Mapping[str, str] = {}  # arms with a problem that must be acknowledged
         self._stopped_since_s: dict[str, float] = {}  # of arms with a problem or a fault
         self._node: LocalNode | None = None
-        self._reported_restarts: dict[str, tuple[Any, int]] = {}  # of each arm: its pid, and restarts in the events
+        self._reported_restarts: dict[
+            str, tuple[Any, int]
+        ] = {}  # of each arm: its pid, and restarts in the events
 
     @property
     def robots(self) -> Mapping[str, Any]:

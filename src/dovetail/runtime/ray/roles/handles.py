@@ -98,7 +98,7 @@ class StoreHandle:
 
 
 class RemoteLabelers:
-    """The labelers of a run, see `LabelerChain`: fast ones in this process, slow ones in the labeler roles if there are any."""
+    """See `LabelerChain`. Fast labelers run in this process, slow ones in the labeler roles, if there are any."""
 
     def __init__(self, roles: Sequence[Any], *, chain: LabelerChain, timeout_s: float) -> None:
         self._roles, self._chain, self._timeout_s, self._turn = roles, chain, timeout_s, 0

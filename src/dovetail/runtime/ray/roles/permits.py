@@ -16,7 +16,7 @@ class EpisodePermit:
 
 
 class EpisodePermits:
-    """Keeps the update-to-data ratio of all arms: simulated arms wait for a learner that is behind. The store sets the counts."""
+    """Keeps the update-to-data ratio: simulated arms wait for a learner that is behind. The store sets the counts."""
 
     def __init__(self, *, utd: float, start_after_steps: int, max_behind_steps: int, max_steps: int) -> None:
         self._utd, self._start_after = utd, start_after_steps
@@ -52,7 +52,9 @@ class ArmBalance:
 
     def __init__(self, *, slack_steps: float, silent_s: float = 10.0) -> None:
         self._slack, self._silent_s = slack_steps, silent_s
-        self._active: dict[str, tuple[float, int]] = {}  # time of the last call, and steps that are added for a late start
+        self._active: dict[
+            str, tuple[float, int]
+        ] = {}  # time of the last call, and steps that are added for a late start
 
     def mark_active(self, robot: str, steps: Mapping[str, int], now_s: float) -> None:
         """Note that an arm acts online; `steps` has the steps of each."""

@@ -73,7 +73,9 @@ class RobotRole(Role):
         self._arm, self._config = arm, RunConfig.model_validate(dict(arm.config))
         self._ended, self._online, self._delivering = threading.Event(), threading.Event(), threading.Event()
         self._folder = arm.folder()
-        self._lock_file = exclusive_lock(self._folder / ".lock")  # shared with its control process: one moves the arm
+        self._lock_file = exclusive_lock(
+            self._folder / ".lock"
+        )  # shared with its control process: one moves the arm
         self._spool = self._folder / "spool"
         self._store = StoreHandle(store, until=self._ended.is_set)
         self._weights = WeightsReader(weights)
@@ -175,9 +177,7 @@ class RobotRole(Role):
             return
         self._streams = permit.streams
         with self.working("acting"):
-            episode = robot.run(
-                Purpose.ONLINE, permit.index, self._newest, robot_minutes=permit.robot_minutes
-            )
+            episode = robot.run(Purpose.ONLINE, permit.index, self._newest, robot_minutes=permit.robot_minutes)
         if episode is not None:
             self._finished = episode
             self.count("episodes")
@@ -316,5 +316,7 @@ class RobotRole(Role):
                 continue
             self._newest = snapshot
             if local is not None and snapshot.version > max(local.versions(), default=0):
-                with contextlib.suppress(StoreError):  # a full disk: the arm keeps its weights until a later version
+                with contextlib.suppress(
+                    StoreError
+                ):  # a full disk: the arm keeps its weights until a later version
                     local.publish(snapshot.components, version=snapshot.version)

@@ -1,7 +1,7 @@
 """Weights from the learner to any number of arms: in shared memory once per component; the newest version wins.
 
-The learner puts changed components into Ray's object store and sends the references to the `WeightsRole`. Arms wait there for
-another version and fetch only components that are new to them. The learner never waits for an arm.
+The learner puts changed components into Ray's object store and sends the references to the `WeightsRole`. Arms wait there
+for another version and fetch only components that are new to them. The learner never waits for an arm.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class SharedMemoryPublisher:
 
     def __init__(self, role: Any, *, half: bool = False) -> None:
         self._role, self._half = role, half
-        self._sent: dict[str, tuple[str, Mapping[str, Array], Any]] = {}  # content, arrays and reference by component
+        self._sent: dict[
+            str, tuple[str, Mapping[str, Array], Any]
+        ] = {}  # content, arrays and reference by component
 
     def publish(self, components: Components, *, version: int) -> None:
         for name, arrays in components.items():
