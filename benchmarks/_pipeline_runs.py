@@ -19,12 +19,12 @@ import torch
 
 from dovetail.config.load import load
 from dovetail.core.clock import NS_PER_S
+from dovetail.core.errors import Interrupted
 from dovetail.core.types import Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.status import RunStatus
-from dovetail.core.errors import Interrupted
 from dovetail.runtime.inline import InlineRun
 
 __all__ = [
