@@ -58,13 +58,13 @@ def test_act_creates_no_tensor_on_the_default_device(name, robot):
 def test_find_device_by_name(monkeypatch, policy):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert find_device("auto") == find_device("cpu") == device_of(policy) == torch.device("cpu")
-    with pytest.raises(UsageError, match="torch finds none here: set device=cpu"):
+    with pytest.raises(UsageError, match=r"torch finds no GPUs\. Set device=cpu"):
         find_device("cuda")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert find_device("auto") == find_device("cuda") == torch.device("cuda:0")
     assert find_device("cuda:1") == torch.device("cuda:1")
-    with pytest.raises(UsageError, match="there are 2"):
+    with pytest.raises(UsageError, match="torch finds 2 GPUs"):
         find_device("cuda:2")
 
 

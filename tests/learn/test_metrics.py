@@ -77,7 +77,8 @@ def test_missing_wandb_raises_usage_error(tmp_path, monkeypatch):
 def test_phase_times_per_lap(monkeypatch):
     now = [0.0]
     monkeypatch.setattr("dovetail.runs.phase_times.time.monotonic", lambda: now[0])
-    phases = PhaseTimes({"acting": 10.0})
+    phases = PhaseTimes()
+    phases.add({"acting": 10.0})
     phases.lap(env_steps=100, updates=400)
     with phases.phase("acting"):
         now[0] += 3.0

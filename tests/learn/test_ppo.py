@@ -350,5 +350,5 @@ def test_state_that_does_not_fit_raises_checkpoint_error(robot):
 
 
 def test_policy_without_values_raises_usage_error(policy):
-    with pytest.raises(UsageError, match="'gaussian_mlp' is not one: use policy 'actor_critic'"):
+    with pytest.raises(UsageError, match=r"not 'gaussian_mlp'\. Use policy 'actor_critic'"):
         PPO(PPOConfig(), policy=policy)
