@@ -40,7 +40,7 @@ QUICK = (
     "learner={utd: 0.1, warmup_updates: 0, bc_updates: 0, start_from: scratch}",
 )
 ALONE = ("run.demos=0", "operator={type: none}")
-FLAT = "policy={type: 'support.sick_plugins:Flat', hidden: [16]}"
+FLAT = "policy={type: 'support.flawed_plugins:Flat', hidden: [16]}"
 PRACTICE = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 8, tolerance: 0.001}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
@@ -89,8 +89,8 @@ def test_no_reward(run):
 
 
 def test_labeler_with_wrong_labels(run):
-    folder = run(*QUICK, "run.demos=0", "labels=[{type: 'support.sick_plugins:Liar'}]", "run.env_steps=300")
-    assert re.match(r"(\d+) of the last \1 episodes are labelled", told(folder)["rewards_disagree"]["message"])
+    folder = run(*QUICK, "run.demos=0", "labels=[{type: 'support.flawed_plugins:Liar'}]", "run.env_steps=300")
+    assert re.match(r"the labels of (\d+) of the last \1 episodes contradict", told(folder)["rewards_disagree"]["message"])
 
 
 def test_labeler_without_a_trusted_outcome(run):
@@ -146,7 +146,7 @@ def test_policy_without_exploration(run):
         "learner.utd=0.5",
         "task.max_steps=8",
         "run.env_steps=120",
-        "policy={type: 'support.sick_plugins:Sure', hidden: [16]}",
+        "policy={type: 'support.flawed_plugins:Sure', hidden: [16]}",
     )
     assert "(the target is -7.0), and 0 % of the last" in told(folder)["entropy_collapsed"]["message"]
 
@@ -158,8 +158,8 @@ def test_operator_who_always_takes_over(run):
         "run.env_steps=1100",
     )
     found = told(folder)
-    assert "is not left alone" in found["help_not_falling"]["message"]
-    assert "people's" in found["one_source"]["message"]
+    assert "gets no chance to act alone" in found["help_not_falling"]["message"]
+    assert "a person's" in found["one_source"]["message"]
 
 
 def test_nothing_in_the_replay(run):
@@ -228,7 +228,7 @@ def test_rarely_published_weights(run):
 
 def test_robot_moved_after_the_demonstrations(run):
     folder = run(
-        *QUICK, "robot={type: 'support.sick_plugins:Moved'}", "operator={type: none}", "run.env_steps=250"
+        *QUICK, "robot={type: 'support.flawed_plugins:Moved'}", "operator={type: none}", "run.env_steps=250"
     )
     assert "% of the values of 'goal': they are far outside" in told(folder)["out_of_range"]["message"]
 
@@ -256,7 +256,7 @@ def test_on_policy_learning_with_values_that_learn_nothing(run):
     )
     found = told(folder)
     assert set(found) == {"values_explain_nothing"}
-    assert "rollouts the values explain" in found["values_explain_nothing"]["message"]
+    assert "rollouts, the value network explains" in found["values_explain_nothing"]["message"]
 
 
 # ---- in another process
@@ -404,7 +404,7 @@ def test_step_facts_of_old_episodes_are_forgotten(lamp):
 
 
 def test_without_published_weights_no_version_is_behind(checked, lamp):
-    """A store that was started anew."""
+    """A restarted store."""
     lamp.coach.acted(lamp.episode)
     lamp.coach.count(lamp.known)
     check(lamp.coach)

@@ -1,6 +1,6 @@
 """kill -9 a process that spools, commits and acknowledges, at random times; a script, so that it can fork.
 
-    python kill_writers.py FOLDER NUM_KILLS SEED
+    python -m support.kill_writers FOLDER NUM_KILLS SEED
 
 One parent imports everything once and then only forks: writers, which say what is durable through a pipe until they
 are killed, and checkers, which recover and compare with what was said. Prints what happened as JSON.
@@ -96,11 +96,11 @@ def check(folder: Path, said: Said, *, known: set[str]) -> None:
         assert "damaged" not in finding.problem, finding
     hand_over(spool, log, lambda text: None)
     assert spool.pending() == []
-    damaged = [finding for finding in verify_log(folder / "episodes") if not finding.whole]
+    damaged = [finding for finding in verify_log(folder / "episodes") if not finding.is_intact]
     for finding in damaged:
         assert finding.path == folder / "episodes" / ".order", finding  # killed before its line was written
         repair(folder / "episodes", finding)
-    assert not damaged or all(finding.whole for finding in verify_log(folder / "episodes"))
+    assert not damaged or all(finding.is_intact for finding in verify_log(folder / "episodes"))
     there = set(log.ids())
     assert not said.empty & {*said.flushed, *there}
     assert {*said.flushed, *said.committed, *said.acknowledged} <= there, "durable, and lost"

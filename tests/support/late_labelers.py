@@ -12,11 +12,11 @@ from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
 
 class LateConfig(OutcomeConfig):
     away_while: str = ""
-    """While there is such a file, nobody answers."""
+    """While this file exists, labeling fails."""
 
 
 class Late(OutcomeLabeler):
-    """The truth, but on another thread."""
+    """Correct labels of a slow labeler."""
 
     Config: ClassVar = LateConfig
     max_concurrent = 2
@@ -24,12 +24,12 @@ class Late(OutcomeLabeler):
     def label(self, episode):
         away = self._config.away_while
         if away and Path(away).exists():
-            raise LabelError("nobody answers")
+            raise LabelError("no answer")
         return super().label(episode)
 
 
 class Seer(OutcomeLabeler):
-    """Sees success in every single observation, and believes it after five."""
+    """Judges every observation as success."""
 
     threshold = 0.5
     consecutive = 5
@@ -39,7 +39,7 @@ class Seer(OutcomeLabeler):
 
 
 class Witness(OutcomeLabeler):
-    """Sees for itself whether the goal was reached, as a camera does, whatever the task says."""
+    """Judges from the metrics, not from the outcome."""
 
     def _outcome(self, episode):
         reached = episode.column("metric/distance").min() < 0.02

@@ -12,7 +12,7 @@ task: {type: "support.dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
 policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [32, 32], value_hidden: [32, 32]}
 algorithm: {type: ppo, num_envs: 4, rollout_steps: 16, lr: 0.001, batch_size: 64, num_epochs: 2, gamma: 0.95}
-run: {demos: 0, env_steps: 256, eval_episodes: 2, untrained_episodes: 1, showcase_episodes: 0}
+run: {demos: 0, env_steps: 256, eval_episodes: 2, untrained_episodes: 1, video_episodes: 0}
 """
 
 

@@ -1,6 +1,6 @@
-"""What runs on Ray are made of in tests that harm them: quick, over only when the test says so, and ill when it says so.
+"""Plugins for Ray runs that fail on command.
 
-A test gives a sign by a file in a folder, `signs/hang` say; whoever takes it (the file is gone then) does it, once.
+A test creates a file such as `signs/hang`; one plugin takes it (the file is renamed) and fails once.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
 from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeTask, FakeTaskConfig
 from dovetail.testing.live import LiveArm, LiveArmConfig
 
-__all__ = ["Faulty", "Hangs", "Slow", "UntilTold", "taken"]
+__all__ = ["FaultyArm", "HangingLabeler", "Slow", "UntilSignaled", "taken"]
 
 
 def taken(signs: str, name: str) -> bool:
@@ -26,15 +26,15 @@ def taken(signs: str, name: str) -> bool:
     return False
 
 
-class UntilToldConfig(FakeTaskConfig):
+class UntilSignaledConfig(FakeTaskConfig):
     enough: str
-    """Once there is such a file, wherever the arm stands is the goal."""
+    """Once this file exists, every position is the goal."""
 
 
-class UntilTold(FakeTask):
-    """A task that nobody solves before somebody says that it is enough; with `stop_when_solved` that ends a run."""
+class UntilSignaled(FakeTask):
+    """A task without success until a file exists; with `stop_when_solved` that ends the run."""
 
-    Config: ClassVar = UntilToldConfig
+    Config: ClassVar = UntilSignaledConfig
 
     def judge(self, robot, observation, *, num_steps):
         if Path(self._config.enough).exists():
@@ -42,14 +42,14 @@ class UntilTold(FakeTask):
         return super().judge(robot, observation, num_steps=num_steps)
 
 
-class FaultyConfig(LiveArmConfig):
+class FaultyArmConfig(LiveArmConfig):
     signs: str
 
 
-class Faulty(LiveArm):
-    """`fault`: the arm refuses a command. `broken`: it cannot even be found."""
+class FaultyArm(LiveArm):
+    """`fault`: a command fails. `broken`: the arm cannot be connected."""
 
-    Config: ClassVar = FaultyConfig
+    Config: ClassVar = FaultyArmConfig
 
     def __init__(self, config, *, task=None):
         super().__init__(config, task=task)
@@ -68,7 +68,7 @@ class SlowConfig(FakeArmConfig):
 
 
 class Slow(FakeArm):
-    """In simulated time, and yet not over at once."""
+    """A simulated arm whose ticks take real time."""
 
     Config: ClassVar = SlowConfig
 
@@ -81,14 +81,14 @@ class Slow(FakeArm):
         return super().send(action)
 
 
-class HangsConfig(OutcomeConfig):
+class HangingLabelerConfig(OutcomeConfig):
     signs: str
 
 
-class Hangs(OutcomeLabeler):
-    """`hang`: whoever is asked next never answers."""
+class HangingLabeler(OutcomeLabeler):
+    """`hang`: the next call never returns."""
 
-    Config: ClassVar = HangsConfig
+    Config: ClassVar = HangingLabelerConfig
     max_concurrent = 2
 
     def label(self, episode):

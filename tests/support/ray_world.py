@@ -1,10 +1,10 @@
-"""Whole runs on a Ray of their own, with real processes to kill, and a look at what they leave.
+"""Whole runs on their own Ray with real processes to kill, and checks of their files.
 
 with World(tmp_path) as world:
     world.start("cluster.num_labelers=2")
-    world.learning()                      # it has begun to practise
+    world.wait_for_episodes(2)
     world.kill("LearnerRole")
-    world.enough()                        # the task counts as solved from now on, so that the run ends
+    world.enough()                        # every episode succeeds from now on, so that the run ends
     world.finished()
     world.check_nothing_lost()
 """
@@ -37,18 +37,18 @@ from support import TESTS
 __all__ = ["HOST_ROLES", "LAYOUT", "World", "eventually", "world"]
 
 LAYOUT = """
-task: {{type: "support.ray_plugins:UntilTold", max_steps: 30, tolerance: 1.0e-4, enough: "{enough}"}}
-robot: {{type: "support.ray_plugins:Faulty", journal: "{journal}", signs: "{signs}"}}
-operator: {{type: scripted, share: 0.0}}
+task: {{type: "support.ray_plugins:UntilSignaled", max_steps: 30, tolerance: 1.0e-4, enough: "{enough}"}}
+robot: {{type: "support.ray_plugins:FaultyArm", journal: "{journal}", signs: "{signs}"}}
+operator: {{type: scripted, watched_share: 0.0}}
 policy: {{type: gaussian_mlp, hidden: [32, 32]}}
-actor: {{type: sequential, layout: processes, flush_s: 0.1, stall_s: 2.0, heartbeat_s: 0.5}}
-algorithm: {{type: "support.ray_hunger:Hungry", signs: "{signs}", batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}}
+actor: {{type: sequential, layout: processes, flush_every_s: 0.1, inference_timeout_s: 2.0, heartbeat_timeout_s: 0.5}}
+algorithm: {{type: "support.ray_algorithms:RunsOutOfMemory", signs: "{signs}", batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}}
 learner: {{utd: 1, warmup_updates: 20, bc_updates: 20}}
-run: {{demos: 0, demo_noise: 0.0, env_steps: 1000000, eval_episodes: 2, untrained_episodes: 0, showcase_episodes: 0,
+run: {{demos: 0, demo_noise: 0.0, env_steps: 1000000, eval_episodes: 2, untrained_episodes: 0, video_episodes: 0,
        checkpoint_every_s: 1.0, stop_when_solved: {{window: 20, success_rate: 0.4}}}}
-labels: [{{type: "support.ray_plugins:Hangs", signs: "{signs}"}}]
+labels: [{{type: "support.ray_plugins:HangingLabeler", signs: "{signs}"}}]
 labeling: {{retry_s: 0.2, max_retry_s: 1.0}}
-cluster: {{robot_limit_s: 600}}
+cluster: {{robot_timeout_s: 600}}
 runtime: ray
 """
 HOST_ROLES = ("control", "inference", "recorder")  # of an arm, below its RobotRole
@@ -57,7 +57,7 @@ HOST_ROLES = ("control", "inference", "recorder")  # of an arm, below its RobotR
 def eventually(
     true: Callable[[], Any], *, within_s: float = 600.0, what: str = "", tell: Callable[[], Any] = lambda: ""
 ) -> Any:
-    """What it gives, once that is true; otherwise what there is to `tell`."""
+    """The value of `true()` once it is truthy; fails with `tell()` after `within_s`."""
     until_s = time.monotonic() + within_s
     while not (given := true()):
         assert time.monotonic() < until_s, f"never came true within {within_s:g} s: {what} {tell()}"
@@ -66,7 +66,7 @@ def eventually(
 
 
 class World:
-    """A run, the processes that carry its mark, and the files that it leaves."""
+    """A run, its processes, which carry a mark in their environment, and its files."""
 
     def __init__(self, folder: Path, temporary: Path, *, layout: str = LAYOUT, runs: Path | None = None) -> None:
         self.folder, self._runs = folder, runs or folder / "runs"
@@ -85,8 +85,8 @@ class World:
         self.config = folder / "run.yaml"
         self.config.write_text(layout.format(enough=self._enough, journal=self.journal, signs=self.signs))
         self.driver: subprocess.Popen[str] | None = None
-        self.inside: tuple[str, ...] = ()  # what its command is a command to
-        self.recorded: dict[str, str] = {}  # all that ever had a step in a spool, and of which arm
+        self.inside: tuple[str, ...] = ()  # a command in front of its own
+        self.recorded: dict[str, str] = {}  # episodes that had a step in a spool, and their arm
         self._watching = threading.Event()
         threading.Thread(target=self._watch_spools, daemon=True).start()
 
@@ -110,22 +110,24 @@ class World:
             process_group=0,
         )
 
-    def practised(self, num_episodes: int = 1) -> None:
-        """Until so many more episodes of practice are in the books."""
-        before = self.num_practised()
-        self.until(lambda: self.num_practised() >= before + num_episodes, what=f"{num_episodes} more episodes")
+    def wait_for_episodes(self, num_episodes: int = 1) -> None:
+        """Wait for this many more online episodes."""
+        before = self.num_online_episodes()
+        self.until(
+            lambda: self.num_online_episodes() >= before + num_episodes, what=f"{num_episodes} more episodes"
+        )
 
-    def num_practised(self) -> int:
+    def num_online_episodes(self) -> int:
         return len(self.events("episode"))
 
     def env_steps(self) -> int:
         return max((one["env_steps"] for one in self.events("episode")), default=0)
 
-    def practised_by(self, robot: str) -> int:
+    def online_episodes_of(self, robot: str) -> int:
         return sum(one["robot"] == robot for one in self.events("episode"))
 
     def command(self, *words: str) -> None:
-        """Another one, about the run while it goes on."""
+        """Run another command on this run."""
         whole = [*self.inside, sys.executable, "-m", "dovetail.cli", *words, "--runs-dir", str(self._runs)]
         done = subprocess.run(whole, env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -140,7 +142,7 @@ class World:
         return (self.signs / f"{sign}.taken").exists()
 
     def until(self, true: Callable[[], Any], *, within_s: float = 600.0, what: str = "") -> Any:
-        """As `eventually`, as long as the run goes on."""
+        """As `eventually`, but fail when the run ends."""
 
         def look() -> Any:
             assert self.driver is not None
@@ -178,7 +180,7 @@ class World:
     # ---- its processes
 
     def alive(self) -> dict[int, str]:
-        """Every process of it, by what it calls itself."""
+        """All processes of the run with their titles."""
         found = {}
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -187,14 +189,14 @@ class World:
                         words = (entry / "cmdline").read_bytes().split(b"\0")
                         found[int(entry.name)] = b" ".join(words).decode(errors="replace").strip()
                 except OSError:
-                    continue  # gone meanwhile
+                    continue  # it has ended
         return found
 
     def titles(self) -> set[str]:
         return set(self.alive().values())
 
     def pids(self, role: str) -> list[int]:
-        """Of a class of roles (`StoreRole`), or of an arm's processes (`control`)."""
+        """Processes of a role (`StoreRole`) or of an arm (`control`)."""
         words = (f"dovetail.robot_host.process_main {role} ",) if role in HOST_ROLES else (f"ray::{role}",)
         return sorted(pid for pid, title in self.alive().items() if any(word in title for word in words))
 
@@ -202,7 +204,7 @@ class World:
         return int(self.until(lambda: self.pids(role), what=f"there is a {role}")[0])
 
     def kill(self, role: str, number: int = signal.SIGKILL) -> tuple[int, int]:
-        """Returns whom, and when in monotonic ns."""
+        """Kill a role; return its pid and the time in monotonic ns."""
         pid = self.pid(role)
         now_ns = time.monotonic_ns()
         os.kill(pid, number)
@@ -218,7 +220,7 @@ class World:
     def gone(self, *, within_s: float = 60.0) -> None:
         eventually(lambda: not self.alive(), within_s=within_s, what="all are gone", tell=self.alive)
 
-    # ---- what it has told
+    # ---- its files
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
         try:
@@ -228,11 +230,11 @@ class World:
         told = [json.loads(line) for line in lines if line.endswith("}")]
         return [one for one in told if not kinds or one["event"] in kinds]
 
-    def lost(self, role: str) -> int:
+    def num_lost(self, role: str) -> int:
         return sum(one["role"].startswith(role) for one in self.events("lost"))
 
-    def anew(self, role: str) -> int:
-        return sum(one["role"].startswith(role) for one in self.events("started anew"))
+    def num_restarts(self, role: str) -> int:
+        return sum(one["role"].startswith(role) for one in self.events("restarted"))
 
     def checkpoint(self) -> dict[str, Any]:
         return dict(checkpoint_facts(self.path / "checkpoints" / "last"))
@@ -241,33 +243,33 @@ class World:
         return [note for note in read_journal(self.journal) if note.time_ns >= since_ns]
 
     def stands_since(self, since_ns: int) -> bool:
-        """Whether it was told to stop, or to stay, after that."""
+        """Whether the arm got a stop or hold command after that time."""
         return any(not note.moves for note in self.notes(since_ns))
 
     def stood_after_s(self, since_ns: int) -> float:
-        """How long it was after that until the arm was told to stop, or to stay."""
+        """Seconds from that time until the arm got a stop or hold command."""
         return (next(note.time_ns for note in self.notes(since_ns) if not note.moves) - since_ns) / NS_PER_S
 
-    # ---- what must be true of every run, whatever was killed
+    # ---- checks for every run
 
     def check_nothing_lost(self) -> None:
-        """All that was ever recorded is in the log, once, and whole; and the log, the books and the replay agree."""
+        """Every recorded episode is in the log once, undamaged, and at most once in the events."""
         folder = RunFolder.open(self.path)
         log = EpisodeLog(folder.episodes)
         ids = log.ids()
         assert len(ids) == len(set(ids))
-        assert [finding for finding in verify_log(folder.episodes) if not finding.whole] == []
+        assert [finding for finding in verify_log(folder.episodes) if not finding.is_intact] == []
         assert set(self.recorded) <= set(ids)
         for spool in (*self.path.glob("robots/*/spool"), folder.spool):
             assert Spool(spool).pending() == []
             assert Spool(spool).running() == []
         counted = [one["id"] for one in self.events("episode")]
-        assert len(counted) == len(set(counted)), "an episode is in the curves twice"
+        assert len(counted) == len(set(counted)), "an episode has two events"
         practice = {one for one in ids if log.manifest(one).purpose is Purpose.ONLINE}
         assert set(counted) <= practice
 
     def check_only_forward(self) -> None:
-        """The learner went on from its checkpoints, and no arm was ever given older weights than before."""
+        """The learner continued from its checkpoints, and no arm ever acted with older weights than before."""
         updates = [one["updates"] for one in self.events("checkpoint")]
         assert updates == sorted(updates)
         log = EpisodeLog(self.path / "episodes")
@@ -276,7 +278,9 @@ class World:
             practice = [
                 info for info in manifests if info.purpose is Purpose.ONLINE and self.recorded.get(info.id) == arm
             ]
-            versions = [max(info.policy_versions) for info in practice if max(info.policy_versions)]  # 0: nobody's
+            versions = [
+                max(info.policy_versions) for info in practice if max(info.policy_versions)
+            ]  # 0: untrained
             assert versions == sorted(versions)
 
     def close(self) -> None:
@@ -293,7 +297,7 @@ class World:
 
 @contextmanager
 def world(folder: Path, *, layout: str = LAYOUT, runs: Path | None = None) -> Iterator[World]:
-    """One with a temporary folder of a short path, for Ray's sockets; nothing of it is left in the end."""
+    """A World with a temporary folder whose path is short enough for Ray's sockets."""
     shared = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="w", dir="/tmp", ignore_cleanup_errors=True) as temporary:
         one = World(folder, Path(temporary), layout=layout, runs=runs)

@@ -12,8 +12,8 @@ from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.algorithms.sac_flow import SACFlow, SACFlowConfig
 from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.flows.flow_actor import FlowActor, FlowActorConfig
-from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.policies.flows.steered_flow import SteeredFlow, SteeredFlowConfig
+from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 
 ROBOT = RobotSpec(
     name="arm",

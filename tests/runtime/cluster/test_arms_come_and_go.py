@@ -75,7 +75,7 @@ def test_arm_joins_late_leaves_and_joins_again(lab, tmp_path):
         )  # the other arm continues
 
         join(lab, "cell")
-        wait_until(lambda: events("started anew", role="there"), timeout_s=600)
+        wait_until(lambda: events("restarted", role="there"), timeout_s=600)
         wait_until(lambda: len(events("episode", robot="there")) > so_far + 3, timeout_s=600)
         shown = dovetail("cluster", "status", lab)
         assert "there" in shown.stdout

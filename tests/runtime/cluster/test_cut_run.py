@@ -44,7 +44,7 @@ def test_disconnected_robot_delivers_its_episode_later(hosts, tmp_path, on_disco
             one.inside = within[desk]
             one.start(str(lab), f"task.max_steps={300 if on_disconnect == 'finish' else 100_000}")
             spool = Spool(one.path / "robots" / "robot-0" / "spool")
-            one.until(lambda: on_disconnect == "hold" or one.num_practised() > 0, what="practice")
+            one.until(lambda: on_disconnect == "hold" or one.num_online_episodes() > 0, what="practice")
             (running,) = one.until(lambda: [i for i in spool.running() if i in one.recorded], what="an episode")
             ip("-n", desk, "link", "set", cable, "down")
             one.until(lambda: one.lost("robot-0"), what="it is missed")

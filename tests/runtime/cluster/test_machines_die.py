@@ -72,7 +72,7 @@ def lab(tmp_path):
 def test_run_survives_killed_machines(lab):
     one, machines = lab
     one.start(str(machines.file))
-    one.until(lambda: one.num_practised() > 2, what="practice")
+    one.until(lambda: one.num_online_episodes() > 2, what="practice")
 
     machines.kill("cell")
     one.until(lambda: one.lost("robot-0"), what="the robot's machine is missed")

@@ -87,8 +87,8 @@ def test_restarted_role_is_reported_as_lost_and_started():
     monitor, events = monitored(handle)
     poll(monitor, lambda: monitor.roles["role"].num_starts == 1)
     handle.die.remote()
-    poll(monitor, lambda: "started anew" in kinds(events))
-    assert kinds(events) == ["lost", "started anew"]
+    poll(monitor, lambda: "restarted" in kinds(events))
+    assert kinds(events) == ["lost", "restarted"]
     assert events[1][1]["pid"] != events[0][1]["pid"]
 
 
@@ -97,7 +97,7 @@ def test_role_without_memory_is_restarted_and_fails_after_five_times():
     with pytest.raises(FailureError) as ended:
         poll(monitor, lambda: False)
     assert str(ended.value) == "role died 5 times soon after its start: out of memory: 9 TB"
-    assert kinds(events) == ["lost", "started anew"] * 4 + ["lost"]
+    assert kinds(events) == ["lost", "restarted"] * 4 + ["lost"]
     assert events[0][1]["reason"] == "out of memory: 9 TB"
 
 

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.slow
 _BEGUN = {  # so that the run is in the middle of it
     "demonstrating": lambda one: "ray::RobotRole.run_one" in one.titles(),
     "cloning": lambda one: "ray::LearnerRole.clone" in one.titles(),
-    "learning": lambda one: one.num_practised() > 3,
+    "learning": lambda one: one.num_online_episodes() > 3,
     "evaluating": lambda one: "ray::RobotRole.run_one" in one.titles(),
 }
 
@@ -19,7 +19,7 @@ def killed_and_resumed(tmp_path, phase, *overrides):
     with world(tmp_path) as one:
         one.start(*overrides)
         if phase == "evaluating":  # at its end
-            one.until(lambda: one.num_practised() > 2, what="practice")
+            one.until(lambda: one.num_online_episodes() > 2, what="practice")
             one.enough()
         one.until(lambda: _BEGUN[phase](one), what=phase)
         killed_ns = one.kill_driver()
@@ -30,7 +30,7 @@ def killed_and_resumed(tmp_path, phase, *overrides):
         assert spool.running() == []  # what was being recorded waits, as aborted
         before = one.checkpoint() if phase == "learning" else {"published": 0}
         one.resume()
-        one.until(lambda: phase == "evaluating" or one.num_practised() > 6, what="practice")
+        one.until(lambda: phase == "evaluating" or one.num_online_episodes() > 6, what="practice")
         one.enough()
         one.finished()
         one.gone()
@@ -48,7 +48,7 @@ def test_resume_after_a_killed_driver_in_each_phase(tmp_path, phase):
 def test_terminated_run_leaves_no_process(tmp_path):
     with world(tmp_path) as one:
         one.start()
-        one.until(lambda: one.num_practised() > 2, what="practice")
+        one.until(lambda: one.num_online_episodes() > 2, what="practice")
         one.driver.terminate()
         code, said = one.ended()
         assert code == 130, said

@@ -11,7 +11,7 @@ from support.ray_world import world
 pytestmark = pytest.mark.slow
 
 SIMULATED = """
-task: {{type: "support.ray_plugins:UntilTold", max_steps: 20, tolerance: 1.0e-4, enough: "{enough}"}}
+task: {{type: "support.ray_plugins:UntilSignaled", max_steps: 20, tolerance: 1.0e-4, enough: "{enough}"}}
 robot: {{type: "support.ray_plugins:Slow", tick_s: 0.01}}
 operator: {{type: scripted, watched_share: 0.0}}
 policy: {{type: gaussian_mlp, hidden: [32, 32]}}
@@ -29,7 +29,7 @@ def test_killed_store_gets_the_number_of_updates_again(tmp_path: Path) -> None:
         one.start()
         one.until(lambda: one.env_steps() >= 100, what="it is evaluated")
         one.kill("StoreRole")
-        one.until(lambda: one.anew("store"), what="the store is started anew")
+        one.until(lambda: one.num_restarts("store"), what="the store is restarted")
         one.until(lambda: one.env_steps() >= 200, within_s=120.0, what="online episodes continue")
         one.finished()
         one.check_nothing_lost()

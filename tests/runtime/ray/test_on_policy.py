@@ -120,7 +120,7 @@ def test_killed_role_continues_from_its_checkpoint(tmp_path: Path, asynchronous:
         process.kill()
     assert process.returncode == 0, said
     assert killed
-    assert [one["role"] for one in events(run) if one["event"] == "started anew"] == ["practice"]
+    assert [one["role"] for one in events(run) if one["event"] == "restarted"] == ["practice"]
     report = json.loads((run / "report.json").read_text())
     assert report["success_after"]["episodes"] == 2
     state, _ = load_checkpoint(run / "checkpoints" / "last")

@@ -131,7 +131,7 @@ def test_a_rank_is_killed_and_the_learner_goes_on_from_its_checkpoint_with_a_new
         _, said = process.communicate(timeout=10)
         assert process.returncode == 0, said
         assert killed
-        assert any(one["event"] == "started anew" and one["role"] == "learner" for one in events(run))
+        assert any(one["event"] == "restarted" and one["role"] == "learner" for one in events(run))
         assert any(one["event"] == "lost" and "rank 1 was killed" in one.get("reason", "") for one in events(run))
         state, _ = load_checkpoint(run / "checkpoints" / "last")
         updates = int(state["algorithm/num_updates"])

@@ -60,7 +60,7 @@ def test_random_kills_lose_nothing_and_leak_nothing(tmp_path, record_property):
     rng, killed, watch = random.Random(0), Counter(), Watch()
     with world(tmp_path) as one:
         one.start("cluster.num_robots=2", "cluster.num_labelers=2", "run.checkpoint_every_s=5")
-        one.until(lambda: one.num_practised() > 2, what="practice")
+        one.until(lambda: one.num_online_episodes() > 2, what="practice")
         began_s, next_s, num_processes = time.monotonic(), time.monotonic(), []
         while time.monotonic() < began_s + 60 * MINUTES:
             assert one.driver.poll() is None, one.ended()
@@ -74,15 +74,15 @@ def test_random_kills_lose_nothing_and_leak_nothing(tmp_path, record_property):
             watch.look(one)
             num_processes.append(len(one.alive()))
             time.sleep(2.0)
-        practised = one.num_practised()
+        num_episodes = one.num_online_episodes()
         one.enough()
         one.finished(within_s=600.0)
         one.gone()
         seen = {
             "minutes": MINUTES,
             "killed": dict(killed),
-            "started_anew": len(one.events("started anew")),
-            "episodes": practised,
+            "restarted": len(one.events("restarted")),
+            "episodes": num_episodes,
             "recorded": len(one.recorded),
             "updates": one.events("checkpoint")[-1]["updates"],
             "most_processes": max(num_processes),
@@ -92,7 +92,7 @@ def test_random_kills_lose_nothing_and_leak_nothing(tmp_path, record_property):
         record_property("soak", seen)
         one.check_nothing_lost()
         one.check_only_forward()
-        assert practised > 3 * MINUTES
+        assert num_episodes > 3 * MINUTES
         for name, grown in seen["growth"].items():
             assert grown["mb"] < GROWTH_MB, name
             assert grown["files"] < 20 or name.startswith("python"), name  # Ray's own keep the logs of all open

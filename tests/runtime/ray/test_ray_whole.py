@@ -28,15 +28,15 @@ def test_whole_run_and_its_resume(tmp_path: Path) -> None:
     assert report["success_after"]["episodes"] == 4
     log, labels = EpisodeLog(run / "episodes"), LabelStore(run / "labels")
     infos = [log.manifest(episode_id) for episode_id in log.ids()]
-    practised = [info for info in infos if info.purpose is Purpose.ONLINE]
-    assert sum(info.num_steps for info in practised) >= 120
+    online = [info for info in infos if info.purpose is Purpose.ONLINE]
+    assert sum(info.num_steps for info in online) >= 120
     assert sum(info.purpose is Purpose.DEMO for info in infos) >= 3
     assert sum(info.purpose is Purpose.EVAL for info in infos) == 10
     for info in infos:
         assert (labels.current(info.id) is None) == (info.purpose is Purpose.EVAL)
         log.verify(info.id)
-    used = {version for info in practised for version in info.policy_versions} - {0}
-    assert len(used) > 1  # newer weights came while it practised
+    used = {version for info in online for version in info.policy_versions} - {0}
+    assert len(used) > 1  # newer weights came during the run
     assert max(used) <= max(DiskWeightStore(run / "weights").versions())
     assert list((run / "robots/robot-0/spool").glob("*")) == []  # all of it was delivered
     updates = report["updates"]

@@ -109,7 +109,7 @@ class HealthMonitor:
             role.started_s = time.monotonic()
             role.restarts_at_report = role.count_restarts()
             if role.num_starts > 1:
-                self._report("started anew", role=role.name, pid=report["pid"], host=report["host"])
+                self._report("restarted", role=role.name, pid=report["pid"], host=report["host"])
         if report.get("must_restart"):
             role.killed_incarnation, role.report = incarnation, {**report, "problem": None}
             role.restart()

@@ -202,7 +202,7 @@ class RoleSupervisor:
             before, num_reported = self._reported_restarts.get(name, (pid, 0))
             for process, new_pid in restarted[num_reported if before == pid else 0 :]:
                 self._folder.event("lost", role=f"{name}/{process}")
-                self._folder.event("started anew", role=f"{name}/{process}", pid=new_pid, host=report["host"])
+                self._folder.event("restarted", role=f"{name}/{process}", pid=new_pid, host=report["host"])
             self._reported_restarts[name] = (pid, len(restarted))
 
     def report(self, name: str) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Plugins that make a run ill, each in one way: `support.sick_plugins:Class`."""
+"""Plugins with one flaw each: `support.flawed_plugins:Class`."""
 
 from typing import ClassVar
 
@@ -7,21 +7,21 @@ import numpy as np
 from dovetail.core.types import Observation, Outcome
 from dovetail.labels.outcome import OutcomeLabeler
 from dovetail.policies.gaussian_mlp import GaussianMLP
-from dovetail.policies.squashed import LOG_STD_MIN
+from dovetail.policies.tanh_gaussian import LOG_STD_MIN
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 
 
 class Liar(OutcomeLabeler):
-    """Calls every success a failure, and the other way round."""
+    """Swaps success and failure."""
 
     def _outcome(self, episode):
-        told = super()._outcome(episode)
-        return Outcome.FAILURE if told is Outcome.SUCCESS else Outcome.SUCCESS
+        outcome = super()._outcome(episode)
+        return Outcome.FAILURE if outcome is Outcome.SUCCESS else Outcome.SUCCESS
 
 
 class MovedConfig(FakeArmConfig):
     after: int = 3
-    """Resets after which the base stands somewhere else, and all positions are told from there."""
+    """Number of resets after which all positions have an offset."""
 
 
 class Moved(FakeArm):
@@ -45,7 +45,7 @@ class Moved(FakeArm):
 
 
 class Flat(GaussianMLP):
-    """Full speed, or full speed backwards."""
+    """Actions at the limits only."""
 
     def _distribution(self, features):
         mean, log_std = super()._distribution(features)
@@ -53,7 +53,7 @@ class Flat(GaussianMLP):
 
 
 class Sure(GaussianMLP):
-    """Always knows what to do: its spread is the least there is."""
+    """The smallest standard deviation."""
 
     def _distribution(self, features):
         mean, log_std = super()._distribution(features)
