@@ -2,18 +2,9 @@ import numpy as np
 import pytest
 import torch
 
-from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from support.joint_arm import fill
-
-ROBOT = RobotSpec(
-    name="arm",
-    embodiment="toy",
-    observation={"joint_pos": ArraySpec(shape=(3,))},
-    action=ArraySpec(shape=(2,), low=(-1.0, -1.0), high=(1.0, 1.0)),
-    action_kind="ee_delta",
-    control_hz=10.0,
-)
+from support.small_algorithms import ROBOT
 
 
 @pytest.fixture(autouse=True)
@@ -45,8 +36,8 @@ def batch():
     return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
 
-class OneTransition:
-    """A replay that knows one transition: enough to see what value it learns."""
+class BatchReplay:
+    """A replay that draws rows of one fixed batch."""
 
     def __init__(self, batch, view_sizes=None):
         self._batch = batch
@@ -65,17 +56,17 @@ class OneTransition:
 
 @pytest.fixture
 def replay(batch):
-    return OneTransition(batch)
+    return BatchReplay(batch)
 
 
 @pytest.fixture
 def make_replay(batch):
-    return lambda **sizes: OneTransition(batch, sizes)
+    return lambda **sizes: BatchReplay(batch, sizes)
 
 
 @pytest.fixture
 def open_replay(tmp_path):
-    """`open_replay(*episodes)`: a replay that holds them, closed afterwards."""
+    """`open_replay(*episodes)` returns a replay with these episodes, closed after the test."""
     opened = []
 
     def open_one(*episodes):

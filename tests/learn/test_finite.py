@@ -11,6 +11,7 @@ from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
 from dovetail.learn.algorithms.rlpd import RLPD, RLPDConfig
 from dovetail.learn.finite import BadUpdates, SkippedUpdate, require_finite
 from dovetail.learn.learner import Learner
+from support.small_algorithms import same_arrays
 
 
 def clone(policy):
@@ -23,10 +24,6 @@ def rlpd(policy):
 
 def state_of(algorithm):
     return {k: v.copy() for k, v in algorithm.state_dict().items() if k != "generator"}  # chance was drawn
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +45,10 @@ def test_nan_batch_changes_nothing_and_learning_continues(make, name, policy, ba
     broken[name].view(len(broken[name]), -1)[3, 0] = math.nan  # one number of one row
     with pytest.raises(SkippedUpdate, match="loss is nan"):
         algorithm.update(broken)
-    assert same(state_of(algorithm), before)
+    assert same_arrays(state_of(algorithm), before)
     metrics = algorithm.update(batch)
     assert all(math.isfinite(v) for v in metrics.values())
-    assert not same(state_of(algorithm), before)
+    assert not same_arrays(state_of(algorithm), before)
 
 
 def test_failed_actor_step_keeps_the_critic_step(policy, batch):

@@ -8,18 +8,22 @@ from dovetail.core.errors import CheckpointError
 from dovetail.core.types import View
 from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
 from dovetail.learn.algorithms.imitation import Imitation, ImitationConfig
-from dovetail.learn.learner import Learner
 from dovetail.testing import check_algorithm
 from dovetail.testing.algorithms import random_batch
-from support.joint_arm import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
+from support.joint_arm import (
+    ARM,
+    HORIZON,
+    ImitateEverything,
+    chunks_of,
+    learner_of,
+    make_episode,
+    make_flow,
+    spy_on,
+)
 
 
 def make(policy=None, **config):
     return HGDAgger(HGDAggerConfig(**{"batch_size": 8, **config}), policy=policy or make_flow(), seed=1)
-
-
-def learner_of(algorithm, replay, **settings):
-    return Learner(algorithm=algorithm, replay=replay, robot=ARM, rng=np.random.default_rng(0), **settings)
 
 
 def steps(first, count):
@@ -176,7 +180,7 @@ def test_corrections_improve_the_policy_and_cloning_everything_does_not(open_rep
     settings = {"batch_size": 32, "lr": 1e-3}
     for policy, algorithm in (
         (lifted, HGDAgger(HGDAggerConfig(**settings), policy=lifted)),
-        (led_on, Everything(ImitationConfig(**settings), policy=led_on)),
+        (led_on, ImitateEverything(ImitationConfig(**settings), policy=led_on)),
     ):
         for name, module in policy.components.items():
             module.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in start[name].items()})

@@ -15,7 +15,16 @@ from dovetail.learn.batches import batch_arrays
 from dovetail.learn.learner import Learner
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing import check_algorithm
-from support.joint_arm import ARM, HORIZON, Everything, chunks_of, make_episode, make_flow, spy_on
+from support.joint_arm import (
+    ARM,
+    HORIZON,
+    ImitateEverything,
+    chunks_of,
+    learner_of,
+    make_episode,
+    make_flow,
+    spy_on,
+)
 
 GRIPPING = dataclasses.replace(
     ARM,
@@ -33,10 +42,6 @@ CARTESIAN = dataclasses.replace(
 def make(policy=None, **config):
     config = {"batch_size": 8, "demo_share": 0.0, **config}
     return HiORS(HiORSConfig(**config), policy=policy or make_flow(), seed=1)
-
-
-def learner_of(algorithm, replay, **settings):
-    return Learner(algorithm=algorithm, replay=replay, robot=ARM, rng=np.random.default_rng(0), **settings)
 
 
 def batch_of(algorithm, robot=ARM, seed=0):
@@ -360,11 +365,11 @@ def test_accepted_episodes_improve_the_policy_and_cloning_all_does_not(open_repl
     rates = {}
     for kind, settings in (
         (HiORS, HiORSConfig(batch_size=32, demo_share=0.0, lr=1e-3)),
-        (Everything, ImitationConfig(batch_size=32, lr=1e-3)),
+        (ImitateEverything, ImitationConfig(batch_size=32, lr=1e-3)),
     ):
         policy = make_flow()
         for name, module in policy.components.items():
             module.load_state_dict(torn.components[name].state_dict())
         rates[kind] = practise(policy, kind(settings, policy=policy), open_replay())
     assert rates[HiORS] > 0.95
-    assert rates[Everything] < 0.75
+    assert rates[ImitateEverything] < 0.75

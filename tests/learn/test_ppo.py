@@ -10,6 +10,7 @@ from dovetail.core.errors import CheckpointError, FailureError, UsageError
 from dovetail.learn.algorithms.ppo import PPO, PPOConfig, RolloutRows, ppo_loss
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.policies.actor_critic import ActorCritic, ActorCriticConfig
+from support.small_algorithms import same_arrays
 
 N, T = 3, 8
 
@@ -49,10 +50,6 @@ def rows(**values):
 
 def weights_of(algorithm):
     return {f"{c}/{n}": v for c, arrays in algorithm.policy_weights().items() for n, v in arrays.items()}
-
-
-def same(a, b):
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
 
 
 # ---- the loss
@@ -296,9 +293,9 @@ def test_update_does_not_change_the_rollout(robot):
     kept, saved = ({name: value.copy() for name, value in some.items()} for some in (weights, state))
     algorithm.update(batch)
     assert all(torch.equal(before[name], batch[name]) for name in before)
-    assert same(kept, weights)
-    assert same(saved, state)
-    assert not same(weights, weights_of(algorithm))
+    assert same_arrays(kept, weights)
+    assert same_arrays(saved, state)
+    assert not same_arrays(weights, weights_of(algorithm))
 
 
 def test_actor_after_delays_the_actor(robot):
@@ -323,7 +320,7 @@ def test_actor_after_delays_the_actor(robot):
     assert {name.split("/")[0] for name in first} == {"critic"}
     assert {name.split("/")[0] for name in second} == {"actor", "critic"}
     assert any("log_std" in name for name in second)
-    assert same(at_once, told(resumed_after=0)[1])
+    assert same_arrays(at_once, told(resumed_after=0)[1])
 
 
 def test_resumed_updates_are_identical(robot):
@@ -337,8 +334,8 @@ def test_resumed_updates_are_identical(robot):
     resumed.load_state_dict(state)
     for batch in batches[2:]:
         assert algorithm.update(batch) == resumed.update(batch)
-    assert same(weights_of(algorithm), weights_of(resumed))
-    assert same(algorithm.state_dict(), resumed.state_dict())
+    assert same_arrays(weights_of(algorithm), weights_of(resumed))
+    assert same_arrays(algorithm.state_dict(), resumed.state_dict())
 
 
 def test_state_that_does_not_fit_raises_checkpoint_error(robot):

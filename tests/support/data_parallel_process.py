@@ -1,4 +1,4 @@
-"""One of several processes that take the same steps: `python data_parallel_process.py MEETING RANK SIZE OUT`."""
+"""One of several processes that take steps together: `python -m support.data_parallel_process MEETING RANK SIZE OUT`."""
 
 import sys
 from datetime import timedelta
@@ -7,16 +7,17 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from dovetail.core.abilities import Shards
 from dovetail.learn.finite import SkippedUpdate
 from dovetail.learn.setup import set_up
 from support.small_algorithms import ROBOT, algorithms, batch_for
 
 
 def learn(rank, size, *, num_updates=3, shard=False):
-    """States of all algorithms after a few updates on this rank's rows, and one on a batch that is broken on the last."""
+    """States of all algorithms after some updates on this rank's rows, and one update with NaN on the last rank."""
     states = {}
     for name, algorithm in algorithms(ROBOT).items():
-        if shard and not hasattr(algorithm, "shard"):
+        if shard and not isinstance(algorithm, Shards):
             continue
         set_up(algorithm, name=name, rank=rank, size=size, shard=shard)
         if shard:

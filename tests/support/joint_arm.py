@@ -1,4 +1,4 @@
-"""Practice in a few numbers: two joints that are where they were told to be one tick later, and chunks of four."""
+"""A toy arm: two joints that reach their command within one tick, and policies with chunks of four actions."""
 
 import dataclasses
 
@@ -17,6 +17,7 @@ from dovetail.core.types import (
     View,
 )
 from dovetail.learn.algorithms.imitation import Imitation
+from dovetail.learn.learner import Learner
 from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.replay.mapped import MappedReplay
 
@@ -36,7 +37,7 @@ def make_flow(robot=ARM, **config):
 
 
 def make_episode(name, actions, *, start=(0.0, 0.0), human=(), demo=False, success=True, rewards=None):
-    """An episode, and its labels, in which each action is reached. `human` are ticks; a demonstration is all human."""
+    """An episode in which each action is reached, and its labels. `human` are the ticks of a person; in a demonstration, all."""
     actions = np.asarray(actions, np.float32)
     num_steps = len(actions)
     seen = np.concatenate((np.asarray([start], np.float32), actions))
@@ -89,17 +90,17 @@ def fill(folder, *episodes):
     return replay
 
 
-class Everything(Imitation):
-    """Cloning whatever was done, by whomever and to whatever end: what nobody should do, to compare with."""
+class ImitateEverything(Imitation):
+    """Clones every step, also the policy's own and failures: a baseline."""
 
     @property
     def sample_request(self):
-        wants = super().sample_request
-        return dataclasses.replace(wants, rows={View(): sum(wants.rows.values())}, waits=True)
+        request = super().sample_request
+        return dataclasses.replace(request, rows={View(): sum(request.rows.values())}, waits=True)
 
 
 def spy_on(policy):
-    """What a policy is asked to clone: (actions, mask) of each call."""
+    """Record (actions, mask) of each call of `imitation_loss`."""
     given, loss = [], policy.imitation_loss
 
     def imitation_loss(features, actions, mask=None, *, generator=None):
@@ -111,5 +112,9 @@ def spy_on(policy):
 
 
 def chunks_of(policy, states, *, seed=0):
-    """What it would do, [B, H, A]."""
+    """The policy's chunks in these states, [B, H, A]."""
     return policy.act({"joint_pos": np.asarray(states, np.float32)}, ActContext(seed=seed)).actions
+
+
+def learner_of(algorithm, replay, **settings):
+    return Learner(algorithm=algorithm, replay=replay, robot=ARM, rng=np.random.default_rng(0), **settings)

@@ -1,4 +1,4 @@
-"""One of each algorithm that learns from a replay, small, and batches for them."""
+"""A small instance of each replay algorithm, batches for them, and a comparison of states."""
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ def flow(robot, kind=Flow, config=FlowConfig):
 
 
 def algorithms(robot):
-    """One of each that learns from a replay."""
+    """One small instance of each algorithm that learns from a replay."""
     gaussian = GaussianMLP(GaussianMLPConfig(hidden=(16, 16)), robot=robot)
     single = GaussianMLP(GaussianMLPConfig(hidden=(16, 16)), robot=robot)
     actor = FlowActor(FlowActorConfig(hidden=16), robot=robot)
@@ -49,15 +49,20 @@ def algorithms(robot):
 def batch_for(algorithm, device="cpu"):
     rng = np.random.default_rng(0)
     chunks = algorithm._policy.spec.horizon
-    ahead = (chunks,) if chunks > 1 else ()
+    chunk = (chunks,) if chunks > 1 else ()
     arrays = {
         "observation/joint_pos": rng.normal(size=(8, 3)).astype(np.float32),
         "next/joint_pos": rng.normal(size=(8, 3)).astype(np.float32),
-        "action": rng.uniform(-1, 1, size=(8, *ahead, 2)).astype(np.float32),
-        "achieved": rng.uniform(-1, 1, size=(8, *ahead, 2)).astype(np.float32),
+        "action": rng.uniform(-1, 1, size=(8, *chunk, 2)).astype(np.float32),
+        "achieved": rng.uniform(-1, 1, size=(8, *chunk, 2)).astype(np.float32),
         "action/mask": np.arange(8 * chunks).reshape(8, chunks) % 7 > 0,
         "reward": rng.normal(size=8).astype(np.float32),
         "discount": np.ones(8, np.float32),
-        "human": np.broadcast_to((np.arange(8) % 2 == 0).reshape(8, *(1 for _ in ahead)), (8, *ahead)).copy(),
+        "human": np.broadcast_to((np.arange(8) % 2 == 0).reshape(8, *(1 for _ in chunk)), (8, *chunk)).copy(),
     }
     return {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}
+
+
+def same_arrays(a, b):
+    """Whether two mappings have the same keys and identical arrays."""
+    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
