@@ -114,7 +114,7 @@ def test_stopped_inference_process_makes_the_arm_hold_then_stop(live, record_pro
         ("policy.nan_after=4", "policy 'faulty' gave 5 consecutive chunks that are not finite"),
         (
             "policy.raise_after=4",
-            "the inference process has died: RuntimeError: the policy has had enough after 4",
+            "the inference process has died: RuntimeError: the policy failed on purpose after 4",
         ),
         ("policy.hang_after=4", "inference has not answered for 0.5 s"),
     ],
@@ -268,7 +268,7 @@ def test_process_killed_between_two_episodes_is_a_fault(live):
     [
         (
             "policy.fail_to_start=true",
-            "the inference process has died: RuntimeError: the policy does not feel like",
+            "the inference process has died: RuntimeError: the policy failed on purpose",
         ),
         ("policy.exit_at_start=true", r"the inference process has died \(exit status 3\)"),
     ],

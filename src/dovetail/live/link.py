@@ -181,7 +181,7 @@ class LiveLink:
         """Acknowledge the fault from outside a console. Only a console can release its emergency stop."""
         self._acknowledged.set()
 
-    def await_acknowledgement(self, fault: str, *, should_stop: Callable[[], bool]) -> bool:
+    def wait_for_acknowledgement(self, fault: str, *, should_stop: Callable[[], bool]) -> bool:
         """Wait until a person has acknowledged the fault; False if the run is to end instead. The arm does not move."""
         emergency = self.mailbox.newest(Event.EMERGENCY)
         # An acknowledgement from before the fault does not count, unless it follows an emergency stop.

@@ -87,7 +87,7 @@ class AttendedActor(ActorWrapper):
 
     def _wait_for_acknowledgement(self, fault: str) -> bool:
         """False if the run is to end instead."""
-        if self._link.await_acknowledgement(fault, should_stop=self._should_stop):
+        if self._link.wait_for_acknowledgement(fault, should_stop=self._should_stop):
             self._inner.acknowledge()
             self.was_acknowledged = True
             return True
