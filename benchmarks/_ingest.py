@@ -120,7 +120,7 @@ class RolesWithoutArms:
         """Deliver a few episodes and wait until the learner updates."""
         for _ in range(num_episodes):
             ray.get(self._arms.deliver_once.remote())
-        ray.get(self._store.settle.remote(30.0))
+        ray.get(self._store.wait_until_processed.remote(30.0))
         ray.get(self._learner.learn.remote(None))
         while self._updates() < 10:
             time.sleep(0.1)
@@ -133,7 +133,7 @@ class RolesWithoutArms:
         updates = self._updates() - updates
         cpu_s = {name: used - cpu_s[name] for name, used in self._cpu_s().items()}
         offered, latencies = ray.get(running)
-        ray.get(self._store.settle.remote(60.0))
+        ray.get(self._store.wait_until_processed.remote(60.0))
         return Ingested(took_s, offered, len(latencies), tuple(latencies), updates, cpu_s)
 
     def close(self) -> None:

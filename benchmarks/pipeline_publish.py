@@ -20,7 +20,7 @@ from dovetail.bench.rows import Row
 from dovetail.config.cluster import ClusterConfig
 from dovetail.core.types import Array
 from dovetail.runtime.ray.cluster.connection import connected
-from dovetail.runtime.ray.roles.weights import Publisher, WeightsRole
+from dovetail.runtime.ray.roles.weights import SharedMemoryPublisher, WeightsRole
 
 __all__ = ["bench", "latencies"]
 
@@ -87,7 +87,7 @@ def _once(
 
 
 def _ours(weights: Any, *, half: bool) -> Callable[[dict[str, Array], int], None]:
-    publisher = Publisher(weights, half=half)
+    publisher = SharedMemoryPublisher(weights, half=half)
     return lambda arrays, version: publisher.publish({"policy": arrays}, version=version)
 
 

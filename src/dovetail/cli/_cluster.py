@@ -19,7 +19,7 @@ __all__ = ["join", "leave", "status"]
 
 _POLL_S = 0.5
 _ROLE = ("name", "host", "health", "starts")
-_NOT_SHOWN = (*_ROLE, "pid", "born_unix_s", "stop_asked")
+_NOT_SHOWN = (*_ROLE, "pid", "started_unix_s", "stop_requested")
 
 
 def join(files: Sequence[str], name: str | None, *, wait: bool) -> None:

@@ -113,7 +113,8 @@ class InlineRuntime:
         self, purpose: Purpose, wanted: Mapping[ArmGroup, range], weights: WeightSnapshot | None
     ) -> dict[ArmGroup, list[EpisodeResult]]:
         results: list[EpisodeResult] = []
-        self._robot.prepare(purpose)
+        if purpose is Purpose.EVAL:  # a new actor, so that evaluations do not depend on each other
+            self._robot.prepare(purpose)
         for index in wanted[_GROUP]:
             if purpose is Purpose.EVAL:
                 episode = self._run_evaluation(index, len(wanted[_GROUP]), weights)
