@@ -283,7 +283,7 @@ def test_mailbox_with_another_number_of_axes_is_refused(tmp_path, processes):
     run = LinkedRun(tmp_path, "one_process")
     try:
         run.assembly.link.mailbox.word["num_axes"][0] = 6
-        with pytest.raises(NotLive, match="no mailbox of 7 axes"):
+        with pytest.raises(NotLive, match="not a mailbox with 7 axes"):
             LiveView.attach(run.folder.path)
     finally:
         run.close()

@@ -389,5 +389,6 @@ class RobotHost:
 
 def _error(kind: str, message: str) -> DovetailError:
     found = getattr(errors, kind, None)
-    is_ours = isinstance(found, type) and issubclass(found, DovetailError)
-    return found(message) if is_ours else FailureError(message)
+    if isinstance(found, type) and issubclass(found, DovetailError):
+        return found(message)
+    return FailureError(message)

@@ -175,5 +175,5 @@ def test_recorded_episodes_are_not_replayed_or_counted_twice(make_folder):
 
 def test_recording_needs_a_run_folder(make_folder):
     training = build_training(make_folder("algorithm.record_episodes=true").config)
-    with pytest.raises(UsageError, match=r"algorithm\.record=true needs a run folder"):
+    with pytest.raises(UsageError, match=r"algorithm\.record_episodes=true needs a run folder"):
         training.step()
