@@ -153,7 +153,7 @@ def test_wrong_calls_raise_usage_error(tmp_path: Path) -> None:
     spool.begin(episode.start)
     with pytest.raises(UsageError, match="step 2 is not the next"):
         spool.append(second, after=after(episode, 1))
-    with pytest.raises(UsageError, match="not other"):
+    with pytest.raises(UsageError, match="cannot append to other"):
         spool.append(dataclasses.replace(first, episode_id="other"), after=after(episode, 0))
     spool.append(first, after=after(episode, 0))
     odd = dataclasses.replace(second, columns={**second.columns, "extra/new": np.zeros(4)})

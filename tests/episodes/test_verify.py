@@ -228,7 +228,7 @@ def test_lost_frames_of_lossless_video_are_named(folder: Path) -> None:
     assert "," not in finding.recoverable.partition(";")[0]
     path.write_bytes(original[: len(original) // 2])
     (finding,) = damage(folder)
-    assert finding.problem == f"has {len(original) // 2} bytes, not {len(original)}"
+    assert finding.problem == f"has {len(original) // 2} bytes, expected {len(original)}"
     assert finding.recoverable.startswith("camera 'camera/wrist' is lost from frame 1")
     path.write_bytes(b"")
     (finding,) = damage(folder)
@@ -350,8 +350,8 @@ def test_other_schemas_and_renamed_folders_are_found(folder: Path) -> None:
     (folder / "old").mkdir()
     (folder / "old" / "manifest.json").write_bytes(dump_json({"schema": 1, "id": "old"}, indent=1))
     problems = [finding.problem for finding in damage(folder) if finding.episode_id == "old"]
-    assert problems == ["was made by dovetail 0.1, before schema 2: read it with that version"]
-    with pytest.raises(StoreError, match=r"made by dovetail 0\.1, before schema 2"):
+    assert problems == ["was written by dovetail 0.1 (schema 1). Read it with that version."]
+    with pytest.raises(StoreError, match=r"written by dovetail 0\.1 \(schema 1\)"):
         EpisodeLog(folder).load("old")
 
 
@@ -400,7 +400,7 @@ def test_damaged_record_is_found_and_later_ones_counted(spool: Path) -> None:
         flip(path, place)
         finding = only(spool)
         assert finding.problem.startswith("is damaged after step 2")
-        assert "2 whole records in them" in finding.problem
+        assert "with 2 intact records" in finding.problem
         assert finding.recoverable == "its first 2 steps, as an aborted episode"
         assert not finding.repairable
         loaded = Spool(spool).load("e1")

@@ -258,7 +258,7 @@ def test_mismatch_error_names_both_sides(tmp_path: Path) -> None:
     assert "no feature 'observation.stat'. Did you mean 'observation.state'?" in refused(
         rename={"observation.stat": "x"}
     )
-    assert "'observation.state[2:9]' is not a part" in refused(rename={"observation.state[2:9]": "joint_pos"})
+    assert "'observation.state[2:9]' is out of range" in refused(rename={"observation.state[2:9]": "joint_pos"})
 
 
 def test_other_dataset_versions_are_refused(tmp_path: Path) -> None:
@@ -270,7 +270,7 @@ def test_other_dataset_versions_are_refused(tmp_path: Path) -> None:
     ):
         open_dataset(root).episodes()
     change_info(root, codebase_version="v4.0")
-    with pytest.raises(UsageError, match=r"v4\.0, not v3\.0: this version of Dovetail does not know it"):
+    with pytest.raises(UsageError, match=r"v4\.0, not v3\.0\. This version of Dovetail cannot read it"):
         open_dataset(root).episodes()
     with pytest.raises(UsageError, match=r"is not a LeRobot dataset: it has no meta/info\.json"):
         open_dataset(tmp_path).episodes()

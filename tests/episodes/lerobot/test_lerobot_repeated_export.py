@@ -199,7 +199,7 @@ def test_damaged_episode_stops_export_without_trace(tmp_path: Path) -> None:
             del episode.segments[0].columns["observation/gripper"]
             return episode
 
-    with pytest.raises(StoreError, match=r"observation 'gripper' is missing, not float32\[1\] as specified"):
+    with pytest.raises(StoreError, match=r"observation 'gripper' is missing, but its spec says float32\[1\]"):
         export(Odd([0]), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -248,7 +248,7 @@ def test_unsuitable_folders_are_refused(tmp_path: Path) -> None:
         export(log, root)
     info = json.loads((root / "meta/info.json").read_text())
     (root / "meta/info.json").write_text(json.dumps({**info, "codebase_version": "v2.1"}))
-    with pytest.raises(UsageError, match=r"version v2\.1, not v3\.0: convert it .*convert_dataset_v21_to_v30"):
+    with pytest.raises(UsageError, match=r"version v2\.1, not v3\.0\. Convert it .*convert_dataset_v21_to_v30"):
         export(log, root)
 
 
