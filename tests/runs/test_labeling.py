@@ -209,11 +209,11 @@ def test_pending_episodes_are_labeled_after_a_restart(tmp_path: Path) -> None:
     fresh = Slow()
     fresh.go.set()
     again, _, queue, _ = make_dispatcher(tmp_path, fresh)
-    assert [again.take_up(name) for name in ("e0", "e1", "e2")] == [None] * 3
-    assert again.take_up("e0") is None  # asked about once, however often it is taken up
+    assert [again.label_again(name) for name in ("e0", "e1", "e2")] == [None] * 3
+    assert again.label_again("e0") is None  # asked about once, however often it is taken up
     until(again)
     assert sorted(fresh.asked) == ["e0", "e2"]  # the other one waits for a person
-    assert sorted(again.news()) == ["e0", "e2"]
+    assert sorted(again.changed()) == ["e0", "e2"]
     assert queue.ids() == ["e1"]
     slow.go.set()
 
@@ -259,12 +259,12 @@ def test_wait_ends_after_its_limit(tmp_path: Path) -> None:
     label(dispatcher, "e0", "e1", "e2")
     looks = []
 
-    def look_up() -> None:
+    def poll() -> None:
         looks.append(dispatcher.num_under_way)
         time.s += 1.0
 
-    dispatcher.wait(3.0, on_poll=look_up)
+    dispatcher.wait(3.0, on_poll=poll)
     assert looks == [3, 3, 3]
     slow.go.set()
-    dispatcher.wait(1000.0, on_poll=look_up)
+    dispatcher.wait(1000.0, on_poll=poll)
     assert dispatcher.num_under_way == 0

@@ -120,11 +120,11 @@ from pathlib import Path
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.inline import InlineRun
 asked, at = iter(range(10**9)), int(sys.argv[2])
-def look_up():
+def poll():
     if next(asked) == at:
         os.kill(os.getpid(), signal.SIGKILL)
     return False
-InlineRun(RunFolder.open(Path(sys.argv[1])), should_stop=look_up).run()
+InlineRun(RunFolder.open(Path(sys.argv[1])), should_stop=poll).run()
 """
 
 

@@ -18,9 +18,9 @@ class EpisodePermit:
 class EpisodePermits:
     """Keeps the update-to-data ratio: simulated arms wait for a learner that is behind. The store sets the counts."""
 
-    def __init__(self, *, utd: float, start_after_steps: int, max_behind_steps: int, max_steps: int) -> None:
+    def __init__(self, *, utd: float, start_after_steps: int, max_steps_ahead: int, max_steps: int) -> None:
         self._utd, self._start_after = utd, start_after_steps
-        self._max_behind, self._max_steps = max_behind_steps, max_steps
+        self._max_ahead, self._max_steps = max_steps_ahead, max_steps
         self.env_steps = 0
         self.trained_steps = 0  # of these, in episodes that the learner uses
         self.updates = 0
@@ -37,7 +37,7 @@ class EpisodePermits:
         """A permit for one episode; None: ask again later. A real arm never waits."""
         if self.env_steps >= self._max_steps:
             return None
-        if not real_time and not self.learner_waits and self.behind_steps > self._max_behind:
+        if not real_time and not self.learner_waits and self.behind_steps > self._max_ahead:
             return None
         permit = EpisodePermit(index=self.next_index, robot_minutes=robot_minutes, streams=self.streams)
         self.next_index += 1

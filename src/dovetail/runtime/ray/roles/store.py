@@ -102,7 +102,7 @@ class StoreRole(Role):
         self._permits = EpisodePermits(
             utd=config.learner.utd,
             start_after_steps=config.learner.start_after_steps,
-            max_behind_steps=config.cluster.max_steps_ahead,
+            max_steps_ahead=config.cluster.max_steps_ahead,
             max_steps=config.run.env_steps,
         )
         algorithm = fleet.algorithm(policy)
