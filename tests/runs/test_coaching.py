@@ -154,7 +154,9 @@ def test_policy_without_exploration(run):
 def test_operator_who_always_takes_over(run):
     folder = run(
         *QUICK,
-        "operator={watched_share: 1.0, fade_out_minutes: 100000, stuck_after_steps: 1, min_progress: 10, min_takeover_steps: 60, max_takeover_steps: 60}",
+        "operator={watched_share: 1.0, fade_out_minutes: 100000, stuck_after_steps: 1, min_progress: 10}",
+        "operator.min_takeover_steps=60",
+        "operator.max_takeover_steps=60",
         "run.env_steps=1100",
     )
     found = told(folder)

@@ -22,8 +22,11 @@ def episode_of(assembly, purpose):
 
 
 def helped(toy, *, hide):
-    """A person who takes over at once and brings it to the goal."""
-    person = "operator={type: scripted, watched_share: 1.0, stuck_after_steps: 1, min_progress: 1.0, min_takeover_steps: 30, max_takeover_steps: 30}"
+    """A scripted operator who takes over at once and reaches the goal."""
+    person = (
+        "operator={type: scripted, watched_share: 1.0, stuck_after_steps: 1, min_progress: 1.0, "
+        "min_takeover_steps: 30, max_takeover_steps: 30}"
+    )
     return build_assembly(load([toy], [person, f"labeling.hide_success={str(hide).lower()}"]))
 
 

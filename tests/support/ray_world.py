@@ -42,7 +42,8 @@ robot: {{type: "support.ray_plugins:FaultyArm", journal: "{journal}", signs: "{s
 operator: {{type: scripted, watched_share: 0.0}}
 policy: {{type: gaussian_mlp, hidden: [32, 32]}}
 actor: {{type: sequential, layout: processes, flush_every_s: 0.1, inference_timeout_s: 2.0, heartbeat_timeout_s: 0.5}}
-algorithm: {{type: "support.ray_algorithms:RunsOutOfMemory", signs: "{signs}", batch_size: 32, hidden: [32, 32], lr: 0.001, num_steps: 3}}
+algorithm: {{type: "support.ray_algorithms:RunsOutOfMemory", signs: "{signs}", batch_size: 32, hidden: [32, 32], lr: 0.001,
+            num_steps: 3}}
 learner: {{utd: 1, warmup_updates: 20, bc_updates: 20}}
 run: {{demos: 0, demo_noise: 0.0, env_steps: 1000000, eval_episodes: 2, untrained_episodes: 0, video_episodes: 0,
        checkpoint_every_s: 1.0, stop_when_solved: {{window: 20, success_rate: 0.4}}}}

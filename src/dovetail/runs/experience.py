@@ -22,7 +22,7 @@ from dovetail.runs.labeling import AsksLabelers, LabelDispatcher
 
 __all__ = ["EpisodeRecord", "Experience", "image_codec"]
 
-_REBUILT = "replay is made anew"
+_REBUILT = "replay rebuilt"
 
 
 def image_codec(config: ImagesConfig) -> ImageCodec:

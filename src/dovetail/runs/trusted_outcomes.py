@@ -14,7 +14,7 @@ _SCRIPTS = {"none", "scripted"}  # operators that judge no better than the task
 
 
 class TrustedOutcomes:
-    """`add` every episode of the run; then `solved` tells whether one succeeded."""
+    """`add` every episode of the run; then `solved` returns whether one succeeded."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._config_hash, self._labeling = folder.config_hash, folder.config.labeling

@@ -48,7 +48,7 @@ def test_stopped_role_saves_and_another_process_continues(tmp_path: Path) -> Non
     """The role without Ray: all its state is in the folder."""
     (tmp_path / "ppo.yaml").write_text(PPO_RUN)
     path = RunFolder.create(tmp_path / "run", load([tmp_path / "ppo.yaml"], ["run.env_steps=640"])).path
-    first = OnPolicyRole("practice", path=path, live=False)
+    first = OnPolicyRole("on_policy", path=path, live=False)
     first.start(None)
     while not first.report()["updates"]:
         time.sleep(0.01)
@@ -57,7 +57,7 @@ def test_stopped_role_saves_and_another_process_continues(tmp_path: Path) -> Non
     before = int(load_checkpoint(path / "checkpoints" / "last")[0]["practice/counters"][0])
     assert 0 < before < 10
     first._lock_file.close()
-    second = OnPolicyRole("practice", path=path, live=False)
+    second = OnPolicyRole("on_policy", path=path, live=False)
     second.start(None)
     second.start(None)  # safe to repeat
     assert ended(second) == "done"
@@ -120,7 +120,7 @@ def test_killed_role_continues_from_its_checkpoint(tmp_path: Path, asynchronous:
         process.kill()
     assert process.returncode == 0, said
     assert killed
-    assert [one["role"] for one in events(run) if one["event"] == "restarted"] == ["practice"]
+    assert [one["role"] for one in events(run) if one["event"] == "restarted"] == ["on_policy"]
     report = json.loads((run / "report.json").read_text())
     assert report["success_after"]["episodes"] == 2
     state, _ = load_checkpoint(run / "checkpoints" / "last")

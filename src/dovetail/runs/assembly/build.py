@@ -125,7 +125,7 @@ class Assembly:
         """The actor that runs episodes of a purpose, in this process or in several.
 
         `spool` records them while they run. `weights` is the folder from which online episodes load newer weights if
-        `actor.swap_weights` says so. The policy is untrained until `load`.
+        `actor.swap_weights` allows it. The policy is untrained until `load`.
         """
         config = self.config.actor.config
         if isinstance(config, ConfiguresLayout) and config.layout == "processes":

@@ -1,4 +1,4 @@
-"""A task that hides its success from online episodes, so that only labels can tell it: for `labeling.hide_success`.
+"""A task that hides its success from online episodes, so that only labels show it: for `labeling.hide_success`.
 
 A simulated task detects success, a real one does not. To measure what labels alone achieve, success must not end the
 episode, stop a scripted operator, or give a reward. A failure and the time limit still end the episode.

@@ -1,1 +1,1 @@
-"""The driver of a Ray run: starts the roles, watches them, runs the phases, and publishes the status."""
+"""The driver of a Ray run: starts and monitors the roles, runs the phases, and publishes the status."""

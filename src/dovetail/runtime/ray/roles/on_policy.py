@@ -32,7 +32,7 @@ from dovetail.runtime.ray.roles.role import Role, exclusive_lock
 
 __all__ = ["OnPolicyRole", "RayOnPolicyRun"]
 
-_NAME = "practice"
+_NAME = "on_policy"
 _POLL_S = 0.05
 _STATUS_S = 0.5
 _COPY_S = 0.2
@@ -47,7 +47,7 @@ class OnPolicyRole(Role):
         torch.set_flush_denormal(True)
         keep_freed_memory()
         self._path, self._live = path, live
-        self._lock_file = exclusive_lock(path / ".practice.lock")
+        self._lock_file = exclusive_lock(path / ".on_policy.lock")
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._link: LiveLink | None = None

@@ -87,7 +87,7 @@ class SharedMemoryPublisher:
 class RayPublisher:
     """See `runs.checkpoints.WeightPublisher`: every version goes to the arms, and a version to keep also to disk.
 
-    If a version is pinned, arms get that one. The store is told of every version.
+    If a version is pinned, arms get that one. The store is notified of every version.
     """
 
     writes_every_version = False
