@@ -119,7 +119,7 @@ def test_repairable_files_are_repaired(cli: Cli, run: RunFolder) -> None:
     result = cli("episodes", "verify", "made")
     assert result.code == 1
     assert "runs/made/episodes/e1/manifest.json is damaged" in result.out
-    assert "runs/made/labels/labels.jsonl line 2 is not what was written there" in result.out
+    assert "runs/made/labels/labels.jsonl line 2 is damaged" in result.out
     assert result.out.count("`dovetail episodes verify runs/made --repair` repairs it") == 2
     assert result.out.endswith("3 episodes, 1 damaged, 1 problem elsewhere, 0 repaired, 2 left: runs/made\n")
     result = cli("episodes", "verify", "made", "--repair")
@@ -142,7 +142,7 @@ def test_irreparable_files_are_reported(cli: Cli, run: RunFolder) -> None:
     assert {path: path.read_bytes() for path in files(run)} == before
     for message in (
         "episodes/e2/steps.parquet is missing",
-        "the images are whole",
+        "the images are intact",
         "episodes/e3/stranger is not part of the episode",
         "version 1 of the weights is lost; whole: 2, 3",
         "delete runs/made/checkpoints/last: a resumed run then learns again",
@@ -167,7 +167,7 @@ def test_interrupted_episode_is_not_damaged(cli: Cli, run: RunFolder) -> None:
     path = run.path / "spool" / "e8.journal"
     path.write_bytes(path.read_bytes()[:-3])
     result = cli("episodes", "verify", "made", "--repair")
-    assert "ends in half a record" in result.out and "repaired" in result.out
+    assert "ends in an incomplete record" in result.out and "repaired" in result.out
     assert result.code == 0
     assert cli("episodes", "verify", "made").code == 0
 

@@ -17,7 +17,7 @@ from dovetail.core.types import Episode, Observation, Outcome
 from dovetail.labels.human import human_labels
 from dovetail.labels.store import LabelStore
 from dovetail.runs.folder import RunFolder
-from support.chat_server import ChatServer, Seen, bright
+from support.chat_server import ChatServer, Question, bright
 from support.command_line import Cli
 from support.made_runs import label, made_episode, made_run
 from support.tiny_vlm import make_tiny_vlm
@@ -72,7 +72,7 @@ def counts(run: RunFolder) -> list[str]:
 
 
 def test_episodes_are_labeled_concurrently(cli: Cli, server: ChatServer, run: RunFolder) -> None:
-    server.moods = ["slow"] * 3
+    server.faults = ["slow"] * 3
     result = by_vlm(cli, server, "max_concurrent=3")
     assert result.code == 0, result.err
     assert verdicts_of(run) == list(TRUTH)
@@ -123,7 +123,7 @@ def test_an_opinion_does_not_become_the_current_label(cli: Cli, server: ChatServ
 @pytest.mark.parametrize("mood", ["429", "500", "truncated", "nonsense", "silence", "wrong length"])
 def test_no_wrong_labels_from_a_failing_server(cli: Cli, server: ChatServer, run: RunFolder, mood: str) -> None:
     """Failed episodes stay unlabeled; the next call labels them."""
-    server.moods = [mood] * 4
+    server.faults = [mood] * 4
     result = by_vlm(cli, server, "max_concurrent=1", "reward=progress", "--json")
     assert result.code == 1
     facts = json.loads(result.out)
@@ -134,7 +134,7 @@ def test_no_wrong_labels_from_a_failing_server(cli: Cli, server: ChatServer, run
 
 
 def test_stops_after_five_failures_in_a_row(cli: Cli, server: ChatServer, run: RunFolder) -> None:
-    server.moods = ["500"] * 1000
+    server.faults = ["500"] * 1000
     result = by_vlm(cli, server, "max_concurrent=1")
     assert result.code == 1
     assert server.num_questions == 10  # five episodes, two tries each
@@ -144,7 +144,7 @@ def test_stops_after_five_failures_in_a_row(cli: Cli, server: ChatServer, run: R
 
 
 def test_ctrl_c_keeps_finished_labels(cli: Cli, server: ChatServer, run: RunFolder) -> None:
-    def interrupt(seen: Seen) -> dict[str, Any]:
+    def interrupt(seen: Question) -> dict[str, Any]:
         if len(server.seen) == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return bright(seen)
@@ -162,7 +162,7 @@ def test_ctrl_c_keeps_finished_labels(cli: Cli, server: ChatServer, run: RunFold
 def test_a_person_can_label_at_the_same_time(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     """Through another store object, as in another process. The person's label is current."""
 
-    def meanwhile(seen: Seen) -> dict[str, Any]:
+    def meanwhile(seen: Question) -> dict[str, Any]:
         word = human_labels(
             "e0", num_steps=6, outcome=Outcome.SUCCESS, judgement=Outcome.FAILURE, by=f"anna{len(server.seen)}"
         )
@@ -220,7 +220,7 @@ def test_an_untrained_model_folder_labels_nothing(cli: Cli, run: RunFolder, tmp_
     settings = (f"model_folder={folder}", "max_tokens=16", "num_frames=2", "device=cpu")
     result = cli("label", "r", "--labeler", "vlm", *settings, "--limit", "2")
     assert result.code == 1
-    assert result.out.count("the model's answer holds no JSON object with the question's id") == 2
+    assert result.out.count("the model's answer contains no JSON object with the question's id") == 2
     assert LabelStore(run.labels).ids() == []
 
 

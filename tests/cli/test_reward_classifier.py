@@ -6,7 +6,7 @@ import pytest
 from PIL import Image
 
 from dovetail.labels.learned.classifier import ClassifierConfig, ClassifierLabeler
-from support.lamp_runs import lamp_episode, lamp_episodes, lamp_run
+from support.lamp_lighting_runs import lamp_episode, lamp_episodes, lamp_run
 
 QUICK = ("updates=40", "check_every=10", "batch_size=32", "shift=1", "encoder.features=32", "unsure_frames=0")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dovetail.cli.main import main
-from support.truthful_server import truthful_server
+from support.oracle_vlm_server import oracle_vlm_server
 
 
 def success(runs: Path, name: str, *settings: str) -> float:
@@ -26,7 +26,7 @@ def test_push_cube_learns_from_a_model_that_errs_one_time_in_ten(tmp_path: Path)
     """Its only reward is what a server says that is shown two frames of each episode: at least 90 % of the success that
     the same recipe and seed come to with the true outcome."""
     truth = success(tmp_path, "truth")
-    with truthful_server(tmp_path / "judged").running() as server:
+    with oracle_vlm_server(tmp_path / "judged").running() as server:
         vlm = f"{{type: vlm, url: '{server.url}', model: stand-in, num_frames: 2}}"
         judged = success(tmp_path, "judged", f"labels=[{vlm}]", "robot.images=[front]")
         wrong = server.answer.num_wrong / server.num_questions  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Plugins to configure that depend on no other room, and a base config made of them."""
+"""Fixtures: config files in an empty folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an editor would underline."""
+"""The JSON Schema accepts and refuses the same configs as the loader."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dovetail.config.plugins import BUILTIN
 
 @pytest.fixture
 def known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built-ins that are surely importable, and one that surely is not."""
+    """Replace the built-in plugins by importable samples, and one by a missing module."""
     samples = {"task": "Task", "robot": "Robot", "policy": "Policy"}
     for kind, names in BUILTIN.items():
         for name in names:
@@ -72,7 +72,7 @@ def test_refuses(document: str, known: None) -> None:
     assert problems(BASE + document) != []
 
 
-def test_nested_models_are_referred_to_by_names_of_their_own(known: None) -> None:
+def test_nested_models_have_their_own_definitions(known: None) -> None:
     definitions = json_schema()["$defs"]
     assert "policy.gaussian_mlp.Encoder" in definitions
     encoder = definitions["policy.gaussian_mlp"]["properties"]["encoder"]

@@ -1,4 +1,4 @@
-"""Merging, overrides, saving; and the one line that each mistake gets."""
+"""Merging, overrides, saving, and the error line of each mistake."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def test_a_changed_type_drops_the_old_settings(base: str, write: Write) -> None:
     assert task.config == sample_plugins.OtherTask.Config(angle_deg=90)
 
 
-def test_the_same_type_keeps_them(base: str, write: Write) -> None:
+def test_the_same_type_keeps_the_old_settings(base: str, write: Write) -> None:
     task = load([base, write("later.yaml", "task: support.sample_plugins:Task")]).task
     assert task is not None
     assert task.config == sample_plugins.Task.Config(clearance_mm=0.5)
 
 
-def test_a_bare_name_takes_settings_from_a_later_file(base: str, write: Write) -> None:
+def test_later_file_adds_settings_to_a_bare_name(base: str, write: Write) -> None:
     robot = load([base, write("later.yaml", "robot: {viewer: true}")]).robot
     assert robot.config == sample_plugins.Robot.Config(viewer=True)
 
@@ -112,7 +112,7 @@ def test_override_of_an_optional_section(base: str, write: Write) -> None:
     assert stop is not None and stop.window == 5
 
 
-def test_no_task_by_override(base: str) -> None:
+def test_override_removes_the_task(base: str) -> None:
     config = load([base], ["task=null", "robot.type=support.sample_plugins:BringsTask", "robot.id=Reach-v4"])
     assert config.task is None
 
@@ -136,7 +136,7 @@ def test_no_task_by_override(base: str) -> None:
         ),
         (
             "labels.3.type=x",
-            "override 'labels.3.type=x': 'labels' is a list of 1: write an index below that, not '3'",
+            "override 'labels.3.type=x': 'labels' is a list of 1: use a smaller index than that, not '3'",
         ),
         ("task.type.x=1", "override 'task.type.x=1': 'task.type' is a single value and has no 'x' inside"),
         (
@@ -285,7 +285,7 @@ def test_bad_source(tmp_path: Path, write: Write, source: str, message: str) -> 
 
 
 def test_unreadable_source(base: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def denied(self: Path, *args: object, **kwargs: object) -> str:  # by hand: root may read everything
+    def denied(self: Path, *args: object, **kwargs: object) -> str:  # simulated, because root can read everything
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(Path, "read_bytes", denied)
@@ -310,14 +310,14 @@ def test_recipes_have_a_name_a_description_and_a_task() -> None:
 
 @pytest.mark.parametrize("name", ["peg-insertion", "peg_insertion"])
 def test_a_recipe_by_either_spelling(name: str, base: str) -> None:
-    config = load([name, base])  # `base` replaces every plugin, so that no other room is needed
+    config = load([name, base])  # `base` replaces every plugin, so that no other folder is needed
     assert config.run.deterministic_share == 0.5
 
 
 # Bases
 
 
-def test_a_base_and_what_differs_from_it(tmp_path: Path, base: str) -> None:
+def test_files_with_bases(tmp_path: Path, base: str) -> None:
     (tmp_path / "lab.yaml").write_text(f"base: {base}\nrun: {{seed: 3}}\n")
     (tmp_path / "mine.yaml").write_text("base: lab.yaml\nlearner: {utd: 9}\n")
     config = load([tmp_path / "mine.yaml"])
@@ -325,7 +325,7 @@ def test_a_base_and_what_differs_from_it(tmp_path: Path, base: str) -> None:
     assert config.policy == load([base]).policy
 
 
-def test_a_recipe_upon_another() -> None:
+def test_a_recipe_with_a_base() -> None:
     assert load(["peg-insertion-async"]) == load(["peg-insertion"], ["runtime=ray"])
 
 
@@ -383,7 +383,7 @@ def test_dump_then_load_is_identity_and_order_does_not_matter(
     assert config_hash(config) == config_hash(again) == config_hash(reordered)
 
 
-def test_the_hash_tells_values_apart_but_not_spellings(base: str) -> None:
+def test_hash_depends_on_values_and_not_on_spelling(base: str) -> None:
     config = load([base])
     assert len(config_hash(config)) == 12
     assert config_hash(load([base], ["run.seed=1"])) != config_hash(config)
@@ -412,7 +412,7 @@ def test_a_changed_saved_config_is_refused(base: str, tmp_path: Path) -> None:
     assert f"saved as {config_hash(config)}); undo the change" in str(caught.value)
 
 
-def test_reordering_and_comments_are_no_change(base: str, tmp_path: Path) -> None:
+def test_reordering_and_comments_do_not_change_the_hash(base: str, tmp_path: Path) -> None:
     config = load([base])
     path = save(config, tmp_path)
     data = dict(reversed(_yaml.parse(path.read_text(), name="x").plain().items()))

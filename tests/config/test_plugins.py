@@ -1,4 +1,4 @@
-"""A plugin by built-in name, by entry point and by `module:Class`; and what is said when there is none."""
+"""Plugins by built-in name, by entry point and by `module:Class`; and errors for unknown ones."""
 
 from __future__ import annotations
 
@@ -53,12 +53,12 @@ def test_entry_point(name: str, installed: None) -> None:
     assert locate("task", name).origin == "entry point (my-lab)"
 
 
-def test_nobody_shadows_a_builtin(installed: None) -> None:
+def test_builtin_names_take_precedence(installed: None) -> None:
     assert locate("task", "push_cube").target == "dovetail.tasks.push_cube:PushCube"
     assert [p.origin for p in list_plugins() if p.name == "push_cube"] == ["built-in"]
 
 
-def test_builtin_names_are_data_that_follow_one_pattern() -> None:
+def test_builtin_names_follow_one_pattern() -> None:
     for names in BUILTIN.values():
         for name, target in names.items():
             assert name == plugins.normalize_name(name)
@@ -75,7 +75,7 @@ def test_builtin_names_are_data_that_follow_one_pattern() -> None:
         (
             "task",
             "my.tasks.Wipe",
-            "no task named 'my.tasks.Wipe'. For a class of your own write 'my.tasks:Wipe'",
+            "no task named 'my.tasks.Wipe'. For your own class, write 'my.tasks:Wipe'",
         ),
         (
             "task",
@@ -109,20 +109,22 @@ def test_builtin_names_are_data_that_follow_one_pattern() -> None:
         ("task", "a:b:c", "task 'a:b:c' should be written as 'package.module:Class', got 'a:b:c'"),
     ],
 )
-def test_errors_are_one_line_that_says_what_to_do(kind: str, name: str, message: str) -> None:
+def test_errors_are_one_line(kind: str, name: str, message: str) -> None:
     with pytest.raises(PluginError) as caught:
         resolve(kind, name)
     assert str(caught.value) == message
 
 
-def test_a_module_may_fail_in_any_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_import_error_is_a_plugin_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "fails_on_import.py").write_text("raise ValueError('two\\nlines')")
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(PluginError, match=r"cannot import module 'fails_on_import' \(ValueError: two lines\)"):
         resolve("task", "fails_on_import:Task")
 
 
-def test_listing_survives_what_cannot_be_imported(installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_listing_includes_plugins_that_cannot_be_imported(
+    installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake_builtin(monkeypatch)
     rows = {(row.kind, row.name): row for row in list_plugins()}
     assert {(kind, name) for kind, names in BUILTIN.items() for name in names} <= set(rows)
@@ -137,24 +139,24 @@ def test_locating_imports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert locate("policy", "gaussian_mlp").target == "dovetail.policies.gaussian_mlp:GaussianMLP"
 
 
-# ---- what somebody else's class may be
+# ---- classes that do not meet their contract
 
 
-class Unstoppable(sample_plugins.Plain):
-    """A robot but for `stop`."""
+class WithoutStop(sample_plugins.Plain):
+    """A robot without `stop`."""
 
     spec = observe = send = None
 
 
-class Deaf(sample_plugins.Plain):
-    """A robot that does not want to know its task."""
+class WithoutTask(sample_plugins.Plain):
+    """A robot whose constructor takes no task."""
 
     def __init__(self, config: Config) -> None:
         super().__init__(config)
 
 
-class StandsIn:
-    """Has nothing of its own."""
+class Proxy:
+    """Forwards every attribute."""
 
     Config = sample_plugins.Plain.Config
 
@@ -166,18 +168,18 @@ class StandsIn:
 @pytest.mark.parametrize(
     ("plugin", "message"),
     [
-        ("Unstoppable", "has no stop, which dovetail.core.contracts.Robot asks for"),
+        ("WithoutStop", "has no stop, which dovetail.core.contracts.Robot requires"),
         (
-            "Deaf",
+            "WithoutTask",
             ": its constructor should take (config, *, task), but got an unexpected keyword argument 'task'",
         ),
     ],
 )
-def test_what_is_no_robot_is_refused_when_it_is_built(plugin: str, message: str) -> None:
+def test_incomplete_robot_is_refused_when_built(plugin: str, message: str) -> None:
     with pytest.raises(PluginError) as caught:
         build("robot", f"{__name__}:{plugin}", sample_plugins.Plain.Config(), task=None)
     assert str(caught.value).startswith(f"robot '{__name__}:{plugin}'") and str(caught.value).endswith(message)
 
 
-def test_what_stands_for_another_object_is_taken_at_its_word() -> None:
-    assert isinstance(build("robot", f"{__name__}:StandsIn", sample_plugins.Plain.Config(), task=None), StandsIn)
+def test_a_proxy_is_not_checked_for_members() -> None:
+    assert isinstance(build("robot", f"{__name__}:Proxy", sample_plugins.Plain.Config(), task=None), Proxy)

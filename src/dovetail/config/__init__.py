@@ -1,1 +1,1 @@
-"""The typed schema, loading, plugins and recipes."""
+"""The settings of a run: schema, recipes, loading and saving, and the lookup of plugins."""

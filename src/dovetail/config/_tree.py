@@ -1,4 +1,4 @@
-"""Config data that remembers where each value was written, and how two such trees are merged."""
+"""Config data with the place of each value, and the merging of such data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Path = tuple[str | int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A mapping, a list or a scalar, and its place: `file:line`, or the override it came from."""
+    """A mapping, a list or a scalar, and where it was written: `file:line`, or an override."""
 
     value: Any  # dict[str, Node], list[Node], or a scalar
     where: str
@@ -29,7 +29,7 @@ class Node:
         return self.value
 
     def descend(self, path: Sequence[str | int]) -> tuple[Node, Path]:
-        """The node at a path, or the nearest one above it, and how much of the path exists."""
+        """The node at a path, or the nearest one above it, and the existing part of the path."""
         node, walked = self, 0
         for part in path:
             child = node._child(part)
@@ -79,7 +79,7 @@ def check_finite(node: Node, path: Path = ()) -> None:
 
 
 def merge(old: Node, new: Node) -> Node:
-    """Mappings merge key by key; anything else, and a mapping whose `type` changes, is replaced."""
+    """Merge mappings key by key. Other values, and a mapping with another `type`, are replaced."""
     if not (isinstance(old.value, dict) and isinstance(new.value, dict)):
         return new
     if "type" in old.value and "type" in new.value and _type(old) != _type(new):
@@ -91,7 +91,7 @@ def merge(old: Node, new: Node) -> Node:
 
 
 def put(root: Node, path: Sequence[str], new: Node) -> Node:
-    """A copy of the tree with `new` merged in at a path, which may go through lists by index."""
+    """A copy of the tree with `new` merged in at a path. The path may contain indices of lists."""
     return _put(root, path, new, ())
 
 
@@ -106,7 +106,7 @@ def _put(node: Node, path: Sequence[str], new: Node, above: Path) -> Node:
         return Node(items, node.where)
     if not isinstance(node.value, dict):
         raise ConfigError(f"{new.where}: '{dotted(above)}' is a single value and has no '{part}' inside")
-    if not rest:  # merged in rather than set, so that the rule for a changed type holds here too
+    if not rest:  # merge, so that another type replaces the section
         return Node(merge(node, Node({part: new}, new.where)).value, node.where)
     child = node.value.get(part)
     if child is None or child.value is None:  # `stop_when_solved: null`, then `run.stop_when_solved.window=5`
@@ -121,7 +121,7 @@ def _index(node: Node, part: str, new: Node, above: Path) -> int:
         return int(part)
     length = len(node.value)
     raise ConfigError(
-        f"{new.where}: '{dotted(above)}' is a list of {length}: write an index below that, not '{part}'"
+        f"{new.where}: '{dotted(above)}' is a list of {length}: use a smaller index than that, not '{part}'"
     )
 
 

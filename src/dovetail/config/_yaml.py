@@ -1,8 +1,7 @@
-"""YAML (and JSON, its subset) into a tree with line numbers, and back.
+"""Read YAML (and JSON, its subset) into a tree with line numbers, and write it.
 
-Scalars follow YAML 1.2 rather than PyYAML's 1.1: `no` and `off` are text, `010` is ten, `12:30` is text;
-and `3e-4` is a number without needing a dot. Kinder than both: `1e5` and `20_000` are whole numbers.
-Tags that would construct objects, duplicate keys, aliases and non-finite numbers are refused.
+Scalars follow YAML 1.2, not PyYAML's 1.1: `no` and `off` are text, `010` is ten, `12:30` is text, and `3e-4` is a number.
+In addition, `1e5` and `20_000` are whole numbers. Tags, duplicate keys, aliases and non-finite numbers are refused.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ __all__ = ["dump", "dump_inline", "parse"]
 _TAG = "tag:yaml.org,2002:"
 _MAX_EXACT = 2**53  # whole floats up to here are exact integers
 
-_RESOLVERS = [  # tag, what it looks like, its possible first characters
+_RESOLVERS = [  # tag, pattern, possible first characters
     ("null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
     ("bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
     ("int", re.compile(r"^(?:[-+]?[0-9][0-9_]*|0x[0-9a-fA-F]+|0o[0-7]+)$"), list("-+0123456789")),
@@ -38,18 +37,18 @@ _RESOLVERS = [  # tag, what it looks like, its possible first characters
 
 
 class _Loader(yaml.SafeLoader):
-    """Composes nodes only; values are made by `_scalar`, so no constructor of PyYAML ever runs."""
+    """Composes nodes only. `_scalar` makes the values, so no constructor of PyYAML runs."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
-            problem = "aliases (*name) are not supported, repeat the value"
+            problem = "aliases (*name) are not supported: repeat the value"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
         return super().compose_node(parent, index)
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever either our rules or YAML 1.1 would take for something else than text."""
+    """Quotes text that YAML 1.1, or the rules above, would read as something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -59,7 +58,7 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML's other styles lose some line breaks, such as U+0085.
+    # Other styles of PyYAML lose some line breaks, such as U+0085.
     return dumper.represent_scalar(_TAG + "str", text, style=None if text.isprintable() else '"')
 
 
@@ -84,10 +83,10 @@ def dump_inline(value: Any) -> str:
 
 
 def parse(text: str, *, name: str, is_json: bool = False, one_value: bool = False) -> Node:
-    """Read one document. `name` is what errors call it; with `one_value` places have no line number."""
+    """Read one document. `name` is its name in errors; with `one_value`, errors have no line number."""
     if is_json:
         _check_json(text, name)
-        text = text.replace("\t", " ")  # legal between JSON's tokens, impossible inside them, refused by YAML
+        text = text.replace("\t", " ")  # allowed between JSON tokens, but not in YAML
     try:
         loader = _Loader(text)
         try:
@@ -125,7 +124,7 @@ def _syntax_error(problem: yaml.YAMLError, name: str, *, one_value: bool) -> Con
 
 
 class _Builder:
-    """Turns PyYAML's nodes into ours."""
+    """Converts the nodes of PyYAML."""
 
     def __init__(self, name: str, *, one_value: bool) -> None:
         self._name, self._one_value = name, one_value
@@ -148,14 +147,14 @@ class _Builder:
             if key.value in found:
                 first = found[key.value].where
                 raise ConfigError(f"{self._where(key)}: duplicate key '{key.value}', first at {first}")
-            found[key.value] = self.build(value, line=key.start_mark.line)  # a value's place is its key's
+            found[key.value] = self.build(value, line=key.start_mark.line)  # report the line of the key
         return found
 
     def _scalar(self, node: yaml.ScalarNode) -> Any:
         text, kind = node.value, node.tag.removeprefix(_TAG)
         try:
             match kind:
-                case "str":  # joins the surrogate pairs of JSON's escapes
+                case "str":  # join the surrogate pairs of JSON escapes
                     return text.encode("utf-16", "surrogatepass").decode("utf-16")
                 case "null":
                     return None
@@ -182,7 +181,7 @@ class _Builder:
 
 
 def _float(text: str) -> float | int:
-    """A float; but a whole number in exponent form (`1e5`) serves a whole-number setting too."""
+    """A float, or an int for a whole number such as `1e5`."""
     text = text.replace("_", "")
     special = text.lower().lstrip("+-")
     if special in (".inf", ".nan"):

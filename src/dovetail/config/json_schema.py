@@ -1,4 +1,4 @@
-"""A JSON Schema (draft 2020-12) of config files, for editors: completion, and red lines as you type."""
+"""A JSON Schema (draft 2020-12) of config files, for completion and checks in editors."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ __all__ = ["json_schema"]
 
 
 def json_schema() -> dict[str, Any]:
-    """The whole schema: a branch per known plugin, and an open one for classes named `module:Class`."""
+    """The whole schema: a branch per known plugin, and an open branch for `module:Class`."""
     schema: dict[str, Any] = _filled_in(RunConfig.model_json_schema())
     schema["$schema"] = "https://json-schema.org/draft/2020-12/schema"
     schema["title"] = "Dovetail config"
     schema["properties"]["base"] = {
         "type": "string",
-        "description": "A recipe, or a file beside this one, that this one says the differences from.",
+        "description": "A recipe, or a file in the same folder. This file then has only the differences.",
     }
     schema["anyOf"] = [{"required": schema.pop("required")}, {"required": ["base"]}]
     definitions = schema.setdefault("$defs", {})
@@ -36,7 +36,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _filled_in(schema: Any) -> Any:
-    """References in place of the marks that plugin sections leave in pydantic's schema."""
+    """Replace the marks of plugin sections by references."""
     if isinstance(schema, list):
         return [_filled_in(item) for item in schema]
     if not isinstance(schema, dict):
@@ -48,12 +48,12 @@ def _filled_in(schema: Any) -> Any:
 
 
 def _branch(plugin: Plugin) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a section with this type may hold, and the definitions that it refers to."""
+    """The schema of a section with this type, and the definitions that it refers to."""
     name = plugin.name
     spellings = list(dict.fromkeys([name, name.replace("_", "-"), name.replace("-", "_")]))
     type_key: dict[str, Any] = {"const": spellings[0]} if len(spellings) == 1 else {"enum": spellings}
     required = [] if plugin.name == _default_type(plugin.kind) else ["type"]
-    if plugin.error is not None:  # cannot be imported here, so nothing is known of its settings
+    if plugin.error is not None:  # not importable here: its settings are unknown
         return {"type": "object", "properties": {"type": type_key}, "required": ["type"]}, {}
     model = config_model(resolve(plugin.kind, plugin.name))
     template = f"#/$defs/{plugin.kind}.{plugin.name}.{{model}}"
@@ -68,7 +68,7 @@ def _branch(plugin: Plugin) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _default_type(kind: str) -> str | None:
-    """The type that a section may leave out, because the default layer names it."""
+    """The default type of a section, which a file may leave out."""
     for section, default in DEFAULT_SECTIONS.items():
         if SECTION_KINDS[section] == kind and isinstance(default, dict):
             return str(default["type"])

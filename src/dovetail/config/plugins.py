@@ -1,10 +1,10 @@
-"""One resolver for all that can be exchanged: a built-in name, an installed entry point, or `module:Class`.
+"""Find plugin classes: by a built-in name, an installed entry point, or `module:Class`.
 
-    resolve("task", "peg_insertion")         built in; `peg-insertion` is the same
-    resolve("task", "wipe_board")            from a package with the entry point group `dovetail.task`
-    resolve("task", "my_lab.tasks:Wipe")     any class that can be imported
+    resolve("task", "peg_insertion")         built in; also `peg-insertion`
+    resolve("task", "wipe_board")            a package with the entry point group `dovetail.task`
+    resolve("task", "my_lab.tasks:Wipe")     any importable class
 
-Modules are imported when they are asked for, never before: the control process must not load torch.
+A module is imported when its plugin is resolved, not earlier: the control process must not load torch.
 """
 
 from __future__ import annotations
@@ -98,15 +98,15 @@ class Plugin:
     """One row of `dovetail plugins`. `doc` and `error` are filled in by `list_plugins` only."""
 
     kind: str
-    name: str  # canonical: what a resolved config says
+    name: str  # as in a resolved config
     target: str  # module:Class
     origin: str  # "built-in", "entry point (package)" or "module"
     doc: str = ""
-    error: str | None = None  # why it cannot be imported
+    error: str | None = None  # why the import fails
 
 
 def locate(kind: str, name: str) -> Plugin:
-    """Find where a plugin lives, without importing it."""
+    """Find a plugin without importing it."""
     if kind not in BUILTIN:
         raise PluginError(f"there is no plugin kind '{kind}'.{did_you_mean(kind, KINDS)}")
     if ":" in name:
@@ -119,18 +119,18 @@ def locate(kind: str, name: str) -> Plugin:
         return installed[key]
     if "." in name:
         module, _, attribute = name.rpartition(".")
-        raise PluginError(f"no {kind} named '{name}'. For a class of your own write '{module}:{attribute}'")
+        raise PluginError(f"no {kind} named '{name}'. For your own class, write '{module}:{attribute}'")
     raise PluginError(f"no {kind} named '{name}'.{did_you_mean(key, [*BUILTIN[kind], *installed])}")
 
 
 def resolve(kind: str, name: str) -> type:
-    """The class that a name stands for, checked to be a plugin: a class with a `Config` model."""
+    """The class of a plugin. It must have a `Config` model."""
     return _load(locate(kind, name))
 
 
 def build(kind: str, name: str, config: Config, **handles: Any) -> Any:
-    """Make the object: its config first, what its kind is given by keyword. Refused if its constructor takes something
-    else, or if it has not all of its kind's contract: somebody else's class may be anything."""
+    """Construct a plugin. Raises PluginError if its constructor has other parameters, or if it lacks members of its
+    contract."""
     plugin, what = resolve(kind, name), f"{kind} '{normalize_name(name)}'"
     try:
         inspect.signature(plugin).bind(config, **handles)
@@ -140,13 +140,13 @@ def build(kind: str, name: str, config: Config, **handles: Any) -> Any:
     built = plugin(config, **handles)
     if kind in _CONTRACTS and (missing := _missing(built, _CONTRACTS[kind])):
         contract = f"dovetail.core.contracts.{_CONTRACTS[kind].__name__}"
-        raise PluginError(f"{what} has no {', '.join(missing)}, which {contract} asks for")
+        raise PluginError(f"{what} has no {', '.join(missing)}, which {contract} requires")
     return built
 
 
 def _missing(built: object, contract: type) -> list[str]:
-    """Looked up on the class, since asking an object for a property may make it do things."""
-    if hasattr(type(built), "__getattr__"):  # it stands for another object
+    """Look at the class, because reading a property of the object may run code."""
+    if hasattr(type(built), "__getattr__"):  # a proxy of another object
         return []
     own = getattr(built, "__dict__", ())
     names = (name for name in dir(contract) if not name.startswith("_"))
@@ -154,18 +154,18 @@ def _missing(built: object, contract: type) -> list[str]:
 
 
 def config_model(plugin: type) -> type[Config]:
-    """The config model of a class that `resolve` returned."""
+    """The config model of a resolved class."""
     model: type[Config] = plugin.Config  # type: ignore[attr-defined]
     return model
 
 
 def list_plugins() -> Iterator[Plugin]:
-    """Everything built in or installed, importable or not."""
+    """Every built-in or installed plugin, importable or not."""
     for kind, names in BUILTIN.items():
         for name in names:
             yield _described(locate(kind, name))
         for plugin in _installed(kind):
-            if normalize_name(plugin.name) not in names:  # nobody shadows a built-in
+            if normalize_name(plugin.name) not in names:  # built-in names take precedence
                 yield _described(plugin)
 
 
@@ -186,7 +186,7 @@ def _described(plugin: Plugin) -> Plugin:
     try:
         found = _load(plugin)
         docs = [found.__doc__, importlib.import_module(found.__module__).__doc__]
-        if plugin.origin == "built-in":  # ours live one to a file, whose first line says what it is
+        if plugin.origin == "built-in":  # the docstring of its file describes it
             docs.reverse()
         doc = next((text.strip().splitlines()[0] for text in docs if text and text.strip()), "")
     except PluginError as problem:
@@ -203,7 +203,7 @@ def _load(plugin: Plugin) -> type:
         raise PluginError(f"{what} should be written as 'package.module:Class', got '{plugin.target}'")
     try:
         found: object = importlib.import_module(module_name)
-    except Exception as problem:  # somebody else's module may fail in any way, and must not take us along
+    except Exception as problem:  # a foreign module may raise anything
         reason = " ".join(f"{type(problem).__name__}: {problem}".split())
         raise PluginError(f"{what}: cannot import module '{module_name}' ({reason})") from problem
     for part in attribute.split("."):
