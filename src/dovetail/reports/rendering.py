@@ -56,8 +56,8 @@ class RunRenderer:
         spec = info.robot.observation.get(self._camera)
         if self._camera in info.cameras and (spec is None or spec.is_image):
             frames = self._log.frames(episode_id, self._camera)
-            rows = set(_thinned(info.num_steps + 1, every).tolist())
-            return (frame for row, frame in enumerate(frames) if row in rows)
+            chosen = set(_thinned(info.num_steps + 1, every).tolist())
+            return (frame for row, frame in enumerate(frames) if row in chosen)
         episode = self._log.load(episode_id, images=False)
         names = [name for name in episode.segments[0].columns if name.startswith("extra/sim_")]
         if not names:
