@@ -37,7 +37,7 @@ def make_flow(robot=ARM, **config):
 
 
 def make_episode(name, actions, *, start=(0.0, 0.0), human=(), demo=False, success=True, rewards=None):
-    """An episode in which each action is reached, and its labels. `human` are the ticks of a person; in a demo, all ticks."""
+    """An episode in which each action is reached, and its labels. `human` are the ticks of a person (all, in a demo)."""
     actions = np.asarray(actions, np.float32)
     num_steps = len(actions)
     seen = np.concatenate((np.asarray([start], np.float32), actions))
