@@ -100,6 +100,6 @@ def _robot_and_prompt(folder: RunFolder) -> tuple[RobotSpec, str]:
         return info.robot, info.prompt
     assembly = build_assembly(folder.config)
     try:
-        return assembly.robot.spec, assembly.task.spec.prompt
+        return assembly.robot.spec, assembly.task.prompt
     finally:
         assembly.close()
