@@ -142,7 +142,7 @@ class RobotHost:
         """Start the episode in all processes; returns its first row on the board."""
         assert self._board is not None
         section = self._config.operator
-        console = self._workcell.console_control(self._link.mailbox, section) if self._link else None  # only for its name
+        console = self._workcell.console_control(self._link.mailbox, section) if self._link else None
         operator = self._workcell.operator(
             order.purpose, section, demo_noise=self._config.run.demo_noise, console=console
         ).name
