@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dovetail import __version__
-from dovetail.cli import _inspect
+from dovetail.config import load as loading
 from dovetail.config.load import config_hash, load
 from support.command_line import Cli
 
@@ -56,7 +56,7 @@ def test_unexpected_error_is_one_line_and_debug_shows_the_traceback(
     def broken() -> None:
         raise ValueError("two\nlines")
 
-    monkeypatch.setattr(_inspect, "recipes", broken)
+    monkeypatch.setattr(loading, "recipes", broken)
     result = cli("recipes")
     assert result.line == "error: ValueError: two lines (run again with --debug for the traceback)\n"
     assert result.code == 1

@@ -155,7 +155,10 @@ def test_eval_with_a_remote_policy(cli: Cli, finished: Path) -> None:
     with serve_process("done", "--port", "0", folder=Path.cwd()) as (_, address):
         remote = f"policy={{type: remote, address: '{address}', token_file: '{finished / 'serve.token'}'}}"
         result = cli("eval", "done", remote, "--episodes", "2")
-        refused(cli("run", str(finished / "config.yaml"), remote), "policy 'remote' has no imitation_loss and cannot be trained")
+        refused(
+            cli("run", str(finished / "config.yaml"), remote),
+            "policy 'remote' has no imitation_loss and cannot be trained",
+        )
     assert result.code == 0, result.err
     assert "the remote policy" in result.out
 

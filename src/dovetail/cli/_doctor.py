@@ -70,9 +70,10 @@ def _checks(config: RunConfig | None, runs_dir: Path) -> Iterator[Check]:
     yield from _packages()
     yield from _processors()
     # Without a recipe it is needed for videos of reports; with one, only for its camera images.
-    yield _rendering(needed=config is None or (
-        isinstance(config.robot.config, ConfiguresImages) and bool(config.robot.config.images)
-    ))
+    yield _rendering(
+        needed=config is None
+        or (isinstance(config.robot.config, ConfiguresImages) and bool(config.robot.config.images))
+    )
     yield _runs_folder(runs_dir)
     yield _disk(runs_dir)
     if config is not None:

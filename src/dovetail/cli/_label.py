@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -25,16 +24,15 @@ from dovetail.labels.queue import LabelQueue
 from dovetail.rewards.relabel import RelabelResult, relabel
 from dovetail.runs.folder import RunFolder
 
-__all__ = ["Request", "label"]
+__all__ = ["LabelOptions", "label"]
 
 _MOST_SHOWN = 5
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class LabelOptions(NamedTuple):
     """The options of the command line."""
 
-    settings: tuple[str, ...]
+    settings: Sequence[str]
     labeler: str | None
     opinion: bool
     again: bool
@@ -52,26 +50,26 @@ class Request:
             raise UsageError(f"a setting should look like key=value, got '{wrong[0]}'")
 
 
-def label(run: str, request: Request, filters: dict[str, Any], *, runs_dir: Path) -> int:
-    request.check()
+def label(run: str, options: LabelOptions, filters: dict[str, Any], *, runs_dir: Path) -> int:
+    options.check()
     wanted = parse_filter(**filters)
     folder = RunFolder.open(find_run(run, runs_dir))
     episodes = Episodes(folder.path, wanted)
     chosen = list(episodes)
     facts: dict[str, Any] = {}
     code = 0
-    if request.labeler:
+    if options.labeler:
         job = labeling_job(
             folder,
             chosen,
-            labeler=request.labeler,
-            settings=request.settings,
-            opinion=request.opinion,
-            again=request.again,
+            labeler=options.labeler,
+            settings=options.settings,
+            opinion=options.opinion,
+            again=options.again,
         )
-        code = _run(job, folder, episodes, request, facts)
+        code = _run(job, folder, episodes, options, facts)
     compared = agreements([verdicts(episode.label_history()) for episode in chosen])
-    if request.as_json:
+    if options.as_json:
         typer.echo(json.dumps({**facts, "agreement": [_agreement_facts(one) for one in compared]}))
     else:
         for problem in episodes.problems:
@@ -80,13 +78,15 @@ def label(run: str, request: Request, filters: dict[str, Any], *, runs_dir: Path
     return code
 
 
-def _run(job: LabelingJob, folder: RunFolder, episodes: Episodes, request: Request, facts: dict[str, Any]) -> int:
+def _run(
+    job: LabelingJob, folder: RunFolder, episodes: Episodes, options: LabelOptions, facts: dict[str, Any]
+) -> int:
     facts |= {"labeler": job.name, "version": job.version, "num_known": job.num_known, "num_todo": len(job.todo)}
     facts |= {"num_aborted": job.num_aborted}
     aborted = f", {job.num_aborted} were aborted and never train" if job.num_aborted else ""
     others = f"{job.num_known} had its label already{aborted}"
-    quiet = request.as_json
-    if request.dry_run:
+    quiet = options.as_json
+    if options.dry_run:
         _say(f"{job.name} {job.version} would label {len(job.todo)} episodes; {others}", quiet=quiet)
         return 0
     with StopFlag() as stop:

@@ -53,13 +53,5 @@ def label(
     """
     from dovetail.cli import _label
 
-    request = _label.Request(
-        settings=tuple(settings or ()),
-        labeler=labeler,
-        opinion=opinion,
-        again=again,
-        dry_run=dry_run,
-        agreement=agreement,
-        as_json=as_json,
-    )
-    raise typer.Exit(_label.label(run, request, filters, runs_dir=runs_dir))
+    given = _label.LabelOptions(settings or (), labeler, opinion, again, dry_run, agreement, as_json)
+    raise typer.Exit(_label.label(run, given, filters, runs_dir=runs_dir))

@@ -319,25 +319,11 @@ def _translate_path(path: Sequence[str], tree: Node, found: OldKeys) -> list[str
 
 def _translate_sections(layer: Node, tree: Node, found: OldKeys) -> Node:
     """Replace the old keys of a layer, before it is merged onto `tree`: that may have the types of its sections."""
-    layer = translate(RunConfig, _without_safety_type(layer), found)
+    layer = translate(RunConfig, layer, found)
     merged = merge(tree, layer)
     return Node(
         {key: _translate_section(key, node, merged, found) for key, node in layer.value.items()}, layer.where
     )
-
-
-def _without_safety_type(layer: Node) -> Node:
-    """Up to 0.6 `safety` was a plugin section, whose only type was `filter`."""
-    safety = layer.value.get("safety")
-    if "safety" in SECTION_KINDS or safety is None:
-        return layer
-    old = Node({"type": safety}, safety.where) if isinstance(safety.value, str) else safety
-    if not isinstance(old.value, dict) or "type" not in old.value:
-        return layer
-    if old.value["type"].value != "filter":
-        raise ConfigError(f"{old.value['type'].where}: the safety filter cannot be replaced: remove 'safety.type'")
-    rest = {key: value for key, value in old.value.items() if key != "type"}
-    return Node({**layer.value, "safety": Node(rest, old.where)}, layer.where)
 
 
 def _translate_section(key: str, node: Node, merged: Node, found: OldKeys) -> Node:
