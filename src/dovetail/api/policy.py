@@ -87,13 +87,13 @@ def following_policy(source: WeightSource, *, log: Callable[[str], None]) -> Fol
 
 def _build(folder: RunFolder, robot: RobotSpec) -> Policy:
     config = folder.config
-    if config.policy.type == "remote":
-        raise UsageError(f"run {folder.path} uses a remote policy: name the run whose policy the server has")
     return build_policy(config.policy, robot=robot, seed=config.run.seed, components=folder.components)
 
 
 def _robot_and_prompt(folder: RunFolder) -> tuple[RobotSpec, str]:
     """From the newest episode, so that the robot's driver need not be installed; without episodes, build the robot."""
+    if folder.config.policy.type == "remote":
+        raise UsageError(f"run {folder.path} uses a remote policy: name the run whose policy the server has")
     log = EpisodeLog(folder.episodes)
     for episode_id in log.ids()[-1:]:
         info = log.manifest(episode_id)
