@@ -162,7 +162,7 @@ BOOKS = episodes(20, human_share=0.5)  # of an earlier process: what only steps 
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
-        ("rewards_disagree", (EpisodeFacts(success=True, rewarded=True),) * 20),  # nobody judged them
+        ("rewards_disagree", (EpisodeFacts(success=True, rewarded=True),) * 20),  # without a judgment
         ("q_above_returns", BOOKS),
         ("entropy_collapsed", BOOKS),
         ("help_not_falling", BOOKS[:19]),
@@ -181,9 +181,9 @@ def test_missing_facts_give_unknown(name, missing):
 
 
 def test_success_rate_is_unknown_after_a_resume():
-    told = {"updates": 20, "metrics": {"explained_variance": 0.0}, "num_episodes": 500}
-    assert CHECKS["values_explain_nothing"](facts(episodes(9, success=True), **told)) is UNKNOWN
-    assert CHECKS["values_explain_nothing"](facts(episodes(10, success=True), **told)) is None
+    known = {"updates": 20, "metrics": {"explained_variance": 0.0}, "num_episodes": 500}
+    assert CHECKS["values_explain_nothing"](facts(episodes(9, success=True), **known)) is UNKNOWN
+    assert CHECKS["values_explain_nothing"](facts(episodes(10, success=True), **known)) is None
 
 
 def test_messages_contain_the_numbers():

@@ -1,4 +1,4 @@
-"""CUDA graphs of updates, and metrics told at once."""
+"""CUDA graphs of updates, and the conversion of metrics to floats."""
 
 import pytest
 import torch
@@ -67,4 +67,4 @@ def test_replayed_updates_match_eager_updates():
     assert "actor_loss" in found[0][9] and "actor_loss" not in found[0][8]
     for plain, replayed in zip(*found, strict=True):
         assert replayed == pytest.approx(plain, rel=1e-3, abs=1e-5)
-    assert found[1][-1] != found[1][-3]  # it goes on learning, and draws anew
+    assert found[1][-1] != found[1][-3]  # it continues to learn, with new noise

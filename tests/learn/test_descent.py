@@ -1,4 +1,4 @@
-"""The average that the robot gets, of algorithms with one loss and one optimiser."""
+"""The moving average of the weights, in algorithms with one loss and one optimizer."""
 
 import numpy as np
 import pytest

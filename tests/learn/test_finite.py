@@ -96,7 +96,7 @@ def test_skipped_updates_are_counted_over_the_whole_run(policy, replay, robot):
         FailureError, match=r"learning failed at update 6: critic's loss is nan.*max_bad_updates is 3"
     ):
         again.step(env_steps=20)
-    assert not again.healthy  # so nobody saves over the last good checkpoint
+    assert not again.healthy  # the last good checkpoint must not be replaced
 
 
 def test_old_checkpoint_without_counter_has_no_skipped_updates(policy, replay, robot):

@@ -1,4 +1,4 @@
-"""A frozen component is nobody's to train: no gradient, no optimiser state, no average, no decay."""
+"""A frozen component gets no gradient, no optimizer state, no average and no weight decay."""
 
 import numpy as np
 import pytest

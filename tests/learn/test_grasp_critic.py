@@ -55,14 +55,14 @@ def make(policy, kind=SAC, **config):
 @pytest.fixture
 def grasps():
     """An open gripper stays open, closes; a closed one stays closed, opens with success."""
-    commands, told = [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]
+    commands, executed = [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]
     rng = np.random.default_rng(0)
     arrays = {
         "observation/joint_pos": rng.normal(size=(4, 3)),
         "next/joint_pos": rng.normal(size=(4, 3)),
         "observation/gripper": np.stack((np.full(4, 0.5), commands), axis=1),
-        "next/gripper": np.stack((np.full(4, 0.5), told), axis=1),
-        "action": np.stack((rng.uniform(-1, 1, 4), told, rng.uniform(-1, 1, 4)), axis=1),
+        "next/gripper": np.stack((np.full(4, 0.5), executed), axis=1),
+        "action": np.stack((rng.uniform(-1, 1, 4), executed, rng.uniform(-1, 1, 4)), axis=1),
         "reward": np.array([0.0, 0.0, 0.0, 1.0]),
         "discount": np.array([0.9, 0.9, 0.9, 0.0]),
     }
@@ -128,20 +128,20 @@ def test_target_network_moves_by_tau_and_is_in_the_checkpoint(grasps):
 
 
 def test_best_choice_closes_keeps_or_opens():
-    """To leave it is to tell it once more what it was told: half-way would half open one that does not stick."""
+    """To keep the gripper is to repeat its last command: a value in between would half open it."""
     policy = make_policy(gripper_epsilon=0.0)
     for command in (0.0, 1.0):
         seen = {
             "joint_pos": np.zeros((1, 3), np.float32),
             "gripper": np.array([[0.5, command]], np.float32),
         }
-        for worth, told in (((1.0, 0.0, 0.0), 0.0), ((0.0, 1.0, 0.0), command), ((0.0, 0.0, 1.0), 1.0)):
+        for worth, command_sent in (((1.0, 0.0, 0.0), 0.0), ((0.0, 1.0, 0.0), command), ((0.0, 0.0, 1.0), 1.0)):
             policy._grasp = Says(*worth)
             for context in (ActContext(deterministic=True), ActContext(seed=1)):
-                assert policy.act(seen, context).actions[0, 0, 1] == told
+                assert policy.act(seen, context).actions[0, 0, 1] == command_sent
         curious = make_policy(gripper_epsilon=1.0)
-        told = {float(curious.act(seen, ActContext(seed=s)).actions[0, 0, 1]) for s in range(30)}
-        assert told == {0.0, 1.0}
+        command_sent = {float(curious.act(seen, ActContext(seed=s)).actions[0, 0, 1]) for s in range(30)}
+        assert command_sent == {0.0, 1.0}
 
 
 def test_cloning_uses_a_margin_loss():

@@ -337,7 +337,7 @@ def test_state_of_another_policy_raises_checkpoint_error():
 # ---- does it learn?
 
 
-def practise(policy, algorithm, replay, *, num_rounds=6, num_episodes=24, num_updates=60):
+def learn_online(policy, algorithm, replay, *, num_rounds=6, num_episodes=24, num_updates=60):
     """Rounds of practice: an episode is one chunk, and right is right. Returns how often it went right at the end."""
     learner = Learner(algorithm=algorithm, replay=replay, robot=ARM, rng=np.random.default_rng(1))
     rng = np.random.default_rng(2)
@@ -370,6 +370,6 @@ def test_accepted_episodes_improve_the_policy_and_cloning_all_does_not(open_repl
         policy = make_flow()
         for name, module in policy.components.items():
             module.load_state_dict(torn.components[name].state_dict())
-        rates[kind] = practise(policy, kind(settings, policy=policy), open_replay())
+        rates[kind] = learn_online(policy, kind(settings, policy=policy), open_replay())
     assert rates[HiORS] > 0.95
     assert rates[ImitateEverything] < 0.75

@@ -56,7 +56,7 @@ def test_passes_check_algorithm(kind, config):
 
 
 def test_only_the_critic_trains_the_encoder(seen):
-    """Trap: the critic never trained the encoder."""
+    """Regression: the critic never trained the encoder."""
     policy = make_policy()
     algorithm = make(policy, actor_after=10**9)
     before = copies(policy.encoder)
@@ -103,7 +103,7 @@ def test_targets_use_the_slow_encoder(seen):
 
 
 def test_encoder_and_critic_are_clipped_separately(seen):
-    """Trap: clipping over the whole model, where one part's large gradient takes the others' away."""
+    """Regression: clipping over the whole model, where one part's large gradient takes the others' away."""
     policy = make_policy()
     algorithm = make(policy, max_grad_norm=0.01, actor_after=10**9)
     algorithm.update(seen)

@@ -28,7 +28,7 @@ def scenes(num, rng):
     return images, ((left - 13.5) / 13.5).astype(np.float32)
 
 
-def practise(policy, *, num_updates, seed):
+def learn_online(policy, *, num_updates, seed):
     config = SACConfig(
         batch_size=64, hidden=(64,), lr=2e-3, random_shift=1, target_entropy=-2.0, actor_average=0.9
     )
@@ -63,5 +63,5 @@ def test_actor_learns_from_the_critics_encoder(seed):
     config = GaussianMLPConfig(inputs=("front",), hidden=(64,), encoder={"features": 32})
     policy = GaussianMLP(config, robot=ROBOT, seed=seed)
     assert error(policy) > 0.4
-    practise(policy, num_updates=300, seed=seed)
+    learn_online(policy, num_updates=300, seed=seed)
     assert error(policy) < 0.2

@@ -50,7 +50,7 @@ def test_non_finite_metric_raises_failure(policy, replay, robot):
     learner = make(policy, replay, robot, max_bad_updates=5)
     with pytest.raises(FailureError, match="learning failed at update 4"):
         learner.warm_up(10)
-    assert not learner.healthy  # so nobody saves what is left of it
+    assert not learner.healthy  # the state must not be saved
 
 
 def test_resumed_learner_is_identical(policy, replay, robot, tmp_path):

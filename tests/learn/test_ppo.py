@@ -299,7 +299,7 @@ def test_update_does_not_change_the_rollout(robot):
 
 
 def test_actor_after_delays_the_actor(robot):
-    def told(resumed_after):
+    def run_updates(resumed_after):
         algorithm, policy = make(robot, actor_after=1, normalize=False, target_kl=0.01, adapt_lr=True)
         found, before = [], weights_of(algorithm)
         for number in range(2):
@@ -307,7 +307,7 @@ def test_actor_after_delays_the_actor(robot):
             after = weights_of(algorithm)
             found.append({name for name in after if not np.array_equal(after[name], before[name])})
             before = after
-            if number == resumed_after:  # between two: nothing of the actor's optimiser is there to be kept
+            if number == resumed_after:  # between two: the actor's optimizer has no state yet
                 state = algorithm.state_dict()
                 assert float(state["lr"]) == PPOConfig().lr  # nothing moved, which says nothing of the rate
                 algorithm, policy = make(
@@ -316,15 +316,15 @@ def test_actor_after_delays_the_actor(robot):
                 algorithm.load_state_dict(state)
         return found, before
 
-    (first, second), at_once = told(resumed_after=None)
+    (first, second), at_once = run_updates(resumed_after=None)
     assert {name.split("/")[0] for name in first} == {"critic"}
     assert {name.split("/")[0] for name in second} == {"actor", "critic"}
     assert any("log_std" in name for name in second)
-    assert same_arrays(at_once, told(resumed_after=0)[1])
+    assert same_arrays(at_once, run_updates(resumed_after=0)[1])
 
 
 def test_resumed_updates_are_identical(robot):
-    """Regression: checkpoints without optimiser, random generator or counters."""
+    """Regression: checkpoints without optimizer, random generator or counters."""
     algorithm, policy = make(robot)
     batches = [rollout(policy, seed=seed, version=seed) for seed in range(4)]
     for batch in batches[:2]:
