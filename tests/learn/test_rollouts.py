@@ -38,7 +38,7 @@ def test_gae_with_a_terminal_step():
 
 
 def test_gae_with_a_truncation():
-    """Regression: `done = terminated | truncated` without a bootstrap. The step is worth what its true last observation is."""
+    """Regression: `done = terminated | truncated` without a bootstrap. The last observation gives the bootstrap value."""
     of_its_end = [1.0, 4.0, 2.0]
     # delta 2 + .5 * 4 - 1 = 3, and the next episode's advantage stays there
     assert advantages(next_values=of_its_end, truncated=[1]) == [1.0 + 0.25 * 3.0, 3.0, 2.5]
