@@ -408,7 +408,7 @@ def test_damaged_record_is_found_and_later_ones_counted(spool: Path) -> None:
         assert_same_episode(loaded, cut_short(make_episode(num_steps=6, cuts=(2, 4)), 1))
         path.write_bytes(original)
     flip(path, 30)
-    assert "4 of its records are whole" in only(spool).recoverable
+    assert "4 of its records are intact" in only(spool).recoverable
     path.write_bytes(original + b"more")
     assert only(spool).problem == "has 4 bytes after its end"
 

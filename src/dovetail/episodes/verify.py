@@ -226,8 +226,8 @@ def _check_journal(path: Path, episode_id: str) -> Finding:
         rest = _journal.remainder(file, end)
         try:
             episode = read_journal(file, name=str(path))
-        except StoreError as error:
-            left = f"nothing automatically ({error}); {rest.num_later} of its records are intact"
+        except StoreError:
+            left = f"nothing automatically; {rest.num_later} of its records are intact"
             return Finding(episode_id=episode_id, path=path, problem="has no start", recoverable=left)
     ended = records[-1].kind is Kind.END
     if ended and not rest.num_bytes:
