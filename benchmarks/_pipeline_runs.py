@@ -233,7 +233,7 @@ def _run(folder: RunFolder, recorder: StatusRecorder) -> None:
         run = RayRun(folder, on_status=recorder, should_stop=lambda: recorder.ended).run
     else:
         inline = InlineRun(folder, on_status=recorder, should_stop=lambda: recorder.ended)
-        recorder.spent, run = lambda: inline.runtime.seconds, inline.run
+        recorder.spent, run = inline.runtime.seconds, inline.run
     try:
         with contextlib.suppress(Interrupted):
             run()

@@ -244,13 +244,14 @@ def test_episode_from_the_list_can_be_labeled_again(console, run, page):
     wait_shown(page, "e07")
     page.fill("#dt-name", "Ada")
     page.keyboard.press("Enter")
+
+    def labeled_by_ada(success):  # another test may have labeled it before
+        labels = run.store.current("e07")
+        return labels is not None and (labels.success, labels.version) == (success, "Ada")
+
     for key, verdict in (("s", "success"), ("f", "failure")):
         page.keyboard.press(key)
-        expected = (verdict == "success", "Ada")  # another test may have labeled it before
-        until(
-            lambda: (labels := run.store.current("e07")) and (labels.success, labels.version) == expected,
-            what="the label",
-        )
+        until(lambda success=verdict == "success": labeled_by_ada(success), what="the label")
         page.wait_for_selector(f".dv-labels .dv-counts >> text={verdict}")
     page.keyboard.press("u")
     page.wait_for_selector(".dv-labels .dv-counts >> text=success")
