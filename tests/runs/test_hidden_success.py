@@ -52,5 +52,5 @@ def test_task_without_max_steps_is_refused(toy):
     class Endless:
         spec = helped(toy, hide=False).task.spec
 
-    with pytest.raises(UsageError, match="does not say how long an episode may last"):
+    with pytest.raises(UsageError, match="has no max_steps"):
         HiddenSuccess(Endless())

@@ -239,10 +239,10 @@ def test_labeler_ends_an_episode(make):
 @pytest.mark.parametrize(
     ("overrides", "problem"),
     [
-        (["labels=[outcome]"], "put `classifier` into `labels`"),
+        (["labels=[outcome]"], "Add `classifier` to `labels`"),
         (
             ["labels=[{type: 'support.late_labelers:Seer'}]", "actor.layout=processes"],
-            "set actor.layout=one_process",
+            "Set actor.layout=one_process",
         ),
     ],
 )
@@ -254,5 +254,5 @@ def test_labeler_that_cannot_judge_observations_is_refused(make, overrides, prob
 def test_missing_metric_is_refused_before_the_run(make):
     """Trap: a labeler required a key that nobody recorded, swallowed the error and dropped every episode."""
     stage = "{metric: grasped, at_least: 1, reward: 1}"
-    with pytest.raises(UsageError, match="labeler 'outcome' has a stage of metric 'grasped'"):
+    with pytest.raises(UsageError, match="labeler 'outcome' has a stage with metric 'grasped'"):
         check_fits(make(f"labels=[{{type: outcome, stages: [{stage}]}}]").config)

@@ -162,7 +162,7 @@ def test_resume_after_kills_is_identical(make, tmp_path, settings):
 def test_exception_inside_an_update_keeps_the_last_checkpoint(make, tmp_path, monkeypatch, error):
     """Trap: a second Ctrl-C, or memory that runs out, between the critic's step and the actor's."""
     make("whole", *SCHEDULED).run()
-    fit, count = RLPD._fit_critic, iter(range(10**9))
+    fit, count = RLPD._step_critic, iter(range(10**9))
 
     def broken(self, *arguments):
         metrics = fit(self, *arguments)
@@ -172,7 +172,7 @@ def test_exception_inside_an_update_keeps_the_last_checkpoint(make, tmp_path, mo
 
     run = make("cut", *SCHEDULED)
     with monkeypatch.context() as patched:
-        patched.setattr(RLPD, "_fit_critic", broken)
+        patched.setattr(RLPD, "_step_critic", broken)
         with pytest.raises(error):
             run.run()
     make("cut", resume=True).run()
@@ -195,7 +195,7 @@ def test_best_checkpoint_follows_the_scheduled_evaluations(make, tmp_path, monke
     assert facts["env_steps"] == evaluations_of(tmp_path / "a")["at-00000200"]["env_steps"]
     source = find_weights(str(tmp_path / "a"), version=None, best=True, runs_dir=tmp_path)
     assert source.checkpoint == tmp_path / "a" / "checkpoints" / "best"
-    with pytest.raises(UsageError, match="leave out one"):
+    with pytest.raises(UsageError, match="leave out --best or --version"):
         find_weights(str(tmp_path / "a"), version=1, best=True, runs_dir=tmp_path)
 
 

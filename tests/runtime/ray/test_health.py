@@ -37,7 +37,7 @@ def failing_actor(**how):
             if how.get("unfit"):
                 raise ValueError("no such port: /dev/ttyUSB7")
             if how.get("crashes"):
-                os.kfailing_actor(self._pid, signal.SIGKILL)
+                os.kill(self._pid, signal.SIGKILL)
 
         def report(self):
             report = {"pid": self._pid, "host": "here", "problem": None}
@@ -113,7 +113,7 @@ def test_role_that_crashes_before_its_first_report_fails():
     monitor, _ = monitored(handle)
     with pytest.raises(FailureError, match="role crashes again and again before it is ready"):
         poll(monitor, lambda: False)
-    ray.kfailing_actor(handle)
+    ray.kill(handle)
 
 
 def test_labeler_that_hangs_is_restarted_and_another_is_asked():
