@@ -38,7 +38,7 @@ def role_class():
     """In a function, so that Ray pickles the class: other processes cannot import this module."""
 
     class Role:
-        def wrun_here(self):
+        def where(self):
             return ray.get_runtime_context().get_node_id(), os.getpid()
 
         def report(self):
