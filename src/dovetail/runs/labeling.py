@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import NamedTuple, Protocol
 
 from dovetail.config.schema import LabelingConfig
+from dovetail.core.contracts import Labeler
 from dovetail.core.errors import LabelError, one_line
 from dovetail.core.types import Episode, Labels
 from dovetail.labels.chain import ChainState
@@ -37,6 +38,9 @@ _Answer = tuple[_Pending, ChainState | BaseException]
 
 class AsksLabelers(Protocol):
     """Labelers in order: see `labels.chain.LabelerChain`."""
+
+    @property
+    def labelers(self) -> Sequence[Labeler]: ...
 
     @property
     def max_concurrent(self) -> int | None: ...

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
 
 import numpy as np
 
 from dovetail.core.abilities import CachesFeatures
-from dovetail.core.contracts import Labeler, Replay
+from dovetail.core.contracts import Replay
 from dovetail.core.types import Array, Episode, Labels, WeightSnapshot
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.trainable import TrainablePolicy
@@ -24,14 +23,7 @@ from dovetail.runs.labeling import AsksLabelers, LabelDispatcher
 from dovetail.runs.phase_times import PhaseTimes
 from dovetail.runs.status import RunStatus
 
-__all__ = ["EpisodeStore", "Labelers"]
-
-
-class Labelers(AsksLabelers, Protocol):
-    """The labelers of a run, here or in other processes."""
-
-    @property
-    def labelers(self) -> Sequence[Labeler]: ...
+__all__ = ["EpisodeStore"]
 
 
 class EpisodeStore:
@@ -46,7 +38,7 @@ class EpisodeStore:
         *,
         fleet: Fleet,
         policy: TrainablePolicy,
-        labelers: Labelers,
+        labelers: AsksLabelers,
         status: RunStatus,
         phases: PhaseTimes,
         cached: Callable[[str], Episode | None] = lambda episode_id: None,
