@@ -205,11 +205,8 @@ class RunPhases:
         if not lacking:  # a task without an expert needs none
             return
         while lacking:
-            wanted = {
-                group: missing
-                for group in lacking
-                if (missing := self._missing_demos(group, num_demos)) is not None
-            }
+            missing = {group: self._missing_demos(group, num_demos) for group in lacking}
+            wanted = {group: indices for group, indices in missing.items() if indices}
             phase = "recording demonstrations" if wanted else "waiting for labels of the demonstrations"
             if status.phase != phase:
                 status.begin(phase, num_demos * num_groups, done=self._num_demos())
@@ -226,21 +223,13 @@ class RunPhases:
     def _lacking(self, groups: Collection[ArmGroup], num_demos: int) -> list[ArmGroup]:
         return [group for group in groups if self.runtime.demo_counts(group).accepted < num_demos]
 
-    def _missing_demos(self, group: ArmGroup, num_demos: int) -> range | None:
-        """Indices of the next demonstrations; None while labels may still accept enough of those that were recorded."""
-        counts = self.runtime.demo_counts(group)
-        missing = num_demos - counts.accepted_or_pending
-        if missing <= 0:
-            return None
-        if counts.tried >= 3 * num_demos + 10:
+    def _missing_demos(self, group: ArmGroup, num_demos: int) -> range:
+        """Indices of the next demonstrations; empty while pending labels may still accept enough of those recorded."""
+        counts, task = self.runtime.demo_counts(group), self._config.task
+        missing = max(0, num_demos - counts.accepted_or_pending)
+        if missing and counts.tried >= 3 * num_demos + 10:
             several = len(self.runtime.groups) > 1
-            of = (
-                f" of {', '.join(group)}"
-                if several
-                else f" of task '{self._config.task.type}'"
-                if self._config.task
-                else ""
-            )
+            of = f" of {', '.join(group)}" if several else f" of task '{task.type}'" if task else ""
             raise FailureError(
                 f"only {counts.accepted} of {counts.tried} demonstrations{of} succeeded. Raise task.time_limit_s or lower "
                 "run.demo_noise"
