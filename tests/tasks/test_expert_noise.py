@@ -27,7 +27,7 @@ def test_without_correlation_noise_is_independent():
     expert.reset(np.random.default_rng(7), noise=0.3)
     rng.random()  # the pace
     for _ in range(3):
-        np.testing.assert_array_equal(expert._tremble(6), rng.normal(0.0, 1.0, 6))
+        np.testing.assert_array_equal(expert._noise_sample(6), rng.normal(0.0, 1.0, 6))
 
 
 def test_correlated_noise_has_the_same_variance():

@@ -228,7 +228,7 @@ def test_expert_slides_to_the_true_socket():
         assert outcome is Outcome.SUCCESS
     # put down beside the hole it is pushed on, 1 mm below the face, where the plain task's expert would lift it
     _put_tool(robot.world, (0.002, -0.002, -0.0002))
-    sliding = task._hand_for(robot.world, np.array((0.0, 0.0, 0.001)), speed=0.2)
+    sliding = task._goal_for(robot.world, np.array((0.0, 0.0, 0.001)), speed=0.2)
     assert task.goal(robot.world).position == pytest.approx(sliding.position, abs=1e-9)
     _put_tool(robot.world, (0.010, 0.0, -0.0002))  # too far off to slide there
     assert (task.goal(robot.world).position - sliding.position)[2] > 0.001
