@@ -271,7 +271,7 @@ def test_camera_of_other_size_is_refused(labeler):
     ):
         labeler.check(robot)
     blind = dataclasses.replace(ROBOT, observation={"meter": ROBOT.observation["meter"]})
-    with pytest.raises(UsageError, match="looks at camera 'front', which robot 'lamplighter' does not have"):
+    with pytest.raises(UsageError, match="needs camera 'front', which robot 'lamplighter' does not have"):
         labeler.check(blind)
 
 

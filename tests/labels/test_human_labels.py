@@ -41,7 +41,7 @@ def test_mark_divides_its_reward_among_steps() -> None:
     ):
         with pytest.raises(UsageError, match="does not fit an episode of 4 steps"):
             person(Outcome.SUCCESS, marks=[mark])
-    with pytest.raises(UsageError, match="should be a number"):
+    with pytest.raises(UsageError, match="must be finite"):
         person(Outcome.SUCCESS, marks=[Mark(first=0, last=1, reward=float("nan"))])
 
 

@@ -154,7 +154,7 @@ def test_missing_file_is_found(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(StoreError, match=r"is missing. `dovetail episodes verify"):
             LabelStore(tmp_path).add(labels())
-    assert [finding.problem for finding in verify_labels(tmp_path)] == ["is gone"]
+    assert [finding.problem for finding in verify_labels(tmp_path)] == ["is missing"]
     repair_labels(tmp_path)
     assert verify_labels(tmp_path) == []
     LabelStore(tmp_path).add(labels())

@@ -110,7 +110,7 @@ def test_invalid_model_folders_are_refused(folder: Path, tmp_path: Path, make_ep
         labeler(tmp_path)
     pickled = shutil.copytree(folder, tmp_path / "pickled")
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
-    with pytest.raises(UsageError, match="is no model folder"):
+    with pytest.raises(UsageError, match="is not a model folder"):
         labeler(pickled)
     broken = shutil.copytree(folder, tmp_path / "broken")
     (broken / "model.safetensors").write_bytes(b"junk")

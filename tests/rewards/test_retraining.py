@@ -244,5 +244,5 @@ def test_run_polls_retraining_between_episodes(tmp_path, monkeypatch):
     (tmp_path / "toy.yaml").write_text(TOY)
     done = inline.InlineRun(RunFolder.create(tmp_path / "run", load([tmp_path / "toy.yaml"])))
     done.run()
-    assert spy.polls == done.status.episodes > 0
+    assert spy.polls >= done.status.episodes > 0
     assert spy.closed
