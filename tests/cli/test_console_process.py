@@ -61,7 +61,7 @@ def test_killed_console_is_reported_and_the_run_continues(finished, printed):
         eventually(lambda: printed)
         os.kill(console.pid, signal.SIGKILL)
         lines = eventually(lambda: printed[1:])
-    assert "The run goes on" in lines[0]
+    assert "The run continues" in lines[0]
     assert "dovetail console" in lines[0]
 
 

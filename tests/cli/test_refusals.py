@@ -15,6 +15,7 @@ from support.command_line import Cli
 
 WITHOUT_ROOT = """
 import os, sys
+import dovetail.cli._session
 from dovetail.api.checks import check_fits
 from dovetail.cli.main import main
 from dovetail.config.load import load
@@ -39,7 +40,7 @@ sys.exit(main(sys.argv[1:]))
         (["toy.yaml", "policy=no_such_module:Policy"], "cannot import module 'no_such_module'"),
         (
             ["toy.yaml", "actor=rtc", "policy.type=gaussian_mlp"],
-            "use actor.type=sequential, or a policy with a horizon",
+            "use actor.type=sequential or a policy with a longer horizon",
         ),
         (["toy.yaml", "run.demos=many"], "run.demos"),
         (["toy.yaml", "=3"], "should look like key.sub=value"),
@@ -242,7 +243,7 @@ def test_demonstrations_without_an_expert_are_refused(cli: Cli, toy: str) -> Non
     result = cli("run", "gym.yaml", "--name", "a")
     assert (result.code, result.err) == (
         2,
-        "error: gym env 'Pendulum-v1' has no scripted expert: set run.demos=0, and operator to none\n",
+        "error: gym env 'Pendulum-v1' has no scripted expert: set run.demos=0 and operator=none\n",
     )
     assert not Path("runs/a").exists()
 

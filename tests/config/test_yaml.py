@@ -70,8 +70,8 @@ def test_keys_are_text_whatever_they_look_like() -> None:
         ),
         ("a: 1\nb: 2\na: 3\n", "a.yaml:3: duplicate key 'a', first at a.yaml:1"),
         ("r:\n  a: {b: 1, b: 2}\n", "a.yaml:2: duplicate key 'b', first at a.yaml:2"),
-        ("a: &x 1\nb: *x\n", "a.yaml:2: not valid YAML: aliases (*name) are not supported, repeat the value"),
-        ("a: &x [*x]\n", "a.yaml:1: not valid YAML: aliases (*name) are not supported, repeat the value"),
+        ("a: &x 1\nb: *x\n", "a.yaml:2: not valid YAML: aliases (*name) are not supported: repeat the value"),
+        ("a: &x [*x]\n", "a.yaml:1: not valid YAML: aliases (*name) are not supported: repeat the value"),
         (
             "a: 1\nb: !!python/object/apply:os.system [echo]\n",
             "a.yaml:2: the tag !!python/object/apply:os.system is not allowed; write plain values",

@@ -14,9 +14,7 @@ import pytest
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "run-0.6.tar.gz"
 NUM_EPISODES = 8
-OLDER = re.compile(
-    r"warning: config of \S*run-0.6 was written by an older version: \d+ settings? (renamed|removed)"
-)
+OLDER = re.compile(r"warning: config of \S+ was written by an older version: \d+ settings renamed(, \d+ removed)?")
 
 
 @pytest.fixture

@@ -19,7 +19,9 @@ from dovetail.runs.folder import RunFolder
 
 if TYPE_CHECKING:  # they load torch
     from dovetail.live.link import LiveLink
+    from dovetail.runs.run import RunPhases
     from dovetail.runs.status import StatusListener
+    from dovetail.runtime.ray.roles.on_policy import RayOnPolicyRun
 
 __all__ = [
     "Command",
@@ -135,12 +137,12 @@ def execute(
     watch = options.get("on_progress", ignore_status)
     should_stop = options.get("should_stop", lambda: False)
     link = make_link or (lambda robot: LiveLink(folder.path, robot=robot))
-    if folder.config.runtime == "inline" or command == "train":
-        inline = InlineRun(folder, on_status=watch, should_stop=should_stop, live=link)
-        if command == "train":
-            inline.train(evaluate=evaluate)
-            return
-        runner = inline
+    runner: RunPhases | RayOnPolicyRun
+    if command == "train":  # offline learning is always inline
+        InlineRun(folder, on_status=watch, should_stop=should_stop, live=link).train(evaluate=evaluate)
+        return
+    if folder.config.runtime == "inline":
+        runner = InlineRun(folder, on_status=watch, should_stop=should_stop, live=link)
     elif is_on_policy(folder.config):
         from dovetail.runtime.ray.roles.on_policy import RayOnPolicyRun
 

@@ -129,7 +129,8 @@ def model_at(path: Path, tree: Node, root: type[Config]) -> type[Config] | None:
         elif isinstance(part, str):
             fields = [model.model_fields[part] for model in models if part in model.model_fields]
             node, _ = tree.descend(path[:depth])
-            choosers = [field.annotation for field in fields if isinstance(field.annotation, ChoosesModel)]
+            annotations: list[object] = [field.annotation for field in fields]
+            choosers = [annotation for annotation in annotations if isinstance(annotation, ChoosesModel)]
             chosen = [model for chooser in choosers if (model := chooser.model_of(node.plain()))]
             models = chosen or [nested for field in fields for nested in nested_models(field.annotation)] or models
     return models[0] if models else None

@@ -95,7 +95,7 @@ def translate(model: type[Config], node: Node, found: OldKeys, path: Path = ()) 
     renamed, removed = old_keys(model)
     given: dict[str, Node] = {}
     for key, child in node.value.items():
-        new = renamed.get(key, key)
+        new = str(renamed.get(key, key))
         if key in removed:
             found.remove((*path, key), removed[key])
             continue
@@ -118,7 +118,8 @@ def _translate_field(annotation: Any, node: Node, found: OldKeys, path: Path) ->
     if isinstance(node.value, list):
         items = [translate(models[0], item, found, (*path, index)) for index, item in enumerate(node.value)]
         return Node(items, node.where)
-    if isinstance(node.value, dict) and dict in map(typing.get_origin, (annotation, *typing.get_args(annotation))):
+    origins = [typing.get_origin(one) for one in (annotation, *typing.get_args(annotation))]
+    if isinstance(node.value, dict) and dict in origins:
         named = {key: translate(models[0], item, found, (*path, key)) for key, item in node.value.items()}
         return Node(named, node.where)
     return translate(models[0], node, found, path)

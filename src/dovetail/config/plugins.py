@@ -186,9 +186,9 @@ def _described(plugin: Plugin) -> Plugin:
     try:
         found = _load(plugin)
         docs = [found.__doc__, importlib.import_module(found.__module__).__doc__]
-        module = plugin.target.partition(":")[0]
-        if sum(target.startswith(f"{module}:") for target in BUILTIN[plugin.kind].values()) == 1:
-            docs.reverse()  # the only one in its file, whose docstring describes it
+        in_file = [one for one in BUILTIN[plugin.kind].values() if one.startswith(f"{found.__module__}:")]
+        if plugin.origin == "built-in" and len(in_file) < 2:  # alone in its file, whose docstring describes it
+            docs.reverse()
         doc = next((text.strip().splitlines()[0] for text in docs if text and text.strip()), "")
     except PluginError as problem:
         error = str(problem)
