@@ -384,7 +384,7 @@ def test_refuses_gaps_unfinished_episodes_and_wrong_labels(open_replay: Open) ->
         replay.add(episode, label(make_traceable_episode(2, 6)))
     with pytest.raises(UsageError, match="not all finite"):
         replay.add(episode, label(episode, reward=float("nan")))
-    with pytest.raises(UsageError, match="gap: step 2 follows -1"):
+    with pytest.raises(UsageError, match="gap: step 2 follows step -1"):
         replay.extend(episode.start, b)
     with pytest.raises(UsageError, match="final without a last observation"):
         replay.extend(episode.start, dataclasses.replace(a, final=True))
@@ -481,7 +481,7 @@ def test_sampling_errors_name_the_mistake(open_replay: Open) -> None:
         replay.sample({**batch(2), "reward": np.zeros(3, np.float32)}, view=View(), rng=rng)
     with pytest.raises(UsageError, match="Did you mean 'reward'"):
         replay.sample({"rewards": np.zeros(3, np.float32)}, view=View(), rng=rng)
-    with pytest.raises(UsageError, match=r"'action' is float32\[3, 1\] a row"):
+    with pytest.raises(UsageError, match=r"'action' in the replay is float32\[3, 1\]"):
         replay.sample(batch(2), view=View(), rng=rng, window=Window(horizon=3))
     for window in (Window(num_steps=0), Window(horizon=0), Window(history={"state": 0})):
         with pytest.raises(UsageError, match="must be at least 1"):
