@@ -386,7 +386,7 @@ def test_refuses_gaps_unfinished_episodes_and_wrong_labels(open_replay: Open) ->
         replay.add(episode, label(episode, reward=float("nan")))
     with pytest.raises(UsageError, match="gap: step 2 follows step -1"):
         replay.extend(episode.start, b)
-    with pytest.raises(UsageError, match="final without a last observation"):
+    with pytest.raises(UsageError, match="must have a last observation if, and only if, it is final"):
         replay.extend(episode.start, dataclasses.replace(a, final=True))
     assert replay.size(View()) == 0
     replay.extend(episode.start, a)
