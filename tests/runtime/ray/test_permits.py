@@ -37,6 +37,16 @@ def test_arms_do_not_wait_for_a_learner_that_waits_for_data() -> None:
     assert permits.request(real_time=False) is not None
 
 
+def test_arms_do_not_wait_for_less_than_a_whole_update() -> None:
+    permits = make_permits(utd=0.01, start_after_steps=0)
+    permits.trained_steps = 99
+    assert permits.request(real_time=False) is not None  # the first update is owed after 100 steps
+    permits.trained_steps = 100
+    assert permits.request(real_time=False) is None
+    permits.updates = 1
+    assert permits.request(real_time=False) is not None
+
+
 def test_no_permits_after_the_last_step() -> None:
     permits = make_permits()
     permits.env_steps = 1000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -30,8 +31,9 @@ class EpisodePermits:
 
     @property
     def behind_steps(self) -> float:
-        """Steps for which the learner has not done the updates."""
-        return max(0.0, max(0, self.trained_steps - self._start_after) - self.updates / self._utd)
+        """Steps for which the learner has not done the updates. Less than a whole update is not waited for."""
+        owed = math.floor(self._utd * max(0, self.trained_steps - self._start_after)) - self.updates
+        return max(0, owed) / self._utd
 
     def request(self, *, real_time: bool, robot_minutes: float = 0.0) -> EpisodePermit | None:
         """A permit for one episode; None: ask again later. A real arm never waits."""
