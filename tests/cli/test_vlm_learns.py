@@ -12,7 +12,7 @@ from support.oracle_vlm_server import oracle_vlm_server
 
 
 def success(runs: Path, name: str, *settings: str) -> float:
-    """Run the recipe; how often its policy succeeds after that, by the simulator's own verdict, whoever gave rewards."""
+    """Run the recipe and return the final success rate, by the simulator's verdict."""
     shown = ("run.untrained_episodes=0", "run.video_episodes=0")
     code = main(
         ["run", "push-cube", "run.seed=0", *shown, *settings, "--name", name, "--runs-dir", str(runs), "-q"]

@@ -334,7 +334,7 @@ def test_a_recipe_with_a_base() -> None:
     [
         ("base: b.yaml", "b.yaml:1: base 'a.yaml' has this file as its own base"),
         ("base: [a]", "a.yaml:1: base should be the name of a recipe"),
-        ("base: nobody", "no recipe or file named|config file not found"),
+        ("base: nothing", "no recipe or file named|config file not found"),
     ],
 )
 def test_a_base_that_is_none(tmp_path: Path, text: str, problem: str) -> None:
