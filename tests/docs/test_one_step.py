@@ -44,7 +44,9 @@ def test_named_files_and_functions_exist(page: str) -> None:
 
 
 def test_missing_names_are_found() -> None:
-    text = "`core/clock.py: SimulatedClock`, `core/clocks.py`, `core/clock.py: Sundial`, `Robot.observe`, `Robot.fly`"
+    text = (
+        "`core/clock.py: SimulatedClock`, `core/clocks.py`, `core/clock.py: Sundial`, `Robot.observe`, `Robot.fly`"
+    )
     assert problems(text) == ["core/clocks.py", "core/clock.py: Sundial", "Robot.fly"]
 
 
