@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from support.docs_pages import ROOT
 
 SOURCE = ROOT / "src" / "dovetail"

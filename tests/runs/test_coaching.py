@@ -41,7 +41,7 @@ QUICK = (
 )
 ALONE = ("run.demos=0", "operator={type: none}")
 FLAT = "policy={type: 'support.flawed_plugins:Flat', hidden: [16]}"
-PRACTICE = """
+PPO_RUN = """
 task: {type: "dovetail.testing.fakes:FakeTask", max_steps: 8, tolerance: 0.001}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
 policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [16, 16], value_hidden: [16, 16]}
@@ -68,33 +68,33 @@ def run(tmp_path):
     return run
 
 
-def told(folder):
+def advice_events(folder):
     return {event["name"]: event for event in folder.events("coach")}
 
 
 def test_good_run_gets_no_advice(run):
     folder = run("run.env_steps=500", "learner={utd: 1, warmup_updates: 100, bc_updates: 200}")
-    assert told(folder) == {}
+    assert advice_events(folder) == {}
     assert write_report(folder).advice == ()
-    assert len(list(folder.events("episode"))) > 15  # enough for every check to have its say
+    assert len(list(folder.events("episode"))) > 15  # enough for every check to report
 
 
-def test_no_reward(run):
+def test_unsolvable_task_gets_no_reward_advice(run):
     folder = run(*QUICK, *ALONE, "task.tolerance=1e-9", "task.max_steps=8", "run.env_steps=130")
-    found = told(folder)
+    found = advice_events(folder)
     assert found["no_reward"]["severity"] == "warning"
     assert "none of the 12 online episodes so far has earned a reward" in found["no_reward"]["message"]
     assert "run.demos, now 0" in found["no_reward"]["try"]
-    assert "operator.watched_share" not in found["no_reward"]["try"]  # there is nobody to ask
+    assert "operator.watched_share" not in found["no_reward"]["try"]  # no operator
 
 
-def test_labeler_with_wrong_labels(run):
+def test_wrong_labels_are_reported_as_disagreement(run):
     folder = run(*QUICK, "run.demos=0", "labels=[{type: 'support.flawed_plugins:Liar'}]", "run.env_steps=300")
-    assert re.match(r"the labels of (\d+) of the last \1 episodes contradict", told(folder)["rewards_disagree"]["message"])
+    assert re.match(r"the labels of (\d+) of the last \1 episodes contradict", advice_events(folder)["rewards_disagree"]["message"])
 
 
-def test_labeler_without_a_trusted_outcome(run):
-    """Success is hidden, so that what it sees was never told by anybody else: that is no lie."""
+def test_labels_without_a_trusted_outcome_are_not_compared(run):
+    """Success is hidden, so there is no outcome that its labels could contradict."""
     folder = run(
         *QUICK,
         "labels=[{type: 'support.late_labelers:Witness'}]",
@@ -104,10 +104,10 @@ def test_labeler_without_a_trusted_outcome(run):
     successes = [event["success"] for event in folder.events("episode")]
     assert sum(successes) >= 0.2 * len(successes)
     assert len(successes) >= 15
-    assert "rewards_disagree" not in told(folder)
+    assert "rewards_disagree" not in advice_events(folder)
 
 
-def test_person_who_corrects_verdicts(run):
+def test_corrections_of_a_person_are_no_disagreement(run):
     corrected = set()
 
     def correct(folder, status):
@@ -123,23 +123,23 @@ def test_person_who_corrects_verdicts(run):
 
     folder = run(*QUICK, "operator={type: none}", "run.env_steps=500", watch=correct)
     assert sum(event["by"] == "human" for event in folder.events("labelled")) >= 10
-    assert "rewards_disagree" not in told(folder)
+    assert "rewards_disagree" not in advice_events(folder)
 
 
-def test_overestimating_critic(run):
-    """Temperature 1 with entropy backup: the trap of the field."""
+def test_overestimating_critic_is_reported(run):
+    """Temperature 1 with entropy backup is a common mistake."""
     folder = run(
         *QUICK,
         "learner.utd=4",
         "run.env_steps=200",
         "algorithm={temperature: 1.0, backup_entropy: true, target_entropy: 4.0, gamma: 0.99, tau: 0.1}",
     )
-    found = told(folder)["q_above_returns"]
+    found = advice_events(folder)["q_above_returns"]
     assert "algorithm.backup_entropy, now True" in found["try"]
     assert "algorithm.target_range, now null" in found["try"]
 
 
-def test_policy_without_exploration(run):
+def test_policy_without_exploration_is_reported(run):
     folder = run(
         *QUICK,
         *ALONE,
@@ -148,10 +148,10 @@ def test_policy_without_exploration(run):
         "run.env_steps=120",
         "policy={type: 'support.flawed_plugins:Sure', hidden: [16]}",
     )
-    assert "(the target is -7.0), and 0 % of the last" in told(folder)["entropy_collapsed"]["message"]
+    assert "(the target is -7.0), and 0 % of the last" in advice_events(folder)["entropy_collapsed"]["message"]
 
 
-def test_operator_who_always_takes_over(run):
+def test_operator_who_always_takes_over_is_reported(run):
     folder = run(
         *QUICK,
         "operator={watched_share: 1.0, fade_out_minutes: 100000, stuck_after_steps: 1, min_progress: 10}",
@@ -159,19 +159,19 @@ def test_operator_who_always_takes_over(run):
         "operator.max_takeover_steps=60",
         "run.env_steps=1100",
     )
-    found = told(folder)
+    found = advice_events(folder)
     assert "gets no chance to act alone" in found["help_not_falling"]["message"]
     assert "a person's" in found["one_source"]["message"]
 
 
-def test_nothing_in_the_replay(run):
+def test_empty_replay_is_reported_as_starving_updates(run):
     folder = run(*QUICK, *ALONE, "learner.utd=2", "algorithm={type: hg_dagger}", "run.env_steps=200")
-    found = told(folder)["updates_starving"]
+    found = advice_events(folder)["updates_starving"]
     assert "only 0 are done" in found["message"]
     assert "learner.utd, now 2.0" in found["try"]
 
 
-def test_learner_ahead_of_its_data(run, monkeypatch):
+def test_learner_ahead_of_its_data_is_reported(run, monkeypatch):
     step = Learner.step
 
     def free(self, *, env_steps, on_update=lambda: None):
@@ -179,11 +179,11 @@ def test_learner_ahead_of_its_data(run, monkeypatch):
 
     monkeypatch.setattr(Learner, "step", free)
     folder = run(*QUICK, "learner.utd=1", "run.env_steps=60")
-    assert "the same few steps" in told(folder)["updates_racing"]["message"]
+    assert "the same few steps" in advice_events(folder)["updates_racing"]["message"]
 
 
 class Time:
-    """A clock that somebody else turns."""
+    """A clock that the test sets."""
 
     now_s = 0.0
 
@@ -191,7 +191,7 @@ class Time:
         return self.now_s
 
 
-def test_robot_that_waits_for_the_learner(run, monkeypatch):
+def test_robot_that_ pending_the_learner(run, monkeypatch):
     time, act, step = Time(), SequentialActor.run, Learner.step
 
     def takes(work, seconds):
@@ -206,57 +206,57 @@ def test_robot_that_waits_for_the_learner(run, monkeypatch):
     monkeypatch.setattr(SequentialActor, "run", takes(act, 1.0))
     monkeypatch.setattr(Learner, "step", takes(step, 9.0))
     folder = run(*QUICK, "run.env_steps=300")
-    assert "waits for the learner 90 % of the time" in told(folder)["robot_waits"]["message"]
+    assert "waits for the learner 90 % of the time" in advice_events(folder)["robot_waits"]["message"]
 
 
 @pytest.mark.parametrize("labels", ["outcome", "{type: 'support.late_labelers:Late'}"])
-def test_weights_that_do_not_reach_the_robot(run, labels):
+def test_pinned_weights_are_reported_as_stale(run, labels):
     def pin(folder, status):
         if status.episodes == 1:
             DiskWeightStore(folder.weights).pin(1)
 
     folder = run(*QUICK, f"labels=[{labels}]", "run.env_steps=350", watch=pin)
-    found = told(folder)["stale_weights"]
+    found = advice_events(folder)["stale_weights"]
     assert "versions old" in found["message"]
     assert "unpin version 1" in found["try"]
 
 
-def test_rarely_published_weights(run):
+def test_rarely_published_weights_are_reported_as_stale(run):
     folder = run(*QUICK, "learner.utd=1", "learner.publish_every=1000000", "run.env_steps=500")
-    found = told(folder)["stale_weights"]
+    found = advice_events(folder)["stale_weights"]
     assert "updates old" in found["message"]
     assert "learner.publish_every, now 1000000" in found["try"]
 
 
-def test_robot_moved_after_the_demonstrations(run):
+def test_observations_outside_the_demonstrations_are_reported(run):
     folder = run(
         *QUICK, "robot={type: 'support.flawed_plugins:Moved'}", "operator={type: none}", "run.env_steps=250"
     )
-    assert "% of the values of 'goal': they are far outside" in told(folder)["out_of_range"]["message"]
+    assert "% of the values of 'goal': they are far outside" in advice_events(folder)["out_of_range"]["message"]
 
 
 @pytest.mark.parametrize("labels", ["outcome", "{type: 'support.late_labelers:Late'}"])
-def test_policy_at_the_action_limits(run, labels):
+def test_policy_at_the_action_limits_is_reported(run, labels):
     folder = run(*QUICK, *ALONE, FLAT, f"labels=[{labels}]", "run.env_steps=400")
-    assert "full speed only" in told(folder)["saturated"]["message"]
+    assert "full speed only" in advice_events(folder)["saturated"]["message"]
 
 
 @pytest.mark.parametrize("actor_after", [0, 2])
 def test_on_policy_learning_gets_advice(run, actor_after):
-    """Of a rollout that the actor did not learn from, less is known."""
-    folder = run("algorithm.lr=0.05", f"algorithm.actor_after={actor_after}", "run.env_steps=300", config=PRACTICE)
-    found = told(folder)
+    """A rollout before `actor_after` has fewer metrics."""
+    folder = run("algorithm.lr=0.05", f"algorithm.actor_after={actor_after}", "run.env_steps=300", config=PPO_RUN)
+    found = advice_events(folder)
     assert found["no_reward"]["severity"] == "warning"
     assert "algorithm.num_epochs, now 2" in found["policy_jumps"]["try"]
 
 
-def test_on_policy_learning_with_values_that_learn_nothing(run):
+def test_useless_value_network_is_reported(run):
     folder = run(
         "algorithm={value_coef: 0.0, gae_lambda: 1.0}",
         "task={type: 'support.dense_reach:DenseReach', max_steps: 8, tolerance: 0.001}",
-        config=PRACTICE,
+        config=PPO_RUN,
     )
-    found = told(folder)
+    found = advice_events(folder)
     assert set(found) == {"values_explain_nothing"}
     assert "rollouts, the value network explains" in found["values_explain_nothing"]["message"]
 
@@ -265,12 +265,12 @@ def test_on_policy_learning_with_values_that_learn_nothing(run):
 
 
 def interrupt_once(name):
-    """Somebody who watches, and ends the process when they are told of it."""
-    waits_for = {name}
+    """A status listener that interrupts the run when advice `name` appears."""
+    pending = {name}
 
     def watch(folder, status):
-        if waits_for & set(told(folder)):
-            waits_for.clear()
+        if pending & set(advice_events(folder)):
+            pending.clear()
             raise Interrupted
 
     return watch
@@ -281,12 +281,12 @@ def names(folder, kind):
 
 
 def test_advice_continues_after_a_resume(run):
-    """What steps have shown to an earlier process is not in the books."""
+    """The facts of single steps are not stored, so a resumed run lacks those of earlier episodes."""
     watch = interrupt_once("saturated")
     with pytest.raises(Interrupted):
         run(*QUICK, *ALONE, FLAT, "run.env_steps=1000", watch=watch)
     folder = run(resume=True)
-    assert len(list(folder.events("episode"))) > 20  # of which the first process had hardly more than a dozen
+    assert len(list(folder.events("episode"))) > 20  # the first process recorded about 12 of them
     assert names(folder, "coach").count("saturated") == 1
     assert "saturated" not in names(folder, "coach: over")
 
@@ -295,21 +295,21 @@ def test_resumed_on_policy_learning_starts_without_episodes(run):
     with pytest.raises(Interrupted):
         run(
             *("task.max_steps=32", "task.tolerance=1e-9", "run.env_steps=2000"),
-            config=PRACTICE,
+            config=PPO_RUN,
             watch=interrupt_once("no_reward"),
         )
-    folder = run(config=PRACTICE, resume=True)
+    folder = run(config=PPO_RUN, resume=True)
     assert names(folder, "coach").count("no_reward") == 1
     assert "no_reward" not in names(folder, "coach: over")
 
 
-# ---- where the words go
+# ---- where advice appears
 
 
 def test_advice_is_in_events_metrics_report_and_after_a_resume(run):
-    sick = (*QUICK, *ALONE, "task.tolerance=1e-9", "task.max_steps=8", "run.env_steps=130")
+    overrides = (*QUICK, *ALONE, "task.tolerance=1e-9", "task.max_steps=8", "run.env_steps=130")
     shown = []
-    folder = run(*sick, watch=lambda _, status: shown.append([advice.name for advice in status.advice]))
+    folder = run(*overrides, watch=lambda _, status: shown.append([advice.name for advice in status.advice]))
     assert shown[0] == []
     assert shown[-1] == ["no_reward", "one_source"]
     curves = EventAccumulator(str(folder.logs))
@@ -321,14 +321,14 @@ def test_advice_is_in_events_metrics_report_and_after_a_resume(run):
     assert "coach/text_summary" in curves.Tags()["tensors"]
     advice = write_report(folder).advice
     written = json.loads((folder.path / "report.json").read_text())["advice"]
-    assert [one["name"] for one in written] == ["no_reward", "one_source"]
+    assert [entry["name"] for entry in written] == ["no_reward", "one_source"]
     run(resume=True)
-    assert len(list(folder.events("coach"))) == 2  # told once, whoever asks
+    assert len(list(folder.events("coach"))) == 2  # a resume does not repeat them
     assert open_advice(folder) == advice
 
 
 def test_ended_advice_is_not_in_the_report(tmp_path):
-    folder = RunFolder.create(tmp_path / "made", load(["peg-insertion"]))
+    folder = RunFolder.create(tmp_path / "run", load(["peg-insertion"]))
     worse = Advice(name="no_reward", severity=Severity.WARNING, message="none", try_="more")
     hint = Advice(name="saturated", severity=Severity.HINT, message="fast", try_="slow")
     for advice in (hint, worse):
@@ -337,11 +337,11 @@ def test_ended_advice_is_not_in_the_report(tmp_path):
     folder.event("coach: over", env_steps=2, name="no_reward")
     assert open_advice(folder) == (hint,)
     with (folder.path / "events.jsonl").open("a") as file:
-        file.write('{"time": 1.0, "event": "coach", "na')  # killed in the middle of a word
+        file.write('{"time": 1.0, "event": "coach", "na')  # killed while writing
     assert open_advice(folder) == (hint,)
 
 
-# ---- the parts that facts are made of
+# ---- how facts are collected
 
 
 @pytest.fixture
@@ -358,8 +358,8 @@ def checked(monkeypatch):
 
 
 @pytest.fixture
-def lamp(tmp_path):
-    """Somebody who coaches, an episode with its labels, and weights of a version."""
+def setup(tmp_path):
+    """A `Coaching`, an episode with its labels, and weights of any version."""
     episode = lamp_episode(0, success=True)
     folder = lamp_run(tmp_path / "run", [episode])
     policy = SimpleNamespace(spec=SimpleNamespace(horizon=1, action=episode.robot.action))
@@ -379,58 +379,58 @@ def lamp(tmp_path):
 
 def check(coach, *, updates=0):
     learner = SimpleNamespace(sample_request=request({View(): 8}), num_online_updates=updates, owed=lambda steps: 0)
-    coach.check(learner, Held())
+    coach.check(learner, ReplaySizes())
 
 
-def test_step_facts_are_taken_when_the_episode_ends(checked, lamp):
-    """By then the weights are others, the statistics too, and the episode may not be at hand."""
-    coach, newest = lamp.coach, 60
-    coach.published(1, lamp.weights(1), updates=0)
-    coach.acted(lamp.episode)
-    coach.count(replace(lamp.known, labels=None))
-    coach.published(newest, lamp.weights(newest), updates=0)
-    coach.correct(lamp.known)
+def test_step_facts_are_taken_when_the_episode_ends(checked, setup):
+    """When labels arrive later, weights and statistics have changed and the episode is not in memory."""
+    coach, newest = setup.coach, 60
+    coach.published(1, setup.weights(1), updates=0)
+    coach.acted(setup.episode)
+    coach.count(replace(setup.known, labels=None))
+    coach.published(newest, setup.weights(newest), updates=0)
+    coach.correct(setup.known)
     check(coach)
     (facts,) = checked[-1].episodes
     assert (facts.versions_behind, facts.saturated, facts.outside) == (0, 0.0, {"meter": 0.0})
-    coach.correct(replace(lamp.known, labels=replace(lamp.known.labels, discard=True)))
-    coach.correct(lamp.known)  # not discarded after all
+    coach.correct(replace(setup.known, labels=replace(setup.known.labels, discard=True)))
+    coach.correct(setup.known)  # not discarded after all
     check(coach)
     assert checked[-1].episodes == (facts,)
 
 
-def test_step_facts_of_old_episodes_are_forgotten(lamp):
+def test_step_facts_of_old_episodes_are_forgotten(setup):
     for number in range(coaching._NUM_PENDING + 10):
-        lamp.coach.acted(replace(lamp.episode, id=str(number)))
-    assert list(lamp.coach._step_facts) == [str(number) for number in range(10, coaching._NUM_PENDING + 10)]
+        setup.coach.acted(replace(setup.episode, id=str(number)))
+    assert list(setup.coach._step_facts) == [str(number) for number in range(10, coaching._NUM_PENDING + 10)]
 
 
-def test_without_published_weights_no_version_is_behind(checked, lamp):
+def test_without_published_weights_no_version_is_behind(checked, setup):
     """A restarted store."""
-    lamp.coach.acted(lamp.episode)
-    lamp.coach.count(lamp.known)
-    check(lamp.coach)
+    setup.coach.acted(setup.episode)
+    setup.coach.count(setup.known)
+    check(setup.coach)
     assert checked[-1].episodes[0].versions_behind is None
     assert checked[-1].unpublished is None
 
 
-def test_times_are_reported_after_some_episodes(checked, lamp):
-    """The first one, after a resume, is spent on getting ready."""
+def test_times_are_reported_after_num_timed_episodes(checked, setup):
+    """The first episodes after a resume include startup time."""
     for _ in range(coaching._NUM_TIMED):
-        lamp.coach.acted(lamp.episode)
-        check(lamp.coach)
+        setup.coach.acted(setup.episode)
+        check(setup.coach)
     assert [facts.act_s is None for facts in checked] == [True] * (coaching._NUM_TIMED - 1) + [False]
 
 
-def test_updates_since_the_newest_weights(checked, lamp):
-    lamp.coach.published(1, lamp.weights(1), updates=40)
-    for updates in (100, 30):  # where learner and books are apart, one may hear of weights before their updates
-        check(lamp.coach, updates=updates)
+def test_updates_since_the_newest_weights_are_counted(checked, setup):
+    setup.coach.published(1, setup.weights(1), updates=40)
+    for updates in (100, 30):  # weights can arrive before the count of their updates
+        check(setup.coach, updates=updates)
     assert [facts.unpublished for facts in checked] == [60, 0]
 
 
-class Held:
-    """A replay of which only sizes are known: 100 steps of demonstrations, 50 of people, 150 of the policy."""
+class ReplaySizes:
+    """A replay with sizes only: 100 steps of demonstrations, 50 of operators, 150 of the policy."""
 
     def __init__(self, *, demo=100, human=50, policy=150):
         prior, online = demo + human, human + policy
@@ -445,13 +445,13 @@ def request(rows, **other):
     return SampleRequest(observation_keys=("state",), rows=rows, **other)
 
 
-def test_shares_of_a_batch_by_source():
+def test_batch_shares_by_source_match_hand_computed_values():
     half = request({View(part="prior"): 64, View(part="online"): 64})
-    shares = batch_sources(half, Held())
+    shares = batch_sources(half, ReplaySizes())
     # demo: 64 * 100/150; human: 64 * 50/150 + 64 * 50/200; policy: 64 * 150/200
     np.testing.assert_allclose([shares[h] for h in ("demo", "human", "policy")], [1 / 3, 7 / 24, 3 / 8])
-    assert batch_sources(request({View(part="online", return_above=0.5): 64}), Held()) == {}
-    alone = batch_sources(request(half.rows, when_empty=View()), Held(demo=0, human=0))
+    assert batch_sources(request({View(part="online", return_above=0.5): 64}), ReplaySizes()) == {}
+    alone = batch_sources(request(half.rows, when_empty=View()), ReplaySizes(demo=0, human=0))
     assert alone == {"demo": 0.0, "human": 0.0, "policy": 1.0}
 
 

@@ -138,11 +138,11 @@ def test_spool_keeps_an_episode_until_the_log_has_it(folder):
 
 
 def test_recover_commits_what_was_left_in_the_spool(folder):
-    """One that had ended, and one that was cut off: this one is kept, aborted, and never trains."""
+    """It commits one complete episode and one interrupted episode. The second is aborted and does not train."""
     for number, ends in ((1, True), (2, False), (3, False)):
         spool = Spool(folder.spool)
         spool.begin(start_of(f"e{number}"))
-        if number < 3:  # the third had no time to do anything
+        if number < 3:  # the third has no steps
             segment, after = segment_of(f"e{number}", number, range(5), final=ends)
             spool.append(segment, after=after)
         if ends:
@@ -150,7 +150,7 @@ def test_recover_commits_what_was_left_in_the_spool(folder):
         spool.close()
     experience = make(folder)
     known = experience.recover()
-    assert [one.info.id for one in known] == ["e1"]
+    assert [record.info.id for record in known] == ["e1"]
     assert experience.replay.ids() == ["e1"]
     assert experience.log.ids() == ["e1", "e2"]
     cut = experience.log.load("e2")
@@ -158,8 +158,8 @@ def test_recover_commits_what_was_left_in_the_spool(folder):
     assert cut.last_observation.values["state"].tolist() == [2.0, 5.0]
     assert experience.spool.pending() == []
     experience.close()
-    again = make(folder)  # a resumed run resumed again
-    assert [one.info.id for one in again.recover()] == ["e1"]
+    again = make(folder)  # a second resume
+    assert [record.info.id for record in again.recover()] == ["e1"]
     assert again.replay.ids() == ["e1"]
 
 
@@ -171,13 +171,13 @@ def test_unreadable_journal_does_not_stop_recovery(folder):
     journal.write_bytes(b"\xff" * 100)
     experience = make(folder)
     commit_and_add(experience, episode_of("e2", 2, 3))
-    assert [one.info.id for one in experience.recover()] == ["e2"]
+    assert [record.info.id for record in experience.recover()] == ["e2"]
     assert journal.exists()
     assert "cannot be recovered" in (folder.path / "events.jsonl").read_text()
 
 
 def test_damaged_journal_is_kept(folder):
-    """What precedes the damage is taken up; the rest may be worth a person's time."""
+    """Steps before the damage are recovered. The damaged file stays for inspection."""
     experience = make(folder)
     experience.spool.begin(start_of("e1"))
     for first in (0, 4, 8):
@@ -250,7 +250,7 @@ def test_discarded_episode_leaves_the_replay_and_undo_returns_it(folder):
 
 
 def test_rebuild_leaves_out_the_oldest_episodes(folder):
-    """Recency counts the steps in between, whether or not they are there any more."""
+    """Recency also counts steps that are no longer in the replay."""
     settings = {"capacity_rows": 30}
     demo = episode_of("e0", 0, 4, purpose=Purpose.DEMO)
     experience = make(folder, **settings)
@@ -258,9 +258,9 @@ def test_rebuild_leaves_out_the_oldest_episodes(folder):
     experience.close()
     recent = View(half_life_steps=20.0)
 
-    def share(one):
+    def share(experience):
         into = {"observation/state": np.zeros((2000, 2), np.float32)}
-        one.replay.sample(into, view=recent, rng=np.random.default_rng(0))
+experience.replay.sample(into, view=recent, rng=np.random.default_rng(0))
         return float((into["observation/state"][:, 0] == 0).mean())
 
     live = make(folder, **settings)
@@ -280,7 +280,7 @@ def test_recover_after_a_kill_between_log_and_replay(folder):
     experience.commit(episode_of("e2", 2, 3))  # committed, then killed: no labels, not in replay
     experience.close()
     again = make(folder)
-    assert [one.info.id for one in again.recover()] == ["e1", "e2"]
+    assert [record.info.id for record in again.recover()] == ["e1", "e2"]
     assert again.replay.ids() == ["e1", "e2"]
     assert again.labels.current("e2") is not None
 
@@ -291,12 +291,12 @@ def test_deleted_episodes_leave_the_replay(folder):
     experience.close()
     EpisodeLog(folder.episodes).remove("e1")
     again = make(folder)
-    assert [one.info.id for one in again.recover()] == ["e2"]
+    assert [record.info.id for record in again.recover()] == ["e2"]
     assert set(draw(again)["observation/state"][:, 0]) == {2.0}
 
 
 def test_streamed_steps_of_an_aborted_episode_leave_the_replay_after_a_kill(folder):
-    """Its store had committed it, and was killed before its replay knew."""
+    """The store was killed between the commit and the removal from the replay."""
     before = make(folder)
     before.recover()
     for name in ("cut", "running"):
@@ -306,7 +306,7 @@ def test_streamed_steps_of_an_aborted_episode_leave_the_replay_after_a_kill(fold
     before.close()
     after = make(folder)
     after.recover()
-    assert after.replay.ids() == ["running"]  # whoever records it will tell
+    assert after.replay.ids() == ["running"]  # its recorder still writes it
     after.close()
 
 
@@ -349,7 +349,7 @@ def test_lost_replay_is_rebuilt_from_log_and_labels(folder):
 
 
 def test_rebuild_keeps_what_eviction_would_keep(folder):
-    """Demonstrations, and of the rest only what fits: a month of episodes is not read to keep its last hour."""
+    """It reads all demonstrations and only the newest other episodes that fit."""
     settings = {"capacity_rows": 24}
     experience = make(folder, **settings)
     demo = episode_of("e0", 0, 3, purpose=Purpose.DEMO)
@@ -372,7 +372,7 @@ def test_rebuild_keeps_what_eviction_would_keep(folder):
 
 
 def test_replay_has_the_images_of_the_log(folder):
-    """A video codec changes pixels; a rebuild must not change what is learned from."""
+    """A video codec changes pixels, so a live replay must hold the same pixels as a rebuilt one."""
     experience = make(folder, keys=("wrist",), codec="h264")
     episode = episode_of("e1", 1, 6)
     commit_and_add(experience, episode)
@@ -381,7 +381,7 @@ def test_replay_has_the_images_of_the_log(folder):
     drawn = {picture.tobytes() for picture in into["observation/wrist"]}
     decoded = experience.log.load("e1").column("observation/wrist")
     assert drawn == {picture.tobytes() for picture in decoded}
-    assert not np.array_equal(decoded, episode.column("observation/wrist"))  # or the test could not tell
+    assert not np.array_equal(decoded, episode.column("observation/wrist"))  # otherwise the test proves nothing
 
 
 def test_failed_demonstrations_and_aborted_episodes_do_not_train(folder):
@@ -396,7 +396,7 @@ def test_failed_demonstrations_and_aborted_episodes_do_not_train(folder):
     experience.close()
     again = make(folder)
     known = again.recover()
-    assert [(one.info.id, one.trains) for one in known] == [("e1", True), ("e2", False)]
+    assert [(record.info.id, record.trains) for record in known] == [("e1", True), ("e2", False)]
     assert again.replay.ids() == ["e1"]
 
 
@@ -430,8 +430,8 @@ def test_prefetching_changes_no_result(tmp_path, config):
     ahead = config.model_copy(update={"learner": config.learner.model_copy(update={"prefetch": 3})})
     run(tmp_path / "a", config)
     run(tmp_path / "b", ahead)
-    one, other = weights_of(tmp_path / "a"), weights_of(tmp_path / "b")
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    first, second = weights_of(tmp_path / "a"), weights_of(tmp_path / "b")
+    assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def test_full_disk_fails_in_one_line_and_resume_continues(tmp_path):
@@ -440,7 +440,7 @@ def test_full_disk_fails_in_one_line_and_resume_continues(tmp_path):
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=600k", "tmpfs", str(place)], capture_output=True)
     if mounted.returncode:
         pytest.skip(
-            "this machine lets nobody mount a small disk"
+            "this machine does not allow mounting a small disk"
         )  # the stores' own tests limit file sizes instead
     (tmp_path / "toy.yaml").write_text(TOY)
     command = [sys.executable, "-m", "dovetail.cli.main", "run", "--runs-dir", str(place), "--quiet"]
@@ -465,55 +465,55 @@ def test_full_disk_fails_in_one_line_and_resume_continues(tmp_path):
         subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-class CountingEyes:
-    """A frozen encoder that remembers what it was shown."""
+class CountingEncoder:
+    """A frozen encoder that counts the frames it encodes."""
 
     feature_specs = {"wrist": ArraySpec(shape=(2, 1, 3), dtype="float16")}  # noqa: RUF012
 
     def __init__(self, digest="a", gain=1.0):
         self.feature_digest, self._gain = digest, gain
-        self.num_shown = 0
+        self.num_encoded = 0
 
     def encode(self, key, frames):
         assert frames.dtype == np.uint8
-        self.num_shown += len(frames)
+        self.num_encoded += len(frames)
         return (self._gain * frames.reshape(len(frames), 2, -1, 3).mean(axis=2, keepdims=True)).astype(np.float16)
 
 
 def test_each_frame_is_encoded_once_and_samples_have_its_features(folder):
-    """Also after a restart, which encodes nothing; and the log keeps the pictures."""
-    eyes = CountingEyes()
+    """A restart encodes nothing, and the log keeps the images."""
+    eyes = CountingEncoder()
     experience = make(folder, keys=("state", "wrist"), encoder=eyes)
-    one, other = episode_of("e1", 1, 4), episode_of("e2", 2, 3)
+    first, second = episode_of("e1", 1, 4), episode_of("e2", 2, 3)
     still = segment_of("e3", 3, range(4), final=True)[0]
     still.columns["observation/wrist"][:] = still.columns["observation/wrist"][0]  # nothing moved but at the end
     third = Episode.of(start_of("e3"), (still,), outcome=Outcome.SUCCESS)
-    commit_and_add(experience, one, other, third)
-    assert eyes.num_shown == 5 + 4 + 2
+    commit_and_add(experience, first, second, third)
+    assert eyes.num_encoded == 5 + 4 + 2
     for _ in range(3):
         drawn = draw(experience, **{"observation/wrist": np.zeros((400, 2, 1, 3), np.float16)})
     for state, features in zip(drawn["observation/state"], drawn["observation/wrist"], strict=True):
-        episode = (one, other, third)[int(state[0]) - 1]
+        episode = (first, second, third)[int(state[0]) - 1]
         frame = episode.column("observation/wrist")[int(state[1])]
         assert np.array_equal(features, eyes.encode("wrist", frame[None])[0])
     assert experience.log.load("e1").column("observation/wrist").dtype == np.uint8
     experience.close()
-    again = CountingEyes()
+    again = CountingEncoder()
     experience = make(folder, keys=("state", "wrist"), encoder=again)
     experience.recover()
-    assert again.num_shown == 0
+    assert again.num_encoded == 0
     experience.close()
 
 
 def test_another_encoder_rebuilds_the_replay(folder):
-    experience = make(folder, keys=("state", "wrist"), encoder=CountingEyes())
+    experience = make(folder, keys=("state", "wrist"), encoder=CountingEncoder())
     experience.recover()
     commit_and_add(experience, episode_of("e1", 1, 4))
     experience.close()
-    other = CountingEyes(digest="b", gain=0.5)
+    other = CountingEncoder(digest="b", gain=0.5)
     experience = make(folder, keys=("state", "wrist"), encoder=other)
     experience.recover()
-    assert other.num_shown == 5
+    assert other.num_encoded == 5
     drawn = draw(experience, **{"observation/wrist": np.zeros((400, 2, 1, 3), np.float16)})
     frame = episode_of("e1", 1, 4).column("observation/wrist")[int(drawn["observation/state"][0, 1])]
     assert np.array_equal(drawn["observation/wrist"][0], other.encode("wrist", frame[None])[0])

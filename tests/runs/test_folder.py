@@ -75,9 +75,9 @@ def test_holds_work(folder):
     (folder.weights / ".lock").touch()
     folder.event("checkpoint")
     assert not folder.holds_work
-    for made in (folder.checkpoints / "last", folder.weights, folder.episodes / "one"):
-        made.mkdir(parents=True, exist_ok=True)
-        (made / "something").touch()
+    for path in (folder.checkpoints / "last", folder.weights, folder.episodes / "one"):
+        path.mkdir(parents=True, exist_ok=True)
+        (path / "something").touch()
         assert folder.holds_work
-        (made / "something").unlink()
+        (path / "something").unlink()
     assert not folder.holds_work

@@ -38,7 +38,7 @@ def test_online_episode_continues_until_the_time_limit(toy):
     assert hidden.outcome is Outcome.TIMEOUT
     assert hidden.judgement is None
     assert len(hidden) == 30
-    assert hidden.column("metric/distance")[-1] < 0.02  # it was done, as the task's own metrics tell whoever looks
+    assert hidden.column("metric/distance")[-1] < 0.02  # the metrics show that the task was solved
     assert not hidden.column("reward/success").any()
 
 

@@ -20,13 +20,13 @@ from dovetail.runs.labeling import LabelDispatcher
 
 
 class Named:
-    """All of an episode that these labelers look at."""
+    """An episode with an id only; these labelers read nothing else."""
 
     def __init__(self, name: str) -> None:
         self.id = name
 
 
-def said(name: str, labeler: str, *, success: bool = True, confidence: float = 1.0) -> Labels:
+def labels_by(name: str, labeler: str, *, success: bool = True, confidence: float = 1.0) -> Labels:
     ones = np.ones(3, np.float32)
     return Labels(
         episode_id=name,
@@ -40,30 +40,30 @@ def said(name: str, labeler: str, *, success: bool = True, confidence: float = 1
 
 
 class Slow:
-    """Answers when it is let to; counts how many ask at once."""
+    """Answers after `go` is set; records the largest number of concurrent calls."""
 
     max_concurrent = 2
 
     def __init__(self, *, confidence: float = 1.0) -> None:
         self.go, self.away = threading.Event(), False
         self.asked: list[str] = []
-        self.most = self._now = 0
+        self.max_calls = self._num_calls = 0
         self._lock = threading.Lock()
         self._confidence = confidence
 
     def label(self, episode: Episode) -> Labels:
         with self._lock:
             self.asked.append(episode.id)
-            self._now += 1
-            self.most = max(self.most, self._now)
+            self._num_calls += 1
+            self.max_calls = max(self.max_calls, self._num_calls)
         try:
             assert self.go.wait(30)
             if self.away:
                 raise LabelError("the server is away")
-            return said(episode.id, "slow", confidence=self._confidence)
+            return labels_by(episode.id, "slow", confidence=self._confidence)
         finally:
             with self._lock:
-                self._now -= 1
+                self._num_calls -= 1
 
 
 class Time:
@@ -93,8 +93,8 @@ def label(dispatcher: LabelDispatcher, *names: str) -> list[Labels | None]:
     return [dispatcher.label(Named(name)) for name in names]  # type: ignore[arg-type]
 
 
-def until(dispatcher: LabelDispatcher, *, num: int = 0) -> None:
-    """Wait for answers, which are let out."""
+def wait_until_labeled(dispatcher: LabelDispatcher, *, num: int = 0) -> None:
+    """Wait wait_until_labeled at most `num` episodes are under way."""
     while dispatcher.num_under_way > num:
         dispatcher._dispatch(wait_s=5.0)
 
@@ -107,10 +107,10 @@ def test_slow_labeler_does_not_block(tmp_path: Path) -> None:
     assert dispatcher.num_under_way == 7
     assert dispatcher.waiting() == {"under way": 7}
     slow.go.set()
-    until(dispatcher)
+    wait_until_labeled(dispatcher)
     assert sorted(dispatcher.changed()) == [f"e{number}" for number in range(7)]
     assert dispatcher.changed() == []
-    assert slow.most == 2  # at once
+    assert slow.max_calls == 2  # at once
     assert sorted(slow.asked) == [f"e{number}" for number in range(7)]  # each once
     assert all(store.current(f"e{number}") is not None for number in range(7))
     assert dispatcher.waiting() == {}
@@ -118,26 +118,26 @@ def test_slow_labeler_does_not_block(tmp_path: Path) -> None:
 
 
 def test_unavailable_labeler_is_retried(tmp_path: Path) -> None:
-    """Asked less and less often, about one episode at a time; nothing is lost, and all is asked once it is back."""
+    """It is asked less and less often, one episode at a time. After it returns, every episode gets labels."""
     slow = Slow()
     slow.away = True
     slow.go.set()
     dispatcher, store, queue, time = make_dispatcher(tmp_path, slow, retry_s=5.0, max_retry_s=15.0)
     label(dispatcher, "e0", "e1", "e2")
-    until(dispatcher)
+    wait_until_labeled(dispatcher)
     assert set(dispatcher.waiting()) == {"away", "under way"} or set(dispatcher.waiting()) == {"away"}
     first = len(slow.asked)
-    assert 1 <= first <= 2  # what had begun before it was noticed
-    seen = []
+    assert 1 <= first <= 2  # calls that began before the first error
+    asked_at_s = []
     for _ in range(60):
         time.s += 1.0
         before = len(slow.asked)
         dispatcher.changed()
-        until(dispatcher)
+        wait_until_labeled(dispatcher)
         if len(slow.asked) > before:
-            seen.append(time.s)
-    assert np.diff(seen).max() <= 15.0
-    assert 4 <= len(seen) <= 7  # of 60 seconds: after 5 or 10, and then every 15
+            asked_at_s.append(time.s)
+    assert np.diff(asked_at_s).max() <= 15.0
+    assert 4 <= len(asked_at_s) <= 7  # of 60 seconds: after 5 or 10, and then every 15
     assert len(set(slow.asked)) == 3  # in turn
     assert sorted(queue.ids()) == ["e0", "e1", "e2"]
     assert {item.note for item in queue.waiting()} == {"the server is away"}
@@ -145,7 +145,7 @@ def test_unavailable_labeler_is_retried(tmp_path: Path) -> None:
     time.s += 15.0
     for _ in range(3):
         dispatcher.changed()
-        until(dispatcher)
+        wait_until_labeled(dispatcher)
     assert all(store.current(name) is not None for name in ("e0", "e1", "e2"))
     assert queue.ids() == []
     assert [len(store.history(name)) for name in ("e0", "e1", "e2")] == [1, 1, 1]
@@ -156,15 +156,15 @@ def test_uncertain_labeler_asks_a_person(tmp_path: Path) -> None:
     slow.go.set()
     dispatcher, store, queue, _ = make_dispatcher(tmp_path, slow, HumanLabeler())
     label(dispatcher, "e1")
-    until(dispatcher)
+    wait_until_labeled(dispatcher)
     assert dispatcher.changed() == ["e1"]  # an opinion
     assert store.current("e1") is None
     (item,) = queue.waiting()
     assert item.reasons == (Reason.UNCERTAIN,)
-    assert [(one.labeler, one.confidence) for one in item.opinions] == [("slow", 0.5)]
+    assert [(labels.labeler, labels.confidence) for labels in item.opinions] == [("slow", 0.5)]
     assert dispatcher.waiting() == {"uncertain": 1}
     person = human_labels("e1", num_steps=3, outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, by="anna")
-    LabelStore(tmp_path).add(person)  # the console, killed before it could say that it was done
+    LabelStore(tmp_path).add(person)  # the console was killed before it removed the item
     assert dispatcher.changed() == ["e1"]
     assert queue.ids() == []
     assert dispatcher.waiting() == {}
@@ -177,7 +177,7 @@ def test_labeler_is_not_asked_after_a_person_has_labeled(tmp_path: Path) -> None
     person = human_labels("e3", num_steps=3, outcome=Outcome.TIMEOUT, judgement=Outcome.FAILURE, by="anna")
     LabelStore(tmp_path).add(person)
     slow.go.set()
-    until(dispatcher)
+    wait_until_labeled(dispatcher)
     assert "e3" not in slow.asked
     assert [record.labels.labeler for record in store.history("e3")] == ["human"]
 
@@ -187,10 +187,10 @@ def test_label_of_a_person_settles_a_failed_episode(tmp_path: Path) -> None:
     slow.away = True
     dispatcher, store, queue, time = make_dispatcher(tmp_path, slow, retry_s=5.0)
     label(dispatcher, "e0")
-    store.add(human_labels("e0", num_steps=3, outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, by="somebody"))
+    store.add(human_labels("e0", num_steps=3, outcome=Outcome.TIMEOUT, judgement=Outcome.SUCCESS, by="anna"))
     assert dispatcher.changed() == ["e0"]
     slow.go.set()
-    until(dispatcher)
+    wait_until_labeled(dispatcher)
     time.s += 6.0
     dispatcher.changed()
     assert queue.ids() == []
@@ -198,7 +198,7 @@ def test_label_of_a_person_settles_a_failed_episode(tmp_path: Path) -> None:
 
 
 def test_pending_episodes_are_labeled_after_a_restart(tmp_path: Path) -> None:
-    """Another process: nothing but the files is left."""
+    """The new process has only the files."""
     slow = Slow()
     dispatcher, *_ = make_dispatcher(tmp_path, slow)
     label(dispatcher, "e0")
@@ -210,9 +210,9 @@ def test_pending_episodes_are_labeled_after_a_restart(tmp_path: Path) -> None:
     fresh.go.set()
     again, _, queue, _ = make_dispatcher(tmp_path, fresh)
     assert [again.label_again(name) for name in ("e0", "e1", "e2")] == [None] * 3
-    assert again.label_again("e0") is None  # asked about once, however often it is taken up
-    until(again)
-    assert sorted(fresh.asked) == ["e0", "e2"]  # the other one waits for a person
+    assert again.label_again("e0") is None  # a second call does not ask again
+    wait_until_labeled(again)
+    assert sorted(fresh.asked) == ["e0", "e2"]  # e1 waits for a person
     assert sorted(again.changed()) == ["e0", "e2"]
     assert queue.ids() == ["e1"]
     slow.go.set()
@@ -228,26 +228,26 @@ def test_other_errors_are_raised(tmp_path: Path) -> None:
     dispatcher, *_ = make_dispatcher(tmp_path, Broken())
     label(dispatcher, "e0")
     with pytest.raises(UsageError, match="no such camera"):
-        until(dispatcher)
+        wait_until_labeled(dispatcher)
 
 
 def test_fast_labeler_without_an_answer_is_asked_again(tmp_path: Path) -> None:
-    class Moody:
+    class Faulty:
         away = True
 
         def label(self, episode: Episode) -> Labels:
             if self.away:
                 raise LabelError("not now")
-            return said(episode.id, "faulty")
+            return labels_by(episode.id, "faulty")
 
-    faulty = Moody()
+    faulty = Faulty()
     dispatcher, store, queue, time = make_dispatcher(tmp_path, faulty, retry_s=1.0)
     assert label(dispatcher, "e0") == [None]
     assert queue.ids() == ["e0"]
     faulty.away = False
     time.s = 2.0
     dispatcher.changed()
-    until(dispatcher)
+    wait_until_labeled(dispatcher)
     assert dispatcher.changed() in (["e0"], [])
     assert store.current("e0") is not None
     assert queue.ids() == []
@@ -257,14 +257,14 @@ def test_wait_ends_after_its_limit(tmp_path: Path) -> None:
     slow = Slow()
     dispatcher, _, _, time = make_dispatcher(tmp_path, slow)
     label(dispatcher, "e0", "e1", "e2")
-    looks = []
+    num_under_way = []
 
     def poll() -> None:
-        looks.append(dispatcher.num_under_way)
+        num_under_way.append(dispatcher.num_under_way)
         time.s += 1.0
 
     dispatcher.wait(3.0, on_poll=poll)
-    assert looks == [3, 3, 3]
+    assert num_under_way == [3, 3, 3]
     slow.go.set()
     dispatcher.wait(1000.0, on_poll=poll)
     assert dispatcher.num_under_way == 0

@@ -41,18 +41,18 @@ def make(tmp_path):
     return make
 
 
-def practised(folder, *purposes):
+def episodes_of(folder, *purposes):
     log = EpisodeLog(folder.episodes)
     infos = [log.manifest(episode_id) for episode_id in log.ids()]
     wanted = purposes or (Purpose.DEMO, Purpose.ONLINE)
     return [info for info in infos if info.purpose in wanted and info.outcome is not Outcome.ABORTED]
 
 
-def said_of(folder, info):
+def labels_of(folder, info):
     return [record.labels for record in LabelStore(folder.labels).history(info.id) if record.labels.priority >= 0]
 
 
-def person_says(folder, info, judgement, by="anna"):
+def add_human_label(folder, info, judgement, by="anna"):
     labels = human_labels(info.id, num_steps=info.num_steps, outcome=info.outcome, judgement=judgement, by=by)
     LabelStore(folder.labels).add(labels)
     return labels
@@ -67,17 +67,17 @@ def test_slow_labeler_runs_beside_the_robot(make):
     run = InlineRun(folder)
     run.run()
     status = run.status
-    assert all(len(said_of(folder, info)) == 1 for info in practised(folder))
+    assert all(len(labels_of(folder, info)) == 1 for info in episodes_of(folder))
     assert status.trained_steps == status.env_steps >= 60
-    assert status.updates == 2 + status.env_steps  # what came late was learned from all the same
+    assert status.updates == 2 + status.env_steps  # late labels are learned from as well
     assert not any(map(math.isnan, status.recent_success))
     assert status.waiting == {}
     late = {event["id"] for event in events(folder, "labelled")}
-    assert late == {info.id for info in practised(folder)}
+    assert late == {info.id for info in episodes_of(folder)}
 
 
-def test_labeler_that_is_never_available(make, tmp_path):
-    """Practice goes on, nothing is learned from it, the coach says why; when it is back, resuming takes all of it up."""
+def test_unavailable_labeler_does_not_stop_the_robot(make, tmp_path):
+    """The robot continues, nothing is learned, and the coach gives the reason. A resume with the labeler learns from all episodes."""
     away = tmp_path / "away"
     late = f"{{type: 'support.late_labelers:Late', away_while: '{away}'}}"
     folder = make(
@@ -96,9 +96,9 @@ def test_labeler_that_is_never_available(make, tmp_path):
     run.run()
     assert run.status.env_steps >= 150
     assert run.status.trained_steps == 0
-    assert run.status.updates == 2  # of warming up
+    assert run.status.updates == 2  # the warmup updates
     waiting = LabelQueue(folder.label_queue).waiting()
-    assert {item.episode_id for item in waiting} <= {info.id for info in practised(folder, Purpose.ONLINE)}
+    assert {item.episode_id for item in waiting} <= {info.id for info in episodes_of(folder, Purpose.ONLINE)}
     assert waiting
     assert {item.reasons for item in waiting} == {(Reason.AWAY,)}
     assert run.status.waiting["away"] == len(waiting)
@@ -108,13 +108,13 @@ def test_labeler_that_is_never_available(make, tmp_path):
     (folder.path / "evaluations/after.json").unlink()  # not the end yet
     again = InlineRun(RunFolder.open(folder.path))
     again.run()
-    assert all(len(said_of(folder, info)) == 1 for info in practised(folder))
+    assert all(len(labels_of(folder, info)) == 1 for info in episodes_of(folder))
     assert again.status.trained_steps == again.status.env_steps
     assert LabelQueue(folder.label_queue).ids() == []
 
 
-def test_person_as_the_only_labeler(make):
-    """From another thread, as from another process: through the files alone."""
+def test_run_completes_with_a_person_as_the_only_labeler(make):
+    """The person's thread uses files only, as another process would."""
     folder = make("labels=[human]")
     over = threading.Event()
 
@@ -124,7 +124,7 @@ def test_person_as_the_only_labeler(make):
             for item in queue.waiting():
                 assert item.reasons == (Reason.NEW,)
                 info = log.manifest(item.episode_id)
-                person_says(folder, info, info.outcome if info.outcome is Outcome.SUCCESS else Outcome.FAILURE)
+                add_human_label(folder, info, info.outcome if info.outcome is Outcome.SUCCESS else Outcome.FAILURE)
                 queue.done(item.episode_id)
             time.sleep(0.005)
 
@@ -136,13 +136,13 @@ def test_person_as_the_only_labeler(make):
     finally:
         over.set()
         thread.join()
-    demos = practised(folder, Purpose.DEMO)
-    assert [said_of(folder, info)[0].labeler for info in demos] == ["human"] * len(demos)
+    demos = episodes_of(folder, Purpose.DEMO)
+    assert [labels_of(folder, info)[0].labeler for info in demos] == ["human"] * len(demos)
     assert run.status.env_steps >= 60
 
 
 def test_labels_of_a_person_during_the_run_are_applied(make):
-    """Overrules, discards, takes back: replay, status and coach follow, and a rebuild comes to the same."""
+    """Replay, status and coach follow each correction, discard and undo. A rebuild gives the same result."""
     folder = make("run.env_steps=200", "operator={type: none}")
     todo = ["overrule", "discard", "undo", "end"]
     held, steps, labels = [], [], {}
@@ -150,21 +150,21 @@ def test_labels_of_a_person_during_the_run_are_applied(make):
     def watch(status):
         if status.phase != "learning online" or status.episodes < 2 or not todo:
             return
-        infos = practised(folder, Purpose.ONLINE)
+        infos = episodes_of(folder, Purpose.ONLINE)
         held.append(set(run.runtime.store.replay.ids()) & {infos[0].id, infos[1].id})
         steps.append((status.env_steps, status.trained_steps))
-        what = todo.pop(0)
-        if what == "overrule":
-            person_says(folder, infos[0], Outcome.SUCCESS)
-        if what == "discard":
-            labels["discard"] = person_says(folder, infos[1], Outcome.ABORTED)
-        if what == "undo":
+        action = todo.pop(0)
+        if action == "overrule":
+            add_human_label(folder, infos[0], Outcome.SUCCESS)
+        if action == "discard":
+            labels["discard"] = add_human_label(folder, infos[1], Outcome.ABORTED)
+        if action == "undo":
             assert LabelStore(folder.labels).retract(labels["discard"])
 
     run = InlineRun(folder, on_status=watch)
     run.run()
-    first, second = (info.id for info in practised(folder, Purpose.ONLINE)[:2])
-    length = practised(folder, Purpose.ONLINE)[1].num_steps
+    first, second = (info.id for info in episodes_of(folder, Purpose.ONLINE)[:2])
+    length = episodes_of(folder, Purpose.ONLINE)[1].num_steps
     assert held == [{first, second}, {first, second}, {first}, {first, second}]
     assert [acted - trained for acted, trained in steps] == [0, 0, length, 0]
     assert run.status.recent_success[0] == 1.0
@@ -180,7 +180,7 @@ def test_labels_of_a_person_during_the_run_are_applied(make):
     again.close()
 
 
-def test_resume_after_a_kill_with_pending_labels(make, tmp_path):
+def test_resume_after_a_kill_labels_pending_episodes_once(make, tmp_path):
     away = tmp_path / "away"
     late = f"{{type: 'support.late_labelers:Late', away_while: '{away}'}}"
     folder = make(f"labels=[{late}]", "labeling.retry_s=0.01", "labeling.max_retry_s=0.02", "run.env_steps=100000")
@@ -193,7 +193,7 @@ def test_resume_after_a_kill_with_pending_labels(make, tmp_path):
     process = subprocess.Popen([sys.executable, "-c", code, str(folder.path)], env=environment)
     deadline_s = time.monotonic() + 120
     try:
-        while len(practised(folder, Purpose.ONLINE)) < 3 and time.monotonic() < deadline_s:
+        while len(episodes_of(folder, Purpose.ONLINE)) < 3 and time.monotonic() < deadline_s:
             time.sleep(0.02)
         away.touch()
         while len(LabelQueue(folder.label_queue).ids()) < 2 and time.monotonic() < deadline_s:
@@ -201,38 +201,36 @@ def test_resume_after_a_kill_with_pending_labels(make, tmp_path):
     finally:
         process.kill()
         process.wait()
-    unlabelled = [info for info in practised(folder) if not said_of(folder, info)]
-    assert len(unlabelled) >= 2
+    unlabeled = [info for info in episodes_of(folder) if not labels_of(folder, info)]
+    assert len(unlabeled) >= 2
     away.unlink()
 
-    store, left = LabelStore(folder.labels), [info.id for info in unlabelled]
+    store, left = LabelStore(folder.labels), [info.id for info in unlabeled]
 
-    def labelled():
+    def all_labeled():
         while left and store.current(left[-1]) is not None:
             left.pop()
         return not left
 
     with pytest.raises(Interrupted):
-        InlineRun(RunFolder.open(folder.path), should_stop=labelled).run()
-    assert [len(said_of(folder, info)) for info in unlabelled] == [1] * len(unlabelled)
-    assert all(len(said_of(folder, info)) <= 1 for info in practised(folder))
-    assert not set(LabelQueue(folder.label_queue).ids()) & {info.id for info in unlabelled}
+        InlineRun(RunFolder.open(folder.path), should_stop=all_labeled).run()
+    assert [len(labels_of(folder, info)) for info in unlabeled] == [1] * len(unlabeled)
+    assert all(len(labels_of(folder, info)) <= 1 for info in episodes_of(folder))
+    assert not set(LabelQueue(folder.label_queue).ids()) & {info.id for info in unlabeled}
 
 
-def test_labeler_ends_an_episode(make):
+def test_labeler_ends_online_episodes_only(make):
     folder = make(
         "labels=[{type: 'support.late_labelers:Seer'}]", "labeling.terminate_on_success={}", "operator=none"
     )
     InlineRun(folder).run()
-    online = practised(folder, Purpose.ONLINE)
+    online = episodes_of(folder, Purpose.ONLINE)
     assert {(info.num_steps, info.outcome, info.judgement) for info in online} == {
         (4, Outcome.SUCCESS, Outcome.SUCCESS)  # five observations
     }
     assert {info.operator for info in online} == {"none+seer"}
-    assert all(said_of(folder, info)[0].success for info in online)
-    others = practised(
-        folder, Purpose.EVAL, Purpose.DEMO
-    )  # of which the task is the judge, whatever a labeler sees
+    assert all(labels_of(folder, info)[0].success for info in online)
+    others = episodes_of(folder, Purpose.EVAL, Purpose.DEMO)  # the task decides these, not the labeler
     assert {info.operator for info in others} == {"none", "scripted"}
 
 
@@ -252,7 +250,7 @@ def test_labeler_that_cannot_judge_observations_is_refused(make, overrides, prob
 
 
 def test_missing_metric_is_refused_before_the_run(make):
-    """Trap: a labeler required a key that nobody recorded, swallowed the error and dropped every episode."""
+    """Trap: a labeler required a key that was not recorded, swallowed the error and dropped every episode."""
     stage = "{metric: grasped, at_least: 1, reward: 1}"
     with pytest.raises(UsageError, match="labeler 'outcome' has a stage with metric 'grasped'"):
         check_fits(make(f"labels=[{{type: outcome, stages: [{stage}]}}]").config)

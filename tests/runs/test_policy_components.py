@@ -49,7 +49,7 @@ def make(kind="flow", seed=0, **components):
     return build_policy(section, robot=ROBOT, seed=seed)
 
 
-def same(ours, theirs):
+def arrays_equal(ours, theirs):
     return ours.keys() == theirs.keys() and all(np.array_equal(ours[key], theirs[key]) for key in ours)
 
 
@@ -58,18 +58,18 @@ def save(path, arrays):
     return str(path)
 
 
-# ---- where a part may come from
+# ---- sources of a component
 
 
 @pytest.mark.parametrize("kind", SMALL)
 def test_every_component_can_come_from_its_own_file(kind, tmp_path):
-    given = make(kind, seed=1).weights()
-    for name, arrays in given.items():
+    original = make(kind, seed=1).weights()
+    for name, arrays in original.items():
         source = save(tmp_path / f"{name}.safetensors", arrays)
         taken = make(kind, **{name: {"checkpoint": source}}).weights()
-        assert same(taken[name], arrays)
-        for other in given.keys() - {name, "normalizer"}:
-            assert not same(taken[other], given[other])  # made anew, by its own seed
+        assert arrays_equal(taken[name], arrays)
+        for other in original.keys() - {name, "normalizer"}:
+            assert not arrays_equal(taken[other], original[other])  # initialized from its seed
 
 
 def test_component_can_come_from_a_run_weights_version_or_checkpoint(tmp_path):
@@ -85,8 +85,10 @@ def test_component_can_come_from_a_run_weights_version_or_checkpoint(tmp_path):
         "run/weights/v00000001.json": old,
         "run/checkpoints/last": old,
     }.items():
-        assert same(read_component(tmp_path / source, "encoder"), expected["encoder"])
-        assert same(make(encoder={"checkpoint": str(tmp_path / source)}).weights()["encoder"], expected["encoder"])
+        assert arrays_equal(read_component(tmp_path / source, "encoder"), expected["encoder"])
+        assert arrays_equal(
+            make(encoder={"checkpoint": str(tmp_path / source)}).weights()["encoder"], expected["encoder"]
+        )
 
 
 def test_loaded_statistics_are_not_fitted_again(tmp_path):
@@ -96,14 +98,17 @@ def test_loaded_statistics_are_not_fitted_again(tmp_path):
     )
     policy = make(normalizer={"checkpoint": str(path)})
     policy.fit_normalizer({"joint_pos": np.full((4, 3), 9.0)})  # as a run does with its demonstrations
-    seen = {"joint_pos": torch.tensor([[2.0, 2.0, 1.0]]), "front": torch.zeros(1, 20, 16, 3, dtype=torch.uint8)}
-    assert policy.features(seen)[0, :3].tolist() == [1.0, 0.0, -1.0]
+    observation = {
+        "joint_pos": torch.tensor([[2.0, 2.0, 1.0]]),
+        "front": torch.zeros(1, 20, 16, 3, dtype=torch.uint8),
+    }
+    assert policy.features(observation)[0, :3].tolist() == [1.0, 0.0, -1.0]
     fitted = make(normalizer={"checkpoint": str(path), "frozen": False})
     fitted.fit_normalizer({"joint_pos": np.full((4, 3), 9.0)})
     assert fitted.weights()["normalizer"]["mean/joint_pos"].tolist() == [9.0, 9.0, 9.0]
 
 
-# ---- and what is refused, in one line
+# ---- refused components
 
 
 @pytest.mark.parametrize(
@@ -161,7 +166,7 @@ def test_failed_load_changes_nothing(tmp_path):
     before = policy.weights()
     with pytest.raises(StoreError):
         policy.load_components(lambda name, source: read_component(tmp_path / source, name))
-    assert all(same(policy.weights()[name], before[name]) for name in before)
+    assert all(arrays_equal(policy.weights()[name], before[name]) for name in before)
 
 
 # ---- runs
@@ -169,13 +174,13 @@ def test_failed_load_changes_nothing(tmp_path):
 
 @pytest.fixture
 def pretrained(tmp_path):
-    """A velocity network that some other run has made."""
+    """A velocity network from another run."""
     config = load(["peg-insertion-sac-flow"], ["policy.hidden=16", "run.seed=9"])
-    station = build_assembly(config)
+    assembly = build_assembly(config)
     try:
-        DiskWeightStore(tmp_path / "pretrained" / "weights").publish(station.trainable().weights())
+        DiskWeightStore(tmp_path / "pretrained" / "weights").publish(assembly.trainable().weights())
     finally:
-        station.close()
+        assembly.close()
     return tmp_path / "pretrained"
 
 
@@ -202,28 +207,28 @@ def run(folder, config):
 
 
 def test_frozen_components_do_not_change_in_a_run_and_its_resume(pretrained, tmp_path):
-    given = DiskWeightStore(pretrained / "weights").load(1).components
+    original = DiskWeightStore(pretrained / "weights").load(1).components
     config = load(["peg-insertion-sac-flow"], [*settings(pretrained), "run.env_steps=1"])
     folder = tmp_path / "runs" / "first"
     run(folder, config)
-    shutil.rmtree(pretrained)  # a run keeps what it took
+    shutil.rmtree(pretrained)  # a run keeps a copy
     (folder / "evaluations" / "after.json").unlink()  # as if it had been stopped before
     checkpoint, _ = load_checkpoint(folder / "checkpoints" / "last")
-    assert same(_of(checkpoint, "algorithm/policy/sigma/"), given["sigma"])
+    assert arrays_equal(_of(checkpoint, "algorithm/policy/sigma/"), original["sigma"])
     assert not any("averaged/sigma" in name for name in checkpoint)
     run(folder, config)
     store = DiskWeightStore(folder / "weights", keep=99)
     versions = [store.load(version) for version in store.versions()]
     assert len(versions) > 2
-    assert all(same(version.components["sigma"], given["sigma"]) for version in versions)
-    assert len({version.hashes["sigma"] for version in versions}) == 1  # and is published once
+    assert all(arrays_equal(version.components["sigma"], original["sigma"]) for version in versions)
+    assert len({version.hashes["sigma"] for version in versions}) == 1  # published once
     assert len({version.hashes["velocity"] for version in versions}) > 1
-    station = build_assembly(config, components=folder / "parts")
+    assembly = build_assembly(config, components=folder / "parts")
     try:  # `dovetail eval RUN/checkpoints/last` needs no more than the run
         found = find_weights(str(folder / "checkpoints" / "last"), version=None, runs_dir=folder.parent)
-        assert same(found.snapshot(station).components["sigma"], given["sigma"])
+        assert arrays_equal(found.snapshot(assembly).components["sigma"], original["sigma"])
     finally:
-        station.close()
+        assembly.close()
 
 
 def _of(state, prefix):

@@ -19,16 +19,16 @@ from support.toy_run import TOY
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Any]:
-    made: list[Assembly] = []
+    assemblies: list[Assembly] = []
 
     def make(*overrides: str) -> Assembly:
         path = tmp_path / "toy.yaml"
         path.write_text(TOY)
-        made.append(build_assembly(load([path], overrides)))
-        return made[-1]
+        assemblies.append(build_assembly(load([path], overrides)))
+        return assemblies[-1]
 
     yield make
-    for assembly in made:
+    for assembly in assemblies:
         assembly.close()
 
 
@@ -37,10 +37,10 @@ def break_reading(assembly: Any, number: int) -> None:
     observe, count = raw.observe, iter(range(10_000))
 
     def broken() -> Any:
-        seen = observe()
+        observation = observe()
         if next(count) == number:
-            seen.values["ee_pose"][0] = np.nan
-        return seen
+            observation.values["ee_pose"][0] = np.nan
+        return observation
 
     raw.observe = broken
 
@@ -84,7 +84,10 @@ def test_evaluations_are_deterministic_unless_noise_is_configured(make: Any, noi
 def test_evaluation_noise_depends_on_the_index_alone(make: Any) -> None:
     assembly = make("run.eval_noise=true")
     first, again = (
-        [one.column("executed")[0] for one in evaluation_episodes(assembly, None, num_episodes=3, config_hash="")]
+        [
+            episode.column("executed")[0]
+            for episode in evaluation_episodes(assembly, None, num_episodes=3, config_hash="")
+        ]
         for _ in range(2)
     )
     np.testing.assert_array_equal(first, again)
@@ -104,13 +107,13 @@ def test_weights_are_loaded_once_per_version_and_purpose(make: Any) -> None:
             loads.append((str(purpose), snapshot.version)),
             load(snapshot),
         )
-    one, two = (WeightSnapshot(version=version, components=components, hashes={}) for version in (1, 2))
+    first, second = (WeightSnapshot(version=version, components=components, hashes={}) for version in (1, 2))
     for purpose, weights in [
-        (Purpose.ONLINE, one),
-        (Purpose.ONLINE, one),
-        (Purpose.ONLINE, two),
-        (Purpose.EVAL, two),
-        (Purpose.ONLINE, two),  # with one host for all purposes, it has the weights of the evaluation
+        (Purpose.ONLINE, first),
+        (Purpose.ONLINE, first),
+        (Purpose.ONLINE, second),
+        (Purpose.EVAL, second),
+        (Purpose.ONLINE, second),  # with one host for all purposes, it has the weights of the evaluation
     ]:
         episode = robot.run(purpose, 0, weights)
         assert episode is not None and set(episode.column("policy_version")) <= {0, weights.version}

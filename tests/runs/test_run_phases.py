@@ -59,8 +59,8 @@ class FakeRuntime:
         for group in wanted.keys() - self.gone:
             outcomes = [self._outcomes.pop(0) if self._outcomes else Outcome.SUCCESS for _ in wanted[group]]
             results[group] = [
-                EpisodeResult(id=f"{purpose}-{number}", outcome=one, robot=group[0])
-                for number, one in enumerate(outcomes)
+                EpisodeResult(id=f"{purpose}-{number}", outcome=outcome, robot=group[0])
+                for number, outcome in enumerate(outcomes)
             ]
             if purpose is Purpose.DEMO:
                 self._tried += len(outcomes)
@@ -223,7 +223,7 @@ def test_each_arm_group_demonstrates_and_is_evaluated(make: Any) -> None:
     phases._evaluate("after", 3)
     evaluation = phases._folder.read_json("evaluations/after.json")
     assert evaluation["episodes"] == 6
-    assert {arm: one["episodes"] for arm, one in evaluation["robots"].items()} == {"left": 3, "small": 3}
+    assert {arm: facts["episodes"] for arm, facts in evaluation["robots"].items()} == {"left": 3, "small": 3}
 
 
 def test_group_that_is_gone_is_absent_in_the_evaluation(make: Any) -> None:

@@ -1,4 +1,4 @@
-"""Scheduled evaluations: each is made once, of the same episodes, even if the run is killed."""
+"""Scheduled evaluations: each runs once, with the same episodes, even after a kill."""
 
 import json
 import subprocess
@@ -53,7 +53,7 @@ def state_of(path):
     return load_checkpoint(path / "checkpoints" / "last")[0]
 
 
-def same(a, b):
+def arrays_equal(a, b):
     return a.keys() == b.keys() and all(np.array_equal(a[k], b[k]) for k in a)
 
 
@@ -84,7 +84,7 @@ def test_evaluations_are_on_time_and_not_in_the_replay(make, tmp_path):
     assert list(found) == ["at-00000050", "at-00000100", "at-00000150", "at-00000200"]
     for name, facts in found.items():
         assert facts["episodes"] == 3
-        assert int(name[3:]) <= facts["env_steps"] < int(name[3:]) + 30  # with the episode that went past it
+        assert int(name[3:]) <= facts["env_steps"] < int(name[3:]) + 30  # the last episode may go past the limit
     num_evaluated = 2 + 4 + 4 * 3 + 4
     evaluated = episodes_of(path, Purpose.EVAL)
     assert len(evaluated) == num_evaluated
@@ -99,7 +99,7 @@ def test_evaluations_are_on_time_and_not_in_the_replay(make, tmp_path):
 def test_evaluations_do_not_change_the_weights(make, tmp_path):
     make("a", *SCHEDULED).run()
     make("b", "run.env_steps=200", "run.video_episodes=0").run()
-    assert same(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
+    assert arrays_equal(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
 
 
 @pytest.mark.parametrize("polls", [150, 235, 247, 300, 420])
@@ -109,7 +109,7 @@ def test_resume_after_an_interrupt_is_identical(make, tmp_path, polls):
     with pytest.raises(Interrupted):
         make("cut", *SCHEDULED, should_stop=lambda: next(asked) >= polls).run()
     make("cut", resume=True).run()
-    assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
+    assert arrays_equal(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
     assert evaluations_of(tmp_path / "whole") == evaluations_of(tmp_path / "cut")
     assert len(events_of(tmp_path / "cut", "evaluated")) == len(events_of(tmp_path / "whole", "evaluated"))
 
@@ -136,13 +136,13 @@ InlineRun(RunFolder.open(Path(sys.argv[1])), should_stop=poll).run()
         (
             "learner.publish_every=1000",
             "run.eval_every_steps=null",
-        ),  # trap: what practice began with, published anew by who catches up
-        ("learner.publish_every=50", "run.eval_every_steps=60"),  # trap: an evaluation publishes as well
+        ),  # trap: catching up published the first online weights again
+        ("learner.publish_every=50", "run.eval_every_steps=60"),  # trap: an evaluation also publishes
     ],
 )
 def test_resume_after_kills_is_identical(make, tmp_path, settings):
-    """kill -9, more than once, without a checkpoint since the beginning, or with some: bit for bit the same, evaluations,
-    optimisers, temperature, generators and counters included."""
+    """Several kill -9, with and without a checkpoint in between, change no bit of the weights, evaluations,
+    optimizers, temperature, generators or counters."""
     make("whole", *SCHEDULED, *settings).run()
     make("cut", *SCHEDULED, *settings).close()
     for polls in (280, 360, 190):
@@ -150,8 +150,8 @@ def test_resume_after_kills_is_identical(make, tmp_path, settings):
         assert done.returncode in (-9, 0)
     subprocess.run([sys.executable, "-c", KILLABLE, str(tmp_path / "cut"), "-1"], check=True)
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    assert same(state_of(whole), state_of(cut))
-    assert same(weights_of(whole), weights_of(cut))
+    assert arrays_equal(state_of(whole), state_of(cut))
+    assert arrays_equal(weights_of(whole), weights_of(cut))
     assert evaluations_of(whole) == evaluations_of(cut)
     for purpose in (Purpose.DEMO, Purpose.ONLINE):
         pairs = zip(episodes_of(whole, purpose), episodes_of(cut, purpose), strict=True)
@@ -160,7 +160,7 @@ def test_resume_after_kills_is_identical(make, tmp_path, settings):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_exception_inside_an_update_keeps_the_last_checkpoint(make, tmp_path, monkeypatch, error):
-    """Trap: a second Ctrl-C, or memory that runs out, between the critic's step and the actor's."""
+    """Trap: a second Ctrl-C or an out-of-memory error between the critic's step and the actor's."""
     make("whole", *SCHEDULED).run()
     fit, count = RLPD._step_critic, iter(range(10**9))
 
@@ -176,8 +176,8 @@ def test_exception_inside_an_update_keeps_the_last_checkpoint(make, tmp_path, mo
         with pytest.raises(error):
             run.run()
     make("cut", resume=True).run()
-    assert same(state_of(tmp_path / "whole"), state_of(tmp_path / "cut"))
-    assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
+    assert arrays_equal(state_of(tmp_path / "whole"), state_of(tmp_path / "cut"))
+    assert arrays_equal(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
 
 
 def test_best_checkpoint_follows_the_scheduled_evaluations(make, tmp_path, monkeypatch):
@@ -199,7 +199,7 @@ def test_best_checkpoint_follows_the_scheduled_evaluations(make, tmp_path, monke
         find_weights(str(tmp_path / "a"), version=1, best=True, runs_dir=tmp_path)
 
 
-KILLED_AS_IT_NOTES = """
+KILLED_WHILE_STORING = """
 import os, signal, sys
 from pathlib import Path
 from dovetail.runs.folder import RunFolder
@@ -222,11 +222,11 @@ def test_best_checkpoint_survives_a_kill_while_the_evaluation_is_stored(make, tm
     settings = ("run.eval_every_steps=50", "run.scheduled_eval_episodes=3", "run.env_steps=90")
     make("whole", *settings).run()
     make("cut", *settings).close()
-    done = subprocess.run([sys.executable, "-c", KILLED_AS_IT_NOTES, str(tmp_path / "cut"), when])
+    done = subprocess.run([sys.executable, "-c", KILLED_WHILE_STORING, str(tmp_path / "cut"), when])
     assert done.returncode == -9
     make("cut", resume=True).run()
     whole, cut = (load_checkpoint(tmp_path / name / "checkpoints" / "best") for name in ("whole", "cut"))
-    assert same(whole[0], cut[0])
+    assert arrays_equal(whole[0], cut[0])
     assert whole[1] == cut[1]
     assert cut[1]["by"] == "evaluation at-00000050"
     assert evaluations_of(tmp_path / "whole") == evaluations_of(tmp_path / "cut")
@@ -254,9 +254,9 @@ def test_publish_every_limits_the_versions(make, tmp_path):
     publish = learner.publish
     learner.publish = lambda: (published.append(learner.learner.num_updates), publish())
     run.run()
-    assert published[0] == 20  # what practice starts with
+    assert published[0] == 20  # online learning starts with these
     assert [n // 50 for n in published[1:-1]] == sorted({n // 50 for n in published[1:-1]})
-    assert published[-1] == run.status.updates  # what is evaluated in the end is all that was learned
+    assert published[-1] == run.status.updates  # the final evaluation uses the last update
     assert len(published) < run.status.episodes
     versions = [e.column("policy_version") for e in episodes_of(tmp_path / "a", Purpose.ONLINE)]
     assert len({int(v.max()) for v in versions}) < len(versions)

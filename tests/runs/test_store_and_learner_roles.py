@@ -86,20 +86,20 @@ class Roles:
 
 @pytest.fixture
 def make(tmp_path: Path) -> Iterator[Any]:
-    made: list[Roles] = []
+    started: list[Roles] = []
 
     def make(*overrides: str) -> Roles:
         (tmp_path / "toy.yaml").write_text(TOY)
         path = tmp_path / "r"
         if not path.exists():
             RunFolder.create(path, load([tmp_path / "toy.yaml"], ["run.demo_noise=0.0", *overrides]))
-        if made:
-            made.pop().close()
-        made.append(Roles(RunFolder.open(path)))
-        return made[-1]
+        if started:
+            started.pop().close()
+        started.append(Roles(RunFolder.open(path)))
+        return started[-1]
 
     yield make
-    for roles in made:
+    for roles in started:
         roles.close()
 
 
@@ -219,13 +219,13 @@ def test_restarted_learner_saves_its_last_checkpoint_as_the_best(make: Any) -> N
 @pytest.mark.parametrize(("every", "due"), [(None, [True] * 4), (10, [True, False, True, True])])
 def test_weights_are_due_after_publish_every_updates(make: Any, every: int | None, due: list[bool]) -> None:
     roles = make(f"learner.publish_every={'null' if every is None else every}")
-    found = []
+    is_due = []
     for num_updates in (0, 9, 10, 25):
         learner = SimpleNamespace(num_updates=num_updates)
-        found.append(roles.learner.is_due(learner))
-        if found[-1]:
+        is_due.append(roles.learner.is_due(learner))
+        if is_due[-1]:
             roles.learner.published_at = num_updates
-    assert found == due
+    assert is_due == due
 
 
 # ---- catching up
@@ -247,7 +247,7 @@ def test_catch_up_does_the_owed_updates_episode_by_episode(make: Any) -> None:
         on_update=lambda: held.append(len(again.store.replay.ids())),
         publish=lambda: published.append(learner.num_online_updates),
     )
-    steps = [one.info.num_steps for one in again.records[2:]]
+    steps = [record.info.num_steps for record in again.records[2:]]
     assert learner.num_online_updates == sum(steps)
     assert published == [steps[0], steps[0] + steps[1]]
     assert held == [3] * steps[0] + [4] * steps[1] + [5] * steps[2]

@@ -16,16 +16,16 @@ from support.lamp_lighting_runs import lamp_episode, lamp_run
 
 SUCCESS, FAILURE, TIMEOUT = Outcome.SUCCESS, Outcome.FAILURE, Outcome.TIMEOUT
 HIDDEN, ENDED_BY_LABELER = ("labeling.hide_success=true",), ("labeling.terminate_on_success={}",)
-BY_TASK = {"operator": "none", "outcome": SUCCESS}  # so it tells of successes
+BY_TASK = {"operator": "none", "outcome": SUCCESS}  # shows that the task reports successes
 
 
 @pytest.fixture
-def said(tmp_path):
-    """What is known of an episode in a run, once others were heard of."""
+def solved_with(tmp_path):
+    """The trusted outcome of an episode in a run that has the episodes `others`."""
     log = EpisodeLog(lamp_run(tmp_path / "lamp", [lamp_episode(0, success=True)]).episodes)
     info, runs = log.manifest(log.ids()[0]), itertools.count()
 
-    def said(*others, overrides=(), labeler="vlm", **how):
+    def solved_with(*others, overrides=(), labeler="vlm", **how):
         folder = RunFolder.create(tmp_path / f"run{next(runs)}", load(["peg-insertion"], overrides))
         own = dataclasses.replace(info, config_hash=folder.config_hash, judgement=None)
         outcomes = TrustedOutcomes(folder)
@@ -43,7 +43,7 @@ def said(tmp_path):
         )
         return outcomes.solved(EpisodeRecord(info=dataclasses.replace(own, **how), labels=labels))
 
-    return said
+    return solved_with
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def said(tmp_path):
         ({"outcome": SUCCESS, "judgement": FAILURE}, False),
     ],
 )
-def test_outcomes_of_a_task_and_of_persons(said, how, solved):
-    assert said(BY_TASK, **how) is solved
+def test_task_outcome_is_trusted_and_a_judgement_overrides_it(solved_with, how, solved):
+    assert solved_with(BY_TASK, **how) is solved
 
 
 @pytest.mark.parametrize(
@@ -71,28 +71,28 @@ def test_outcomes_of_a_task_and_of_persons(said, how, solved):
         ({**BY_TASK, "task": "of another robot"},),
     ],
 )
-def test_task_that_only_times_out(said, others):
-    assert said(*others, outcome=TIMEOUT) is None
-    assert said(*others, outcome=TIMEOUT, judgement=FAILURE) is False
+def test_timeout_is_not_trusted_without_a_success_by_the_task(solved_with, others):
+    assert solved_with(*others, outcome=TIMEOUT) is None
+    assert solved_with(*others, outcome=TIMEOUT, judgement=FAILURE) is False
 
 
-def test_hidden_success_is_known_to_persons_only(said):
-    """Demonstrations are still judged by the task."""
-    assert said(BY_TASK, overrides=HIDDEN, outcome=TIMEOUT) is None
-    assert said(BY_TASK, overrides=HIDDEN, outcome=FAILURE) is None  # it may have been done before
-    assert said(overrides=HIDDEN, outcome=SUCCESS) is True
-    assert said(overrides=HIDDEN, outcome=TIMEOUT, judgement=SUCCESS) is True
-    assert said(overrides=HIDDEN, outcome=TIMEOUT, judgement=FAILURE) is False
+def test_hidden_success_is_trusted_from_persons_only(solved_with):
+    """The task still decides the outcome of demonstrations."""
+    assert solved_with(BY_TASK, overrides=HIDDEN, outcome=TIMEOUT) is None
+    assert solved_with(BY_TASK, overrides=HIDDEN, outcome=FAILURE) is None  # the task may have been solved before
+    assert solved_with(overrides=HIDDEN, outcome=SUCCESS) is True
+    assert solved_with(overrides=HIDDEN, outcome=TIMEOUT, judgement=SUCCESS) is True
+    assert solved_with(overrides=HIDDEN, outcome=TIMEOUT, judgement=FAILURE) is False
 
 
 @pytest.mark.parametrize("outcome", [SUCCESS, FAILURE, TIMEOUT])
-def test_correction_of_a_person_is_not_compared(said, outcome):
-    assert said(BY_TASK, labeler="human", outcome=outcome) is None
+def test_correction_of_a_person_is_not_compared(solved_with, outcome):
+    assert solved_with(BY_TASK, labeler="human", outcome=outcome) is None
 
 
-def test_labeler_is_not_compared_with_its_own_verdict(said):
+def test_labeler_is_not_compared_with_its_own_verdict(solved_with):
     ended = {"operator": "none+classifier", "outcome": SUCCESS, "judgement": SUCCESS}
-    assert said(BY_TASK, overrides=ENDED_BY_LABELER, **ended) is None
-    assert said(ended, overrides=ENDED_BY_LABELER, outcome=TIMEOUT) is None  # and shows nothing of the task
-    assert said(BY_TASK, overrides=ENDED_BY_LABELER, outcome=SUCCESS) is True  # the task was first
-    assert said(BY_TASK, overrides=ENDED_BY_LABELER, outcome=TIMEOUT) is False
+    assert solved_with(BY_TASK, overrides=ENDED_BY_LABELER, **ended) is None
+    assert solved_with(ended, overrides=ENDED_BY_LABELER, outcome=TIMEOUT) is None  # no evidence about the task
+    assert solved_with(BY_TASK, overrides=ENDED_BY_LABELER, outcome=SUCCESS) is True  # the task was first
+    assert solved_with(BY_TASK, overrides=ENDED_BY_LABELER, outcome=TIMEOUT) is False
