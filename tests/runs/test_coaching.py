@@ -90,7 +90,8 @@ def test_unsolvable_task_gets_no_reward_advice(run):
 
 def test_wrong_labels_are_reported_as_disagreement(run):
     folder = run(*QUICK, "run.demos=0", "labels=[{type: 'support.flawed_plugins:Liar'}]", "run.env_steps=300")
-    assert re.match(r"the labels of (\d+) of the last \1 episodes contradict", advice_events(folder)["rewards_disagree"]["message"])
+    message = advice_events(folder)["rewards_disagree"]["message"]
+    assert re.match(r"the labels of (\d+) of the last \1 episodes contradict", message)
 
 
 def test_labels_without_a_trusted_outcome_are_not_compared(run):
@@ -191,7 +192,7 @@ class Time:
         return self.now_s
 
 
-def test_robot_that_ pending_the_learner(run, monkeypatch):
+def test_waiting_robot_is_reported(run, monkeypatch):
     time, act, step = Time(), SequentialActor.run, Learner.step
 
     def takes(work, seconds):
@@ -378,7 +379,9 @@ def setup(tmp_path):
 
 
 def check(coach, *, updates=0):
-    learner = SimpleNamespace(sample_request=request({View(): 8}), num_online_updates=updates, owed=lambda steps: 0)
+    learner = SimpleNamespace(
+        sample_request=request({View(): 8}), num_online_updates=updates, owed=lambda steps: 0
+    )
     coach.check(learner, ReplaySizes())
 
 

@@ -260,7 +260,7 @@ def test_rebuild_leaves_out_the_oldest_episodes(folder):
 
     def share(experience):
         into = {"observation/state": np.zeros((2000, 2), np.float32)}
-experience.replay.sample(into, view=recent, rng=np.random.default_rng(0))
+        experience.replay.sample(into, view=recent, rng=np.random.default_rng(0))
         return float((into["observation/state"][:, 0] == 0).mean())
 
     live = make(folder, **settings)

@@ -77,7 +77,7 @@ def test_slow_labeler_runs_beside_the_robot(make):
 
 
 def test_unavailable_labeler_does_not_stop_the_robot(make, tmp_path):
-    """The robot continues, nothing is learned, and the coach gives the reason. A resume with the labeler learns from all episodes."""
+    """The coach gives the reason. A resume with an available labeler learns from all episodes."""
     away = tmp_path / "away"
     late = f"{{type: 'support.late_labelers:Late', away_while: '{away}'}}"
     folder = make(

@@ -121,7 +121,7 @@ def test_loaded_statistics_are_not_fitted_again(tmp_path):
         ({"actor": {"checkpoint": "stats.json"}}, "stats.json is not a file of weights: expected .safetensors$"),
         ({"actor": {"checkpoint": "empty"}}, "empty holds no weights"),
         ({"actor": {"checkpoint": "junk.safetensors"}}, "not a safetensors file"),
-        ({"actor": {"checkpoint": "other.safetensors"}}, "other.safetensors does not fit policy 'flow': component 'actor' lacks"),
+        ({"actor": {"checkpoint": "other.safetensors"}}, "does not fit policy 'flow': component 'actor' lacks"),
         ({"actor": {"checkpoint": "wide.safetensors"}}, r"actor/chunk.weight is \(9, 4\), should be \(8, 4\)"),
         ({"actor": {"checkpoint": "nan.safetensors"}}, "non-finite"),
         ({"normalizer": {"checkpoint": "stats.json"}}, "component 'normalizer' lacks mean/joint_pos, std/joint_pos"),

@@ -31,12 +31,12 @@ def skip(monkeypatch):
         """Skip the updates with these numbers."""
         update, count = algorithm.update, iter(range(10**9))
 
-        def update(self, batch):
+        def update_or_skip(self, batch):
             if next(count) in numbers:
                 raise SkippedUpdate("a loss is nan")
             return update(self, batch)
 
-        monkeypatch.setattr(algorithm, "update", update)
+        monkeypatch.setattr(algorithm, "update", update_or_skip)
 
     return skip
 
