@@ -80,8 +80,8 @@ def test_same_seed_gives_the_same_run(make, tmp_path):
     assert same(a, b)
     assert not same(a, c)
     for purpose in Purpose:
-        one, other = (actions_of(tmp_path / name, purpose) for name in "ab")
-        assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
+        first, second = (actions_of(tmp_path / name, purpose) for name in "ab")
+        assert all(np.array_equal(x, y) for x, y in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("polls", [1, 30, 95, 150, 260])
@@ -93,8 +93,8 @@ def test_resume_after_an_interrupt_is_identical(make, tmp_path, polls):
     make("cut", resume=True).run()
     assert same(weights_of(tmp_path / "whole"), weights_of(tmp_path / "cut"))
     for purpose in (Purpose.DEMO, Purpose.ONLINE):
-        one, other = (actions_of(tmp_path / name, purpose) for name in ("whole", "cut"))
-        assert all(np.array_equal(x, y) for x, y in zip(one, other, strict=True))
+        first, second = (actions_of(tmp_path / name, purpose) for name in ("whole", "cut"))
+        assert all(np.array_equal(x, y) for x, y in zip(first, second, strict=True))
 
 
 def test_resume_of_a_finished_run_does_nothing(make, tmp_path):
@@ -124,7 +124,7 @@ def test_run_stops_when_solved(make):
 
 
 def test_run_learns(make):
-    """From scratch to reliable on a toy: the loop closes. Real tasks are in the slow tests."""
+    """From scratch to reliable on a toy task. Real tasks are in the slow tests."""
     run = make(
         "a",
         "learner={utd: 2, warmup_updates: 200, bc_updates: 0, start_from: scratch}",
@@ -202,18 +202,18 @@ def test_resume_after_several_kills_loses_nothing(toy, tmp_path):
         "from dovetail.runtime.inline import InlineRun; InlineRun(RunFolder.open(Path(sys.argv[1]))).run()"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "k")]
-    log, seen = EpisodeLog(tmp_path / "k" / "episodes"), set()
+    log, committed = EpisodeLog(tmp_path / "k" / "episodes"), set()
     for num_more in (4, 6, 12):  # in the demonstrations, in the evaluation of cloning, online
         process = subprocess.Popen(command)
         deadline_s = time.monotonic() + 60
-        while len(log.ids()) < len(seen) + num_more and time.monotonic() < deadline_s:
+        while len(log.ids()) < len(committed) + num_more and time.monotonic() < deadline_s:
             time.sleep(0.01)
         process.kill()
         process.wait()
-        assert seen <= set(log.ids())
-        seen = set(log.ids())
+        assert committed <= set(log.ids())
+        committed = set(log.ids())
     subprocess.run(command, check=True)
-    assert seen <= set(log.ids())
+    assert committed <= set(log.ids())
     for episode_id in log.ids():
         log.verify(episode_id)
     assert (tmp_path / "k" / "evaluations" / "after.json").exists()
@@ -239,12 +239,14 @@ def test_failed_update_keeps_the_last_good_checkpoint(make, tmp_path, monkeypatc
 def test_live_link_does_not_change_a_run(make, tmp_path):
     """Link, board and console control change nothing while no console is open."""
     make("alone").run()
-    said = []
-    make("linked", live=lambda robot: LiveLink(tmp_path / "linked", robot=robot, announce=said.append)).run()
+    announcements = []
+    make(
+        "linked", live=lambda robot: LiveLink(tmp_path / "linked", robot=robot, announce=announcements.append)
+    ).run()
     assert same(weights_of(tmp_path / "alone"), weights_of(tmp_path / "linked"))
     for purpose in Purpose:
         ours, theirs = (actions_of(tmp_path / name, purpose) for name in ("alone", "linked"))
         assert len(ours) == len(theirs) > 0
         assert all(np.array_equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    assert said == []
+    assert announcements == []
     assert not (tmp_path / "linked" / "live.json").exists()

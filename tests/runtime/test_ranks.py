@@ -50,9 +50,9 @@ def test_resumed_run_is_identical(make, tmp_path):
         make("cut", should_stop=lambda: next(asked) >= 130).run()
     assert 0 < state_of(tmp_path / "cut")["algorithm/num_updates"] < run.status.updates
     make("cut", resume=True).run()
-    one, other = state_of(tmp_path / "whole"), state_of(tmp_path / "cut")
-    assert one.keys() == other.keys()
-    assert all(np.array_equal(one[key], other[key]) for key in one)
+    whole, cut = state_of(tmp_path / "whole"), state_of(tmp_path / "cut")
+    assert whole.keys() == cut.keys()
+    assert all(np.array_equal(whole[key], cut[key]) for key in whole)
 
 
 def test_killed_rank_ends_the_run_in_one_line(make, tmp_path, monkeypatch):

@@ -4,8 +4,8 @@ with World(tmp_path) as world:
     world.start("cluster.num_labelers=2")
     world.wait_for_episodes(2)
     world.kill("LearnerRole")
-    world.enough()                        # every episode succeeds from now on, so that the run ends
-    world.finished()
+    world.let_episodes_succeed()          # every episode succeeds from now on, so that the run ends
+    world.wait_for_report()
     world.check_nothing_lost()
 """
 
@@ -56,18 +56,22 @@ HOST_ROLES = ("control", "inference", "recorder")  # of an arm, below its RobotR
 
 
 def eventually(
-    true: Callable[[], Any], *, within_s: float = 600.0, what: str = "", tell: Callable[[], Any] = lambda: ""
+    condition: Callable[[], Any],
+    *,
+    within_s: float = 600.0,
+    what: str = "",
+    details: Callable[[], Any] = lambda: "",
 ) -> Any:
-    """The value of `true()` once it is truthy; fails with `tell()` after `within_s`."""
+    """Return the value of `condition()` once it is truthy; fail with `details()` after `within_s`."""
     until_s = time.monotonic() + within_s
-    while not (given := true()):
-        assert time.monotonic() < until_s, f"never came true within {within_s:g} s: {what} {tell()}"
+    while not (value := condition()):
+        assert time.monotonic() < until_s, f"not true within {within_s:g} s: {what} {details()}"
         time.sleep(0.05)
-    return given
+    return value
 
 
 class World:
-    """A run, its processes, which carry a mark in their environment, and its files."""
+    """A run with its files and processes, which are found by a mark in their environment."""
 
     def __init__(self, folder: Path, temporary: Path, *, layout: str = LAYOUT, runs: Path | None = None) -> None:
         self.folder, self._runs = folder, runs or folder / "runs"
@@ -86,7 +90,7 @@ class World:
         self.config = folder / "run.yaml"
         self.config.write_text(layout.format(enough=self._enough, journal=self.journal, signs=self.signs))
         self.driver: subprocess.Popen[str] | None = None
-        self.inside: tuple[str, ...] = ()  # a command in front of its own
+        self.command_prefix: tuple[str, ...] = ()  # for example `ip netns exec NAME`
         self.recorded: dict[str, str] = {}  # episodes that had a step in a spool, and their arm
         self._watching = threading.Event()
         threading.Thread(target=self._watch_spools, daemon=True).start()
@@ -100,7 +104,7 @@ class World:
         self._run("--resume", str(self.path))
 
     def _run(self, *words: str) -> None:
-        command = [*self.inside, sys.executable, "-m", "dovetail.cli", "run", *words, "--quiet"]
+        command = [*self.command_prefix, sys.executable, "-m", "dovetail.cli", "run", *words, "--quiet"]
         self.driver = subprocess.Popen(
             command,
             cwd=self.folder,
@@ -114,7 +118,7 @@ class World:
     def wait_for_episodes(self, num_episodes: int = 1) -> None:
         """Wait for this many more online episodes."""
         before = self.num_online_episodes()
-        self.until(
+        self.wait_until(
             lambda: self.num_online_episodes() >= before + num_episodes, what=f"{num_episodes} more episodes"
         )
 
@@ -122,18 +126,18 @@ class World:
         return len(self.events("episode"))
 
     def env_steps(self) -> int:
-        return max((one["env_steps"] for one in self.events("episode")), default=0)
+        return max((event["env_steps"] for event in self.events("episode")), default=0)
 
     def online_episodes_of(self, robot: str) -> int:
-        return sum(one["robot"] == robot for one in self.events("episode"))
+        return sum(event["robot"] == robot for event in self.events("episode"))
 
     def command(self, *words: str) -> None:
         """Run another command on this run."""
-        whole = [*self.inside, sys.executable, "-m", "dovetail.cli", *words, "--runs-dir", str(self._runs)]
+        whole = [*self.command_prefix, sys.executable, "-m", "dovetail.cli", *words, "--runs-dir", str(self._runs)]
         done = subprocess.run(whole, env=self.environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
 
-    def enough(self) -> None:
+    def let_episodes_succeed(self) -> None:
         self._enough.touch()
 
     def give(self, sign: str) -> None:
@@ -142,30 +146,30 @@ class World:
     def was_taken(self, sign: str) -> bool:
         return (self.signs / f"{sign}.taken").exists()
 
-    def until(self, true: Callable[[], Any], *, within_s: float = 600.0, what: str = "") -> Any:
+    def wait_until(self, condition: Callable[[], Any], *, within_s: float = 600.0, what: str = "") -> Any:
         """As `eventually`, but fail when the run ends."""
 
-        def look() -> Any:
+        def check() -> Any:
             assert self.driver is not None
-            if (given := true()) or self.driver.poll() is None:
-                return given
+            if (value := condition()) or self.driver.poll() is None:
+                return value
             raise AssertionError(f"the run has ended before {what}: {self.driver.communicate()[1][-3000:]}")
 
-        return eventually(look, within_s=within_s, what=what, tell=lambda: self.events()[-5:])
+        return eventually(check, within_s=within_s, what=what, details=lambda: self.events()[-5:])
 
-    def finished(self, *, within_s: float = 600.0) -> dict[str, Any]:
-        """Its report."""
-        code, errors = self.ended(within_s=within_s)
+    def wait_for_report(self, *, within_s: float = 600.0) -> dict[str, Any]:
+        """Wait until the run ends without an error; return its report."""
+        code, errors = self.wait_for_exit(within_s=within_s)
         assert code == 0, errors
         report: dict[str, Any] = json.loads((self.path / "report.json").read_text())
         return report
 
-    def ended(self, *, within_s: float = 600.0) -> tuple[int, str]:
+    def wait_for_exit(self, *, within_s: float = 600.0) -> tuple[int, str]:
         assert self.driver is not None
         try:
-            self.said, errors = self.driver.communicate(timeout=within_s)
+            self.stdout, errors = self.driver.communicate(timeout=within_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it goes on: {self.events()[-8:]}") from None
+            raise AssertionError(f"the run has not ended: {self.events()[-8:]}") from None
         return self.driver.returncode, errors
 
     def _watch_spools(self) -> None:
@@ -202,7 +206,7 @@ class World:
         return sorted(pid for pid, title in self.alive().items() if any(word in title for word in words))
 
     def pid(self, role: str) -> int:
-        return int(self.until(lambda: self.pids(role), what=f"there is a {role}")[0])
+        return int(self.wait_until(lambda: self.pids(role), what=f"there is a {role}")[0])
 
     def kill(self, role: str, number: int = signal.SIGKILL) -> tuple[int, int]:
         """Kill a role; return its pid and the time in monotonic ns."""
@@ -218,8 +222,10 @@ class World:
         self.driver.communicate()
         return now_ns
 
-    def gone(self, *, within_s: float = 60.0) -> None:
-        eventually(lambda: not self.alive(), within_s=within_s, what="all are gone", tell=self.alive)
+    def wait_for_no_processes(self, *, within_s: float = 60.0) -> None:
+        eventually(
+            lambda: not self.alive(), within_s=within_s, what="all processes have ended", details=self.alive
+        )
 
     # ---- its files
 
@@ -228,14 +234,14 @@ class World:
             lines = (self.path / "events.jsonl").read_text().splitlines()
         except FileNotFoundError:
             return []
-        told = [json.loads(line) for line in lines if line.endswith("}")]
-        return [one for one in told if not kinds or one["event"] in kinds]
+        events = [json.loads(line) for line in lines if line.endswith("}")]
+        return [event for event in events if not kinds or event["event"] in kinds]
 
     def num_lost(self, role: str) -> int:
-        return sum(one["role"].startswith(role) for one in self.events("lost"))
+        return sum(event["role"].startswith(role) for event in self.events("lost"))
 
     def num_restarts(self, role: str) -> int:
-        return sum(one["role"].startswith(role) for one in self.events("restarted"))
+        return sum(event["role"].startswith(role) for event in self.events("restarted"))
 
     def checkpoint(self) -> dict[str, Any]:
         return dict(checkpoint_facts(self.path / "checkpoints" / "last"))
@@ -264,24 +270,24 @@ class World:
         for spool in (*self.path.glob("robots/*/spool"), folder.spool):
             assert Spool(spool).pending() == []
             assert Spool(spool).running() == []
-        counted = [one["id"] for one in self.events("episode")]
+        counted = [event["id"] for event in self.events("episode")]
         assert len(counted) == len(set(counted)), "an episode has two events"
-        practice = {one for one in ids if log.manifest(one).purpose is Purpose.ONLINE}
-        assert set(counted) <= practice
+        online = {episode_id for episode_id in ids if log.manifest(episode_id).purpose is Purpose.ONLINE}
+        assert set(counted) <= online
 
     def check_only_forward(self) -> None:
         """The learner continued from its checkpoints, and no arm ever acted with older weights than before."""
-        updates = [one["updates"] for one in self.events("checkpoint")]
+        updates = [event["updates"] for event in self.events("checkpoint")]
         assert updates == sorted(updates)
         log = EpisodeLog(self.path / "episodes")
-        manifests = sorted((log.manifest(one) for one in log.ids()), key=lambda info: info.started_unix_ns)
+        manifests = sorted(
+            (log.manifest(episode_id) for episode_id in log.ids()), key=lambda info: info.started_unix_ns
+        )
         for arm in set(self.recorded.values()):
-            practice = [
+            online = [
                 info for info in manifests if info.purpose is Purpose.ONLINE and self.recorded.get(info.id) == arm
             ]
-            versions = [
-                max(info.policy_versions) for info in practice if max(info.policy_versions)
-            ]  # 0: untrained
+            versions = [max(info.policy_versions) for info in online if max(info.policy_versions)]  # 0: untrained
             assert versions == sorted(versions)
 
     def close(self) -> None:
@@ -290,7 +296,7 @@ class World:
             self.driver.kill()
             self.driver.communicate()
         try:
-            self.gone()
+            self.wait_for_no_processes()
         finally:
             for pid in self.alive():
                 os.kill(pid, signal.SIGKILL)
@@ -301,9 +307,9 @@ def world(folder: Path, *, layout: str = LAYOUT, runs: Path | None = None) -> It
     """A World with a temporary folder whose path is short enough for Ray's sockets."""
     shared = set(os.listdir("/dev/shm"))
     with tempfile.TemporaryDirectory(prefix="w", dir="/tmp", ignore_cleanup_errors=True) as temporary:
-        one = World(folder, Path(temporary), layout=layout, runs=runs)
+        run = World(folder, Path(temporary), layout=layout, runs=runs)
         try:
-            yield one
+            yield run
         finally:
-            one.close()
+            run.close()
     assert {name for name in set(os.listdir("/dev/shm")) - shared if "dovetail" in name} == set()

@@ -1,6 +1,6 @@
-"""Digests of what a run computed: its final weights, its episodes and the numbers of its report. No names, no times.
+"""Digests of a run's final weights, episodes and report figures, without names and times.
 
-`python -m support.run_digests RUN...` prints them as JSON. It reads the files alone, so it works on the folder of any version.
+`python -m support.run_digests RUN...` prints them as JSON. It reads only files, so it works with folders of any version.
 """
 
 from __future__ import annotations

@@ -55,8 +55,8 @@ def test_arm_joins_late_leaves_and_joins_again(lab, tmp_path):
         assert run.poll() is None, (tmp_path / "stderr").read_text()[-2000:]
         path = tmp_path / "runs/r/events.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        found = [json.loads(line) for line in lines if line.endswith("}")]
-        return [one for one in found if one["event"] == kind and facts.items() <= one.items()]
+        events_written = [json.loads(line) for line in lines if line.endswith("}")]
+        return [event for event in events_written if event["event"] == kind and facts.items() <= event.items()]
 
     try:
         wait_until(lambda: events("robot missing", name="there"), timeout_s=600)

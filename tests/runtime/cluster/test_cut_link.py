@@ -45,15 +45,15 @@ with connected(config):
 def test_disconnected_machine_is_detected_and_joins_again(hosts, tmp_path):
     (desk, cell), cable = hosts
     lab = lab_file(tmp_path, desk="10.203.77.1", cell="10.203.77.2")
-    within = {name: ("ip", "netns", "exec", name) for name in (desk, cell)}
+    command_prefix = {name: ("ip", "netns", "exec", name) for name in (desk, cell)}
     for host in (desk, cell):  # each is recognized by its address
-        joined = dovetail("cluster", "join", lab, inside=within[host])
+        joined = dovetail("cluster", "join", lab, inside=command_prefix[host])
         assert joined.returncode == 0, joined.stderr
-    seen = dovetail("cluster", "status", lab, inside=within[desk])
-    assert seen.returncode == 0, seen.stdout + seen.stderr
+    status = dovetail("cluster", "status", lab, inside=command_prefix[desk])
+    assert status.returncode == 0, status.stdout + status.stderr
 
     driver = subprocess.Popen(
-        [*within[desk], sys.executable, "-c", _DRIVER, str(lab)], stdin=-1, stdout=-1, stderr=-1, text=True
+        [*command_prefix[desk], sys.executable, "-c", _DRIVER, str(lab)], stdin=-1, stdout=-1, stderr=-1, text=True
     )
     try:
         before = driver.stdout.readline()
@@ -77,5 +77,5 @@ def test_disconnected_machine_is_detected_and_joins_again(hosts, tmp_path):
         driver.kill()
     folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}"
     for host, name in ((cell, "cell"), (desk, "desk")):
-        assert dovetail("cluster", "leave", lab, inside=within[host]).returncode == 0
+        assert dovetail("cluster", "leave", lab, inside=command_prefix[host]).returncode == 0
         assert not marked_processes(folder / name)

@@ -98,7 +98,7 @@ def test_two_machines_join_and_leave_with_one_file(lab, tmp_path, run_here):
     assert run_here("join", lab, "--as", "cell") == (0, output, "")
 
     with connected(config):
-        cell = next(one for one in machines() if one["NodeManagerAddress"] == "127.0.0.3")
+        cell = next(machine for machine in machines() if machine["NodeManagerAddress"] == "127.0.0.3")
         options = role_options(Place(machine="cell", num_cpus=1), role="robots.left", config=config)
         role = role_class().options(**options, name="dovetail:first-try").remote()
         where, role_pid = ray.get(role.where.remote())
@@ -134,9 +134,9 @@ def test_killed_node_and_its_role_are_restarted(lab):
         before, pid = ray.get(role.where.remote())
         folder = Path(os.environ["TMPDIR"]) / f"dovetail-{os.getuid()}" / "cell"
         raylets = [
-            one
-            for one in marked_processes(folder)
-            if b"raylet/raylet" in Path(f"/proc/{one}/cmdline").read_bytes()
+            process
+            for process in marked_processes(folder)
+            if b"raylet/raylet" in Path(f"/proc/{process}/cmdline").read_bytes()
         ]
         os.kill(raylets[0], signal.SIGKILL)
         wait_until(lambda: membership("cell").state == "lost", timeout_s=60)

@@ -44,14 +44,14 @@ def config(tmp_path):
 
 @pytest.fixture
 def make(config):
-    made = []
+    trainings = []
 
     def make(*overrides, **settings):
-        made.append(build_training(config(*overrides), **settings))
-        return made[-1]
+        trainings.append(build_training(config(*overrides), **settings))
+        return trainings[-1]
 
     yield make
-    for training in made:
+    for training in trainings:
         training.close()
 
 
@@ -136,9 +136,9 @@ def test_log_probs_and_versions_are_of_the_policy_that_acted(config):
     rollout = collector.collect()
     assert (rollout["version"] == 7).all()
     actor = build_policy(config(), weights)
-    seen = {key: rollout[f"observation/{key}"][:, :-1].reshape(64, -1) for key in ("ee_pose", "goal")}
+    observations = {key: rollout[f"observation/{key}"][:, :-1].reshape(64, -1) for key in ("ee_pose", "goal")}
     with torch.no_grad():
-        features = actor.features({key: torch.from_numpy(values) for key, values in seen.items()})
+        features = actor.features({key: torch.from_numpy(values) for key, values in observations.items()})
         log_prob, _, _ = actor.evaluate_actions(features, torch.from_numpy(rollout["action"]).flatten(0, 1))
     np.testing.assert_allclose(rollout["log_prob"].reshape(-1), log_prob.numpy(), rtol=1e-4, atol=1e-4)
     collector.close()
@@ -190,8 +190,8 @@ def test_resumed_training_continues_identically(make):
 def test_resumed_simulator_continues_unfinished_episodes_identically():
     """With real physics and contacts: the same actions restore the state of an episode."""
     settings = ["algorithm.num_envs=2", "algorithm.rollout_steps=12", "algorithm.num_epochs=2", "run.demos=0"]
-    made = [build_training(load(["push-cube-ppo"], [*settings, "task.time_limit_s=2.0"])) for _ in range(2)]
-    training, resumed = made
+    trainings = [build_training(load(["push-cube-ppo"], [*settings, "task.time_limit_s=2.0"])) for _ in range(2)]
+    training, resumed = trainings
     for _ in range(3):
         training.step()
     assert training.state_dict()["practice/worlds/num_sent"].min() > 0
@@ -200,8 +200,8 @@ def test_resumed_simulator_continues_unfinished_episodes_identically():
         training.step()
         resumed.step()
     assert same(resumed.state_dict(), training.state_dict())
-    for one in made:
-        one.close()
+    for training in trainings:
+        training.close()
 
 
 def test_non_finite_rollout_is_skipped_and_too_many_end_the_run(make):
@@ -346,10 +346,10 @@ def test_collector_ends_when_its_learner_is_killed(config, tmp_path):
 
 def test_interrupted_run_can_be_resumed(config, tmp_path):
     stop = []
-    seen = []
+    phases = []
 
     def watch(status):
-        seen.append(status.phase)
+        phases.append(status.phase)
         if status.phase == "learning online" and status.env_steps >= 128 and not stop:
             stop.append(True)
 
@@ -359,7 +359,7 @@ def test_interrupted_run_can_be_resumed(config, tmp_path):
     stop.append(False)
     run = InlineRun(RunFolder.open(tmp_path / "a"), on_status=watch)
     run.run()
-    assert "learning online" in seen
+    assert "learning online" in phases
     assert run.status.env_steps == 256
     assert run.status.updates == 4
     assert set(run.status.rates) == {"untrained", "after"}

@@ -64,13 +64,17 @@ def test_repeated_rollouts_of_a_resumed_run_count_once(make_folder):
     assert RolloutHistory.read(folder).curve == []
     for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
         episodes = {"success": np.array(success), "length": np.full(len(success), 9)}
-        lesson = RolloutResult(metrics={}, episodes=episodes)
-        record_rollout(folder, lesson, env_steps=env_steps, robot_minutes=env_steps / 64)
+        rollout = RolloutResult(metrics={}, episodes=episodes)
+        record_rollout(folder, rollout, env_steps=env_steps, robot_minutes=env_steps / 64)
     with (folder.path / "events.jsonl").open("a") as file:
         file.write('{"time": 1.0, "event": "practice", "env_st')  # killed while writing
-    book = RolloutHistory.read(folder)
-    assert (book.env_steps, book.robot_minutes) == (192, 3.0)
-    assert [(one.end_minutes, one.success) for one in book.curve] == [(1.0, False), (1.5, True), (2.0, True)]
+    figures = RolloutHistory.read(folder)
+    assert (figures.env_steps, figures.robot_minutes) == (192, 3.0)
+    assert [(episode.end_minutes, episode.success) for episode in figures.curve] == [
+        (1.0, False),
+        (1.5, True),
+        (2.0, True),
+    ]
 
 
 # ---- resuming
@@ -104,10 +108,10 @@ def test_resumed_run_is_solved_at_the_same_step(make_folder, tmp_path, monkeypat
     end = whole.status.env_steps
     assert 256 < end < 1280
     phase = "evaluating: after" if how == "stopped when solved" else "learning online"
-    cut, seen = RunFolder.create(tmp_path / "cut", config), []
+    cut, reached = RunFolder.create(tmp_path / "cut", config), []
 
     def watch(status):
-        seen.append(status.phase == phase and status.env_steps >= end - 64)
+        reached.append(status.phase == phase and status.env_steps >= end - 64)
 
     if how == "killed":  # the checkpoint does not contain the last two rollouts
         save = Checkpoints.save
@@ -118,7 +122,7 @@ def test_resumed_run_is_solved_at_the_same_step(make_folder, tmp_path, monkeypat
 
         monkeypatch.setattr(Checkpoints, "save", save_early)
     with pytest.raises(Interrupted):
-        InlineRun(cut, on_status=watch, should_stop=lambda: any(seen)).run()
+        InlineRun(cut, on_status=watch, should_stop=lambda: any(reached)).run()
     monkeypatch.undo()
     again = InlineRun(RunFolder.open(tmp_path / "cut"))
     again.run()
@@ -148,10 +152,10 @@ def test_recorded_episode_equals_the_rollout(make_folder, mode):
     assert first.column("policy_version").tolist() == [0] * 8
     assert {int(v) for episode in episodes for v in episode.column("policy_version")} >= {0, 1, 2}
     policy = build_policy(folder.config, before)
-    seen = {key: torch.from_numpy(first.column(f"observation/{key}")) for key in ("ee_pose", "goal")}
+    observations = {key: torch.from_numpy(first.column(f"observation/{key}")) for key in ("ee_pose", "goal")}
     drawn = first.column("extra/drawn")
     with torch.no_grad():
-        log_prob, _, value = policy.evaluate_actions(policy.features(seen), torch.from_numpy(drawn))
+        log_prob, _, value = policy.evaluate_actions(policy.features(observations), torch.from_numpy(drawn))
     np.testing.assert_allclose(first.column("extra/log_prob"), log_prob.numpy(), rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(first.column("extra/value"), value.numpy(), rtol=1e-4, atol=1e-4)
     low, high = first.robot.action.bounds
@@ -160,7 +164,7 @@ def test_recorded_episode_equals_the_rollout(make_folder, mode):
     assert first.column("executed").shape == within.shape
     assert not first.column("extra/safety_held").any()
     # the last observation belongs to this episode
-    assert np.array_equal(first.last_observation.values["goal"], seen["goal"][-1].numpy())
+    assert np.array_equal(first.last_observation.values["goal"], observations["goal"][-1].numpy())
 
 
 def test_recorded_episodes_are_not_replayed_or_counted_twice(make_folder):

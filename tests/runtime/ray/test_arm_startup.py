@@ -53,7 +53,7 @@ class Cluster:
         return Handle()
 
     def wait(self, references: list[str], timeout: float) -> tuple[list[str], list[str]]:
-        ready = [one for one in references if self.answers.get(one) is not None]
+        ready = [reference for reference in references if self.answers.get(reference) is not None]
         return ready, []
 
     def get(self, reference: str) -> Any:

@@ -42,7 +42,9 @@ def failing_actor(**how):
         def report(self):
             report = {"pid": self._pid, "host": "here", "problem": None}
             return (
-                {**report, "must_restart": True, "problem": "out of memory: 9 TB"} if how.get("hungry") else report
+                {**report, "must_restart": True, "problem": "out of memory: 9 TB"}
+                if how.get("out_of_memory")
+                else report
             )
 
         def prepare(self):
@@ -93,7 +95,7 @@ def test_restarted_role_is_reported_as_lost_and_started():
 
 
 def test_role_without_memory_is_restarted_and_fails_after_five_times():
-    monitor, events = monitored(failing_actor(hungry=True))
+    monitor, events = monitored(failing_actor(out_of_memory=True))
     with pytest.raises(FailureError) as ended:
         poll(monitor, lambda: False)
     assert str(ended.value) == "role died 5 times soon after its start: out of memory: 9 TB"

@@ -25,20 +25,20 @@ runtime: ray
 
 def test_killed_store_gets_the_number_of_updates_again(tmp_path: Path) -> None:
     """A restarted store has lost the number of updates; without it, no arm gets a permit."""
-    with world(tmp_path, layout=SIMULATED) as one:
-        one.start()
-        one.until(lambda: one.env_steps() >= 100, what="it is evaluated")
-        one.kill("StoreRole")
-        one.until(lambda: one.num_restarts("store"), what="the store is restarted")
-        one.until(lambda: one.env_steps() >= 200, within_s=120.0, what="online episodes continue")
-        one.finished()
-        one.check_nothing_lost()
+    with world(tmp_path, layout=SIMULATED) as run:
+        run.start()
+        run.wait_until(lambda: run.env_steps() >= 100, what="an evaluation")
+        run.kill("StoreRole")
+        run.wait_until(lambda: run.num_restarts("store"), what="the store is restarted")
+        run.wait_until(lambda: run.env_steps() >= 200, within_s=120.0, what="online episodes continue")
+        run.wait_for_report()
+        run.check_nothing_lost()
 
 
 def test_arms_do_not_wait_for_an_algorithm_without_data(tmp_path: Path) -> None:
     """HG-DAgger learns from corrections, and no operator gives one."""
     layout = SIMULATED.replace("type: rlpd, batch_size: 32, hidden: [32, 32]", "type: hg_dagger, batch_size: 32")
     layout = layout.replace("type: gaussian_mlp, hidden: [32, 32]", "type: flow, hidden: 32")
-    with world(tmp_path, layout=layout) as one:
-        one.start("run.eval_every_steps=null")
-        assert one.finished(within_s=300.0)["env_steps"] >= 400
+    with world(tmp_path, layout=layout) as run:
+        run.start("run.eval_every_steps=null")
+        assert run.wait_for_report(within_s=300.0)["env_steps"] >= 400

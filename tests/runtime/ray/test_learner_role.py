@@ -61,7 +61,7 @@ class FakeStore:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    made: list[Any] = []
+    roles: list[Any] = []
 
     def make(*overrides: str) -> Any:
         (tmp_path / "toy.yaml").write_text(TOY)
@@ -75,11 +75,11 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
         monkeypatch.setattr(role._run_learner, "publish", publish)
         monkeypatch.setattr(role, "_save", lambda: None)
-        made.append((role, folder))
+        roles.append((role, folder))
         return role, folder
 
     yield make
-    for role, _ in made:
+    for role, _ in roles:
         role._learner = None
         role.close()
 

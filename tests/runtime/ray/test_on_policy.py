@@ -87,7 +87,7 @@ def test_killed_ray_node_ends_the_run_with_one_line(tmp_path: Path) -> None:
     process = started(tmp_path, RAY_ROLE_TEST=mark)
     try:
         end_s = time.monotonic() + 300
-        while not any(one["event"] == "checkpoint" for one in events(tmp_path / "runs" / "r")):
+        while not any(event["event"] == "checkpoint" for event in events(tmp_path / "runs" / "r")):
             assert process.poll() is None and time.monotonic() < end_s
             time.sleep(0.05)
         for entry in Path("/proc").glob("[0-9]*"):
@@ -95,11 +95,11 @@ def test_killed_ray_node_ends_the_run_with_one_line(tmp_path: Path) -> None:
                 ours = f"RAY_ROLE_TEST={mark}".encode() in (entry / "environ").read_bytes()
                 if ours and b"raylet/raylet" in (entry / "cmdline").read_bytes():
                     os.kill(int(entry.name), signal.SIGKILL)
-        _, said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 1
-    assert [line for line in said.splitlines() if line.startswith("error: Ray's node on this machine has died")]
+    assert [line for line in stderr.splitlines() if line.startswith("error: Ray's node on this machine has died")]
 
 
 @pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
@@ -109,18 +109,18 @@ def test_killed_role_continues_from_its_checkpoint(tmp_path: Path, asynchronous:
     try:
         end_s, killed = time.monotonic() + 1200, False
         while process.poll() is None and time.monotonic() < end_s:
-            if not killed and any(one["event"] == "checkpoint" for one in events(run)):
+            if not killed and any(event["event"] == "checkpoint" for event in events(run)):
                 link = json.loads((run / "live.json").read_text())  # of the role's process
                 assert link["pid"] != process.pid
                 os.kill(link["pid"], signal.SIGKILL)
                 killed = True
             time.sleep(0.05)
-        _, said = process.communicate(timeout=10)
+        _, stderr = process.communicate(timeout=10)
     finally:
         process.kill()
-    assert process.returncode == 0, said
+    assert process.returncode == 0, stderr
     assert killed
-    assert [one["role"] for one in events(run) if one["event"] == "restarted"] == ["on_policy"]
+    assert [event["role"] for event in events(run) if event["event"] == "restarted"] == ["on_policy"]
     report = json.loads((run / "report.json").read_text())
     assert report["success_after"]["episodes"] == 2
     state, _ = load_checkpoint(run / "checkpoints" / "last")

@@ -1,4 +1,4 @@
-"""Several processes that learn as one, as actors of Ray's: bit by bit what they learn inline; and one of them killed."""
+"""Data-parallel ranks as Ray actors: identical to inline ranks, and restarted after a kill."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def toy(tmp_path: Path) -> Path:
 
 
 def learned(folder: RunFolder, group: Any, *, updates: int = 8) -> dict[str, Array]:
-    """The learner's state after so many updates on what is in the folder's replay."""
+    """The learner's state after a number of updates with the replay of the folder."""
     station = build_assembly(folder.config)
     policy = station.trainable()
     algorithm = station.algorithm(policy)
@@ -54,7 +54,7 @@ def learned(folder: RunFolder, group: Any, *, updates: int = 8) -> dict[str, Arr
     return dict(learner.state_dict())
 
 
-def test_they_learn_what_they_learn_inline_and_who_is_killed_is_told(toy: Path, tmp_path: Path) -> None:
+def test_ray_ranks_equal_inline_ranks_and_a_killed_rank_is_reported(toy: Path, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", load([toy], [*TWO, "run.env_steps=60"]))
     InlineRun(folder).run()  # fills the replay
     robot = build_assembly(folder.config).robot.spec
@@ -88,7 +88,7 @@ def until_it_dies(group: RayRanks) -> None:
 
 
 def ranks_of(folder: Path) -> list[int]:
-    """Processes of ranks whose Ray belongs to this test."""
+    """Rank processes of the Ray cluster of this test."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
@@ -106,7 +106,7 @@ def events(run: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_rank_is_killed_and_the_learner_goes_on_from_its_checkpoint_with_a_new_group(
+def test_learner_with_killed_rank_continues_from_its_checkpoint_with_a_new_group(
     toy: Path, tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "dovetail.cli", "run", str(toy), *TWO, "runtime=ray", "run.env_steps=600"]
@@ -122,20 +122,22 @@ def test_a_rank_is_killed_and_the_learner_goes_on_from_its_checkpoint_with_a_new
     try:
         end_s, killed = time.monotonic() + 1200, []
         while process.poll() is None and time.monotonic() < end_s:
-            saved = [one for one in events(run) if one["event"] == "checkpoint" and one["env_steps"] > 50]
+            saved = [event for event in events(run) if event["event"] == "checkpoint" and event["env_steps"] > 50]
             if saved and not killed:
                 killed = ranks_of(temporary)
                 assert len(killed) == 1
                 os.kill(killed[0], signal.SIGKILL)
             time.sleep(0.1)
-        _, said = process.communicate(timeout=10)
-        assert process.returncode == 0, said
+        _, stderr = process.communicate(timeout=10)
+        assert process.returncode == 0, stderr
         assert killed
-        assert any(one["event"] == "restarted" and one["role"] == "learner" for one in events(run))
-        assert any(one["event"] == "lost" and "rank 1 was killed" in one.get("reason", "") for one in events(run))
+        assert any(event["event"] == "restarted" and event["role"] == "learner" for event in events(run))
+        assert any(
+            event["event"] == "lost" and "rank 1 was killed" in event.get("reason", "") for event in events(run)
+        )
         state, _ = load_checkpoint(run / "checkpoints" / "last")
         updates = int(state["algorithm/num_updates"])
-        assert updates >= 20 + 600  # all that warming up and every step have earned, the lost ones again
+        assert updates >= 20 + 600  # warmup plus one per step; lost updates are repeated
         assert json.loads((run / "report.json").read_text())["updates"] == updates
         assert ranks_of(temporary) == []
     finally:

@@ -28,7 +28,7 @@ LOOP = asyncio.new_event_loop()
 
 
 class FakeRay:
-    """An object store that counts; what was put may be lost with its owner."""
+    """An object store that counts accesses and can lose objects."""
 
     def __init__(self) -> None:
         self.kept: dict[int, Any] = {}
@@ -48,7 +48,7 @@ class FakeRay:
 
 
 class Remote:
-    """A role's methods, called here and now."""
+    """A role whose remote methods run at once in this process."""
 
     def __init__(self, role: WeightsRole) -> None:
         self._role = role
@@ -67,10 +67,10 @@ class Remote:
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> FakeRay:
-    made = FakeRay()
-    monkeypatch.setattr(weights.ray, "put", made.put)
-    monkeypatch.setattr(weights.ray, "get", made.get)
-    return made
+    fake_ray = FakeRay()
+    monkeypatch.setattr(weights.ray, "put", fake_ray.put)
+    monkeypatch.setattr(weights.ray, "get", fake_ray.get)
+    return fake_ray
 
 
 def components(actor: float, encoder: float = 1.0) -> Mapping[str, Mapping[str, Array]]:

@@ -38,9 +38,9 @@ def test_whole_run_and_its_resume(tmp_path: Path) -> None:
     used = {version for info in online for version in info.policy_versions} - {0}
     assert len(used) > 1  # newer weights came during the run
     assert max(used) <= max(DiskWeightStore(run / "weights").versions())
-    assert list((run / "robots/robot-0/spool").glob("*")) == []  # all of it was delivered
+    assert list((run / "robots/robot-0/spool").glob("*")) == []  # every episode was delivered
     updates = report["updates"]
-    assert updates >= 20 + 120  # what warming up and every step have earned
+    assert updates >= 20 + 120  # warmup plus one per step
     again = dovetail("run", "--resume", "r", "--quiet", cwd=tmp_path)
     assert again.returncode == 0, again.stderr[-2000:]
     assert json.loads((run / "report.json").read_text())["updates"] == updates

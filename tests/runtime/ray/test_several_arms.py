@@ -52,7 +52,7 @@ def ran(config: str, cwd: Path, *overrides: str) -> tuple[RunFolder, dict[str, A
     folder = RunFolder.open(cwd / "runs/r")
     log = EpisodeLog(folder.episodes)
     report = json.loads((folder.path / "report.json").read_text())
-    return folder, report, [log.manifest(one) for one in log.ids()]
+    return folder, report, [log.manifest(episode_id) for episode_id in log.ids()]
 
 
 def of(infos: list[EpisodeInfo], robot: str, purpose: Purpose) -> list[EpisodeInfo]:
@@ -75,21 +75,21 @@ def test_two_equal_arms_are_counted_separately_and_together(tmp_path: Path) -> N
         assert sum(figures[what] for figures in arms.values()) == report[what]
     evaluation = folder.read_json("evaluations/after.json")
     assert evaluation is not None
-    assert evaluation["episodes"] == 4  # the two of them together, for they do the same
+    assert evaluation["episodes"] == 4  # both arms are one group
     for what in ("episodes", "successes"):
-        assert sum(one[what] for one in evaluation["robots"].values()) == evaluation[what]
+        assert sum(facts[what] for facts in evaluation["robots"].values()) == evaluation[what]
     assert len([info for info in infos if info.purpose is Purpose.DEMO]) <= 3 * 3 + 10
     labels = LabelStore(folder.labels)
     trained = sum(info.num_steps for info in infos if info.purpose is Purpose.ONLINE and labels.current(info.id))
-    assert report["updates"] >= 20 + trained  # what all arms' steps have earned
-    assert not (folder.replay / "robot-0").exists()  # rows of both are rows of one replay
+    assert report["updates"] >= 20 + trained  # updates for the steps of all arms
+    assert not (folder.replay / "robot-0").exists()  # both arms share one replay
     assert {event["robot"] for event in folder.events("episode")} == set(arms)
 
 
 def test_different_arms_share_a_policy_with_a_replay_each(tmp_path: Path) -> None:
     folder, report, infos = ran(THREE, tmp_path)
     embodiments = folder.config.model_dump(mode="json")["policy"]["embodiments"]
-    assert set(embodiments) == {"franka_panda", "arx_x5"}  # left and right are one to the policy
+    assert set(embodiments) == {"franka_panda", "arx_x5"}  # left and right have the same embodiment
     assert {path.name for path in folder.replay.iterdir()} == {"franka_panda", "arx_x5"}
     assert report["task"] == "peg_insertion + push_cube"
     for name in ("left", "right", "small"):
@@ -98,7 +98,7 @@ def test_different_arms_share_a_policy_with_a_replay_each(tmp_path: Path) -> Non
     assert shown["left"] + shown["right"] >= 2
     assert shown["small"] >= 2
     evaluation = folder.read_json("evaluations/after.json")
-    assert evaluation is not None and evaluation["episodes"] == 4  # two of each kind
+    assert evaluation is not None and evaluation["episodes"] == 4  # two per group
     assert evaluation["robots"]["small"]["episodes"] == 2
     assert report["robots"]["small"]["success_after"]["episodes"] == 2
     weights = DiskWeightStore(folder.weights).latest()
@@ -107,19 +107,17 @@ def test_different_arms_share_a_policy_with_a_replay_each(tmp_path: Path) -> Non
     assert mean.shape == (2, 7)
     rows = list(embodiments)
     assert np.count_nonzero(mean[rows.index("franka_panda")]) == 7
-    assert (
-        np.count_nonzero(mean[rows.index("arx_x5")]) == 6
-    )  # of its own statistics, and nothing where it has nothing
+    assert np.count_nonzero(mean[rows.index("arx_x5")]) == 6  # its statistics; zero in the padding
     done = dovetail(
         "run", "--resume", "r", "--quiet", cwd=tmp_path
-    )  # the replays are taken up, and there is nothing to do
+    )  # the resume opens the replays and finds nothing to do
     assert done.returncode == 0, done.stderr[-2000:]
     assert len(EpisodeLog(folder.episodes).ids()) == len(infos)
     assert report["video_missing"] is None  # both scenes
     last = folder.checkpoints / "last"
     done = dovetail(
         "eval", str(last), "--episodes", "1", "--quiet", cwd=tmp_path
-    )  # the networks of both, for each
+    )  # each arm loads the networks of both embodiments
     assert done.returncode == 0, done.stderr[-2000:]
     assert [event["robot"] for event in folder.events("eval")] == ["left", "small"]
 

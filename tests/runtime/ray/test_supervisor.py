@@ -18,14 +18,14 @@ from dovetail.runtime.ray.driver.supervisor import RoleSupervisor
 @pytest.fixture
 def supervisor(tmp_path: Path) -> RoleSupervisor:
     folder = RunFolder.create(tmp_path / "r", load(["peg-insertion"], ["runtime=ray", "cluster.num_robots=3"]))
-    made = RoleSupervisor(folder, live=False, shown=dict, on_poll=lambda: None)
+    supervisor = RoleSupervisor(folder, live=False, shown=dict, on_poll=lambda: None)
     robots = {"healthy": None, "stopped": None, "new": None}
-    made._startup = SimpleNamespace(robots=robots, missing={}, poll=list)  # type: ignore[assignment]
+    supervisor._startup = SimpleNamespace(robots=robots, missing={}, poll=list)  # type: ignore[assignment]
     for name in ("healthy", "stopped"):
-        made.monitor.add(name, None, poll=lambda: None)
-        report(made, name)
-    made.monitor.poll = list  # type: ignore[method-assign]
-    return made
+        supervisor.monitor.add(name, None, poll=lambda: None)
+        report(supervisor, name)
+    supervisor.monitor.poll = list  # type: ignore[method-assign]
+    return supervisor
 
 
 def report(supervisor: RoleSupervisor, name: str, **facts: Any) -> None:
