@@ -149,12 +149,13 @@ def test_a_run_folder_of_an_older_version_keeps_its_hash(recipe: str, tmp_path: 
     with pytest.warns(ConfigWarning) as caught:
         assert load_saved(run) == (config, stored)
     assert [str(one.message) for one in caught] == [
-        f"config of {run} was written by an older version: 1 setting renamed, 2 removed"
+        f"config of {run} was written by an older version: 1 setting renamed, 1 removed"
     ]
     with pytest.warns(ConfigWarning):
         assert learner(load_saved(run, ["algorithm.rate=2"]).config).rate == 2
 
 
-def test_the_type_of_an_old_safety_section_is_ignored(base: str, write: Write) -> None:
-    with pytest.warns(ConfigWarning, match="'safety.type' is no longer a setting"):
-        assert load([base, write("later.yaml", "safety: {type: filter}")]) == load([base])
+def test_safety_type_of_older_configs_is_accepted_and_any_other_filter_refused(base: str, write: Write) -> None:
+    assert load([base, write("later.yaml", "safety: {type: filter}")]) == load([base])
+    with pytest.raises(ConfigError, match=r"'safety.type' should be 'filter', got 'my_lab:NoFilter'"):
+        load([base], ["safety.type=my_lab:NoFilter"])

@@ -13,7 +13,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import PydanticCustomError
 
 from dovetail.cli.main import app
-from dovetail.config.plugins import list_plugins, locate, normalise, resolve
+from dovetail.config.plugins import list_plugins, locate, normalize_name, resolve
 from dovetail.config.schema import SECTION_KINDS, PluginSection, RunConfig
 from dovetail.core.errors import DovetailError
 from support.docs_pages import INLINE, LINK, ROOT, command_problem, is_placeholder
@@ -154,7 +154,7 @@ def table_problems(table: list[list[str]], *, num_theirs: int = 1) -> list[str]:
     chosen = {}
     for span in INLINE.findall(" ".join(header)):
         section, _, name = span.partition(".type=")
-        chosen[section] = normalise(name)
+        chosen[section] = normalize_name(name)
     problems = [section_problem(SECTION_KINDS[section], name) for section, name in chosen.items()]
     for row in rows:
         if len(row) != len(header):

@@ -1,4 +1,4 @@
-"""Adam without ceremony, against torch's own."""
+"""Our Adam against torch's Adam."""
 
 import copy
 
@@ -11,16 +11,18 @@ def test_adam_matches_torch_in_steps_and_state():
     torch.manual_seed(0)
     ours = [torch.randn(3, 2, requires_grad=True), torch.randn(4, requires_grad=True)]
     theirs = copy.deepcopy(ours)
-    one, other = Adam(ours, lr=1e-2), torch.optim.Adam(theirs, lr=1e-2, fused=True)
+    adam, reference = Adam(ours, lr=1e-2), torch.optim.Adam(theirs, lr=1e-2, fused=True)
     for _ in range(5):
         gradients = [torch.randn_like(p) for p in ours]
         for parameter, gradient in zip(theirs, gradients, strict=True):
             parameter.grad = gradient.clone()
-        one.descend(gradients)
-        other.step()
-        one.load_state_dict(copy.deepcopy(one.state_dict()))  # goes on from a copy of its state
+        adam.descend(gradients)
+        reference.step()
+        adam.load_state_dict(copy.deepcopy(adam.state_dict()))  # continues from a copy of its state
     assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-    for mine, its in zip(one.state_dict()["state"].values(), other.state_dict()["state"].values(), strict=True):
+    for mine, its in zip(
+        adam.state_dict()["state"].values(), reference.state_dict()["state"].values(), strict=True
+    ):
         assert mine.keys() == its.keys()
         assert all(torch.equal(mine[slot], its[slot]) for slot in mine)
 

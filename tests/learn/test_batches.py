@@ -1,4 +1,4 @@
-"""Batches come in one order, are the same sampled ahead or not, and keep the dtypes they were recorded in."""
+"""Batches: fixed order, identical with and without sampling ahead, and recorded dtypes."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ REQUEST = SampleRequest(
 )
 
 
-class Dice:
-    """A replay whose rows are whatever the generator says next, and that remembers who asked."""
+class RandomReplay:
+    """A replay of random rows that records the calling threads and the views."""
 
     def __init__(self, *, empty=()):
         self.threads, self.views, self._empty = set(), [], empty
@@ -54,24 +54,24 @@ def copies(batches, count):
 
 
 def test_sampling_ahead_gives_the_same_batches():
-    expected = copies(make(Dice(), 0)[1], 7)
+    expected = copies(make(RandomReplay(), 0)[1], 7)
     for num_ahead in (1, 2, 10):
-        rng, batches = make(Dice(), num_ahead)
+        rng, batches = make(RandomReplay(), num_ahead)
         got = copies(batches, 3) + copies(batches, 4)
-        for one, other in zip(got, expected, strict=True):
-            assert all(torch.equal(one[name], other[name]) for name in expected[0])
+        for batch, reference in zip(got, expected, strict=True):
+            assert all(torch.equal(batch[name], reference[name]) for name in expected[0])
         assert rng.bit_generator.state == _after(7)
 
 
 def _after(count):
-    rng, batches = make(Dice(), 0)
+    rng, batches = make(RandomReplay(), 0)
     copies(batches, count)
     return rng.bit_generator.state
 
 
 def test_unused_batches_leave_the_generator_unchanged():
-    """A checkpoint that is written after an interruption must not have the generator run ahead."""
-    rng, batches = make(Dice(), 3)
+    """In a checkpoint after an interrupt, the generator must not be ahead of the learner."""
+    rng, batches = make(RandomReplay(), 3)
     taken = batches.take(50)
     for _ in range(2):
         next(taken)
@@ -81,28 +81,28 @@ def test_unused_batches_leave_the_generator_unchanged():
 
 @pytest.mark.parametrize("num_ahead", [1, 2])
 def test_sampling_ahead_does_not_overwrite_the_batch_in_use(num_ahead):
-    expected = copies(make(Dice(), 0)[1], 6)
-    _, batches = make(Dice(), num_ahead)
+    expected = copies(make(RandomReplay(), 0)[1], 6)
+    _, batches = make(RandomReplay(), num_ahead)
     for batch, other in zip(batches.take(6), expected, strict=True):
         batches._thread.submit(lambda: None).result()  # the thread has done all that it was asked for
         assert all(torch.equal(batch[name], other[name]) for name in other)
 
 
 def test_large_batches_are_sampled_on_another_thread():
-    replay = Dice()
+    replay = RandomReplay()
     copies(make(replay, 2)[1], 4)
     assert threading.current_thread().name not in replay.threads
 
 
 def test_small_batches_are_sampled_without_a_thread():
-    replay = Dice()
+    replay = RandomReplay()
     rng = np.random.default_rng(0)
     copies(Batches(request=REQUEST, robot=ROBOT, replay=replay, rng=rng), 2)
     assert replay.threads == {threading.current_thread().name}
 
 
 def test_replay_error_is_raised_in_the_learner():
-    class Broken(Dice):
+    class Broken(RandomReplay):
         def sample(self, into, **_):
             raise RuntimeError("the disk is gone")
 
@@ -111,7 +111,7 @@ def test_replay_error_is_raised_in_the_learner():
 
 
 def test_batch_has_requested_shapes_and_uint8_images():
-    (batch,) = copies(make(Dice(), 0)[1], 1)
+    (batch,) = copies(make(RandomReplay(), 0)[1], 1)
     assert batch["observation/front"].dtype == batch["next/front"].dtype == torch.uint8
     assert batch["observation/front"].shape == (8, 8, 8, 3)
     assert batch["observation/state"].shape == (8, 3, 3)
@@ -123,10 +123,10 @@ def test_batch_has_requested_shapes_and_uint8_images():
 
 def test_when_empty_replaces_an_empty_view():
     for when_empty, expected in ((View(), ["prior", "all"]), (None, ["prior", "online"])):
-        replay, rng = Dice(empty=("online",)), np.random.default_rng(0)
+        replay, rng = RandomReplay(empty=("online",)), np.random.default_rng(0)
         request = dataclasses.replace(REQUEST, when_empty=when_empty)
         copies(Batches(request=request, robot=ROBOT, replay=replay, rng=rng), 1)
-        assert replay.views == expected  # without a word of it, the replay itself refuses
+        assert replay.views == expected  # with None, the replay itself raises
 
 
 def test_request_without_chunks_or_history_has_no_masks():
@@ -137,9 +137,9 @@ def test_request_without_chunks_or_history_has_no_masks():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
 def test_gpu_batches_come_from_pinned_buffers():
-    expected = copies(make(Dice(), 0)[1], 20)
+    expected = copies(make(RandomReplay(), 0)[1], 20)
     rng = np.random.default_rng(0)
-    batches = Batches(request=REQUEST, robot=ROBOT, replay=Dice(), rng=rng, num_ahead=2, device="cuda")
+    batches = Batches(request=REQUEST, robot=ROBOT, replay=RandomReplay(), rng=rng, num_ahead=2, device="cuda")
     for batch, other in zip(batches.take(20), expected, strict=True):
         assert all(batch[name].is_cuda for name in other)
         assert all(torch.equal(batch[name].cpu(), other[name]) for name in other)

@@ -143,37 +143,37 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "ill", "well"), CASES)
-def test_each_check_at_its_threshold(name, ill, well):
-    assert isinstance(CHECKS[name](ill), Finding)
-    assert not isinstance(CHECKS[name](well), Finding)
+@pytest.mark.parametrize(("name", "bad", "good"), CASES)
+def test_each_check_at_its_threshold(name, bad, good):
+    assert isinstance(CHECKS[name](bad), Finding)
+    assert not isinstance(CHECKS[name](good), Finding)
 
 
 def test_every_check_has_a_case_and_is_unknown_without_facts():
     assert {name for name, _, _ in CASES} == set(CHECKS)
-    said = {name: check(facts()) for name, check in CHECKS.items()}
-    assert said.pop("labels_waiting") is None  # nothing waits
-    assert set(said.values()) == {UNKNOWN}
+    results = {name: check(facts()) for name, check in CHECKS.items()}
+    assert results.pop("labels_waiting") is None  # nothing waits
+    assert set(results.values()) == {UNKNOWN}
 
 
-BOOKS = episodes(20, human_share=0.5)  # of an earlier process: what only steps or the learner tell is not known
+RESUMED = episodes(20, human_share=0.5)  # of an earlier process: facts of steps and of the learner are missing
 
 
 @pytest.mark.parametrize(
     ("name", "missing"),
     [
         ("rewards_disagree", (EpisodeFacts(success=True, rewarded=True),) * 20),  # without a judgment
-        ("q_above_returns", BOOKS),
-        ("entropy_collapsed", BOOKS),
-        ("help_not_falling", BOOKS[:19]),
-        ("one_source", BOOKS),
-        ("robot_waits", BOOKS),
-        ("stale_weights", BOOKS),
-        ("stale_weights", (*BOOKS, *episodes(2, versions_behind=0))),
-        ("out_of_range", (*BOOKS, *episodes(4, outside={"a": 0.0}))),
-        ("saturated", (*BOOKS, *episodes(9, saturated=0.0))),
-        ("values_explain_nothing", BOOKS),
-        ("policy_jumps", BOOKS),
+        ("q_above_returns", RESUMED),
+        ("entropy_collapsed", RESUMED),
+        ("help_not_falling", RESUMED[:19]),
+        ("one_source", RESUMED),
+        ("robot_waits", RESUMED),
+        ("stale_weights", RESUMED),
+        ("stale_weights", (*RESUMED, *episodes(2, versions_behind=0))),
+        ("out_of_range", (*RESUMED, *episodes(4, outside={"a": 0.0}))),
+        ("saturated", (*RESUMED, *episodes(9, saturated=0.0))),
+        ("values_explain_nothing", RESUMED),
+        ("policy_jumps", RESUMED),
     ],
 )
 def test_missing_facts_give_unknown(name, missing):
@@ -187,10 +187,10 @@ def test_success_rate_is_unknown_after_a_resume():
 
 
 def test_messages_contain_the_numbers():
-    said = CHECKS["rewards_disagree"](
+    finding = CHECKS["rewards_disagree"](
         facts(episodes(7), episodes(2, success=True, solved=False), episodes(1, success=False, solved=True))
     )
-    assert said.message == (
+    assert finding.message == (
         "the labels of 3 of the last 10 episodes contradict their outcome: 1 successes labeled as failures, 2 failures "
         "labeled as successes"
     )
@@ -198,8 +198,8 @@ def test_messages_contain_the_numbers():
     assert racing.message.startswith("1000 updates are done, but 1000 online steps have earned only 400:")
 
 
-def test_advice_for_unpublished_weights():
-    for ill, tried in (
+def test_advice_for_unpublished_weights_names_pin_and_publish_every():
+    for bad, tried in (
         (unpublished(1000), "publish weights more often (learner.publish_every, now 1000000)"),
         (
             unpublished(1000, pinned=0),
@@ -207,9 +207,9 @@ def test_advice_for_unpublished_weights():
             "publish weights more often (learner.publish_every, now 1000000)",
         ),
     ):
-        said = CHECKS["stale_weights"](ill)
-        assert "1000 updates old" in said.message
-        assert Advice.of("stale_weights", said, ill.settings).try_ == tried
+        finding = CHECKS["stale_weights"](bad)
+        assert "1000 updates old" in finding.message
+        assert Advice.of("stale_weights", finding, bad.settings).try_ == tried
 
 
 # ---- when problems are reported
@@ -248,12 +248,12 @@ def test_problem_of_an_earlier_process_is_not_reported_again():
 
 
 def test_unknown_result_does_not_end_a_problem():
-    """After a resume, facts become known one after the other."""
+    """After a resume, the facts become known step by step."""
     known = [Advice(name=name, severity=Severity.HINT, message="m", try_="t") for name in CHECKS]
     coach = Coach(known)
     over = [advice.name for _ in range(5 * PATIENCE) for advice in coach.check(facts()).over]
     assert over == ["labels_waiting"]
-    results = [coach.check(one).over for one in (GOOD, facts(), GOOD, facts(), facts(), GOOD)]
+    results = [coach.check(case).over for case in (GOOD, facts(), GOOD, facts(), facts(), GOOD)]
     assert [len(over) for over in results] == [0, 0, 0, 0, 0, 2]  # starving, and racing
     assert len(coach.current) == len(CHECKS) - 3
 
@@ -270,7 +270,7 @@ def test_current_problems_are_sorted_by_severity():
 
 
 def known_settings():
-    """Every key that some config may have: of a recipe, and of every plugin."""
+    """All keys of a recipe and of every plugin."""
     known = set(settings_of(load(["peg-insertion"]).model_dump(mode="json")))
     sections = {kind: section for section, kind in SECTION_KINDS.items()}
     for plugin in list_plugins():
@@ -281,10 +281,10 @@ def known_settings():
 
 
 def all_tips():
-    found = [ill for _, ill, _ in CASES] + [facts(episodes(5, outside={"a": 1.0}), settings={"run.demos": 0})]
-    found += [critic(9.0, best_value=0.5, settings={"algorithm.backup_entropy": True})]
-    said = [check(ill) for ill in found for check in CHECKS.values()]
-    tips = [tip for one in said if isinstance(one, Finding) for tip in one.tips]
+    cases = [bad for _, bad, _ in CASES] + [facts(episodes(5, outside={"a": 1.0}), settings={"run.demos": 0})]
+    cases += [critic(9.0, best_value=0.5, settings={"algorithm.backup_entropy": True})]
+    results = [check(bad) for bad in cases for check in CHECKS.values()]
+    tips = [tip for result in results if isinstance(result, Finding) for tip in result.tips]
     return {*tips, *(value for value in vars(_coach_checks).values() if isinstance(value, Tip))}
 
 
@@ -296,9 +296,9 @@ def test_every_setting_in_a_tip_exists():
 
 
 def test_advice_names_only_settings_of_this_run():
-    ill = facts(episodes(10, rewarded=False), settings={"run.demos": 3, "task.reward": None})
-    finding = CHECKS["no_reward"](ill)
-    assert Advice.of("no_reward", finding, ill.settings).try_ == (
+    bad = facts(episodes(10, rewarded=False), settings={"run.demos": 3, "task.reward": None})
+    finding = CHECKS["no_reward"](bad)
+    assert Advice.of("no_reward", finding, bad.settings).try_ == (
         "record more demonstrations (run.demos, now 3); reward progress, not only success (task.reward, now null); "
         "watch one: dovetail episodes show RUN last"
     )
@@ -307,10 +307,12 @@ def test_advice_names_only_settings_of_this_run():
 # ---- returns
 
 
-def test_returns_to_go():
+def test_returns_to_go_match_hand_computed_values():
     sparse = np.array([0.0, 0.0, 1.0])
     np.testing.assert_allclose(returns_to_go(sparse, np.array([1.0, 1.0, 0.0]), GAMMA), [0.81, 0.9, 1.0])
     nothing = np.zeros(3)
     np.testing.assert_allclose(returns_to_go(nothing, np.ones(3), GAMMA), nothing)
-    steady = returns_to_go(np.full(2, -0.5), np.ones(2), GAMMA)  # a timeout goes on as it did: -0.5 / (1 - 0.9)
+    steady = returns_to_go(
+        np.full(2, -0.5), np.ones(2), GAMMA
+    )  # after a timeout the reward continues: -0.5 / (1 - 0.9)
     np.testing.assert_allclose(steady, [-5.0, -5.0])

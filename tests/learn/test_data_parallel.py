@@ -48,14 +48,14 @@ def test_micro_batches_give_the_gradient_of_one_batch(policy, batch):
 
 
 def test_micro_batches_are_weighted_by_their_content(robot):
-    """With masks and weights, the mean of means is not the mean: by hand, 1 action of weight 4 against 3 of weight 1."""
+    """With masks and weights, the mean of means differs from the mean. Here: 1 action of weight 4, 3 of weight 1."""
     policy = algorithms(robot)["hi_ors"]._policy
     algorithm = HiORS(
         HiORSConfig(batch_size=2, demo_share=0.0, imitated_actions="executed", min_motion_std=0.0), policy=policy
     )
     set_up(algorithm, name="hi_ors", accumulate=2)
-    said = iter((torch.tensor(10.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)))
-    policy.imitation_loss = lambda *_, **__: next(said)
+    losses = iter((torch.tensor(10.0, requires_grad=True), torch.tensor(2.0, requires_grad=True)))
+    policy.imitation_loss = lambda *_, **__: next(losses)
     batch = {k: v[:2] for k, v in batch_for(algorithm).items()}
     batch["human"][:] = torch.tensor([[True] * 4, [False] * 4])
     batch["action/mask"][:] = torch.tensor([[True, False, False, False], [True, True, True, False]])
@@ -110,11 +110,11 @@ def test_processes_draw_the_noise_of_the_whole_batch():
         part.manual_seed(3)
     cpu = torch.device("cpu")
     for draw, shape, rows in ((normal, (8, 3), 0), (normal, (4, 20, 2), 1), (uniform, (16,), 0)):
-        one = draw(shape, generator=whole, device=cpu)
+        drawn = draw(shape, generator=whole, device=cpu)
         half = tuple(n // 2 if axis == rows else n for axis, n in enumerate(shape))
         for rank, part in enumerate(parts):
             mine = draw(half, generator=part, device=cpu, rows=rows)
-            assert torch.equal(mine, one.transpose(0, rows)[rank::2].transpose(0, rows))
+            assert torch.equal(mine, drawn.transpose(0, rows)[rank::2].transpose(0, rows))
 
 
 def test_processes_shift_images_as_in_the_whole_batch():
@@ -150,7 +150,7 @@ def two(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def one():
+def one_process():
     torch.set_num_threads(1)
     return learn(0, 1)
 
@@ -168,12 +168,12 @@ def test_all_ranks_skip_an_update_that_fails_on_one(two):
 
 
 @pytest.mark.parametrize("name", ["rlpd", "sac_flow", "dsrl", "imitation", "hg_dagger", "hi_ors_of_singles"])
-def test_two_ranks_match_one_process(two, one, name):
+def test_two_ranks_match_one_process(two, one_process, name):
     """Regression: gradients were never synchronized."""
-    alone = {k: v for k, v in one.items() if k.startswith(name + "|")}
+    alone = {k: v for k, v in one_process.items() if k.startswith(name + "|")}
     skip = ("skipped", "generator", "num_updates", "optimizer")
     together = {k: v for k, v in two[0].items() if k.startswith(name + "|")}
-    wanted = [k for k in alone if not any(word in k for word in skip)]
+    wanted = [k for k in alone if not any(part in k for part in skip)]
     close({k: alone[k] for k in wanted}, {k: together[k] for k in wanted})
 
 

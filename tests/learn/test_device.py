@@ -1,4 +1,4 @@
-"""One device for all: nothing is made elsewhere. Here on a CPU, by a device that is none; with CUDA in test_gpu.py."""
+"""No tensor is created on the default device. Tested here with the `meta` device, and with CUDA in test_gpu.py."""
 
 import numpy as np
 import pytest
@@ -14,15 +14,15 @@ from support.small_algorithms import algorithms, batch_for
 from support.toy_run import TOY
 
 
-class Watch(TorchDispatchMode):
-    """Refuses a tensor that is made without saying where: with another default device, that is where it would be."""
+class RefuseDefaultDevice(TorchDispatchMode):
+    """Fails if a tensor is created without an explicit device."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for one in made if isinstance(made, tuple | list) else [made]:
-            if isinstance(one, torch.Tensor):
-                assert one.device.type == "cpu", f"{func} made a tensor on the default device"
-        return made
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(tensor, torch.Tensor):
+                assert tensor.device.type == "cpu", f"{func} created a tensor on the default device"
+        return result
 
 
 @pytest.mark.parametrize("name", ["rlpd", "sac_flow", "dsrl", "imitation", "hg_dagger", "hi_ors"])
@@ -32,7 +32,7 @@ def test_update_creates_no_tensor_on_the_default_device(name, robot):
     before = torch.get_default_device()
     torch.set_default_device("meta")
     try:
-        with Watch():
+        with RefuseDefaultDevice():
             metrics = algorithm.update(batch)
     finally:
         torch.set_default_device(before)
@@ -42,15 +42,15 @@ def test_update_creates_no_tensor_on_the_default_device(name, robot):
 @pytest.mark.parametrize("name", ["rlpd", "sac_flow", "dsrl", "imitation"])
 def test_act_creates_no_tensor_on_the_default_device(name, robot):
     policy = algorithms(robot)[name]._policy
-    seen = {"joint_pos": np.zeros((2, 3), np.float32)}
+    observations = {"joint_pos": np.zeros((2, 3), np.float32)}
     before = torch.get_default_device()
     torch.set_default_device("meta")
     try:
-        with Watch():
-            for calm in (True, False):
-                chunk = policy.act(seen, ActContext(deterministic=calm, seed=3))
+        with RefuseDefaultDevice():
+            for deterministic in (True, False):
+                chunk = policy.act(observations, ActContext(deterministic=deterministic, seed=3))
             if policy.spec.guidable:
-                policy.act(seen, ActContext(deterministic=True, prefix=chunk.actions, delay=1))
+                policy.act(observations, ActContext(deterministic=True, prefix=chunk.actions, delay=1))
     finally:
         torch.set_default_device(before)
 

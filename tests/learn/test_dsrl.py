@@ -41,8 +41,8 @@ def make(policy, seed=0, **config):
 
 @pytest.fixture
 def chunks(make_policy, robot):
-    wants = make(make_policy()).sample_request
-    arrays = random_batch(wants, robot, np.random.default_rng(0))
+    request = make(make_policy()).sample_request
+    arrays = random_batch(request, robot, np.random.default_rng(0))
     arrays["action/mask"][:] = True
     return {name: torch.from_numpy(values) for name, values in arrays.items()}
 
@@ -83,11 +83,11 @@ def test_other_policies_raise_usage_error(robot, policy):
 
 
 def test_resumed_updates_are_identical(make_policy, chunks):
-    one = make(make_policy(), actor_every=2)
+    algorithm = make(make_policy(), actor_every=2)
     for _ in range(7):
-        one.update(chunks)
-    state = one.state_dict()
-    expected = [dict(one.update(chunks)) for _ in range(5)]
+        algorithm.update(chunks)
+    state = algorithm.state_dict()
+    expected = [dict(algorithm.update(chunks)) for _ in range(5)]
     other = make(make_policy(seed=9), seed=4, actor_every=2)
     other.load_state_dict(state)
     assert [dict(other.update(chunks)) for _ in range(5)] == expected
@@ -205,10 +205,10 @@ def given_chunks(first_numbers):
 
 
 def test_requests_windows_of_chunk_length(make_policy):
-    wants = make(make_policy(history={"joint_pos": 2}), gamma=0.9).sample_request
-    assert (wants.window.gamma, wants.window.num_steps, wants.window.horizon) == (0.9, HORIZON, HORIZON)
-    assert wants.window.history == {"joint_pos": 2}
-    assert wants.rows == {View(part="prior"): 4, View(part="online"): 4}
+    request = make(make_policy(history={"joint_pos": 2}), gamma=0.9).sample_request
+    assert (request.window.gamma, request.window.num_steps, request.window.horizon) == (0.9, HORIZON, HORIZON)
+    assert request.window.history == {"joint_pos": 2}
+    assert request.rows == {View(part="prior"): 4, View(part="online"): 4}
 
 
 @pytest.mark.parametrize("junk", [3.0, np.nan])

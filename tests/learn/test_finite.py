@@ -1,4 +1,4 @@
-"""A loss that is not finite changes nothing, is counted, and in the end stops the run."""
+"""A non-finite loss changes no weights and is counted; too many stop the run."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""The same learning on a GPU: skipped where there is none."""
+"""Learning on a GPU. Skipped without one."""
 
 import numpy as np
 import pytest
@@ -59,7 +59,7 @@ def test_bf16_updates_are_finite(name, robot):
     algorithm = on_gpu(name, robot)
     compute_in_bf16(algorithm.networks.values())
     metrics = [algorithm.update(batch_for(algorithm, "cuda")) for _ in range(3)]
-    assert all(np.isfinite(value) for said in metrics for value in said.values())
+    assert all(np.isfinite(value) for values in metrics for value in values.values())
 
 
 def test_learner_prefetches_to_the_gpu(robot, replay):

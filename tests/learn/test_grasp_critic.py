@@ -30,15 +30,15 @@ ROBOT = RobotSpec(
 )
 
 
-class Says(torch.nn.Module):
-    """The same worth of close, stay and open, wherever the robot is."""
+class ConstantCritic(torch.nn.Module):
+    """The same values of close, keep and open for every observation."""
 
-    def __init__(self, *worth):
+    def __init__(self, *values):
         super().__init__()
-        self.worth = torch.nn.Parameter(torch.tensor([worth]))
+        self.values = torch.nn.Parameter(torch.tensor([values]))
 
     def forward(self, features):
-        return self.worth.expand(len(features), -1)
+        return self.values.expand(len(features), -1)
 
 
 def make_policy(**config):
@@ -54,7 +54,7 @@ def make(policy, kind=SAC, **config):
 
 @pytest.fixture
 def grasps():
-    """An open gripper stays open, closes; a closed one stays closed, opens with success."""
+    """Four transitions: an open gripper stays open or closes; a closed one stays closed or opens with success."""
     commands, executed = [1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]
     rng = np.random.default_rng(0)
     arrays = {
@@ -80,7 +80,10 @@ def test_target_is_double_dqn_with_switch_penalty(grasps):
     """The online network chooses to keep (0.3); the target network values that at 0.5, and its own best choice at 0.9."""
     policy = make_policy()
     algorithm = make(policy)
-    algorithm._grasp.network, algorithm._grasp.target = Says(0.1, 0.3, 0.2), Says(0.9, 0.5, 0.0)
+    algorithm._grasp.network, algorithm._grasp.target = (
+        ConstantCritic(0.1, 0.3, 0.2),
+        ConstantCritic(0.9, 0.5, 0.0),
+    )
     actions = policy.normalize_actions(grasps["action"])
     targets, same = algorithm._grasp.targets(grasps, actions, torch.zeros(4, 5))
     # 0.9 * 0.5; the second and the last one switch, for 0.02
@@ -96,7 +99,10 @@ def test_target_is_double_dqn_with_switch_penalty(grasps):
 def test_target_range_clips_before_the_penalty(grasps):
     policy = make_policy()
     algorithm = make(policy, target_range=(0.0, 1.0))
-    algorithm._grasp.network, algorithm._grasp.target = Says(0.1, 0.3, 0.2), Says(0.9, 5.0, 0.0)
+    algorithm._grasp.network, algorithm._grasp.target = (
+        ConstantCritic(0.1, 0.3, 0.2),
+        ConstantCritic(0.9, 5.0, 0.0),
+    )
     actions = policy.normalize_actions(grasps["action"])
     targets, _ = algorithm._grasp.targets(grasps, actions, torch.zeros(4, 5))
     np.testing.assert_allclose(targets, [1.0, 0.98, 1.0, 0.98], atol=1e-6)
@@ -128,26 +134,26 @@ def test_target_network_moves_by_tau_and_is_in_the_checkpoint(grasps):
 
 
 def test_best_choice_closes_keeps_or_opens():
-    """To keep the gripper is to repeat its last command: a value in between would half open it."""
+    """Keep repeats the last command. A value in between would half open the gripper."""
     policy = make_policy(gripper_epsilon=0.0)
     for command in (0.0, 1.0):
-        seen = {
+        observation = {
             "joint_pos": np.zeros((1, 3), np.float32),
             "gripper": np.array([[0.5, command]], np.float32),
         }
-        for worth, command_sent in (((1.0, 0.0, 0.0), 0.0), ((0.0, 1.0, 0.0), command), ((0.0, 0.0, 1.0), 1.0)):
-            policy._grasp = Says(*worth)
+        for values, command_sent in (((1.0, 0.0, 0.0), 0.0), ((0.0, 1.0, 0.0), command), ((0.0, 0.0, 1.0), 1.0)):
+            policy._grasp = ConstantCritic(*values)
             for context in (ActContext(deterministic=True), ActContext(seed=1)):
-                assert policy.act(seen, context).actions[0, 0, 1] == command_sent
+                assert policy.act(observation, context).actions[0, 0, 1] == command_sent
         curious = make_policy(gripper_epsilon=1.0)
-        command_sent = {float(curious.act(seen, ActContext(seed=s)).actions[0, 0, 1]) for s in range(30)}
+        command_sent = {float(curious.act(observation, ActContext(seed=s)).actions[0, 0, 1]) for s in range(30)}
         assert command_sent == {0.0, 1.0}
 
 
 def test_cloning_uses_a_margin_loss():
-    worth = torch.tensor([[0.2, 0.0, 0.1], [0.2, 0.0, 0.1]])
+    values = torch.tensor([[0.2, 0.0, 0.1], [0.2, 0.0, 0.1]])
     # closed: better by exactly the margin; opened: the worst rival is 0.2 + 0.1, against 0.1
-    assert margin_loss(worth, torch.tensor([False, True])).item() == pytest.approx((0.0 + 0.2) / 2)
+    assert margin_loss(values, torch.tensor([False, True])).item() == pytest.approx((0.0 + 0.2) / 2)
     policy, cloner = make_policy(), None
     cloner = Imitation(ImitationConfig(batch_size=4, lr=0.01), policy=policy)
     batch = {
@@ -157,8 +163,8 @@ def test_cloning_uses_a_margin_loss():
     }
     for _ in range(200):
         cloner.update(batch)
-    seen = {key: batch[f"observation/{key}"].numpy() for key in ("joint_pos", "gripper")}
-    actions = policy.act(seen, ActContext(deterministic=True)).actions[:, 0]
+    observation = {key: batch[f"observation/{key}"].numpy() for key in ("joint_pos", "gripper")}
+    actions = policy.act(observation, ActContext(deterministic=True)).actions[:, 0]
     assert actions[:, 1].tolist() == [0.0, 1.0, 0.0, 1.0]
     np.testing.assert_allclose(actions[:, [0, 2]], [[0.5, -0.5]] * 4, atol=0.1)
 

@@ -1,4 +1,4 @@
-"""HG-DAgger: whole chunks of corrections and a share of demonstrations, and nothing of what the policy did."""
+"""HG-DAgger clones whole chunks of corrections and a share of demonstrations, and no steps of the policy."""
 
 import numpy as np
 import pytest
@@ -27,40 +27,40 @@ def make(policy=None, **config):
 
 
 def steps(first, count):
-    """Actions that say which step they are: (i / 100, -i / 100)."""
+    """Actions that contain the number of their step: (i / 100, -i / 100)."""
     ticks = first + np.arange(count)
     return np.stack((ticks, -ticks), axis=1) / 100
 
 
 def test_requests_whole_corrections_and_demonstrations():
-    wants = make(make_flow(history={"joint_pos": 2}), batch_size=10, demo_share=0.3).sample_request
-    assert wants.rows == {View(part="demo"): 3, View(part="human", min_source_run=HORIZON): 7}
-    assert wants.window.horizon == HORIZON
-    assert wants.window.history == {"joint_pos": 2}
-    assert not wants.next_observations
+    request = make(make_flow(history={"joint_pos": 2}), batch_size=10, demo_share=0.3).sample_request
+    assert request.rows == {View(part="demo"): 3, View(part="human", min_source_run=HORIZON): 7}
+    assert request.window.horizon == HORIZON
+    assert request.window.history == {"joint_pos": 2}
+    assert not request.next_observations
     single = make(make_flow(horizon=1)).sample_request
     assert View(part="human") in single.rows  # each of its steps is a whole chunk
 
 
 def test_only_whole_human_chunks_of_online_episodes_are_cloned(open_replay):
-    """Steps 5..10 are a correction, 14..16 one that is shorter than a chunk; the policy did the rest."""
-    practice = make_episode("practice", steps(0, 20), human=(*range(5, 11), *range(14, 17)))
+    """Steps 5..10 are a correction. 14..16 are one too, but shorter than a chunk. The policy acted in the rest."""
+    online = make_episode("online", steps(0, 20), human=(*range(5, 11), *range(14, 17)))
     demo = make_episode("demo", steps(50, 5), demo=True)
     algorithm = make()
     given = spy_on(algorithm._policy)
-    learner = learner_of(algorithm, open_replay(practice, demo))
+    learner = learner_of(algorithm, open_replay(online, demo))
     metrics = learner.step(env_steps=30)
-    lengths = {"demo": set(), "practice": set()}
+    lengths = {"demo": set(), "online": set()}
     begun = set()
     for actions, mask in given:
         for chunk, known in zip((actions * 100).round().int().numpy(), mask.numpy(), strict=True):
             length = int(known.sum())
             assert chunk[:length, 0].tolist() == list(range(chunk[0, 0], chunk[0, 0] + length))
-            lengths["demo" if chunk[0, 0] >= 50 else "practice"].add(length)
+            lengths["demo" if chunk[0, 0] >= 50 else "online"].add(length)
             if chunk[0, 0] < 50:
                 begun.add(int(chunk[0, 0]))
-    assert begun == {5, 6, 7}  # from which four steps of the person follow
-    assert lengths == {"practice": {HORIZON}, "demo": {1, 2, 3, 4}}  # demonstrations to their very end
+    assert begun == {5, 6, 7}  # starts of four human steps in a row
+    assert lengths == {"online": {HORIZON}, "demo": {1, 2, 3, 4}}  # demonstrations are cloned to their end
     assert metrics["whole_correction_share"] == pytest.approx(3 / 9)
 
 
@@ -76,22 +76,22 @@ def test_demonstration_shorter_than_a_chunk_is_cloned_to_its_end(open_replay):
 
 
 def test_half_of_each_batch_is_demonstrations(open_replay):
-    practice = make_episode("practice", steps(0, 12), human=range(12))
+    online = make_episode("online", steps(0, 12), human=range(12))
     demo = make_episode("demo", steps(50, 12), demo=True)
     algorithm = make()
     given = spy_on(algorithm._policy)
-    learner_of(algorithm, open_replay(practice, demo)).step(env_steps=3)
+    learner_of(algorithm, open_replay(online, demo)).step(env_steps=3)
     for actions, _ in given:
         assert (actions[:, 0, 0] > 0.495).tolist() == [True] * 4 + [False] * 4
 
 
 def test_clones_demonstrations_before_the_first_correction(open_replay):
-    demo, practice = make_episode("demo", steps(50, 9), demo=True), make_episode("practice", steps(0, 9))
+    demo, online = make_episode("demo", steps(50, 9), demo=True), make_episode("online", steps(0, 9))
     algorithm = make()
     given = spy_on(algorithm._policy)
-    metrics = learner_of(algorithm, open_replay(practice, demo)).step(env_steps=4)
+    metrics = learner_of(algorithm, open_replay(online, demo)).step(env_steps=4)
     assert all((actions[:, 0, 0] > 0.495).all() for actions, _ in given)
-    assert "whole_correction_share" not in metrics  # of nothing
+    assert "whole_correction_share" not in metrics  # no correction yet
 
 
 def test_waits_for_a_correction_without_demonstrations(open_replay):
@@ -127,18 +127,18 @@ def test_trains_a_policy_of_single_actions(policy, robot):
 
 def test_resumed_learner_is_identical(open_replay):
     replay = open_replay(
-        make_episode("practice", steps(0, 20), human=range(4, 14)), make_episode("demo", steps(50, 9), demo=True)
+        make_episode("online", steps(0, 20), human=range(4, 14)), make_episode("demo", steps(50, 9), demo=True)
     )
-    one = learner_of(make(), replay)
-    one.step(env_steps=7)
-    state = {name: np.array(value) for name, value in one.state_dict().items()}
-    expected = one.step(env_steps=15)
-    other = learner_of(make(), replay)
-    other.load_state_dict(state)
-    assert other.step(env_steps=15) == expected
+    learner = learner_of(make(), replay)
+    learner.step(env_steps=7)
+    state = {name: np.array(value) for name, value in learner.state_dict().items()}
+    expected = learner.step(env_steps=15)
+    resumed = learner_of(make(), replay)
+    resumed.load_state_dict(state)
+    assert resumed.step(env_steps=15) == expected
     assert all(
-        np.array_equal(value, other.policy_weights()["actor"][name])
-        for name, value in one.policy_weights()["actor"].items()
+        np.array_equal(value, resumed.policy_weights()["actor"][name])
+        for name, value in learner.policy_weights()["actor"].items()
     )
 
 
@@ -151,40 +151,40 @@ def test_state_of_another_policy_raises_checkpoint_error():
 
 
 def rate_of(policy, place):
-    """How often it goes where it should there: down where the second joint is up, up where it is down."""
+    """Share of correct directions: down if the second joint is up, and up if it is down."""
     rng = np.random.default_rng(5)
     states = np.stack((rng.uniform(-1, 1, 200), np.full(200, place)), axis=1)
     return float((np.sign(chunks_of(policy, states)[:, 0, 1]) == -np.sign(place)).mean())
 
 
 def test_corrections_improve_the_policy_and_cloning_everything_does_not(open_replay):
-    """Demonstrations are of one place. In the other the policy does what it knows, which is wrong there, until a
-    person takes over for a while."""
+    """Demonstrations cover one place. At the other place the policy moves in the same, wrong direction until a
+    person takes over."""
     rng = np.random.default_rng(0)
 
-    def episode(name, place, moves, **other):
+    def episode(name, place, moves, **resumed):
         actions = np.stack((rng.uniform(-1, 1, len(moves)), np.asarray(moves)), axis=1)
-        made, labels = make_episode(name, actions, start=(0.0, place), **other)
-        made.segments[0].columns["observation/joint_pos"][:, 1] = place  # it stays there, whatever is done
-        return made, labels
+        built, labels = make_episode(name, actions, start=(0.0, place), **resumed)
+        built.segments[0].columns["observation/joint_pos"][:, 1] = place  # the joint does not move
+        return built, labels
 
     demos = [episode(f"demo-{n}", -1.0, np.full(10, 0.6), demo=True) for n in range(6)]
-    practice = [episode(f"practice-{n}", 1.0, [*[0.6] * 12, *[-0.6] * 6], human=range(12, 18)) for n in range(6)]
+    online = [episode(f"online-{n}", 1.0, [*[0.6] * 12, *[-0.6] * 6], human=range(12, 18)) for n in range(6)]
     cloned = make_flow()
     learner_of(Imitation(ImitationConfig(batch_size=32), policy=cloned), open_replay(*demos)).warm_up(200)
     assert rate_of(cloned, -1.0) > 0.95
     assert rate_of(cloned, 1.0) < 0.3
     start = cloned.weights()
 
-    lifted, led_on = make_flow(), make_flow()
+    improved, misled = make_flow(), make_flow()
     settings = {"batch_size": 32, "lr": 1e-3}
     for policy, algorithm in (
-        (lifted, HGDAgger(HGDAggerConfig(**settings), policy=lifted)),
-        (led_on, ImitateEverything(ImitationConfig(**settings), policy=led_on)),
+        (improved, HGDAgger(HGDAggerConfig(**settings), policy=improved)),
+        (misled, ImitateEverything(ImitationConfig(**settings), policy=misled)),
     ):
         for name, module in policy.components.items():
             module.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in start[name].items()})
-        learner_of(algorithm, open_replay(*demos, *practice)).step(env_steps=300)
-    assert rate_of(lifted, 1.0) > 0.95
-    assert rate_of(lifted, -1.0) > 0.95  # nothing is forgotten
-    assert rate_of(led_on, 1.0) < 0.6
+        learner_of(algorithm, open_replay(*demos, *online)).step(env_steps=300)
+    assert rate_of(improved, 1.0) > 0.95
+    assert rate_of(improved, -1.0) > 0.95  # nothing is forgotten
+    assert rate_of(misled, 1.0) < 0.6

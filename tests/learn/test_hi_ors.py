@@ -1,4 +1,4 @@
-"""Hi-ORS: what is accepted, what is left out of it, what is imitated and how much it counts, by hand."""
+"""Hi-ORS: accepted episodes, skipped chunks, imitated actions and their weights, against hand-computed numbers."""
 
 import dataclasses
 
@@ -82,20 +82,20 @@ def test_requests_accepted_episodes():
         batch_size=10, demo_share=0.3, min_episode_steps=5, return_thresholds=(0.1, 0.9), updates_per_round=1
     )
     algorithm.update(batch_of(algorithm))
-    wants = algorithm.sample_request
-    assert wants.rows == {
+    request = algorithm.sample_request
+    assert request.rows == {
         View(part="demo", return_above=0.9, min_episode_steps=5): 3,
         View(part="online", return_above=0.9, min_episode_steps=5): 7,
     }
-    assert wants.when_empty == View(return_above=0.1, min_episode_steps=5)
-    assert (wants.window.horizon, wants.window.num_steps, wants.window.gamma) == (HORIZON, HORIZON, 1.0)
-    assert wants.achieved
+    assert request.when_empty == View(return_above=0.1, min_episode_steps=5)
+    assert (request.window.horizon, request.window.num_steps, request.window.gamma) == (HORIZON, HORIZON, 1.0)
+    assert request.achieved
 
 
-def marked(name, mark, num_steps=6, **other):
+def marked(name, mark, num_steps=6, **resumed):
     """An episode that is identified by the value of its first joint."""
     moves = np.stack((np.full(num_steps, mark), np.linspace(-0.5, 0.5, num_steps)), axis=1)
-    return make_episode(name, moves, **other)
+    return make_episode(name, moves, **resumed)
 
 
 def marks(given):
@@ -192,7 +192,7 @@ def test_padding_and_unknown_actions_are_ignored(junk):
     assert all(np.array_equal(weights[0][name], weights[1][name]) for name in weights[0])
     algorithm = make()
     given, batch = spy_on(algorithm._policy), batch_of(algorithm)
-    batch["achieved"][3] = torch.nan  # of a robot that does not tell
+    batch["achieved"][3] = torch.nan  # a robot without this measurement
     algorithm.update(batch)
     assert given[0][1].all(dim=1).tolist() == [True] * 3 + [False] + [True] * 4
 
@@ -209,7 +209,7 @@ def test_chunks_without_motion_are_left_out():
     batch["discount"][5] = 0.0
     batch["achieved"][6, :2] = 0.1  # still up to the end of the recording, which was a timeout
     batch["action/mask"][6, 2:] = False
-    batch["action/mask"][7, 1:] = False  # one state says nothing of motion
+    batch["action/mask"][7, 1:] = False  # one state shows no motion
     metrics = algorithm.update(batch)
     assert given[0][1].any(dim=1).tolist() == [False, False, True, True, False, True, False, True]
     assert metrics["still_share"] == 4 / 8
@@ -258,7 +258,7 @@ def test_batch_without_valid_actions_changes_nothing():
 
 
 def test_corrections_have_a_larger_weight_than_demonstrations():
-    """Single actions of a Gaussian, whose loss has no chance in it: (w n_h L_h + n_p L_p) / (w n_h + n_p)."""
+    """Single actions of a Gaussian, whose loss is deterministic: (w n_h L_h + n_p L_p) / (w n_h + n_p)."""
     policy = GaussianMLP(GaussianMLPConfig(hidden=(16,)), robot=ARM, seed=0)
     algorithm = make(policy, demo_share=0.25, correction_weight=5.0)
     batch = batch_of(algorithm)
@@ -315,17 +315,17 @@ def test_resumed_learner_is_identical_and_keeps_its_round(open_replay):
     def fresh():
         return learner_of(make(demo_share=0.25, return_thresholds=(0.5, 0.9), updates_per_round=5), replay)
 
-    one = fresh()
-    one.step(env_steps=7)
-    state = {name: np.array(value) for name, value in one.state_dict().items()}
-    expected = one.step(env_steps=15)
+    learner = fresh()
+    learner.step(env_steps=7)
+    state = {name: np.array(value) for name, value in learner.state_dict().items()}
+    expected = learner.step(env_steps=15)
     assert expected["threshold"] == pytest.approx(0.9)
-    other = fresh()
-    other.load_state_dict(state)
-    assert other.step(env_steps=15) == expected
+    resumed = fresh()
+    resumed.load_state_dict(state)
+    assert resumed.step(env_steps=15) == expected
     assert all(
-        np.array_equal(value, other.policy_weights()["actor"][name])
-        for name, value in one.policy_weights()["actor"].items()
+        np.array_equal(value, resumed.policy_weights()["actor"][name])
+        for name, value in learner.policy_weights()["actor"].items()
     )
 
 
@@ -338,7 +338,7 @@ def test_state_of_another_policy_raises_checkpoint_error():
 
 
 def learn_online(policy, algorithm, replay, *, num_rounds=6, num_episodes=24, num_updates=60):
-    """Rounds of practice: an episode is one chunk, and right is right. Returns how often it went right at the end."""
+    """Alternate online episodes of one chunk with updates; moving right succeeds. Return the final success rate."""
     learner = Learner(algorithm=algorithm, replay=replay, robot=ARM, rng=np.random.default_rng(1))
     rng = np.random.default_rng(2)
     for number in range(num_rounds):
@@ -351,16 +351,16 @@ def learn_online(policy, algorithm, replay, *, num_rounds=6, num_episodes=24, nu
 
 
 def test_accepted_episodes_improve_the_policy_and_cloning_all_does_not(open_replay):
-    """It was shown both ways, and only one of them is right: half of what it does succeeds."""
+    """Demonstrations go both ways and only one way succeeds, so the cloned policy succeeds half of the time."""
     rng = np.random.default_rng(0)
     shown = []
     for n in range(30):
         way = np.stack((np.full(4, 0.5 if n % 2 else -0.5), np.linspace(0, 0.4, 4)), axis=1)
         shown.append(make_episode(f"demo-{n}", way, start=rng.uniform(-1, 1, 2), demo=True))
-    torn = make_flow()
-    learner_of(Imitation(ImitationConfig(batch_size=32), policy=torn), open_replay(*shown)).warm_up(300)
+    cloned = make_flow()
+    learner_of(Imitation(ImitationConfig(batch_size=32), policy=cloned), open_replay(*shown)).warm_up(300)
     states = rng.uniform(-1, 1, (300, 2))
-    assert 0.3 < (chunks_of(torn, states)[..., 0].mean(1) > 0).mean() < 0.7
+    assert 0.3 < (chunks_of(cloned, states)[..., 0].mean(1) > 0).mean() < 0.7
 
     rates = {}
     for kind, settings in (
@@ -369,7 +369,7 @@ def test_accepted_episodes_improve_the_policy_and_cloning_all_does_not(open_repl
     ):
         policy = make_flow()
         for name, module in policy.components.items():
-            module.load_state_dict(torn.components[name].state_dict())
+            module.load_state_dict(cloned.components[name].state_dict())
         rates[kind] = learn_online(policy, kind(settings, policy=policy), open_replay())
     assert rates[HiORS] > 0.95
     assert rates[ImitateEverything] < 0.75

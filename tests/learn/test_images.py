@@ -1,4 +1,4 @@
-"""Soft actor-critics that learn from images: who trains the encoder, what is shifted, what is clipped with what."""
+"""Soft actor-critics on images: training of the encoder, random shifts and gradient clipping."""
 
 import numpy as np
 import pytest
@@ -35,7 +35,7 @@ def make(policy, kind=SAC, **config):
 
 
 @pytest.fixture
-def seen(batch):
+def image_batch(batch):
     rng = np.random.default_rng(1)
     images = {f"{side}/front": rng.integers(0, 256, (8, 16, 16, 3), np.uint8) for side in ("observation", "next")}
     return batch | {name: torch.from_numpy(values) for name, values in images.items()}
@@ -45,8 +45,8 @@ def copies(module):
     return [p.detach().clone() for p in module.parameters()]
 
 
-def same(one, other):
-    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+def equal(first, second):
+    return all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("kind", [SAC, RLPD])
@@ -55,35 +55,37 @@ def test_passes_check_algorithm(kind, config):
     check_algorithm(lambda: make(make_policy(**config), kind, actor_every=2), robot=ROBOT)
 
 
-def test_only_the_critic_trains_the_encoder(seen):
+def test_only_the_critic_trains_the_encoder(image_batch):
     """Regression: the critic never trained the encoder."""
     policy = make_policy()
     algorithm = make(policy, actor_after=10**9)
     before = copies(policy.encoder)
-    algorithm.update(seen)
+    algorithm.update(image_batch)
     assert not any(torch.equal(a, b) for a, b in zip(before, policy.encoder.parameters(), strict=True))
     # the actor's step changes the actor only, also with cloning
     algorithm = make(policy, RLPD, bc_weight=1.0)
     encoder, actor = copies(policy.encoder), copies(policy.components["actor"])
-    features = policy.features({"joint_pos": seen["observation/joint_pos"], "front": seen["observation/front"]})
-    algorithm._update_actor(seen, features.detach(), seen["action"], use_q=True)
-    assert same(encoder, policy.encoder.parameters())
-    assert not same(actor, policy.components["actor"].parameters())
+    features = policy.features(
+        {"joint_pos": image_batch["observation/joint_pos"], "front": image_batch["observation/front"]}
+    )
+    algorithm._update_actor(image_batch, features.detach(), image_batch["action"], use_q=True)
+    assert equal(encoder, policy.encoder.parameters())
+    assert not equal(actor, policy.components["actor"].parameters())
 
 
-def test_actor_gets_detached_features(seen):
+def test_actor_gets_detached_features(image_batch):
     algorithm = make(make_policy())
     given = []
     algorithm._update_actor = lambda features: given.append(features) or {}
-    algorithm.update(seen)
+    algorithm.update(image_batch)
     assert not given[0].requires_grad
 
 
-def test_targets_use_the_slow_encoder(seen):
+def test_targets_use_the_slow_encoder(image_batch):
     policy = make_policy()
     algorithm = make(policy, tau=0.25, random_shift=0, actor_after=10**9)
     start = copies(policy.encoder)
-    algorithm.update(seen)
+    algorithm.update(image_batch)
     for slow, old, new in zip(
         algorithm._target_encoder.parameters(), start, policy.encoder.parameters(), strict=True
     ):
@@ -91,47 +93,51 @@ def test_targets_use_the_slow_encoder(seen):
     # the next target uses it: computed here with the same noise
     generator = torch.Generator()
     generator.set_state(algorithm._generator.get_state())
-    following = {"joint_pos": seen["next/joint_pos"], "front": seen["next/front"]}
-    now = {"joint_pos": seen["observation/joint_pos"], "front": seen["observation/front"]}
+    following = {"joint_pos": image_batch["next/joint_pos"], "front": image_batch["next/front"]}
+    now = {"joint_pos": image_batch["observation/joint_pos"], "front": image_batch["observation/front"]}
     with torch.no_grad():
         slow = policy.features(following, encoder=algorithm._target_encoder)
         assert not torch.equal(slow, policy.features(following))
         actions, _ = policy.sample(slow, generator=generator)
-        targets = seen["reward"] + seen["discount"] * algorithm._target(torch.cat((slow, actions), 1)).amin(0)
-        q = algorithm._critic(torch.cat((policy.features(now), seen["action"]), 1))
-    assert algorithm.update(seen)["critic_loss"] == pytest.approx(float((q - targets).square().mean()), rel=1e-4)
+        targets = image_batch["reward"] + image_batch["discount"] * algorithm._target(
+            torch.cat((slow, actions), 1)
+        ).amin(0)
+        q = algorithm._critic(torch.cat((policy.features(now), image_batch["action"]), 1))
+    assert algorithm.update(image_batch)["critic_loss"] == pytest.approx(
+        float((q - targets).square().mean()), rel=1e-4
+    )
 
 
-def test_encoder_and_critic_are_clipped_separately(seen):
-    """Regression: clipping over the whole model, where one part's large gradient takes the others' away."""
+def test_encoder_and_critic_are_clipped_separately(image_batch):
+    """Regression: with clipping over the whole model, a large gradient of one component shrinks all others."""
     policy = make_policy()
     algorithm = make(policy, max_grad_norm=0.01, actor_after=10**9)
-    algorithm.update(seen)
+    algorithm.update(image_batch)
     for parameters in (algorithm._critic.parameters(), policy.encoder.parameters()):
         norm = torch.stack([p.grad.norm() for p in parameters]).norm()
         assert norm == pytest.approx(0.01, rel=1e-3)
 
 
-def test_actor_and_encoder_are_averaged(seen):
+def test_actor_and_encoder_are_averaged(image_batch):
     policy = make_policy()
     algorithm = make(policy, actor_average=0.75)
     name = "camera_front.convolutions.0.weight"
     start = policy.weights()["encoder"][name]
-    algorithm.update(seen)
+    algorithm.update(image_batch)
     expected = 0.75 * start + 0.25 * policy.weights()["encoder"][name]
     np.testing.assert_allclose(algorithm.policy_weights()["encoder"][name], expected, rtol=1e-5, atol=1e-7)
     make_policy().load(WeightSnapshot(version=1, components=algorithm.policy_weights(), hashes={}))
 
 
-def test_resumed_updates_are_identical(seen):
-    one = make(make_policy(), actor_every=2)
+def test_resumed_updates_are_identical(image_batch):
+    first = make(make_policy(), actor_every=2)
     for _ in range(3):
-        one.update(seen)
-    state = one.state_dict()
-    expected = [dict(one.update(seen)) for _ in range(3)]
-    other = make(make_policy(), actor_every=2)
-    other.load_state_dict(state)
-    assert [dict(other.update(seen)) for _ in range(3)] == expected
+        first.update(image_batch)
+    state = first.state_dict()
+    expected = [dict(first.update(image_batch)) for _ in range(3)]
+    second = make(make_policy(), actor_every=2)
+    second.load_state_dict(state)
+    assert [dict(second.update(image_batch)) for _ in range(3)] == expected
 
 
 # ---- random shifts
@@ -159,7 +165,7 @@ def test_random_shift_moves_frames_of_a_history_together():
 
 
 @pytest.mark.parametrize(("config", "pixels"), [({}, 4), ({"random_shift": 2}, 2), ({"random_shift": 0}, 0)])
-def test_encoder_sees_the_configured_shift(seen, monkeypatch, config, pixels):
+def test_encoder_sees_the_configured_shift(image_batch, monkeypatch, config, pixels):
     """Regression: `enable_drq` was set but never read. Observation and next observation shift separately."""
     policy = make_policy()
     looked, features = [], policy.features
@@ -171,10 +177,10 @@ def test_encoder_sees_the_configured_shift(seen, monkeypatch, config, pixels):
         "dovetail.learn.algorithms._soft_actor_critic.random_shift",
         lambda images, *, pad, generator: asked.append(pad) or random_shift(images, pad=pad, generator=generator),
     )
-    seen["next/front"] = seen["observation/front"].clone()
-    make(policy, **config).update(seen)
+    image_batch["next/front"] = image_batch["observation/front"].clone()
+    make(policy, **config).update(image_batch)
     assert asked == [pixels] * (2 if pixels else 0)
-    assert torch.equal(looked[0], seen["observation/front"]) is (pixels == 0)
+    assert torch.equal(looked[0], image_batch["observation/front"]) is (pixels == 0)
     assert torch.equal(looked[0], looked[1]) is (pixels == 0)
 
 

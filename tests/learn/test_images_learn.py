@@ -1,4 +1,4 @@
-"""A toy that can only be solved by looking: the best action is where the bright square is."""
+"""A toy task that needs images: the best action is the position of a bright square."""
 
 import numpy as np
 import pytest
@@ -20,7 +20,7 @@ ROBOT = RobotSpec(
 
 
 def scenes(num, rng):
-    """Images with a square somewhere, and where that is, from -1 to 1."""
+    """Images with a square, and its position from -1 to 1."""
     images = rng.integers(0, 40, (num, 16, 32, 3), np.uint8)
     left, top = rng.integers(0, 28, num), rng.integers(0, 12, num)
     for image, x, y in zip(images, left, top, strict=True):
@@ -59,7 +59,7 @@ def error(policy):
     "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )
 def test_actor_learns_from_the_critics_encoder(seed):
-    """Without it the best there is is 0, some 0.5 off on average."""
+    """Without images the best action is 0, with a mean error of about 0.5."""
     config = GaussianMLPConfig(inputs=("front",), hidden=(64,), encoder={"features": 32})
     policy = GaussianMLP(config, robot=ROBOT, seed=seed)
     assert error(policy) > 0.4

@@ -1,4 +1,4 @@
-"""Cloning chunks: windows as long as the policy's, whose padding and whose other hands teach nothing."""
+"""Cloning chunks: windows have the policy's length; padding and actions of the policy are not cloned."""
 
 import dataclasses
 
@@ -31,7 +31,7 @@ def make_flow(robot):
 
 
 class Spy:
-    """An Imitation whose policy tells what it was given."""
+    """An Imitation whose policy records the arguments of its loss."""
 
     def __init__(self, policy):
         self.given = []
@@ -78,7 +78,7 @@ def test_padding_does_not_change_the_loss(make_flow, junk):
 
 
 def test_actions_after_a_hand_back_are_not_cloned(make_flow):
-    """A correction's window runs on into what the policy did next, and that is nothing to clone."""
+    """A correction's window may end in actions of the policy, which are not cloned."""
     spy, batch = Spy(make_flow()), chunks(4)
     batch["human"][0] = torch.tensor([1, 1, 0, 0])  # handed back
     batch["human"][1] = torch.tensor([1, 0, 1, 1])  # and taken over again: another correction
@@ -123,7 +123,7 @@ def test_gaussian_policy_uses_the_mask(policy, batch):
     ],
 )
 def test_passes_check_algorithm(robot, config):
-    """Noise and times of the flow among what a checkpoint has to hold."""
+    """A checkpoint also has the generator for the flow's noise and times."""
     camera = ArraySpec(shape=(8, 8, 3), dtype="uint8")
     seeing = dataclasses.replace(robot, observation={**robot.observation, "front": camera})
     config = {"horizon": HORIZON, "hidden": 16, "num_layers": 1, **config}
@@ -158,10 +158,10 @@ def test_rlpd_with_flow_policy_names_imitation(make_flow):
 def demonstration(robot, number, num_steps):
     """Step i sees i and does (i / 10, -i / 10)."""
     ticks = np.arange(num_steps)
-    seen = np.repeat(np.arange(num_steps + 1, dtype=np.float32)[:, None], 3, axis=1)
+    observations = np.repeat(np.arange(num_steps + 1, dtype=np.float32)[:, None], 3, axis=1)
     columns = {
         "time_ns": ticks.astype(np.int64),
-        "observation/joint_pos": seen[:-1],
+        "observation/joint_pos": observations[:-1],
         "executed": np.stack((ticks / 10, -ticks / 10), axis=1).astype(np.float32),
         "source": np.ones(num_steps, np.uint8),
         "policy_version": np.zeros(num_steps, np.int64),
@@ -169,7 +169,7 @@ def demonstration(robot, number, num_steps):
         "chunk_index": np.zeros(num_steps, np.int64),
     }
     columns["proposed"] = columns["executed"]
-    last = Observation(time_ns=num_steps, values={"joint_pos": seen[-1]})
+    last = Observation(time_ns=num_steps, values={"joint_pos": observations[-1]})
     start = EpisodeStart(
         id=f"demo-{number}",
         task="toy",
@@ -231,8 +231,8 @@ def test_cloning_chunks_lowers_the_loss(make_flow, demos, robot):
 
 def test_next_observations_are_not_sampled(make_flow, robot):
     policy = make_flow()
-    wants = Imitation(ImitationConfig(), policy=policy).sample_request
-    names = set(batch_arrays(wants, robot))
+    request = Imitation(ImitationConfig(), policy=policy).sample_request
+    names = set(batch_arrays(request, robot))
     assert {f"observation/{key}" for key in policy.spec.observation} <= names
     assert not [name for name in names if name.startswith("next/")]
 

@@ -123,7 +123,7 @@ def test_shares_are_in_the_metrics(policy, make_replay, robot):
 
 
 def rewrite(folder, **changes):
-    """A manifest that says something else, and is whole."""
+    """Change the manifest and give it a valid checksum."""
     manifest = json.loads((folder / "manifest.json").read_text()) | changes
     del manifest["checksum"]
     (folder / "manifest.json").write_bytes(dump_json(manifest, indent=2))

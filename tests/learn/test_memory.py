@@ -1,4 +1,4 @@
-"""What an update frees, the next one has at once."""
+"""Memory that an update frees is reused by the next one."""
 
 import platform
 import subprocess

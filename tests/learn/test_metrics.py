@@ -1,4 +1,4 @@
-"""Where curves go: TensorBoard always, Weights & Biases where a run asks for it."""
+"""Metrics go to TensorBoard, and to Weights & Biases if configured."""
 
 import sys
 import types

@@ -46,39 +46,39 @@ ARMS = {
 
 
 class Steps:
-    """A replay of rows that are all known: joints seen, and what an expert does there."""
+    """A replay of random joint positions with the actions of an expert."""
 
     def __init__(self, robot, rule, *, num=200, seed=0):
         rng = np.random.default_rng(seed)
         (self.key,) = robot.observation
-        self.seen = rng.uniform(-1, 1, size=(num, *robot.observation[self.key].shape)).astype(np.float32)
-        self.actions = rule(self.seen).astype(np.float32)
+        self.joints = rng.uniform(-1, 1, size=(num, *robot.observation[self.key].shape)).astype(np.float32)
+        self.actions = rule(self.joints).astype(np.float32)
         self.asked = []
 
     def size(self, view):
-        return len(self.seen) if view.part != "online" else 0
+        return len(self.joints) if view.part != "online" else 0
 
     def sample(self, into, *, view, rng, window):
         self.asked.append(window.history)
-        rows = rng.integers(len(self.seen), size=len(into["action"]))
+        rows = rng.integers(len(self.joints), size=len(into["action"]))
         for name, out in into.items():
             value = {
-                f"observation/{self.key}": self.seen,
-                f"next/{self.key}": self.seen,
+                f"observation/{self.key}": self.joints,
+                f"next/{self.key}": self.joints,
                 "action": self.actions,
                 "achieved": self.actions,
-            }.get(name, np.ones(len(self.seen)))
+            }.get(name, np.ones(len(self.joints)))
             value = value[rows]
             extra = out.ndim - value.ndim  # a horizon, or history
             out[:] = value.reshape(len(rows), *(1,) * extra, *value.shape[1:])
 
 
-def tall_rule(seen):
-    return np.stack((0.8 * seen[:, 0], -0.5 * seen[:, 1], 2.0 + seen[:, 2]), axis=1)
+def tall_rule(joints):
+    return np.stack((0.8 * joints[:, 0], -0.5 * joints[:, 1], 2.0 + joints[:, 2]), axis=1)
 
 
-def short_rule(seen):
-    return np.stack((-1.5 * seen[:, 1], 0.5 + 0.4 * seen[:, 0]), axis=1)
+def short_rule(joints):
+    return np.stack((-1.5 * joints[:, 1], 0.5 + 0.4 * joints[:, 0]), axis=1)
 
 
 def config_of(kind="gaussian_mlp", **settings):
@@ -112,10 +112,10 @@ def test_batch_has_padded_rows_of_both_arms(mixed, steps):
     assert torch.equal(batch["next/embodiment"], torch.eye(2)[batch["embodiment"]])
     assert (batch["observation/joint_pos"][short][:, 2] == 0.0).all()
     assert (batch["action"][short][:, 1] == 0.0).all()
-    seen = batch["observation/joint_pos"].numpy()
-    by_hand = short_rule(seen[short]) / [2.0, 0.5] - [0.0, 1.0]  # from -1 to 1 of its own limits
+    joints = batch["observation/joint_pos"].numpy()
+    by_hand = short_rule(joints[short]) / [2.0, 0.5] - [0.0, 1.0]  # scaled to -1..1 of this arm's limits
     np.testing.assert_allclose(batch["action"][short][:, [0, 2]], by_hand, atol=1e-6)
-    by_hand = tall_rule(seen[~short]) / [1.0, 1.0, 2.0] - [0.0, 0.0, 1.0]
+    by_hand = tall_rule(joints[~short]) / [1.0, 1.0, 2.0] - [0.0, 0.0, 1.0]
     np.testing.assert_allclose(batch["action"][~short], by_hand, atol=1e-6)
     assert torch.equal(policy.normalize_actions(batch["action"]), batch["action"].clamp(-1, 1))
 
@@ -173,14 +173,14 @@ def test_one_policy_imitates_both_arms(kind, mixed, steps):
         arm = SharedPolicy(config, robot=robot, seed=3)
         arm.load(weights)
         (key,) = robot.observation
-        seen = (
+        joints = (
             np.random.default_rng(9)
             .uniform(-0.9, 0.9, size=(100, *robot.observation[key].shape))
             .astype(np.float32)
         )
-        done = arm.act({key: seen}, ActContext(deterministic=True)).actions[:, 0]
+        done = arm.act({key: joints}, ActContext(deterministic=True)).actions[:, 0]
         half_range = (np.array(robot.action.high) - robot.action.low) / 2
-        error = np.abs((done - rule(seen)) / half_range)
+        error = np.abs((done - rule(joints)) / half_range)
         assert error.mean() < 0.04, (robot.name, error.mean())
 
 
@@ -204,20 +204,20 @@ def test_algorithms_pass_checks_on_mixed_batches(algorithm, config, policy):
 
 
 def test_target_entropy_counts_existing_axes():
-    """Log-densities are of these, three and two: of the common ones, the actor would be pressed to be sure."""
+    """Log-densities cover three and two axes. With the padded count, the target entropy would be too low."""
     policy = CanonicalPolicy(config_of(hidden=(8,)), robot=TALL)
     assert RLPD(RLPDConfig(hidden=(8,)), policy=policy)._target_entropy == -2.5
 
 
 @pytest.mark.parametrize("algorithm", [Imitation, HGDAgger, HiORS])
 def test_values_on_missing_axes_are_ignored(algorithm, mixed):
-    """With or without nonsense there, the same weights come out."""
+    """Values on missing axes do not change the weights."""
     results = []
     for spoilt in (0.0, 0.7):
         policy = CanonicalPolicy(config_of(**CHUNKS), robot=TALL)
         learner = algorithm(algorithm.Config(batch_size=16), policy=policy, seed=0)
-        wants = dataclasses.replace(learner.sample_request, when_empty=View())
-        batches = Batches(request=wants, robot=policy.robot, replay=mixed(policy), rng=np.random.default_rng(0))
+        request = dataclasses.replace(learner.sample_request, when_empty=View())
+        batches = Batches(request=request, robot=policy.robot, replay=mixed(policy), rng=np.random.default_rng(0))
         for batch in batches.take(3):
             batch = {name: value.clone() for name, value in batch.items()}
             for name in ("action", "achieved"):

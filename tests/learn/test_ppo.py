@@ -1,4 +1,4 @@
-"""PPO by hand: the loss, its gradient, what it bootstraps with, what it says of itself, and going on from a checkpoint."""
+"""PPO: loss, gradient and bootstrap values against hand-computed numbers; metrics and checkpoints."""
 
 import math
 
@@ -22,17 +22,17 @@ def make(robot, *, seed=0, policy_seed=0, **config):
 
 
 def rollout(policy, *, seed=0, version=0, ends=((0, 2),), cuts=((1, 4),)):
-    """As a collector would make it with this policy, of chance alone."""
+    """A random rollout, as a collector with this policy returns it."""
     rng = np.random.default_rng(seed)
-    seen = torch.from_numpy(rng.normal(size=(N, T + 1, 3)).astype(np.float32))
+    observations = torch.from_numpy(rng.normal(size=(N, T + 1, 3)).astype(np.float32))
     with torch.no_grad():
-        features = policy.features({"joint_pos": seen[:, :-1].flatten(0, 1)})
+        features = policy.features({"joint_pos": observations[:, :-1].flatten(0, 1)})
         drawn, log_prob = policy.sample(features, generator=torch.Generator().manual_seed(seed))
     terminated = torch.zeros(N, T, dtype=torch.bool)
     for n, t in ends:
         terminated[n, t] = True
     return {
-        "observation/joint_pos": seen,
+        "observation/joint_pos": observations,
         "action": drawn.view(N, T, -1),
         "log_prob": log_prob.view(N, T),
         "version": torch.full((N, T), version),
@@ -98,11 +98,11 @@ def test_gradient_matches_finite_differences(robot):
     for module in modules:
         module.double()
     batch = rollout(make(robot)[1])
-    seen = {"joint_pos": batch["observation/joint_pos"][:, :-1].flatten(0, 1).double()}
+    observations = {"joint_pos": batch["observation/joint_pos"][:, :-1].flatten(0, 1).double()}
     drawn = batch["action"].flatten(0, 1).double()
     rng = np.random.default_rng(0)
     with torch.no_grad():
-        proximal, _, _ = policy.evaluate_actions(policy.features(seen), drawn)
+        proximal, _, _ = policy.evaluate_actions(policy.features(observations), drawn)
         proximal = proximal + torch.from_numpy(rng.normal(0, 0.15, N * T))  # ratios on both sides of the clip
     data = RolloutRows(
         log_prob_old=proximal,
@@ -112,7 +112,7 @@ def test_gradient_matches_finite_differences(robot):
     )
 
     def loss():
-        log_prob, entropy, value = policy.evaluate_actions(policy.features(seen), drawn)
+        log_prob, entropy, value = policy.evaluate_actions(policy.features(observations), drawn)
         return ppo_loss(PPOConfig(), data, log_prob=log_prob, entropy=entropy, value=value)[0]
 
     parameters = [p for module in modules for p in module.parameters()]
@@ -135,8 +135,8 @@ def test_gradient_matches_finite_differences(robot):
 
 
 def evaluate(algorithm, batch):
-    seen = {"joint_pos": batch["observation/joint_pos"][:, :-1].flatten(0, 1)}
-    return algorithm._evaluate_rollout(batch, seen, batch["action"].flatten(0, 1))
+    observations = {"joint_pos": batch["observation/joint_pos"][:, :-1].flatten(0, 1)}
+    return algorithm._evaluate_rollout(batch, observations, batch["action"].flatten(0, 1))
 
 
 def test_bootstrap_values_at_ends_and_truncations(robot):
@@ -149,12 +149,14 @@ def test_bootstrap_values_at_ends_and_truncations(robot):
         with torch.no_grad():
             return policy.value(policy.features({"joint_pos": observation[None]})).item()
 
-    returns, reward, seen = data.returns.view(N, T), batch["reward"], batch["observation/joint_pos"]
+    returns, reward, observations = data.returns.view(N, T), batch["reward"], batch["observation/joint_pos"]
     final = batch["final/joint_pos"][0]
     assert returns[0, 2].item() == pytest.approx(reward[0, 2].item())  # terminal: no bootstrap
     assert returns[1, 4].item() == pytest.approx(reward[1, 4].item() + 0.9 * value(final), rel=1e-5)
-    assert abs(value(final) - value(seen[1, 5])) > 1e-3
-    assert returns[2, T - 1].item() == pytest.approx(reward[2, T - 1].item() + 0.9 * value(seen[2, T]), rel=1e-5)
+    assert abs(value(final) - value(observations[1, 5])) > 1e-3
+    assert returns[2, T - 1].item() == pytest.approx(
+        reward[2, T - 1].item() + 0.9 * value(observations[2, T]), rel=1e-5
+    )
 
 
 def test_advantages_use_the_current_critic(robot):
@@ -207,7 +209,7 @@ def test_first_ratio_on_a_fresh_rollout_is_1(robot):
 
 
 def test_staleness_is_reported_and_limited(robot):
-    """Regression: nothing stamped or bounded staleness."""
+    """Regression: staleness was neither recorded nor limited."""
     algorithm, policy = make(robot, asynchronous=True, max_staleness=1)
     algorithm.update(rollout(policy))
     metrics = algorithm.update(rollout(policy, version=0))
@@ -309,7 +311,7 @@ def test_actor_after_delays_the_actor(robot):
             before = after
             if number == resumed_after:  # between two: the actor's optimizer has no state yet
                 state = algorithm.state_dict()
-                assert float(state["lr"]) == PPOConfig().lr  # nothing moved, which says nothing of the rate
+                assert float(state["lr"]) == PPOConfig().lr  # the actor did not move, so the rate stays
                 algorithm, policy = make(
                     robot, actor_after=1, normalize=False, target_kl=0.01, adapt_lr=True, seed=9
                 )

@@ -209,17 +209,17 @@ def test_policy_weights_are_a_moving_average(policy, batch):
 
 
 def test_half_of_the_rows_are_prior_data(policy):
-    wants = make(policy, batch_size=128, gamma=0.9, num_steps=3).sample_request
-    assert wants.rows == {View(part="prior"): 64, View(part="online"): 64}
-    assert (wants.window.gamma, wants.window.num_steps) == (0.9, 3)
+    request = make(policy, batch_size=128, gamma=0.9, num_steps=3).sample_request
+    assert request.rows == {View(part="prior"): 64, View(part="online"): 64}
+    assert (request.window.gamma, request.window.num_steps) == (0.9, 3)
 
 
 def test_resumed_updates_are_identical(policy, batch):
-    one = make(policy, actor_every=2)
+    algorithm = make(policy, actor_every=2)
     for _ in range(7):
-        one.update(batch)
-    state = one.state_dict()
-    expected = [dict(one.update(batch)) for _ in range(5)]
+        algorithm.update(batch)
+    state = algorithm.state_dict()
+    expected = [dict(algorithm.update(batch)) for _ in range(5)]
     other = make(policy, actor_every=2)
     other.load_state_dict(state)
     assert [dict(other.update(batch)) for _ in range(5)] == expected

@@ -1,4 +1,4 @@
-"""Advantages against numbers worked out by hand, and what a rollout remembers of how its episodes ended."""
+"""Advantages against hand-computed numbers, and how a rollout records the ends of its episodes."""
 
 import numpy as np
 import pytest
@@ -95,7 +95,7 @@ def filled(num_envs=2, num_steps=3):
     spec = {"joint_pos": ArraySpec(shape=(2,)), "front": ArraySpec(shape=(4, 4, 3), dtype="uint8")}
     buffer = RolloutBuffer(num_envs=num_envs, num_steps=num_steps, observation=spec, num_drawn=1)
     for t in range(num_steps + 1):
-        buffer.add_observations(t, seen(num_envs, t))
+        buffer.add_observations(t, observations_at(num_envs, t))
         if t < num_steps:
             buffer.add_step(
                 t,
@@ -108,7 +108,7 @@ def filled(num_envs=2, num_steps=3):
     return buffer
 
 
-def seen(num_envs, t):
+def observations_at(num_envs, t):
     return {
         "joint_pos": np.full((num_envs, 2), t, np.float32),
         "front": np.full((num_envs, 4, 4, 3), t, np.uint8),
@@ -137,7 +137,7 @@ def test_buffer_returns_what_was_added():
 
 def test_buffer_returns_copies_and_clears_truncations():
     buffer = filled()
-    buffer.add_truncation(0, 1, {key: values[0] for key, values in seen(2, 1).items()})
+    buffer.add_truncation(0, 1, {key: values[0] for key, values in observations_at(2, 1).items()})
     first = buffer.take_arrays()
     second = buffer.take_arrays()
     assert second["final_at"].shape == (0,)

@@ -1,4 +1,4 @@
-"""SAC against numbers worked out by hand; what it shares with RLPD is tested there."""
+"""SAC against hand-computed numbers. Tests of code shared with RLPD are in test_rlpd.py."""
 
 import dataclasses
 
@@ -51,7 +51,7 @@ def test_uniform_rows_and_default_target_entropy(policy):
 
 
 def test_sac_equals_rlpd_on_the_same_batches(policy, batch):
-    """The same numbers from the same batches: what differs is where rows come from, and cloning."""
+    """SAC and RLPD differ only in the rows of a batch and in cloning."""
     shared = {"actor_every": 2, "actor_q": "min", "temperature": 0.02, "target_entropy": -2.0}
     by_sac = dict(make(policy, **shared).update(batch))  # of the critic alone, so the policy stays as it was
     assert dict(make(policy, RLPD, **shared).update(batch)) == by_sac
@@ -107,7 +107,7 @@ def test_num_steps_is_at_least_the_horizon():
 
 
 def test_only_chunks_begun_by_a_person_are_cloned(open_replay):
-    """Steps 1 and 2 are a person's: a window from 0 has nothing to clone, one from 1 two actions, one from 2 one."""
+    """Steps 1 and 2 are human: a window from 0 has nothing to clone, from 1 two actions, from 2 one."""
     policy = chunky()
     algorithm = make(policy, RLPD, bc_weight=1.0, actor_every=1, batch_size=16)
     actions = [(i / 10, -i / 10) for i in range(1, 6)]
@@ -126,8 +126,8 @@ def test_only_chunks_begun_by_a_person_are_cloned(open_replay):
 def test_policy_samples_whole_chunks():
     """A flat sample and the chunk that the robot gets are in the same order."""
     policy = chunky()
-    seen = np.array([[0.1, 0.2]], np.float32)
-    chunk = policy.act({"joint_pos": seen}, ActContext(seed=5)).actions
-    features = policy.features({"joint_pos": torch.from_numpy(seen)})
+    observation = np.array([[0.1, 0.2]], np.float32)
+    chunk = policy.act({"joint_pos": observation}, ActContext(seed=5)).actions
+    features = policy.features({"joint_pos": torch.from_numpy(observation)})
     flat, _ = policy.sample(features, generator=torch.Generator().manual_seed(5))
     np.testing.assert_allclose(chunk[0].ravel(), flat[0].detach().numpy(), atol=1e-6)

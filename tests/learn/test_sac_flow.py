@@ -1,4 +1,4 @@
-"""SAC-Flow: what of it is not RLPD's, and that it learns. The path and its density are in policies/test_flow_actor."""
+"""SAC-Flow: its differences from RLPD, and that it learns. The path's density is in policies/test_flow_actor.py."""
 
 import math
 
@@ -110,7 +110,7 @@ def test_sigma_follows_the_target_entropy(actor, batch, target, rises):
 
 
 def test_gradient_norms_are_separate(actor, robot, batch):
-    """Regression: clipping over the whole model mixed what the critic had left behind into the actor's norm."""
+    """Regression: clipping over the whole model added the critic's old gradients to the actor's norm."""
     algorithm = make(actor, actor_every=1)
     metrics = algorithm.update(batch)
     norms = {
@@ -131,7 +131,7 @@ def test_gradient_norms_are_separate(actor, robot, batch):
 
 
 def test_actor_step_trains_velocity_and_sigma_only(actor, batch):
-    """Regression: something detached on the way."""
+    """Regression: a detach on the path cut the actor's gradient."""
     algorithm = make(actor, actor_every=1)
     before = {name: [p.detach().clone() for p in m.parameters()] for name, m in actor.components.items()}
     critic = [p.detach().clone() for p in algorithm._critic.parameters()]
@@ -160,11 +160,11 @@ def test_cloning_trains_velocity_and_not_sigma(actor, batch):
 
 
 def test_resumed_updates_are_identical(actor, batch, robot):
-    one = make(actor, actor_every=2, bc_weight=0.5)
+    algorithm = make(actor, actor_every=2, bc_weight=0.5)
     for _ in range(7):
-        one.update(batch)
-    state = one.state_dict()
-    expected = [dict(one.update(batch)) for _ in range(5)]
+        algorithm.update(batch)
+    state = algorithm.state_dict()
+    expected = [dict(algorithm.update(batch)) for _ in range(5)]
     other = make(make_policy(robot, seed=9), seed=4, actor_every=2, bc_weight=0.5)
     other.load_state_dict(state)
     assert [dict(other.update(batch)) for _ in range(5)] == expected
@@ -177,31 +177,37 @@ def test_state_of_another_flow_raises_checkpoint_error(actor, robot):
 
 @pytest.mark.parametrize(("kind", "size"), [("gated", {"hidden": 32}), ("transformer", {"num_layers": 1})])
 def test_finds_the_best_action_of_a_bandit(robot, kind, size):
-    """One step, and the reward is highest at an action that depends on what was seen."""
+    """One step per episode; the best action depends on the observation."""
     actor = make_policy(robot, kind, **size)
     config = {"lr": 3e-3, "actor_every": 2, "actor_after": 100, "tau": 0.05, "temperature": 0.005}
     algorithm = make(actor, batch_size=64, hidden=(64, 64), **config)
     rng = np.random.default_rng(0)
 
-    def loss(seen, actions):
-        best = np.stack((0.6 * np.sign(seen[:, 0]), np.full(len(seen), -0.4)), axis=1)
+    def loss(observations, actions):
+        best = np.stack((0.6 * np.sign(observations[:, 0]), np.full(len(observations), -0.4)), axis=1)
         return np.square(actions - best).sum(1)
 
-    def act(seen, context):
-        return actor.act({"joint_pos": seen}, context).actions[:, 0]
+    def act(observations, context):
+        return actor.act({"joint_pos": observations}, context).actions[:, 0]
 
     for step in range(650):
-        seen = rng.choice((-1.0, 1.0), (64, 3)).astype(np.float32)
-        actions = act(seen, ActContext(seed=step)) if step % 2 else rng.uniform(-1, 1, (64, 2)).astype(np.float32)
+        observations = rng.choice((-1.0, 1.0), (64, 3)).astype(np.float32)
+        actions = (
+            act(observations, ActContext(seed=step))
+            if step % 2
+            else rng.uniform(-1, 1, (64, 2)).astype(np.float32)
+        )
         arrays = {
-            "observation/joint_pos": seen,
-            "next/joint_pos": seen,
+            "observation/joint_pos": observations,
+            "next/joint_pos": observations,
             "action": actions,
-            "reward": -loss(seen, actions).astype(np.float32),
+            "reward": -loss(observations, actions).astype(np.float32),
             "discount": np.zeros(64, np.float32),
             "human": np.zeros(64, np.bool_),
         }
         algorithm.update({name: torch.from_numpy(values) for name, values in arrays.items()})
-    seen = rng.choice((-1.0, 1.0), (200, 3)).astype(np.float32)
-    assert loss(seen, act(seen, ActContext(deterministic=True))).mean() < 0.1  # untrained: 0.5 and more
-    assert loss(seen, act(seen, ActContext(seed=1))).mean() < 0.13
+    observations = rng.choice((-1.0, 1.0), (200, 3)).astype(np.float32)
+    assert (
+        loss(observations, act(observations, ActContext(deterministic=True))).mean() < 0.1
+    )  # untrained: 0.5 and more
+    assert loss(observations, act(observations, ActContext(seed=1))).mean() < 0.13

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Self
+from collections.abc import Collection
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -31,8 +31,9 @@ class SafetyConfig(Config):
     """Limits that every action passes before the robot receives it."""
 
     BASIC: ClassVar[Collection[str]] = ("workspace", "max_velocity")
-    REMOVED: ClassVar[Mapping[str, str]] = {"type": "the safety filter cannot be replaced"}
 
+    type: Literal["filter"] = "filter"
+    """The safety filter cannot be replaced. Configs of 0.6 name it here."""
     workspace: Workspace | None = None
     """Box for the end effector; needs `ee_delta` actions. Null: no box."""
     max_step: float | tuple[float, ...] | None = None
