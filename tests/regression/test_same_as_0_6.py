@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support import TESTS
 from support.run_digests import run_digests
 
@@ -24,7 +25,8 @@ RUNS = {
         "learner.warmup_updates=30 algorithm.actor_q_from_update=100"
     ),
     "hg": (
-        "pick-place-hg-dagger run.demos=2 run.env_steps=150 run.eval_episodes=2 run.untrained_episodes=1 learner.bc_updates=40"
+        "pick-place-hg-dagger run.demos=2 run.env_steps=150 run.eval_episodes=2 run.untrained_episodes=1 "
+        "learner.bc_updates=40"
     ),
     "ppo": (
         "push-cube-ppo run.demos=2 run.env_steps=1024 run.eval_episodes=2 run.untrained_episodes=1 learner.bc_updates=40 "

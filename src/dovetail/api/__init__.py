@@ -3,7 +3,7 @@
 from dovetail.api.episodes import Episodes, RecordedEpisode
 from dovetail.api.evaluation import ArmEvaluation, Evaluation, evaluate
 from dovetail.api.launch import Interrupted, collect, load_config, run, train
-from dovetail.api.run import Curve, Run, open
+from dovetail.api.opened_run import Curve, Run, open
 
 __all__ = [
     "ArmEvaluation",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dovetail.api.names import RUNS_DIR
-from dovetail.api.run import Run
+from dovetail.api.opened_run import Run
 from dovetail.api.viewing import with_viewer
 from dovetail.api.weights import WeightSource, find_weights
 from dovetail.config.load import Overrides, load_saved

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from dovetail.api.names import RUNS_DIR, check_name, find_run, new_name
-from dovetail.api.run import Run
+from dovetail.api.opened_run import Run
 from dovetail.api.viewing import with_viewer
 from dovetail.config.load import Overrides, Source, load
 from dovetail.config.schema import RunConfig
