@@ -94,7 +94,7 @@ def test_after_takeover_the_policy_starts_from_the_measured_state(kind):
     episode = actor.run(order())
     assert episode.column("chunk_id").tolist()[:5] == [0, 0, -1, -1, 1]
     assert episode.column("chunk_index")[4] == 0
-    np.testing.assert_array_equal(policy.seen[1]["ee_pose"][0], episode.column("observation/ee_pose")[4])
+    np.testing.assert_array_equal(policy.observations[1]["ee_pose"][0], episode.column("observation/ee_pose")[4])
     assert policy.contexts[1].prefix is None  # nothing of before is committed
 
 
@@ -294,7 +294,7 @@ def test_arm_holds_until_start():
     assert episode.column("time_ns")[0] == 3 * TICK_NS
     assert not any(sent[:6].any() for sent in cell.sent[:3])
     assert cell.sent[3][:6].all()
-    assert policy.seen[0]["ee_pose"].shape == (1, 7)
+    assert policy.observations[0]["ee_pose"].shape == (1, 7)
 
 
 def test_early_start_event_starts_at_once():
@@ -312,7 +312,7 @@ def test_history_begins_at_the_start_event():
     cell = FakeWorkcell(max_steps=3)
     policy = ChunkPolicy(cell.raw.spec, horizon=1, history={"ee_pose": 4})
     cell.actor(policy, operator=Person({6: says(Event.START)}), wait_for_start=True).run(order())
-    assert [int(seen["ee_pose/mask"].sum()) for seen in policy.seen] == [1, 2, 3]
+    assert [int(observation["ee_pose/mask"].sum()) for observation in policy.observations] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("poll", [0, 3])
@@ -354,7 +354,7 @@ def test_pause_is_one_human_step_and_restarts_history():
     times = np.diff(episode.column("time_ns")) // TICK_NS
     assert times.tolist() == [1, 1, 1, 5, 1, 1, 1]  # its own tick, four polls more, then it went on
     assert not episode.column("executed")[3, :6].any()
-    assert [int(seen["ee_pose/mask"].sum()) for seen in policy.seen] == [1, 2, 3, 1, 2, 3, 4]
+    assert [int(observation["ee_pose/mask"].sum()) for observation in policy.observations] == [1, 2, 3, 1, 2, 3, 4]
     # the plan after the pause is a new one
     assert episode.column("chunk_id").tolist() == [0, 1, 2, -1, 3, 4, 5, 6]
 

@@ -87,8 +87,8 @@ def test_policy_receives_the_whole_request(board, policy):
     (context,) = policy.contexts
     assert (context.delay, context.horizon, context.seed, context.deterministic) == (3, 2, 2**62, True)
     np.testing.assert_array_equal(context.prefix, request().prefix[None])
-    assert policy.seen[0]["gripper"].tolist() == [[2.0]]
-    assert policy.seen[0]["ee_pose/mask"].tolist() == [[False, True, True]]
+    assert policy.observations[0]["gripper"].tolist() == [[2.0]]
+    assert policy.observations[0]["ee_pose/mask"].tolist() == [[False, True, True]]
 
 
 def test_request_crosses_the_board_unchanged(board, shared, bell):

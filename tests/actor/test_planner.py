@@ -42,7 +42,7 @@ def scripted_planner(mode, inference=None, **settings):
 def test_next_chunk_is_requested_after_the_horizon_while_acting(mode):
     planner, inference = scripted_planner(mode)
     assert run(planner, [0]) == [None]
-    inference.say(chunk(1))
+    inference.set_answer(chunk(1))
     assert run(planner, [1, 2, 3]) == [101, 102, 103]
     assert len(inference.requests) == 1
     assert run(planner, [4, 5, 6]) == [104, 105, 106]
@@ -52,12 +52,12 @@ def test_next_chunk_is_requested_after_the_horizon_while_acting(mode):
 def test_sequential_holds_while_the_next_chunk_is_computed():
     planner, inference = scripted_planner(Sequential())
     assert run(planner, [0, 1]) == [None, None]
-    inference.say(chunk(1))
+    inference.set_answer(chunk(1))
     assert run(planner, [2, 3, 4, 5]) == [100, 101, 102, 103]  # all of it from where it came
     assert len(inference.requests) == 1
     assert run(planner, [6, 7, 8]) == [None] * 3
     assert [request.row for request in inference.requests] == [0, 6]
-    inference.say(chunk(2))
+    inference.set_answer(chunk(2))
     assert run(planner, [9, 10]) == [200, 201]
 
 
@@ -144,7 +144,7 @@ def test_delay_estimate_ignores_delays_outside_the_window():
     for delay in (3, 1, 1, 0):
         asked = _ask(planner, inference, tick)
         tick = asked + delay
-        inference.say(chunk(1))
+        inference.set_answer(chunk(1))
         planner.action_for(tick)
     _ask(planner, inference, tick)
     assert [request.delay for request in inference.requests] == [0, 3, 3, 1, 1]
@@ -213,15 +213,15 @@ def test_outdated_chunk_is_dropped(mode):
     telemetry = Telemetry()
     planner, inference = scripted_planner(mode, telemetry=telemetry)
     run(planner, [0])
-    inference.say(chunk(1))
+    inference.set_answer(chunk(1))
     assert run(planner, range(1, 8)) == [101, 102, 103, 104, 105, 106, 107]
     assert run(planner, range(8, 12)) == [None] * 4  # starved: it asked at tick 4
     assert telemetry["starved"] == 4
-    inference.say(chunk(2))
+    inference.set_answer(chunk(2))
     assert run(planner, [12]) == [None]  # its last action was for tick 11
     assert telemetry["late_chunks"] == 1
     assert [request.row for request in inference.requests] == [0, 4, 12]
-    inference.say(chunk(3))
+    inference.set_answer(chunk(3))
     assert run(planner, [13, 14]) == [301, 302]
     assert telemetry["late_chunks"] == 1
     assert planner.action_for(15).chunk_id == 1  # what was never executed has no number
@@ -231,9 +231,9 @@ def test_outdated_chunk_is_dropped(mode):
 def test_last_action_of_a_late_chunk_is_used(mode):
     planner, inference = scripted_planner(mode)
     run(planner, [0])
-    inference.say(chunk(1))
+    inference.set_answer(chunk(1))
     assert run(planner, [7, 8]) == [107, None]
-    inference.say(chunk(2))
+    inference.set_answer(chunk(2))
     assert run(planner, [14]) == [207]  # asked at tick 7
 
 
@@ -262,11 +262,11 @@ def test_pending_chunk_is_discarded_at_takeover(mode):
     planner, inference = scripted_planner(mode)
     run(planner, [0])
     planner.interrupt()  # a person acts at ticks 1 to 3
-    inference.say(chunk(1))  # and only now the answer comes
+    inference.set_answer(chunk(1))  # and only now the answer comes
     assert run(planner, [4]) == [None]
     assert [request.row for request in inference.requests] == [0, 4]
     assert inference.requests[1].prefix is None  # nothing is committed any more
-    inference.say(chunk(2))
+    inference.set_answer(chunk(2))
     assert 200 <= run(planner, [5])[0] < 300
 
 
@@ -307,11 +307,11 @@ def test_invalid_chunk_is_ignored(mode, wrong):
     telemetry = Telemetry()
     planner, inference = scripted_planner(mode, telemetry=telemetry)
     run(planner, [0])
-    inference.say(WRONG[wrong])
+    inference.set_answer(WRONG[wrong])
     assert run(planner, [1]) == [None]
     assert telemetry["bad_chunks"] == 1
     assert len(inference.requests) == 2  # asked again at once
-    inference.say(chunk(2))
+    inference.set_answer(chunk(2))
     assert 200 <= run(planner, [2])[0] < 300
 
 
@@ -319,9 +319,9 @@ def test_invalid_chunk_is_ignored(mode, wrong):
 def test_invalid_chunk_keeps_the_current_plan(mode):
     planner, inference = scripted_planner(mode)
     run(planner, [0])
-    inference.say(chunk(1))
+    inference.set_answer(chunk(1))
     run(planner, [1, 2, 3, 4])
-    inference.say(WRONG["nan"])
+    inference.set_answer(WRONG["nan"])
     assert run(planner, [5, 6, 7, 8]) == [105, 106, 107, None]
 
 
@@ -341,7 +341,7 @@ def test_new_episode_resets_the_planner():
         planner.reset(first=0, rng=np.random.default_rng(episode), deterministic=False)
         for tick in range(5):
             planner.action_for(tick)
-            inference.say(WRONG["nan"])
+            inference.set_answer(WRONG["nan"])
 
 
 # ---- stalls
@@ -364,7 +364,7 @@ def test_timeout_counts_from_the_request_after_the_plan_is_used_up():
     planner, inference = scripted_planner(Naive(), clock=clock, inference_timeout_s=0.5)
     run(planner, [0])
     clock.pass_s(0.4)
-    inference.say(chunk(1))
+    inference.set_answer(chunk(1))
     run(planner, [1, 2, 3])
     clock.pass_s(0.4)
     assert run(planner, [4]) == [104]

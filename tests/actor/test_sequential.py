@@ -171,9 +171,11 @@ def test_a_bimanual_robot_with_fifty_ticks_of_history():
     episode = actor.run(order())
     assert episode.column("executed").shape == (60, 24)
     assert episode.column("observation/head").shape == (60, 240, 320, 3)
-    assert policy.seen[0]["joint_pos/mask"].sum() == 1
-    assert policy.seen[-1]["joint_pos/mask"].all()
-    np.testing.assert_array_equal(policy.seen[-1]["joint_pos"][0], episode.column("observation/joint_pos")[10:60])
+    assert policy.observations[0]["joint_pos/mask"].sum() == 1
+    assert policy.observations[-1]["joint_pos/mask"].all()
+    np.testing.assert_array_equal(
+        policy.observations[-1]["joint_pos"][0], episode.column("observation/joint_pos")[10:60]
+    )
 
 
 def test_overrun_is_counted_and_actions_keep_their_distance():

@@ -31,11 +31,11 @@ def test_a_note_is_taken_once(run: Path) -> None:
 
 @pytest.mark.parametrize(("named", "expected"), [(["robot-1"], ["robot-1"]), ([], ["robot-0", "robot-1"])])
 def test_the_run_receives_an_acknowledgement(cli: Cli, run: Path, named: list[str], expected: list[str]) -> None:
-    heard: list[str] = []
+    acknowledged: list[str] = []
 
     def drive() -> None:
-        while len(heard) < len(expected):
-            heard.extend(take_acknowledged(run))
+        while len(acknowledged) < len(expected):
+            acknowledged.extend(take_acknowledged(run))
             time.sleep(0.01)
 
     driver = threading.Thread(target=drive, daemon=True)
@@ -43,7 +43,7 @@ def test_the_run_receives_an_acknowledgement(cli: Cli, run: Path, named: list[st
     result = cli("acknowledge", str(run), *named)
     assert result.code == 0, result.err
     driver.join(5.0)
-    assert sorted(heard) == expected
+    assert sorted(acknowledged) == expected
 
 
 def test_a_run_that_is_not_running_is_reported(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:

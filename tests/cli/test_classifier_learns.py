@@ -31,9 +31,9 @@ def test_peg_insertion_learns_from_a_classifier_alone(cli, tmp_path, monkeypatch
     # no other labeler took part, and the task's success was hidden
     run = tmp_path / "runs" / "judged"
     log, labels = EpisodeLog(run / "episodes"), LabelStore(run / "labels")
-    practice = [log.manifest(one) for one in log.ids() if log.manifest(one).purpose is Purpose.ONLINE]
-    assert practice
-    for info in practice:
+    online_episodes = [log.manifest(name) for name in log.ids() if log.manifest(name).purpose is Purpose.ONLINE]
+    assert online_episodes
+    for info in online_episodes:
         assert info.operator == "scripted+classifier"  # only the classifier or a timeout ended it
         assert {record.labels.labeler for record in labels.history(info.id)} == {"classifier"}
         assert not log.load(info.id, images=False).column("reward/success").any()

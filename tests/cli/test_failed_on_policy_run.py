@@ -15,7 +15,7 @@ from dovetail.learn.finite import SkippedUpdate
 from support import TESTS
 from support.command_line import Cli
 
-PRACTICE = """
+PPO_RUN = """
 task: {type: "support.dense_reach:DenseReach", max_steps: 30, tolerance: 0.02}
 robot: {type: "dovetail.testing.fakes:FakeArm"}
 policy: {type: actor_critic, inputs: [ee_pose, goal], hidden: [32, 32], value_hidden: [32, 32]}
@@ -26,14 +26,14 @@ run: {demos: 0, env_steps: 640, eval_episodes: 2, untrained_episodes: 0, video_e
 
 
 @pytest.fixture
-def practice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(TESTS), prepend=os.pathsep)
-    (tmp_path / "practice.yaml").write_text(PRACTICE)
-    return "practice.yaml"
+    (tmp_path / "ppo.yaml").write_text(PPO_RUN)
+    return "ppo.yaml"
 
 
-def test_failed_updates_keep_the_checkpoints(cli: Cli, practice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_updates_keep_the_checkpoints(cli: Cli, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     update, count = PPO.update, iter(range(10**9))
 
     def breaks(self: PPO, rollout: Mapping[str, Tensor]) -> Mapping[str, float]:
@@ -42,7 +42,7 @@ def test_failed_updates_keep_the_checkpoints(cli: Cli, practice: str, monkeypatc
         return update(self, rollout)
 
     monkeypatch.setattr(PPO, "update", breaks)
-    result = cli("run", practice, "--name", "r", "--quiet")
+    result = cli("run", config, "--name", "r", "--quiet")
     assert "learner.max_bad_updates is 3" in result.line
     assert not Path("runs/r/episodes").exists()
     assert checkpoint_facts(Path("runs/r/checkpoints/last"))["env_steps"] >= 3 * 64
@@ -50,18 +50,18 @@ def test_failed_updates_keep_the_checkpoints(cli: Cli, practice: str, monkeypatc
     assert cli("run", "--resume", "r", "--quiet").code == 0
 
 
-def test_a_killed_collector_keeps_the_checkpoints(cli: Cli, practice: str) -> None:
+def test_a_killed_collector_keeps_the_checkpoints(cli: Cli, config: str) -> None:
     broken = (
         "task.type=support.dense_reach:Broken",
         "task.how=kill",
         "task.after=40",
         "algorithm.asynchronous=true",
     )
-    result = cli("run", practice, *broken, "--name", "r", "--quiet")
+    result = cli("run", config, *broken, "--name", "r", "--quiet")
     assert "the collector has died: killed by SIGKILL" in result.line
     assert checkpoint_facts(Path("runs/r/checkpoints/last"))["env_steps"] == 2 * 64
 
 
-def test_a_refusal_leaves_nothing_behind(cli: Cli, practice: str) -> None:
-    assert cli("train", practice, "--name", "r", "--quiet").code == 2  # PPO cannot learn offline
+def test_a_refusal_leaves_nothing_behind(cli: Cli, config: str) -> None:
+    assert cli("train", config, "--name", "r", "--quiet").code == 2  # PPO cannot learn offline
     assert not Path("runs/r").exists()

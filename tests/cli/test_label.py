@@ -1,4 +1,4 @@
-"""`dovetail label`: in bulk, several at once, never twice, whatever the server or the person at the keyboard does."""
+"""`dovetail label`: concurrent requests, and no episode is labeled twice after faults or interrupts."""
 
 from __future__ import annotations
 
@@ -120,10 +120,10 @@ def test_an_opinion_does_not_become_the_current_label(cli: Cli, server: ChatServ
     assert server.num_questions == 6
 
 
-@pytest.mark.parametrize("mood", ["429", "500", "truncated", "nonsense", "silence", "wrong length"])
-def test_no_wrong_labels_from_a_failing_server(cli: Cli, server: ChatServer, run: RunFolder, mood: str) -> None:
+@pytest.mark.parametrize("fault", ["429", "500", "truncated", "nonsense", "silence", "wrong length"])
+def test_no_wrong_labels_from_a_failing_server(cli: Cli, server: ChatServer, run: RunFolder, fault: str) -> None:
     """Failed episodes stay unlabeled; the next call labels them."""
-    server.faults = [mood] * 4
+    server.faults = [fault] * 4
     result = by_vlm(cli, server, "max_concurrent=1", "reward=progress", "--json")
     assert result.code == 1
     facts = json.loads(result.out)
@@ -145,7 +145,7 @@ def test_stops_after_five_failures_in_a_row(cli: Cli, server: ChatServer, run: R
 
 def test_ctrl_c_keeps_finished_labels(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     def interrupt(seen: Question) -> dict[str, Any]:
-        if len(server.seen) == 2:
+        if len(server.questions) == 2:
             os.kill(os.getpid(), signal.SIGINT)
         return bright(seen)
 
@@ -163,10 +163,14 @@ def test_a_person_can_label_at_the_same_time(cli: Cli, server: ChatServer, run: 
     """Through another store object, as in another process. The person's label is current."""
 
     def meanwhile(seen: Question) -> dict[str, Any]:
-        word = human_labels(
-            "e0", num_steps=6, outcome=Outcome.SUCCESS, judgement=Outcome.FAILURE, by=f"anna{len(server.seen)}"
+        by_person = human_labels(
+            "e0",
+            num_steps=6,
+            outcome=Outcome.SUCCESS,
+            judgement=Outcome.FAILURE,
+            by=f"anna{len(server.questions)}",
         )
-        LabelStore(run.labels).add(word)
+        LabelStore(run.labels).add(by_person)
         return bright(seen)
 
     server.answer = meanwhile

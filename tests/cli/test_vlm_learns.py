@@ -23,8 +23,8 @@ def success(runs: Path, name: str, *settings: str) -> float:
 
 @pytest.mark.slow
 def test_push_cube_learns_from_a_model_that_errs_one_time_in_ten(tmp_path: Path) -> None:
-    """Its only reward is what a server says that is shown two frames of each episode: at least 90 % of the success that
-    the same recipe and seed come to with the true outcome."""
+    """The only rewards are the verdicts of a server on two frames per episode: at least 90 % of the success rate that
+    the same recipe and seed reach with the true outcome."""
     truth = success(tmp_path, "truth")
     with oracle_vlm_server(tmp_path / "judged").running() as server:
         vlm = f"{{type: vlm, url: '{server.url}', model: stand-in, num_frames: 2}}"

@@ -46,7 +46,7 @@ def robot(task):
 
 
 class Hands:
-    """One kind of device, and a person at it."""
+    """A kind of device and the person who uses it."""
 
     def make(self, task):
         raise NotImplementedError
@@ -130,7 +130,7 @@ class Foot(Hands):
 
 
 class Page(Hands):
-    """The browser, and the terminal's keys, which go the same way."""
+    """The browser and the terminal's keys, which share one path."""
 
     inner = staticmethod(lambda: BrowserOperator(BrowserConfig()))
 
@@ -152,7 +152,7 @@ class Page(Hands):
         self._drive(False)
 
     def lose(self):
-        self._drive(True, time_ns=time.monotonic_ns() - 10**9)  # the last word of a second ago
+        self._drive(True, time_ns=time.monotonic_ns() - 10**9)  # the last message is one second old
 
 
 class Typist(Page):
@@ -189,7 +189,7 @@ def test_check_dead_man_rejects_a_device_that_continues_after_a_loss():
         check_dead_man(page.make, task, robot, hold=page.hold, let_go=page.let_go, lose=page.lose)
 
 
-# ---- one by one
+# ---- single devices
 
 
 def opened(operator):
@@ -258,8 +258,8 @@ def test_state_is_read_again_after_dropped_events(monkeypatch):
     operator, seen = opened(pad.make(None)), robot(None).observe()
     pad.input.press(gamepad.BTN_TL)
     assert operator.poll(seen).action is not None
-    pad.input.down.clear()  # let go, and the kernel could not tell
-    pad.input._tell(0, 3, 0)
+    pad.input.down.clear()  # released, but the kernel lost the event
+    pad.input._emit(0, 3, 0)
     assert operator.poll(seen) == HumanInput()
 
 
@@ -292,9 +292,9 @@ def test_console_drives_after_a_device_was_lost(make, monkeypatch):
     assert operator.poll(seen) == HumanInput(event=Event.PAUSE)
     page.hold()
     taken = operator.poll(seen)
-    assert taken.action is not None and taken.event is None  # with a pause beside it, the loop would hold
+    assert taken.action is not None and taken.event is None  # with a pause event, the loop would hold
     page.let_go()
-    assert operator.poll(seen) == HumanInput(event=Event.PAUSE)  # never the policy by itself
+    assert operator.poll(seen) == HumanInput(event=Event.PAUSE)  # the policy does not continue by itself
     page.writer.post(Event.START)
     assert operator.poll(seen).event is Event.START
     assert operator.poll(seen) == HumanInput()
@@ -310,7 +310,7 @@ def test_console_drives_after_a_device_was_lost(make, monkeypatch):
 )
 def test_missing_library_is_named_in_the_error(make, module, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
-    operator = make()  # building touches nothing
+    operator = make()  # the constructor opens no device
     with pytest.raises(UsageError, match=f"pip install {module}") as refused:
         opened(operator)
     assert "\n" not in str(refused.value)
@@ -337,7 +337,7 @@ def test_joint_robots_are_rejected():
 
 
 def test_axes_are_mapped_by_position_not_by_name(monkeypatch):
-    """Three of moving, three of turning, then grippers; an arm that does not turn, too."""
+    """Three axes to move, three to turn, then grippers; also for an arm that does not turn."""
     plain = replace(SPEC, action=replace(SPEC.action, names=()))
     assert map_axes(plain, name="any") == {axis: axis for axis in range(7)}
     flat = replace(SPEC.action, shape=(4,), names=("x", "y", "z", "gripper"), low=(-1,) * 4, high=(1,) * 4)
@@ -358,7 +358,7 @@ def test_key_moves_while_it_repeats_and_enter_releases():
         keys.press("W", 10.5 + 0.03 * tick)
     assert keys.axes(10.9)[0] == 1.0
     assert keys.axes(11.0)[0] == 0.0
-    assert keys.held  # standing still is not giving back
+    assert keys.held  # no motion is not a release
     assert keys.axes(11.0)[6] == 0.0
     keys.press(" ", 11.0)
     assert keys.axes(11.0)[6] == -1.0
@@ -383,8 +383,8 @@ def test_terminal_writes_to_the_mailbox_until_it_closes():
     try:
         with TerminalKeys(lambda: (box, SPEC), descriptor=theirs):
             os.write(ours, b"r")
-            hand = eventually(lambda: (h := reader.command()) and h.held and h)
-            assert hand.axes[2] == 1.0
+            command = eventually(lambda: (h := reader.command()) and h.held and h)
+            assert command.axes[2] == 1.0
             os.write(ours, b"\x1b[A")  # an arrow is no Esc
             os.write(ours, b"p")
             assert eventually(reader.next_event).event is Event.PAUSE
@@ -398,8 +398,8 @@ def test_terminal_writes_to_the_mailbox_until_it_closes():
             eventually(lambda: reader.command().held)
             os.close(ours)
             ours = None
-            hand = eventually(lambda: (h := reader.command()) and not h.is_fresh(time.monotonic_ns()) and h)
-            assert hand.held  # it never said that it let go: the arm holds
+            command = eventually(lambda: (h := reader.command()) and not h.is_fresh(time.monotonic_ns()) and h)
+            assert command.held  # no release was received, so the arm holds
     finally:
         for descriptor in (ours, theirs):
             if descriptor is not None:
@@ -415,7 +415,7 @@ def test_terminal_emergency_stop_works_while_a_console_has_the_mailbox():
         with TerminalKeys(lambda: console.beat() or (box, SPEC), descriptor=theirs):
             os.write(ours, b"p\x1b")
             eventually(lambda: console.beat() or box.emergency)
-            assert box.num_posted == 0  # the rest is the console's to say
+            assert box.num_posted == 0  # other keys are the console's
             console.post(Event.ACKNOWLEDGE)
             assert not box.emergency
     finally:

@@ -16,11 +16,11 @@ from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeBimanual, FakeBim
 
 S = 1_000_000_000
 ARM = FakeArm(FakeArmConfig())
-SEEN = ARM.observe()
+OBSERVATION = ARM.observe()
 ZEROS = np.zeros(7, np.float32)
 
 
-def hand(*, session=1, sequence=1, held=True, age_s=0.0, axes=ZEROS, is_valid=True):
+def command(*, session=1, sequence=1, held=True, age_s=0.0, axes=ZEROS, is_valid=True):
     time_ns = time.monotonic_ns() - round(age_s * S)
     return DriveCommand(
         session=session,
@@ -39,59 +39,71 @@ def handover():
 
 
 def test_held_device_drives_and_release_returns_control(handover):
-    assert handover.decide(None, None, SEEN) is None
-    assert handover.decide(hand(held=False), None, SEEN) is None
-    assert handover.decide(hand(sequence=2), None, SEEN).action is not None
+    assert handover.decide(None, None, OBSERVATION) is None
+    assert handover.decide(command(held=False), None, OBSERVATION) is None
+    assert handover.decide(command(sequence=2), None, OBSERVATION).action is not None
     assert (handover.control, handover.driver) == (Control.HUMAN, 1)
-    assert handover.decide(hand(sequence=3, held=False), None, SEEN) is None
+    assert handover.decide(command(sequence=3, held=False), None, OBSERVATION) is None
     assert (handover.control, handover.driver) == (Control.POLICY, 0)
 
 
 @pytest.mark.parametrize("lost", [{"age_s": 9.0}, {"is_valid": False}])
 def test_lost_driver_holds_until_takeover_or_start(handover, lost):
-    handover.decide(hand(sequence=1), None, SEEN)
-    gone = hand(sequence=2, **lost)
+    handover.decide(command(sequence=1), None, OBSERVATION)
+    gone = command(sequence=2, **lost)
     for _ in range(3):
-        assert handover.decide(gone, None, SEEN) == HumanInput(event=Event.PAUSE)
+        assert handover.decide(gone, None, OBSERVATION) == HumanInput(event=Event.PAUSE)
     assert handover.control is Control.HOLDING
-    assert handover.decide(hand(sequence=3, held=False), None, SEEN) == HumanInput(event=Event.PAUSE)  # not enough
-    assert handover.decide(hand(session=2, sequence=1), None, SEEN).action is not None  # takeover
-    assert handover.decide(hand(session=2, sequence=2, **lost), None, SEEN) == HumanInput(event=Event.PAUSE)
-    gone = hand(session=2, sequence=2, **lost)
-    assert handover.decide(gone, Event.START, SEEN) == HumanInput(event=Event.START)
-    assert handover.decide(gone, None, SEEN) is None  # the same loss holds it once
-    assert handover.decide(hand(session=2, sequence=3, **lost), None, SEEN) == HumanInput(event=Event.PAUSE)
+    assert handover.decide(command(sequence=3, held=False), None, OBSERVATION) == HumanInput(
+        event=Event.PAUSE
+    )  # not enough
+    assert handover.decide(command(session=2, sequence=1), None, OBSERVATION).action is not None  # takeover
+    assert handover.decide(command(session=2, sequence=2, **lost), None, OBSERVATION) == HumanInput(
+        event=Event.PAUSE
+    )
+    gone = command(session=2, sequence=2, **lost)
+    assert handover.decide(gone, Event.START, OBSERVATION) == HumanInput(event=Event.START)
+    assert handover.decide(gone, None, OBSERVATION) is None  # the same loss pauses only once
+    assert handover.decide(command(session=2, sequence=3, **lost), None, OBSERVATION) == HumanInput(
+        event=Event.PAUSE
+    )
 
 
 def test_new_process_holds_after_a_lost_driver():
-    assert Handover(ARM.spec).decide(hand(age_s=9.0), None, SEEN) == HumanInput(event=Event.PAUSE)
+    assert Handover(ARM.spec).decide(command(age_s=9.0), None, OBSERVATION) == HumanInput(event=Event.PAUSE)
 
 
 def test_second_device_is_ignored_while_the_first_drives(handover):
     mine = np.array((1.0, 0, 0, 0, 0, 0, 0), np.float32)
-    wanted = handover.decide(hand(session=1, axes=mine), None, SEEN).action
-    for other in (hand(session=2, held=False), hand(session=2, axes=-mine), hand(session=2, is_valid=False)):
-        np.testing.assert_array_equal(handover.decide(other, None, SEEN).action, wanted)
+    wanted = handover.decide(command(session=1, axes=mine), None, OBSERVATION).action
+    for other in (
+        command(session=2, held=False),
+        command(session=2, axes=-mine),
+        command(session=2, is_valid=False),
+    ):
+        np.testing.assert_array_equal(handover.decide(other, None, OBSERVATION).action, wanted)
         assert handover.driver == 1
 
 
 def test_lost_driver_holds_even_with_a_second_device(handover):
     driving = DriveCommand(session=1, sequence=1, held=True, axes=ZEROS, time_ns=time.monotonic_ns(), expires_ns=1)
     handover._last, handover.control = driving, Control.HUMAN
-    assert handover.decide(hand(session=2, held=False), None, SEEN) == HumanInput(event=Event.PAUSE)
-    assert handover.decide(hand(session=2, sequence=2), None, SEEN).action is not None
+    assert handover.decide(command(session=2, held=False), None, OBSERVATION) == HumanInput(event=Event.PAUSE)
+    assert handover.decide(command(session=2, sequence=2), None, OBSERVATION).action is not None
 
 
 def test_pause_works_while_the_key_is_held(handover):
-    handover.decide(hand(sequence=1), None, SEEN)
-    assert handover.decide(hand(sequence=2), Event.PAUSE, SEEN) == HumanInput(event=Event.PAUSE)
-    assert handover.decide(hand(sequence=3), None, SEEN) == HumanInput(event=Event.PAUSE)
-    assert handover.decide(hand(sequence=4, held=False), None, SEEN) == HumanInput(event=Event.PAUSE)
-    assert handover.decide(hand(sequence=5), None, SEEN).action is not None  # let go first, then taken again
+    handover.decide(command(sequence=1), None, OBSERVATION)
+    assert handover.decide(command(sequence=2), Event.PAUSE, OBSERVATION) == HumanInput(event=Event.PAUSE)
+    assert handover.decide(command(sequence=3), None, OBSERVATION) == HumanInput(event=Event.PAUSE)
+    assert handover.decide(command(sequence=4, held=False), None, OBSERVATION) == HumanInput(event=Event.PAUSE)
+    assert (
+        handover.decide(command(sequence=5), None, OBSERVATION).action is not None
+    )  # after release, a new press drives
 
 
-HANDS = st.builds(
-    hand,
+COMMANDS = st.builds(
+    command,
     session=st.integers(1, 2),
     held=st.booleans(),
     age_s=st.sampled_from((0.0, 9.0)),
@@ -101,25 +113,25 @@ HANDS = st.builds(
 
 @given(
     st.lists(
-        st.tuples(st.one_of(st.none(), HANDS), st.sampled_from((None, Event.PAUSE, Event.START))), max_size=30
+        st.tuples(st.one_of(st.none(), COMMANDS), st.sampled_from((None, Event.PAUSE, Event.START))), max_size=30
     )
 )
-def test_policy_continues_only_after_release_or_start(story):
-    """From a person's hands back to the policy lead only letting go, by that person, or a start."""
+def test_policy_continues_only_after_release_or_start(sequence_of_inputs):
+    """The policy gets control back only if the driver releases the device or presses start."""
     handover = Handover(ARM.spec)
-    for sequence, (given_hand, event) in enumerate(story, 1):
+    for sequence, (received, event) in enumerate(sequence_of_inputs, 1):
         before, driver = handover.control, handover.driver
-        if given_hand is not None:
-            given_hand = hand(
-                session=given_hand.session,
+        if received is not None:
+            received = command(
+                session=received.session,
                 sequence=sequence,
-                held=given_hand.held,
-                is_valid=given_hand.is_valid,
-                age_s=(time.monotonic_ns() - given_hand.time_ns) // S,
+                held=received.held,
+                is_valid=received.is_valid,
+                age_s=(time.monotonic_ns() - received.time_ns) // S,
             )
-        decided = handover.decide(given_hand, event, SEEN)
+        decided = handover.decide(received, event, OBSERVATION)
         if before is not Control.POLICY and handover.control is Control.POLICY:
-            let_go = given_hand is not None and not given_hand.held and given_hand.session == driver
+            let_go = received is not None and not received.held and received.session == driver
             assert event is Event.START or (before is Control.HUMAN and let_go)
         if decided is not None and decided.action is not None:
             assert handover.control is Control.HUMAN
@@ -132,7 +144,7 @@ def test_policy_continues_only_after_release_or_start(story):
 def drive(robot, axes, seen=None):
     handover = Handover(robot.spec)
     axes = np.array(axes, np.float32)
-    return handover.decide(hand(axes=axes), None, seen or robot.observe()).action
+    return handover.decide(command(axes=axes), None, seen or robot.observe()).action
 
 
 def test_motion_is_in_the_base_frame_for_any_action_frame():
@@ -153,7 +165,7 @@ def test_gripper_keeps_its_state_without_a_command():
     grips = []
     for sequence, axis in enumerate((0.0, 1.0, 0.2, -1.0, 0.0), 1):
         axes = np.array((0, 0, 0, 0, 0, 0, axis), np.float32)
-        grips.append(float(handover.decide(hand(sequence=sequence, axes=axes), None, arm.observe()).action[6]))
+        grips.append(float(handover.decide(command(sequence=sequence, axes=axes), None, arm.observe()).action[6]))
     assert grips == [0.0, 1.0, 1.0, 0.0, 0.0]
 
 
@@ -182,7 +194,7 @@ class Inner:
         return self.inputs.pop(0) if self.inputs else HumanInput()
 
 
-def a_desk(inner=None, **settings):
+def make_operator(inner=None, **settings):
     box = Mailbox(7)
     operator = OperatorWithConsole(inner or NoOperator(), ConsoleControl(box, ARM.spec), **settings)
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
@@ -190,63 +202,63 @@ def a_desk(inner=None, **settings):
 
 
 def test_without_console_the_inner_operator_acts():
-    said = [HumanInput(action=ZEROS), HumanInput(), HumanInput(event=Event.SUCCESS)]
-    operator, _ = a_desk(Inner(*said))
-    assert [operator.poll(SEEN) for _ in range(3)] == said
+    inputs = [HumanInput(action=ZEROS), HumanInput(), HumanInput(event=Event.SUCCESS)]
+    operator, _ = make_operator(Inner(*inputs))
+    assert [operator.poll(OBSERVATION) for _ in range(3)] == inputs
     assert operator.name == "inner"
 
 
 def test_console_has_priority_but_inner_verdicts_count():
-    operator, writer = a_desk(Inner(HumanInput(action=ZEROS), HumanInput(event=Event.SUCCESS)))
+    operator, writer = make_operator(Inner(HumanInput(action=ZEROS), HumanInput(event=Event.SUCCESS)))
     axes = [0, 0, 1, 0, 0, 0, 0]
     writer.drive(session=1, sequence=1, held=True, axes=axes)
-    polled = operator.poll(SEEN)
+    polled = operator.poll(OBSERVATION)
     assert polled.action is not None
     assert polled.action.any()
-    assert operator.poll(SEEN).event is Event.SUCCESS
+    assert operator.poll(OBSERVATION).event is Event.SUCCESS
     assert operator.name == "inner+browser"
 
 
 def test_device_but_not_script_ends_a_console_pause():
-    for hands, events in ((True, [Event.PAUSE, None]), (False, [Event.PAUSE, Event.PAUSE])):
+    for is_device, events in ((True, [Event.PAUSE, None]), (False, [Event.PAUSE, Event.PAUSE])):
         inner = Inner(HumanInput(), HumanInput(action=ZEROS))
-        inner.demonstrates = hands
-        operator, writer = a_desk(inner)
+        inner.demonstrates = is_device
+        operator, writer = make_operator(inner)
         writer.post(Event.PAUSE)
-        polled = [operator.poll(SEEN) for _ in range(2)]
-        assert [one.event for one in polled] == events
-        assert (polled[1].action is not None) == hands
+        polled = [operator.poll(OBSERVATION) for _ in range(2)]
+        assert [human_input.event for human_input in polled] == events
+        assert (polled[1].action is not None) == is_device
 
 
 def test_events_arrive_once_and_are_dropped_between_episodes():
-    operator, writer = a_desk()
+    operator, writer = make_operator()
     for event in (Event.SUCCESS, Event.DISCARD, Event.PAUSE):
         writer.post(event)
     operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
-    assert operator.poll(SEEN).event is Event.PAUSE  # that one stays true
+    assert operator.poll(OBSERVATION).event is Event.PAUSE  # a pause is not dropped
     writer.post(Event.START)
     writer.post(Event.FAILURE)
-    assert [operator.poll(SEEN).event for _ in range(3)] == [Event.START, Event.FAILURE, None]
+    assert [operator.poll(OBSERVATION).event for _ in range(3)] == [Event.START, Event.FAILURE, None]
 
 
 def test_evaluation_accepts_stop_but_no_driving():
-    operator, writer = a_desk(may_drive=False)
+    operator, writer = make_operator(may_drive=False)
     writer.drive(session=1, sequence=1, held=True, axes=[1, 0, 0, 0, 0, 0, 0])
     writer.post(Event.SUCCESS)
-    assert operator.poll(SEEN) == HumanInput()
+    assert operator.poll(OBSERVATION) == HumanInput()
     writer.post(Event.EMERGENCY)
-    assert operator.poll(SEEN).event is Event.EMERGENCY
+    assert operator.poll(OBSERVATION).event is Event.EMERGENCY
     writer.post(Event.EMERGENCY)
     writer.post(Event.ACKNOWLEDGE)
-    assert operator.poll(SEEN).event is Event.ACKNOWLEDGE  # what was acknowledged stops nothing any more
+    assert operator.poll(OBSERVATION).event is Event.ACKNOWLEDGE  # an acknowledged stop has no effect
 
 
 def test_demonstration_waits_for_the_operator():
-    operator, writer = a_desk(BrowserOperator(BrowserConfig()), demonstrates=True)
+    operator, writer = make_operator(BrowserOperator(BrowserConfig()), demonstrates=True)
     assert operator.name == "browser"
-    assert operator.poll(SEEN).event is Event.PAUSE
+    assert operator.poll(OBSERVATION).event is Event.PAUSE
     writer.drive(session=1, sequence=1, held=True, axes=[1, 0, 0, 0, 0, 0, 0])
-    assert operator.poll(SEEN).action is not None
+    assert operator.poll(OBSERVATION).action is not None
 
 
 def test_simulated_time_is_slowed_only_while_a_person_drives(monkeypatch):
@@ -254,19 +266,19 @@ def test_simulated_time_is_slowed_only_while_a_person_drives(monkeypatch):
     monkeypatch.setattr("dovetail.human.handover.time.sleep", slept.append)
     handover = Handover(ARM.spec, pace_s=0.1)
     for _ in range(5):
-        handover.decide(None, None, SEEN)
+        handover.decide(None, None, OBSERVATION)
     assert slept == []
     for sequence in range(1, 4):
-        handover.decide(hand(sequence=sequence), None, SEEN)
+        handover.decide(command(sequence=sequence), None, OBSERVATION)
     assert len(slept) >= 2
     assert all(0 < s <= 0.3 for s in slept)
     slept.clear()
-    handover.decide(hand(sequence=9, held=False), None, SEEN)
-    handover.decide(hand(sequence=10, held=False), None, SEEN)
+    handover.decide(command(sequence=9, held=False), None, OBSERVATION)
+    handover.decide(command(sequence=10, held=False), None, OBSERVATION)
     assert slept == []
 
 
 def test_observation_without_a_gripper_is_accepted():
-    """Without a pose there is no frame to turn into, and nothing breaks."""
+    """Without a pose the axes cannot be rotated, and no error is raised."""
     spec = FakeArm(FakeArmConfig()).spec
-    assert Handover(spec).decide(None, None, Observation(time_ns=0, values=SEEN.values)) is None
+    assert Handover(spec).decide(None, None, Observation(time_ns=0, values=OBSERVATION.values)) is None

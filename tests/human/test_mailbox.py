@@ -31,12 +31,12 @@ def test_newest_command_counts_until_it_expires():
     assert reader.command() is None
     writer.drive(session=5, sequence=1, held=True, axes=[0.5, -1.0], time_ns=10 * S)
     writer.drive(session=5, sequence=2, held=True, axes=[0.25, 1.0], time_ns=11 * S, expires_s=0.5)
-    hand = reader.command()
-    assert (hand.session, hand.sequence, hand.held, hand.axes.tolist()) == (5, 2, True, [0.25, 1.0])
-    assert hand.is_fresh(11 * S + S // 2)
-    assert not hand.is_fresh(11 * S + S // 2 + 1)
-    assert not hand.is_fresh(9 * S)  # of no clock of ours
-    assert reader.command() == hand  # nothing new
+    command = reader.command()
+    assert (command.session, command.sequence, command.held, command.axes.tolist()) == (5, 2, True, [0.25, 1.0])
+    assert command.is_fresh(11 * S + S // 2)
+    assert not command.is_fresh(11 * S + S // 2 + 1)
+    assert not command.is_fresh(9 * S)  # time stamp of another clock
+    assert reader.command() == command  # nothing new
 
 
 @given(st.lists(ANY_NUMBER, max_size=9), st.integers(-(2**64), 2**64), st.integers(-(2**64), 2**64))
@@ -74,14 +74,14 @@ def test_reader_checks_every_value():
         (4, 0, 7, False),
     ):
         box.drive.write({"numbers": (9, sequence, now, S, held), "axes": axes})
-        hand = reader.command()
-        assert (hand.sequence, hand.is_valid) == (sequence, good)
-        assert hand.is_fresh(now) is good
+        command = reader.command()
+        assert (command.sequence, command.is_valid) == (sequence, good)
+        assert command.is_fresh(now) is good
     box.drive.write({"numbers": (9, 3, now, S, 1), "axes": 0.0})
-    assert reader.command().sequence == 4  # the old one is passed over
+    assert reader.command().sequence == 4  # the older number is ignored
     box.drive.write({"numbers": (8, 1, now, 10**15, 1), "axes": 0.0})
-    assert reader.command().session == 8  # another sender counts for itself
-    assert not reader.command().is_fresh(now + 3 * S)  # nothing is good for ever
+    assert reader.command().session == 8  # each session has its own numbers
+    assert not reader.command().is_fresh(now + 3 * S)  # every command expires
 
 
 def test_old_sequence_numbers_are_rejected_per_session():
@@ -175,7 +175,7 @@ WRITER = """
 
 
 def test_two_processes_never_see_partial_values():
-    """All axes of a message say its number; all events come once, in order: also when the writer is killed."""
+    """All axes of a message contain its number, and events arrive once and in order, even if the writer is killed."""
     num_axes = 64
     size = Mailbox.num_bytes(num_axes)
     descriptor = os.memfd_create("test")
@@ -193,12 +193,12 @@ def test_two_processes_never_see_partial_values():
         until_s = time.monotonic() + 60.0
         while num_new < 300 or num_events < 300:
             assert time.monotonic() < until_s
-            hand = reader.command()
-            if hand is not None and hand.sequence != last:
-                assert hand.sequence > last
-                assert hand.is_valid
-                np.testing.assert_array_equal(hand.axes, np.float32(hand.sequence % 1000 / 1000))
-                last, num_new = hand.sequence, num_new + 1
+            command = reader.command()
+            if command is not None and command.sequence != last:
+                assert command.sequence > last
+                assert command.is_valid
+                np.testing.assert_array_equal(command.axes, np.float32(command.sequence % 1000 / 1000))
+                last, num_new = command.sequence, num_new + 1
             if (event := reader.next_event()) is not None:
                 num_events += 1
                 assert (event.number, event.session) == (num_events, num_events)
@@ -208,10 +208,10 @@ def test_two_processes_never_see_partial_values():
         process.wait()
         process.stdout.close()
         os.close(descriptor)
-    reader.command()  # what a dead writer left is whole, or it is not taken
-    hand = reader.command()
-    np.testing.assert_array_equal(hand.axes, np.float32(hand.sequence % 1000 / 1000))
-    assert not hand.is_fresh(time.monotonic_ns() + S)
+    reader.command()  # a partial message of a dead writer is ignored
+    command = reader.command()
+    np.testing.assert_array_equal(command.axes, np.float32(command.sequence % 1000 / 1000))
+    assert not command.is_fresh(time.monotonic_ns() + S)
 
 
 def test_memory_with_another_layout_is_rejected():

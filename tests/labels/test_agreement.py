@@ -26,7 +26,7 @@ def table(both_success: int, only_first: int, only_second: int, both_failure: in
 
 
 def test_agreement_matches_values_computed_by_hand() -> None:
-    """50 episodes: 20 yes/yes, 5 yes/no, 10 no/yes, 15 no/no. They agree on 35, 0.7 of them. The first says yes to half
+    """50 episodes: 20 yes/yes, 5 yes/no, 10 no/yes, 15 no/no. They agree on 35, 0.7 of them. The first answers yes for half
     of them, the second to 0.6: chance agrees on 0.5 * 0.6 + 0.5 * 0.4 = 0.5. (0.7 - 0.5) / (1 - 0.5) = 0.4."""
     found = table(20, 5, 10, 15)
     assert found.num_episodes == 50
@@ -48,11 +48,11 @@ def test_kappa_is_lower_for_unbalanced_labels() -> None:
     [
         ((7, 0, 0, 3), 1.0),  # always the same
         ((0, 5, 5, 0), -1.0),  # always the opposite, half and half
-        ((5, 5, 0, 0), 0.0),  # one says yes to all: no more than chance
+        ((5, 5, 0, 0), 0.0),  # one always answers yes: no better than chance
         ((25, 25, 25, 25), 0.0),  # a coin
-        ((9, 0, 0, 0), None),  # both say yes to all: agreeing shows nothing
+        ((9, 0, 0, 0), None),  # both always answer yes: undefined
         ((0, 0, 0, 9), None),
-        ((0, 4, 0, 0), 0.0),  # one says yes to all, the other no: chance never agrees either
+        ((0, 4, 0, 0), 0.0),  # one always answers yes, the other no: chance agreement is 0
         ((0, 0, 0, 0), None),  # nothing in common
         ((1, 0, 0, 0), None),
     ],
@@ -65,7 +65,7 @@ def test_kappa_of_perfect_and_chance_agreement(counts: tuple[int, int, int, int]
 def test_ratios_without_episodes_are_none() -> None:
     nothing = table(0, 0, 0, 0)
     assert (nothing.share, nothing.precision, nothing.recall) == (None, None, None)
-    assert table(0, 0, 3, 4).precision is None  # it never said yes
+    assert table(0, 0, 3, 4).precision is None  # it never answered yes
     assert table(0, 3, 0, 4).recall is None  # there was nothing to find
 
 
@@ -102,17 +102,17 @@ def test_agreements_compare_common_episodes_of_each_pair() -> None:
 
 def test_last_label_of_each_labeler_is_compared() -> None:
     """All versions count; retracted and discarded labels do not."""
-    said = [
+    given = [
         labels(labeler="vlm", version="1", success=True),
         labels(labeler="outcome", success=True, priority=-1),
         labels(labeler="vlm", version="2", success=False),
     ]
-    records = [LabelRecord(labels=one, added_unix_ns=time) for one, time in zip(said, itertools.count())]
+    records = [LabelRecord(labels=each, added_unix_ns=time) for each, time in zip(given, itertools.count())]
     assert verdicts(records) == {"vlm": False, "outcome": True}
-    taken_back = LabelRecord(labels=said[2], added_unix_ns=9, retracted=True)
-    assert verdicts([*records[:2], taken_back]) == {"vlm": True, "outcome": True}
-    thrown_away = labels(labeler="human", success=False, discard=True)
-    assert verdicts([*records, LabelRecord(labels=thrown_away, added_unix_ns=9)]) == {
+    retracted_record = LabelRecord(labels=given[2], added_unix_ns=9, retracted=True)
+    assert verdicts([*records[:2], retracted_record]) == {"vlm": True, "outcome": True}
+    discarded = labels(labeler="human", success=False, discard=True)
+    assert verdicts([*records, LabelRecord(labels=discarded, added_unix_ns=9)]) == {
         "vlm": False,
         "outcome": True,
     }

@@ -17,8 +17,8 @@ TRUE = np.array([True, True, False, True, False, False])
 
 
 def test_precision_and_recall():
-    said, truth = np.array([True, True, False, True]), np.array([True, False, True, True])
-    assert precision_recall(said, truth) == pytest.approx((2 / 3, 2 / 3))
+    predicted, truth = np.array([True, True, False, True]), np.array([True, False, True, True])
+    assert precision_recall(predicted, truth) == pytest.approx((2 / 3, 2 / 3))
     assert precision_recall(np.zeros(4, bool), truth) == (0.0, 0.0)
 
 

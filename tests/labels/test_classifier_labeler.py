@@ -108,7 +108,7 @@ def test_training_is_deterministic_for_a_seed(trained):
 
 
 def test_frozen_encoder_is_unchanged_and_saved_with_classifier(tmp_path):
-    file = tmp_path / "eyes.safetensors"
+    file = tmp_path / "encoder.safetensors"
     torch.manual_seed(3)
     save_backbone(ResNet(width=8), file, arch="resnet10")
     frozen = EncoderConfig(type="frozen", arch="resnet10", file=str(file), stride=8, features=32)
@@ -159,7 +159,7 @@ def test_split_is_by_episode(trained):
     assert sorted(learned + held) == list(range(24))
     assert list(trained.held_out) == held
     assert {trained.episodes[place].success for place in held} == {True, False}
-    # an episode is on the same side whenever it is met again, among whatever others
+    # an episode stays on the same side of the split, independent of the other episodes
     more = [*seen(lamp_episodes(24, first=5000)), *trained.episodes]
     assert [place - 24 for place in hold_out(more, share=0.25)[1] if place >= 24] == held
 

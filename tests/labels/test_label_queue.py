@@ -27,7 +27,7 @@ opinions = st.lists(
     max_size=2,
 )
 put = st.tuples(st.lists(st.sampled_from(Reason), min_size=1, max_size=3), opinions, st.text(max_size=20))
-# what happens to which episode, seen by which of two queues: None is done
+# episode, operation (None: done), and which of two queues executes it
 steps = st.lists(st.tuples(st.sampled_from(EPISODES), st.none() | put, st.integers(0, 1)), max_size=25)
 
 
@@ -39,21 +39,21 @@ def test_random_queue_operations_match_reference_model(tmp_path_factory: pytest.
     queues = [LabelQueue(folder, now_unix_ns=lambda: next(ticks)) for _ in range(2)]
     model: dict[str, Waiting] = {}
     since = 0
-    for episode_id, what, which in sequence:
-        if what is None:
+    for episode_id, operation, which in sequence:
+        if operation is None:
             assert queues[which].done(episode_id) == (model.pop(episode_id, None) is not None)
         else:
-            reasons, said, note = what
+            reasons, opinions, note = operation
             if episode_id not in model:
                 since += 1
             model[episode_id] = Waiting(
                 episode_id=episode_id,
                 reasons=tuple(dict.fromkeys(reasons)),
-                opinions=tuple(said),
+                opinions=tuple(opinions),
                 note=note,
                 since_unix_ns=model[episode_id].since_unix_ns if episode_id in model else since,
             )
-            queues[which].put(episode_id, reasons, opinions=said, note=note)
+            queues[which].put(episode_id, reasons, opinions=opinions, note=note)
         other = queues[1 - which]
         assert other.waiting() == sorted(model.values(), key=lambda item: item.since_unix_ns)
         assert other.ids() == sorted(model)
@@ -62,8 +62,8 @@ def test_random_queue_operations_match_reference_model(tmp_path_factory: pytest.
 
 
 def test_opinion_is_made_from_labels() -> None:
-    said = Opinion.of(labels(labeler="vlm", version="2", success=False, confidence=0.5))
-    assert said == Opinion(labeler="vlm", version="2", success=False, confidence=0.5)
+    opinion = Opinion.of(labels(labeler="vlm", version="2", success=False, confidence=0.5))
+    assert opinion == Opinion(labeler="vlm", version="2", success=False, confidence=0.5)
 
 
 WORK = """

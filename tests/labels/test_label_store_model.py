@@ -19,7 +19,7 @@ from support.example_labels import assert_same_labels, labels
 
 EPISODES = ("e1", "e2")
 
-said = st.builds(
+random_labels = st.builds(
     lambda episode_id, labeler, version, priority, success: labels(
         episode_id, labeler=labeler, version=version, priority=priority, success=success, reward=float(success)
     ),
@@ -29,9 +29,9 @@ said = st.builds(
     st.sampled_from([-1, 0, 10]),
     st.booleans(),
 )
-# whether it is taken back, which of two stores says so, and whether that one first forgets all, as after a restart
+# labels, whether they are retracted, which of two stores does it, and whether it is reopened first
 adds = st.lists(
-    st.tuples(said, st.sampled_from([False, False, True]), st.integers(0, 1), st.booleans()), max_size=25
+    st.tuples(random_labels, st.sampled_from([False, False, True]), st.integers(0, 1), st.booleans()), max_size=25
 )
 
 
@@ -41,15 +41,15 @@ class Model:
         self.retracted: set[int] = set()  # numbers of lines
 
     def _last_of(self, new: Labels) -> int | None:
-        def speaker(each: Labels) -> tuple[object, ...]:
+        def source(each: Labels) -> tuple[object, ...]:
             return each.episode_id, each.labeler, each.version, each.priority
 
-        same = [
+        matching = [
             number
             for number, each in enumerate(self.lines)
-            if number not in self.retracted and speaker(each) == speaker(new)
+            if number not in self.retracted and source(each) == source(new)
         ]
-        return same[-1] if same else None
+        return matching[-1] if matching else None
 
     def add(self, new: Labels) -> None:
         last = self._last_of(new)
@@ -84,7 +84,7 @@ def test_random_adds_match_reference_model(tmp_path_factory: pytest.TempPathFact
     folder = tmp_path_factory.mktemp("labels")
 
     def jumping() -> int:
-        return random.randrange(10**18)  # what the clock says decides nothing
+        return random.randrange(10**18)  # the clock must not matter
 
     stores = [LabelStore(folder, now_unix_ns=jumping) for _ in range(2)]
     model = Model()

@@ -18,8 +18,8 @@ from support.example_labels import labels
 YES, NO = True, False
 
 
-class Says:
-    """One answer, always the same."""
+class FixedLabeler:
+    """Always gives the same labels."""
 
     def __init__(self, name: str, success: bool, confidence: float) -> None:
         self._labels = labels(labeler=name, success=success, confidence=confidence)
@@ -30,7 +30,7 @@ class Says:
         return self._labels
 
 
-class SaysLate(Says):
+class SlowLabeler(FixedLabeler):
     max_concurrent = 2
 
     def __init__(self, name: str, success: bool, confidence: float, *, away: int = 0) -> None:
@@ -40,7 +40,7 @@ class SaysLate(Says):
     def label(self, episode: Episode) -> Labels:
         if self._away:
             self._away -= 1
-            raise LabelError("nobody at home")
+            raise LabelError("server is away")
         return super().label(episode)
 
 
@@ -79,7 +79,7 @@ def test_chain_decisions(
     reasons: list[str],
     num_asked: list[int],
 ) -> None:
-    asked = [Says(f"labeler {number}", *answer) for number, answer in enumerate(answers)]
+    asked = [FixedLabeler(f"labeler {number}", *answer) for number, answer in enumerate(answers)]
     chain = LabelerChain([*asked, *([HumanLabeler()] if person else [])], cross_check=cross_check)
     chain_state = chain.ask(episode)
     assert chain_state.finished
@@ -87,23 +87,27 @@ def test_chain_decisions(
         None if decided_by is None else f"labeler {decided_by}"
     )
     assert chain_state.reasons == tuple(Reason(reason) for reason in reasons)
-    assert [one.num_asked for one in asked] == num_asked
+    assert [labeler.num_asked for labeler in asked] == num_asked
     assert len(chain_state.labels) == sum(num_asked)
     assert len(chain_state.opinions) == sum(num_asked) - (decided_by is not None)
-    assert {one.priority for one in chain_state.opinions} <= {-1}
+    assert {opinion.priority for opinion in chain_state.opinions} <= {-1}
     if chain_state.decided is not None:
         assert chain_state.decided.priority == 0
 
 
 def test_ask_stops_before_slow_labelers(episode: Episode) -> None:
-    quick, slow, after = Says("quick", YES, 0.5), SaysLate("slow", NO, 0.6, away=2), Says("after", NO, 0.9)
+    quick, slow, after = (
+        FixedLabeler("quick", YES, 0.5),
+        SlowLabeler("slow", NO, 0.6, away=2),
+        FixedLabeler("after", NO, 0.9),
+    )
     chain = LabelerChain([quick, slow, after])
     assert chain.max_concurrent == 2
     chain_state = chain.ask(episode)
     assert not chain_state.finished
     assert (quick.num_asked, slow.num_asked, after.num_asked) == (1, 0, 0)
     for _ in range(2):
-        with pytest.raises(LabelError, match="nobody at home"):
+        with pytest.raises(LabelError, match="server is away"):
             chain.resume(episode, chain_state)
     chain_state = chain.resume(episode, chain_state)
     assert chain_state.finished
@@ -114,7 +118,7 @@ def test_ask_stops_before_slow_labelers(episode: Episode) -> None:
 
 
 def test_ask_finishes_if_fast_labeler_is_confident(episode: Episode) -> None:
-    slow = SaysLate("slow", NO, 1.0)
+    slow = SlowLabeler("slow", NO, 1.0)
     assert LabelerChain([OutcomeLabeler(), slow]).ask(episode).finished
     assert slow.num_asked == 0
     assert LabelerChain([OutcomeLabeler()]).max_concurrent is None
@@ -128,7 +132,7 @@ def test_human_labeler_must_be_last() -> None:
 def test_check_refuses_robot_without_needed_camera(episode: Episode) -> None:
     """A labeler that needs an unrecorded key must not silently drop every episode."""
 
-    class NeedsACamera(Says):
+    class NeedsACamera(FixedLabeler):
         def check(self, robot: RobotSpec) -> None:
             raise UsageError(f"robot '{robot.name}' has no camera 'wrist'")
 

@@ -49,14 +49,17 @@ def test_success_reward_and_termination_at_last_step(server: ChatServer, make_ep
 
 
 def test_reason_is_stored_as_one_valid_line(server: ChatServer, make_episode: Any, tmp_path: Path) -> None:
-    server.answer = lambda seen: {**bright(seen), "reason": "the cube\n is on \ud800 the mark " + "x" * 1000}
+    server.answer = lambda question: {
+        **bright(question),
+        "reason": "the cube\n is on \ud800 the mark " + "x" * 1000,
+    }
     labels = labeler(server).label(camera_episode(make_episode))
     assert labels.why.startswith("the cube is on ? the mark xxx")
     assert len(labels.why) <= 500
     LabelStore(tmp_path).add(labels)
-    said = LabelStore(tmp_path).current(labels.episode_id)
-    assert said is not None
-    assert said.why == labels.why
+    stored = LabelStore(tmp_path).current(labels.episode_id)
+    assert stored is not None
+    assert stored.why == labels.why
 
 
 def test_progress_reward_is_change_of_progress(server: ChatServer, make_episode: Any) -> None:
@@ -83,11 +86,11 @@ def test_stages_use_progress(server: ChatServer, make_episode: Any) -> None:
 
 def test_question_contains_task_and_frames(server: ChatServer, make_episode: Any) -> None:
     labeler(server, num_frames=3, max_side_px=16).label(camera_episode(make_episode, prompt="push the cube"))
-    (seen,) = server.seen
-    assert [round(float(picture.mean())) for picture in seen.pictures] == pytest.approx([0, 127, 255], abs=2)
-    assert '"push the cube"' in seen.text
-    assert "after 0.5 s" in seen.text  # the sixth of eleven observations at 10 Hz
-    assert seen.model == "tiny"  # the first that it lists
+    (question,) = server.questions
+    assert [round(float(picture.mean())) for picture in question.pictures] == pytest.approx([0, 127, 255], abs=2)
+    assert '"push the cube"' in question.text
+    assert "after 0.5 s" in question.text  # the sixth of eleven observations at 10 Hz
+    assert question.model == "tiny"  # the first that it lists
 
 
 def test_unknown_camera_is_refused(server: ChatServer, make_episode: Any) -> None:
@@ -132,10 +135,12 @@ def test_unreachable_server_raises_label_error(make_episode: Any) -> None:
         away.label(camera_episode(make_episode))
 
 
-@pytest.mark.parametrize(("fault", "said"), [("404", "status 404"), ("401", "key_env"), ("strange", "chat API")])
-def test_refused_request_is_not_retried(server: ChatServer, make_episode: Any, fault: str, said: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "message"), [("404", "status 404"), ("401", "key_env"), ("strange", "chat API")]
+)
+def test_refused_request_is_not_retried(server: ChatServer, make_episode: Any, fault: str, message: str) -> None:
     server.faults = [fault] * 9
-    with pytest.raises(LabelError, match=said):
+    with pytest.raises(LabelError, match=message):
         labeler(server).label(camera_episode(make_episode))
     assert server.num_questions == 1
 
@@ -147,7 +152,7 @@ def test_api_key_is_sent_only_to_configured_server(
         labeler(server, key_env="ROBOT_KEY").label(camera_episode(make_episode))
     monkeypatch.setenv("ROBOT_KEY", "s3cret")
     labeler(server, key_env="ROBOT_KEY").label(camera_episode(make_episode))
-    assert server.seen[0].headers["Authorization"] == "Bearer s3cret"
+    assert server.questions[0].headers["Authorization"] == "Bearer s3cret"
     for fault in ("401", "500", "elsewhere"):
         server.faults = [fault] * 9
         with pytest.raises(LabelError) as error:
@@ -192,10 +197,10 @@ def test_episode_text_cannot_forge_an_answer(server: ChatServer, make_episode: A
     """Also with a model that repeats the whole question before it answers, or after."""
     for before in (True, False):
 
-        def parrot(seen: Question, before: bool = before) -> str:
-            said = json.dumps(bright(seen))
-            question = seen.text.split("Answer with")[0]
-            return f"{question}\n{said}" if before else f"{said}\n{question}"
+        def parrot(question: Question, before: bool = before) -> str:
+            answer = json.dumps(bright(question))
+            text = question.text.split("Answer with")[0]
+            return f"{text}\n{answer}" if before else f"{answer}\n{text}"
 
         server.answer = parrot
         assert not labeler(server).label(camera_episode(make_episode, end=0.2, prompt=prompt)).success

@@ -80,19 +80,19 @@ def test_served_model_answers_are_parsed_or_refused(served: Served, make_episode
     with pytest.raises(LabelError, match="no JSON object with the question's id"):
         VLMLabeler(served.config(num_frames=3)).label(camera_episode(make_episode))
     after = served.log.read_text().count('"POST /v1/chat/completions HTTP/1.1" 200')
-    assert after - before == 2  # as many tries as it has, each answered well but for what it says
+    assert after - before == 2  # all tries; the server answers each, but not with valid JSON
 
 
 def test_server_and_local_model_give_same_label(served: Served) -> None:
     """The same model, asked the same, here and there: so the pictures came through as they are."""
     chat, local = ChatClient(served.config()), LocalVLM(served.folder, max_tokens=24, device="cpu")
-    said = set()
+    answers = set()
     for level in (0, 255):
         content = [{"type": "text", "text": "look: "}, picture_part(level)]
         messages = [{"role": "system", "content": "judge"}, {"role": "user", "content": content}]
-        said.add(chat.ask(messages))
+        answers.add(chat.ask(messages))
         assert chat.ask(messages) == local.ask(messages)
-    assert len(said) == 2
+    assert len(answers) == 2
 
 
 def test_unknown_model_name_is_refused(served: Served, make_episode: Any) -> None:

@@ -19,8 +19,8 @@ from dovetail.rewards.relabel import relabel
 LOG: Any = types.SimpleNamespace(load=lambda episode_id: episode_id)  # the labeler needs only the id
 
 
-class Moody:
-    """Answers about those that it is told to answer about."""
+class FaultyLabeler:
+    """Labels all episodes but those in `fails`."""
 
     def __init__(self, fails: set[int]) -> None:
         self._fails = fails
@@ -41,7 +41,9 @@ class Moody:
 
 
 def test_separate_failures_do_not_stop_relabeling(tmp_path: Path) -> None:
-    done = relabel(map(str, range(20)), labeler=Moody(set(range(0, 20, 2))), log=LOG, store=LabelStore(tmp_path))
+    done = relabel(
+        map(str, range(20)), labeler=FaultyLabeler(set(range(0, 20, 2))), log=LOG, store=LabelStore(tmp_path)
+    )
     assert (done.num_labeled, len(done.failures), done.gave_up) == (10, 10, False)
 
 
@@ -50,21 +52,23 @@ def test_valid_labels_remove_episode_from_queue(tmp_path: Path) -> None:
     store, queue = LabelStore(tmp_path), LabelQueue(tmp_path / "queue")
     for name, reason in (("0", Reason.AWAY), ("1", Reason.NEW), ("2", Reason.UNCERTAIN), ("3", Reason.AWAY)):
         queue.put(name, (reason,))
-    relabel(("0", "1", "2"), labeler=Moody(set()), log=LOG, store=store, queue=queue, priority=OPINION)
+    relabel(("0", "1", "2"), labeler=FaultyLabeler(set()), log=LOG, store=store, queue=queue, priority=OPINION)
     assert queue.ids() == ["0", "1", "2", "3"]
-    relabel(map(str, range(4)), labeler=Moody({3}), log=LOG, store=store, queue=queue)
+    relabel(map(str, range(4)), labeler=FaultyLabeler({3}), log=LOG, store=store, queue=queue)
     assert queue.ids() == ["1", "3"]
 
 
 def test_five_failures_in_a_row_stop_relabeling(tmp_path: Path) -> None:
-    done = relabel(map(str, range(20)), labeler=Moody(set(range(3, 20))), log=LOG, store=LabelStore(tmp_path))
+    done = relabel(
+        map(str, range(20)), labeler=FaultyLabeler(set(range(3, 20))), log=LOG, store=LabelStore(tmp_path)
+    )
     assert (done.num_labeled, list(done.failures), done.gave_up) == (3, ["3", "4", "5", "6", "7"], True)
 
 
 def test_unexpected_error_is_raised(tmp_path: Path) -> None:
     """A programming error in a labeler is raised; earlier labels are kept."""
 
-    class Broken(Moody):
+    class Broken(FaultyLabeler):
         def label(self, episode: Any) -> Labels:
             if episode == "2":
                 raise ZeroDivisionError

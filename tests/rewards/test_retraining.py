@@ -58,7 +58,7 @@ def glaring(number):
 
 @pytest.fixture
 def run(tmp_path):
-    """A run whose classifier was trained elsewhere, on lamps alone, and its labeler."""
+    """A run whose classifier was trained before, without glare, and its labeler."""
     torch.set_num_threads(1)
     before = lamp_run(tmp_path / "before", lamp_episodes(16))
     found = ground_truths(before)
@@ -73,19 +73,19 @@ def run(tmp_path):
     return folder, labeler
 
 
-def practise(folder, labeler, episode, *, person):
-    """The classifier labels it, then a person does."""
+def record_episode(folder, labeler, episode, *, person):
+    """Commit an episode with the classifier's labels and, unless `person` is None, a person's; return the first verdict."""
     EpisodeLog(folder.episodes).commit(episode)
-    store, said = LabelStore(folder.labels), labeler.label(episode)
-    store.add(said)
+    store, labels = LabelStore(folder.labels), labeler.label(episode)
+    store.add(labels)
     if person is not None:
         judgement = Outcome.SUCCESS if person else Outcome.FAILURE
         store.add(
             human_labels(
-                episode.id, num_steps=len(episode), outcome=episode.outcome, judgement=judgement, by="somebody"
+                episode.id, num_steps=len(episode), outcome=episode.outcome, judgement=judgement, by="anna"
             )
         )
-    return said.success
+    return labels.success
 
 
 def wait_for(retraining, *, timeout_s=900.0):
@@ -96,7 +96,7 @@ def wait_for(retraining, *, timeout_s=900.0):
         time.sleep(0.05)
 
 
-def is_put_right(folder, labeler):
+def assert_handles_glare(folder, labeler):
     """The classifier handles glare in new episodes and still recognizes lamps."""
     assert not labeler.label(glaring(500)).success
     assert [labeler.label(lamp_episode(600 + n, success=n % 2 == 0)).success for n in range(6)] == [
@@ -107,14 +107,14 @@ def is_put_right(folder, labeler):
 
 def test_retraining_fixes_corrected_false_positives(run):
     folder, labeler = run
-    fooled = [practise(folder, labeler, glaring(100 + n), person=False) for n in range(4)]
-    assert all(fooled), "the test needs a classifier that can be fooled"
+    mistaken = [record_episode(folder, labeler, glaring(100 + n), person=False) for n in range(4)]
+    assert all(mistaken), "the test needs a classifier that can be fooled"
     result = retrain(folder, labeler.path)
     assert result["by_people"] == 4
     assert result["errors_about_people"][1] < result["errors_about_people"][0] == 4
     assert result["errors_held_out"][1] <= result["errors_held_out"][0]
     labeler.adopt(result["name"])
-    is_put_right(folder, labeler)
+    assert_handles_glare(folder, labeler)
 
 
 @pytest.mark.slow  # the low-priority process may take minutes on a busy machine
@@ -123,7 +123,7 @@ def test_retraining_runs_in_background_process(run):
     first = labeler.version
     retraining = Retraining(folder, labeler, after=4)
     for number in range(4):
-        practise(folder, labeler, glaring(100 + number), person=False)
+        record_episode(folder, labeler, glaring(100 + number), person=False)
     retraining.poll()
     assert retraining.is_running
     assert labeler.version == first  # the run keeps its classifier
@@ -131,8 +131,8 @@ def test_retraining_runs_in_background_process(run):
     (event,) = folder.events("classifier retrained")
     assert event["taken_up"], event
     assert event["version"] == labeler.version != first
-    is_put_right(folder, labeler)
-    # a restart goes on with the new one, and sees no reason to train again
+    assert_handles_glare(folder, labeler)
+    # a restart continues with the new classifier and does not train again
     config = ClassifierConfig(folder=folder.config.labels[0].config.folder)
     again = ClassifierLabeler(config, folder=folder.path / "classifiers")
     assert again.version == labeler.version
@@ -146,7 +146,7 @@ def test_retraining_starts_after_enough_labels(run, monkeypatch):
     folder, labeler = run
     first, retraining = labeler.version, Retraining(folder, labeler, after=4)
     for number in range(3):
-        practise(folder, labeler, glaring(100 + number), person=False)
+        record_episode(folder, labeler, glaring(100 + number), person=False)
     retraining.poll()
     assert not retraining.is_running  # three are not four
     shutil.copytree(labeler.path, folder.path / "classifiers" / "retrained-1")
@@ -158,7 +158,7 @@ def test_retraining_starts_after_enough_labels(run, monkeypatch):
         return popen([sys.executable, "-c", f"print({answer!r})"], **settings)
 
     monkeypatch.setattr(subprocess, "Popen", stand_in)
-    practise(folder, labeler, glaring(103), person=False)
+    record_episode(folder, labeler, glaring(103), person=False)
     retraining.poll()
     assert retraining.is_running
     wait_for(retraining)
@@ -174,7 +174,9 @@ def test_agreeing_labels_start_no_retraining(run):
     folder, labeler = run
     retraining = Retraining(folder, labeler, after=4)
     for number in range(6):
-        practise(folder, labeler, lamp_episode(200 + number, success=number % 2 == 0), person=number % 2 == 0)
+        record_episode(
+            folder, labeler, lamp_episode(200 + number, success=number % 2 == 0), person=number % 2 == 0
+        )
     retraining.poll()
     assert not retraining.is_running
 
@@ -183,7 +185,7 @@ def test_worse_classifier_is_not_adopted(run):
     """Wrong corrections make the held-out errors worse, so the old classifier stays."""
     folder, labeler = run
     for number in range(6):
-        practise(folder, labeler, lamp_episode(300 + number, success=False), person=number % 2 == 0)
+        record_episode(folder, labeler, lamp_episode(300 + number, success=False), person=number % 2 == 0)
     result = retrain(folder, labeler.path)
     (before, after), (held_before, held_after) = result["errors_about_people"], result["errors_held_out"]
     assert before == 3
@@ -197,7 +199,7 @@ def test_killed_training_process_keeps_old_classifier(run):
     folder, labeler = run
     first = labeler.version
     retraining = Retraining(folder, labeler, after=1)
-    practise(folder, labeler, glaring(400), person=False)
+    record_episode(folder, labeler, glaring(400), person=False)
     retraining.poll()
     assert retraining._process is not None
     retraining._process.popen.kill()
@@ -212,7 +214,7 @@ def test_killed_training_process_keeps_old_classifier(run):
 def test_training_process_exits_with_its_run(run):
     folder, labeler = run
     retraining = Retraining(folder, labeler, after=1)
-    practise(folder, labeler, glaring(401), person=False)
+    record_episode(folder, labeler, glaring(401), person=False)
     retraining.poll()
     process = retraining._process
     assert process is not None

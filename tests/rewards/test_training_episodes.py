@@ -19,7 +19,7 @@ CONFIG = TrainingConfig(cameras=("front",))
 BY_CLASSIFIER = ("labels=[{type: classifier, folder: somewhere}]",)
 
 
-def said(folder, episode, labeler, *, success):
+def add_label(folder, episode, labeler, *, success):
     LabelStore(folder.labels).add(labels_of(episode, labeler, success=success))
 
 
@@ -30,7 +30,7 @@ def labels_of(episode, labeler, *, success):
             num_steps=len(episode),
             outcome=episode.outcome,
             judgement=Outcome.SUCCESS if success else Outcome.FAILURE,
-            by="somebody",
+            by="anna",
         )
     rewards = np.zeros(len(episode), np.float32)
     rewards[-1] = success
@@ -48,9 +48,9 @@ def labels_of(episode, labeler, *, success):
 def test_human_label_has_priority_over_task_outcome(tmp_path):
     episodes = [lamp_episode(number, success=True) for number in range(2)]
     folder = lamp_run(tmp_path / "run", episodes)
-    said(folder, episodes[0], "human", success=False)
+    add_label(folder, episodes[0], "human", success=False)
     for episode in episodes:
-        said(folder, episode, "outcome", success=True)  # later, and no matter
+        add_label(folder, episode, "outcome", success=True)  # later, but ignored
     assert [(truth.success, truth.by_person) for truth in ground_truths(folder)] == [(False, True), (True, False)]
 
 
@@ -58,17 +58,17 @@ def test_newest_human_label_is_used(tmp_path):
     episode = lamp_episode(0, success=True)
     folder = lamp_run(tmp_path / "run", [episode])
     for success in (True, False):
-        said(folder, episode, "human", success=success)
+        add_label(folder, episode, "human", success=success)
     assert [truth.success for truth in ground_truths(folder)] == [False]
 
 
 def test_retracted_and_discarded_labels_are_ignored(tmp_path):
     kept, thrown = lamp_episode(0, success=True), lamp_episode(1, success=True)
     folder = lamp_run(tmp_path / "run", [kept, thrown])
-    said(folder, kept, "human", success=False)
+    add_label(folder, kept, "human", success=False)
     LabelStore(folder.labels).retract(labels_of(kept, "human", success=False))
     LabelStore(folder.labels).add(
-        human_labels(thrown.id, num_steps=8, outcome=thrown.outcome, judgement=Outcome.ABORTED, by="somebody")
+        human_labels(thrown.id, num_steps=8, outcome=thrown.outcome, judgement=Outcome.ABORTED, by="anna")
     )
     assert [(truth.info.id, truth.success) for truth in ground_truths(folder)] == [(kept.id, True)]
 
@@ -95,12 +95,12 @@ def test_labels_of_models_are_never_used(tmp_path):
         lamp_episode(3, success=True), operator="scripted+classifier", judgement=Outcome.SUCCESS
     )
     EpisodeLog(folder.episodes).commit(ended)
-    said(folder, episodes[0], "classifier", success=True)
-    said(folder, episodes[1], "vlm", success=True)
+    add_label(folder, episodes[0], "classifier", success=True)
+    add_label(folder, episodes[1], "vlm", success=True)
     assert ground_truths(folder) == []
-    said(folder, episodes[2], "human", success=False)
+    add_label(folder, episodes[2], "human", success=False)
     assert [(truth.info.id, truth.success) for truth in ground_truths(folder)] == [(episodes[2].id, False)]
-    said(folder, ended, "outcome", success=True)  # which only repeats what the classifier said at the robot
+    add_label(folder, ended, "outcome", success=True)  # repeats the classifier's verdict during the episode
     assert [truth.info.id for truth in ground_truths(folder)] == [episodes[2].id]
 
 

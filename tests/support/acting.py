@@ -57,23 +57,23 @@ class FakeClock:
 
 
 class ScriptedInference:
-    """Answers after `say`; with `reply`, whenever a caller waits."""
+    """Answers after `set_answer`, or at once with `reply`."""
 
     def __init__(self, reply=None):
-        self.requests, self._reply, self._said = [], reply, None
+        self.requests, self._reply, self._actions = [], reply, None
 
     def ask(self, request):
         self.requests.append(request)
-        self._said = None if self._reply is None else self._reply(len(self.requests))
+        self._actions = None if self._reply is None else self._reply(len(self.requests))
 
-    def say(self, actions):
-        self._said = actions
+    def set_answer(self, actions):
+        self._actions = actions
 
     def answer(self, *, wait):
-        if self._said is None:
-            assert not wait, "it would wait for ever"
+        if self._actions is None:
+            assert not wait, "it would wait forever"
             return None
-        actions, self._said = self._said, None
+        actions, self._actions = self._actions, None
         return Answer(id=0, actions=actions, policy_version=len(self.requests), latency_ns=1_000_000)
 
 
@@ -106,10 +106,10 @@ class ChunkPolicy:
             history=history or {},
             guidable=guidable,
         )
-        self.calls, self.seeds, self.seen, self.value, self.contexts = 0, [], [], value, []
+        self.calls, self.seeds, self.observations, self.value, self.contexts = 0, [], [], value, []
 
     def act(self, observations, context):
-        self.seen.append({k: v.copy() for k, v in observations.items()})
+        self.observations.append({k: v.copy() for k, v in observations.items()})
         self.seeds.append((context.seed, context.deterministic))
         self.contexts.append(context)
         actions = np.zeros((1, self.spec.horizon, *self.spec.action.shape), np.float32)

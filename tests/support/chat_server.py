@@ -34,7 +34,7 @@ class Question:
 class ChatServer:
     answer: Callable[[Question], dict[str, Any] | str]
     faults: list[str] = field(default_factory=list)  # one per question; afterwards none
-    seen: list[Question] = field(default_factory=list)
+    questions: list[Question] = field(default_factory=list)
     most_at_once: int = 0
     url: str = ""
     num_questions: int = 0
@@ -67,7 +67,7 @@ class ChatServer:
                     chat.num_questions += 1
                     chat._now += 1
                     chat.most_at_once = max(chat.most_at_once, chat._now)
-                    fault = chat.faults.pop(0) if chat.faults else "well"
+                    fault = chat.faults.pop(0) if chat.faults else "none"
                 if fault == "slow":
                     time.sleep(0.5)
                 with chat._lock:
@@ -81,12 +81,12 @@ class ChatServer:
                 if fault == "elsewhere":
                     self._send(302, b"", Location="http://127.0.0.1:9/v1/chat/completions")
                     return
-                seen = _parse_question(body, dict(self.headers))
-                chat.seen.append(seen)
-                said = chat.answer(seen)
-                if fault == "wrong length" and isinstance(said, dict):
-                    said = {**said, "progress": said["progress"][:-1]}
-                text = said if isinstance(said, str) else json.dumps(said)
+                question = _parse_question(body, dict(self.headers))
+                chat.questions.append(question)
+                answer = chat.answer(question)
+                if fault == "wrong length" and isinstance(answer, dict):
+                    answer = {**answer, "progress": answer["progress"][:-1]}
+                text = answer if isinstance(answer, str) else json.dumps(answer)
                 text = {"nonsense": "As a robot, I", "silence": ""}.get(fault, text)
                 data = json.dumps({"choices": [{"message": {"role": "assistant", "content": text}}]}).encode()
                 if fault == "strange":
@@ -137,7 +137,7 @@ def _parse_question(body: dict[str, Any], headers: dict[str, str]) -> Question:
     return Question(token=token, text=text, pictures=pictures, headers=headers, model=body["model"])
 
 
-def bright(seen: Question) -> dict[str, Any]:
+def bright(question: Question) -> dict[str, Any]:
     """Success if the last frame is bright; the progress is the brightness."""
-    light = [float(picture.mean()) / 255 for picture in seen.pictures]
-    return {"id": seen.token, "success": light[-1] > 0.5, "confidence": 0.9, "progress": light}
+    light = [float(picture.mean()) / 255 for picture in question.pictures]
+    return {"id": question.token, "success": light[-1] > 0.5, "confidence": 0.9, "progress": light}

@@ -1,4 +1,4 @@
-"""One of several processes that take steps together: `python -m support.data_parallel_process MEETING RANK SIZE OUT`."""
+"""One data-parallel process: `python -m support.data_parallel_process MEETING RANK SIZE OUT`."""
 
 import sys
 from datetime import timedelta

@@ -49,7 +49,7 @@ def commands(text: str) -> list[str]:
 
 
 def files(text: str) -> dict[str, str]:
-    """The files that a page tells its reader to write."""
+    """The files that the reader of a page writes."""
     found = {}
     for fence in FENCE.finditer(text):
         named = NAMED_BY_COMMENT.match(fence["code"])

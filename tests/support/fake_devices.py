@@ -38,18 +38,18 @@ class FakeInput:
     def press(self, *keys):
         for key in keys:
             self.down.add(key)
-            self._tell(EV_KEY, key, 1)
+            self._emit(EV_KEY, key, 1)
 
     def release(self, *keys):
         for key in keys:
             self.down.discard(key)
-            self._tell(EV_KEY, key, 0)
+            self._emit(EV_KEY, key, 0)
 
     def push(self, code, value):
         self.axes[code] = value
-        self._tell(EV_ABS, code, value)
+        self._emit(EV_ABS, code, value)
 
-    def _tell(self, kind, code, value):
+    def _emit(self, kind, code, value):
         self.events.append(SimpleNamespace(type=kind, code=code, value=value))
 
 

@@ -42,7 +42,7 @@ def lamp_episode(
     purpose: Purpose = Purpose.ONLINE,
 ) -> Episode:
     """The lamp is on in the last two pictures of a success; the meter reads 1000, and 1003 once it is on. With `glare`
-    another spot is bright from the beginning, which is not what counts."""
+    another spot is bright from the start, which does not mean success."""
     rng = np.random.default_rng(number)
     pictures = rng.integers(0, 90, (num_steps + 1, SIDE, SIDE, 3), np.uint8)
     meter = (1000 + rng.normal(0, 0.3, (num_steps + 1, 2))).astype(np.float32)
@@ -52,14 +52,14 @@ def lamp_episode(
     if glare:
         pictures[:, 10:14, 10:14] = 250
     gripper = np.zeros((num_steps + 1, 1), np.float32)
-    seen = {"front": pictures, "meter": meter, "gripper": gripper}
+    observations = {"front": pictures, "meter": meter, "gripper": gripper}
     # a deterministic id, because it decides which episodes are held out
     episode_id = new_episode_id(
         unix_ns=10**18 + number * 10**9, robot=robot.name, rng=np.random.default_rng(number)
     )
     columns = {
         "time_ns": np.arange(num_steps, dtype=np.int64) * 10**8,
-        **{f"observation/{key}": values[:-1] for key, values in seen.items()},
+        **{f"observation/{key}": values[:-1] for key, values in observations.items()},
         "proposed": np.zeros((num_steps, 1), np.float32),
         "executed": np.zeros((num_steps, 1), np.float32),
         "source": np.zeros(num_steps, np.uint8),
@@ -67,7 +67,7 @@ def lamp_episode(
         "chunk_id": np.arange(num_steps, dtype=np.int64),
         "chunk_index": np.zeros(num_steps, np.int64),
     }
-    last = Observation(time_ns=num_steps * 10**8, values={key: values[-1] for key, values in seen.items()})
+    last = Observation(time_ns=num_steps * 10**8, values={key: values[-1] for key, values in observations.items()})
     segment = Segment(episode_id=episode_id, first=0, final=True, columns=columns, last_observation=last)
     return Episode(
         id=episode_id,
@@ -86,7 +86,7 @@ def lamp_episode(
 
 
 def lamp_episodes(num: int, *, first: int = 0) -> list[Episode]:
-    """Every second one is a success."""
+    """Every second episode is a success."""
     return [lamp_episode(first + number, success=number % 2 == 0) for number in range(num)]
 
 

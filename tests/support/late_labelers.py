@@ -1,4 +1,4 @@
-"""Labelers that are slow, or away, as a server is: `support.late_labelers:Class`."""
+"""Slow or unavailable labelers: `support.late_labelers:Class`."""
 
 from __future__ import annotations
 

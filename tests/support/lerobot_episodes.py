@@ -72,8 +72,8 @@ def make_lerobot_episode(
     rng = np.random.default_rng(number)
 
     def observe(tick: int) -> Observation:
-        seen = {key: np.asarray(values(spec, rng, tick, number)) for key, spec in robot.observation.items()}
-        return Observation(time_ns=10**15 + tick * 100_000_000 + int(rng.integers(10**6)), values=seen)
+        observation = {key: np.asarray(values(spec, rng, tick, number)) for key, spec in robot.observation.items()}
+        return Observation(time_ns=10**15 + tick * 100_000_000 + int(rng.integers(10**6)), values=observation)
 
     steps = [
         Step(
@@ -133,11 +133,11 @@ def make_labels(episode: Episode, *, success: bool) -> Labels:
 
 
 class MemoryLog:
-    """What `export` asks of an episode log, over episodes made on demand: nothing holds their pictures."""
+    """The part of an episode log that `export` needs. Episodes are created on demand and not kept."""
 
     def __init__(self, numbers: Sequence[int], **how: Any) -> None:
-        made = {number: make_lerobot_episode(number, **how) for number in numbers}
-        self._numbers = {episode.id: number for number, episode in made.items()}
+        episodes = {number: make_lerobot_episode(number, **how) for number in numbers}
+        self._numbers = {episode.id: number for number, episode in episodes.items()}
         self._how = how
 
     def ids(self) -> list[str]:
@@ -147,7 +147,7 @@ class MemoryLog:
         return make_lerobot_episode(self._numbers[episode_id], **self._how)
 
     def manifest(self, episode_id: str) -> Any:
-        """As much of an EpisodeInfo as an export looks at."""
+        """The fields of an EpisodeInfo that an export reads."""
         episode = self.episode(episode_id)
         return SimpleNamespace(
             id=episode.id,
@@ -192,6 +192,6 @@ class StreamingLog(MemoryLog):
 
 
 def psnr_db(a: Array, b: Array) -> float:
-    """Of the worst of two stacks of frames [N, H, W, C]."""
+    """PSNR of the worst frame of two stacks [N, H, W, C]."""
     errors = ((a.astype(np.float64) - b) ** 2).mean(axis=(1, 2, 3))
     return float(10 * np.log10(255**2 / max(errors.max(), 1e-9)))

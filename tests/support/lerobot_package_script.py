@@ -1,4 +1,4 @@
-"""Run by the slow tests in the environment of `scripts/lerobot-env`: what the real package makes of a dataset.
+"""Run by the slow tests in the environment of `scripts/lerobot-env`: reads datasets with the real package.
 
 python lerobot_package_script.py load|resume|train|create FOLDER [TRUTH.npz]    prints one line of JSON
 """
@@ -22,7 +22,7 @@ REPO = "dovetail/test"
 
 
 def load(root: Path, truth: Path) -> dict[str, Any]:
-    """Every frame against what was exported: numbers equal, pictures nearest to their own original."""
+    """Compare each frame with the exported one: numbers are equal, and images are nearest to their original."""
     with np.load(truth) as archive:
         expected = dict(archive)
     dataset = LeRobotDataset(REPO, root=root)
@@ -39,7 +39,7 @@ def load(root: Path, truth: Path) -> dict[str, Any]:
             frame = item[name.removeprefix("frames/")]
             assert frame.dtype == torch.float32 and frame.min() >= 0 and frame.max() <= 1
             got = (frame.permute(1, 2, 0).numpy() * 255).round()
-            errors = ((expected[name] - got[None]) ** 2).mean(axis=(1, 2, 3))  # to every picture there is
+            errors = ((expected[name] - got[None]) ** 2).mean(axis=(1, 2, 3))  # to every image
             assert errors.argmin() == index, f"{name}: frame {index} shows {errors.argmin()}"
             worst[name] = max(worst.get(name, 0.0), float(errors[index]))
     return {
@@ -52,7 +52,7 @@ def load(root: Path, truth: Path) -> dict[str, Any]:
 
 
 def _chunks(root: Path) -> int:
-    """Windows over time, which end at the borders of episodes: how many were checked."""
+    """Check windows over time, which end at episode borders; return their number."""
     plain = LeRobotDataset(REPO, root=root)
     camera = plain.meta.camera_keys[0]
     deltas = {"action": [-0.1, 0.0, 0.1, 0.2], camera: [-0.1, 0.0]}

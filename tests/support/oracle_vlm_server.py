@@ -1,7 +1,7 @@
 """A fake vision-language model server: it answers with the simulator's outcome, except for a share of mistakes.
 
 It identifies the episode by its last image, which it looks up among the run's recorded episodes. For an unknown image it
-answers that it cannot tell.
+answers that it does not know.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["oracle_vlm_server"]
 def oracle_vlm_server(
     run: Path, *, camera: str = "front", mistakes: float = 0.1, max_side_px: int = 256
 ) -> ChatServer:
-    """`with oracle_vlm_server(runs / "a").running() as server:`; the run may begin, and go on, while it answers."""
+    """`with oracle_vlm_server(runs / "a").running() as server:`; the run may start later and continue while it answers."""
     return ChatServer(_Judge(run / "episodes", camera, mistakes, max_side_px))
 
 
@@ -39,18 +39,18 @@ class _Judge:
         self._known: set[str] = set()
         self.num_wrong = 0
 
-    def __call__(self, seen: Question) -> dict[str, Any] | str:
-        look = _fingerprint(seen.pictures[-1])
-        if look not in self._truth:
+    def __call__(self, question: Question) -> dict[str, Any] | str:
+        digest = _fingerprint(question.pictures[-1])
+        if digest not in self._truth:
             self._read_new()
-        if look not in self._truth:
-            return "I cannot tell."
+        if digest not in self._truth:
+            return "I do not know."
         # depends on the question, so the same question always gets the same answer
-        wrong = int(seen.token, 16) / 16**16 < self._mistakes
+        wrong = int(question.token, 16) / 16**16 < self._mistakes
         self.num_wrong += wrong
         return {
-            "id": seen.token,
-            "success": self._truth[look] != wrong,
+            "id": question.token,
+            "success": self._truth[digest] != wrong,
             "confidence": 0.9,
             "reason": "as I see it",
         }

@@ -35,7 +35,7 @@ WINDOWS = [  # gamma is a power of two, so that sums are exact in any precision
 
 
 class Refused(Exception):
-    """The real replay must refuse this too."""
+    """The real replay must raise as well."""
 
 
 class Stopped(Exception):

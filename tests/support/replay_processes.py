@@ -58,7 +58,7 @@ class Child:
             finally:
                 os._exit(code)
         os.close(to)
-        self._said = b""
+        self._output = b""
         self._over = False
 
     def __enter__(self) -> Child:
@@ -69,10 +69,10 @@ class Child:
             self.kill()
 
     def wait_for(self, num_bytes: int) -> None:
-        while len(self._said) < num_bytes:
+        while len(self._output) < num_bytes:
             more = os.read(self._from, 65536)
-            assert more, "the child has ended before it said so much"
-            self._said += more
+            assert more, "the child ended before it wrote enough"
+            self._output += more
 
     def kill(self) -> bytes:
         """Kill it with SIGKILL; returns its output."""
@@ -82,11 +82,11 @@ class Child:
     def join(self) -> tuple[bytes, int]:
         """Return its output and its exit code, or minus the signal."""
         while more := os.read(self._from, 65536):
-            self._said += more
+            self._output += more
         os.close(self._from)
         self._over = True
         _, status = os.waitpid(self.pid, 0)
-        return self._said, os.waitstatus_to_exitcode(status)
+        return self._output, os.waitstatus_to_exitcode(status)
 
 
 def _write_all(descriptor: int, data: bytes) -> None:
@@ -171,7 +171,7 @@ class SamplingProcess:
             while not self._shared[0]:
                 try:
                     reader.sample(into, view=view or View(), rng=rng, window=CHECKABLE_WINDOW)
-                except UsageError:  # nothing there, for the moment
+                except UsageError:  # empty at the moment
                     found["empty"] += 1
                     time.sleep(0.001)
                     continue
@@ -205,10 +205,10 @@ class SamplingProcess:
             time.sleep(0.002)
 
     def stop(self) -> dict[str, int]:
-        """How many batches it drew, how often there was nothing, how many rows were bad, and how often it saw an episode
-        newer than any before."""
+        """Stop it. Return its counts: batches, draws from an empty replay, bad rows, and how often it drew an episode
+        newer than all before."""
         self._shared[0] = 1
-        said, code = self._child.join()
+        output, code = self._child.join()
         assert code == 0, f"the reader ended with {code}"
-        found: dict[str, int] = json.loads(said[1:])
+        found: dict[str, int] = json.loads(output[1:])
         return found

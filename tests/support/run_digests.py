@@ -32,7 +32,7 @@ def _weights(run: Path) -> list[str]:
 def _episodes(run: Path) -> list[str]:
     """One digest per episode, in the order of the log, over all its columns but time stamps."""
     manifests = [json.loads(path.read_text()) for path in (run / "episodes").glob("*/manifest.json")]
-    return [_episode(run / "episodes" / one["id"]) for one in sorted(manifests, key=lambda one: one["number"])]
+    return [_episode(run / "episodes" / info["id"]) for info in sorted(manifests, key=lambda info: info["number"])]
 
 
 def _episode(folder: Path) -> str:

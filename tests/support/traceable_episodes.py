@@ -85,7 +85,7 @@ def make_traceable_episode(
 
 
 def label(episode: Episode, *, reward: float = 0.0, terminal: bool = True, success: bool | None = None) -> Labels:
-    """`reward` for each step, 1 more for the last; `terminal` says whether that was a true end."""
+    """`reward` for each step, 1 more for the last; `terminal`: whether the episode really ended."""
     num_steps = len(episode)
     rewards = np.full(num_steps, reward, np.float32)
     rewards[-1] = reward + 1.0
@@ -180,6 +180,6 @@ def inconsistent(into: dict[str, Array]) -> Array:
     bad |= (into["action"][..., 0] != 1000 * number[:, None] + ahead).any(axis=1)
     bad |= (into["human"] != (ahead % 3 == 0)).any(axis=1)
     earned, ended = 2.0 - 0.5 ** (span - 1), after == num_steps
-    sign = np.sign(into["reward"])  # 0: it was not labelled yet
+    sign = np.sign(into["reward"])  # 0: not labeled yet
     bad |= into["reward"] != sign * earned
     return bad | (into["discount"] != np.where((sign > 0) & ended, 0.0, 0.5**span))
