@@ -4,8 +4,8 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def _whole_floats():
-    """A command flushes denormal numbers in its process. Tests share one, and property tests want all numbers."""
+def _keep_denormal_numbers():
+    """Undo the flushing of denormal numbers by a command: all tests share one process, and property tests use them."""
     yield
     if "torch" in sys.modules:
         sys.modules["torch"].set_flush_denormal(False)

@@ -45,7 +45,7 @@ def make_board(num_rows=5, **changes):
 
 
 def observation(number, *, frame=None, time_ns=None):
-    """All of it tells `number`, but for the frame of the slow camera."""
+    """All values contain `number`, except the frame of the slow camera."""
     frame = number if frame is None else frame
     return Observation(
         time_ns=1000 + 10 * number if time_ns is None else time_ns,

@@ -52,7 +52,7 @@ def acts(*polls, action=None):
     return {poll: HumanInput(action=action) for poll in polls}
 
 
-def says(event):
+def sends(event):
     return HumanInput(event=event)
 
 
@@ -62,7 +62,7 @@ def says(event):
 @pytest.mark.parametrize("kind", ACTORS)
 @pytest.mark.parametrize("delay", [0, 3])
 def test_commands_never_exceed_the_step_limit(kind, delay):
-    """In and out of a person's hands, who wants to be somewhere else each time, and from chunk to chunk."""
+    """With takeovers, releases and changes of chunks."""
     cell = FakeWorkcell(bimanual=True, max_steps=60)
     rng = np.random.default_rng(0)
     polls = {
@@ -137,7 +137,7 @@ def test_horizon_is_short_after_takeover_and_long_later():
 def test_source_of_each_step_is_who_moved_the_arm(kind):
     """A chunk runs, a person acts, answers are awaited, a pause: only what a person did or held is theirs."""
     cell = FakeWorkcell(max_steps=16)
-    person = Person({**acts(4, 5), 9: says(Event.PAUSE), 10: says(Event.START)})
+    person = Person({**acts(4, 5), 9: sends(Event.PAUSE), 10: sends(Event.START)})
     actor = cell.actor(
         ChunkPolicy(cell.raw.spec, horizon=4, guidable=True), kind=kind, operator=person, simulated_delay_ticks=1
     )
@@ -254,12 +254,12 @@ def test_stop_reason_before_the_first_step_is_raised():
     assert not cell.sent
 
 
-@pytest.mark.parametrize("inputs", [{}, {3: says(Event.PAUSE)}])
+@pytest.mark.parametrize("inputs", [{}, {3: sends(Event.PAUSE)}])
 def test_stop_reason_works_while_waiting_for_start(inputs):
     cell = FakeWorkcell()
     loop, _, _ = cell.loop(
         ChunkPolicy(cell.raw.spec),
-        operator=Person({0: says(Event.START), **inputs} if inputs else {}),
+        operator=Person({0: sends(Event.START), **inputs} if inputs else {}),
         health_check=Nervous(stop_reason=9),
         wait_for_start=True,
     )
@@ -287,7 +287,7 @@ def test_policy_error_stops_the_arm_without_a_fault():
 def test_arm_holds_until_start():
     cell = FakeWorkcell(max_steps=3)
     policy = ChunkPolicy(cell.raw.spec, value=0.01)
-    actor = cell.actor(policy, operator=Person({4: says(Event.START)}), wait_for_start=True)
+    actor = cell.actor(policy, operator=Person({4: sends(Event.START)}), wait_for_start=True)
     episode = actor.run(order())
     assert len(episode) == 3
     # it was polled at the reset, and then at each of 4 ticks; three of them were held through, unrecorded
@@ -299,7 +299,7 @@ def test_arm_holds_until_start():
 
 def test_early_start_event_starts_at_once():
     cell = FakeWorkcell(max_steps=3)
-    actor = cell.actor(ChunkPolicy(cell.raw.spec), operator=Person({0: says(Event.START)}), wait_for_start=True)
+    actor = cell.actor(ChunkPolicy(cell.raw.spec), operator=Person({0: sends(Event.START)}), wait_for_start=True)
     assert actor.run(order()).column("time_ns")[0] == 0
 
 
@@ -311,7 +311,7 @@ def test_without_wait_for_start_the_episode_starts_at_once():
 def test_history_begins_at_the_start_event():
     cell = FakeWorkcell(max_steps=3)
     policy = ChunkPolicy(cell.raw.spec, horizon=1, history={"ee_pose": 4})
-    cell.actor(policy, operator=Person({6: says(Event.START)}), wait_for_start=True).run(order())
+    cell.actor(policy, operator=Person({6: sends(Event.START)}), wait_for_start=True).run(order())
     assert [int(observation["ee_pose/mask"].sum()) for observation in policy.observations] == [1, 2, 3]
 
 
@@ -327,7 +327,7 @@ def test_history_begins_at_the_start_event():
 )
 def test_episode_may_end_before_start(poll, event, outcome, stopped):
     cell = FakeWorkcell()
-    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), operator=Person({poll: says(event)}), wait_for_start=True)
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec), operator=Person({poll: sends(event)}), wait_for_start=True)
     ended = loop.run(order())
     assert (ended.outcome, ended.num_steps, ended.stopped) == (outcome, 0, stopped)
     assert not any(sent[:6].any() for sent in cell.sent)
@@ -347,7 +347,7 @@ def test_stop_request_ends_the_wait_for_start():
 def test_pause_is_one_human_step_and_restarts_history():
     cell = FakeWorkcell(max_steps=8)
     policy = ChunkPolicy(cell.raw.spec, horizon=1, history={"ee_pose": 4})
-    person = Person({3: says(Event.PAUSE), 8: says(Event.START)})
+    person = Person({3: sends(Event.PAUSE), 8: sends(Event.START)})
     episode = cell.actor(policy, operator=person).run(order())
     assert len(episode) == 8
     assert episode.column("source").tolist() == [0, 0, 0, Source.HUMAN, 0, 0, 0, 0]
@@ -363,7 +363,7 @@ def test_pause_is_one_human_step_and_restarts_history():
 def test_pause_discards_the_plan(kind):
     cell = FakeWorkcell(max_steps=8)
     policy = ChunkPolicy(cell.raw.spec, horizon=8, guidable=True)
-    person = Person({2: says(Event.PAUSE), 5: says(Event.START)})
+    person = Person({2: sends(Event.PAUSE), 5: sends(Event.START)})
     episode = cell.actor(policy, kind=kind, operator=person).run(order())
     assert episode.column("chunk_id").tolist()[:5] == [0, 0, -1, 1, 1]
     assert episode.column("chunk_index").tolist()[:5] == [0, 1, 0, 0, 1]
@@ -422,11 +422,11 @@ def test_late_command_gets_a_whole_period(slow):
 
 def test_acknowledge_does_not_start_the_episode():
     cell = FakeWorkcell(max_steps=4)
-    person = Person({0: says(Event.ACKNOWLEDGE), 3: says(Event.ACKNOWLEDGE), 9: says(Event.START)})
+    person = Person({0: sends(Event.ACKNOWLEDGE), 3: sends(Event.ACKNOWLEDGE), 9: sends(Event.START)})
     loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.01), operator=person, wait_for_start=True)
     loop.run(order())
     still = [not action[:6].any() for action in cell.sent]
-    assert still.index(False) >= 7  # it held until the person said so
+    assert still.index(False) >= 7  # it held until the person sent the event
     assert not any(still[still.index(False) :])
 
 
@@ -537,7 +537,7 @@ def test_repeated_acknowledge_does_not_prevent_the_end():
     cell = FakeWorkcell()
     loop, _, _ = cell.loop(
         ChunkPolicy(cell.raw.spec),
-        operator=Person(dict.fromkeys(range(1000), says(Event.ACKNOWLEDGE))),
+        operator=Person(dict.fromkeys(range(1000), sends(Event.ACKNOWLEDGE))),
         should_stop=lambda: next(asked),
     )
     ended = loop.run(order())
@@ -545,7 +545,7 @@ def test_repeated_acknowledge_does_not_prevent_the_end():
 
 
 class Counting(HealthCheck):
-    """Says yes to nothing until it has been asked so often."""
+    """Reports a stop after `patience` checks."""
 
     def __init__(self, patience):
         self.num_asked, self._patience = 0, patience
@@ -556,7 +556,7 @@ class Counting(HealthCheck):
 
 
 def test_stop_reason_is_checked_within_a_slow_tick():
-    """At 4 ticks a second on a real clock it is asked for many times a tick, and ends the tick it is raised in."""
+    """With 4 real ticks per second it is checked many times per tick, and ends the current tick."""
     cell = FakeWorkcell(control_hz=4.0, max_steps=50)
     clock = RealClock()
     health_check = Counting(8)

@@ -48,7 +48,7 @@ class Journal:
 
 
 class FakeControl:
-    """The control loop's side: a row a tick, each telling its number."""
+    """The control loop's side: one row per tick, which contains its number."""
 
     def __init__(self, num_rows):
         self.board = Board(BoardLayout.of(ROBOT, extras={}, horizon=1, num_rows=num_rows))

@@ -61,25 +61,25 @@ def answer(board, value, *, to):
     write_answer(board, Answer(id=to.id, actions=chunk(value), policy_version=9, latency_ns=5))
 
 
-class Bell:
+class WakeCounter:
     def __init__(self):
-        self.num_rings = 0
+        self.num_wakes = 0
 
-    def ring(self):
-        self.num_rings += 1
-
-
-@pytest.fixture
-def bell():
-    return Bell()
+    def wake(self):
+        self.num_wakes += 1
 
 
 @pytest.fixture
-def shared(board, bell):
+def waker():
+    return WakeCounter()
+
+
+@pytest.fixture
+def shared(board, waker):
     def never(timeout_s):
         raise AssertionError("this must not wait")
 
-    return ProcessInference(board, wake=bell.ring, listen=never)
+    return ProcessInference(board, wake=waker.wake, listen=never)
 
 
 def test_policy_receives_the_whole_request(board, policy):
@@ -91,7 +91,7 @@ def test_policy_receives_the_whole_request(board, policy):
     assert policy.observations[0]["ee_pose/mask"].tolist() == [[False, True, True]]
 
 
-def test_request_crosses_the_board_unchanged(board, shared, bell):
+def test_request_crosses_the_board_unchanged(board, shared, waker):
     for asked in (request(), request(prefix=None, deterministic=False)):
         shared.ask(asked)
         _, got = next_request(board, newer_than=0)
@@ -101,7 +101,7 @@ def test_request_crosses_the_board_unchanged(board, shared, bell):
             assert got.prefix is None
         else:
             np.testing.assert_array_equal(got.prefix, asked.prefix)
-    assert bell.num_rings == 2
+    assert waker.num_wakes == 2
 
 
 def test_answer_is_returned_once(board, shared):
@@ -127,36 +127,36 @@ def test_answer_to_an_older_request_is_ignored(board, shared):
     assert (shared.answer(wait=False).actions == 0.75).all()
 
 
-def test_answer_to_another_requester_is_ignored(board, bell):
+def test_answer_to_another_requester_is_ignored(board, waker):
     """Several control loops and a restarted control process: request ids never repeat."""
-    before = ProcessInference(board, wake=bell.ring, listen=lambda timeout_s: None)
+    before = ProcessInference(board, wake=waker.wake, listen=lambda timeout_s: None)
     before.ask(request())
     _, old = next_request(board, newer_than=0)
-    after = ProcessInference(board, wake=bell.ring, listen=lambda timeout_s: None)
+    after = ProcessInference(board, wake=waker.wake, listen=lambda timeout_s: None)
     after.ask(request(row=1))
     answer(board, 0.25, to=old)
     assert after.answer(wait=False) is None
 
 
-def test_wait_listens_until_the_answer_arrives(board, bell):
-    heard = []
+def test_wait_listens_until_the_answer_arrives(board, waker):
+    timeouts = []
 
     def listen(timeout_s):
-        heard.append(timeout_s)
-        if len(heard) == 3:
+        timeouts.append(timeout_s)
+        if len(timeouts) == 3:
             answer(board, 0.5, to=next_request(board, newer_than=0)[1])
 
-    inference = ProcessInference(board, wake=bell.ring, listen=listen)
+    inference = ProcessInference(board, wake=waker.wake, listen=listen)
     inference.ask(request())
     assert (inference.answer(wait=True).actions == 0.5).all()
-    assert len(heard) == 3
+    assert len(timeouts) == 3
 
 
-def test_wait_raises_the_error_of_the_listener(board, bell):
+def test_wait_raises_the_error_of_the_listener(board, waker):
     def listen(timeout_s):
         raise RuntimeError("the inference process has died")
 
-    inference = ProcessInference(board, wake=bell.ring, listen=listen)
+    inference = ProcessInference(board, wake=waker.wake, listen=listen)
     inference.ask(request())
     with pytest.raises(RuntimeError, match="has died"):
         inference.answer(wait=True)
@@ -188,7 +188,7 @@ def test_inline_and_process_inference_give_the_same_answer(board, policy, shared
 
 
 class Gate:
-    """A policy that thinks until it is let through."""
+    """A policy whose inference blocks until `open` is set."""
 
     def __init__(self, policy):
         self.spec, self._policy, self.rows = policy.spec, policy, []

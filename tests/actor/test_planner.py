@@ -1,6 +1,6 @@
-"""From chunks to actions: when it asks and what, from where it goes on, and what it never trusts.
+"""From chunks to actions: when and what the planner requests, where it continues, and which answers it refuses.
 
-H = 8 and s = 4 throughout. Chunk n says 100 n + i at its place i.
+H = 8 and s = 4 in all tests. Chunk n has the value 100 n + i at index i.
 """
 
 from dataclasses import replace
@@ -262,7 +262,7 @@ def test_pending_chunk_is_discarded_at_takeover(mode):
     planner, inference = scripted_planner(mode)
     run(planner, [0])
     planner.interrupt()  # a person acts at ticks 1 to 3
-    inference.set_answer(chunk(1))  # and only now the answer comes
+    inference.set_answer(chunk(1))  # the answer arrives late
     assert run(planner, [4]) == [None]
     assert [request.row for request in inference.requests] == [0, 4]
     assert inference.requests[1].prefix is None  # nothing is committed any more
@@ -276,7 +276,10 @@ def test_plan_is_discarded_after_takeover(mode):
     assert run(planner, [0, 1]) == [100, 101]
     planner.interrupt()
     assert run(planner, [2, 3]) == [200, 201]
-    assert [(request.row, request.first) for request in inference.requests] == [(0, 0), (2, 0)]  # history goes on
+    assert [(request.row, request.first) for request in inference.requests] == [
+        (0, 0),
+        (2, 0),
+    ]  # the history continues
 
 
 def test_history_restarts_after_unrecorded_time():
@@ -330,7 +333,7 @@ def test_fifth_consecutive_invalid_chunk_is_a_fault():
     planner = make_planner(Naive(), broken, simulated_delay=0)
     assert run(planner, range(4)) == [None] * 4
     assert run(planner, range(4, 8)) == [500, 501, 502, 503]  # a valid one resets the count
-    assert run(planner, range(8, 12)) == [504, 505, 506, 507]  # the plan goes on
+    assert run(planner, range(8, 12)) == [504, 505, 506, 507]  # the plan continues
     with pytest.raises(RobotFault, match=r"policy 'scripted' gave 5 consecutive chunks.*\[8, 2\].*version 10"):
         planner.action_for(12)
 

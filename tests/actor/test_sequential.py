@@ -62,7 +62,14 @@ def test_a_takeover_discards_the_chunk_in_flight():
     actor, _, _, _ = setup(operator=operator)
     episode = actor.run(order())
     assert episode.column("source").tolist()[:6] == [0, 0, Source.HUMAN, Source.HUMAN, 0, 0]
-    assert episode.column("chunk_index").tolist()[:6] == [0, 1, 0, 0, 0, 0]  # after hand-back: a new one a tick
+    assert episode.column("chunk_index").tolist()[:6] == [
+        0,
+        1,
+        0,
+        0,
+        0,
+        0,
+    ]  # after the release: a new chunk per tick
     assert episode.column("chunk_id").tolist()[:6] == [0, 0, -1, -1, 1, 2]
     assert episode.num_interventions == 1
     assert episode.operator == "person"
@@ -185,7 +192,7 @@ def test_overrun_is_counted_and_actions_keep_their_distance():
 
     def act(observations, context):
         if policy.calls == 3:
-            clock.sleep_until(clock.now_ns() + 250_000_000)  # thinks for two and a half ticks
+            clock.sleep_until(clock.now_ns() + 250_000_000)  # inference takes two and a half ticks
         return slow(observations, context)
 
     def note(action):

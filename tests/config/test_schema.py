@@ -55,7 +55,9 @@ def test_no_task_only_with_a_robot_that_brings_its_own() -> None:
     assert RunConfig.model_validate({**SECTIONS, "task": None, "robot": brings}).task is None
     with pytest.raises(ValidationError, match=r"robot 'support.sample_plugins:Robot' needs a task"):
         RunConfig.model_validate({**SECTIONS, "task": None})
-    assert RunConfig.model_validate({**SECTIONS, "robot": brings}).task is not None  # judges instead of its own
+    assert (
+        RunConfig.model_validate({**SECTIONS, "robot": brings}).task is not None
+    )  # replaces the robot's own task
 
 
 def test_there_is_at_least_one_labeler() -> None:

@@ -64,7 +64,7 @@ def test_run_on_ray_is_watched_taken_over_stopped_and_ended(page, tmp_path):
         page.click('[data-event="stop"]')
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 130, output
-        assert "robot-0 has stopped: " in output and "robot-0 goes on" in output
+        assert "robot-0 has stopped: " in output and "robot-0 continues" in output
         assert "stopped; continue with: dovetail run --resume" in output
     finally:
         if console is not None:

@@ -103,12 +103,12 @@ def test_joint_targets_achieve_the_next_joint_positions():
 
 
 def test_observation_achieved_is_used_directly():
-    """The observation after an action says what it came to."""
+    """The observation after an action contains the achieved action."""
     robot = dataclasses.replace(
         CARTESIAN, action_kind="gym", observation={**CARTESIAN.observation, "achieved": ArraySpec(shape=(7,))}
     )
-    told = np.arange(21, dtype=np.float32).reshape(3, 7)
-    np.testing.assert_array_equal(achieved_actions(robot, {"achieved": told}, np.zeros((2, 7))), told[1:])
+    measured = np.arange(21, dtype=np.float32).reshape(3, 7)
+    np.testing.assert_array_equal(achieved_actions(robot, {"achieved": measured}, np.zeros((2, 7))), measured[1:])
 
 
 def test_simulated_arm_achieves_its_commands_with_a_lag():

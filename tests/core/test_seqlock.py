@@ -173,7 +173,7 @@ def test_read_returns_the_written_values(values, num_writes):
             assert (got[name].dtype, got[name].shape) == (value.dtype, value.shape)
             assert got[name].tobytes() == value.tobytes()
         assert lock.read(newer_than=version) is None
-    assert lock.read()[0] == version  # for a reader that knows nothing yet
+    assert lock.read()[0] == version  # for a new reader
 
 
 def test_read_returns_copies():

@@ -50,7 +50,7 @@ def lab(tmp_path_factory):
 
 
 def child(lab: Path, *arguments: str) -> str:
-    """What a command prints, in a process of its own."""
+    """The output of a command in a new process."""
     path = os.pathsep.join((str(lab / "site"), str(ROOT / "src")))
     environment = {**os.environ, "PYTHONPATH": path, "COLUMNS": "250", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -79,8 +79,8 @@ def test_it_is_listed_under_its_own_names(lab):
 
 
 def test_its_own_tests_pass(lab):
-    said = child(lab, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_lab.py")
-    assert "5 passed" in said
+    output = child(lab, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_lab.py")
+    assert "5 passed" in output
 
 
 def test_it_learns_in_a_run_of_its_own(lab):
@@ -130,11 +130,11 @@ def test_each_goes_with_ours(here):
 class Controller(socketserver.StreamRequestHandler):
     def handle(self):
         for line in self.rfile:
-            word, *numbers = line.decode().split()
-            self.server.words.add(word)
-            if word == "go":
+            command, *numbers = line.decode().split()
+            self.server.commands.add(command)
+            if command == "go":
                 self.server.pen = [float(number) for number in numbers]
-            answer = "{} {} 0.1 0.2".format(*self.server.pen) if word == "where" else "ok"
+            answer = "{} {} 0.1 0.2".format(*self.server.pen) if command == "where" else "ok"
             self.wfile.write(answer.encode() + b"\n")
 
 
@@ -142,7 +142,7 @@ class Controller(socketserver.StreamRequestHandler):
 def controller():
     class Server(socketserver.ThreadingTCPServer):
         daemon_threads = True
-        pen, words = [0.15, 0.15], set()
+        pen, commands = [0.15, 0.15], set()
 
     with Server(("127.0.0.1", 0), Controller) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
@@ -158,9 +158,9 @@ def test_the_driver_keeps_the_robot_contract(here, controller):
     config = NetPlotterConfig(host="127.0.0.1", port=controller.server_address[1], control_hz=10.0, timeout_s=10.0)
     robot = NetPlotter(config)
     robot.stop()  # before anything is connected, as at any time
-    assert controller.words == set()
+    assert controller.commands == set()
     check_robot(lambda: robot, num_ticks=4)
-    assert controller.words == {"where", "go", "halt"}
+    assert controller.commands == {"where", "go", "halt"}
     robot.close()
     robot.close()
 
@@ -168,7 +168,7 @@ def test_the_driver_keeps_the_robot_contract(here, controller):
 def test_a_driver_without_a_controller_says_where_it_looked(here, controller):
     from my_lab.net_plotter import NetPlotter, NetPlotterConfig
 
-    with socketserver.TCPServer(("127.0.0.1", 0), Controller) as nobody:
-        port = nobody.server_address[1]
+    with socketserver.TCPServer(("127.0.0.1", 0), Controller) as closed_server:
+        port = closed_server.server_address[1]
     with pytest.raises(RobotError, match=rf"no answer from the plotter at 127\.0\.0\.1:{port}"):
         NetPlotter(NetPlotterConfig(host="127.0.0.1", port=port)).observe()

@@ -1,4 +1,4 @@
-"""Every setting and command that docs/migrating.md sends somebody to exists, and no name of theirs is left out."""
+"""Every setting and command in docs/migrating.md exists, and every name of the other projects is in it."""
 
 import itertools
 import re
@@ -23,7 +23,7 @@ KEY = re.compile(r"(?P<key>[a-z_]+(\.[A-Za-z_]+)*)(=(?P<value>.+))?")
 ELSEWHERE = re.compile(
     r"make [\w-]+|dovetail(\.\w+)+|runs/NAME/\S*|tensorboard .*|package\.module:Class|[A-Z]\w+|/tmp"
 )
-# what the documents of the five tell their reader to type or to set
+# commands and settings in the documents of the five projects
 THEIRS = """
 start_ray.sh uv_setup.sh env_setup.sh run_online_rl.py run_online_rl_openpi.py --robot --inference_algorithm --train_config
 --policy_yaml --inference_runtime_params_config --inference_runtime_topics_config --human_reward_labeler

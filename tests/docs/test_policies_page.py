@@ -1,4 +1,4 @@
-"""What docs/policies.md says of components is so, and its example works."""
+"""The components in docs/policies.md are correct, and its example works."""
 
 import importlib
 import re
@@ -48,12 +48,12 @@ class Chance:
     "kind", ["gaussian_mlp", "flow", "steered", "flow_actor", "actor_critic", "flow_actor_critic"]
 )
 def test_the_table_names_the_components(kind):
-    (said,) = re.findall(rf"^\| `{kind}` \| (.*) \|$", PAGE, re.MULTILINE)
+    (names,) = re.findall(rf"^\| `{kind}` \| (.*) \|$", PAGE, re.MULTILINE)
     extra = {"inputs": ["joint_pos", "front"]} if kind in ("flow", "steered") else {}
     section = PluginSection.parse("policy", {"type": kind, **extra})
     policy = build_policy(section, robot=arm("franka_panda", 7), seed=0)
     flow = {"actor", "encoder"} if kind == "steered" else set()
-    assert set(policy.components) == (set(re.findall(r"`(\w+)`", said)) - {"flow"}) | flow
+    assert set(policy.components) == (set(re.findall(r"`(\w+)`", names)) - {"flow"}) | flow
 
 
 def test_the_example_learns_from_both(tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def test_lossy_encoding_is_close_and_repeatable(codec: str, size: tuple[int, int
 @pytest.mark.parametrize("codec", ["ffv1", "h264", "av1"])
 def test_encoded_bytes_depend_only_on_frames(codec: str) -> None:
     """x264 reads memory that it has not set, of B-frames and of its macroblock tree: found by running with other
-    rubbish in it each time. What another encoder leaves behind shows it in one film of thirty."""
+    rubbish in it each time. What another encoder leaves behind shows it in one video of thirty."""
     frames, rubbish = smooth(12, 48, 65), np.random.default_rng(0)
     found = set()
     for size in range(1000, 200_000, 2000):

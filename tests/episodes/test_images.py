@@ -1,4 +1,4 @@
-"""Images in the log: which codec is used for what, what the manifest says of it, and frames as a stream."""
+"""Images in the log: choice of the codec, entries in the manifest, and streaming of frames."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_frames_verifies_file_first(tmp_path: Path, make_episode: Make) -> None:
 
 
 def test_frames_streams_with_bounded_memory(tmp_path: Path, make_episode: Make) -> None:
-    """numpy tells tracemalloc of its arrays: streaming peaks at a few frames, loading at all of them, once."""
+    """Peak memory by tracemalloc: streaming holds a few frames, loading holds all frames once."""
     pictures = np.repeat(smooth(41, 60, 80), 4, axis=1)  # 240 x 80
     log = EpisodeLog(tmp_path)
     log.commit(make_episode(num_steps=80, pictures=pictures))

@@ -307,7 +307,7 @@ def test_repair_with_outdated_finding_changes_nothing(folder: Path) -> None:
     flip(folder / "a" / "steps.parquet", 200)
     repair(folder, finding)
     assert path.read_bytes() == original
-    flip(folder / "a" / "steps.parquet", 40)  # it could not tell the difference: so a good one is let alone
+    flip(folder / "a" / "steps.parquet", 40)  # undetectable, so an intact file is left alone
     repair(folder, finding)
     assert path.read_bytes() == original
 

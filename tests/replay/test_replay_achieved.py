@@ -41,7 +41,7 @@ def measured(episode: Episode) -> Episode:
     return dataclasses.replace(episode, segments=tuple(segments))
 
 
-def telling(number: int, num_steps: int, **other: Any) -> Episode:
+def measured_episode(number: int, num_steps: int, **other: Any) -> Episode:
     return measured(make_traceable_episode(number, num_steps, robot=CHECKABLE_WINDOW, **other))
 
 
@@ -62,7 +62,7 @@ def all_of(replay: MappedReplay, view: View, window: Window) -> dict[str, Array]
 def test_achieved_actions_do_not_cross_episode_borders(open_replay: Open) -> None:
     replay = open_replay(keys=("state",))
     for number, num_steps in ((1, 3), (2, 2)):
-        episode = telling(number, num_steps)
+        episode = measured_episode(number, num_steps)
         replay.add(episode, label(episode))
     into = all_of(replay, View(), Window())
     assert into["achieved"][:, 0].tolist() == [1, 2, 3, 1, 2]
@@ -79,7 +79,7 @@ def test_achieved_actions_do_not_cross_episode_borders(open_replay: Open) -> Non
 @pytest.mark.parametrize("ended_first", [False, True])
 def test_achieved_actions_of_running_episode_are_nan(open_replay: Open, ended_first: bool) -> None:
     replay = open_replay(keys=("state",))
-    episode = telling(1, 5, cuts=(2, 4))
+    episode = measured_episode(1, 5, cuts=(2, 4))
     for segment in episode.segments if ended_first else episode.segments[:2]:
         replay.extend(episode.start, segment)
     assert np.isnan(all_of(replay, View(), Window())["achieved"]).all()
@@ -91,17 +91,17 @@ def test_achieved_actions_of_running_episode_are_nan(open_replay: Open, ended_fi
 
 def test_moved_demonstration_keeps_achieved_actions(open_replay: Open) -> None:
     replay = open_replay(keys=("state",), capacity_rows=12)
-    demo = telling(0, 3, purpose=Purpose.DEMO)
+    demo = measured_episode(0, 3, purpose=Purpose.DEMO)
     replay.add(demo, label(demo))
     for number in range(1, 6):
-        episode = telling(number, 4)
+        episode = measured_episode(number, 4)
         replay.add(episode, label(episode))
     assert all_of(replay, View(part="demo"), Window())["achieved"][:, 0].tolist() == [1, 2, 3]
 
 
 def test_relabel_keeps_achieved_actions_and_updates_accepted_view(open_replay: Open) -> None:
     replay = open_replay(keys=("state",))
-    episode = telling(1, 3)
+    episode = measured_episode(1, 3)
     replay.add(episode, label(episode))  # returns 1
     assert replay.size(View(return_above=1.0)) == 0  # more than that, not as much
     replay.relabel(label(episode, reward=0.25))  # 1.75
@@ -120,7 +120,7 @@ def test_robot_without_achieved_actions_has_no_column(open_replay: Open) -> None
 def test_episode_without_achieved_actions_is_nan(open_replay: Open) -> None:
     """Observations that the replay does not store may differ between robots."""
     replay = open_replay(keys=("state",))
-    first = telling(1, 2)
+    first = measured_episode(1, 2)
     blind = dataclasses.replace(CHECKABLE_WINDOW, name="blind", observation=ROBOT.observation)
     second = make_traceable_episode(2, 2, robot=blind)
     for episode in (first, second):

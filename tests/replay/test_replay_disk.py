@@ -135,7 +135,7 @@ def test_full_disk_during_eviction_keeps_demonstrations(small_disk: SmallDisk) -
         small_disk.fill()
         with pytest.raises(StoreError, match=r"cannot write .*Free disk space or lower replay.capacity_gb"):
             replay.add(last, label(last))
-        assert replay.ids() == ["e1", "e2"]  # nobody left for what did not come
+        assert replay.ids() == ["e1", "e2"]  # a failed addition evicts no episode
         assert_matches_model(replay, model)
         small_disk.clear()
         replay.add(last, label(last))
@@ -198,10 +198,10 @@ def test_second_writer_is_refused_in_any_process(tmp_path: Path) -> None:
             except StoreError as error:
                 write(str(error).encode())
 
-        said, code = Child(live).join()
+        output, code = Child(live).join()
         assert code == 0
-        assert said.decode().startswith("another process is writing the replay")
-        assert b"\n" not in said
+        assert output.decode().startswith("another process is writing the replay")
+        assert b"\n" not in output
         replay.close()
         second.open()
         assert second.ids() == ["e1"]
@@ -307,9 +307,9 @@ def test_other_schema_keys_or_capacity_reset_replay(tmp_path: Path, monkeypatch:
 
     def reason(replay: MappedReplay) -> str | None:
         with closing(replay):
-            told = replay.open()
+            reset_reason = replay.open()
             assert replay.size(View()) == 0
-            return told
+            return reset_reason
 
     filled()
     with monkeypatch.context() as later:

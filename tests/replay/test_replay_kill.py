@@ -75,7 +75,7 @@ def test_writer_killed_at_random_times_leaves_valid_replay(in_memory: Path, roun
                 for operation in todo:
                     operation.do(replay)
                     write(b".")
-                raise AssertionError("nobody killed it")
+                raise AssertionError("it was not killed")
 
             with Child(live) as child:
                 if dice.random() < 0.8:
@@ -105,8 +105,8 @@ def test_writer_killed_at_random_times_leaves_valid_replay(in_memory: Path, roun
                     if todo[0].name == "add":
                         log.append(todo[0])
                     del todo[0]
-        for watcher in (anything, online):
-            watcher.wait_for(5 * rounds)
+        for sampler in (anything, online):
+            sampler.wait_for(5 * rounds)
         watched = [anything.stop(), online.stop()]
     assert num_done > rounds / 4
     if rounds > 100:
@@ -198,7 +198,7 @@ def test_writer_killed_at_each_write_leaves_valid_replay(in_memory: Path, name: 
             underway.do(replay)
             write(b"done")
 
-        said, code = Child(live).join()
+        output, code = Child(live).join()
         with closing(open_mapped(folder)) as replay:
             reason = replay.open()
             if reason is not None:
@@ -209,30 +209,30 @@ def test_writer_killed_at_each_write_leaves_valid_replay(in_memory: Path, name: 
                 for operation in before:
                     operation.do(replay)
                     operation.apply_to_model(model)
-                outcomes.add("anew")
+                outcomes.add("reset")
             else:
                 outcomes.add("after" if settle(replay, model, underway) else "before")
-            if said:  # acknowledged
+            if output:  # acknowledged
                 assert code == 0
                 assert reason is None
                 underway.apply_to_model(model)
                 assert is_same(replay, model)
-            underway.do(replay)  # doing it again is harmless
+            underway.do(replay)  # repeating it is harmless
             underway.apply_to_model(model)
             assert is_same(replay, model)
-            for number in (101, 102, 103):  # and also when it has left
+            for number in (101, 102, 103):  # also after its episode was evicted
                 episode = checkable_episode(number, 9)
                 for operation in (Operation("add", (episode, verdict(episode, good=True))), underway):
                     operation.do(replay)
                     operation.apply_to_model(model)
             assert is_same(replay, model)
-        if said:
-            break  # that was after its last moment
+        if output:
+            break  # it finished before the kill
         assert code == -signal.SIGKILL
         when += every
     assert when > 3
     if every == 1:
-        assert outcomes == {"before", "after", "anew"}
+        assert outcomes == {"before", "after", "reset"}
 
 
 def test_kill_during_reset_leaves_empty_replay(tmp_path: Path) -> None:
@@ -326,15 +326,15 @@ def test_reader_waiting_for_relabel_continues_after_writer_restart(
     first = checkable_episode(1, 6)
     with closing(open_mapped(folder)) as replay:
         replay.add(first, verdict(first, good=False))
-    with SamplingProcess(folder) as watcher, closing(open_mapped(folder)) as replay:
-        watcher.wait_for(1)
+    with SamplingProcess(folder) as sampler, closing(open_mapped(folder)) as replay:
+        sampler.wait_for(1)
         kill_inside_publishing(folder, 1, relabelling=True)
         time.sleep(0.2)  # it must wait: some rewards may be new
         assert replay.open() == "its writer was killed while it was publishing"
         second = checkable_episode(2, 4)
         replay.add(second, verdict(second, good=True))
-        watcher.wait_for(watcher.num_batches + 5)
-        found = watcher.stop()
+        sampler.wait_for(sampler.num_batches + 5)
+        found = sampler.stop()
     assert found["bad"] == 0
     assert found["numbers"] == 2  # it has seen the first episode, and the second
 
@@ -348,9 +348,9 @@ def test_reader_raises_if_relabel_is_never_finished(tmp_path: Path, monkeypatch:
     assert view.size(View()) == 6
     kill_inside_publishing(folder, 1, relabelling=True)
     monkeypatch.setattr(reader, "_TIMEOUT_S", 0.05)
-    with pytest.raises(StoreError, match=r"its writer was killed.*restart the writer") as told:
+    with pytest.raises(StoreError, match=r"its writer was killed.*restart the writer") as error:
         view.sample(checkable_batch(4), view=View(), rng=np.random.default_rng(0), window=CHECKABLE_WINDOW)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_interrupted_publication_resets_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -89,8 +89,8 @@ def test_many_reader_processes_are_consistent(in_memory: Path) -> None:
         child.wait_for(2)
         with SamplingProcess(folder) as one, SamplingProcess(folder, view=View(part="prior")) as two:
             child.wait_for(60)
-            for watcher in (one, two):
-                watcher.wait_for(200)
+            for sampler in (one, two):
+                sampler.wait_for(200)
             found = [one.stop(), two.stop()]
     for what in found:
         assert what["bad"] == 0
@@ -151,9 +151,9 @@ def test_reader_that_is_always_overwritten_raises(tmp_path: Path, monkeypatch: p
         replay.add(first, verdict(first, good=True))
         monkeypatch.setattr(reader, "_TIMEOUT_S", 0.05)
         monkeypatch.setattr(reader.ReaderFiles, "none_overwritten", lambda self, oldest: False)
-        with pytest.raises(StoreError, match="changes faster than a batch can be read") as told:
+        with pytest.raises(StoreError, match="changes faster than a batch can be read") as error:
             replay.sample(checkable_batch(4), view=View(), rng=np.random.default_rng(0), window=CHECKABLE_WINDOW)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(error.value)
 
 
 def test_old_snapshot_stays_valid_while_episode_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,7 +259,7 @@ def test_first_episode_may_arrive_during_read(tmp_path: Path, monkeypatch: pytes
 
 
 def test_reader_is_thread_safe(in_memory: Path) -> None:
-    """A learner samples ahead in one thread and asks for sizes in another, while the store is thrown away and made anew
+    """A learner samples ahead in one thread and asks for sizes in another, while the store is reset
     with other rows, other keys and another length."""
     folder = in_memory / "replay"
     into, failures, num_batches = checkable_batch(24), [], [0, 0]

@@ -90,7 +90,7 @@ def rotation(quat: Array) -> npt.NDArray[np.float64]:
     return np.asarray((w * w - v @ v) * np.eye(3) + 2 * np.outer(v, v) + 2 * w * cross)
 
 
-# ---- whatever is asked for
+# ---- arbitrary commands
 
 
 numbers = st.floats(allow_nan=True, allow_infinity=True, width=64) | st.floats(-0.1, 0.1) | st.floats(-3, 3)

@@ -24,7 +24,7 @@ GOING = np.array([0.01, 0, 0, 0, 0, 0, 1], np.float32)
 
 
 class Filming(FakeArm):
-    """Cameras that say when they took their newest frame; `frozen[name]` is when one stopped."""
+    """Cameras with the time of their newest frame; `frozen[name]` is the time when one stopped."""
 
     def __init__(self, *, task=None, every_ticks=1, cameras=("front",)):
         super().__init__(FakeArmConfig(), task=task)
@@ -181,7 +181,7 @@ def test_oldest_frame_decides():
 
 
 def test_ease_halves_the_motion_of_joint_targets():
-    """A perfectly tracking arm is at its target, so the last command tells its speed."""
+    """A perfectly tracking arm is at its target, so the last command gives its speed."""
     raw = FakeBimanual(FakeBimanualConfig(image_size=(8, 6)))
     clock = SimulatedClock()
     clock.on_advance(raw.advance)

@@ -27,11 +27,11 @@ def _put_tool(world, offset, turn=(0.0, 0.0, 0.0)):
 def test_each_slot_has_less_than_1_mm_of_play_on_each_side():
     task, robot = make(TASK, "panda")
     model, geom = robot.world.model, robot.world.geom_id
-    centre, half = model.geom_pos[geom("blade_a")], model.geom_size[geom("blade_a")]
+    center, half = model.geom_pos[geom("blade_a")], model.geom_size[geom("blade_a")]
     middle, end, side = geom("middle"), geom("end_a"), geom("side_a")
     plays = (
-        centre[0] - half[0] - (model.geom_pos[middle][0] + model.geom_size[middle][0]),
-        model.geom_pos[end][0] - model.geom_size[end][0] - (centre[0] + half[0]),
+        center[0] - half[0] - (model.geom_pos[middle][0] + model.geom_size[middle][0]),
+        model.geom_pos[end][0] - model.geom_size[end][0] - (center[0] + half[0]),
         model.geom_pos[side][1] - model.geom_size[side][1] - half[1],
     )
     assert plays == pytest.approx((0.0008, 0.0008, 0.0008), abs=1e-9)

@@ -183,7 +183,7 @@ def test_state_points_from_the_tip_to_the_hole_in_the_reset_frame():
     assert task.read_state(world)[3:6] == pytest.approx((0.0, 0.0, 0.0), abs=1e-6)
 
 
-# ---- a socket that is not where it is said to be
+# ---- a socket whose reported position has an error
 
 
 def _make_hidden(offset_m):
@@ -192,8 +192,8 @@ def _make_hidden(offset_m):
     return task, SimRobot(SimRobotConfig(arm="panda", max_step_m=0.01, max_lead_m=0.01), task=task)
 
 
-def _said(task, world):
-    """How far from the tip the socket is said to be, in the socket's own frame."""
+def _reported_offset(task, world):
+    """The reported offset of the socket from the tip, in the socket's frame."""
     return rotate(quat_conjugate(world.body_pose("socket")[1]), task.reset_rotation @ task.read_state(world)[:3])
 
 
@@ -204,13 +204,13 @@ def test_hidden_offset_moves_the_reported_socket():
     for seed in range(40):
         task.reset(robot, rng=np.random.default_rng(seed))
         plain.reset(plain_robot, rng=np.random.default_rng(seed))
-        for body in ("socket", "tool"):  # the world is the same: only what is said of it differs
+        for body in ("socket", "tool"):  # the worlds are equal; only the reported state differs
             assert robot.world.body_pose(body)[0] == pytest.approx(plain_robot.world.body_pose(body)[0], abs=1e-9)
-        offsets.append(_said(task, robot.world) + task.fit(robot.world).position)
+        offsets.append(_reported_offset(task, robot.world) + task.fit(robot.world).position)
         robot.send(np.array((0.01, 0.0, 0.0, 0.0, 0.0, 0.0), np.float32))
         robot.advance(100_000_000)
-        after = _said(task, robot.world) + task.fit(robot.world).position
-        assert after == pytest.approx(offsets[-1], abs=1e-6)  # the same all through an episode
+        after = _reported_offset(task, robot.world) + task.fit(robot.world).position
+        assert after == pytest.approx(offsets[-1], abs=1e-6)  # constant within an episode
     offsets = np.array(offsets)
     assert np.abs(offsets[:, :2]).max() <= 0.002 + 1e-6
     assert (offsets[:, :2].max(axis=0) > 0.0015).all()

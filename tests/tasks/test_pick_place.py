@@ -28,7 +28,7 @@ def test_resets_fill_their_regions_and_never_start_solved(arm):
     assert (np.ptp(cubes, axis=0) >= 0.20).all()
     assert (np.ptp(trays, axis=0) >= (0.11, 0.055)).all()
     assert (np.ptp(starts, axis=0) >= (0.09, 0.09, 0.03)).all()
-    # open pads reach 52 mm from the cube's centre, the turned tray 79 mm from its own
+    # open pads reach 52 mm from the cube's center, the turned tray 79 mm from its own
     assert np.subtract(trays, cubes)[:, 1].min() >= 0.052 + 0.064
 
 

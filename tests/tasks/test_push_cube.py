@@ -146,7 +146,7 @@ def test_state_has_push_start_and_relative_tcp():
     task, robot = reset(TASK, "panda", 0)
     world = robot.world
     mark, tcp = world.body_pose("mark")[0], world.tcp_pose()[0]
-    world.set_free_body("cube", (mark[0] - 0.08, mark[1], 0.02))  # to be pushed along x, 50 mm behind its centre
+    world.set_free_body("cube", (mark[0] - 0.08, mark[1], 0.02))  # to be pushed along x, 50 mm behind its center
     world.forward()
     state = dict(zip(task.state_names, task.read_state(world), strict=True))
     way = task.reset_rotation @ (state["way_x"], state["way_y"], 0.0)

@@ -134,7 +134,7 @@ def _state(task, world):
 
 
 def test_state_has_the_next_object():
-    """Of three things that lie about, who only sees them cannot tell which one an expert is about to take."""
+    """With three objects on the table, images do not show which one the expert takes next."""
     task, robot = reset(TASK, "panda", 3)
     world = robot.world
     for name in THINGS:

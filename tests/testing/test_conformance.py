@@ -557,7 +557,7 @@ class Tosses(SequentialActor):
 
 
 class Ignores(SequentialActor):
-    """Nobody takes over here."""
+    """Never takes over."""
 
     def __init__(self, config: ActorConfig, *, operator: Any, **handles: Any) -> None:
         operator.poll = lambda observation: HumanInput()

@@ -1,6 +1,6 @@
 """The real `lerobot` package in a separate environment: it loads and trains on exports, and its datasets are imported.
 
-`scripts/lerobot-env` makes the environment the first time, which takes minutes and the network; LEROBOT_ENV says where
+`scripts/lerobot-env` makes the environment the first time, which takes minutes and the network; LEROBOT_ENV sets where
 else one is.
 """
 
@@ -145,7 +145,7 @@ def test_lerobot_policy_trains_on_export(tmp_path: Path, lerobot: Any) -> None:
     export(_Teacher(range(8), num_steps=12), tmp_path / "out", sizes=FileSizes(data_mb=0.02))
     found = lerobot("train", tmp_path / "out")
     assert found["inputs"] == ["observation.images.camera_front", "observation.images.wrist", "observation.state"]
-    assert found["outputs"] == ["action"], "and nothing of ours besides is taken for an action"
+    assert found["outputs"] == ["action"], "no other column is taken for an action"
     losses = np.array(found["losses"])
     assert np.isfinite(losses).all()
     assert losses[-10:].mean() < 0.5 * losses[:5].mean()

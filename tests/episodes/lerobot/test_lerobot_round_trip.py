@@ -185,7 +185,7 @@ def test_broken_datasets_are_refused(tmp_path: Path) -> None:
         list(open_dataset(root).episodes())
 
 
-# Anything numpy calls a number, of any small shape: the low-dimensional part is exact whatever it is.
+# Any numeric dtype and any small shape: low-dimensional values are stored exactly.
 _DTYPES = st.sampled_from(
     [
         "float32",

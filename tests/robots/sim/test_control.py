@@ -106,8 +106,10 @@ def test_reference_out_of_reach_moves_back(world: World, controller: CartesianDe
 
 
 def test_gripper_is_sticky(world: World, controller: CartesianDelta) -> None:
-    said = [controller.command(world, (0,) * 6 + (value,))[6] for value in (0.5, 0.45, 0.39, 0.5, 0.59, 0.61, 0.5)]
-    assert said == [1, 1, 0, 0, 0, 1, 1]
+    commands = [
+        controller.command(world, (0,) * 6 + (value,))[6] for value in (0.5, 0.45, 0.39, 0.5, 0.59, 0.61, 0.5)
+    ]
+    assert commands == [1, 1, 0, 0, 0, 1, 1]
 
 
 def test_gripper_opens_and_closes(world: World, controller: CartesianDelta) -> None:

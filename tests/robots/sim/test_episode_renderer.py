@@ -20,21 +20,21 @@ def build(task_name: str, arm: str = "panda"):
 
 
 def record(task_name: str, *, seeds: tuple[int, ...], arm: str = "panda", camera: str = "front"):
-    """A few ticks of the expert after each reset: what the probe said, and what the camera saw meanwhile."""
+    """A few ticks of the expert after each reset: the probe values and the camera images."""
     task, robot = build(task_name, arm)
     cameras = Cameras(world=robot.world, names=(camera,), **SIZE)
-    probes, seen = [], []
+    probes, images = [], []
     for seed in seeds:
         task.reset(robot, rng=np.random.default_rng(seed))
         expert = task.expert()
         expert.reset(np.random.default_rng(seed))
         for _ in range(6):
             probes.append(robot.probe())
-            seen.append(cameras.render(camera))
+            images.append(cameras.render(camera))
             robot.send(expert.act(robot.observe()))
             robot.advance(200_000_000)
     cameras.close()
-    return {key: np.stack([probe[key] for probe in probes]) for key in probes[0]}, np.stack(seen)
+    return {key: np.stack([probe[key] for probe in probes]) for key in probes[0]}, np.stack(images)
 
 
 @pytest.mark.parametrize(
@@ -47,23 +47,23 @@ def record(task_name: str, *, seeds: tuple[int, ...], arm: str = "panda", camera
     ],
 )
 def test_rendered_frames_equal_the_live_camera(task: str, arm: str, camera: str) -> None:
-    columns, seen = record(task, seeds=(1, 2), arm=arm, camera=camera)
-    assert len(np.unique(seen[:, ::4, ::4], axis=0)) == len(seen), "a still picture would prove nothing"
+    columns, images = record(task, seeds=(1, 2), arm=arm, camera=camera)
+    assert len(np.unique(images[:, ::4, ::4], axis=0)) == len(images), "the test needs images that differ"
     _, other = build(task, arm)
-    with EpisodeRenderer(other.world, camera=camera, **SIZE) as film:
-        np.testing.assert_array_equal(np.stack(list(film.frames(columns))), seen)
+    with EpisodeRenderer(other.world, camera=camera, **SIZE) as renderer:
+        np.testing.assert_array_equal(np.stack(list(renderer.frames(columns))), images)
 
 
 def test_frame_iterators_may_be_interleaved() -> None:
-    columns, seen = record("peg_insertion", seeds=(1, 2))
+    columns, images = record("peg_insertion", seeds=(1, 2))
     _, other = build("peg_insertion")
-    half = len(seen) // 2
-    with EpisodeRenderer(other.world, **SIZE) as film:
-        first = film.frames({key: column[:half] for key, column in columns.items()})
-        second = film.frames({key: column[half:] for key, column in columns.items()})
+    half = len(images) // 2
+    with EpisodeRenderer(other.world, **SIZE) as renderer:
+        first = renderer.frames({key: column[:half] for key, column in columns.items()})
+        second = renderer.frames({key: column[half:] for key, column in columns.items()})
         for index, (a, b) in enumerate(zip(first, second, strict=True)):
-            np.testing.assert_array_equal(a, seen[index])
-            np.testing.assert_array_equal(b, seen[half + index])
+            np.testing.assert_array_equal(a, images[index])
+            np.testing.assert_array_equal(b, images[half + index])
 
 
 def test_probe_returns_copies() -> None:
@@ -86,13 +86,13 @@ def test_fixtures_exclude_the_arm() -> None:
 
 def test_columns_of_another_world_are_rejected() -> None:
     _, robot = build("peg_insertion")
-    film = EpisodeRenderer(robot.world, **SIZE)
+    renderer = EpisodeRenderer(robot.world, **SIZE)
     fitting = {key: value[None] for key, value in robot.probe().items()}
     with pytest.raises(UsageError, match="the trace has no sim_fixtures"):
-        film.frames({"sim_qpos": fitting["sim_qpos"]})
+        renderer.frames({"sim_qpos": fitting["sim_qpos"]})
     with pytest.raises(UsageError, match="of another scene"):
-        film.frames({**fitting, "sim_qpos": np.zeros((1, 3))})
+        renderer.frames({**fitting, "sim_qpos": np.zeros((1, 3))})
     with pytest.raises(UsageError, match="of another scene"):
-        film.frames({**fitting, "sim_fixtures": np.zeros((1, 9, 7))})
+        renderer.frames({**fitting, "sim_fixtures": np.zeros((1, 9, 7))})
     with pytest.raises(ConfigError, match="Did you mean 'front'"):
         EpisodeRenderer(robot.world, camera="fornt", **SIZE)

@@ -32,11 +32,11 @@ def test_arm_holds_itself_against_gravity(world: World) -> None:
 
 
 def test_place_arm_is_exact_fast_and_at_rest(world: World) -> None:
-    centre = np.array(world.arm.workspace_center)
+    center = np.array(world.arm.workspace_center)
     rng = np.random.default_rng(0)
     took = []
     for _ in range(30):
-        target = centre + rng.uniform(-0.06, 0.06, 3)
+        target = center + rng.uniform(-0.06, 0.06, 3)
         quat = quat_multiply(quat_from_rotvec(rng.uniform(-0.2, 0.2, 3)), DOWN)
         start = time.perf_counter()
         world.place_arm(target, quat, gripper=0.5)
