@@ -156,9 +156,9 @@ def test_the_same_order_gives_the_same_episode():
     (a, p, _, _), (b, q, _, _) = setup(), setup()
     b.run(order(index=4))  # what ran before does not matter
     q.calls = 0
-    one, other = a.run(order(index=9)), b.run(order(index=9))
+    first, second = a.run(order(index=9)), b.run(order(index=9))
     assert p.seeds == q.seeds[3:]
-    assert np.array_equal(one.column("observation/ee_pose"), other.column("observation/ee_pose"))
+    assert np.array_equal(first.column("observation/ee_pose"), second.column("observation/ee_pose"))
     assert p.seeds != q.seeds[:3]
 
 

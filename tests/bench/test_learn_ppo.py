@@ -54,7 +54,7 @@ def test_settings_change_only_what_is_measured(mode):
     changed = {name for name in shipped if algorithm[name] != shipped[name]}
     assert changed <= {"num_envs", "rollout_steps", "asynchronous"}
     assert algorithm["asynchronous"] == (mode == "async")
-    sizes = [one["num_envs"] * one["rollout_steps"] for one in (algorithm, shipped)]
+    sizes = [config["num_envs"] * config["rollout_steps"] for config in (algorithm, shipped)]
     assert sizes[0] == sizes[1]
     build_assembly(config).close()
 

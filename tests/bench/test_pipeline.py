@@ -144,7 +144,7 @@ def test_arms_deliver_at_the_recorded_rate_and_retry_refused_episodes():
     assert offered == 19  # ten of one arm, nine of the other, which starts half a period earlier
     assert len(latencies) <= offered
     assert len(set(ids)) == len(ids) >= 2
-    assert all(segment.episode_id == one.id for one in taken for segment in one.segments)
+    assert all(segment.episode_id == episode.id for episode in taken for segment in episode.segments)
 
 
 @pytest.mark.slow

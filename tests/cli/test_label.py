@@ -68,7 +68,7 @@ def verdicts_of(run: RunFolder, labeler: str = "vlm") -> list[bool | None]:
 def counts(run: RunFolder) -> list[str]:
     store = LabelStore(run.labels)
     labels = [store.current(f"e{number}") for number in range(len(TRUTH))]
-    return [one.labeler if one else "-" for one in labels]
+    return [each.labeler if each else "-" for each in labels]
 
 
 def test_episodes_are_labeled_concurrently(cli: Cli, server: ChatServer, run: RunFolder) -> None:

@@ -24,7 +24,7 @@ from dovetail.weights.store import DiskWeightStore
 from support.command_line import Cli
 
 
-def test_the_report(finished: Path) -> None:
+def test_report_has_the_results(finished: Path) -> None:
     report = json.loads((finished / "report.json").read_text())
     for name in ("success_before", "success_after", "untrained"):
         assert set(report[name]) == {"rate", "low", "high", "episodes"}

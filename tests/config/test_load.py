@@ -309,7 +309,7 @@ def test_recipes_have_a_name_a_description_and_a_task() -> None:
 
 
 @pytest.mark.parametrize("name", ["peg-insertion", "peg_insertion"])
-def test_a_recipe_by_either_spelling(name: str, base: str) -> None:
+def test_recipe_is_found_by_either_spelling(name: str, base: str) -> None:
     config = load([name, base])  # `base` replaces every plugin, so that no other folder is needed
     assert config.run.deterministic_share == 0.5
 
@@ -325,7 +325,7 @@ def test_files_with_bases(tmp_path: Path, base: str) -> None:
     assert config.policy == load([base]).policy
 
 
-def test_a_recipe_with_a_base() -> None:
+def test_recipe_with_a_base_is_merged() -> None:
     assert load(["peg-insertion-async"]) == load(["peg-insertion"], ["runtime=ray"])
 
 
@@ -337,7 +337,7 @@ def test_a_recipe_with_a_base() -> None:
         ("base: nothing", "no recipe or file named|config file not found"),
     ],
 )
-def test_a_base_that_is_none(tmp_path: Path, text: str, problem: str) -> None:
+def test_invalid_base_is_refused(tmp_path: Path, text: str, problem: str) -> None:
     (tmp_path / "a.yaml").write_text(text)
     (tmp_path / "b.yaml").write_text("base: a.yaml")
     with pytest.raises(ConfigError, match=problem):
@@ -429,7 +429,7 @@ def test_a_run_saved_before_a_setting_existed_still_loads(base: str, tmp_path: P
     assert load_saved(tmp_path).config == load([base])
 
 
-def test_not_a_run_folder(base: str, tmp_path: Path) -> None:
+def test_folder_without_a_run_is_refused(base: str, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="is not a run folder"):
         load_saved(tmp_path)
     (tmp_path / "config.yaml").write_text(BASE)

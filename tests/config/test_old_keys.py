@@ -88,7 +88,7 @@ def test_an_override_through_a_renamed_mapping_is_accepted(recipe: str, monkeypa
     monkeypatch.setattr(Learner.Config, "RENAMED", {"top": "head"})
     with pytest.warns(ConfigWarning) as caught:
         assert learner(load([recipe], ["algorithm.top.size=7"])).head.width == 7
-    assert [str(one.message) for one in caught] == [
+    assert [str(warning.message) for warning in caught] == [
         "'algorithm.top' is now 'algorithm.head'",
         "'algorithm.top.size' is now 'algorithm.head.width'",
     ]
@@ -148,7 +148,7 @@ def test_a_run_folder_of_an_older_version_keeps_its_hash(recipe: str, tmp_path: 
     (run / "config.yaml").write_text(f"# hash: {stored}\n{_yaml.dump(data)}")
     with pytest.warns(ConfigWarning) as caught:
         assert load_saved(run) == (config, stored)
-    assert [str(one.message) for one in caught] == [
+    assert [str(warning.message) for warning in caught] == [
         f"config of {run} was written by an older version: 1 setting renamed, 1 removed"
     ]
     with pytest.warns(ConfigWarning):

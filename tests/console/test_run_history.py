@@ -83,7 +83,7 @@ def test_advice_lists_warnings_first_and_drops_ended_advice(run):
     )
     history = RunHistory(RunFiles(run))
     history.read()
-    assert [one["message"] for one in history.advice()] == ["b!", "c!"]
+    assert [advice["message"] for advice in history.advice()] == ["b!", "c!"]
 
 
 def test_repeated_rollout_counts_once(run):

@@ -69,8 +69,8 @@ def test_rotations_are_in_the_frame_of_the_first_pose():
 
 
 def test_opposite_quaternions_give_the_same_rotation():
-    one, other = np.array(about_z(0.1)), -np.array(about_z(0.15))
-    observations = {"ee_pose": poses(((0, 0, 0), one), ((0, 0, 0), other))}
+    first, second = np.array(about_z(0.1)), -np.array(about_z(0.15))
+    observations = {"ee_pose": poses(((0, 0, 0), first), ((0, 0, 0), second))}
     achieved = achieved_actions(CARTESIAN, observations, np.zeros((1, 7), np.float32))
     np.testing.assert_allclose(achieved[0, 3:6], [0, 0, 0.05], atol=1e-6)
 

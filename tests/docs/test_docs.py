@@ -67,7 +67,7 @@ def test_links_and_images_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
-def test_what_is_mentioned_exists(page):
+def test_mentioned_files_and_names_exist(page):
     assert mention_problems(page.read_text()) == []
 
 
@@ -150,18 +150,18 @@ def test_the_tutorials_task_is_one_short_file():
         ("dovetail bench spe", "no bench"),
     ],
 )
-def test_a_wrong_command_is_noticed(line, because):
+def test_wrong_command_is_found(line, because):
     assert commands(f"```sh\n{line}  # a comment\n```\n") == [line]
     assert commands(f"Say `{line}`.") == [line]
     assert because in (command_problem(line) or "")
 
 
-def test_a_dead_link_is_noticed():
+def test_dead_link_is_found():
     text = "[a](docs/tutorial.md#5), ![b](docs/gone.png), [c](https://example.com/x), [d](GONE.md)"
     assert link_problems(text, ROOT) == ["docs/gone.png", "GONE.md"]
 
 
-def test_a_mention_of_nothing_is_noticed():
+def test_mention_of_a_missing_name_is_found():
     text = (
         "`dovetail.testing.check_robot`, `dovetail.testing.check_moon`, `core/disk.py`, `core/disc.py`, `make fly`"
     )
@@ -169,7 +169,7 @@ def test_a_mention_of_nothing_is_noticed():
 
 
 @pytest.mark.parametrize("text", ["see /home/me/runs", "`/tmp/x`", "(/work/main/README.md)", r"C:\runs"])
-def test_a_machines_path_is_noticed(text):
+def test_local_path_is_found(text):
     assert MACHINE_PATH.search(text)
 
 
@@ -178,7 +178,7 @@ def test_other_slashes_are_fine(text):
     assert not MACHINE_PATH.search(text)
 
 
-def test_a_tutorial_that_rotted_is_noticed(written):
+def test_outdated_tutorial_is_found(written):
     text = TUTORIAL.read_text()
     rotten = text.replace("else -0.02  # first above the button, then through it", "else 0.02  # never through it")
     assert rotten != text

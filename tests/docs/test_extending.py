@@ -70,7 +70,7 @@ def here(lab, monkeypatch):
         del sys.modules[name]
 
 
-def test_it_is_listed_under_its_own_names(lab):
+def test_plugins_of_the_page_are_listed(lab):
     lines = [line for line in child(lab, "-m", "dovetail.cli", "plugins").splitlines() if "my-lab" in line]
     ours = {(kind, name): rest for kind, name, rest in (line.split(maxsplit=2) for line in lines)}
     assert set(ours) == NAMES
@@ -83,7 +83,7 @@ def test_its_own_tests_pass(lab):
     assert "5 passed" in output
 
 
-def test_it_learns_in_a_run_of_its_own(lab):
+def test_plugins_of_the_page_learn_in_a_run(lab):
     child(lab, "-m", "dovetail.cli", "run", "touch-dot.yaml", *SHORT, *QUICK, "--name", "dots", "--quiet")
     run = lab / "runs" / "dots"
     report = json.loads((run / "report.json").read_text())
@@ -96,7 +96,7 @@ def test_it_learns_in_a_run_of_its_own(lab):
     assert len(list((run / "weights").glob("v*.json"))) > 1
 
 
-def test_the_doctor_finds_nothing_wrong(lab):
+def test_doctor_reports_no_problem(lab):
     assert "policy chunk_mlp, algorithm self_imitation fit each other" in child(
         lab, "-m", "dovetail.cli", "doctor", "touch-dot.yaml"
     )
@@ -152,7 +152,7 @@ def controller():
         thread.join()
 
 
-def test_the_driver_keeps_the_robot_contract(here, controller):
+def test_driver_passes_the_robot_checks(here, controller):
     from my_lab.net_plotter import NetPlotter, NetPlotterConfig
 
     config = NetPlotterConfig(host="127.0.0.1", port=controller.server_address[1], control_hz=10.0, timeout_s=10.0)
@@ -165,7 +165,7 @@ def test_the_driver_keeps_the_robot_contract(here, controller):
     robot.close()
 
 
-def test_a_driver_without_a_controller_says_where_it_looked(here, controller):
+def test_driver_without_a_controller_names_its_address(here, controller):
     from my_lab.net_plotter import NetPlotter, NetPlotterConfig
 
     with socketserver.TCPServer(("127.0.0.1", 0), Controller) as closed_server:

@@ -204,13 +204,13 @@ def test_every_command_and_key_of_theirs_is_there(name):
         ("labels=[persno]", "no labeler named"),
     ],
 )
-def test_what_is_wrong_is_noticed(span, because):
+def test_wrong_settings_and_commands_are_found(span, because):
     text = f"| theirs | ours |\n|---|---|\n| x | `{span}` |\n"
     (problem,) = table_problems(*tables(text))
     assert because in problem
 
 
-def test_a_setting_of_another_plugin_is_noticed():
+def test_setting_of_another_plugin_is_found():
     right = "| theirs | ours (`algorithm.type=ppo`) |\n|---|---|\n| x | `algorithm.clip_ratio` |\n"
     assert table_problems(*tables(right)) == []
     wrong = right.replace("algorithm.type=ppo", "algorithm.type=rlpd")

@@ -22,7 +22,9 @@ def names_of(file: Path) -> set[str]:
         if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
-            members = (one for one in node.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef))
+            members = (
+                member for member in node.body if isinstance(member, ast.FunctionDef | ast.AsyncFunctionDef)
+            )
             names |= {f"{node.name}.{member.name}" for member in members}
     return names
 

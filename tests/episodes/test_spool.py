@@ -78,14 +78,14 @@ def test_running_episode_cannot_be_loaded(tmp_path: Path) -> None:
 
 
 def test_two_robots_share_a_folder(tmp_path: Path) -> None:
-    one, two = Spool(tmp_path), Spool(tmp_path)
-    record(one, make_episode(id="a", cuts=(2,)), num_segments=1, end=False)
-    record(two, make_episode(id="b"))
-    one.append(make_episode(id="a", cuts=(2,)).segments[1], after=make_episode(id="a").last_observation)
-    assert two.pending() == ["b"]
-    one.end(outcome=Outcome.SUCCESS, judgement=None)
-    assert two.pending() == ["a", "b"]
-    loaded = two.load("a")
+    first, second = Spool(tmp_path), Spool(tmp_path)
+    record(first, make_episode(id="a", cuts=(2,)), num_segments=1, end=False)
+    record(second, make_episode(id="b"))
+    first.append(make_episode(id="a", cuts=(2,)).segments[1], after=make_episode(id="a").last_observation)
+    assert second.pending() == ["b"]
+    first.end(outcome=Outcome.SUCCESS, judgement=None)
+    assert second.pending() == ["a", "b"]
+    loaded = second.load("a")
     assert loaded is not None
     assert_same_episode(loaded, make_episode(id="a"))
 

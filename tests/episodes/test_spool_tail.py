@@ -27,7 +27,9 @@ def test_tail_returns_new_segments_of_running_episode(tmp_path: Path) -> None:
         recorder.append(segment, after=after(episode, index))
         tail = outside.tail(episode.id, offset=offset)
         assert tail is not None
-        assert [(one.first, len(one)) for one in tail.segments] == [(segment.first, len(segment))]
+        assert [(segment_read.first, len(segment_read)) for segment_read in tail.segments] == [
+            (segment.first, len(segment))
+        ]
         np.testing.assert_array_equal(tail.segments[0].columns["executed"], segment.columns["executed"])
         steps += tail.segments
         offset = tail.offset
@@ -35,7 +37,7 @@ def test_tail_returns_new_segments_of_running_episode(tmp_path: Path) -> None:
     assert outside.running() == []
     tail = outside.tail(episode.id, offset=offset)
     assert tail is not None and tail.segments == ()
-    assert sum(len(one) for one in steps) == len(episode)
+    assert sum(len(segment_read) for segment_read in steps) == len(episode)
     outside.acknowledge(episode.id)
     assert outside.tail(episode.id) is None
 
@@ -55,8 +57,8 @@ def test_tail_ignores_incomplete_record(tmp_path_factory, torn: int) -> None:
     path.write_bytes(whole[: len(whole) - min(torn, len(whole) // 3)])
     tail = Spool(folder).tail(episode.id)
     assert tail is not None
-    assert [one.first for one in tail.segments] == [0]
+    assert [segment_read.first for segment_read in tail.segments] == [0]
     path.write_bytes(whole)
     rest = Spool(folder).tail(episode.id, offset=tail.offset)
     assert rest is not None
-    assert [one.first for one in rest.segments] == [2]
+    assert [segment_read.first for segment_read in rest.segments] == [2]

@@ -107,8 +107,8 @@ class Mouse(Hands):
         self._seen()
 
     def close(self):
-        for one in self.made:
-            one.close()
+        for device in self.made:
+            device.close()
 
 
 class Foot(Hands):

@@ -93,7 +93,7 @@ def test_agreements_compare_common_episodes_of_each_pair() -> None:
         {"classifier": True},
         {},
     ]
-    found = {(one.first, one.second): one for one in agreements(episodes)}
+    found = {(pair.first, pair.second): pair for pair in agreements(episodes)}
     assert set(found) == {("outcome", "human"), ("vlm", "human"), ("outcome", "vlm")}
     assert found["vlm", "human"].num_episodes == 2
     assert found["vlm", "human"].only_first == 1

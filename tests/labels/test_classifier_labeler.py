@@ -35,8 +35,8 @@ QUICK = {
 
 def seen(episodes, keys=("front",)):
     return [
-        labeled_episode(one, keys=keys, success=one.outcome is Outcome.SUCCESS, unsure_frames=0)
-        for one in episodes
+        labeled_episode(episode, keys=keys, success=episode.outcome is Outcome.SUCCESS, unsure_frames=0)
+        for episode in episodes
     ]
 
 
@@ -62,7 +62,9 @@ def labeler(folder):
 
 def test_classifier_generalizes_to_held_out_episodes(labeler):
     fresh = lamp_episodes(10, first=1000)
-    assert [labeler.label(one).success for one in fresh] == [one.outcome is Outcome.SUCCESS for one in fresh]
+    assert [labeler.label(episode).success for episode in fresh] == [
+        episode.outcome is Outcome.SUCCESS for episode in fresh
+    ]
 
 
 def test_all_parameters_receive_gradients():
@@ -79,14 +81,19 @@ def test_all_parameters_receive_gradients():
 def test_inference_normalizes_like_training(tmp_path):
     """Inference must normalize like training; the meter's values around 1000 would reveal a difference."""
     config = TrainingConfig(**{**QUICK, "proprio": ("meter",), "jitter": 0.0})
-    dark = [dataclasses.replace(one, segments=(_without_lamp(one.segments[0]),)) for one in lamp_episodes(24)]
+    dark = [
+        dataclasses.replace(episode, segments=(_without_lamp(episode.segments[0]),))
+        for episode in lamp_episodes(24)
+    ]
     trained = train(seen(dark, ("front", "meter")), config, robot=ROBOT)
     save_classifier(tmp_path / "meter", trained, facts={})
     labeler = ClassifierLabeler(ClassifierConfig(folder=str(tmp_path / "meter")))
-    for one, p in zip(dark, trained.probabilities, strict=True):
-        assert labeler.probabilities(one) == pytest.approx(p, abs=1e-6)
+    for episode, p in zip(dark, trained.probabilities, strict=True):
+        assert labeler.probabilities(episode) == pytest.approx(p, abs=1e-6)
     held = [dark[place] for place in trained.held_out]
-    assert [labeler.label(one).success for one in held] == [one.outcome is Outcome.SUCCESS for one in held]
+    assert [labeler.label(episode).success for episode in held] == [
+        episode.outcome is Outcome.SUCCESS for episode in held
+    ]
 
 
 def _without_lamp(segment):
@@ -119,17 +126,17 @@ def test_frozen_encoder_is_unchanged_and_saved_with_classifier(tmp_path):
     labeler = ClassifierLabeler(ClassifierConfig(folder=str(tmp_path / "lamp")))
     assert (tmp_path / "lamp" / "encoder.safetensors").read_bytes() == before
     assert labeler.probabilities(lamp_episodes(1)[0]) == pytest.approx(trained.probabilities[0], abs=1e-6)
-    assert not any("eyes" in name for name in trained.net.state_dict())
+    assert not any("frozen" in name for name in trained.net.state_dict())
 
 
 # ---- training data
 
 
 def test_last_frames_of_success_are_positive_and_earlier_ones_unsure():
-    one = labeled_episode(
+    episode = labeled_episode(
         lamp_episode(0, success=True), keys=["front"], success=True, positive_frames=2, unsure_frames=1
     )
-    assert one.truth.tolist() == [NO] * 6 + [UNSURE] + [YES] * 2
+    assert episode.truth.tolist() == [NO] * 6 + [UNSURE] + [YES] * 2
     failed = labeled_episode(lamp_episode(0, success=False), keys=["front"], success=False)
     assert failed.truth.tolist() == [NO] * 9
 
@@ -137,19 +144,19 @@ def test_last_frames_of_success_are_positive_and_earlier_ones_unsure():
 def test_frames_after_reward_are_positive():
     rewards = np.zeros(8, np.float32)
     rewards[3] = 1.0  # earned by step 3: from the observation after it on
-    one = labeled_episode(
+    episode = labeled_episode(
         lamp_episode(0, success=True), keys=["front"], success=True, rewards=rewards, unsure_frames=1
     )
-    assert one.truth.tolist() == [NO] * 3 + [UNSURE] + [YES] * 5
+    assert episode.truth.tolist() == [NO] * 3 + [UNSURE] + [YES] * 5
 
 
 def test_long_episodes_keep_all_positive_frames():
-    one = labeled_episode(
+    episode = labeled_episode(
         lamp_episode(0, success=True, num_steps=50), keys=["front"], success=True, unsure_frames=0, most_frames=10
     )
-    assert one.truth.tolist() == [NO] * 8 + [YES] * 2
-    assert one.rows[[0, -3, -1]].tolist() == [0, 48, 50]
-    assert len(one.frames["front"]) == 10
+    assert episode.truth.tolist() == [NO] * 8 + [YES] * 2
+    assert episode.rows[[0, -3, -1]].tolist() == [0, 48, 50]
+    assert len(episode.frames["front"]) == 10
 
 
 def test_split_is_by_episode(trained):
@@ -182,7 +189,7 @@ def test_scores_and_mistakes_of_trained_classifier(trained):
     assert by_episode.num == len(trained.held_out)
     assert (by_episode.precision, by_episode.recall, by_episode.auc) == (1.0, 1.0, 1.0)
     worst = mistakes(trained, most=5)
-    assert [one.off_by for one in worst] == sorted((one.off_by for one in worst), reverse=True)
+    assert [episode.off_by for episode in worst] == sorted((episode.off_by for episode in worst), reverse=True)
     # a classifier that is wrong about one frame shows that one first
     p = [array.copy() for array in trained.probabilities]
     p[1][4] = 0.999

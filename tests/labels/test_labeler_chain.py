@@ -113,7 +113,7 @@ def test_ask_stops_before_slow_labelers(episode: Episode) -> None:
     assert chain_state.finished
     assert chain_state.decided is not None
     assert chain_state.decided.labeler == "after"
-    assert [one.labeler for one in chain_state.opinions] == ["quick", "slow"]
+    assert [opinion.labeler for opinion in chain_state.opinions] == ["quick", "slow"]
     assert (quick.num_asked, slow.num_asked, after.num_asked) == (1, 1, 1)  # each asked once
 
 

@@ -113,9 +113,9 @@ class LinkedRun:
 
 @pytest.fixture(params=["one_process", "processes"])
 def run(request, tmp_path, processes):
-    made = LinkedRun(tmp_path, request.param)
-    yield made
-    made.close()
+    linked = LinkedRun(tmp_path, request.param)
+    yield linked
+    linked.close()
 
 
 @pytest.fixture

@@ -27,11 +27,11 @@ def reference(ensemble, inputs, members=None):
 @pytest.fixture
 def ensemble():
     torch.manual_seed(0)
-    made = EnsembleMLP((5, 16, 12, 1), num_members=3)
+    ensemble = EnsembleMLP((5, 16, 12, 1), num_members=3)
     with torch.no_grad():  # with the initial scales and shifts a wrong gradient could go unnoticed
-        for p in (*made.scales, *made.shifts):
+        for p in (*ensemble.scales, *ensemble.shifts):
             p.add_(torch.randn_like(p) * 0.3)
-    return made
+    return ensemble
 
 
 @pytest.mark.parametrize("members", [None, [2, 0]])

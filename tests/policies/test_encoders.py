@@ -66,10 +66,10 @@ def test_policies_work_with_every_encoder_type(make, kind, file):
     policy = make((GaussianMLPConfig if make is GaussianMLP else FlowConfig)(**config), robot=ROBOT)
     assert set(policy.components) == {"actor", "encoder"}
     force = np.zeros((2, 2), np.float32)
-    one, other = (
+    first, second = (
         policy.act({"force": force, "front": images(2, 20, 16, s).numpy()}, DETERMINISTIC).actions for s in (0, 1)
     )
-    assert not np.array_equal(one, other)
+    assert not np.array_equal(first, second)
     assert policy.num_features == (64 if make is GaussianMLP else 2) + 6
 
 

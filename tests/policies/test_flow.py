@@ -44,12 +44,12 @@ def test_deterministic_noise_is_fixed_or_from_the_seed():
     seen = observations()
     for kind in ("fixed", "seeded"):
         policy = make(deterministic_noise=kind)
-        unseeded, one, again, two = (
+        unseeded, first, again, two = (
             policy.act(seen, ActContext(deterministic=True, seed=seed)).actions for seed in (None, 1, 1, 2)
         )
         assert np.array_equal(unseeded, policy.act(seen, DETERMINISTIC).actions)
-        assert np.array_equal(one, again)
-        assert np.array_equal(one, two) == np.array_equal(one, unseeded) == (kind == "fixed")
+        assert np.array_equal(first, again)
+        assert np.array_equal(first, two) == np.array_equal(first, unseeded) == (kind == "fixed")
 
 
 def test_sampling_with_density_is_refused():
@@ -89,8 +89,8 @@ def test_images_stay_uint8_until_the_encoder():
     assert features.requires_grad  # the encoder is trained too
     as_floats = policy._encoder["camera_front"].convolutions(seen.permute(0, 3, 1, 2) / 255.0 - 0.5)
     assert as_floats.abs().max() < 10
-    one, other = (policy.act({"force": force, "front": i}, DETERMINISTIC).actions for i in (image, 255 - image))
-    assert not np.array_equal(one, other)
+    first, second = (policy.act({"force": force, "front": i}, DETERMINISTIC).actions for i in (image, 255 - image))
+    assert not np.array_equal(first, second)
     assert set(policy.components) == {"actor", "encoder"}
 
 
@@ -158,8 +158,8 @@ def test_guidance_does_not_depend_on_the_robots_units():
     factor, offset = np.array([1000.0, 0.01], np.float32), np.array([-40.0, 3.0], np.float32)
     limits = {"low": tuple((low * factor + offset).tolist()), "high": tuple((high * factor + offset).tolist())}
     rescaled = make(dataclasses.replace(ROBOT, action=dataclasses.replace(ROBOT.action, **limits)))
-    one, other = guided(policy, prefix), guided(rescaled, prefix * factor + offset)
-    np.testing.assert_allclose((other - offset) / factor, one, rtol=1e-4, atol=2e-4)
+    first, second = guided(policy, prefix), guided(rescaled, prefix * factor + offset)
+    np.testing.assert_allclose((second - offset) / factor, first, rtol=1e-4, atol=2e-4)
 
 
 def test_vjp_and_identity_jacobian_differ():

@@ -84,9 +84,9 @@ def test_deterministic_chunk_is_one_of_the_modes(two_modes):
 @pytest.mark.parametrize("garbage", [7.0, np.nan])
 def test_masked_actions_do_not_change_the_weights(garbage):
     """Neither as a target nor as an input, bit for bit."""
-    one, other = (train(5, garbage=filling, short=True).weights()["actor"] for filling in (0.0, garbage))
-    assert all(np.isfinite(value).all() for value in one.values())
-    assert all(np.array_equal(one[name], other[name]) for name in one)
+    first, second = (train(5, garbage=filling, short=True).weights()["actor"] for filling in (0.0, garbage))
+    assert all(np.isfinite(value).all() for value in first.values())
+    assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def test_loss_without_valid_actions_is_zero():

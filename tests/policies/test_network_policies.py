@@ -155,11 +155,11 @@ def with_images(name):
 
 def test_weights_include_the_normalizer(make, name):
     config, seen = with_images(name)
-    one, other = make(**config), make(seed=4, **config)
-    one.fit_normalizer({k: 5.0 + 3.0 * v for k, v in observations(100).items()})
-    assert not np.array_equal(one.act(seen, DETERMINISTIC).actions, other.act(seen, DETERMINISTIC).actions)
-    other.load(snapshot_of(one, version=7))
-    a, b = (p.act(seen, DETERMINISTIC) for p in (one, other))
+    first, second = make(**config), make(seed=4, **config)
+    first.fit_normalizer({k: 5.0 + 3.0 * v for k, v in observations(100).items()})
+    assert not np.array_equal(first.act(seen, DETERMINISTIC).actions, second.act(seen, DETERMINISTIC).actions)
+    second.load(snapshot_of(first, version=7))
+    a, b = (p.act(seen, DETERMINISTIC) for p in (first, second))
     assert np.array_equal(a.actions, b.actions)
     assert b.policy_version == 7
 

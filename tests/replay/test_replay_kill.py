@@ -263,13 +263,13 @@ def test_kill_during_reset_leaves_empty_replay(tmp_path: Path) -> None:
 # ---- readers after the writer was killed
 
 
-def kill_inside_publishing(folder: Path, number: int, *, relabelling: bool) -> None:
+def kill_inside_publishing(folder: Path, number: int, *, relabeling: bool) -> None:
     """A writer that dies with the version, or also the count of relabels, odd."""
 
     def live(write: Callable[[bytes], None]) -> None:
         replay = open_mapped(folder)
         replay.open()
-        name, counters = ("relabels" if relabelling else "version"), replay._files.counters
+        name, counters = ("relabels" if relabeling else "version"), replay._files.counters
         setter = _rings.Counters.__setitem__
 
         def store(self: _rings.Counters, key: str, value: int) -> None:
@@ -280,7 +280,7 @@ def kill_inside_publishing(folder: Path, number: int, *, relabelling: bool) -> N
         assert counters["version"] % 2 == 0
         _rings.Counters.__setitem__ = store  # type: ignore[method-assign]
         episode = checkable_episode(number, 6)
-        if relabelling:
+        if relabeling:
             replay.relabel(verdict(episode, good=True))
         else:
             replay.add(episode, verdict(episode, good=True))
@@ -297,7 +297,7 @@ def test_readers_survive_interrupted_publication_and_follow_next_writer(
         replay.add(first, verdict(first, good=False))
     old, late, into = MappedReplayReader(folder), MappedReplayReader(folder), checkable_batch(64)
     assert old.size(View()) == 6
-    kill_inside_publishing(folder, 2, relabelling=False)
+    kill_inside_publishing(folder, 2, relabeling=False)
     for _ in range(3):  # the old snapshot is still valid
         old.sample(into, view=View(), rng=np.random.default_rng(0), window=CHECKABLE_WINDOW)
         assert not inconsistent(into).any()
@@ -328,7 +328,7 @@ def test_reader_waiting_for_relabel_continues_after_writer_restart(
         replay.add(first, verdict(first, good=False))
     with SamplingProcess(folder) as sampler, closing(open_mapped(folder)) as replay:
         sampler.wait_for(1)
-        kill_inside_publishing(folder, 1, relabelling=True)
+        kill_inside_publishing(folder, 1, relabeling=True)
         time.sleep(0.2)  # it must wait: some rewards may be new
         assert replay.open() == "its writer was killed while it was publishing"
         second = checkable_episode(2, 4)
@@ -346,7 +346,7 @@ def test_reader_raises_if_relabel_is_never_finished(tmp_path: Path, monkeypatch:
         replay.add(first, verdict(first, good=False))
     view = MappedReplayReader(folder)
     assert view.size(View()) == 6
-    kill_inside_publishing(folder, 1, relabelling=True)
+    kill_inside_publishing(folder, 1, relabeling=True)
     monkeypatch.setattr(reader, "_TIMEOUT_S", 0.05)
     with pytest.raises(StoreError, match=r"its writer was killed.*restart the writer") as error:
         view.sample(checkable_batch(4), view=View(), rng=np.random.default_rng(0), window=CHECKABLE_WINDOW)

@@ -49,8 +49,8 @@ def write_on_and_on(folder: Path, *, capacity_rows: int, relabels: int, demos: i
                     replay.extend(episode.start, segment)
             replay.add(episode, verdict(episode, good=number % 3 == 0))
             for turn in range(relabels):
-                for one in (*held, episode):
-                    replay.relabel(verdict(one, good=turn % 2 == 0))
+                for added in (*held, episode):
+                    replay.relabel(verdict(added, good=turn % 2 == 0))
             write(b".")
 
     return live
@@ -60,7 +60,7 @@ def write_on_and_on(folder: Path, *, capacity_rows: int, relabels: int, demos: i
 @pytest.mark.parametrize(
     ("capacity_rows", "relabels", "demos"),
     [(20, 0, 0), (24, 3, 0), (40, 1, 3)],
-    ids=["half evicted at each step", "relabelled all the time", "demonstrations moved"],
+    ids=["half evicted at each step", "relabeled all the time", "demonstrations moved"],
 )
 def test_reader_is_consistent_while_ring_is_rewritten(
     in_memory: Path, capacity_rows: int, relabels: int, demos: int, num_batches: int
@@ -87,11 +87,11 @@ def test_many_reader_processes_are_consistent(in_memory: Path) -> None:
     folder = in_memory / "replay"
     with Child(write_on_and_on(folder, capacity_rows=40, relabels=2, demos=2)) as child:
         child.wait_for(2)
-        with SamplingProcess(folder) as one, SamplingProcess(folder, view=View(part="prior")) as two:
+        with SamplingProcess(folder) as everything, SamplingProcess(folder, view=View(part="prior")) as prior:
             child.wait_for(60)
-            for sampler in (one, two):
+            for sampler in (everything, prior):
                 sampler.wait_for(200)
-            found = [one.stop(), two.stop()]
+            found = [everything.stop(), prior.stop()]
     for what in found:
         assert what["bad"] == 0
         assert what["empty"] == 0

@@ -118,7 +118,7 @@ def test_frames_are_loaded_with_their_robot(tmp_path):
     read = []
     found, robot = labeled_episodes(ground_truths(folder), CONFIG, on_read=read.append)
     assert robot == EpisodeLog(folder.episodes).manifest(episodes[0].id).robot
-    assert [one.success for one in found] == [True, False]
+    assert [episode.success for episode in found] == [True, False]
     assert found[0].frames["front"].shape == (9, SIDE, SIDE, 3)
     assert (found[0].frames["front"][-1] == episodes[0].last_observation.values["front"]).all()
     assert read == [1, 2]

@@ -47,41 +47,41 @@ def success_detection(judge: object) -> SuccessDetection:
 
 def test_detected_success_ends_online_episodes_only(live):
     judge = Patient()
-    one = live("actor.inference_timeout_s=5.0", success_detection=success_detection(judge))
-    one.go()
-    episode = one.ended(within_s=20.0)
+    arm = live("actor.inference_timeout_s=5.0", success_detection=success_detection(judge))
+    arm.go()
+    episode = arm.ended(within_s=20.0)
     assert episode is not None
     assert (episode.outcome, episode.judgement) == (Outcome.SUCCESS, Outcome.SUCCESS)
     assert episode.operator == "none+patient"
     assert len(judge.times_ns) >= 7  # four without success, then three in a row
     assert sorted(set(judge.times_ns)) == judge.times_ns  # each observation once
     num_asked = len(judge.times_ns)
-    one.go(purpose=Purpose.EVAL)
-    one.stop.set()
-    episode = one.ended()
+    arm.go(purpose=Purpose.EVAL)
+    arm.stop.set()
+    episode = arm.ended()
     assert episode is not None and episode.outcome is Outcome.ABORTED
     assert episode.operator == "none"
     assert len(judge.times_ns) == num_asked  # not called in an evaluation
 
 
 def test_failing_detector_is_reported_and_the_episode_recorded(live):
-    one = live("task.max_steps=40", success_detection=success_detection(Broken()))
-    one.go()
-    one.ended(within_s=20.0)
-    assert isinstance(one.error, FailureError)
-    assert "the success detector failed" in str(one.error)
-    assert len(list(one.spool.glob("*.journal"))) == 1
-    one.error = None  # its traceback keeps the board alive
+    arm = live("task.max_steps=40", success_detection=success_detection(Broken()))
+    arm.go()
+    arm.ended(within_s=20.0)
+    assert isinstance(arm.error, FailureError)
+    assert "the success detector failed" in str(arm.error)
+    assert len(list(arm.spool.glob("*.journal"))) == 1
+    arm.error = None  # its traceback keeps the board alive
 
 
 def test_hanging_detector_does_not_delay_the_episode(live):
     judge, before = Hanging(), set(threading.enumerate())
-    one = live("task.max_steps=40", success_detection=success_detection(judge))
-    one.go()
-    episode = one.ended(within_s=20.0)
+    arm = live("task.max_steps=40", success_detection=success_detection(judge))
+    arm.go()
+    episode = arm.ended(within_s=20.0)
     judge.let_go.set()
     assert judge.num_asked == 2
-    assert one.error is None and episode is not None and episode.outcome is Outcome.TIMEOUT
+    assert arm.error is None and episode is not None and episode.outcome is Outcome.TIMEOUT
     wait_until(
         lambda: all(thread.name != "judge" for thread in set(threading.enumerate()) - before), timeout_s=60.0
     )

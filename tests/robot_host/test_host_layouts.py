@@ -42,18 +42,18 @@ def episodes(path, layout, *overrides):
         assembly.close()
 
 
-def assert_same(one, other):
+def assert_same(inline, separate):
     ours, theirs = (
-        {name: episode.column(name) for name in episode.segments[0].columns} for episode in (one, other)
+        {name: episode.column(name) for name in episode.segments[0].columns} for episode in (inline, separate)
     )
     assert ours.keys() == theirs.keys()
     for name, column in ours.items():
         assert column.dtype == theirs[name].dtype, name
         assert np.array_equal(column, theirs[name], equal_nan=column.dtype.kind == "f"), name
-    for key, value in one.last_observation.values.items():
-        assert np.array_equal(value, other.last_observation.values[key]), key
+    for key, value in inline.last_observation.values.items():
+        assert np.array_equal(value, separate.last_observation.values[key]), key
     for field in ("task", "prompt", "robot", "operator", "purpose", "outcome", "judgement", "seed", "config_hash"):
-        assert getattr(one, field) == getattr(other, field), field
+        assert getattr(inline, field) == getattr(separate, field), field
 
 
 @pytest.mark.parametrize(
@@ -71,12 +71,12 @@ def assert_same(one, other):
 def test_same_seed_gives_the_same_episodes_in_every_layout(tmp_path, processes, overrides):
     path = tmp_path / "scene.yaml"
     path.write_text(SCENE)
-    one, other = (episodes(path, layout, *overrides) for layout in ("one_process", "processes"))
-    for ours, theirs in zip(one, other, strict=True):
+    inline, separate = (episodes(path, layout, *overrides) for layout in ("one_process", "processes"))
+    for ours, theirs in zip(inline, separate, strict=True):
         assert_same(ours, theirs)
-    assert {Source.HUMAN, Source.POLICY} == set(one[1].column("source"))  # the operator has taken over
-    assert one[3].column("chunk_id").max() > 1
-    assert one[0].outcome is Outcome.SUCCESS
+    assert {Source.HUMAN, Source.POLICY} == set(inline[1].column("source"))  # the operator has taken over
+    assert inline[3].column("chunk_id").max() > 1
+    assert inline[0].outcome is Outcome.SUCCESS
 
 
 def test_run_gives_the_same_weights_in_every_layout(tmp_path, processes):

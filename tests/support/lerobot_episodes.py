@@ -35,7 +35,7 @@ ROBOT = RobotSpec(
         "gripper": ArraySpec(shape=(1,)),
         "ticks": ArraySpec(shape=(), dtype="int64"),  # float32 cannot hold these
         "camera/front": ArraySpec(shape=(48, 64, 3), dtype="uint8"),
-        "wrist": ArraySpec(shape=(33, 41, 1), dtype="uint8"),  # odd and grey
+        "wrist": ArraySpec(shape=(33, 41, 1), dtype="uint8"),  # odd sides, one channel
     },
     action=ArraySpec(shape=(2,), names=("x", "y"), low=(-1.0, -1.0), high=(1.0, 1.0)),
     action_kind="ee_delta",

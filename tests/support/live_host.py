@@ -170,27 +170,27 @@ def _open_files() -> int:
 
 @pytest.fixture
 def live(tmp_path, processes):
-    made: list[LiveHost] = []
+    arms: list[LiveHost] = []
 
     def make(*overrides: str, spool: bool = True, success_detection: SuccessDetection | None = None) -> LiveHost:
-        made.append(LiveHost(tmp_path, *overrides, spool=spool, success_detection=success_detection))
-        return made[-1]
+        arms.append(LiveHost(tmp_path, *overrides, spool=spool, success_detection=success_detection))
+        return arms[-1]
 
     yield make
-    for one in made:
-        one.close()
+    for arm in arms:
+        arm.close()
 
 
 def main() -> None:
-    one = LiveHost(Path(sys.argv[1]), *sys.argv[2:])
+    arm = LiveHost(Path(sys.argv[1]), *sys.argv[2:])
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: one.stop.set())
-    one.host.start()
-    sys.stdout.write(json.dumps({**one.host.processes}) + "\n")
+        signal.signal(number, lambda *_: arm.stop.set())
+    arm.host.start()
+    sys.stdout.write(json.dumps({**arm.host.processes}) + "\n")
     sys.stdout.flush()
-    episode = one.host.run(order())
-    fault = one.host.fault
-    one.close()
+    episode = arm.host.run(order())
+    fault = arm.host.fault
+    arm.close()
     result = {"fault": fault, "outcome": episode and episode.outcome, "steps": len(episode) if episode else 0}
     sys.stdout.write(json.dumps(result) + "\n")
 

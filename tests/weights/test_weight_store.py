@@ -92,11 +92,11 @@ def test_unchanged_components_are_written_once_and_shared(tmp_path: Path) -> Non
     assert len(after) == 3  # two actors, one encoder
     assert before.items() <= after.items()
     reader = DiskWeightStore(tmp_path)
-    one, two = reader.load(1), reader.load(2)
-    assert one.components["encoder"] is two.components["encoder"]
-    assert one.hashes["encoder"] == two.hashes["encoder"]
+    first, second = reader.load(1), reader.load(2)
+    assert first.components["encoder"] is second.components["encoder"]
+    assert first.hashes["encoder"] == second.hashes["encoder"]
     with pytest.raises(ValueError, match="read-only"):
-        one.components["encoder"]["w"][0] = 1
+        first.components["encoder"]["w"][0] = 1
 
 
 def test_snapshot_does_not_change_with_the_published_arrays(tmp_path: Path) -> None:
