@@ -482,20 +482,20 @@ class CountingEncoder:
 
 def test_each_frame_is_encoded_once_and_samples_have_its_features(folder):
     """A restart encodes nothing, and the log keeps the images."""
-    eyes = CountingEncoder()
-    experience = make(folder, keys=("state", "wrist"), encoder=eyes)
+    encoder = CountingEncoder()
+    experience = make(folder, keys=("state", "wrist"), encoder=encoder)
     first, second = episode_of("e1", 1, 4), episode_of("e2", 2, 3)
     still = segment_of("e3", 3, range(4), final=True)[0]
     still.columns["observation/wrist"][:] = still.columns["observation/wrist"][0]  # nothing moved but at the end
     third = Episode.of(start_of("e3"), (still,), outcome=Outcome.SUCCESS)
     commit_and_add(experience, first, second, third)
-    assert eyes.num_encoded == 5 + 4 + 2
+    assert encoder.num_encoded == 5 + 4 + 2
     for _ in range(3):
         drawn = draw(experience, **{"observation/wrist": np.zeros((400, 2, 1, 3), np.float16)})
     for state, features in zip(drawn["observation/state"], drawn["observation/wrist"], strict=True):
         episode = (first, second, third)[int(state[0]) - 1]
         frame = episode.column("observation/wrist")[int(state[1])]
-        assert np.array_equal(features, eyes.encode("wrist", frame[None])[0])
+        assert np.array_equal(features, encoder.encode("wrist", frame[None])[0])
     assert experience.log.load("e1").column("observation/wrist").dtype == np.uint8
     experience.close()
     again = CountingEncoder()

@@ -203,7 +203,7 @@ class Model:
             "accepted": record.labels is not None and record.labels.success,
         }
         hands = (episode.column("source") == Source.HUMAN)[tick : record.num_drawable]
-        run = next((k for k, hand in enumerate(hands) if hand != human), len(hands))
+        run = next((k for k, is_human in enumerate(hands) if is_human != human), len(hands))
         total = -np.inf if record.labels is None else float(record.labels.rewards.sum())
         return (
             parts[view.part]
