@@ -48,6 +48,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.extended
 def test_the_example_of_the_page_runs(example: dict[str, Any]) -> None:
     run = example["run"]
     assert run.name == "from-python" and run.report.env_steps >= 100

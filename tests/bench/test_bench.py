@@ -59,7 +59,7 @@ def test_unknown_bench_and_missing_folder_are_usage_errors(
     assert benchmarks_main(["learn_lft"]) == 2
     assert "Did you mean 'learn_lift'?" in capsys.readouterr().err
     assert benchmarks_main([]) == 0
-    assert BENCHMARKS["arms"].summary in capsys.readouterr().out
+    assert "\narms " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("entry", [*BENCHES.values(), *BENCHMARKS.values()], ids=[*BENCHES, *BENCHMARKS])

@@ -47,6 +47,7 @@ def printed(monkeypatch):
     return lines
 
 
+@pytest.mark.extended
 def test_address_is_printed_and_console_ends_with_the_run(finished, printed):
     with ConsoleProcess(finished, port=None) as console:
         eventually(lambda: any(line.startswith("console at http://127.0.0.1:") for line in printed))

@@ -94,6 +94,7 @@ def test_export_without_matches_is_refused(cli: Cli, made: Path) -> None:
     assert not Path("data").exists()
 
 
+@pytest.mark.extended
 def test_import_as_demonstrations_of_a_new_run(cli: Cli, finished: Path) -> None:
     assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
     Path("toy2.yaml").write_text(TOY)

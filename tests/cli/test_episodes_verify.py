@@ -57,6 +57,7 @@ def test_undamaged_run(cli: Cli, run: RunFolder) -> None:
         assert (result.code, result.out, result.err) == (0, "3 episodes, none damaged: runs/made\n", "")
 
 
+@pytest.mark.extended
 def test_flipped_byte_is_found(cli: Cli, run: RunFolder) -> None:
     """In each file with a checksum. In a config only values count; a checkpoint's manifest has no checksum."""
     rng = np.random.default_rng(0)
@@ -78,6 +79,7 @@ def test_flipped_byte_is_found(cli: Cli, run: RunFolder) -> None:
     assert cli("episodes", "verify", "made").code == 0
 
 
+@pytest.mark.extended
 def test_truncated_file_is_found(cli: Cli, run: RunFolder) -> None:
     for path in files(run):
         data = path.read_bytes()

@@ -131,6 +131,7 @@ def test_show_an_episode_without_labels_or_with_damaged_labels(cli: Cli, run: Ru
     assert "line 1 is damaged" in result.out and "reward/reach" in result.out
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("command", "file"),
     [
@@ -231,6 +232,7 @@ def test_ambiguous_removal_is_refused(
     assert EpisodeLog(run.episodes).ids() == [A, B, C]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("answer", "code", "left"), [(b"n\n", 130, [A, B, C]), (b"y\n", 0, [A, B])])
 def test_removal_asks_for_confirmation(run: RunFolder, answer: bytes, code: int, left: list[str]) -> None:
     terminal, theirs = pty.openpty()

@@ -50,6 +50,7 @@ def test_failed_updates_keep_the_checkpoints(cli: Cli, config: str, monkeypatch:
     assert cli("run", "--resume", "r", "--quiet").code == 0
 
 
+@pytest.mark.extended
 def test_a_killed_collector_keeps_the_checkpoints(cli: Cli, config: str) -> None:
     broken = (
         "task.type=support.dense_reach:Broken",

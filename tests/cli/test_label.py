@@ -92,6 +92,7 @@ def test_labeled_episodes_are_skipped(cli: Cli, server: ChatServer, run: RunFold
     assert server.num_questions == 12
 
 
+@pytest.mark.extended
 def test_again_labels_every_episode(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     by_vlm(cli, server)
     server.answer = lambda seen: {**bright(seen), "success": True}
@@ -120,6 +121,7 @@ def test_an_opinion_does_not_become_the_current_label(cli: Cli, server: ChatServ
     assert server.num_questions == 6
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fault", ["429", "500", "truncated", "nonsense", "silence", "wrong length"])
 def test_no_wrong_labels_from_a_failing_server(cli: Cli, server: ChatServer, run: RunFolder, fault: str) -> None:
     """Failed episodes stay unlabeled; the next call labels them."""
@@ -219,6 +221,7 @@ def test_kappa_is_undefined_for_equal_verdicts(cli: Cli, run: RunFolder) -> None
     assert "agreement means nothing" in out
 
 
+@pytest.mark.extended
 def test_an_untrained_model_folder_labels_nothing(cli: Cli, run: RunFolder, tmp_path: Path) -> None:
     folder = make_tiny_vlm(tmp_path / "tiny")
     settings = (f"model_folder={folder}", "max_tokens=16", "num_frames=2", "device=cpu")

@@ -61,6 +61,7 @@ def classifier(tmp_path):
     return (f"labels.0.folder={tmp_path / 'anything'}", "labels.0.threshold=0.000001")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("recipe", [recipe.name for recipe in recipes()])
 def test_recipe_runs(cli, tmp_path, weights, classifier, recipe):
     needs = {

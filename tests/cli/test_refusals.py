@@ -79,6 +79,7 @@ def test_a_viewer_needs_a_display(cli: Cli, toy: str, monkeypatch: pytest.Monkey
     assert not list(Path("runs").glob("*"))
 
 
+@pytest.mark.extended
 def test_an_existing_run_folder_is_refused(cli: Cli, toy: str, finished: Path) -> None:
     before = sorted(finished.rglob("*"))
     result = cli("run", toy, "--name", "done")
@@ -128,6 +129,7 @@ def test_a_locked_run_is_refused(cli: Cli, finished: Path) -> None:
     assert result.code == 2
 
 
+@pytest.mark.extended
 def test_read_only_folders_are_refused(toy: str, finished: Path) -> None:
     """In a process without root's rights: a new run and a resumed one."""
     shutil.move(str(finished), "frozen")
@@ -165,6 +167,7 @@ print(json.dumps([
 """
 
 
+@pytest.mark.extended
 def test_without_gl_only_images_fail(toy: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", NO_GL],
@@ -257,6 +260,7 @@ def test_a_damaged_small_file_is_named(cli: Cli, finished: Path, name: str) -> N
     assert "delete it" in result.err
 
 
+@pytest.mark.extended
 def test_learning_continues_when_the_output_pipe_is_closed(toy: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail.cli", "run", toy, "--name", "alone"], stdout=subprocess.PIPE

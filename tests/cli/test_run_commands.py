@@ -59,6 +59,7 @@ def test_default_name_is_recipe_and_time(cli: Cli, toy: str) -> None:
     assert all(re.fullmatch(r"toy-\d{8}-\d{6}(-2)?", name) for name in names)
 
 
+@pytest.mark.extended
 def test_run_learns_from_collected_demonstrations(cli: Cli, toy: str) -> None:
     assert cli("collect", toy, "--demos", "3", "--name", "shown", "--seed", "4").code == 0
     log = EpisodeLog("runs/shown/episodes")
@@ -70,6 +71,7 @@ def test_run_learns_from_collected_demonstrations(cli: Cli, toy: str) -> None:
     assert [i for i in log.ids() if log.manifest(i).purpose == "demo"] == collected
 
 
+@pytest.mark.extended
 def test_interrupted_run_can_be_resumed(cli: Cli, toy: str) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "dovetail.cli", "run", toy, "run.env_steps=400", "--name", "cut"],
@@ -166,6 +168,7 @@ def test_a_damaged_episode_does_not_hide_the_others(cli: Cli, finished: Path) ->
     assert ids[-1] in result.out
 
 
+@pytest.mark.extended
 def test_eval_with_other_settings(cli: Cli, finished: Path) -> None:
     result = cli("eval", "done", "actor.layout=processes", "--episodes", "1")
     assert result.code == 0, result.err
@@ -176,6 +179,7 @@ def test_eval_with_other_settings(cli: Cli, finished: Path) -> None:
     assert "gives single actions" in refused.line
 
 
+@pytest.mark.extended
 def test_train_learns_from_demonstrations(cli: Cli, toy: str) -> None:
     result = cli("train", toy, "algorithm={type: imitation, batch_size: 16}", "--name", "cloned")
     assert result.code == 0, result.err
@@ -197,6 +201,7 @@ def test_train_without_evaluation_records_no_episodes(cli: Cli, toy: str) -> Non
     assert list(Path("runs/shown/weights").glob("v*.json"))
 
 
+@pytest.mark.extended
 def test_run_continues_a_trained_run_online(cli: Cli, toy: str) -> None:
     """The evaluation after `train` is not the final evaluation of the run."""
     assert cli("train", toy, "--name", "goes-on").code == 0

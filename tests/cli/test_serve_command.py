@@ -61,6 +61,7 @@ def until(happened: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.extended
 def test_served_flow_loads_new_weights(tmp_path: Path) -> None:
     run = made_run(tmp_path, "{type: flow, horizon: 6, hidden: 16, num_layers: 2}")
     station = build_assembly(run.config)
@@ -93,6 +94,7 @@ def test_served_flow_loads_new_weights(tmp_path: Path) -> None:
         remote.close()
 
 
+@pytest.mark.extended
 def test_client_recovers_after_the_server_was_killed(tmp_path: Path) -> None:
     slow, computing = tmp_path / "slow", tmp_path / "computing"
     run = made_run(tmp_path, f'{{type: "support.slow_policy:SlowPolicy", slow_file: "{slow}"}}')
@@ -151,6 +153,7 @@ def test_only_a_run_follows_new_weights(finished: Path, target: str) -> None:
     assert policy.refresh() is (target == "the run")
 
 
+@pytest.mark.extended
 def test_eval_with_a_remote_policy(cli: Cli, finished: Path) -> None:
     with serve_process("done", "--port", "0", folder=Path.cwd()) as (_, address):
         remote = f"policy={{type: remote, address: '{address}', token_file: '{finished / 'serve.token'}'}}"

@@ -34,6 +34,7 @@ def problems(document: str) -> list[str]:
 BASE = "robot: sim\npolicy: gaussian_mlp\nalgorithm: rlpd\n"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("recipe", [f.name for f in files("dovetail.config").joinpath("recipes").iterdir()])
 def test_recipes_are_accepted(recipe: str) -> None:
     assert problems(files("dovetail.config").joinpath("recipes", recipe).read_text()) == []

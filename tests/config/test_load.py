@@ -370,6 +370,7 @@ def shuffled(data: Any, rng: random.Random) -> Any:
     return {key: shuffled(data[key], rng) for key in keys}
 
 
+@pytest.mark.extended
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(policy=POLICIES, run=RUNS, rng=st.randoms(use_true_random=False))
 def test_dump_then_load_is_identity_and_order_does_not_matter(

@@ -44,6 +44,7 @@ def listed(page, *, matching):
     return page.eval_on_selector_all("tr[data-id]", "rows => rows.map(row => row.dataset.id)")
 
 
+@pytest.mark.extended
 def test_episodes_are_filtered_and_sorted(console, page):
     console.enter(page, "/episodes")
     newest_first = [f"e0{number}" for number in range(7, -1, -1)]

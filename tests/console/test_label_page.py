@@ -225,6 +225,7 @@ def test_two_people_label_every_episode_once(console, run, open_page):
         assert [name for name in names_of_labels if name in seen] == ["Ada" if episode in seen["Ada"] else "Bo"]
 
 
+@pytest.mark.extended
 def test_closed_tab_releases_its_episodes_at_once(console, run, open_page):
     run.enqueue("e06", "e07")
     one = open_page(console, "Ada")

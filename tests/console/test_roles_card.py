@@ -42,6 +42,7 @@ def link(tmp_path):
     link.close()
 
 
+@pytest.mark.extended
 def test_roles_are_shown_only_if_the_run_has_any(link, open_console, page, tmp_path):
     link.update(run="one", phase="learning online")
     open_console(tmp_path / "one").enter(page)
@@ -67,6 +68,7 @@ def test_roles_are_shown_only_if_the_run_has_any(link, open_console, page, tmp_p
     page.screenshot(path=tmp_path / "roles.png", full_page=True)
 
 
+@pytest.mark.extended
 def test_stopped_arm_is_acknowledged_by_its_name(link, open_console, page, tmp_path):
     console = open_console(tmp_path / "one")
     console.enter(page)

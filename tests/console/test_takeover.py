@@ -25,6 +25,7 @@ def arm(tmp_path_factory):
         end_run(process)
 
 
+@pytest.mark.extended
 def test_live_page_shows_images_and_that_the_run_is_paused(arm, page, tmp_path):
     until(has_control(arm, "paused"), what="the demonstration to wait")
     arm.enter(page)
@@ -38,6 +39,7 @@ def test_live_page_shows_images_and_that_the_run_is_paused(arm, page, tmp_path):
     page.screenshot(path=tmp_path / "live.png")
 
 
+@pytest.mark.extended
 def test_demonstration_by_keyboard_is_recorded(arm, page, tmp_path):
     take_over(arm, page)
     until(has_control(arm, "human"), what="the operator to drive")
@@ -51,6 +53,7 @@ def test_demonstration_by_keyboard_is_recorded(arm, page, tmp_path):
     assert (episode.column("source") == Source.HUMAN).all() and len(episode) > 10
 
 
+@pytest.mark.extended
 def test_images_arrive_during_online_learning(arm, page):
     until(
         lambda: (now := read_state(arm)) and now["episode"].get("purpose") == "online",
@@ -61,6 +64,7 @@ def test_images_arrive_during_online_learning(arm, page):
     assert page.get_attribute("#dt-in-control", "data-control") in ("policy", "idle")
 
 
+@pytest.mark.extended
 def test_second_driver_waits_until_the_first_releases(arm, browser, page):
     take_over(arm, page)
     page.fill("#dt-name", "Ada")
@@ -82,6 +86,7 @@ def test_second_driver_waits_until_the_first_releases(arm, browser, page):
     until(lambda: resumes(arm), what="the policy to continue")
 
 
+@pytest.mark.extended
 def test_tab_closed_while_driving_leaves_the_arm_holding(arm, browser):
     context = browser.new_context()
     page = context.new_page()
@@ -103,6 +108,7 @@ def test_tab_closed_while_driving_leaves_the_arm_holding(arm, browser):
     until(has_control(arm, "policy", "idle"), what="the policy to continue after start")
 
 
+@pytest.mark.extended
 def test_lost_focus_leaves_the_arm_holding(arm, page):
     take_over(arm, page)
     until(has_control(arm, "human"), what="the operator to drive")
@@ -114,6 +120,7 @@ def test_lost_focus_leaves_the_arm_holding(arm, page):
     until(has_control(arm, "policy", "idle"), what="the policy to continue")
 
 
+@pytest.mark.extended
 def test_on_screen_sticks_drive_the_arm(arm, page):
     arm.enter(page, "/takeover")
     page.wait_for_selector("body[data-drives]")
@@ -138,6 +145,7 @@ navigator.getGamepads = () => [window.pad];
 """
 
 
+@pytest.mark.extended
 def test_gamepad_drives_while_its_shoulder_button_is_held(arm, page):
     page.add_init_script(_GAMEPAD)
     arm.enter(page, "/takeover")
@@ -159,6 +167,7 @@ def test_gamepad_drives_while_its_shoulder_button_is_held(arm, page):
     until(has_control(arm, "policy", "idle"), what="the policy to continue")
 
 
+@pytest.mark.extended
 def test_emergency_key_stops_the_arm_until_it_is_acknowledged(arm, page, tmp_path):
     until(has_control(arm, "policy"), what="the policy to act")
     arm.enter(page, "/learning")  # it works on every page

@@ -78,7 +78,8 @@ def test_plugins_of_the_page_are_listed(lab):
         assert re.fullmatch(r"entry point \(my-lab\) +\w.*\.", ours[kind, name].strip()), "a line of what it is"
 
 
-def test_its_own_tests_pass(lab):
+@pytest.mark.extended
+def test_tests_of_the_page_pass(lab):
     output = child(lab, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_lab.py")
     assert "5 passed" in output
 
@@ -103,20 +104,20 @@ def test_doctor_reports_no_problem(lab):
 
 
 @pytest.mark.slow
-def test_its_actor_also_runs_in_processes_of_its_own(lab):
+def test_actor_of_the_page_runs_in_processes(lab):
     processes = (*SHORT, *QUICK, "actor.layout=processes")
     child(lab, "-m", "dovetail.cli", "run", "touch-dot.yaml", *processes, "--name", "apart", "--quiet")
     assert (lab / "runs" / "apart" / "report.json").is_file()
 
 
 @pytest.mark.slow
-def test_as_it_stands_on_the_page_it_learns(lab):
+def test_recipe_of_the_page_learns(lab):
     child(lab, "-m", "dovetail.cli", "run", "touch-dot.yaml", "--name", "whole", "--quiet", "--seed", "1")
     report = json.loads((lab / "runs" / "whole" / "report.json").read_text())
     assert report["success_after"]["rate"] > report["success_before"]["rate"] + 0.2
 
 
-def test_each_goes_with_ours(here):
+def test_plugins_of_the_page_work_with_built_in_ones(here):
     assert locate("actor", "ensemble").origin == "entry point (my-lab)"
     for override in ("policy=flow", "algorithm=hg_dagger", "actor=naive", "algorithm=rlpd"):
         check_fits(load(["touch-dot.yaml"], [override]))

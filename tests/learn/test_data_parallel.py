@@ -155,6 +155,7 @@ def one_process():
     return learn(0, 1)
 
 
+@pytest.mark.extended
 def test_ranks_have_identical_states(two):
     first, second = two
     assert first.keys() == second.keys()

@@ -315,6 +315,7 @@ def test_steering_maximizes_the_noise_critic(make_policy, chunks):
 # ---- it learns
 
 
+@pytest.mark.extended
 def test_bimodal_flow_is_steered_to_the_rewarded_mode(make_policy, robot):
     """Demonstrations go left or right; only one side is rewarded, depending on the observation."""
     policy = make_policy(hidden=32, num_flow_steps=4, steering_hidden=(32, 32))

@@ -350,6 +350,7 @@ def learn_online(policy, algorithm, replay, *, num_rounds=6, num_episodes=24, nu
     return float((chunks_of(policy, rng.uniform(-1, 1, (300, 2)), seed=99)[..., 0].mean(1) > 0).mean())
 
 
+@pytest.mark.extended
 def test_accepted_episodes_improve_the_policy_and_cloning_all_does_not(open_replay):
     """Demonstrations go both ways and only one way succeeds, so the cloned policy succeeds half of the time."""
     rng = np.random.default_rng(0)

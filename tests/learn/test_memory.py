@@ -21,6 +21,7 @@ print(int(statistics.median(faults() for _ in range(25))))
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library decides by itself")
 def test_freed_memory_is_kept():
     def faults(how: str) -> int:

@@ -175,6 +175,7 @@ def test_state_of_another_flow_raises_checkpoint_error(actor, robot):
         make(make_policy(robot, "transformer")).load_state_dict(make(actor).state_dict())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("kind", "size"), [("gated", {"hidden": 32}), ("transformer", {"num_layers": 1})])
 def test_finds_the_best_action_of_a_bandit(robot, kind, size):
     """One step per episode; the best action depends on the observation."""

@@ -142,6 +142,7 @@ run: {demos: 40, env_steps: 40, eval_episodes: 20, untrained_episodes: 20, video
 """
 
 
+@pytest.mark.extended
 def test_flow_learns_a_task_from_demonstrations(tmp_path):
     """Scripted demonstrations, replay, imitation, and deterministic rollouts with the sequential actor."""
     (tmp_path / "toy.yaml").write_text(TOY)

@@ -44,11 +44,13 @@ def test_episodes_can_be_listed_verified_and_exported(run: Path) -> None:
     assert json.loads((run / "lerobot" / "meta" / "info.json").read_text())["total_episodes"] == 5
 
 
+@pytest.mark.extended
 def test_weights_can_be_evaluated(run: Path) -> None:
     assert "weights version 5" in dovetail("eval", run, "-n", "1")
     assert "checkpoint" in dovetail("eval", run / "checkpoints" / "last", "-n", "1", "actor.max_bad_chunks=4")
 
 
+@pytest.mark.extended
 def test_policy_can_be_served(run: Path) -> None:
     with subprocess.Popen(command("serve", run, "--port", "0"), stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
@@ -57,6 +59,7 @@ def test_policy_can_be_served(run: Path) -> None:
         assert ready and server.wait(60) == 0
 
 
+@pytest.mark.extended
 def test_an_interrupted_run_can_be_resumed(run: Path) -> None:
     stored = (run / "config.yaml").read_text()
     dovetail("run", "--resume", run, "--quiet")

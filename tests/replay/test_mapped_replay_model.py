@@ -55,6 +55,7 @@ operations = st.lists(
 )
 
 
+@pytest.mark.extended
 @settings(max_examples=150, deadline=None)
 @given(capacity=st.integers(8, 40), keep_demos=st.booleans(), todo=operations, seed=st.integers(0, 2**32 - 1))
 def test_random_operations_match_reference_model(
@@ -70,6 +71,7 @@ def test_random_operations_match_reference_model(
         trial.replay.close()
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(6))
 def test_many_operations_match_reference_model(seed: int) -> None:
     """Many turns of the ring with several running episodes."""

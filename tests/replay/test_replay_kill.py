@@ -176,6 +176,7 @@ def scene(name: str) -> tuple[list[Operation], Operation]:
     return scenes[name]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("every", [11, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "name", ["create", "add", "evict", "move", "extend", "finish", "finish and move", "relabel", "drop"]

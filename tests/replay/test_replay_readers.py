@@ -56,6 +56,7 @@ def write_on_and_on(folder: Path, *, capacity_rows: int, relabels: int, demos: i
     return live
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("num_batches", [1500, pytest.param(15_000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("capacity_rows", "relabels", "demos"),

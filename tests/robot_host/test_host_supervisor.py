@@ -93,6 +93,7 @@ def test_supervisor_killed_while_the_policy_hangs_stops_the_arm(supervisor, tmp_
     assert recovered(tmp_path).outcome is Outcome.ABORTED
 
 
+@pytest.mark.extended
 def test_stopped_supervisor_makes_the_arm_hold_then_stop(supervisor, tmp_path, record_property):
     """As after Ctrl-Z: the arm holds after half of heartbeat_timeout_s and stops after all of it."""
     process, _ = supervisor()
@@ -116,6 +117,7 @@ def test_stopped_supervisor_makes_the_arm_hold_then_stop(supervisor, tmp_path, r
     assert process.wait() == 0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("number", "all_processes"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
 def test_termination_signal_is_not_a_fault(
     supervisor, tmp_path, processes, number, all_processes, record_property
@@ -147,6 +149,7 @@ run: {demos: 0, untrained_episodes: 5, env_steps: 100}
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
 def test_run_ends_soon_after_a_termination_signal(tmp_path, processes, number, record_property):
     config, journal = tmp_path / "run.yaml", tmp_path / "journal"

@@ -72,6 +72,7 @@ def advice_events(folder):
     return {event["name"]: event for event in folder.events("coach")}
 
 
+@pytest.mark.extended
 def test_good_run_gets_no_advice(run):
     folder = run("run.env_steps=500", "learner={utd: 1, warmup_updates: 100, bc_updates: 200}")
     assert advice_events(folder) == {}

@@ -414,6 +414,7 @@ def run(path, config=None, *, polls=None):
     InlineRun(folder, should_stop=lambda: polls is not None and next(asked) >= polls).run()
 
 
+@pytest.mark.extended
 def test_resume_after_two_interrupts_and_lost_replay_is_identical(tmp_path, config):
     run(tmp_path / "whole", config)
     with pytest.raises(Interrupted):
@@ -434,6 +435,7 @@ def test_prefetching_changes_no_result(tmp_path, config):
     assert all(np.array_equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.extended
 def test_full_disk_fails_in_one_line_and_resume_continues(tmp_path):
     place = tmp_path / "small"
     place.mkdir()

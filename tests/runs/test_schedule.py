@@ -96,12 +96,14 @@ def test_evaluations_are_on_time_and_not_in_the_replay(make, tmp_path):
     assert len(scheduled_evaluations(RunFolder.open(path))) == 4
 
 
+@pytest.mark.extended
 def test_evaluations_do_not_change_the_weights(make, tmp_path):
     make("a", *SCHEDULED).run()
     make("b", "run.env_steps=200", "run.video_episodes=0").run()
     assert arrays_equal(weights_of(tmp_path / "a"), weights_of(tmp_path / "b"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("polls", [150, 235, 247, 300, 420])
 def test_resume_after_an_interrupt_is_identical(make, tmp_path, polls):
     make("whole", *SCHEDULED).run()
@@ -128,6 +130,7 @@ InlineRun(RunFolder.open(Path(sys.argv[1])), should_stop=poll).run()
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "settings",
     [
@@ -158,6 +161,7 @@ def test_resume_after_kills_is_identical(make, tmp_path, settings):
         assert all(np.array_equal(a.column("executed"), b.column("executed")) for a, b in pairs)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 def test_exception_inside_an_update_keeps_the_last_checkpoint(make, tmp_path, monkeypatch, error):
     """Trap: a second Ctrl-C or an out-of-memory error between the critic's step and the actor's."""
@@ -217,6 +221,7 @@ InlineRun(RunFolder.open(Path(sys.argv[1]))).run()
 """
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_best_checkpoint_survives_a_kill_while_the_evaluation_is_stored(make, tmp_path, when):
     settings = ("run.eval_every_steps=50", "run.scheduled_eval_episodes=3", "run.env_steps=90")

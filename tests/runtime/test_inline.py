@@ -84,6 +84,7 @@ def test_same_seed_gives_the_same_run(make, tmp_path):
         assert all(np.array_equal(x, y) for x, y in zip(first, second, strict=True))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("polls", [1, 30, 95, 150, 260])
 def test_resume_after_an_interrupt_is_identical(make, tmp_path, polls):
     make("whole").run()
@@ -115,6 +116,7 @@ def test_evaluations_use_the_published_weights(make, tmp_path):
     assert versions[6:] == [(newest,)] * 4
 
 
+@pytest.mark.extended
 def test_run_stops_when_solved(make):
     run = make(
         "a", "run.env_steps=100000", "run.stop_when_solved={window: 1, success_rate: 1.0}", "operator={type: none}"
@@ -191,6 +193,7 @@ run: {demos: 0, env_steps: 90, eval_episodes: 2, untrained_episodes: 1}
     assert run.status.rates["after"].episodes == 2
 
 
+@pytest.mark.extended
 def test_resume_after_several_kills_loses_nothing(toy, tmp_path):
     """SIGKILL, resume, SIGKILL, resume: everything that was committed stays, and the run comes to its end.
 
@@ -236,6 +239,7 @@ def test_failed_update_keeps_the_last_good_checkpoint(make, tmp_path, monkeypatc
     make("a", resume=True).run()
 
 
+@pytest.mark.extended
 def test_live_link_does_not_change_a_run(make, tmp_path):
     """Link, board and console control change nothing while no console is open."""
     make("alone").run()

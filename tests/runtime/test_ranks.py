@@ -41,6 +41,7 @@ def state_of(path):
     return load_checkpoint(path / "checkpoints" / "last")[0]
 
 
+@pytest.mark.extended
 def test_resumed_run_is_identical(make, tmp_path):
     run = make("whole")
     run.run()
@@ -101,6 +102,7 @@ def test_on_policy_learning_refuses_ranks(make, tmp_path):
         check_on_policy(config)
 
 
+@pytest.mark.extended
 def test_sharded_policy_learns_publishes_and_saves(make, tmp_path):
     sharded = (
         "learner.shard=true",

@@ -90,6 +90,7 @@ class _KilledError(BaseException):
     pass
 
 
+@pytest.mark.extended
 def test_kill_before_each_move_leaves_valid_dataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a kill at each step of a commit the dataset is readable, and the next export continues."""
     log = StreamingLog(range(4))

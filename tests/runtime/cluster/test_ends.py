@@ -52,6 +52,7 @@ def test_processes_of_an_arm_stop_it_before_they_are_killed(
             process.wait()
 
 
+@pytest.mark.extended
 def test_driver_may_take_longer_than_rays_three_seconds_to_end() -> None:
     driver = subprocess.Popen([sys.executable, "-c", DRIVER], stdout=subprocess.PIPE, text=True)
     try:

@@ -67,6 +67,7 @@ def run_here(capfd):
     return run
 
 
+@pytest.mark.extended
 def test_two_machines_join_and_leave_with_one_file(lab, tmp_path, run_here):
     code, _, errors = run_here("join", lab, "--as", "cell")
     assert (code, errors.count("\n")) == (2, 1)

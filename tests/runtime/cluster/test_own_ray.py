@@ -73,6 +73,7 @@ def listening(pids):
     return found
 
 
+@pytest.mark.extended
 def test_local_ray_listens_on_loopback_only_and_leaves_nothing():
     with connected(ClusterConfig(), num_cpus=2):
         (folder,) = folders()

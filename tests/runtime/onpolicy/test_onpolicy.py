@@ -147,6 +147,7 @@ def test_log_probs_and_versions_are_of_the_policy_that_acted(config):
 # ---- learning
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("policy", ["actor_critic", "flow_actor_critic"])
 def test_ppo_learns_to_reach(make, policy):
     hidden = "hidden: [32, 32]" if policy == "actor_critic" else "hidden: 32"
@@ -286,6 +287,7 @@ def test_asynchronous_without_staleness_equals_synchronous(make):
     assert same(*weights)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("how", "message"),
     [
@@ -318,6 +320,7 @@ def test_stop_request_ends_the_wait_for_a_rollout(make):
     assert training.step() is None
 
 
+@pytest.mark.extended
 def test_collector_ends_when_its_learner_is_killed(config, tmp_path):
     code = (
         "import sys, os\nfrom dovetail.config.load import load\nfrom support.onpolicy_runs import build_training\n"

@@ -100,6 +100,7 @@ def test_episodes_until_a_checkpoint(make_folder):
 SOLVED = ("task.tolerance=0.1", "run.env_steps=1280", "run.untrained_episodes=0", "run.checkpoint_every_s=0.0001")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("how", ["stopped", "killed", "stopped when solved"])
 def test_resumed_run_is_solved_at_the_same_step(make_folder, tmp_path, monkeypatch, how):
     config = make_folder(*SOLVED, "run.stop_when_solved={window: 20, success_rate: 0.5}").config

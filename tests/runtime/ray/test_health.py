@@ -84,6 +84,7 @@ def kinds(events):
     return [kind for kind, _ in events]
 
 
+@pytest.mark.extended
 def test_restarted_role_is_reported_as_lost_and_started():
     handle = failing_actor()
     monitor, events = monitored(handle)
@@ -94,6 +95,7 @@ def test_restarted_role_is_reported_as_lost_and_started():
     assert events[1][1]["pid"] != events[0][1]["pid"]
 
 
+@pytest.mark.extended
 def test_role_without_memory_is_restarted_and_fails_after_five_times():
     monitor, events = monitored(failing_actor(out_of_memory=True))
     with pytest.raises(FailureError) as ended:
@@ -118,6 +120,7 @@ def test_role_that_crashes_before_its_first_report_fails():
     ray.kill(handle)
 
 
+@pytest.mark.extended
 def test_labeler_that_hangs_is_restarted_and_another_is_asked():
     roles, chain = [failing_actor(), failing_actor()], LabelerChain(())
     labelers = RemoteLabelers(roles, chain=chain, timeout_s=300.0)

@@ -45,6 +45,7 @@ def finish(run):
     run.check_only_forward()
 
 
+@pytest.mark.extended
 def test_kill_several_roles_at_once(tmp_path):
     with world(tmp_path) as run:
         run.start()

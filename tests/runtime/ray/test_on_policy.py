@@ -102,6 +102,7 @@ def test_killed_ray_node_ends_the_run_with_one_line(tmp_path: Path) -> None:
     assert [line for line in stderr.splitlines() if line.startswith("error: Ray's node on this machine has died")]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("asynchronous", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_killed_role_continues_from_its_checkpoint(tmp_path: Path, asynchronous: bool) -> None:
     run = tmp_path / "runs" / "r"

@@ -54,6 +54,7 @@ def learned(folder: RunFolder, group: Any, *, updates: int = 8) -> dict[str, Arr
     return dict(learner.state_dict())
 
 
+@pytest.mark.extended
 def test_ray_ranks_equal_inline_ranks_and_a_killed_rank_is_reported(toy: Path, tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", load([toy], [*TWO, "run.env_steps=60"]))
     InlineRun(folder).run()  # fills the replay

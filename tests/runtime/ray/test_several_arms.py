@@ -59,6 +59,7 @@ def of(infos: list[EpisodeInfo], robot: str, purpose: Purpose) -> list[EpisodeIn
     return [info for info in infos if info.robot.name == robot and info.purpose is purpose]
 
 
+@pytest.mark.extended
 def test_two_equal_arms_are_counted_separately_and_together(tmp_path: Path) -> None:
     folder, report, infos = ran(
         TOY, tmp_path, "runtime=ray", "cluster.num_robots=2", "cluster.robot_timeout_s=300"
@@ -86,6 +87,7 @@ def test_two_equal_arms_are_counted_separately_and_together(tmp_path: Path) -> N
     assert {event["robot"] for event in folder.events("episode")} == set(arms)
 
 
+@pytest.mark.extended
 def test_different_arms_share_a_policy_with_a_replay_each(tmp_path: Path) -> None:
     folder, report, infos = ran(THREE, tmp_path)
     embodiments = folder.config.model_dump(mode="json")["policy"]["embodiments"]
