@@ -115,6 +115,7 @@ def stories(draw):
     return lengths, draw(flags), draw(flags)
 
 
+@pytest.mark.extended
 @settings(max_examples=150, deadline=None)
 @given(stories(), st.integers(2, 12), st.data())
 def test_board_equals_a_list_model(story, num_rows, data):

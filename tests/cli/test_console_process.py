@@ -57,6 +57,7 @@ def test_address_is_printed_and_console_ends_with_the_run(finished, printed):
     assert len(printed) == 1  # a normal end prints nothing
 
 
+@pytest.mark.extended
 def test_killed_console_is_reported_and_the_run_continues(finished, printed):
     with ConsoleProcess(finished, port=None) as console:
         eventually(lambda: printed)

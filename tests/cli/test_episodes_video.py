@@ -88,6 +88,7 @@ def test_refusals(cli: Cli, run: RunFolder, arguments: list[str], message: str) 
     assert not list(Path(".").rglob("*.mp4"))
 
 
+@pytest.mark.extended
 def test_memory_does_not_grow_with_the_number_of_episodes(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,6 +210,7 @@ def test_remove_a_damaged_episode_by_name_only(cli: Cli, run: RunFolder) -> None
     assert EpisodeLog(run.episodes).ids() == [C]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("arguments", "description"),
     [

@@ -33,6 +33,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "ppo.yaml"
 
 
+@pytest.mark.extended
 def test_failed_updates_keep_the_checkpoints(cli: Cli, config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     update, count = PPO.update, iter(range(10**9))
 

@@ -110,6 +110,7 @@ def test_dry_run_labels_nothing(cli: Cli, server: ChatServer, run: RunFolder) ->
     assert LabelStore(run.labels).ids() == []
 
 
+@pytest.mark.extended
 def test_an_opinion_does_not_become_the_current_label(cli: Cli, server: ChatServer, run: RunFolder) -> None:
     assert cli("label", "r", "--labeler", "outcome").code == 0
     result = by_vlm(cli, server, "--opinion")

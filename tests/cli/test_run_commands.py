@@ -38,6 +38,7 @@ def test_report_has_the_results(finished: Path) -> None:
     assert (finished / "learning_curve.png").exists()
 
 
+@pytest.mark.extended
 def test_resume_of_a_finished_run_prints_the_report(cli: Cli, finished: Path) -> None:
     """It records no more episodes."""
     before = len(os.listdir(finished / "episodes"))
@@ -97,6 +98,7 @@ def test_interrupted_run_can_be_resumed(cli: Cli, toy: str) -> None:
     assert EpisodeLog("runs/cut/episodes").ids()[: len(kept)] == kept
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("target", ["version", "file", "checkpoint"])
 def test_eval_uses_the_named_weights(
     cli: Cli, finished: Path, monkeypatch: pytest.MonkeyPatch, target: str

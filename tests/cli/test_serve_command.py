@@ -121,6 +121,7 @@ def test_client_recovers_after_the_server_was_killed(tmp_path: Path) -> None:
     remote.close()
 
 
+@pytest.mark.extended
 def test_slow_inference_times_out_and_ctrl_c_ends_the_server(tmp_path: Path) -> None:
     slow = tmp_path / "slow"
     run = made_run(tmp_path, f'{{type: "support.slow_policy:SlowPolicy", slow_file: "{slow}"}}')

@@ -40,6 +40,7 @@ def test_recipes_are_accepted(recipe: str) -> None:
     assert problems(files("dovetail.config").joinpath("recipes", recipe).read_text()) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "document",
     [
@@ -57,6 +58,7 @@ def test_accepts(document: str, known: None) -> None:
     assert problems(BASE + document) == []
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "document",
     [

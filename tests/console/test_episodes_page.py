@@ -85,6 +85,7 @@ def test_episode_is_played_and_the_next_opened_by_keyboard(console, page):
     page.wait_for_selector(".dv-viewer", state="hidden")
 
 
+@pytest.mark.extended
 def test_video_of_all_cameras_is_downloaded(console, page, tmp_path):
     console.enter(page, "/episodes")
     page.click("tr[data-id=e04]")
@@ -101,6 +102,7 @@ def test_video_of_all_cameras_is_downloaded(console, page, tmp_path):
     assert np.abs(frames[-1].astype(int) - expected).mean() < 8
 
 
+@pytest.mark.extended
 def test_selected_episodes_are_downloaded_as_a_lerobot_dataset(console, page, tmp_path):
     console.enter(page, "/episodes")
     page.wait_for_selector("tr[data-id=e01]")

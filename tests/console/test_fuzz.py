@@ -46,6 +46,7 @@ def is_alive(console) -> bool:
     return CLIENT.get(f"{console.address}api/state", headers=console.headers).json() == {"state": None}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("path", TRAVERSALS)
 def test_path_traversal_is_refused(console, path):
     headers = f"Host: 127.0.0.1\r\nAuthorization: Bearer {console.token}\r\nConnection: close"

@@ -103,6 +103,7 @@ def test_undo_retracts_the_last_label_and_shows_the_episode_again(console, run, 
     assert run.store.current("e03").success
 
 
+@pytest.mark.extended
 def test_marked_ranges_become_rewards_and_can_be_undone(console, run, page):
     run.enqueue("e05")
     console.enter(page, "/label")
@@ -129,6 +130,7 @@ def test_marked_ranges_become_rewards_and_can_be_undone(console, run, page):
     np.testing.assert_allclose(run.store.current("e05").rewards, expected, atol=1e-6)
 
 
+@pytest.mark.extended
 def test_all_cameras_show_the_same_frame(console, run, page):
     run.enqueue("e06")
     console.enter(page, "/label")
@@ -197,6 +199,7 @@ def test_key_that_is_held_down_counts_once(console, run, page):
     assert set(run.queue.ids()) == {"e04", "e05"}
 
 
+@pytest.mark.extended
 def test_two_people_label_every_episode_once(console, run, open_page):
     names = [f"e0{number}" for number in range(8)]
     run.enqueue(*names)
@@ -237,6 +240,7 @@ def test_closed_tab_releases_its_episodes_at_once(console, run, open_page):
     wait_shown(other, "e06", "e07")
 
 
+@pytest.mark.extended
 def test_episode_from_the_list_can_be_labeled_again(console, run, page):
     console.enter(page, "/episodes")
     page.click("tr[data-id=e07]")
@@ -260,6 +264,7 @@ def test_episode_from_the_list_can_be_labeled_again(console, run, page):
     assert shown(page) == "e07"
 
 
+@pytest.mark.extended
 def test_thumbnail_shows_the_last_frame(console, run, page):
     run.enqueue("e01")
     console.enter(page, "/label")

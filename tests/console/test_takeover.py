@@ -193,6 +193,7 @@ def test_episode_is_rated_by_key(arm, page):
     assert rated[0]["outcome"] == "success" and rated[0]["human_share"] > 0
 
 
+@pytest.mark.extended
 def test_version_is_pinned_and_unpinned(arm, page, tmp_path):
     arm.enter(page, "/learning")
     page.wait_for_selector(".dt-version")

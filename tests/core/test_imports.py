@@ -6,6 +6,7 @@ import sys
 import pytest
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "module",
     [

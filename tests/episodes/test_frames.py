@@ -53,6 +53,7 @@ def test_lossy_encoding_is_close_and_repeatable(codec: str, size: tuple[int, int
     assert len(set(prints)) == 12  # all frames differ
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("codec", ["ffv1", "h264", "av1"])
 def test_encoded_bytes_depend_only_on_frames(codec: str) -> None:
     """x264 reads memory that it has not set, of B-frames and of its macroblock tree: found by running with other

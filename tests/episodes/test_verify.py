@@ -73,6 +73,7 @@ def test_intact_log_has_no_problems(folder: Path, tmp_path: Path) -> None:
     assert list(verify_spool(tmp_path / "nowhere")) == []
 
 
+@pytest.mark.extended
 @settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_any_flipped_byte_is_found(pristine: Path, data: st.DataObject) -> None:

@@ -34,6 +34,7 @@ def labeler(server: ChatServer, **config: Any) -> VLMLabeler:
     return VLMLabeler(VLMConfig(url=server.url, **{**fast, **config}))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("fault", [*FAULTS, "slow"])
 def test_hostile_server_gives_no_label_until_it_behaves(
     server: ChatServer, make_episode: Any, tmp_path: Path, fault: str

@@ -74,6 +74,7 @@ def _is_up(process: subprocess.Popen[bytes], url: str) -> bool:
     return False
 
 
+@pytest.mark.extended
 def test_served_model_answers_are_parsed_or_refused(served: Served, make_episode: Any) -> None:
     """The server answers, but its random text gives no label."""
     before = served.log.read_text().count('"POST /v1/chat/completions HTTP/1.1" 200')

@@ -157,6 +157,7 @@ def rate_of(policy, place):
     return float((np.sign(chunks_of(policy, states)[:, 0, 1]) == -np.sign(place)).mean())
 
 
+@pytest.mark.extended
 def test_corrections_improve_the_policy_and_cloning_everything_does_not(open_replay):
     """Demonstrations cover one place. At the other place the policy moves in the same, wrong direction until a
     person takes over."""

@@ -55,6 +55,7 @@ def error(policy):
     return float(np.abs(actions - where).mean())
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)]
 )

@@ -156,6 +156,7 @@ def test_unsupported_mixtures_raise(mixed, steps):
         )
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["gaussian_mlp", "flow"])
 def test_one_policy_imitates_both_arms(kind, mixed, steps):
     settings = {"hidden": (64, 64)} if kind == "gaussian_mlp" else {"hidden": 64, "num_layers": 2, "horizon": 1}

@@ -65,6 +65,7 @@ def test_resolves_by_name():
     assert resolve("algorithm", "sac_flow") is SACFlow
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("kind", ["gated", "transformer"])
 @pytest.mark.parametrize("config", [{}, {"bc_weight": 1.0, "num_critics": 4, "backup_entropy": True}])
 def test_passes_check_algorithm(robot, kind, config):
@@ -97,6 +98,7 @@ def test_default_target_entropy(actor):
     assert make(actor, target_entropy=-3.0)._target_entropy == -3.0
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("target", "rises"), [(50.0, True), (-50.0, False)])
 def test_sigma_follows_the_target_entropy(actor, batch, target, rises):
     features = actor.features({"joint_pos": batch["observation/joint_pos"]})

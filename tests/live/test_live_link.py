@@ -168,6 +168,7 @@ def test_arm_holds_after_the_driving_process_was_killed(run, driver):
     assert run.episodes[0].operator == "none"  # no console was open at its start
 
 
+@pytest.mark.extended
 def test_emergency_stop_lasts_until_it_is_acknowledged(run):
     run.go()
     run.view.writer.beat()
@@ -240,6 +241,7 @@ def test_view_shows_the_observations_of_the_robot(run):
     wait_until(lambda: run.view.state().step > steps)
 
 
+@pytest.mark.extended
 def test_stop_event_ends_the_episode(run):
     run.go()
     run.view.writer.post(Event.STOP)

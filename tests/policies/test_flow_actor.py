@@ -259,6 +259,7 @@ def test_gradients_do_not_explode_over_many_steps(kind):
 # ---- cloning
 
 
+@pytest.mark.extended
 def test_cloning_of_two_actions_reproduces_both(kind):
     policy = make(kind, hidden=32)
     optimizer = torch.optim.Adam(policy._velocity.parameters(), lr=3e-3)

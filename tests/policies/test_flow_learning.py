@@ -95,6 +95,7 @@ def test_loss_without_valid_actions_is_zero():
     assert policy.imitation_loss(features, actions, torch.zeros(3, HORIZON, dtype=torch.bool)).item() == 0.0
 
 
+@pytest.mark.extended
 def test_training_on_incomplete_chunks_learns_whole_chunks():
     policy = train(garbage=0.9, short=True)
     phase = np.linspace(0, 1, 11, dtype=np.float32)

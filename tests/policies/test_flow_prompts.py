@@ -73,6 +73,7 @@ def test_prompted_flow_keeps_the_policy_contract():
     check_policy(make)
 
 
+@pytest.mark.extended
 def test_same_observation_with_another_prompt_gives_another_action(tmp_path):
     """Trained through the replay, which stores the prompt of each episode."""
     torch.manual_seed(0)

@@ -246,6 +246,7 @@ COLUMNS = ["rows-action.bin", "rows-observation%2Fstate.bin", "rows-following.bi
 TABLES = ["episodes.bin", "segments.bin", "spans.bin"]
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "damage"),
     [
@@ -413,6 +414,7 @@ def test_no_file_stays_open_after_close(tmp_path: Path) -> None:
 # ---- a store that is too large to be read
 
 
+@pytest.mark.extended
 def test_large_replay_opens_without_reading_rows(tmp_path: Path) -> None:
     """No pages of rows and frames are mapped into memory."""
     camera = ArraySpec(shape=(128, 128, 3), dtype="uint8")

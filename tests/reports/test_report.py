@@ -250,6 +250,7 @@ def test_video_shows_the_same_resets_side_by_side(run: Run) -> None:
     assert num_frames == 9 + 1 + 15  # the longest clip, its last frame, and 1.5 s of that frame
 
 
+@pytest.mark.extended
 def test_long_episodes_are_shown_faster(run: Run) -> None:
     shown = run.episode(Purpose.EVAL, steps=601, outcome=Outcome.SUCCESS, images=True)
     run.evaluation("untrained", 0, 20, (shown,))

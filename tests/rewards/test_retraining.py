@@ -105,6 +105,7 @@ def assert_handles_glare(folder, labeler):
     ] * 3
 
 
+@pytest.mark.extended
 def test_retraining_fixes_corrected_false_positives(run):
     folder, labeler = run
     mistaken = [record_episode(folder, labeler, glaring(100 + n), person=False) for n in range(4)]
@@ -181,6 +182,7 @@ def test_agreeing_labels_start_no_retraining(run):
     assert not retraining.is_running
 
 
+@pytest.mark.extended
 def test_worse_classifier_is_not_adopted(run):
     """Wrong corrections make the held-out errors worse, so the old classifier stays."""
     folder, labeler = run

@@ -55,6 +55,7 @@ def assert_refuses(arm: LiveHost, reason: str) -> None:
     assert len(arm.journal()) == before
 
 
+@pytest.mark.extended
 def test_killed_inference_process_stops_the_arm(live, record_property):
     arm = live()
     arm.go()
@@ -71,6 +72,7 @@ def test_killed_inference_process_stops_the_arm(live, record_property):
     assert arm.host.fault is None
 
 
+@pytest.mark.extended
 def test_crashed_process_does_not_count_as_killed(live):
     """A killed process is restarted automatically. A crash needs a person."""
     arm = live()
@@ -86,6 +88,7 @@ def test_crashed_process_does_not_count_as_killed(live):
     assert arm.host.killed_process == "inference"
 
 
+@pytest.mark.extended
 def test_stopped_inference_process_makes_the_arm_hold_then_stop(live, record_property):
     """The arm executes the rest of the plan, holds, then stops."""
     arm = live()
@@ -131,6 +134,7 @@ def test_failing_policy_stops_the_arm(live, override, reason):
     assert_refuses(arm, reason)
 
 
+@pytest.mark.extended
 def test_frozen_camera_makes_the_arm_hold_then_stop(live, record_property):
     arm = live(
         "robot.image_size=[32, 24]",
@@ -154,6 +158,7 @@ def test_frozen_camera_makes_the_arm_hold_then_stop(live, record_property):
     assert 4 <= len(set(shades)) <= 14  # 30 Hz for 0.4 s
 
 
+@pytest.mark.extended
 def test_killed_recorder_stops_the_arm(live):
     arm = live()
     arm.go(until_moves=30)
@@ -164,6 +169,7 @@ def test_killed_recorder_stops_the_arm(live):
     assert_refuses(arm, "the recorder process has died: killed by SIGKILL")
 
 
+@pytest.mark.extended
 def test_slow_recorder_is_a_fault_without_a_gap_in_the_episode(live):
     arm = live("actor.recorder_buffer_s=0.4")
     arm.go(until_moves=30)
@@ -188,6 +194,7 @@ def test_full_disk_stops_the_arm(live):
     assert_refuses(arm, f"the recorder process has died: cannot write to spool {arm.spool}: file too large")
 
 
+@pytest.mark.extended
 def test_supervisor_stops_the_arm_after_control_was_killed(live, record_property):
     arm = live("robot.watchdog_s=0.2")
     arm.go(until_moves=30)
@@ -322,6 +329,7 @@ def test_invalid_weights_are_refused_and_the_old_ones_stay_in_use(live):
     assert version_and_reach() == ({5}, pytest.approx(0.4 * 0.02))
 
 
+@pytest.mark.extended
 def test_online_episodes_use_newer_weights_and_evaluations_do_not(live):
     arm = live("actor.swap_weights=chunk")
     store = DiskWeightStore(arm.weights)

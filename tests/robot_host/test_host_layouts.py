@@ -79,6 +79,7 @@ def test_same_seed_gives_the_same_episodes_in_every_layout(tmp_path, processes, 
     assert inline[0].outcome is Outcome.SUCCESS
 
 
+@pytest.mark.extended
 def test_run_gives_the_same_weights_in_every_layout(tmp_path, processes):
     path = tmp_path / "toy.yaml"
     path.write_text(TOY)

@@ -83,6 +83,7 @@ def test_killed_supervisor_stops_the_arm_and_leaves_nothing(supervisor, tmp_path
     assert list((tmp_path / "tmp").iterdir()) == []  # also the temporary folder is removed
 
 
+@pytest.mark.extended
 def test_supervisor_killed_while_the_policy_hangs_stops_the_arm(supervisor, tmp_path, processes):
     process, _ = supervisor("policy.hang_after=4", "actor.inference_timeout_s=100.0")
     killed_ns = time.monotonic_ns()

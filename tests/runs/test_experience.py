@@ -427,6 +427,7 @@ def test_resume_after_two_interrupts_and_lost_replay_is_identical(tmp_path, conf
     assert all(np.array_equal(whole[name], cut[name]) for name in whole)
 
 
+@pytest.mark.extended
 def test_prefetching_changes_no_result(tmp_path, config):
     ahead = config.model_copy(update={"learner": config.learner.model_copy(update={"prefetch": 3})})
     run(tmp_path / "a", config)

@@ -76,6 +76,7 @@ def events_of(path, kind):
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
+@pytest.mark.extended
 def test_evaluations_are_on_time_and_not_in_the_replay(make, tmp_path):
     run = make("a", *SCHEDULED)
     run.run()
@@ -237,6 +238,7 @@ def test_best_checkpoint_survives_a_kill_while_the_evaluation_is_stored(make, tm
     assert evaluations_of(tmp_path / "whole") == evaluations_of(tmp_path / "cut")
 
 
+@pytest.mark.extended
 def test_without_a_schedule_recent_episodes_decide_the_best(make, tmp_path):
     make("a", "run.env_steps=650", "run.checkpoint_every_s=0.001", "learner.utd=0.2").run()  # at least 21 episodes
     folder = RunFolder.open(tmp_path / "a")

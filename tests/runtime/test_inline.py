@@ -73,6 +73,7 @@ def test_run_has_all_phases(make, tmp_path):
     assert counted == {Purpose.DEMO: 3, Purpose.ONLINE: run.status.episodes, Purpose.EVAL: 10}
 
 
+@pytest.mark.extended
 def test_same_seed_gives_the_same_run(make, tmp_path):
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):
         make(name, f"run.seed={seed}").run()
@@ -98,6 +99,7 @@ def test_resume_after_an_interrupt_is_identical(make, tmp_path, polls):
         assert all(np.array_equal(x, y) for x, y in zip(first, second, strict=True))
 
 
+@pytest.mark.extended
 def test_resume_of_a_finished_run_does_nothing(make, tmp_path):
     make("a").run()
     before = sorted(p.name for p in (tmp_path / "a" / "episodes").iterdir())

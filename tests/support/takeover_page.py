@@ -29,7 +29,8 @@ def has_control(console: OpenConsole, *controls: str) -> Callable[[], Any]:
 
 
 def read_events(console: OpenConsole) -> list[dict[str, Any]]:
-    lines = (console.run / "events.jsonl").read_text().splitlines()
+    path = console.run / "events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []  # the run writes its first event late
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 

@@ -82,6 +82,7 @@ def test_object_behind_the_wall_is_not_inside():
         assert not task.in_box(world, "cube"), offset
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(("noise", "seeds"), [(0.0, range(5)), (0.5, range(100, 105))])
 def test_expert(noise, seeds):
     results = [run_expert(TASK, "panda", seed, noise) for seed in seeds]

@@ -85,6 +85,7 @@ def test_fake_task_and_operator_pass(make_robot: Callable[[Any], Robot]) -> None
     check_operator(lambda task: FakeOperator(FakeOperatorConfig(), task=task), reach, make_robot)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", sorted(BUILTIN["task"]))
 def test_builtin_tasks_pass(name: str) -> None:
     task, sim = resolve("task", name), resolve("robot", "sim")

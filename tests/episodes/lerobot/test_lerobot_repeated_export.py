@@ -147,6 +147,7 @@ def finish(root: Path, log: MemoryLog) -> None:
     assert all(snapshot(root)[name] == before[name] for name in kept)
 
 
+@pytest.mark.extended
 def test_kill_at_random_times_leaves_valid_dataset(tmp_path: Path) -> None:
     log = StreamingLog(range(12))
     dice = random.Random()

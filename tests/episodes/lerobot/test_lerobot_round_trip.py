@@ -271,6 +271,7 @@ class _Made(MemoryLog):
         return self._made[episode_id]
 
 
+@pytest.mark.extended
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(recordings())
 def test_all_dtypes_round_trip_exactly(episodes: list[Episode]) -> None:

@@ -262,6 +262,7 @@ def test_aborted_episode_ends_the_training(make):
 # ---- asynchronous collection
 
 
+@pytest.mark.extended
 def test_staleness_stays_within_its_limit(make):
     training = make("algorithm.asynchronous=true", "algorithm.max_staleness=1")
     staleness = []

@@ -137,6 +137,7 @@ def test_resumed_run_is_solved_at_the_same_step(make_folder, tmp_path, monkeypat
 # ---- the log
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("mode", ["false", "true"])
 def test_recorded_episode_equals_the_rollout(make_folder, mode):
     folder = make_folder(

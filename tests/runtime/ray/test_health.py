@@ -112,6 +112,7 @@ def test_role_that_cannot_be_constructed_fails_at_once():
     assert str(ended.value) == "role cannot be started: ValueError: no such port: /dev/ttyUSB7"
 
 
+@pytest.mark.extended
 def test_role_that_crashes_before_its_first_report_fails():
     handle = failing_actor(crashes=True)
     monitor, _ = monitored(handle)

@@ -124,6 +124,7 @@ def test_different_arms_share_a_policy_with_a_replay_each(tmp_path: Path) -> Non
     assert [event["robot"] for event in folder.events("eval")] == ["left", "small"]
 
 
+@pytest.mark.extended
 def test_different_arms_without_a_shared_policy_are_refused(tmp_path: Path) -> None:
     (tmp_path / "arms.yaml").write_text(THREE)
     done = dovetail("run", "arms.yaml", "policy=gaussian_mlp", "--name", "r", cwd=tmp_path)
