@@ -19,15 +19,15 @@ demo: setup  ## learn peg insertion from 20 demonstrations, with a scripted oper
 	@echo "To use these commands: source $(VENV)/bin/activate"
 
 test: setup  ## about five minutes
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-rest: setup  ## what `make test` leaves out, without the slow tests
-	$(BIN)/python -m pytest -n 2 -m "extended and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "extended and not slow"
 
 test-all: test test-rest
 
 test-slow: setup  ## learning curves, hundreds of kills and resets, the digests of 0.6, and the real lerobot package
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow
 
 lint: setup
 	$(BIN)/ruff check .

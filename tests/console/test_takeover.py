@@ -183,6 +183,7 @@ def test_emergency_key_stops_the_arm_until_it_is_acknowledged(arm, page, tmp_pat
     until(has_control(arm, "policy", "idle"), what="the arm to continue")
 
 
+@pytest.mark.extended
 def test_episode_is_rated_by_key(arm, page):
     take_over(arm, page)
     until(has_control(arm, "human"), what="the operator to drive")
