@@ -24,10 +24,10 @@ from dovetail.learn.coach import Advice
 from dovetail.reports.arm_summaries import arm_summaries, tasks_of
 from dovetail.reports.learning_curve import CurveEpisode, learning_curve
 from dovetail.reports.rendering import RunRenderer
+from dovetail.reports.rollouts import RolloutHistory
 from dovetail.runs.advice import open_advice
 from dovetail.runs.assembly.arms import arm_groups
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.rollout_history import RolloutHistory
 from dovetail.runs.schedule import scheduled_evaluations
 
 __all__ = ["CURVE", "REPORT", "VIDEO", "Report", "read_report", "write_report"]

@@ -44,7 +44,7 @@ def drain_spool(
                 return
             if recovered:
                 report("recovered from the spool", id=episode_id, outcome=episode.outcome)
-        if spool.is_damaged(episode_id):  # its end is lost
+        if recovered and spool.is_damaged(episode_id):  # its end is lost
             kept = spool.set_aside(episode_id)
             report("damaged in the spool", id=episode_id, kept=kept.name)
         else:

@@ -57,6 +57,7 @@ class EpisodeIngest:
         self._pending_demos: set[str] = set()
         self._demo_robots: dict[str, str] = {}  # of all demonstrations
         self._tried_demos: set[str] = set()
+        self.num_trained_episodes = 0  # online episodes that the replay holds
 
     @property
     def demos(self) -> list[dict[str, Array]]:
@@ -153,8 +154,9 @@ class EpisodeIngest:
         info, before = record.info, self._ingested.get(record.info.id)
         self._ingested[info.id] = _Ingested(labels_digest=_digest(record.labels), trains=record.trains)
         if info.purpose is Purpose.ONLINE:
-            trained = before is not None and before.trains
-            self._status.trained_steps += info.num_steps * (record.trains - trained)
+            change = record.trains - (before is not None and before.trains)
+            self.num_trained_episodes += change
+            self._status.trained_steps += info.num_steps * change
             return
         (self._pending_demos.add if record.labels is None else self._pending_demos.discard)(info.id)
         if not record.trains:

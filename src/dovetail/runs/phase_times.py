@@ -1,4 +1,4 @@
-"""Seconds that a run spends on each activity, such as acting, labelling, sampling, updating or evaluating."""
+"""Seconds that a run spends on each activity, such as acting, labeling, sampling, updating or evaluating."""
 
 from __future__ import annotations
 

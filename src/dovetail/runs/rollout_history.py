@@ -14,10 +14,9 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.types import Array
-from dovetail.reports.learning_curve import CurveEpisode
 from dovetail.runs.folder import RunFolder, read_events
 
-__all__ = ["RolloutHistory", "RolloutResult", "finished_episodes", "read_rollouts", "record_rollout"]
+__all__ = ["RolloutResult", "finished_episodes", "read_rollouts", "record_rollout"]
 
 _EVENT = "practice"
 
@@ -55,27 +54,6 @@ def record_rollout(folder: RunFolder, result: RolloutResult, *, env_steps: int, 
         **seconds,
         **rewards,
     )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RolloutHistory:
-    """All rollouts of a run; empty for algorithms that use a replay."""
-
-    env_steps: int
-    robot_minutes: float
-    curve: list[CurveEpisode]
-
-    @staticmethod
-    def read(folder: RunFolder) -> RolloutHistory:
-        lines = read_rollouts(folder.path)
-        curve, minutes = [], 0.0
-        for line in lines:
-            # the time at which an episode ended is not stored: spread them over the rollout
-            share = (line["robot_minutes"] - minutes) / max(len(line["success"]), 1)
-            for number, success in enumerate(line["success"], start=1):
-                curve.append(CurveEpisode(end_minutes=minutes + number * share, success=success, human_share=0.0))
-            minutes = line["robot_minutes"]
-        return RolloutHistory(env_steps=lines[-1]["env_steps"] if lines else 0, robot_minutes=minutes, curve=curve)
 
 
 def read_rollouts(run: Path) -> list[dict[str, Any]]:

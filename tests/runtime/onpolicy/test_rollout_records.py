@@ -13,9 +13,10 @@ from dovetail.core.types import Outcome, Purpose, View
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.reports.report import write_report
+from dovetail.reports.rollouts import RolloutHistory
 from dovetail.runs.checkpoints import Checkpoints
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.rollout_history import RolloutHistory, RolloutResult, finished_episodes, record_rollout
+from dovetail.runs.rollout_history import RolloutResult, finished_episodes, record_rollout
 from dovetail.runtime.inline import InlineRun
 from support import TESTS
 from support.onpolicy_runs import PPO_RUN, build_policy, build_training

@@ -20,7 +20,9 @@ from support.toy_run import TOY
 
 
 class FakeLearner:
-    """Does all updates that are owed at once: one per step."""
+    """Owes one update per step, and does at most `updates_per_slice` of them at once."""
+
+    updates_per_slice = 1000
 
     healthy = True
     num_warmup_updates = num_online_updates = num_skipped_updates = 0
@@ -38,7 +40,7 @@ class FakeLearner:
         return {}
 
     def step(self, *, env_steps: int, on_update: Any, enough: Any) -> dict[str, float]:
-        for _ in range(self.owed(env_steps)):
+        for _ in range(min(self.owed(env_steps), self.updates_per_slice)):
             self.num_online_updates += 1
             on_update()
         return {}
@@ -49,7 +51,7 @@ class FakeLearner:
 
 class FakeStore:
     def __init__(self) -> None:
-        self.now = Progress(env_steps=0, trained_steps=0, num_episodes=0)
+        self.now = Progress(env_steps=0, trained_steps=0, num_trained_episodes=0)
         self.learned_updates: list[int] = []
 
     def progress(self, **_: Any) -> Progress:
@@ -85,7 +87,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def learn(role: Any, *, env_steps: int, num_episodes: int) -> None:
-    role._store.now = Progress(env_steps=env_steps, trained_steps=env_steps, num_episodes=num_episodes)
+    role._store.now = Progress(env_steps=env_steps, trained_steps=env_steps, num_trained_episodes=num_episodes)
     role._learns.set()
     role._learn_a_while()
     role._learns.clear()
@@ -98,6 +100,18 @@ def test_weights_are_published_after_the_updates_of_each_episode(make: Any) -> N
     learn(role, env_steps=80, num_episodes=2)  # streamed steps of an episode that is still running
     learn(role, env_steps=100, num_episodes=3)
     assert role.published == [30, 70, 100]
+
+
+def test_weights_are_published_once_all_updates_of_an_episode_are_done(make: Any) -> None:
+    role, _ = make()
+    learn(role, env_steps=0, num_episodes=0)
+    role._learner.updates_per_slice, role.published = 20, []
+    for _ in range(3):  # 20, 40, 50 updates
+        learn(role, env_steps=50, num_episodes=1)
+    assert role.published == [50]
+    learn(role, env_steps=100, num_episodes=2)
+    learn(role, env_steps=150, num_episodes=3)  # the learner is behind: it does not wait for the last update
+    assert role.published == [50, 90]
 
 
 def test_publish_every_counts_updates(make: Any) -> None:
@@ -118,7 +132,7 @@ def test_warm_up_and_online_learning_report_skipped_updates(make: Any) -> None:
         raise FailureError("learning broke")
 
     role._learner.step = step
-    role._store.now = Progress(env_steps=5, trained_steps=5, num_episodes=1)
+    role._store.now = Progress(env_steps=5, trained_steps=5, num_trained_episodes=1)
     with pytest.raises(FailureError):
         role._learn_a_while()
     assert [(event["in_all"], event["updates"]) for event in folder.events("skipped updates")] == [

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from dovetail.config.load import load
+from dovetail.core.errors import FailureError
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.ray.driver.supervisor import RoleSupervisor
 
@@ -54,3 +55,12 @@ def test_arm_that_must_be_acknowledged_is_present_but_not_ready(
 def test_refused_arm_is_not_present(supervisor: RoleSupervisor) -> None:
     assert not supervisor.is_present("new")
     assert supervisor.not_ready_s("new") == math.inf
+
+
+def test_store_that_works_on_one_episode_for_too_long_ends_the_run(supervisor: RoleSupervisor) -> None:
+    supervisor.monitor.add("store", None, poll=lambda: None)
+    report(supervisor, "store", doing_s={"ingesting": 119.0, "storing": 500.0})
+    supervisor.poll()
+    report(supervisor, "store", doing_s={"ingesting": 121.0})
+    with pytest.raises(FailureError, match=r"one episode for 121 s. A labeler .* must be a SlowLabeler"):
+        supervisor.poll()

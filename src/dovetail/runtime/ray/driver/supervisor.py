@@ -179,7 +179,17 @@ class RoleSupervisor:
             problem = self.report(name).get("problem")
             if problem:
                 raise FailureError(f"the {name} has stopped: {problem}")
+        self._check_ingest()
         self._check_arms()
+
+    def _check_ingest(self) -> None:
+        """Fast labelers run inside the store. If one hangs, the store stops without an error."""
+        ingesting_s = self.report("store").get("doing_s", {}).get("ingesting", 0.0)
+        if ingesting_s > self._folder.config.cluster.label_timeout_s:
+            raise FailureError(
+                f"the store has worked on one episode for {ingesting_s:.0f} s. A labeler that may take longer than "
+                "cluster.label_timeout_s must be a SlowLabeler, which has its own process"
+            )
 
     def _check_arms(self) -> None:
         problems = {name: self.report(name).get("problem") for name in self.robots}

@@ -46,7 +46,7 @@ class Progress:
 
     env_steps: int  # taken online
     trained_steps: int  # of these, in the replay; the learner owes updates for them
-    num_episodes: int  # online
+    num_trained_episodes: int  # online, in the replay
 
 
 class StoreHandle:
@@ -54,7 +54,7 @@ class StoreHandle:
 
     def __init__(self, role: Any, *, until: Callable[[], bool] = lambda: False) -> None:
         self._role, self._until = role, until
-        self._progress = Progress(env_steps=0, trained_steps=0, num_episodes=0)
+        self._progress = Progress(env_steps=0, trained_steps=0, num_trained_episodes=0)
 
     def deliver(self, episode: Episode) -> bool:
         """True once the store has the episode on disk."""

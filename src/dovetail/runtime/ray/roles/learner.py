@@ -26,7 +26,7 @@ from dovetail.runs.assembly.fleet import Fleet, build_fleet
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.roles.learner import RunLearner
 from dovetail.runs.skipped_updates import report_skipped_updates
-from dovetail.runtime.ray.roles.handles import StoreHandle
+from dovetail.runtime.ray.roles.handles import Progress, StoreHandle
 from dovetail.runtime.ray.roles.ranks import RankLost, RayRanks
 from dovetail.runtime.ray.roles.role import Role, exclusive_lock
 from dovetail.runtime.ray.roles.weights import RayPublisher
@@ -210,6 +210,7 @@ class LearnerRole(Role):
             return False
         self._seen_steps = progress.trained_steps
         if learner.owed(progress.trained_steps) <= 0:
+            self._publish_after_episode(progress, caught_up=True)
             if time.monotonic() - self._reported_s > _REMIND_S:  # a restarted store has lost the count
                 self._report_updates(learner)
             return False
@@ -223,11 +224,19 @@ class LearnerRole(Role):
         for activity, seconds in learner.take_seconds().items():
             self.add_seconds(activity, seconds)
         did = learner.num_online_updates > num_done
-        if did and self._config.learner.publish_every is None and progress.num_episodes > self._published_episodes:
-            self._published_episodes = progress.num_episodes
-            self._run_learner.publish()
+        caught_up = not did or learner.owed(progress.trained_steps) <= 0
+        self._publish_after_episode(progress, caught_up=caught_up)
         self._report_updates(learner, waits=not did and learner.sample_request.waits)
         return did
+
+    def _publish_after_episode(self, progress: Progress, *, caught_up: bool) -> None:
+        """Without `publish_every`, publish when the updates of an episode are done, or when the next episode has come."""
+        num_new = progress.num_trained_episodes - self._published_episodes
+        if self._config.learner.publish_every is not None or not num_new or (num_new == 1 and not caught_up):
+            return
+        self._published_episodes = progress.num_trained_episodes
+        if not self._run_learner.is_published:
+            self._run_learner.publish()
 
     def _warm_up_a_while(self, learner: Learner) -> None:
         num_updates = self._num_warmup_updates

@@ -265,6 +265,7 @@ class RobotRole(Role):
         """Deliver all finished episodes, then stream the running one. A repeated delivery is stored once."""
         with self._sending:
             spool, running = Spool(self._spool), self._robot.running if self._robot else None
+            finished = self._finished
             try:
                 drain_spool(
                     spool,
@@ -273,6 +274,8 @@ class RobotRole(Role):
                     until=running,
                     in_memory=self._in_memory,
                 )
+                if self._finished is finished:  # with cameras it is large
+                    self._finished = None
                 for episode_id in spool.running():
                     self._stream(spool, episode_id)
             except Exception as error:  # such as a full disk, here or there: the arm rests until it is solved

@@ -26,18 +26,20 @@ class Role:
     def __init__(self, name: str) -> None:
         self.name = name
         self._started_unix_s = time.time()
-        self._activities: dict[int, str] = {}  # by thread
+        self._activities: dict[int, tuple[str, float]] = {}  # by thread: its activity, and since when
         self._counts: Counter[str] = Counter()
         self._seconds: dict[str, float] = defaultdict(float)
         self.problem: str | None = None
 
     def about(self) -> dict[str, Any]:
+        activities = list(self._activities.values())
         return {
             "name": self.name,
             "pid": os.getpid(),
             "host": socket.gethostname(),
             "started_unix_s": self._started_unix_s,
-            "doing": ", ".join(sorted(set(dict(self._activities).values()))),
+            "doing": ", ".join(sorted({activity for activity, _ in activities})),
+            "doing_s": {activity: time.monotonic() - since_s for activity, since_s in activities},
             "problem": self.problem,
             "counts": dict(self._counts),
             "seconds": dict(self._seconds),
@@ -57,7 +59,7 @@ class Role:
         """Report this activity of the thread, and measure its time."""
         thread, began_s = threading.get_ident(), time.monotonic()
         before = self._activities.get(thread)
-        self._activities[thread] = activity
+        self._activities[thread] = activity, began_s
         try:
             yield
         finally:

@@ -177,7 +177,7 @@ class StoreRole(Role):
             return Progress(
                 env_steps=self._status.env_steps,
                 trained_steps=self._permits.trained_steps,
-                num_episodes=self._status.episodes,
+                num_trained_episodes=self._store.ingest.num_trained_episodes,
             )
 
     def learned(
