@@ -25,9 +25,10 @@ from dovetail.core.disk import write_atomic
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event
 from dovetail.human.mailbox import Mailbox
+from dovetail.processes.identity import process_started
 from dovetail.processes.shared_memory import SharedJson, anonymous_memory, map_memory
 
-__all__ = ["LIVE_JSON", "LiveLink", "process_started"]
+__all__ = ["LIVE_JSON", "LiveLink"]
 
 LIVE_JSON = "live.json"
 VERSION = 2
@@ -35,15 +36,6 @@ _WRITE_S = 0.1
 _ATTENDED_NS = 3 * NS_PER_S  # a console reports its presence at least once per second
 _POLL_S = 0.02
 _ESSENTIAL = ("run", "phase", "episode", "fault")
-
-
-def process_started(pid: int) -> int | None:
-    """Start time of a process in ticks since boot, None if it has ended. With the process id it is unique."""
-    try:
-        after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (OSError, ValueError):
-        return None
-    return None if after_name[0] in "ZX" else int(after_name[19])
 
 
 class LiveLink:

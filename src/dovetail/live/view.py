@@ -27,8 +27,9 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Source
 from dovetail.human.mailbox import Control, Mailbox, MailboxWriter
 from dovetail.live.help_hints import Hint, hint_for
-from dovetail.live.link import LIVE_JSON, VERSION, process_started
+from dovetail.live.link import LIVE_JSON, VERSION
 from dovetail.live.rendering import LiveRenderer
+from dovetail.processes.identity import process_started
 from dovetail.processes.shared_memory import SharedJson, attach_memory
 
 __all__ = ["LiveState", "LiveView", "NotLive"]
