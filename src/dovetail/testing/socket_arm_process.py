@@ -1,0 +1,403 @@
+"""An emulated arm in its own process, behind TCP sockets. Tests use it where a real arm would be.
+
+    with ArmProcess() as arm:
+        robot = {"type": "dovetail.testing.socket_arm:SocketArm", "address": arm.address}
+        ...
+        arm.behave(observe="silent")     # from now on it does not answer `observe`
+        arm.stops(after_ns=pressed_ns)   # when stop commands arrived, in monotonic ns
+
+The arm listens on three ports: motion (`observe`, `send`, `stop`), stop (only `stop`; served whatever the motion port does)
+and control (for the test). It keeps a journal of everything that it received, with monotonic times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+
+from dovetail.core.clock import NS_PER_S
+from dovetail.processes.child import ChildProcess
+
+__all__ = ["ArmProcess", "Lines", "address_pair"]
+
+_POLL_S = 0.005
+_IDLE_S = 0.05
+_LAG_S = 0.1  # time constant of the motors
+_MOVING = 1e-3  # rad: a target further away than this is a motion
+
+
+def address_pair(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+class Lines:
+    """JSON messages over a socket, one per line."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self._received = b""
+
+    @classmethod
+    def connect(cls, address: str, *, timeout_s: float | None) -> Self:
+        connection = socket.create_connection(address_pair(address), timeout=timeout_s)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return cls(connection)
+
+    def write(self, message: Mapping[str, Any]) -> None:
+        self.socket.sendall(json.dumps(message).encode() + b"\n")
+
+    def read(self) -> dict[str, Any] | None:
+        """The next message; None when the other side has closed the connection."""
+        while b"\n" not in self._received:
+            part = self.socket.recv(1 << 16)
+            if not part:
+                return None
+            self._received += part
+        line, _, self._received = self._received.partition(b"\n")
+        message: dict[str, Any] = json.loads(line)
+        return message
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class _Motors:
+    """Joints that follow their target with a lag, and what was wrong with the commands."""
+
+    def __init__(self, num_joints: int, *, limit: float, max_speed: float) -> None:
+        self._target: npt.NDArray[np.float64] = np.zeros(num_joints + 1)
+        self._position = self._target.copy()
+        self._limit, self._max_speed = limit, max_speed
+        self._since_ns = time.monotonic_ns()
+        self.stuck = False
+
+    def position(self, now_ns: int) -> npt.NDArray[np.float64]:
+        passed_s = (now_ns - self._since_ns) / NS_PER_S
+        self._since_ns = now_ns
+        if not self.stuck:
+            self._position = self._target + (self._position - self._target) * np.exp(-passed_s / _LAG_S)
+        return self._position
+
+    def command(self, target: npt.NDArray[np.float64], now_ns: int) -> dict[str, Any]:
+        """Move to a target from now on. Returns what the journal says about it."""
+        away = np.abs(target - self.position(now_ns))[:-1]
+        self._target = target
+        entry: dict[str, Any] = {"distance": float(away.max()), "moving": bool(away.max() > _MOVING)}
+        broken = []
+        if not np.isfinite(target).all():
+            broken.append("not finite")
+        if (np.abs(target[:-1]) > self._limit + 1e-4).any():
+            broken.append("outside the limits")
+        if (away / _LAG_S > self._max_speed).any():
+            broken.append(f"speed {away.max() / _LAG_S:.2f} rad/s")
+        return {**entry, "violations": broken} if broken else entry
+
+    def stop(self, now_ns: int) -> None:
+        self._target = self.position(now_ns).copy()
+
+
+class _Arm:
+    """The journal, the motors, and how the arm behaves. All connections share it."""
+
+    def __init__(self, *, num_joints: int, limit: float, max_speed: float, exclusive: bool) -> None:
+        self._motors = _Motors(num_joints, limit=limit, max_speed=max_speed)
+        self._journal: list[dict[str, Any]] = []
+        self._lock = threading.Lock()
+        self._picture = 0
+        self.exclusive = exclusive
+        self.behavior: dict[str, Any] = {
+            "observe": "answer",  # or "silent"
+            "send": "answer",  # or "silent"
+            "stop": "answer",  # or "silent"
+            "accept": True,  # False: the motion port leaves new connections unanswered
+            "deaf": False,  # True: motion connections that are open now are not read any more
+            "late_s": 0.0,  # delay of each answer
+            "stuck": False,  # True: the motors do not move
+            "frozen": False,  # True: the camera repeats its picture
+        }
+        self.dropped_ns = self.deaf_ns = 0  # motion connections opened before are closed, or not read
+
+    def note(self, kind: str, **values: Any) -> None:
+        with self._lock:
+            self._journal.append({"ns": time.monotonic_ns(), "kind": kind, **values})
+
+    def behave(self, changes: Mapping[str, Any]) -> None:
+        for name, value in changes.items():
+            if name == "drop":
+                self.dropped_ns = time.monotonic_ns()
+            elif name not in self.behavior:
+                raise ValueError(f"an arm has no behavior '{name}'; it has {', '.join(self.behavior)} and drop")
+            else:
+                self.behavior[name] = value
+        if changes.get("deaf"):
+            self.deaf_ns = time.monotonic_ns()
+        self._motors.stuck = self.behavior["stuck"]
+
+    def handle(self, message: Mapping[str, Any], *, port: str) -> dict[str, Any]:
+        """Execute a message of the motion port or of the stop port, and return the answer."""
+        now_ns = time.monotonic_ns()
+        with self._lock:
+            if "stop" in message:
+                self._motors.stop(now_ns)
+                self._journal.append({"ns": now_ns, "kind": "stop", "port": port, "pid": message.get("pid")})
+                return {"stopped": True}
+            if "send" in message:
+                entry = self._motors.command(np.array(message["send"], np.float64), now_ns)
+                self._journal.append({"ns": now_ns, "kind": "target", **entry})
+                return {"sent": True}
+            if not self.behavior["frozen"]:
+                self._picture += 1
+            position = self._motors.position(now_ns)
+            return {"time_ns": now_ns, "position": position.tolist(), "picture": self._picture % 251}
+
+    def journal(self, since: int) -> list[dict[str, Any]]:
+        with self._lock:
+            return self._journal[since:]
+
+
+class _MotionConnection:
+    """One client of the motion port."""
+
+    def __init__(self, arm: _Arm, connection: socket.socket) -> None:
+        self._arm, self._lines, self._opened_ns = arm, Lines(connection), time.monotonic_ns()
+
+    def serve(self) -> None:
+        behavior = self._arm.behavior
+        try:
+            while self._readable() and (message := self._lines.read()) is not None:
+                kind = next(name for name in ("stop", "send", "observe") if name in message)
+                answer = self._arm.handle(message, port="motion")
+                if "id" not in message:  # it expects no answer
+                    continue
+                while behavior[kind] == "silent" and not self._ended():
+                    if self._waiting():  # read on: a stop may follow
+                        break
+                if behavior[kind] == "silent":
+                    continue
+                if behavior["late_s"]:
+                    time.sleep(behavior["late_s"])
+                self._lines.write({**answer, "id": message["id"]})
+        except OSError:
+            pass
+        finally:
+            self._lines.close()
+            self._arm.note("disconnected")
+
+    def _readable(self) -> bool:
+        """Wait for a message. False when the connection is to end."""
+        while not self._ended():
+            if self._is_deaf():
+                time.sleep(_POLL_S)
+            elif self._waiting() and not self._is_deaf():
+                return self._arm.dropped_ns < self._opened_ns
+        return False
+
+    def _is_deaf(self) -> bool:
+        return self._arm.behavior["deaf"] and self._opened_ns < self._arm.deaf_ns
+
+    def _waiting(self) -> bool:
+        return bool(select.select([self._lines.socket], [], [], _IDLE_S)[0])
+
+    def _ended(self) -> bool:
+        """Whether the client is gone, or the test wants the connection to be dropped."""
+        poll = select.poll()
+        poll.register(self._lines.socket, select.POLLRDHUP | select.POLLHUP | select.POLLERR)
+        return self._arm.dropped_ns > self._opened_ns or bool(poll.poll(0))
+
+
+def _listen(address: str) -> socket.socket:
+    return socket.create_server(address_pair(address), backlog=16)
+
+
+def _serve_motion(arm: _Arm, server: socket.socket) -> None:
+    current: threading.Thread | None = None
+    while True:
+        connection, _ = server.accept()
+        while not arm.behavior["accept"]:
+            time.sleep(_POLL_S)
+        if arm.exclusive and current is not None:  # like most arms: one client at a time, the next one waits
+            current.join()
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        arm.note("connected")
+        current = threading.Thread(target=_MotionConnection(arm, connection).serve, daemon=True)
+        current.start()
+
+
+def _serve_stop(arm: _Arm, connection: socket.socket) -> None:
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    lines = Lines(connection)
+    try:
+        while (message := lines.read()) is not None:
+            lines.write(arm.handle({"stop": True, "pid": message.get("pid")}, port="stop"))
+    except OSError:
+        pass
+    finally:
+        lines.close()
+
+
+def _serve_control(arm: _Arm, connection: socket.socket) -> None:
+    lines = Lines(connection)
+    while (message := lines.read()) is not None:
+        if "behave" in message:
+            arm.behave(message["behave"])
+        lines.write({"journal": arm.journal(message.get("since", 0)), "behavior": arm.behavior})
+
+
+def _accept(server: socket.socket, serve: Any, arm: _Arm) -> None:
+    while True:
+        connection, _ = server.accept()
+        threading.Thread(target=serve, args=(arm, connection), daemon=True).start()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--joints", type=int, default=6)
+    parser.add_argument("--limit", type=float, default=3.0)
+    parser.add_argument("--max-speed", type=float, default=3.0)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--shared", action="store_true")
+    given = parser.parse_args()
+    arm = _Arm(num_joints=given.joints, limit=given.limit, max_speed=given.max_speed, exclusive=not given.shared)
+    motion, stop, control = (_listen(f"{given.host}:0") for _ in range(3))
+    threading.Thread(target=_serve_motion, args=(arm, motion), daemon=True).start()
+    for server, serve in ((stop, _serve_stop), (control, _serve_control)):
+        threading.Thread(target=_accept, args=(server, serve, arm), daemon=True).start()
+    ports = {
+        name: one.getsockname()[1] for name, one in (("motion", motion), ("stop", stop), ("control", control))
+    }
+    sys.stdout.write(json.dumps({name: f"{given.host}:{port}" for name, port in ports.items()}) + "\n")
+    sys.stdout.flush()
+    sys.stdin.read()  # until the parent ends
+    os._exit(0)
+
+
+class ArmProcess:
+    """Starts an emulated arm and controls it. See the module."""
+
+    def __init__(
+        self,
+        *,
+        num_joints: int = 6,
+        limit: float = 3.0,
+        max_speed: float = 3.0,
+        host: str = "127.0.0.1",
+        exclusive: bool = True,
+    ) -> None:
+        """`limit`: largest joint angle in rad; `max_speed`: in rad/s. Commands beyond them are violations in the journal.
+
+        `exclusive`: one motion connection at a time; the next one waits until the current one ends.
+        """
+        self._arguments = [
+            "--joints",
+            f"{num_joints}",
+            "--limit",
+            f"{limit}",
+            "--max-speed",
+            f"{max_speed}",
+            "--host",
+            host,
+            *([] if exclusive else ["--shared"]),
+        ]
+        self._child: ChildProcess | None = None
+        self._addresses: dict[str, str] = {}
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        self._child = ChildProcess(
+            "the emulated arm",
+            "dovetail.testing.socket_arm_process",
+            self._arguments,
+            stdin_pipe=True,
+            stdout=subprocess.PIPE,
+            new_session=True,
+        )
+        assert self._child.popen.stdout is not None
+        self._addresses = json.loads(self._child.popen.stdout.readline())
+        self._control = Lines.connect(self._addresses["control"], timeout_s=10.0)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        assert self._child is not None
+        self._control.close()
+        popen = self._child.popen
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        popen.stdin.close()
+        popen.stdout.close()
+        popen.wait()
+
+    @property
+    def pid(self) -> int:
+        assert self._child is not None
+        return self._child.pid
+
+    @property
+    def address(self) -> str:
+        """Of the motion port."""
+        return self._addresses["motion"]
+
+    @property
+    def stop_address(self) -> str:
+        """Of the stop port."""
+        return self._addresses["stop"]
+
+    def behave(self, **changes: Any) -> None:
+        """Change the behavior: observe, send and stop ("answer" or "silent"), accept, deaf, late_s, stuck, frozen, drop."""
+        self._ask({"behave": changes})
+
+    def behave_well(self) -> None:
+        self.behave(
+            observe="answer",
+            send="answer",
+            stop="answer",
+            accept=True,
+            deaf=False,
+            late_s=0.0,
+            stuck=False,
+            frozen=False,
+        )
+
+    def journal(self, since: int = 0) -> list[dict[str, Any]]:
+        """Everything that the arm has received: `ns`, `kind` and more. Kinds: target, stop, connected, disconnected."""
+        entries: list[dict[str, Any]] = self._ask({"since": since})["journal"]
+        return entries
+
+    def stops(self, *, after_ns: int = 0) -> list[int]:
+        """Times at which a stop command arrived, in monotonic ns."""
+        return [entry["ns"] for entry in self.journal() if entry["kind"] == "stop" and entry["ns"] >= after_ns]
+
+    def motions(self, *, after_ns: int = 0) -> list[int]:
+        """Times at which a target arrived that moves the arm, in monotonic ns."""
+        return [entry["ns"] for entry in self.journal() if entry.get("moving") and entry["ns"] >= after_ns]
+
+    def violations(self) -> list[dict[str, Any]]:
+        """Commands beyond the arm's limits."""
+        return [entry for entry in self.journal() if "violations" in entry]
+
+    def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self._control.write(message)
+            answer = self._control.read()
+        if answer is None:
+            raise ConnectionError("the emulated arm has ended")
+        return answer
+
+
+if __name__ == "__main__":
+    main()
