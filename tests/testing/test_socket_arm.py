@@ -31,8 +31,9 @@ def target(angle):
     return np.array([angle] * 6 + [0.0], np.float32)
 
 
-def test_driver_conforms_to_the_robot_contract(arm):
-    robot = SocketArm(SocketArmConfig(address=arm.address, camera=True, control_hz=50.0))
+@pytest.mark.parametrize("action", ["joint_target", "ee_delta"])
+def test_driver_conforms_to_the_robot_contract(arm, action):
+    robot = SocketArm(SocketArmConfig(address=arm.address, camera=True, control_hz=50.0, action=action))
     check_robot(lambda: robot)
     robot.close()
     assert not arm.violations()

@@ -1,4 +1,4 @@
-"""Drivers of the emulated arm (`dovetail.testing.socket_arm_process`): joint targets and a gripper, on a real clock.
+"""Drivers of the emulated arm (`dovetail.testing.socket_arm_process`): an arm and a gripper, on a real clock.
 
 A driver blocks in `observe` or `send` while the file `block_file` names that call, so a test can stop it there.
 """
@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -25,6 +25,8 @@ __all__ = ["SocketArm", "SocketArmConfig", "block_while"]
 _STOP_S = 1.0
 _BLOCK_POLL_S = 0.005
 _IMAGE = (24, 32, 3)
+_UPRIGHT = np.array((1.0, 0.0, 0.0, 0.0), np.float32)  # quaternion
+_MAX_STEP_M, _MAX_TURN_RAD = 0.02, 0.1
 
 
 def block_while(file: str | None, name: str) -> None:
@@ -49,7 +51,9 @@ class SocketArmConfig(Config):
     """HOST:PORT of the arm's stop port. Only for SocketArmWithStop."""
     control_hz: float = Field(default=20.0, gt=0.0)
     """Control ticks per second."""
-    joints: int = Field(default=6, ge=1)
+    action: Literal["joint_target", "ee_delta"] = "joint_target"
+    """What an action is. With ee_delta the first three axes of the arm are x, y, z; it does not rotate."""
+    joints: int = Field(default=6, ge=6)
     """Number of joints, without the gripper."""
     limit: float = Field(default=1.5, gt=0.0)
     """Largest joint angle in rad."""
@@ -72,26 +76,8 @@ class SocketArm:
         self._num_requests = 0
         self._lock = threading.Lock()  # held during a request
         self._write_lock = threading.Lock()  # held while a message is written: stop() does not wait for a request
-        joints = tuple(f"joint{i + 1}" for i in range(config.joints))
-        observation = {
-            "joint_pos": ArraySpec(shape=(config.joints,), names=joints),
-            "gripper": ArraySpec(shape=(1,)),
-        }
-        if config.camera:
-            observation["front"] = ArraySpec(shape=_IMAGE, dtype="uint8")
-        self._spec = RobotSpec(
-            name="socket_arm",
-            embodiment="socket_arm",
-            observation=observation,
-            action=ArraySpec(
-                shape=(config.joints + 1,),
-                names=(*joints, "gripper"),
-                low=(-config.limit,) * config.joints + (0.0,),
-                high=(config.limit,) * config.joints + (1.0,),
-            ),
-            action_kind="joint_target",
-            control_hz=config.control_hz,
-        )
+        self._spec = _spec(config)
+        self._position = np.zeros(config.joints + 1, np.float32)  # as measured last
 
     @property
     def spec(self) -> RobotSpec:
@@ -100,8 +86,12 @@ class SocketArm:
     def observe(self) -> Observation:
         block_while(self._config.block_file, "observe")
         answer = self._request({"observe": True})
-        position = np.array(answer["position"], np.float32)
-        values: dict[str, Array] = {"joint_pos": position[:-1], "gripper": position[-1:]}
+        position = self._position = np.array(answer["position"], np.float32)
+        values: dict[str, Array] = {"gripper": position[-1:]}
+        if self._is_cartesian:
+            values["ee_pose"] = np.concatenate((position[:3], _UPRIGHT))
+        else:
+            values["joint_pos"] = position[:-1]
         if self._config.camera:
             values["front"] = np.full(_IMAGE, answer["picture"], np.uint8)
         return Observation(time_ns=answer["time_ns"], values=values)
@@ -109,7 +99,10 @@ class SocketArm:
     def send(self, action: Array) -> Array:
         block_while(self._config.block_file, "send")
         executed = np.clip(action, *self._spec.action.bounds).astype(np.float32)
-        self._request({"send": executed.tolist()})
+        target = executed.copy()
+        if self._is_cartesian:
+            target[:3] += self._position[:3]
+        self._request({"send": target.tolist()})
         return executed
 
     def stop(self) -> None:
@@ -124,6 +117,10 @@ class SocketArm:
                 self._lock.release()
         else:  # another thread waits for an answer on this connection
             self._write(lines, {"stop": True, "pid": os.getpid()})
+
+    @property
+    def _is_cartesian(self) -> bool:
+        return self._config.action == "ee_delta"
 
     def close(self) -> None:
         if self._lines is not None:
@@ -163,3 +160,30 @@ class SocketArm:
     def _write(self, lines: Lines, message: dict[str, Any]) -> None:
         with self._write_lock:
             lines.write(message)
+
+
+def _spec(config: SocketArmConfig) -> RobotSpec:
+    observation = {"gripper": ArraySpec(shape=(1,))}
+    if config.camera:
+        observation["front"] = ArraySpec(shape=_IMAGE, dtype="uint8")
+    if config.action == "joint_target":
+        names = tuple(f"joint{i + 1}" for i in range(config.joints))
+        observation["joint_pos"] = ArraySpec(shape=(config.joints,), names=names)
+        reach = (config.limit,) * config.joints
+    else:
+        names = ("dx", "dy", "dz", "drx", "dry", "drz")
+        observation["ee_pose"] = ArraySpec(shape=(7,), names=("x", "y", "z", "qw", "qx", "qy", "qz"))
+        reach = (_MAX_STEP_M,) * 3 + (_MAX_TURN_RAD,) * 3
+    return RobotSpec(
+        name="socket_arm",
+        embodiment="socket_arm",
+        observation=observation,
+        action=ArraySpec(
+            shape=(len(reach) + 1,),
+            names=(*names, "gripper"),
+            low=(*(-value for value in reach), 0.0),
+            high=(*reach, 1.0),
+        ),
+        action_kind=config.action,
+        control_hz=config.control_hz,
+    )
