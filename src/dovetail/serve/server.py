@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import threading
 import time
@@ -11,6 +12,7 @@ from typing import Protocol
 from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import ActContext, ActionChunk, Array
+from dovetail.core.unproven_connections import UnprovenConnections
 from dovetail.policies.remote.connection import Connection
 from dovetail.policies.remote.handshake import check_token, server_handshake
 from dovetail.policies.remote.requests import chunk_message, max_request_bytes, read_act
@@ -18,10 +20,14 @@ from dovetail.policies.remote.wire import Message, WireError
 
 __all__ = ["PolicyServer"]
 
-MAX_CLIENTS = 64
+MAX_CLIENTS = 64  # that have proven that they have the token
+MAX_UNPROVEN = 128  # connections before or in their handshake; each has a thread for up to HANDSHAKE_S
+MAX_UNPROVEN_PER_ADDRESS = 64
 HANDSHAKE_S = 5.0
 TRANSFER_S = 10.0  # for a request to arrive once it has begun, and for a response to be sent
 _POLL_S = 0.1
+_BACKLOG = 1024
+_CROWD_LOG_S = 10.0
 
 
 class _ServedPolicy(Protocol):
@@ -38,7 +44,8 @@ class _ServedPolicy(Protocol):
 class PolicyServer:
     """Call `listen`, then `run`. Each client has a thread, so that a silent client does not block the others.
 
-    Clients without the token are refused. A server cannot be created without a token.
+    Clients without the token are refused. A server cannot be created without a token. Connections before the end of
+    their handshake have their own limit: above it the oldest one is closed, so that strangers never keep a robot out.
     """
 
     def __init__(
@@ -49,12 +56,15 @@ class PolicyServer:
         self._listener: socket.socket | None = None
         self._lock = threading.Lock()
         self._connections: dict[Connection, threading.Thread] = {}
+        self._unproven = UnprovenConnections(max_total=MAX_UNPROVEN, max_per_address=MAX_UNPROVEN_PER_ADDRESS)
+        self._clients: set[Connection] = set()
+        self._crowd_logged_s = -math.inf
 
     def listen(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Open the port (0: a free one) and return the address for clients."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
-            self._listener = socket.create_server((host, port), family=family, backlog=MAX_CLIENTS)
+            self._listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
         except (OSError, OverflowError) as error:
             reason = ((error.strerror if isinstance(error, OSError) else None) or str(error)).lower()
             raise UsageError(
@@ -76,7 +86,7 @@ class PolicyServer:
                     self._log(f"cannot accept a connection: {error}")
                     time.sleep(_POLL_S)
                     continue
-                self._start_client(sock, f"{peer[0]}:{peer[1]}")
+                self._start_client(sock, peer[0], f"{peer[0]}:{peer[1]}")
         finally:
             self.close()
 
@@ -87,43 +97,74 @@ class PolicyServer:
         with self._lock:
             connections = dict(self._connections)
         for connection in connections:
-            connection.close()
+            connection.disconnect()
         deadline_s = time.monotonic() + 0.3
         for thread in connections.values():
             thread.join(max(deadline_s - time.monotonic(), 0.0))
 
     # ---- one client
 
-    def _start_client(self, sock: socket.socket, name: str) -> None:
-        connection = Connection(sock)
+    def _start_client(self, sock: socket.socket, address: str, name: str) -> None:
+        try:
+            connection = Connection(sock)
+        except OSError:  # closed again already
+            sock.close()
+            return
         thread = threading.Thread(target=self._serve_client, args=(connection, name), name=name, daemon=True)
         with self._lock:
-            is_full = len(self._connections) >= MAX_CLIENTS
-            if not is_full:
-                self._connections[connection] = thread
-        if is_full:
-            self._log(f"{name} refused: {MAX_CLIENTS} clients are connected")
-            connection.close()
-        else:
+            self._connections[connection] = thread
+        self._unproven.add(connection, address, connection.disconnect)
+        try:
             thread.start()
+        except RuntimeError as error:  # the system has no more threads; connected clients continue
+            self._log(f"{name} refused: {error}")
+            self._forget(connection)
 
     def _serve_client(self, connection: Connection, name: str) -> None:
         try:
+            deadline_s = time.monotonic() + HANDSHAKE_S
             spec = self._policy.spec
-            server_handshake(connection, self._token, spec, deadline_s=time.monotonic() + HANDSHAKE_S)
+            server_handshake(
+                connection, self._token, spec, deadline_s=deadline_s, admit=lambda: self._admit(connection)
+            )
             self._log(f"{name} connected")
-            max_body = max_request_bytes(spec)
-            while connection.wait_for_data():
-                request = connection.receive(deadline_s=time.monotonic() + TRANSFER_S, max_body=max_body)
-                response = self._respond(request)
-                connection.send(response, deadline_s=time.monotonic() + TRANSFER_S)
+            self._answer_requests(connection, max_body=max_request_bytes(spec))
             self._log(f"{name} disconnected")
         except WireError as error:
-            self._log(f"{name} closed: {error}")
+            if connection in self._clients or self._unproven.remove(connection):
+                self._log(f"{name} closed: {error}")
+            else:
+                self._log_crowd()
         finally:
-            connection.close()
-            with self._lock:
-                del self._connections[connection]
+            self._forget(connection)
+
+    def _admit(self, connection: Connection) -> None:
+        """The client has proven that it has the token. Raise WireError if there is no room for it."""
+        with self._lock:
+            if len(self._clients) >= MAX_CLIENTS:
+                raise WireError(f"{MAX_CLIENTS} robots are connected, which is the maximum of this server")
+            if not self._unproven.remove(connection):
+                raise WireError("closed, because many newer connections wait")
+            self._clients.add(connection)
+
+    def _log_crowd(self) -> None:
+        """Not one line for each connection that a limit closes: strangers decide how many there are."""
+        now_s = time.monotonic()
+        if now_s > self._crowd_logged_s + _CROWD_LOG_S:
+            self._crowd_logged_s = now_s
+            self._log("many connections without the token: the oldest ones are closed. Robots are still served")
+
+    def _answer_requests(self, connection: Connection, *, max_body: int) -> None:
+        while connection.wait_for_data():
+            request = connection.receive(deadline_s=time.monotonic() + TRANSFER_S, max_body=max_body)
+            connection.send(self._respond(request), deadline_s=time.monotonic() + TRANSFER_S)
+
+    def _forget(self, connection: Connection) -> None:
+        self._unproven.remove(connection)
+        connection.close()
+        with self._lock:
+            self._clients.discard(connection)
+            del self._connections[connection]
 
     def _respond(self, request: Message) -> Message:
         started_s = time.monotonic()

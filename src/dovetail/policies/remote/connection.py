@@ -11,6 +11,8 @@ from dovetail.policies.remote.wire import MAX_BODY, PREFIX, Header, Message, Wir
 
 __all__ = ["Connection", "ConnectionLost", "DeadlineExceeded"]
 
+_READ_BYTES = 1 << 18
+
 
 class DeadlineExceeded(WireError):
     """The deadline passed before a message was complete."""
@@ -67,19 +69,29 @@ class Connection:
             pass
         return False
 
-    def close(self) -> None:
-        """Close the connection. Calls that wait on it in other threads return."""
+    def disconnect(self) -> None:
+        """End the connection: calls that wait on it in other threads return. The thread that uses it calls `close`.
+
+        The descriptor stays open until then, because the system would give its number to the next connection.
+        """
         with contextlib.suppress(OSError):  # the other side may have closed it already
             self._sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Close the connection. Calls that wait on it in other threads return."""
+        self.disconnect()
         self._sock.close()
 
     def _read(self, size: int, deadline_s: float) -> bytearray:
-        buffer = bytearray(size)
-        view, done = memoryview(buffer), 0
+        """The memory grows with the bytes that arrive, because a size that the other side states costs it nothing."""
+        buffer, done = bytearray(min(size, _READ_BYTES)), 0
         try:
             while done < size:
+                if done == len(buffer):
+                    buffer.extend(bytes(min(size, 2 * done) - done))
                 self._sock.settimeout(_left_s(deadline_s))
-                count = self._sock.recv_into(view[done:])
+                with memoryview(buffer) as view:
+                    count = self._sock.recv_into(view[done:])
                 if not count:
                     raise ConnectionLost("connection closed")
                 done += count

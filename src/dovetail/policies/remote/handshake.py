@@ -18,15 +18,14 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import ArraySpec, PolicySpec
 from dovetail.policies.remote.connection import Connection
-from dovetail.policies.remote.wire import Message, WireError, checked_int
+from dovetail.policies.remote.wire import DTYPES, MAX_BODY, Message, WireError, checked_int
 
 __all__ = [
     "MIN_TOKEN",
@@ -40,6 +39,8 @@ __all__ = [
 
 PROTOCOL = 1
 MIN_TOKEN = 16
+MAX_TOKEN = 4096
+_MAX_NAME = 200
 _NONCE = re.compile("[0-9a-f]{64}")
 
 
@@ -49,8 +50,9 @@ _NONCE = re.compile("[0-9a-f]{64}")
 def read_token(path: Path) -> bytes:
     """The token of a file that only its owner can read."""
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
-        token = path.read_bytes().strip()
+        with path.open("rb") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            token = file.read(MAX_TOKEN + 1).strip()
     except OSError as error:
         raise UsageError(f"cannot read token file {path}: {error.strerror}") from error
     if mode & 0o077:
@@ -62,7 +64,7 @@ def make_token(path: Path) -> Path:
     """Create a token if the file is missing. It appears complete, and only its owner can read it."""
     if path.exists():
         return path
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
             file.write(secrets.token_hex(32) + "\n")
@@ -77,14 +79,26 @@ def make_token(path: Path) -> Path:
 def check_token(token: bytes, *, where: str) -> bytes:
     if len(token) < MIN_TOKEN:
         raise UsageError(f"{where} has {len(token)} characters, but a token needs at least {MIN_TOKEN}")
+    if len(token) > MAX_TOKEN:
+        raise UsageError(f"{where} has more than {MAX_TOKEN} characters. Is it the right file?")
     return token
 
 
 # ---- hello and welcome
 
 
-def server_handshake(connection: Connection, token: bytes, spec: PolicySpec, *, deadline_s: float) -> None:
-    """The server's side. Raise WireError, after sending it to the robot, if the robot is refused."""
+def server_handshake(
+    connection: Connection,
+    token: bytes,
+    spec: PolicySpec,
+    *,
+    deadline_s: float,
+    admit: Callable[[], None] = lambda: None,
+) -> None:
+    """The server's side. Raise WireError, after sending it to the robot, if the robot is refused.
+
+    `admit` is called once the robot has proven that it has the token. It may refuse the robot with a WireError.
+    """
     own_nonce = secrets.token_hex(32)
     connection.send(
         Message(kind="hello", fields={"protocol": PROTOCOL, "nonce": own_nonce}), deadline_s=deadline_s
@@ -97,6 +111,7 @@ def server_handshake(connection: Connection, token: bytes, spec: PolicySpec, *, 
             raise WireError(
                 "wrong token. Copy the token file, which the server prints at its start, to this machine"
             )
+        admit()
     except WireError as error:
         connection.send(Message(kind="error", fields={"message": str(error)}), deadline_s=deadline_s)
         raise
@@ -120,8 +135,9 @@ def client_handshake(connection: Connection, token: bytes, *, deadline_s: float)
 def _check_protocol(hello: Message) -> None:
     protocol = hello.fields.get("protocol")
     if protocol != PROTOCOL:
+        other = repr(protocol)[:20] if isinstance(protocol, (int, str)) else "an unknown one"
         raise WireError(
-            f"one side has protocol {PROTOCOL}, the other {repr(protocol)[:20]}. Install the same Dovetail version on both"
+            f"one side has protocol {PROTOCOL}, the other {other}. Install the same Dovetail version on both"
         )
 
 
@@ -139,8 +155,11 @@ def _proof(token: bytes, role: str, challenge: str, own: str) -> str:
 
 
 def _is_proven(message: Message, expected: str) -> bool:
-    proof = str(message.fields.get("proof")).encode(errors="replace")
-    return hmac.compare_digest(proof, expected.encode())  # takes the same time for every wrong proof
+    proof = message.fields.get("proof")
+    if not isinstance(proof, str):
+        return False
+    # takes the same time for every wrong proof
+    return hmac.compare_digest(proof.encode(errors="replace"), expected.encode())
 
 
 # ---- specs
@@ -152,20 +171,34 @@ def _spec_to_json(spec: PolicySpec) -> dict[str, Any]:
 
 
 def _spec_from_json(data: Any) -> PolicySpec:
+    """Raise WireError unless the spec is valid and one row of its observations and one chunk fit into a message."""
     try:
-        spec = PolicySpec.from_json(data)
-        checked_int(spec.horizon, low=1)
-        for num in spec.history.values():
-            checked_int(num, low=1)
-        return replace(
-            spec,
-            name=str(spec.name),
-            observation={key: _array_from_json(array) for key, array in data["observation"].items()},
-            action=_array_from_json(data["action"]),
-            guidable=bool(spec.guidable),
-            prompted=bool(spec.prompted),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError, SpecMismatch) as error:
+        observation = {_name(key): _array_from_json(array) for key, array in data["observation"].items()}
+        history = {_name(key): checked_int(num, low=1) for key, num in data["history"].items()}
+        action, horizon = _array_from_json(data["action"]), checked_int(data["horizon"], low=1)
+        sizes = [history.get(key, 1) * _num_bytes(array) for key, array in observation.items()]
+        if sum(sizes) > MAX_BODY or horizon * _num_bytes(action) > MAX_BODY:
+            raise ValueError("arrays are too large")
+        checked = {
+            "name": _name(data["name"]),
+            "observation": {key: array.to_json() for key, array in observation.items()},
+            "action": action.to_json(),
+            "action_kind": _name(data["action_kind"]),
+            "horizon": horizon,
+            "history": history,
+            "guidable": bool(data["guidable"]),
+            "prompted": bool(data["prompted"]),
+        }
+        return PolicySpec.from_json({**data, **checked})
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        ArithmeticError,
+        AttributeError,
+        RecursionError,
+        SpecMismatch,
+    ) as error:
         raise WireError("the welcome message has no valid policy spec") from error
 
 
@@ -178,4 +211,18 @@ def _array_to_json(spec: ArraySpec) -> dict[str, Any]:
 
 def _array_from_json(data: Mapping[str, Any]) -> ArraySpec:
     limits = {side: [float(x) for x in data[side]] for side in ("low", "high")}
-    return ArraySpec.from_json({**data, **limits, "shape": [checked_int(n, low=0) for n in data["shape"]]})
+    shape, names = [checked_int(n, low=0) for n in data["shape"]], [_name(name) for name in data["names"]]
+    if data["dtype"] not in DTYPES or len(shape) > 8:
+        raise ValueError("unknown dtype, or too many dimensions")
+    return ArraySpec.from_json({"shape": shape, "dtype": data["dtype"], "names": names, **limits})
+
+
+def _num_bytes(spec: ArraySpec) -> int:
+    return math.prod(spec.shape) * DTYPES[spec.dtype].itemsize
+
+
+def _name(value: Any) -> str:
+    """A name from the other machine. It is printed and stored."""
+    if not isinstance(value, str) or len(value) > _MAX_NAME or not value.isprintable():
+        raise ValueError("not a name")
+    return value

@@ -87,7 +87,7 @@ def read_chunk(message: Message, number: int) -> tuple[ActionChunk, float]:
     """The response to request `number`, and the seconds that the server needed."""
     fields = message.expect("chunk").fields
     try:
-        server_s, version = fields["server_s"], checked_int(fields["policy_version"], low=0, high=2**63)
+        server_s, version = fields["server_s"], checked_int(fields["policy_version"], low=0, high=2**63 - 1)
         if fields["number"] != number or not isinstance(server_s, float) or not 0.0 <= server_s < math.inf:
             raise ValueError
         actions = message.arrays["actions"]

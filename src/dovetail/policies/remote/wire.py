@@ -22,6 +22,7 @@ from dovetail.core.errors import PolicyError
 from dovetail.core.types import Array
 
 __all__ = [
+    "DTYPES",
     "MAX_BODY",
     "MAX_HEADER",
     "PREFIX",
@@ -40,7 +41,7 @@ MAX_ARRAYS = 256
 _MAGIC = b"DVTL"
 _NOT_A_MESSAGE = "the received data is not a Dovetail message"
 PREFIX = struct.Struct("<4sIQ")
-_DTYPES = {
+DTYPES = {
     name: np.dtype(name).newbyteorder("<")
     for name in (
         *("bool", "float16", "float32", "float64"),
@@ -64,8 +65,9 @@ class Message:
     def expect(self, kind: str) -> Message:
         """Return self if it has this kind. Otherwise raise WireError, with the other side's text if it is an error."""
         if self.kind == "error":
-            text = "".join(c if c.isprintable() else " " for c in str(self.fields.get("message"))[:500])
-            raise WireError(" ".join(text.split()))
+            text = self.fields.get("message")
+            shown = text[:500] if isinstance(text, str) else "the other side reports an error without a text"
+            raise WireError(" ".join("".join(c if c.isprintable() else " " for c in shown).split()))
         if self.kind != kind:
             raise WireError(f"expected message '{kind}', got {self.kind[:20]!r}")
         return self
@@ -75,10 +77,10 @@ def encode(message: Message) -> bytes:
     """A message as a frame. Arrays are sent in C order."""
     descriptions, blobs = [], []
     for name, array in message.arrays.items():
-        if array.dtype.name not in _DTYPES:
+        if array.dtype.name not in DTYPES:
             raise WireError(f"array '{name}' is {array.dtype}, but only plain numbers can be sent")
         descriptions.append({"name": name, "dtype": array.dtype.name, "shape": list(array.shape)})
-        blobs.append(array.astype(_DTYPES[array.dtype.name], copy=False).tobytes())
+        blobs.append(array.astype(DTYPES[array.dtype.name], copy=False).tobytes())
     content = {"kind": message.kind, "fields": dict(message.fields), "arrays": descriptions}
     header = json.dumps(content, allow_nan=False).encode()
     size = sum(map(len, blobs))
@@ -112,7 +114,7 @@ class Header:
         try:
             content = json.loads(data, parse_constant=_no_constant)
             kind, fields, descriptions = _text(content["kind"]), content["fields"], content["arrays"]
-            arrays = [(_text(a["name"]), _DTYPES[_text(a["dtype"])], _shape(a["shape"])) for a in descriptions]
+            arrays = [(_text(a["name"]), DTYPES[_text(a["dtype"])], _shape(a["shape"])) for a in descriptions]
             if (
                 not isinstance(fields, dict)
                 or len(arrays) > MAX_ARRAYS
