@@ -60,3 +60,11 @@ class SafetyConfig(Config):
     """Observation with the measured gripper positions."""
     reference_key: str = "ee_error"
     """Observation with the servo target minus the measured pose, in the reset frame. Both stay in the workspace."""
+    stop_confirm_s: float = Field(default=0.05, gt=0)
+    """Seconds within which the control loop must have stopped the arm after a STOP. Then the guard stops it."""
+    guard_speed_margin: float = Field(default=0.5, ge=0)
+    """The guard stops the arm when a measured speed exceeds its limit by more than this fraction."""
+    guard_position_margin: float = Field(default=0.05, ge=0)
+    """The guard stops the arm when a measured position is outside its limits by more than this, in m or rad."""
+    controller_watchdog: bool = False
+    """Whether the arm's own controller stops it when commands cease. Only then may a real arm use `one_process`."""

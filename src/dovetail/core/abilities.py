@@ -37,6 +37,7 @@ __all__ = [
     "HasName",
     "HasVersion",
     "HasWorld",
+    "IndependentStop",
     "JudgesObservations",
     "LearnsByImitation",
     "LearnsFromRunning",
@@ -48,6 +49,7 @@ __all__ = [
     "RewardsAtEnd",
     "Shards",
     "SlowLabeler",
+    "StopConnection",
     "UsesBuffers",
     "WrapsCanonicalPolicy",
     "WrapsOperator",
@@ -159,6 +161,29 @@ class UsesBuffers(Protocol):
 
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
         """Write each new frame of camera `key` into `next_buffer(key)`."""
+
+
+class StopConnection(Protocol):
+    """A second connection to an arm. See `IndependentStop`."""
+
+    def stop(self) -> None:
+        """Stop the arm. Raise an exception if the arm did not get the command."""
+
+    def close(self) -> None: ...
+
+
+@runtime_checkable
+class IndependentStop(Protocol):
+    """A robot that can be stopped over a second connection, even while another process controls it and hangs.
+
+        def open_stop(self) -> StopConnection:
+            return MyStopConnection(self._config.address)     # for example the controller's dashboard port
+
+    The guard process builds its own robot object, calls `open_stop` before the arm may move, and keeps the connection open.
+    Without this ability the guard first ends the control process, then calls `stop()` of its own robot object.
+    """
+
+    def open_stop(self) -> StopConnection: ...
 
 
 @runtime_checkable

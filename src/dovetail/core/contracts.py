@@ -77,7 +77,10 @@ class Clock(Protocol):
 
 @runtime_checkable
 class Robot(Protocol):
-    """Hardware. Callers always receive it wrapped in the safety filter."""
+    """Hardware. Callers always receive it wrapped in the safety filter.
+
+    The constructor does no I/O: several processes build the object, and only the control process uses all of it.
+    """
 
     @property
     def spec(self) -> RobotSpec: ...
@@ -88,12 +91,17 @@ class Robot(Protocol):
         """Command one tick and return the executed action. Must not block: the clock waits for the next tick."""
 
     def stop(self) -> None:
-        """Stop the motion. Any thread may call it at any time, more than once."""
+        """Stop the motion. Any thread or process may call it at any time, more than once, while another call hangs, and
+        without an earlier call: it then connects by itself."""
 
 
 @runtime_checkable
 class GuardedRobot(Robot, Protocol):
     """A robot behind the safety filter."""
+
+    @property
+    def fault(self) -> str | None:
+        """Why the robot does not move until the fault is acknowledged. None without a fault."""
 
     @property
     def problem(self) -> str | None:

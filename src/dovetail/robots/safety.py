@@ -13,6 +13,7 @@ or a zero delta with the gripper unchanged.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -81,6 +82,7 @@ class SafeRobot:
         self._untouched = np.zeros(self._spec.action.shape, np.bool_)
         self._untouched.setflags(write=False)
         self._fault: str | None = None
+        self._command_times = np.zeros(2, np.int64)
         self._stop_reason: Callable[[], str | None] = lambda: None
         self._problem: str | None = None  # of the last observation
         self._frozen = False  # a camera's newest frame is too old
@@ -131,6 +133,24 @@ class SafeRobot:
         stop. This also covers motions of a task during its reset."""
         self._stop_reason = stop_reason
 
+    def latch(self, why: str) -> None:
+        """Refuse every later command with this fault, but do not call `stop()`: for a thread that stops the arm itself."""
+        if self._fault is None:
+            self._fault = why
+
+    @property
+    def command_times(self) -> npt.NDArray[np.int64]:
+        """Monotonic times in ns at which the last command was about to be sent, and at which the last `stop()` returned.
+
+        The arm is at rest if the second is not earlier than the first.
+        """
+        return self._command_times
+
+    def write_command_times(self, to: npt.NDArray[np.int64]) -> None:
+        """Keep the command times in this memory, which other processes can read."""
+        to[:] = self._command_times
+        self._command_times = to
+
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
         if isinstance(self.__robot, UsesBuffers):
             self.__robot.use_buffers(next_buffer)
@@ -143,6 +163,7 @@ class SafeRobot:
 
     def stop(self) -> None:
         self.__robot.stop()
+        self._command_times[1] = time.monotonic_ns()
 
     def observe(self) -> Observation:
         try:
@@ -213,7 +234,7 @@ class SafeRobot:
             raise self._trip(why)
         if self._time_ns is None:
             self._note(Reason.BAD_OBSERVATION if self._problem else Reason.NO_OBSERVATION)
-            self.__robot.stop()
+            self.stop()
             why = self._problem or "no observation since the reset or acknowledgement. Call observe() first"
             raise StaleObservation(f"robot '{name}' does not move: {why}")
         age_ns = self.__clock.now_ns() - self._fresh_ns
@@ -275,23 +296,28 @@ class SafeRobot:
         self._report = SafetyReport(clipped=np.ones_like(self._untouched), reasons=reason, held=True)
 
     def _forward(self, wanted: Vector) -> Array:
+        self._command_times[0] = time.monotonic_ns()
         try:
             executed = np.array(self.__robot.send(wanted.astype(np.float32)), np.float32)
         except Exception as error:
             raise self._trip(f"send() failed: {error!r}") from error
         if executed.shape != wanted.shape or not np.isfinite(executed).all():
             raise self._trip(f"send() returned {executed.tolist()} as the executed action")
+        if (why := self._fault or self._stop_reason()) is not None:  # stopped while send() was under way
+            raise self._trip(why)
         self._move = executed - self._limiter.hold()
         self._limiter.remember(executed)
         return executed
 
     def _trip(self, why: str, *, reason: Reason = Reason.NONE) -> RobotFault:
-        """Stop, latch a fault, and return the exception to raise. An earlier fault keeps its reason."""
+        """Latch a fault, stop, and return the exception to raise. An earlier fault keeps its reason."""
+        is_first = self._fault is None
+        self.latch(why)  # before stop(), which may hang
         try:
-            self.__robot.stop()
+            self.stop()
         except Exception as error:  # reported with the fault
             why = f"{why}; stop() failed too: {error!r}"
-        if self._fault is None:
-            self._fault = why
+            if is_first:
+                self._fault = why
         self._note(Reason.FAULT | reason)
         return RobotFault(f"robot '{self._spec.name}' was stopped: {why}")
