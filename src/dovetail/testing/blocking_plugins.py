@@ -1,6 +1,6 @@
-"""A task, a policy and a labeler for the emulated arm that block on request, without a simulator and without torch.
+"""A task and a labeler for the emulated arm that block on request, without a simulator. The policy is `blocking_policy`.
 
-Each one blocks in a call while the file `block_file` names that call: `reset` (task), `act` (policy), `label` (labeler).
+Each one blocks in a call while the file `block_file` names that call: `reset` (task) or `label` (labeler).
 """
 
 from __future__ import annotations
@@ -13,13 +13,12 @@ from pydantic import Field
 
 from dovetail.config.model import Config
 from dovetail.core.contracts import Robot
-from dovetail.core.specs import RobotSpec, TaskSpec
-from dovetail.core.types import ActContext, ActionChunk, Array, Episode, Labels, Observation, Outcome, Verdict
+from dovetail.core.specs import TaskSpec
+from dovetail.core.types import Array, Episode, Labels, Observation, Outcome, Verdict
 from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
-from dovetail.testing.fake_learning import FakePolicy, FakePolicyConfig
 from dovetail.testing.socket_arm import block_while
 
-__all__ = ["BlockingLabeler", "BlockingPolicy", "BlockingTask", "SwingExpert"]
+__all__ = ["BlockingLabeler", "BlockingTask", "Swing", "SwingExpert"]
 
 _STEP = 0.02  # rad or m
 _TURN = 0.3
@@ -67,7 +66,7 @@ class BlockingTask:
         return SwingExpert()
 
 
-class _Swing:
+class Swing:
     """The next actions: a step onward until the arm is far enough from zero, then back."""
 
     def __init__(self) -> None:
@@ -90,44 +89,16 @@ class SwingExpert:
     """Demonstrates the swing."""
 
     def __init__(self) -> None:
-        self._swing = _Swing()
+        self._swing = Swing()
 
     def reset(self, rng: np.random.Generator, *, noise: float = 0.0) -> None:
-        self._swing = _Swing()
+        self._swing = Swing()
 
     def act(self, observation: Observation) -> Array:
         return np.asarray(self._swing.actions(observation.values, 1)[0])
 
     def progress(self, observation: Observation) -> float:
         return 0.0
-
-
-class BlockingPolicyConfig(FakePolicyConfig):
-    """A policy that swings the arm."""
-
-    horizon: int = 4
-    """Actions per chunk."""
-    block_file: str | None = None
-    """File that names the calls that block: act. Null: none."""
-
-
-class BlockingPolicy(FakePolicy):
-    """Swings the arm. Its weights change with learning but have no effect."""
-
-    Config: ClassVar[type[BlockingPolicyConfig]] = BlockingPolicyConfig
-
-    def __init__(self, config: BlockingPolicyConfig, *, robot: RobotSpec, seed: int = 0) -> None:
-        super().__init__(config, robot=robot, seed=seed)
-        self._block_file, self._swing = config.block_file, _Swing()
-
-    def act(self, observations: Mapping[str, Array], context: ActContext) -> ActionChunk:
-        block_while(self._block_file, "act")
-        batch = len(observations["gripper"])
-        actions = [
-            self._swing.actions({key: values[row] for key, values in observations.items()}, self.spec.horizon)
-            for row in range(batch)
-        ]
-        return ActionChunk(actions=np.stack(actions), observed_ns=0, policy_version=self._version)
 
 
 class BlockingLabelerConfig(OutcomeConfig):
