@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dovetail.core.achieved import achieved_actions, gripper_axes, is_delta, measures_achieved
+from dovetail.core.achieved import achieved_actions, is_delta, measures_achieved
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
@@ -150,10 +150,16 @@ def test_measures_achieved_for_each_kind_of_robot():
 
 
 def test_gripper_axes_by_name_and_position():
-    assert gripper_axes(CARTESIAN.action, "ee_delta").tolist() == [False] * 6 + [True]
-    assert gripper_axes(ArraySpec(shape=(14,)), "ee_delta").nonzero()[0].tolist() == [6, 13]
-    assert gripper_axes(ArraySpec(shape=(6,)), "ee_delta").sum() == 0
-    assert gripper_axes(ArraySpec(shape=(8,)), "ee_delta").nonzero()[0].tolist() == [6, 7]
-    assert gripper_axes(JOINTS.action, "joint_target").tolist() == [False, False, True]
-    assert gripper_axes(ArraySpec(shape=(3,)), "joint_target").sum() == 0
+    def grippers(kind, **action):
+        spec = RobotSpec(
+            name="a", embodiment="a", observation={}, action=ArraySpec(**action), action_kind=kind, control_hz=1.0
+        )
+        return spec.axes_of("gripper").nonzero()[0].tolist()
+
+    assert CARTESIAN.axes_of("gripper").tolist() == [False] * 6 + [True]
+    assert grippers("ee_delta", shape=(14,)) == [6, 13]
+    assert grippers("ee_delta", shape=(6,)) == []
+    assert grippers("ee_delta", shape=(8,)) == [6, 7]
+    assert JOINTS.axes_of("gripper").tolist() == [False, False, True]
+    assert grippers("joint_target", shape=(3,)) == []
     assert is_delta("ee_delta") and not is_delta("joint_target")

@@ -2,11 +2,13 @@
 
 Hi-ORS learns from achieved actions. They differ from `executed`, the command: an arm lags behind and contact stops it.
 
-    ee_delta        the motion from pose to pose, in the frame of the episode's first pose
-    joint_target    the joint positions one tick later
-    any             observation `achieved` of the next step, if the robot measures it itself
+    ee_delta            the motion from pose to pose, in the part's frame
+    joint_target        the joint positions one tick later
+    velocities          the measured velocities one tick later
+    gripper             the measured opening one tick later, or else the command
+    any                 observation `achieved` of the next step, if the robot measures it itself
 
-Gripper axes use the measured opening from observation `gripper`, or else the command.
+Other kinds, and parts that nothing measures, have no achieved actions.
 """
 
 from __future__ import annotations
@@ -15,34 +17,22 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.core.types import Array
 
-__all__ = ["achieved_actions", "gripper_axes", "is_delta", "measures_achieved"]
+__all__ = ["achieved_actions", "is_delta", "measures_achieved"]
 
-_OWN, _POSE, _JOINTS, _GRIPPER = "achieved", "ee_pose", "joint_pos", "gripper"
+_OWN, _GRIPPER, _JOINTS = "achieved", "gripper", "joint_pos"
 
 
 def measures_achieved(robot: RobotSpec) -> bool:
     """Whether achieved actions can be computed from the robot's observations."""
-    return _source(robot) is not None
+    return _sources(robot) is not None
 
 
 def is_delta(action_kind: str) -> bool:
     """Whether actions are relative motions, not absolute targets."""
     return action_kind.endswith("_delta")
-
-
-def gripper_axes(action: ArraySpec, action_kind: str) -> Array:
-    """Mask of the gripper axes, bool [A]: by name, or the axes after the six of an arm."""
-    num_axes = action.shape[0]
-    if action.names:
-        return np.array(["gripper" in name for name in action.names])
-    axes = np.arange(num_axes)
-    if action_kind != "ee_delta":
-        return np.zeros(num_axes, np.bool_)
-    is_gripper: Array = axes % 7 == 6 if num_axes % 7 == 0 else axes >= 6
-    return is_gripper
 
 
 def achieved_actions(robot: RobotSpec, observations: Mapping[str, Array], executed: Array) -> Array:
@@ -52,56 +42,86 @@ def achieved_actions(robot: RobotSpec, observations: Mapping[str, Array], execut
         for key, values in observations.items()
         if key in robot.observation and values.shape[1:] == robot.observation[key].shape
     }
-    source = _source(robot)
-    if source is None or source not in observations:
+    sources = _sources(robot)
+    if sources is None or any(key not in observations for key, _ in sources.values()):
         return np.full(executed.shape, np.nan, np.float32)
-    measured = observations[source]
-    if source == _OWN:
-        return measured[1:].astype(np.float32)
-    grippers = gripper_axes(robot.action, robot.action_kind)
-    if source == _JOINTS and measured.shape[1] == len(grippers):  # the joints include the grippers
-        return measured[1:].astype(np.float32)
+    if _OWN in sources:
+        return observations[_OWN][1:].astype(np.float32)
     achieved = executed.astype(np.float32)
-    achieved[:, ~grippers] = measured[1:] if source == _JOINTS else _deltas(measured)
-    opening = _openings(robot, observations)
-    if opening is not None and opening.shape[1] == grippers.sum():
-        achieved[:, grippers] = opening[1:]
+    for part in robot.parts:
+        axes = robot.slice_of(part.name)
+        if part.name in sources:
+            key, columns = sources[part.name]
+            measured = observations[key][:, columns]
+            achieved[:, axes] = _deltas(measured, part.frame) if part.kind == "ee_delta" else measured[1:]
+        elif (opening := _opening(robot, part)) is not None and opening[0] in observations:
+            achieved[:, axes] = observations[opening[0]][1:, opening[1]]
     return achieved
 
 
-def _source(robot: RobotSpec) -> str | None:
-    """The observation to compute from, or None."""
-    if len(robot.action.shape) != 1:
-        return None
-    shapes = {key: spec.shape for key, spec in robot.observation.items()}
-    num_axes, num_arm_axes = robot.action.shape[0], int((~gripper_axes(robot.action, robot.action_kind)).sum())
-    if shapes.get(_OWN) == robot.action.shape:
-        return _OWN
-    if robot.action_kind == "ee_delta" and num_arm_axes and num_arm_axes % 6 == 0:
-        return _POSE if shapes.get(_POSE) == (num_arm_axes // 6 * 7,) else None
-    if robot.action_kind == "joint_target":
-        return _JOINTS if shapes.get(_JOINTS) in ((num_arm_axes,), (num_axes,)) else None
-    return None
+_Source = tuple[str, slice]  # an observation and its columns
 
 
-def _openings(robot: RobotSpec, observations: Mapping[str, Array]) -> Array | None:
-    """Gripper openings, [T + 1, G]."""
-    spec, measured = robot.observation.get(_GRIPPER), observations.get(_GRIPPER)
-    if spec is None or measured is None:
+def _sources(robot: RobotSpec) -> dict[str, _Source] | None:
+    """The observation to compute each part from, grippers excepted. None: a part is not measured."""
+    if _OWN in robot.observation and robot.observation[_OWN].shape == robot.action.shape:
+        return {_OWN: (_OWN, slice(None))}
+    sources: dict[str, _Source] = {}
+    for part in robot.parts:
+        if part.kind == "gripper" and not _is_in_joints(robot, part):
+            if part.derived_from == "joint_target" and not part.names:
+                return None  # not known to be a gripper: its measured opening may not replace its command
+            continue
+        source = _joint_column(robot, part) if part.kind == "gripper" else (part.measured_key, part.measured_slice)
+        is_measurable = part.kind in ("ee_delta", "joint_target", "gripper") or part.is_velocity
+        if not is_measurable or _width(robot, source) != (7 if part.kind == "ee_delta" else part.num_axes):
+            return None
+        sources[part.name] = source
+    return sources or None
+
+
+def _is_in_joints(robot: RobotSpec, part: ActionPart) -> bool:
+    """Whether the joints of a spec in the form of 0.6 include its grippers."""
+    return part.derived_from == "joint_target" and _width(robot, (_JOINTS, slice(None))) == robot.action.shape[0]
+
+
+def _joint_column(robot: RobotSpec, part: ActionPart) -> _Source:
+    return _JOINTS, robot.slice_of(part.name)
+
+
+def _width(robot: RobotSpec, source: _Source) -> int:
+    """Number of columns of a source; 0 if it does not exist."""
+    key, columns = source
+    shape = robot.observation[key].shape if key in robot.observation else ()
+    return len(range(*columns.indices(shape[0]))) if len(shape) == 1 else 0
+
+
+def _opening(robot: RobotSpec, part: ActionPart) -> _Source | None:
+    """The measured opening of a gripper."""
+    if not part.derived_from:
+        return (part.measured_key, part.measured_slice) if part.measured else None
+    spec = robot.observation.get(_GRIPPER)
+    if spec is None or len(spec.shape) != 1:
         return None
     named = [index for index, name in enumerate(spec.names) if "opening" in name]
-    return measured[:, named] if named else measured
+    columns = named or list(range(spec.shape[0]))
+    grippers = [gripper.name for gripper in robot.parts if gripper.kind == "gripper"]
+    if len(columns) != len(grippers):
+        return None
+    at = columns[grippers.index(part.name)]
+    return _GRIPPER, slice(at, at + 1)
 
 
-def _deltas(poses: Array) -> Array:
-    """From poses [T + 1, 7 n] to translations and rotations [T, 6 n] in the frame of the first pose, arm by arm."""
-    moves = []
-    for pose in np.split(poses.astype(np.float64), poses.shape[1] // 7, axis=1):
-        position, quat = pose[:, :3], pose[:, 3:] / np.linalg.norm(pose[:, 3:], axis=1, keepdims=True)
-        turns = _rotation_vectors(_product(quat[1:], _inverse(quat[:-1])))
-        frame = np.broadcast_to(_inverse(quat[:1]), (len(quat) - 1, 4))
-        moves += [_turned(frame, np.diff(position, axis=0)), _turned(frame, turns)]
-    return np.concatenate(moves, axis=1)
+def _deltas(poses: Array, frame: str) -> Array:
+    """From poses [T + 1, 7] to translations and rotations [T, 6] in the base, the first pose or each pose ("tool")."""
+    pose = poses.astype(np.float64)
+    position, quat = pose[:, :3], pose[:, 3:] / np.linalg.norm(pose[:, 3:], axis=1, keepdims=True)
+    moves, turns = np.diff(position, axis=0), _rotation_vectors(_product(quat[1:], _inverse(quat[:-1])))
+    if frame == "base":
+        return np.concatenate((moves, turns), axis=1)
+    unframe = _inverse(quat[:-1] if frame == "tool" else quat[:1])
+    unframe = np.broadcast_to(unframe, (len(quat) - 1, 4))
+    return np.concatenate((_turned(unframe, moves), _turned(unframe, turns)), axis=1)
 
 
 # ---- quaternions (w, x, y, z), [N, 4]

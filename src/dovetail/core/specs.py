@@ -1,19 +1,28 @@
-"""Specs of robots, policies and tasks, and the check that they fit each other."""
+"""Specs of robots, policies and tasks, and the check that they fit each other.
+
+A robot's action is one vector. Its parts say what the axes mean: see `dovetail.core.action_parts`. A spec is built from
+`parts`, or in the form of 0.6 from `action` and `action_kind`, from which the parts follow.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from dovetail.core.action_parts import ActionPart, derived_parts
 from dovetail.core.errors import SpecMismatch, did_you_mean
 
-__all__ = ["ArraySpec", "PolicySpec", "RobotSpec", "TaskSpec", "match"]
+__all__ = ["ActionPart", "ArraySpec", "PolicySpec", "RobotSpec", "TaskSpec", "match"]
+
+_Spec = TypeVar("_Spec")
+_MAX_SIZE = 2**28  # values of one array; a larger shape in a file is an error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +40,15 @@ class ArraySpec:
         for what, values in (("names", self.names), ("low", self.low), ("high", self.high)):
             if values and len(values) != size:
                 raise SpecMismatch(f"{what} has {len(values)} entries for an array of shape {self.shape}")
+        if bool(self.low) != bool(self.high):
+            given, missing = ("low", "high") if self.low else ("high", "low")
+            raise SpecMismatch(
+                f"an array of shape {self.shape} has `{given}` but not `{missing}`: give both limits"
+            )
+        if any(math.isnan(x) for x in (*self.low, *self.high)):
+            raise SpecMismatch(f"a limit is NaN: low {self.low}, high {self.high}")
+        if any(low > high for low, high in zip(self.low, self.high, strict=True)):
+            raise SpecMismatch(f"low {self.low} is above high {self.high}: order the limits of each axis")
         np.dtype(self.dtype)
 
     @property
@@ -66,13 +84,109 @@ class ArraySpec:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> ArraySpec:
-        return ArraySpec(
-            shape=tuple(data["shape"]),
-            dtype=data["dtype"],
-            names=tuple(data["names"]),
-            low=tuple(data["low"]),
-            high=tuple(data["high"]),
+        """Raises SpecMismatch if the data is no valid spec."""
+        return _checked(_array_from_json, data, "array")
+
+
+def _array_from_json(data: Mapping[str, Any]) -> ArraySpec:
+    shape, numbers = tuple(data["shape"]), (*data["low"], *data["high"])
+    if not all(type(size) is int and size >= 0 for size in shape) or math.prod(shape) > _MAX_SIZE:
+        raise ValueError(f"invalid shape {str(list(shape))[:80]}")
+    if not all(isinstance(value, int | float) for value in numbers):
+        raise TypeError("limits that are not numbers")
+    if not isinstance(data["dtype"], str) or not all(isinstance(name, str) for name in data["names"]):
+        raise TypeError("a dtype or axis name that is not text")
+    return ArraySpec(
+        shape=shape,
+        dtype=data["dtype"],
+        names=tuple(data["names"]),
+        low=tuple(data["low"]),
+        high=tuple(data["high"]),
+    )
+
+
+def _checked(read: Callable[[Mapping[str, Any]], _Spec], data: Mapping[str, Any], what: str) -> _Spec:
+    """Read a spec from JSON of any origin."""
+    try:
+        return read(data)
+    except SpecMismatch:
+        raise
+    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+        line = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise SpecMismatch(f"invalid {what} spec: {line}") from error
+
+
+_FROM_PARTS = ArraySpec(shape=(0,))  # an action spec that follows from the parts
+
+
+def _resolve(
+    action: ArraySpec,
+    action_kind: str,
+    parts: tuple[ActionPart, ...],
+    observation: Mapping[str, ArraySpec] | None,
+    *,
+    name: str,
+) -> tuple[ArraySpec, str, tuple[ActionPart, ...]]:
+    """Complete an action spec from its parts, or the parts from the action spec and the robot's observations."""
+    given = tuple(part for part in parts if not part.derived_from)
+    if given and len(given) < len(parts):
+        raise SpecMismatch(f"'{name}' mixes parts of its own with parts of a spec in the form of 0.6")
+    if given:
+        labels = [part.name for part in parts]
+        axes = tuple(axis for part in parts for axis in part.names)
+        for what, values in (("part", labels), ("axis", axes)):
+            if twice := [value for value in values if values.count(value) > 1]:
+                raise SpecMismatch(f"'{name}' has two action {what} names '{twice[0]}': rename one")
+        joined = ArraySpec(
+            shape=(len(axes),),
+            names=axes,
+            low=tuple(x for part in parts for x in part.low),
+            high=tuple(x for part in parts for x in part.high),
         )
+        kind = parts[0].kind if len(parts) == 1 else "parts"
+        if action not in (_FROM_PARTS, joined) or action_kind not in ("", kind):
+            raise SpecMismatch(f"'{name}' has an action spec that differs from its parts: give only `parts`")
+        return joined, kind, parts
+    if action is _FROM_PARTS or not action_kind:
+        raise SpecMismatch(f"'{name}' has no action: give `parts`")
+    if observation is None and parts and _follow_from(parts, action, action_kind):
+        return action, action_kind, parts
+    observation = observation or {}
+    if len(action.shape) != 1 or not action.shape[0]:
+        return action, action_kind, ()
+    derived = derived_parts(
+        action_kind,
+        names=action.names,
+        low=action.low,
+        high=action.high,
+        num_axes=action.shape[0],
+        sizes={key: spec.shape[0] for key, spec in observation.items() if len(spec.shape) == 1},
+        gripper_columns=observation["gripper"].names if "gripper" in observation else (),
+    )
+    return action, action_kind, derived
+
+
+def _follow_from(parts: tuple[ActionPart, ...], action: ArraySpec, action_kind: str) -> bool:
+    """Whether derived parts belong to the action."""
+    return (
+        all(part.derived_from == action_kind for part in parts)
+        and action.shape == (sum(part.num_axes for part in parts),)
+        and action.names == tuple(axis for part in parts for axis in part.names)
+        and action.low == tuple(x for part in parts for x in part.low)
+        and action.high == tuple(x for part in parts for x in part.high)
+    )
+
+
+def _parts_from_json(data: Mapping[str, Any]) -> tuple[ActionPart, ...]:
+    return tuple(ActionPart.from_json(part) for part in data.get("parts", ()))
+
+
+def _slices(parts: tuple[ActionPart, ...]) -> dict[str, slice]:
+    found, first = {}, 0
+    for part in parts:
+        found[part.name] = slice(first, first + part.num_axes)
+        first += part.num_axes
+    return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +196,44 @@ class RobotSpec:
     name: str
     embodiment: str
     observation: Mapping[str, ArraySpec]
-    action: ArraySpec
-    action_kind: str  # meaning of an action: "ee_delta", "joint_target", ...
+    action: ArraySpec = _FROM_PARTS  # the whole vector
+    action_kind: str = ""  # the kind of the only part, or "parts"; form of 0.6: "ee_delta" or "joint_target"
     control_hz: float
+    parts: tuple[ActionPart, ...] = ()  # in the order of the vector
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.control_hz) and self.control_hz > 0):
+            raise SpecMismatch(
+                f"robot '{self.name}' has control_hz {self.control_hz}, expected a number above zero"
+            )
+        action, kind, parts = _resolve(
+            self.action, self.action_kind, tuple(self.parts), self.observation, name=self.name
+        )
+        for field_name, value in (("action", action), ("action_kind", kind), ("parts", parts)):
+            object.__setattr__(self, field_name, value)
+        for part in self.parts:
+            if not part.derived_from and part.measured:
+                self._check_measured(part)
+
+    def part(self, name: str) -> ActionPart:
+        for part in self.parts:
+            if part.name == name:
+                return part
+        names = [part.name for part in self.parts]
+        raise SpecMismatch(
+            f"robot '{self.name}' has no action part '{name}', only {', '.join(names)}.{did_you_mean(name, names)}"
+        )
+
+    def slice_of(self, name: str) -> slice:
+        """The axes of a part in the action vector."""
+        return _slices(self.parts)[self.part(name).name]
+
+    def axes_of(self, *kinds: str) -> npt.NDArray[np.bool_]:
+        """Mask [A] of the axes whose part has one of these kinds."""
+        return _axes_of(self.parts, kinds)
 
     def to_json(self) -> dict[str, Any]:
-        return {
+        data = {
             "name": self.name,
             "embodiment": self.embodiment,
             "observation": {key: spec.to_json() for key, spec in self.observation.items()},
@@ -95,21 +241,60 @@ class RobotSpec:
             "action_kind": self.action_kind,
             "control_hz": self.control_hz,
         }
+        return data | _parts_to_json(self.parts)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> RobotSpec:
-        return RobotSpec(
-            name=data["name"],
-            embodiment=data["embodiment"],
-            observation={key: ArraySpec.from_json(spec) for key, spec in data["observation"].items()},
-            action=ArraySpec.from_json(data["action"]),
-            action_kind=data["action_kind"],
-            control_hz=data["control_hz"],
-        )
+        """Raises SpecMismatch if the data is no valid spec."""
+        return _checked(_robot_from_json, data, "robot")
 
     def hash(self) -> str:
-        """Equal for robots whose steps may be mixed in one batch. Names the files of a replay."""
-        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:12]
+        """Equal for robots whose steps may be mixed in one batch. Names the files of a replay.
+
+        A robot with one part has the hash of 0.6. How a part holds, how fast it may move and what measures it do not count.
+        """
+        data = self.to_json()
+        if parts := data.pop("parts", None):
+            counted = [{key: part[key] for key in ("name", "kind", "unit", "names", "frame")} for part in parts]
+            data |= {"parts": counted} if len(counted) > 1 else {}
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:12]
+
+    def _check_measured(self, part: ActionPart) -> None:
+        key, here = part.measured_key, f"action part '{part.name}' of robot '{self.name}'"
+        if key not in self.observation:
+            raise SpecMismatch(
+                f"{here} is measured by observation '{key}', which does not exist.{did_you_mean(key, self.observation)}"
+            )
+        shape = self.observation[key].shape
+        size = len(range(*part.measured_slice.indices(shape[0]))) if len(shape) == 1 else 0
+        expected = 7 if part.frame else part.num_axes  # a pose, or one value per axis
+        if size != expected:
+            raise SpecMismatch(f"{here} needs {expected} measured values, but '{part.measured}' has {size}")
+
+
+def _robot_from_json(data: Mapping[str, Any]) -> RobotSpec:
+    for key in ("name", "embodiment", "action_kind"):
+        if not isinstance(data[key], str):
+            raise TypeError(f"'{key}' is not text")
+    return RobotSpec(
+        name=data["name"],
+        embodiment=data["embodiment"],
+        observation={key: ArraySpec.from_json(spec) for key, spec in data["observation"].items()},
+        action=ArraySpec.from_json(data["action"]),
+        action_kind=data["action_kind"],
+        control_hz=data["control_hz"],
+        parts=_parts_from_json(data),
+    )
+
+
+def _parts_to_json(parts: tuple[ActionPart, ...]) -> dict[str, Any]:
+    given = [part.to_json() for part in parts if not part.derived_from]
+    return {"parts": given} if given else {}
+
+
+def _axes_of(parts: tuple[ActionPart, ...], kinds: tuple[str, ...]) -> npt.NDArray[np.bool_]:
+    masks = [np.full(part.num_axes, part.kind in kinds, np.bool_) for part in parts]
+    return np.concatenate(masks) if masks else np.zeros(0, np.bool_)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,15 +306,25 @@ class PolicySpec:
 
     name: str
     observation: Mapping[str, ArraySpec]
-    action: ArraySpec
-    action_kind: str
+    action: ArraySpec = _FROM_PARTS
+    action_kind: str = ""
+    parts: tuple[ActionPart, ...] = ()  # those of its robot
     horizon: int = 1
     history: Mapping[str, int] = field(default_factory=dict)
     guidable: bool = False
     prompted: bool = False  # also reads the task's text as `prompt` (core.prompts)
 
+    def __post_init__(self) -> None:
+        action, kind, parts = _resolve(self.action, self.action_kind, tuple(self.parts), None, name=self.name)
+        for field_name, value in (("action", action), ("action_kind", kind), ("parts", parts)):
+            object.__setattr__(self, field_name, value)
+
+    def axes_of(self, *kinds: str) -> npt.NDArray[np.bool_]:
+        """Mask [A] of the axes whose part has one of these kinds."""
+        return _axes_of(self.parts, kinds)
+
     def to_json(self) -> dict[str, Any]:
-        return {
+        data = {
             "name": self.name,
             "observation": {key: spec.to_json() for key, spec in self.observation.items()},
             "action": self.action.to_json(),
@@ -139,19 +334,26 @@ class PolicySpec:
             "guidable": self.guidable,
             "prompted": self.prompted,
         }
+        return data | _parts_to_json(self.parts)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> PolicySpec:
-        return PolicySpec(
-            name=data["name"],
-            observation={key: ArraySpec.from_json(spec) for key, spec in data["observation"].items()},
-            action=ArraySpec.from_json(data["action"]),
-            action_kind=data["action_kind"],
-            horizon=data["horizon"],
-            history=data["history"],
-            guidable=data["guidable"],
-            prompted=data["prompted"],
-        )
+        """Raises SpecMismatch if the data is no valid spec."""
+        return _checked(_policy_from_json, data, "policy")
+
+
+def _policy_from_json(data: Mapping[str, Any]) -> PolicySpec:
+    return PolicySpec(
+        name=data["name"],
+        observation={key: ArraySpec.from_json(spec) for key, spec in data["observation"].items()},
+        action=ArraySpec.from_json(data["action"]),
+        action_kind=data["action_kind"],
+        parts=_parts_from_json(data),
+        horizon=data["horizon"],
+        history=data["history"],
+        guidable=data["guidable"],
+        prompted=data["prompted"],
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +388,7 @@ def match(
         _fits(policy.action, robot.action, what="action", there=there, here=here)
         if policy.action_kind != robot.action_kind:
             raise SpecMismatch(f"{there} gives {policy.action_kind} actions, but {here} takes {robot.action_kind}")
+        _same_parts(policy.parts, robot.parts, there=there, here=here)
     if stored is not None:
         there = f"stored data of robot '{stored.name}'"
         for key in stored.observation:
@@ -197,6 +400,18 @@ def match(
         _fits(stored.action, robot.action, what="action", there=there, here=here)
         if stored.action_kind != robot.action_kind:
             raise SpecMismatch(f"{there} has {stored.action_kind} actions, but {here} takes {robot.action_kind}")
+        _same_parts(stored.parts, robot.parts, there=there, here=here)
+
+
+def _same_parts(theirs: tuple[ActionPart, ...], ours: tuple[ActionPart, ...], *, there: str, here: str) -> None:
+    """Compare name, kind, unit and frame. Specs in the form of 0.6 state no units and fit any part of their kind."""
+    if any(part.derived_from for part in (*theirs, *ours)):
+        return
+    for a, b in zip(theirs, ours, strict=False):
+        if (a.name, a.kind, a.unit, a.frame) != (b.name, b.kind, b.unit, b.frame):
+            raise SpecMismatch(f"action parts of {there} and {here} differ: {a.describe()} against {b.describe()}")
+    if len(theirs) != len(ours):
+        raise SpecMismatch(f"{there} has {len(theirs)} action parts, but {here} has {len(ours)}")
 
 
 def _present(key: str, robot: RobotSpec, *, there: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from dovetail.core.achieved import gripper_axes
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 
@@ -28,7 +27,7 @@ class AxisMapping:
         bounded = np.isfinite(high - low)
         self._middle = np.where(bounded, (low + high) / 2, 0.0)
         self._reach = speed * np.where(bounded, (high - low) / 2, 1.0)
-        self._grip = gripper_axes(robot.action, robot.action_kind)
+        self._grip = robot.axes_of("gripper")
         self._is_joint = robot.action_kind == "joint_target" and "joint_pos" in robot.observation
         self._step = speed * _JOINT_VELOCITY / robot.control_hz
         pose = robot.observation.get("ee_pose")
@@ -84,7 +83,7 @@ class AxisMapping:
 
 def cartesian_axes(robot: RobotSpec) -> list[list[int]]:
     """Translation axes, and rotation axes if any, of a single arm with delta actions. Empty for other robots."""
-    arm = np.flatnonzero(~gripper_axes(robot.action, robot.action_kind)).tolist()
+    arm = np.flatnonzero(~robot.axes_of("gripper")).tolist()
     if robot.action_kind != "ee_delta" or len(arm) not in (3, 6) or arm != list(range(len(arm))):
         return []
     return [arm[:3], arm[3:]][: len(arm) // 3]

@@ -1,15 +1,16 @@
-"""Operators with an input device at the robot's machine. The device is opened with the first episode and read each tick.
+"""Operators with an input device at the robot's machine. A thread reads the device (`human.device_reader`); the control loop
+takes its newest reading each tick.
 
-A device reports whether it is held and its axes x, y, z, rx, ry, rz, gripper, each in [-1, 1]. `Handover` has the dead-man
-logic for devices and browser.
+A device reports whether its switch is held and the axes x, y, z, rx, ry, rz, gripper, each in [-1, 1]. `Handover` has the
+dead-man logic for devices and browser.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-import time
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,32 +21,14 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
 from dovetail.human.axes import cartesian_axes
+from dovetail.human.device_reader import Device, DeviceReader, Reading
 from dovetail.human.handover import Handover
 from dovetail.human.mailbox import EXPIRY_S, DriveCommand
 
 __all__ = ["AXES", "Device", "DeviceOperator", "OperatorWithStop", "Reading", "load_library", "map_axes"]
 
 AXES = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
-_MAX_EVENTS = 64
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """State of a device. Each event is reported once."""
-
-    held: bool
-    axes: Array  # float32 [7], in the order of AXES
-    event: Event | None = None
-
-
-class Device(Protocol):
-    def open(self) -> None:
-        """Raises UsageError if the device or its library is missing."""
-
-    def read(self) -> Reading | None:
-        """Return the state without blocking. None if the device is gone."""
-
-    def close(self) -> None: ...
+_SESSION = 1
 
 
 class DeviceOperator:
@@ -55,12 +38,12 @@ class DeviceOperator:
     name: ClassVar[str]
 
     def __init__(self, device: Device, *, robot: RobotSpec, speed: float = 1.0) -> None:
-        self._device = device
+        self._reader = DeviceReader(device, name=self.name)
         self._axis_map = map_axes(robot, name=self.name)
         self._num_axes = robot.action.shape[0]
         self._handover = Handover(robot, speed=speed)
-        self._is_open = False
         self._sequence = 0
+        self._num_losses = 0  # that this operator has seen
         self._command: DriveCommand | None = None
         self._emergency = False  # pressed before the episode began
 
@@ -68,18 +51,21 @@ class DeviceOperator:
         """For simulated time: see Handover."""
         self._handover.keep_pace(pace_s)
 
+    def watch(self, on_emergency: Callable[[str], None]) -> None:
+        """Read the device from now on. Its emergency stop calls `on_emergency` with the operator's name, at once and from
+        another thread, and is no event of `poll`. It works between episodes and while the control loop hangs. The callback
+        must stop the arm until a person acknowledges it. A missing device is refused by `reset`."""
+        self._reader.on_emergency = lambda: on_emergency(self.name)
+        with contextlib.suppress(UsageError):
+            self._reader.open()
+
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
-        if not self._is_open:
-            self._device.open()
-            self._is_open = True
-        for _ in range(_MAX_EVENTS):  # events between episodes
-            reading = self._device.read()
-            if reading is None or reading.event is None:
-                break
-            self._emergency |= reading.event is Event.EMERGENCY
-            if reading.event is Event.PAUSE:
+        self._reader.open()
+        while (event := self._reader.next_event()) is not None:  # events between episodes
+            self._emergency |= event is Event.EMERGENCY
+            if event is Event.PAUSE:
                 self._handover.pause()
-            elif reading.event is Event.START:
+            elif event is Event.START:
                 self.resume()
         self._handover.begin()
 
@@ -88,37 +74,41 @@ class DeviceOperator:
         self._handover.resume(self._command)
 
     def poll(self, observation: Observation) -> HumanInput:
-        reading = self._device.read()
-        event = None
+        event = self._reader.next_event()
         self._sequence += 1
-        if reading is not None:
-            self._command, event = self._to_command(reading), reading.event
-        elif self._command is not None and self._command.is_valid:
-            self._command = DriveCommand(
-                session=1,
-                sequence=self._sequence,
-                held=self._command.held,
-                axes=self._command.axes,
-                is_valid=False,
-            )
+        self._command = self._next_command()
         if self._emergency:
             event, self._emergency = Event.EMERGENCY, False
         return self._handover.decide(self._command, event, observation) or HumanInput()
 
     def close(self) -> None:
-        if self._is_open:
-            self._device.close()
-            self._is_open = False
+        self._reader.close()
 
-    def _to_command(self, reading: Reading) -> DriveCommand:
+    def _next_command(self) -> DriveCommand | None:
+        newest, num_losses = self._reader.newest(), self._reader.num_losses
+        if num_losses != self._num_losses or newest is None:
+            # also if the device has returned since: its switch was not released
+            self._num_losses = num_losses
+            if self._command is None or not self._command.is_valid:
+                return self._command
+            return DriveCommand(
+                session=_SESSION,
+                sequence=self._sequence,
+                held=self._command.held,
+                axes=self._command.axes,
+                press=self._command.press,
+                is_valid=False,
+            )
+        reading, press = newest
         axes = np.zeros(self._num_axes, np.float32)
         axes[list(self._axis_map)] = np.asarray(reading.axes, np.float32)[list(self._axis_map.values())]
         return DriveCommand(
-            session=1,
+            session=_SESSION,
             sequence=self._sequence,
             held=reading.held,
             axes=axes,
-            time_ns=time.monotonic_ns(),
+            press=press,
+            time_ns=reading.time_ns,
             expires_ns=round(EXPIRY_S * NS_PER_S),
             is_valid=bool((np.abs(axes) <= 1.0).all()),
         )
@@ -157,7 +147,7 @@ def map_axes(robot: RobotSpec, *, name: str) -> dict[int, int]:
             f"operator '{name}' drives arms in Cartesian space, but robot '{robot.name}' takes {robot.action_kind} "
             f"actions. Set robot.action=ee_delta or use another operator"
         )
-    grippers = np.flatnonzero(gripper_axes(robot.action, robot.action_kind)).tolist()
+    grippers = np.flatnonzero(robot.axes_of("gripper")).tolist()
     return {axis: at for at, axis in enumerate(arm)} | dict.fromkeys(grippers, AXES.index("gripper"))
 
 

@@ -299,6 +299,7 @@ def policy_spec(
         observation={key: robot.observation[key] for key in keys},
         action=robot.action,
         action_kind=robot.action_kind,
+        parts=robot.parts,
         horizon=horizon,
         history={key: num for key, num in history.items() if num > 1},
         guidable=guidable,

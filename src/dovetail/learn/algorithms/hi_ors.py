@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from dovetail.config.model import Config
-from dovetail.core.achieved import gripper_axes, is_delta
+from dovetail.core.achieved import is_delta
 from dovetail.core.types import SampleRequest, View, Window
 from dovetail.learn.descent import Descent
 from dovetail.policies.embodiments.shared_policy import CanonicalPolicy
@@ -90,7 +90,7 @@ class HiORS(Descent):
         )
         self._config = config
         self._num_demo = round(config.batch_size * config.demo_share)
-        grippers = gripper_axes(policy.spec.action, policy.spec.action_kind)[None]
+        grippers = policy.spec.axes_of("gripper")[None]
         if isinstance(policy, CanonicalPolicy):
             grippers = policy.canonical_space.grippers
         self._grippers = torch.from_numpy(grippers).to(self._device)  # bool [1, A], or [E, A] for E embodiments

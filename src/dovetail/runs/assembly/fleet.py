@@ -12,7 +12,6 @@ import numpy as np
 
 from dovetail.config.schema import RunConfig
 from dovetail.core.abilities import CachesFeatures, HasCanonicalSpace, WrapsCanonicalPolicy
-from dovetail.core.achieved import gripper_axes
 from dovetail.core.contracts import Algorithm, Replay
 from dovetail.core.errors import SpecMismatch, UsageError
 from dovetail.core.specs import RobotSpec, match
@@ -58,7 +57,7 @@ def _embodiments(rows: Mapping[str, RobotSpec], inputs: tuple[str, ...]) -> dict
             },
             num_actions=robot.action.shape[0],
             axes=tuple(axes.index(name) for name in robot.action.names) if named else (),
-            grippers=tuple(map(int, np.flatnonzero(gripper_axes(robot.action, robot.action_kind)))),
+            grippers=tuple(map(int, np.flatnonzero(robot.axes_of("gripper")))),
         )
         for row, robot in rows.items()
     }
