@@ -1,15 +1,17 @@
 """The emulated arm behind a socket: it conforms, keeps a journal, and misbehaves on request."""
 
 import contextlib
+import os
 import threading
 import time
 
 import numpy as np
 import pytest
 
+from dovetail.core.abilities import IndependentStop
 from dovetail.core.errors import RobotError
 from dovetail.testing import check_robot
-from dovetail.testing.socket_arm import SocketArm, SocketArmConfig
+from dovetail.testing.socket_arm import SocketArm, SocketArmConfig, SocketArmWithStop
 from dovetail.testing.socket_arm_process import ArmProcess
 from support.waiting import wait_until
 
@@ -104,6 +106,18 @@ def test_deaf_arm_serves_a_new_connection(arm):
         first.observe()
     first.stop()  # the failed call closed the connection
     assert arm.stops()
+
+
+def test_stop_port_stops_a_deaf_arm(arm, driver):
+    robot = SocketArmWithStop(SocketArmConfig(address=arm.address, stop_address=arm.stop_address))
+    assert isinstance(robot, IndependentStop)
+    connection = robot.open_stop()
+    driver.send(target(0.1))
+    arm.behave(deaf=True, accept=False)
+    connection.stop()
+    assert len(arm.stops()) == 1
+    assert arm.client_pid == os.getpid()
+    connection.close()
 
 
 def test_arm_that_accepts_no_connection_is_an_error_after_the_timeout(arm):

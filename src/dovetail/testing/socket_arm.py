@@ -15,12 +15,12 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
-from dovetail.core.errors import RobotError
+from dovetail.core.errors import RobotError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.testing.socket_arm_process import Lines
 
-__all__ = ["SocketArm", "SocketArmConfig", "block_while"]
+__all__ = ["SocketArm", "SocketArmConfig", "SocketArmWithStop", "block_while"]
 
 _STOP_S = 1.0
 _BLOCK_POLL_S = 0.005
@@ -30,8 +30,11 @@ _MAX_STEP_M, _MAX_TURN_RAD = 0.02, 0.1
 
 
 def block_while(file: str | None, name: str) -> None:
-    """Block while the file contains the word `name`. None: never."""
-    while file is not None and _names(file, name):
+    """Block while the file contains the word `name`. None: never. FILE.name shows that a call has blocked."""
+    if file is None or not _names(file, name):
+        return
+    Path(f"{file}.{name}").touch()
+    while _names(file, name):
         time.sleep(_BLOCK_POLL_S)
 
 
@@ -48,7 +51,7 @@ class SocketArmConfig(Config):
     address: str
     """HOST:PORT of the arm's motion port."""
     stop_address: str | None = None
-    """HOST:PORT of the arm's stop port. Only for SocketArmWithStop."""
+    """HOST:PORT of the arm's stop port, for SocketArmWithStop. Null: none."""
     control_hz: float = Field(default=20.0, gt=0.0)
     """Control ticks per second."""
     action: Literal["joint_target", "ee_delta"] = "joint_target"
@@ -112,7 +115,7 @@ class SocketArm:
             self._stop_over(Lines.connect(self._config.address, timeout_s=_STOP_S))
         elif self._lock.acquire(blocking=False):
             try:
-                self._exchange(lines, {"stop": True, "pid": os.getpid()}, timeout_s=_STOP_S)
+                self._exchange(lines, {"stop": True}, timeout_s=_STOP_S)
             finally:
                 self._lock.release()
         else:  # another thread waits for an answer on this connection
@@ -147,7 +150,7 @@ class SocketArm:
         self._num_requests += 1
         try:
             lines.socket.settimeout(timeout_s)
-            self._write(lines, {**message, "id": self._num_requests})
+            self._write(lines, {**message, "id": self._num_requests, "pid": os.getpid()})
             while (answer := lines.read()) is not None:
                 if answer["id"] == self._num_requests:
                     return answer
@@ -160,6 +163,30 @@ class SocketArm:
     def _write(self, lines: Lines, message: dict[str, Any]) -> None:
         with self._write_lock:
             lines.write(message)
+
+
+class SocketArmWithStop(SocketArm):
+    """An emulated arm with a second port that only stops it."""
+
+    def open_stop(self) -> StopPort:
+        if self._config.stop_address is None:
+            raise UsageError("SocketArmWithStop needs stop_address: HOST:PORT of the arm's stop port")
+        return StopPort(Lines.connect(self._config.stop_address, timeout_s=_STOP_S))
+
+
+class StopPort:
+    """The second connection."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+
+    def stop(self) -> None:
+        self._lines.write({"stop": True, "pid": os.getpid()})
+        if self._lines.read() is None:
+            raise RobotError("the arm has closed its stop port. Use its emergency stop")
+
+    def close(self) -> None:
+        self._lines.close()
 
 
 def _spec(config: SocketArmConfig) -> RobotSpec:

@@ -129,6 +129,7 @@ class _Arm:
             "stuck": False,  # True: the motors do not move
             "frozen": False,  # True: the camera repeats its picture
         }
+        self.client_pid = 0  # the process that sent the newest target
         self.dropped_ns = self.deaf_ns = 0  # motion connections opened before are closed, or not read
 
     def note(self, kind: str, **values: Any) -> None:
@@ -151,6 +152,8 @@ class _Arm:
         """Execute a message of the motion port or of the stop port, and return the answer."""
         now_ns = time.monotonic_ns()
         with self._lock:
+            if "send" in message:
+                self.client_pid = message["pid"]
             if "stop" in message:
                 self._motors.stop(now_ns)
                 self._journal.append({"ns": now_ns, "kind": "stop", "port": port, "pid": message.get("pid")})
@@ -254,7 +257,7 @@ def _serve_control(arm: _Arm, connection: socket.socket) -> None:
     while (message := lines.read()) is not None:
         if "behave" in message:
             arm.behave(message["behave"])
-        lines.write({"journal": arm.journal(message.get("since", 0)), "behavior": arm.behavior})
+        lines.write({"journal": arm.journal(message.get("since", 0)), "client_pid": arm.client_pid})
 
 
 def _accept(server: socket.socket, serve: Any, arm: _Arm) -> None:
@@ -372,6 +375,11 @@ class ArmProcess:
             stuck=False,
             frozen=False,
         )
+
+    @property
+    def client_pid(self) -> int:
+        """The process that sent the newest target; 0 before the first one."""
+        return int(self._ask({"since": -1})["client_pid"])
 
     def journal(self, since: int = 0) -> list[dict[str, Any]]:
         """Everything that the arm has received: `ns`, `kind` and more. Kinds: target, stop, connected, disconnected."""
