@@ -180,7 +180,6 @@ def test_emergency_stop_lasts_until_it_is_acknowledged(run):
     state = run.view.state()
     assert (state.control, "emergency stop" in state.reason) == ("fault", True)
     run.view.writer.post(Event.START)  # does not acknowledge
-    run.actor._link.acknowledge()  # only a console can release its emergency stop
     run.view.writer.drive(session=1, sequence=1, held=True, axes=[0, 0, 1, 0, 0, 0, 0], expires_s=2.0)
     threading.Event().wait(0.3)
     assert all(note.what == "stop" for note in run.after(stopped_ns))

@@ -4,6 +4,7 @@
       board          observations and actions of the control loop, tick by tick; read-only
       status         the rest, at most ten times per second: phase, episode, fault, figures
       mailbox        messages to the robot; one console writes them
+    RUN/stop.json    the emergency stop of all arms of the run, see `run_stop`
 
 Another process of the same user attaches through /proc/PID/fd, see `view`. The memory ends with the run's process. A
 `live.json` that a killed run left is recognized by its process id, start time and boot.
@@ -25,6 +26,8 @@ from dovetail.core.disk import write_atomic
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event
 from dovetail.human.mailbox import Mailbox
+from dovetail.live.mailbox_stop import MailboxStop
+from dovetail.live.run_stop import RunStop
 from dovetail.processes.identity import process_started
 from dovetail.processes.shared_memory import SharedJson, anonymous_memory, map_memory
 
@@ -36,13 +39,15 @@ _WRITE_S = 0.1
 _ATTENDED_NS = 3 * NS_PER_S  # a console reports its presence at least once per second
 _POLL_S = 0.02
 _ESSENTIAL = ("run", "phase", "episode", "fault")
+_MAX_TEXT = 2000  # characters of a fault: it must fit into the status together with the rest
 
 
 class LiveLink:
     """The run's side. After `open()`, consoles can attach.
 
-    `waits`: after a fault the run waits for an acknowledgement even if no console is open. `announce` prints a line in
-    the run's own terminal.
+    `stop` is the emergency stop of the whole run; without it, the link makes its own. `arm` is the arm's name in it.
+    `waits`: after a fault the run waits for an acknowledgement even if no console is open. `announce` prints a line in the
+    run's own terminal.
     """
 
     def __init__(
@@ -50,19 +55,23 @@ class LiveLink:
         folder: Path,
         *,
         robot: RobotSpec,
+        stop: RunStop | None = None,
+        arm: str = "robot",
         waits: bool = False,
         announce: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self._folder, self._shared_stop, self._arm = folder.absolute(), stop, arm
         self._path = folder.absolute() / LIVE_JSON
         self._robot = robot
         self._waits, self._announce = waits, announce
         self._mailbox: Mailbox | None = None
+        self._stop: RunStop | None = None
+        self._mailbox_stop: MailboxStop | None = None
         self._board: dict[str, Any] | None = None
         self._num_boards = 0  # a new board may have the same layout and descriptor
         self._descriptors: dict[str, int] = {}
         self._status: dict[str, Any] = {}
         self._ended = threading.Event()
-        self._acknowledged = threading.Event()
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
@@ -72,6 +81,12 @@ class LiveLink:
         self._descriptors["status"] = anonymous_memory(SharedJson.NUM_BYTES, name="dovetail-status")
         self._mailbox = Mailbox(num_axes, map_memory(self._descriptors["mailbox"], num_bytes))
         self._shared_status = SharedJson(map_memory(self._descriptors["status"], SharedJson.NUM_BYTES))
+        if self._shared_stop is None:
+            self._stop = RunStop.create(self._folder, arm=self._arm)
+        else:
+            self._stop = RunStop.from_descriptor(self._shared_stop.descriptor, arm=self._arm)
+        self._stop.join(self._arm)
+        self._mailbox_stop = MailboxStop(self._mailbox, self._stop, source=f"console or keyboard of {self._arm}")
         self._write_file()
         self._thread = threading.Thread(target=self._write_status, name="live", daemon=True)
         self._thread.start()
@@ -82,6 +97,9 @@ class LiveLink:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        if self._mailbox_stop is not None and self._stop is not None:
+            self._mailbox_stop.close()
+            self._stop.close()
         for descriptor in self._descriptors.values():
             os.close(descriptor)
         self._descriptors.clear()
@@ -98,6 +116,12 @@ class LiveLink:
     @property
     def mailbox_descriptor(self) -> int:
         return self._descriptors["mailbox"]
+
+    @property
+    def stop(self) -> RunStop:
+        """The emergency stop of the run, as it concerns this arm. Its `descriptor` is for the arm's processes."""
+        assert self._stop is not None, "call open() first"
+        return self._stop
 
     # ---- what consoles see
 
@@ -140,11 +164,20 @@ class LiveLink:
         while not self._ended.wait(_WRITE_S):
             status = self._status
             if status is not written:
-                try:
-                    self._shared_status.write(status)
-                except ValueError:  # too long
-                    self._shared_status.write({name: status[name] for name in _ESSENTIAL if name in status})
+                self._write_cut(status)
                 written = status
+
+    def _write_cut(self, status: Mapping[str, Any]) -> None:
+        """Write as much of the status as fits. An error here must not end the thread: a console would show an old state."""
+        essential = {name: _cut(status[name]) for name in _ESSENTIAL if name in status}
+        for values in ({**status, **essential}, essential):
+            try:
+                self._shared_status.write(values)
+                return
+            except (ValueError, TypeError, RecursionError):  # too long, or not JSON
+                continue
+        fault = status.get("fault")
+        self._shared_status.write({"fault": _cut(str(fault))} if fault else {})
 
     # ---- what consoles send
 
@@ -169,24 +202,32 @@ class LiveLink:
     def waits(self) -> bool:
         return self._waits or self.attended
 
-    def acknowledge(self) -> None:
-        """Acknowledge the fault from outside a console. Only a console can release its emergency stop."""
-        self._acknowledged.set()
+    def was_stopped(self, since: int) -> bool:
+        """Whether an emergency stop was pressed for this arm after `since`, a `stop.position`."""
+        return self.mailbox.emergency or self.stop.last_press(self._arm) >= since
 
-    def wait_for_acknowledgement(self, fault: str, *, should_stop: Callable[[], bool]) -> bool:
-        """Wait until a person has acknowledged the fault; False if the run is to end instead. The arm does not move."""
-        emergency = self.mailbox.newest(Event.EMERGENCY)
-        # An acknowledgement from before the fault does not count, unless it follows an emergency stop.
-        first = emergency if self.mailbox.emergency else self.mailbox.num_events_posted + 1
+    def acknowledge(self) -> None:
+        """Acknowledge the fault, and release this arm from emergency stops so far."""
+        self.stop.acknowledge(arm=self._arm)
+
+    def wait_for_acknowledgement(self, fault: str, *, since: int, should_stop: Callable[[], bool]) -> bool:
+        """Wait until a person has acknowledged the fault; False if the run is to end instead. The arm does not move.
+
+        Any source of acknowledgements counts: the console, the keyboard, `dovetail acknowledge`. `since` is `stop.position`
+        as the episode began: an acknowledgement after an emergency stop in the episode counts, even if it came before the
+        fault.
+        """
+        stop, arm = self.stop, self._arm
+        first = stop.position
+        if stop.last_press(arm) >= since:
+            first = stop.last_press(arm)
         self._announce(
-            f"stopped: {fault}. Acknowledge it in the console to continue, or press Ctrl-C to end the run"
+            f"stopped: {fault}. Acknowledge it in the console or with `dovetail acknowledge {self._run_name()}` to "
+            "continue, or press Ctrl-C to end the run"
         )
-        self._acknowledged.clear()
         self.update(fault=fault)
         try:
-            while self.mailbox.emergency or not (
-                self._acknowledged.is_set() or self.mailbox.newest(Event.ACKNOWLEDGE) >= first
-            ):
+            while stop.emergency or self.mailbox.emergency or stop.last_acknowledgement(arm) < first:
                 if should_stop():
                     return False
                 time.sleep(_POLL_S)
@@ -194,3 +235,10 @@ class LiveLink:
             self.update(fault=None)
         self._announce("acknowledged, continuing")
         return True
+
+    def _run_name(self) -> str:
+        return str(self._status.get("run") or self._folder.name)
+
+
+def _cut(value: Any) -> Any:
+    return value[:_MAX_TEXT] + " ..." if isinstance(value, str) and len(value) > _MAX_TEXT else value

@@ -92,6 +92,8 @@ class _State:
     end: Record | None = None
     arms: tuple[str, ...] = ()
     confirmed: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))  # newest, by arm
+    last_press: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # its place, by arm
+    last_acknowledgement: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # the same
 
     def is_pressed(self, press: Record, arm: str) -> bool:
         """Whether a press still stops an arm."""
@@ -103,10 +105,13 @@ class _State:
         if record.kind is Kind.JOIN and arm not in self.arms:
             return replace(self, arms=(*self.arms, arm))
         if record.kind is Kind.PRESS:
-            return replace(self, presses=(*self.presses, record))
+            last = MappingProxyType({**self.last_press, arm: record.at})
+            return replace(self, presses=(*self.presses, record), last_press=last)
         if record.kind is Kind.ACKNOWLEDGE:
             released = max(record.position, self.acknowledged.get(arm, 0))
-            state = replace(self, acknowledged=MappingProxyType({**self.acknowledged, arm: released}))
+            last = MappingProxyType({**self.last_acknowledgement, arm: record.at})
+            acknowledged = MappingProxyType({**self.acknowledged, arm: released})
+            state = replace(self, acknowledged=acknowledged, last_acknowledgement=last)
             return replace(state, presses=tuple(one for one in self.presses if state._stops_an_arm(one)))
         if record.kind is Kind.END and self.end is None:
             return replace(self, end=record)
@@ -135,11 +140,11 @@ class RunStop:
         self._state = _State()
 
     @classmethod
-    def create(cls, folder: Path) -> RunStop:
+    def create(cls, folder: Path, *, arm: str | None = None) -> RunStop:
         """Publish a new one in the folder of a run that this process leads."""
         descriptor = os.memfd_create(_MEMORY_NAME)
         file, token = folder.absolute() / STOP_JSON, secrets.token_hex(16)
-        stop = cls(descriptor, file=file)
+        stop = cls(descriptor, arm=arm, file=file)
         stop._append(Record(kind=Kind.OPENED, source=token))
         values = {
             "version": VERSION,
@@ -187,8 +192,12 @@ class RunStop:
 
     @classmethod
     def from_descriptor(cls, descriptor: int, *, arm: str | None = None) -> RunStop:
-        """That of a descriptor that this process has inherited. The caller keeps its descriptor."""
+        """That of a descriptor that this process has or has inherited. The caller keeps its descriptor."""
         return cls(os.dup(descriptor), arm=arm)
+
+    @property
+    def arm(self) -> str | None:
+        return self._arm
 
     @property
     def descriptor(self) -> int:
@@ -203,6 +212,12 @@ class RunStop:
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def __enter__(self) -> RunStop:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     # ---- sources
 
@@ -272,6 +287,16 @@ class RunStop:
     @property
     def arms(self) -> tuple[str, ...]:
         return self._read().arms
+
+    def last_press(self, arm: str) -> int:
+        """Place of the newest press for the arm or for all arms, acknowledged or not; -1: none."""
+        last = self._read().last_press
+        return max(last.get(arm, -1), last.get("", -1))
+
+    def last_acknowledgement(self, arm: str) -> int:
+        """Place of the newest acknowledgement for the arm or for all arms; -1: none."""
+        last = self._read().last_acknowledgement
+        return max(last.get(arm, -1), last.get("", -1))
 
     def is_stopped(self, arm: str) -> bool:
         """Whether a press holds this arm."""

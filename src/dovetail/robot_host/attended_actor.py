@@ -1,30 +1,16 @@
-"""A robot with a console: the emergency stop of the console stops it, and after a fault the run waits for a person."""
+"""A robot with a person: after an emergency stop or a fault, the run waits for an acknowledgement."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dovetail.actor.control import EMERGENCY, HealthCheck
 from dovetail.core.contracts import Actor
 from dovetail.core.errors import RobotFault
 from dovetail.core.types import Episode, EpisodeOrder, WeightSnapshot
-from dovetail.human.mailbox import Mailbox
+from dovetail.live.emergency import emergency_reason
 from dovetail.live.link import LiveLink
 
-__all__ = ["ActorWrapper", "AttendedActor", "EmergencyStopCheck"]
-
-
-class EmergencyStopCheck(HealthCheck):
-    """Adds the console's emergency stop to another health check. It stops the robot until it is acknowledged."""
-
-    def __init__(self, box: Mailbox, inner: HealthCheck | None = None) -> None:
-        self._box, self._inner = box, inner or HealthCheck()
-
-    def hold_reason(self) -> str | None:
-        return self._inner.hold_reason()
-
-    def stop_reason(self) -> str | None:
-        return EMERGENCY if self._box.emergency else self._inner.stop_reason()
+__all__ = ["ActorWrapper", "AttendedActor"]
 
 
 class ActorWrapper:
@@ -55,7 +41,10 @@ class ActorWrapper:
 
 
 class AttendedActor(ActorWrapper):
-    """See the Actor contract. After a fault it waits for an acknowledgement if `link.waits`; otherwise the run ends."""
+    """See the Actor contract. After an emergency stop it waits for an acknowledgement.
+
+    After another fault it waits if `link.waits`; otherwise the run ends.
+    """
 
     def __init__(self, inner: Actor, link: LiveLink, *, should_stop: Callable[[], bool]) -> None:
         super().__init__(inner)
@@ -69,25 +58,31 @@ class AttendedActor(ActorWrapper):
 
     def run(self, order: EpisodeOrder) -> Episode | None:
         self._stopped = self.was_acknowledged = False
-        pressed_before = self._link.mailbox.emergency
-        if pressed_before and not self._wait_for_acknowledgement(EMERGENCY):
+        since = self._link.stop.position
+        pressed = emergency_reason(self._link.mailbox, self._link.stop)
+        if pressed is not None and not self._wait_for_acknowledgement(pressed, since):
             return None
+        since = self._link.stop.position
         self._link.update(episode={"id": order.id, "purpose": order.purpose.value, "number": order.index + 1})
         episode: Episode | None = None
         try:
             episode = self._inner.run(order)
             fault = self._inner.fault
         except RobotFault as error:
-            if self._should_stop() or not self._link.waits:
+            if self._should_stop() or not self._waits(since):
                 raise
             fault = str(error)
-        if fault is not None and not self.stopped and self._link.waits:
-            self._wait_for_acknowledgement(fault)
+        if fault is not None and not self.stopped and self._waits(since):
+            self._wait_for_acknowledgement(fault, since)
         return episode
 
-    def _wait_for_acknowledgement(self, fault: str) -> bool:
+    def _waits(self, since: int) -> bool:
+        """A person pressed an emergency stop, so a person can acknowledge it."""
+        return self._link.waits or self._link.was_stopped(since)
+
+    def _wait_for_acknowledgement(self, fault: str, since: int) -> bool:
         """False if the run is to end instead."""
-        if self._link.wait_for_acknowledgement(fault, should_stop=self._should_stop):
+        if self._link.wait_for_acknowledgement(fault, since=since, should_stop=self._should_stop):
             self._inner.acknowledge()
             self.was_acknowledged = True
             return True

@@ -33,10 +33,11 @@ from dovetail.human.browser import ConsoleControl
 from dovetail.labels.chain import LabelerChain
 from dovetail.learn.device import find_device
 from dovetail.learn.setup import set_up
+from dovetail.live.emergency import EmergencyStopCheck
 from dovetail.live.link import LiveLink
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.rewards.early_success import check_success_detection, make_success_detection
-from dovetail.robot_host.attended_actor import AttendedActor, EmergencyStopCheck
+from dovetail.robot_host.attended_actor import AttendedActor
 from dovetail.robot_host.host import RobotHost
 from dovetail.robot_host.restarting_actor import RestartingActor
 from dovetail.robots.safety import SafeRobot
@@ -155,7 +156,8 @@ class Assembly:
         """An actor in this process."""
         shared: dict[str, Any] = {}
         if self.link is not None and isinstance(self.config.actor.config, ActorConfig):  # others cannot be shown
-            shared = {"board": self._board(), "health_check": EmergencyStopCheck(self.link.mailbox)}
+            health = EmergencyStopCheck(self.link.mailbox, stop=self.link.stop)
+            shared = {"board": self._board(), "health_check": health}
         actor: Actor = self.config.actor.build(
             robot=self.robot,
             task=self.workcell.task_for(purpose),
@@ -262,12 +264,14 @@ def build_assembly(
     return Assembly(
         config=config,
         workcell=workcell,
-        should_stop=should_stop if link is None else lambda: should_stop() or link.stop_requested,
+        should_stop=should_stop
+        if link is None
+        else lambda: should_stop() or link.stop_requested or link.stop.ending,
         components=components,
         link=link,
         on_restart=on_restart,
         lock_descriptor=lock_descriptor,
-        _console=workcell.console_control(link.mailbox, config.operator) if link is not None else None,
+        _console=workcell.console_control(link.mailbox, config.operator, stop=link.stop) if link else None,
     )
 
 

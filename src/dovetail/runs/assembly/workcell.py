@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dovetail.actor.control import EMERGENCY
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import PluginSection
 from dovetail.core.abilities import (
@@ -26,10 +25,12 @@ from dovetail.human.device import DeviceOperator, OperatorWithStop
 from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
+from dovetail.live.emergency import emergency_reason
+from dovetail.live.run_stop import RunStop
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.runs.assembly.hidden_success import HiddenSuccess
 
-__all__ = ["Workcell", "build_workcell", "demonstrates"]
+__all__ = ["Workcell", "build_driver", "build_workcell", "demonstrates"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,9 +104,11 @@ class Workcell:
             operator.keep_pace(1.0 / self.robot.spec.control_hz)
         return operator
 
-    def console_control(self, box: Mailbox, section: PluginSection) -> ConsoleControl:
-        """The console's control, with its emergency stop in the safety filter. Simulated time runs at real speed for it."""
-        self.robot.refuse_while(lambda: EMERGENCY if box.emergency else None)
+    def console_control(
+        self, box: Mailbox, section: PluginSection, *, stop: RunStop | None = None
+    ) -> ConsoleControl:
+        """The console's control, with the emergency stop in the safety filter. Simulated time runs at real speed for it."""
+        self.robot.refuse_while(lambda: emergency_reason(box, stop))
         pace_s = 1.0 / self.robot.spec.control_hz if isinstance(self.clock, SimulatedClock) else None
         speed = section.config.speed if isinstance(section.config, ConfiguresSpeed) else 1.0
         return ConsoleControl(box, self.robot.spec, pace_s=pace_s, speed=speed)
@@ -133,9 +136,7 @@ def build_workcell(
     name: str | None = None,
 ) -> Workcell:
     """Build robot and task, and check that they fit. `name`: see SafeRobot."""
-    job: Any = task.build() if task else None
-    raw: Any = robot.build(task=job)
-    job = job or raw.task
+    raw, job = build_driver(task=task, robot=robot)
     clock: Clock
     if isinstance(raw, SimulatedRobot):
         realtime = isinstance(robot.config, ConfiguresRealtime) and robot.config.realtime
@@ -147,3 +148,10 @@ def build_workcell(
     safe = SafeRobot(raw, safety, clock, name=name)
     match(safe.spec, task=job.spec)
     return Workcell(task=job, robot=safe, clock=clock, _raw=raw, hides_success=hides_success)
+
+
+def build_driver(*, task: PluginSection | None, robot: PluginSection) -> tuple[Robot, Task]:
+    """Build a robot without the safety filter, and its task. Their constructors do no I/O."""
+    job: Any = task.build() if task else None
+    raw: Any = robot.build(task=job)
+    return raw, job or raw.task
