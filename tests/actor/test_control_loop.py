@@ -180,7 +180,7 @@ class Nervous(HealthCheck):
     """Worried at some ticks, alarmed from one on."""
 
     def __init__(self, *, worries=(), stop_reason=None):
-        self._worries, self._alarm, self.num_asked = worries, stop_reason, 0
+        self._worries, self._alarm, self.num_asked = worries, stop_reason, -1  # the first call precedes the reset
 
     def hold_reason(self):
         return "the supervisor is silent" if self.num_asked - 1 in self._worries else None

@@ -211,21 +211,21 @@ def test_supervisor_stops_the_arm_after_control_was_killed(live, record_property
     assert arm.ended() is not None
 
 
-def test_control_that_hangs_is_killed_after_a_stop_request(live):
+def test_control_that_hangs_is_ended_after_a_stop_request(live):
     arm = live()
     arm.go(until_moves=30)
     arm.send_signal("control", signal.SIGSTOP)
     asked_ns = time.monotonic_ns()
     arm.stop.set()
     arm.ended()
-    assert_stopped(arm, asked_ns, within_s=2.0)
+    assert_stopped(arm, asked_ns, within_s=1.0)
     assert arm.host.stopped
     assert_recorded(arm)
-    assert "the control process has died: it did not stop when asked to" in arm.host.fault
+    assert arm.host.fault is None  # the end of a run is not a fault
 
 
 def test_control_that_hangs_is_killed_after_tick_timeout(live):
-    arm = live("actor.tick_timeout_s=1.0")
+    arm = live("actor.tick_timeout_s=1.0", "actor.heartbeat_timeout_s=10.0")  # earlier than the guard
     arm.go(until_moves=30)
     hung_ns = arm.send_signal("control", signal.SIGSTOP)
     arm.ended()

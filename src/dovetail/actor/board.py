@@ -1,4 +1,4 @@
-"""Memory that control, inference and recorder share: a ring of ticks, rings of camera frames, a request and an answer.
+"""Memory that the processes of a robot share: a ring of ticks, rings of camera frames, a request and an answer.
 
     board = Board(BoardLayout.of(robot.spec, extras=..., horizon=H, num_rows=200))
     row = board.observe(observation)         # control: one row per tick
@@ -7,6 +7,9 @@
     board.answer.write({...})                # inference: a chunk
     board.act(row, ...); board.judge(row, verdict)               # control: the step is complete
     columns = board.columns(first, end)      # recorder: complete steps
+
+    board.command_times                      # control: when it last commanded and stopped the arm
+    board.guard_report                       # guard: what it did, and why
 
 Each part has one writing process. A counter changes after the data that it counts, so a reader never sees half a row. The
 memory is private or shared between processes.
@@ -21,6 +24,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dovetail.core.errors import SpecMismatch
 from dovetail.core.prompts import PROMPT_BYTES, decode_prompt, encode_prompt
@@ -32,6 +36,7 @@ __all__ = ["Board", "BoardLayout"]
 
 MAX_REWARDS, MAX_METRICS = 16, 48
 _NAMES_BYTES = 8192
+_REPORT_BYTES = 1024
 _ALIGNMENT = 64
 _HEALTH = ("ticks", "overruns", "late_ns", "worst_late_ns", "inference_ns")  # of the control loop
 _COUNTERS = ("seen", "stepped", "first", "heartbeat_ns", "ticked_ns", "stop", "num_names", "judged", *_HEALTH)
@@ -103,6 +108,14 @@ class BoardLayout:
             yield f"observation/{key}", dtype, (rows, *shape)
             if key in self.frames:
                 yield f"frame/{key}", "int64", (rows,)
+        # last, so that a console of an older version finds the arrays before them
+        yield "guard/command_times", "int64", (2,)
+        yield "guard/control_ns", "int64", (1,)
+        yield "guard/guard_ns", "int64", (1,)
+        yield "guard/kill_ns", "int64", (1,)
+        for name in ("request", "report"):
+            yield f"guard/{name}_length", "int64", (1,)
+            yield f"guard/{name}", "uint8", (_REPORT_BYTES,)
 
     @property
     def num_bytes(self) -> int:
@@ -222,6 +235,63 @@ class Board:
     def post_success_check(self, row: int, done: bool) -> None:
         """Store both in one integer, so that a reader gets them together."""
         self._counters["judged"][0] = 2 * (row + 1) + done
+
+    # ---- control and guard
+
+    @property
+    def command_times(self) -> npt.NDArray[np.int64]:
+        """See `SafeRobot.command_times`: the last command and the last stop. The guard writes the time of its stop, too."""
+        return self._arrays["guard/command_times"]
+
+    @property
+    def control_ns(self) -> int:
+        """Heartbeat of the control loop; 0 while none is due, for example during a task's reset."""
+        return int(self._arrays["guard/control_ns"][0])
+
+    def beat_control(self, now_ns: int) -> None:
+        self._arrays["guard/control_ns"][0] = now_ns
+
+    @property
+    def guard_ns(self) -> int:
+        """Heartbeat of the guard."""
+        return int(self._arrays["guard/guard_ns"][0])
+
+    def beat_guard(self, now_ns: int) -> None:
+        self._arrays["guard/guard_ns"][0] = now_ns
+
+    @property
+    def guard_kill_ns(self) -> int:
+        """When the guard began to end the control process; 0: never. `guard_report` follows."""
+        return int(self._arrays["guard/kill_ns"][0])
+
+    def post_guard_kill(self, now_ns: int) -> None:
+        self._arrays["guard/kill_ns"][0] = now_ns
+
+    @property
+    def guard_request(self) -> str:
+        """Why the guard asks the control loop to stop the arm; empty if it does not."""
+        return self._text("request")
+
+    def post_guard_request(self, reason: str) -> None:
+        self._write_text("request", reason)
+
+    @property
+    def guard_report(self) -> str:
+        """What the guard did because the control process did not; empty: nothing."""
+        return self._text("report")
+
+    def post_guard_report(self, text: str) -> None:
+        self._write_text("report", text)
+
+    def _text(self, name: str) -> str:
+        length = int(self._arrays[f"guard/{name}_length"][0])
+        return self._arrays[f"guard/{name}"][:length].tobytes().decode(errors="ignore") if length else ""
+
+    def _write_text(self, name: str, text: str) -> None:
+        data = text.encode()[:_REPORT_BYTES]
+        self._arrays[f"guard/{name}_length"][0] = 0
+        self._arrays[f"guard/{name}"][: len(data)] = np.frombuffer(data, np.uint8)
+        self._arrays[f"guard/{name}_length"][0] = len(data)  # last: a reader sees the whole text
 
     # ---- control writes
 

@@ -34,7 +34,7 @@ ENDING_EVENTS = {
 EMERGENCY = "the emergency stop was pressed"
 JUDGING_EVENTS = (Event.SUCCESS, Event.FAILURE)
 _EASE_TICKS = 4
-_CHECK_NS = 20_000_000
+_CHECK_NS = 10_000_000
 _LATE_SEND = 4  # a command later than 1/4 of its tick moves the next deadline
 
 
@@ -63,6 +63,9 @@ class HealthCheck:
     def stop_reason(self) -> str | None:
         """Why the arm must stop with a fault, or None."""
         return None
+
+    def report_emergency(self, operator: str) -> None:
+        """The operator has pressed the emergency stop of a device at this arm."""
 
 
 class ControlLoop:
@@ -113,6 +116,9 @@ class ControlLoop:
                 self._begin(order)
             except _StopRequested:
                 return EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True)
+            except RobotFault as error:
+                self._robot.trip(str(error))  # no effect if the filter raised it
+                raise
             fault = None
             try:
                 outcome = self._run(on_step)
@@ -124,12 +130,14 @@ class ControlLoop:
                     raise
             return self._finish(outcome, fault)
         finally:
+            self._board.beat_control(0)
             self._robot.stop()  # nothing drives the arm between episodes
 
     def _run(self, on_step: Callable[[], None]) -> Outcome:
-        row = self._observe()
+        row = self._observe()  # may take long: a driver connects with its first observation
         outcome: Outcome | None = None
         self._deadline_ns = self._clock.now_ns()
+        self._board.beat_control(time.monotonic_ns())
         waiting = self._wait_for_start
         while outcome is None:
             human = self._poll()
@@ -173,9 +181,11 @@ class ControlLoop:
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # at rest
         self._sent_ns = self._deadline_ns = 0
+        self._raise_if_faulted()
         if self._home is not None:
             self._deadline_ns = self._clock.now_ns()
             go_home(self._home, self._robot, self._clock, tick=self._tick_home)
+            self._board.beat_control(0)  # a reset may wait for a person
         self._task.reset(self._robot, rng=stream(order.seed, f"{order.purpose}/reset", order.index))
         self._robot.reset()
         self._operator.reset(
@@ -278,16 +288,19 @@ class ControlLoop:
         self._sleep_until(end_ns)
         if not overrun:
             late_ns = self._clock.now_ns() - end_ns
-        self._board.ticked(
-            time.monotonic_ns(), late_ns=late_ns, overrun=overrun, inference_ns=self._telemetry.inference_ns
-        )
+        now_ns = time.monotonic_ns()
+        self._board.beat_control(now_ns)
+        self._board.ticked(now_ns, late_ns=late_ns, overrun=overrun, inference_ns=self._telemetry.inference_ns)
         self._telemetry.tick(late_ns=late_ns, overrun=overrun, missed=late_ns > self._period_ns)
 
     def _sleep_until(self, end_ns: int) -> None:
-        """Sleep. In real time, check for a stop every 20 ms, because a slow robot's tick is long."""
+        """Sleep. In real time, check for a stop every 10 ms, because a slow robot's tick is long."""
         while self._is_real_time and end_ns - self._clock.now_ns() > 2 * _CHECK_NS:
             self._clock.sleep_until(self._clock.now_ns() + _CHECK_NS)
+            self._board.beat_control(time.monotonic_ns())
             self._raise_if_stopped()
+            if self._should_stop():
+                return
         self._clock.sleep_until(end_ns)
 
     def _tick_home(self) -> None:
@@ -300,8 +313,21 @@ class ControlLoop:
         self._raise_if_stopped()
         human = self._operator.poll(self._last)
         if human.event is Event.EMERGENCY:
-            raise RobotFault(f"robot '{self._robot.spec.name}' was stopped: {EMERGENCY}")
+            raise RobotFault(f"robot '{self._robot.spec.name}' was stopped: {self._emergency()}")
         return human
+
+    def _emergency(self) -> str:
+        """Report the operator's emergency stop; returns the reason of the fault."""
+        self._health_check.report_emergency(self._operator.name)
+        return self._health_check.stop_reason() or EMERGENCY
+
+    def _raise_if_faulted(self) -> None:
+        """Nothing moves before an acknowledgement: neither homing nor the task's reset."""
+        self._raise_if_stopped()
+        if (fault := self._robot.fault) is not None:
+            raise RobotFault(
+                f"robot '{self._robot.spec.name}' does not move after a fault: {fault}. Acknowledge the fault first"
+            )
 
     def _raise_if_stopped(self) -> None:
         if (why := self._health_check.stop_reason()) is not None:
@@ -339,8 +365,8 @@ class ControlLoop:
         if outcome is not Outcome.ABORTED:
             event = self._operator.poll(self._last).event
             if event is Event.EMERGENCY:
-                self._robot.trip(EMERGENCY)
-                outcome, fault = Outcome.ABORTED, EMERGENCY
+                outcome, fault = Outcome.ABORTED, self._emergency()
+                self._robot.trip(fault)
             judgement = ENDING_EVENTS[event] if event in JUDGING_EVENTS else None
             self._stopped = event is Event.STOP
             if self._is_invalid or event is Event.DISCARD:

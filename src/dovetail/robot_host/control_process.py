@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
-import os
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -28,18 +26,18 @@ from dovetail.core.errors import DovetailError, RobotFault
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import EpisodeOrder, Purpose
 from dovetail.human.browser import ConsoleControl
-from dovetail.human.mailbox import Mailbox
 from dovetail.human.success_detection import OperatorWithDetector, ProcessDetector
+from dovetail.live.emergency import EmergencyStopCheck
 from dovetail.processes.channel import Channel
-from dovetail.processes.shared_memory import map_memory
+from dovetail.processes.priority import CONTROL_PRIORITY, take_priority
 from dovetail.processes.wakeup import WakeupReader, WakeupWriter, wait_for
-from dovetail.robot_host.attended_actor import EmergencyStopCheck
 from dovetail.robot_host.process_main import ProcessContext
+from dovetail.robot_host.stop_sources import StopConfirmation, StopSources
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
 
 __all__ = ["run"]
 
-_PRIORITY = 40  # real-time priority, 1 to 99: above the learner, below the kernel's own threads
+_IDLE_S = 0.01  # between two looks at the emergency stop while no episode runs
 
 
 class ProcessHealthCheck(HealthCheck):
@@ -60,9 +58,12 @@ class ProcessHealthCheck(HealthCheck):
         self._heartbeat_ns = None if heartbeat_timeout_s is None else round(heartbeat_timeout_s * NS_PER_S)
 
     def hold_reason(self) -> str | None:
-        if self._heartbeat_ns is None or self._silent_ns() <= self._heartbeat_ns // 2:
+        if self._heartbeat_ns is None:
             return None
-        return "no heartbeat from the supervisor"
+        for name, silent_ns in self._silent_ns().items():
+            if silent_ns > self._heartbeat_ns // 2:
+                return f"no heartbeat from the {name}"
+        return None
 
     def stop_reason(self) -> str | None:
         for name, pipe in self._pipes.items():
@@ -70,12 +71,15 @@ class ProcessHealthCheck(HealthCheck):
                 return f"the {name} process has died"
         if not self._channel.is_open():
             return "the supervisor has died"
-        if self._heartbeat_ns is not None and (silent_ns := self._silent_ns()) > self._heartbeat_ns:
-            return f"the supervisor has sent no heartbeat for {silent_ns / NS_PER_S:.1f} s"
-        return None
+        if self._heartbeat_ns is not None:
+            for name, silent_ns in self._silent_ns().items():
+                if silent_ns > self._heartbeat_ns:
+                    return f"the {name} has sent no heartbeat for {silent_ns / NS_PER_S:.1f} s"
+        return self._board.guard_request or None
 
-    def _silent_ns(self) -> int:
-        return time.monotonic_ns() - self._board.heartbeat_ns
+    def _silent_ns(self) -> dict[str, int]:
+        now_ns = time.monotonic_ns()
+        return {"supervisor": now_ns - self._board.heartbeat_ns, "guard": now_ns - self._board.guard_ns}
 
 
 def run(context: ProcessContext) -> None:
@@ -93,23 +97,34 @@ def run(context: ProcessContext) -> None:
         health: HealthCheck = ProcessHealthCheck(
             board,
             channel,
-            {name: WakeupReader(context.descriptors[name]) for name in ("inference", "recorder")},
+            {name: WakeupReader(context.descriptors[name]) for name in ("inference", "recorder", "guard")},
             heartbeat_timeout_s=settings["actor"]["heartbeat_timeout_s"] if real_time else None,
         )
-        console = _console_control(context, workcell)
+        workcell.robot.write_command_times(board.command_times)
+        sources = StopSources.inherited(
+            context.descriptors,
+            num_axes=workcell.robot.spec.action.shape[0],
+            arm=settings["arm"],
+            board=board,
+        )
+        stop, console = sources.run_stop, _console_control(sources, workcell, settings)
         loops = _Loops(
             context,
             workcell,
             telemetry=telemetry,
-            health=EmergencyStopCheck(console.box, health) if console else health,
+            health=EmergencyStopCheck(console.box, health, stop=stop) if console else health,
             console=console,
-            should_stop=lambda: bool(signals) or board.stopping,
+            should_stop=lambda: bool(signals) or sources.ending() is not None,
         )
         if real_time:  # a simulation uses all the CPU time it can get
-            _take_priority()
+            take_priority(CONTROL_PRIORITY)
         context.report_ready()
+        stopped = StopConfirmation(board.command_times, confirm_s=0.0)
         while not signals:
-            message = channel.receive(timeout_s=0.2)
+            now_ns = time.monotonic_ns()
+            if stopped.is_overdue(now_ns, stop_wanted=bool(sources.emergency() or sources.ending())):
+                workcell.robot.stop()  # an arm at rest is stopped again: the guard and the run expect a confirmation
+            message = channel.receive(timeout_s=_IDLE_S)
             if message is None:
                 continue
             if "run" in message:
@@ -196,13 +211,13 @@ class _Loops:
         )
 
 
-def _console_control(context: ProcessContext, workcell: Workcell) -> ConsoleControl | None:
-    if (descriptor := context.descriptors.get("mailbox")) is None:
+def _console_control(
+    sources: StopSources, workcell: Workcell, settings: Mapping[str, Any]
+) -> ConsoleControl | None:
+    if sources.mailbox is None:
         return None
-    num_axes = workcell.robot.spec.action.shape[0]
-    box = Mailbox(num_axes, map_memory(descriptor, Mailbox.num_bytes(num_axes)))
-    os.close(descriptor)  # the mapping remains
-    return workcell.console_control(box, _section("operator", context.settings["operator"]))
+    section = _section("operator", settings["operator"])
+    return workcell.console_control(sources.mailbox, section, stop=sources.run_stop)
 
 
 def _run_one(loops: _Loops, order: dict[str, Any], telemetry: Telemetry) -> dict[str, Any]:
@@ -220,11 +235,3 @@ def _run_one(loops: _Loops, order: dict[str, Any], telemetry: Telemetry) -> dict
 
 def _section(kind: str, data: Any) -> PluginSection:
     return PluginSection.parse(kind, data)
-
-
-def _take_priority() -> None:
-    with contextlib.suppress(OSError, AttributeError):  # no permission, or not on Linux
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-        return
-    with contextlib.suppress(OSError):
-        os.nice(-10)

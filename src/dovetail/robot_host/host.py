@@ -1,11 +1,12 @@
-"""An actor for real arms: processes for control, inference and recording share memory, and this module supervises them.
+"""An actor for real arms: processes for control, inference, recording and a guard share memory. This module supervises them.
 
-    supervisor ──settings─▶ control ◀──chunk── inference        recorder ──▶ spool
-        │ heartbeat          │ observations ──▶ │                 ▲
-        └────────────────────┴──── anonymous shared memory ───┘
+    supervisor ──settings─▶ control ◀──chunk── inference        recorder ──▶ spool        guard ──stop──▶ arm
+        │ heartbeat          │ observations ──▶ │                 ▲                         ▲
+        └────────────────────┴──── anonymous shared memory ───────┴─────────────────────────┘
 
 Nothing remains of the memory after a kill, because it has no name. Each process notices the end of another as the end
-of a pipe: control then stops the arm; inference and recorder end.
+of a pipe: control then stops the arm; inference and recorder end. If control cannot stop the arm, the guard does, and if the
+guard cannot, the supervisor does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -26,7 +26,7 @@ from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors
 from dovetail.core.abilities import HasMode
-from dovetail.core.clock import NS_PER_S
+from dovetail.core.clock import NS_PER_S, RealClock
 from dovetail.core.errors import DovetailError, FailureError, RobotFault, StoreError, one_line
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
@@ -34,7 +34,11 @@ from dovetail.episodes.spool import Spool
 from dovetail.live.link import LiveLink
 from dovetail.processes.shared_memory import anonymous_memory, map_memory
 from dovetail.rewards.early_success import BoardSuccessDetector, SuccessDetection
+from dovetail.robot_host.arm_stopper import call_within
+from dovetail.robot_host.heartbeat import Heartbeat
 from dovetail.robot_host.host_process import STOP_S, HostProcess, start_processes
+from dovetail.robot_host.process_settings import ProcessSettings
+from dovetail.robot_host.stop_sources import StopSources, is_at_rest
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.weights.store import DiskWeightStore
 
@@ -43,6 +47,11 @@ __all__ = ["RobotHost"]
 _START_S = 120.0  # a large policy loads slowly
 _REPLY_S = 60.0
 _POLL_S = 0.02
+# the supervisor stops the arm itself if control and guard have not done so this long after a STOP
+_BACKUP_S = 0.25
+_STOP_CALL_S = 1.0
+_GUARD_S = 1.0  # the longest wait for a guard that stops the arm
+_GUARD_SILENT_NS = 200_000_000  # a guard without a heartbeat for this long is not waited for
 
 
 class RobotHost:
@@ -77,9 +86,10 @@ class RobotHost:
         self._success_detection = success_detection  # ends an online episode that has succeeded
         self._processes: dict[str, HostProcess] = {}
         self._board: Board | None = None
-        self._heartbeat: threading.Thread | None = None
+        self._heartbeat: Heartbeat | None = None
         self._stopped = False
         self._telemetry: Mapping[str, float] = {}
+        self._real_time = isinstance(workcell.clock, RealClock)
         self._snapshot: WeightSnapshot | None = None
         self._killed_at_start: str | None = None
         self.fault: str | None = None
@@ -142,7 +152,8 @@ class RobotHost:
         """Start the episode in all processes; returns its first row on the board."""
         assert self._board is not None
         section = self._config.operator
-        console = self._workcell.console_control(self._link.mailbox, section) if self._link else None
+        link = self._link
+        console = self._workcell.console_control(link.mailbox, section, stop=link.stop) if link else None
         operator = self._workcell.operator(
             order.purpose, section, demo_noise=self._config.run.demo_noise, console=console
         ).name
@@ -177,8 +188,7 @@ class RobotHost:
             try:
                 reply = control.receive(timeout_s=_POLL_S)
             except FailureError as error:
-                self.fault = str(error)
-                self._stop_arm()
+                self._after_death_of_control(str(error))
                 return self._aborted(first)
         if "failed" in reply:
             failure = _error(reply["kind"], reply["failed"])
@@ -195,7 +205,8 @@ class RobotHost:
     def _aborted(self, first: int) -> dict[str, Any]:
         assert self._board is not None
         num_steps = max(0, self._board.num_stepped - first)
-        return {"outcome": Outcome.ABORTED, "judgement": None, "num_steps": num_steps, "stopped": False}
+        stopped = self._should_stop()
+        return {"outcome": Outcome.ABORTED, "judgement": None, "num_steps": num_steps, "stopped": stopped}
 
     def _finish(self, ended: Mapping[str, Any]) -> None:
         """Let the recorder write the remaining steps. A failure is a fault; the written steps remain."""
@@ -224,12 +235,46 @@ class RobotHost:
     def _request(self, name: str, message: Mapping[str, Any]) -> dict[str, Any]:
         return self._processes[name].request(message, timeout_s=_REPLY_S)
 
-    def _stop_arm(self) -> None:
-        """Stop the arm from this process, because the control process cannot."""
-        try:
-            self._workcell.robot.stop()
-        except Exception as error:  # reported with the fault
-            self.fault = f"{self.fault}; stop() failed too: {error!r}"
+    def _after_death_of_control(self, reason: str) -> None:
+        assert self._board is not None
+        problem = self._stop_arm(self._board, self._processes["guard"])
+        report, was_ended_by_guard = self._board.guard_report, self._board.guard_kill_ns > 0
+        if was_ended_by_guard:
+            self._processes["control"].error = report  # otherwise it would count as killed by another process
+        if was_ended_by_guard and self._should_stop():
+            return  # the end of a run is not a fault, even if the control process was too slow
+        self.fault = report if was_ended_by_guard else f"{reason}; {report}" if report else reason
+        if problem is not None:
+            self.fault = f"{self.fault}; {problem}"
+
+    def _stop_arm(self, board: Board, guard: HostProcess) -> str | None:
+        """Stop the arm, because the control process cannot; returns what failed.
+
+        The guard comes first, because many arms accept only one connection. Never waits for a driver that hangs.
+        """
+        until_s = time.monotonic() + _GUARD_S
+
+        def guard_acts() -> bool:
+            is_alive = not guard.has_ended and time.monotonic_ns() - board.guard_ns < _GUARD_SILENT_NS
+            unfinished = board.guard_kill_ns > 0 and not board.guard_report
+            return is_alive and (unfinished or not is_at_rest(board.command_times))
+
+        while guard_acts() and time.monotonic() < until_s:
+            time.sleep(_POLL_S / 4)
+        if is_at_rest(board.command_times):
+            return None
+        problem = call_within(self._workcell.robot.stop, _STOP_CALL_S)
+        if problem is None:
+            board.command_times[1] = time.monotonic_ns()
+        return problem
+
+    def _stop_was_ignored(self, reason: str) -> None:
+        """In the heartbeat's thread: the control process hangs, and so does the guard."""
+        control, guard, board = self._processes.get("control"), self._processes.get("guard"), self._board
+        if control is None or guard is None or board is None or not control.is_ready:
+            return
+        control.kill(f"{reason}; neither it nor the guard stopped the arm, and it was ended")
+        self._stop_arm(board, guard)
 
     def _collect(self, episode_id: str) -> Episode | None:
         episode = self._spool.load(episode_id)
@@ -260,17 +305,19 @@ class RobotHost:
     def acknowledge(self) -> None:
         """Clear the fault. Processes that ended or hang are restarted with the next episode."""
         self.fault = self._killed_at_start = None
-        if not self._all_respond():
+        if not self._all_acknowledge():
             self._end()
-        elif self._processes:
-            self._processes["control"].send({"acknowledge": True})
 
-    def _all_respond(self) -> bool:
+    def _all_acknowledge(self) -> bool:
+        """Whether all processes are alive and accept the acknowledgement."""
         if any(process.has_ended for process in self._processes.values()):
             return False
         try:
             if self._processes:
-                self._processes["inference"].request({"report": True}, timeout_s=self._actor.inference_timeout_s)
+                timeout_s = self._actor.inference_timeout_s
+                self._processes["inference"].request({"report": True}, timeout_s=timeout_s)
+                self._processes["guard"].request({"acknowledge": True}, timeout_s=timeout_s)
+                self._processes["control"].send({"acknowledge": True})
         except FailureError:
             return False
         return True
@@ -280,6 +327,9 @@ class RobotHost:
     def start(self) -> None:
         if self.fault is not None:
             raise RobotFault(f"robot '{self._workcell.robot.spec.name}' does not move after a fault: {self.fault}")
+        self._raise_if_emergency()
+        if self._board is not None and self._board.guard_kill_ns > 0:
+            self._end()  # the guard ended control between two episodes, and the emergency stop was acknowledged since
         if self._processes:
             return
         workcell = self._workcell
@@ -291,16 +341,24 @@ class RobotHost:
         )
         memory = anonymous_memory(layout.num_bytes)
         self._board = Board(layout, map_memory(memory, layout.num_bytes))
-        for_control: dict[str, int] = {}
+        for_control, for_guard = self._stop_descriptors(), self._stop_descriptors()
         if self._link is not None:
             self._link.show_board(memory, layout)
-            for_control["mailbox"] = os.dup(self._link.mailbox_descriptor)
         if self._lock_descriptor is not None:
             for_control["lock"] = os.dup(self._lock_descriptor)
-        self._processes = start_processes(memory, for_control, should_stop=self._should_stop)
-        self._start_heartbeat()
+        self._processes = start_processes(memory, for_control, for_guard, should_stop=self._should_stop)
+        self._heartbeat = Heartbeat(
+            self._board,
+            self._stop_sources(self._board),
+            every_s=min(0.05, self._actor.heartbeat_timeout_s / 8),
+            confirm_s=self._config.safety.stop_confirm_s + _BACKUP_S if self._real_time else 2 * STOP_S,
+            on_ignored=self._stop_was_ignored,
+        )
+        settings = ProcessSettings(
+            self._config, workcell=workcell, policy=self._policy, arm=self._link.stop.arm if self._link else None
+        )
         for name, process in self._processes.items():
-            process.send({"layout": layout.to_json(), **self._settings(name)})
+            process.send({"layout": layout.to_json(), **self._settings(settings, name)})
         try:
             self._wait_until_ready()
             if self._snapshot is not None:
@@ -314,6 +372,7 @@ class RobotHost:
         """Wait until all processes are ready. Raises FailureError if one ends before."""
         until_s = time.monotonic() + _START_S
         while waiting := [process for process in self._processes.values() if not process.is_ready]:
+            self._raise_if_emergency()
             for process in waiting:
                 process.is_ready = process.receive(timeout_s=_POLL_S) is not None
             if time.monotonic() > until_s:
@@ -322,47 +381,37 @@ class RobotHost:
             if self._should_stop():
                 raise FailureError("asked to stop while the robot's processes were starting")
 
-    def _settings(self, name: str) -> dict[str, Any]:
-        config = self._config
-        if name == "control":
-            return {
-                "task": config.task.to_plain() if config.task else None,
-                "robot": config.robot.to_plain(),
-                "operator": config.operator.to_plain(),
-                "actor": config.actor.to_plain(),
-                "safety": config.safety.model_dump(mode="json"),
-                "policy": self._policy.to_json(),
-                "demo_noise": config.run.demo_noise,
-                "hides_success": config.labeling.hide_success,
-                "consecutive": self._success_detection.consecutive if self._success_detection else None,
-            }
-        if name == "inference":
-            return {
-                "policy": config.policy.to_plain(),
-                "robot": self._workcell.robot.spec.to_json(),
-                "seed": config.run.seed,
-                "components": str(self._components) if self._components else None,
-                "follow": str(self._weights) if self._weights and self._actor.swap_weights == "chunk" else None,
-            }
-        flush_steps = max(1, round(self._actor.flush_every_s * self._workcell.robot.spec.control_hz))
+    def _raise_if_emergency(self) -> None:
+        """Refuse to start while an emergency stop is in force. The arm gets a stop, even if nothing moves it."""
+        if (reason := self._stop_sources().emergency()) is not None:
+            control, problem = self._processes.get("control"), None
+            if control is None or not control.is_ready:
+                problem = call_within(self._workcell.robot.stop, _STOP_CALL_S)
+            self.fault = f"{reason}; {problem}" if problem else reason
+            raise RobotFault(f"robot '{self._workcell.robot.spec.name}' does not start: {self.fault}")
+
+    def _stop_sources(self, board: Board | None = None) -> StopSources:
+        if self._link is None:
+            return StopSources(board=board)
+        return StopSources(mailbox=self._link.mailbox, run_stop=self._link.stop, board=board)
+
+    def _stop_descriptors(self) -> dict[str, int]:
+        if self._link is None:
+            return {}
         return {
-            "spool": str(self._spool.folder),
-            "flush_steps": flush_steps,
-            "temp_folder": self._temp_folder.name,
+            "mailbox": os.dup(self._link.mailbox_descriptor),
+            "run_stop": os.dup(self._link.stop.descriptor),
         }
 
-    def _start_heartbeat(self) -> None:
-        board, ended = self._board, threading.Event()
-        assert board is not None
-        board.beat(time.monotonic_ns())
-
-        def beat() -> None:
-            while not ended.wait(min(0.1, self._actor.heartbeat_timeout_s / 8)):
-                board.beat(time.monotonic_ns())
-
-        self._heartbeat = threading.Thread(target=beat, name="heartbeat", daemon=True)
-        self._end_heartbeat = ended.set
-        self._heartbeat.start()
+    def _settings(self, settings: ProcessSettings, name: str) -> dict[str, Any]:
+        if name == "control":
+            detection = self._success_detection
+            return settings.control(consecutive=detection.consecutive if detection else None)
+        if name == "guard":
+            return settings.guard(real_time=self._real_time)
+        if name == "inference":
+            return settings.inference(components=self._components, weights=self._weights)
+        return settings.recorder(spool=self._spool.folder, temp_folder=self._temp_folder.name)
 
     def close(self) -> None:
         self._end()
@@ -372,6 +421,7 @@ class RobotHost:
     def _end(self) -> None:
         """End all processes: ask them, then kill them."""
         processes, self._processes = self._processes, {}
+        guard = processes.pop("guard", None)
         if self._board is not None:
             self._board.ask_to_stop()
         for process in processes.values():
@@ -379,11 +429,13 @@ class RobotHost:
         until_s = time.monotonic() + STOP_S
         for process in processes.values():
             ended = process.close(timeout_s=until_s - time.monotonic() if process.is_ready else 0.0)
-            if process.name == "control" and process.is_ready and not ended:
-                self._stop_arm()
+            if process.name == "control" and process.is_ready and not ended and guard and self._board:
+                self._stop_arm(self._board, guard)
         if self._heartbeat is not None:
-            self._end_heartbeat()
-            self._heartbeat.join()
+            self._heartbeat.close()
+        if guard is not None:  # last: it watches the end of the control process
+            guard.send({"close": True})
+            guard.close(timeout_s=STOP_S if guard.is_ready else 0.0)
         self._board = self._heartbeat = None
 
 

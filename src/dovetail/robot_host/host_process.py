@@ -87,20 +87,28 @@ class HostProcess(ChildProcess):
 
 
 def start_processes(
-    memory: int, for_control: Mapping[str, int], *, should_stop: Callable[[], bool]
+    memory: int,
+    for_control: Mapping[str, int],
+    for_guard: Mapping[str, int],
+    *,
+    should_stop: Callable[[], bool],
 ) -> dict[str, HostProcess]:
-    """Start control, inference and recorder. Closes the descriptors `memory` and `for_control` in this process."""
+    """Start control, inference, recorder and guard. Closes all given descriptors in this process."""
     (request_reader, request_writer), (answer_reader, answer_writer) = os.pipe(), os.pipe()
-    alive_reader, alive_writer = os.pipe()  # nothing is written to it: it closes when the recorder ends
-    for_control = {"inference": answer_reader, "recorder": alive_reader, **for_control}
-    inherited: dict[str, Mapping[str, int]] = {
+    # nothing is written to these pipes: each closes when its process ends
+    (recorder_reader, recorder_writer), (guard_reader, guard_writer) = os.pipe(), os.pipe()
+    for_control = {"inference": answer_reader, "recorder": recorder_reader, "guard": guard_reader, **for_control}
+    inherited: dict[str, dict[str, int]] = {
         "control": {"request": request_writer, **for_control},
         "inference": {"request": request_reader, "answer": answer_writer},
-        "recorder": {"alive": alive_writer},
+        "recorder": {"alive": recorder_writer},
+        "guard": {"alive": guard_writer, **for_guard},
     }
     started: dict[str, HostProcess] = {}
     try:
         for name, descriptors in inherited.items():
+            if name == "guard":
+                descriptors["control"] = os.pidfd_open(started["control"].pid)
             started[name] = HostProcess(name, {**descriptors, "memory": memory}, should_stop=should_stop)
     except OSError:
         for process in started.values():

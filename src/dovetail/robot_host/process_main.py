@@ -28,9 +28,11 @@ MODULES = {
     "control": "dovetail.robot_host.control_process",  # imported alone: the control process does not load torch
     "inference": "dovetail.robot_host.inference_process",
     "recorder": "dovetail.robot_host.recorder_process",
+    "guard": "dovetail.robot_host.guard_process",  # does not load torch either
 }
 # a process that hangs, in a driver or a policy, ends this long after the supervisor has ended
-_EXIT_S = {"control": 2.0, "inference": 2.0, "recorder": 10.0}  # a recorder may wait for a slow disk
+# a recorder may wait for a slow disk; the guard outlives the control process
+_EXIT_S = {"control": 2.0, "inference": 2.0, "recorder": 10.0, "guard": 4.0}
 
 
 class ProcessContext:
