@@ -20,13 +20,14 @@ OBSERVATION = ARM.observe()
 ZEROS = np.zeros(7, np.float32)
 
 
-def command(*, session=1, sequence=1, held=True, age_s=0.0, axes=ZEROS, is_valid=True):
+def command(*, session=1, sequence=1, held=True, press=1, age_s=0.0, axes=ZEROS, is_valid=True):
     time_ns = time.monotonic_ns() - round(age_s * S)
     return DriveCommand(
         session=session,
         sequence=sequence,
         held=held,
         axes=axes,
+        press=press,
         time_ns=time_ns,
         expires_ns=5 * S,
         is_valid=is_valid,
@@ -64,9 +65,35 @@ def test_lost_driver_holds_until_takeover_or_start(handover, lost):
     gone = command(session=2, sequence=2, **lost)
     assert handover.decide(gone, Event.START, OBSERVATION) == HumanInput(event=Event.START)
     assert handover.decide(gone, None, OBSERVATION) is None  # the same loss pauses only once
-    assert handover.decide(command(session=2, sequence=3, **lost), None, OBSERVATION) == HumanInput(
-        event=Event.PAUSE
-    )
+    assert handover.decide(command(session=2, sequence=3), None, OBSERVATION) is None  # its press is spent
+    again = command(session=2, sequence=4, press=2, **lost)
+    assert handover.decide(again, None, OBSERVATION) == HumanInput(event=Event.PAUSE)
+
+
+@pytest.mark.parametrize("lost", [{"age_s": 9.0}, {"is_valid": False}])
+def test_takeover_does_not_resume_when_messages_of_a_lost_press_arrive_again(handover, lost):
+    handover.decide(command(sequence=1), None, OBSERVATION)
+    handover.decide(command(sequence=2, **lost), None, OBSERVATION)
+    for sequence in range(3, 6):  # the network works again, and the key is still held
+        assert handover.decide(command(sequence=sequence), None, OBSERVATION) == HumanInput(event=Event.PAUSE)
+    assert handover.decide(command(sequence=7, press=2), None, OBSERVATION).action is not None
+
+
+def test_second_device_that_was_pressed_before_the_driver_was_lost_does_not_take_over(handover):
+    handover.decide(command(session=1), None, OBSERVATION)
+    handover.decide(command(session=2), None, OBSERVATION)
+    handover.decide(command(session=1, sequence=2, age_s=9.0), None, OBSERVATION)
+    assert handover.decide(command(session=2, sequence=2), None, OBSERVATION) == HumanInput(event=Event.PAUSE)
+    assert handover.decide(command(session=2, sequence=3, press=2), None, OBSERVATION).action is not None
+
+
+def test_evaluation_that_begins_while_a_person_drives_waits_for_start(handover):
+    handover.decide(command(), None, OBSERVATION)
+    for sequence in (2, 3):
+        held = command(sequence=sequence)
+        assert handover.decide(held, None, OBSERVATION, may_drive=False) == HumanInput(event=Event.PAUSE)
+    assert handover.decide(None, Event.START, OBSERVATION, may_drive=False) == HumanInput(event=Event.START)
+    assert handover.decide(command(sequence=4), None, OBSERVATION, may_drive=False) is None
 
 
 def test_new_process_holds_after_a_lost_driver():
@@ -98,7 +125,7 @@ def test_pause_works_while_the_key_is_held(handover):
     assert handover.decide(command(sequence=3), None, OBSERVATION) == HumanInput(event=Event.PAUSE)
     assert handover.decide(command(sequence=4, held=False), None, OBSERVATION) == HumanInput(event=Event.PAUSE)
     assert (
-        handover.decide(command(sequence=5), None, OBSERVATION).action is not None
+        handover.decide(command(sequence=5, press=2), None, OBSERVATION).action is not None
     )  # after release, a new press drives
 
 
@@ -106,6 +133,7 @@ COMMANDS = st.builds(
     command,
     session=st.integers(1, 2),
     held=st.booleans(),
+    press=st.integers(1, 3),
     age_s=st.sampled_from((0.0, 9.0)),
     is_valid=st.booleans(),
 )
@@ -116,9 +144,10 @@ COMMANDS = st.builds(
         st.tuples(st.one_of(st.none(), COMMANDS), st.sampled_from((None, Event.PAUSE, Event.START))), max_size=30
     )
 )
-def test_policy_continues_only_after_release_or_start(sequence_of_inputs):
-    """The policy gets control back only if the driver releases the device or presses start."""
-    handover = Handover(ARM.spec)
+def test_control_changes_only_by_explicit_input(sequence_of_inputs):
+    """The policy gets control back only if the driver releases the switch or a person signals start. A person gets control
+    only by a fresh press that was not lost or paused before."""
+    handover, lost_presses, drivers_press = Handover(ARM.spec), {}, 0
     for sequence, (received, event) in enumerate(sequence_of_inputs, 1):
         before, driver = handover.control, handover.driver
         if received is not None:
@@ -126,6 +155,7 @@ def test_policy_continues_only_after_release_or_start(sequence_of_inputs):
                 session=received.session,
                 sequence=sequence,
                 held=received.held,
+                press=received.press,
                 is_valid=received.is_valid,
                 age_s=(time.monotonic_ns() - received.time_ns) // S,
             )
@@ -133,6 +163,13 @@ def test_policy_continues_only_after_release_or_start(sequence_of_inputs):
         if before is not Control.POLICY and handover.control is Control.POLICY:
             let_go = received is not None and not received.held and received.session == driver
             assert event is Event.START or (before is Control.HUMAN and let_go)
+        if before is Control.HUMAN and handover.control in (Control.HOLDING, Control.PAUSED):
+            lost_presses[driver] = drivers_press
+        if handover.control is Control.HUMAN:
+            drivers_press = handover._last.press
+            assert lost_presses.get(handover.driver) != drivers_press
+        if before is not Control.HUMAN and handover.control is Control.HUMAN:
+            assert received.held and received.is_valid and time.monotonic_ns() - received.time_ns < 5 * S
         if decided is not None and decided.action is not None:
             assert handover.control is Control.HUMAN
             assert np.isfinite(decided.action).all()

@@ -73,13 +73,13 @@ def test_reader_checks_every_value():
         (3, 1.5, 1, False),
         (4, 0, 7, False),
     ):
-        box.drive.write({"numbers": (9, sequence, now, S, held), "axes": axes})
+        box.drive.write({"numbers": (9, sequence, now, S, held, 1), "axes": axes})
         command = reader.command()
         assert (command.sequence, command.is_valid) == (sequence, good)
         assert command.is_fresh(now) is good
-    box.drive.write({"numbers": (9, 3, now, S, 1), "axes": 0.0})
+    box.drive.write({"numbers": (9, 3, now, S, 1, 1), "axes": 0.0})
     assert reader.command().sequence == 4  # the older number is ignored
-    box.drive.write({"numbers": (8, 1, now, 10**15, 1), "axes": 0.0})
+    box.drive.write({"numbers": (8, 1, now, 10**15, 1, 1), "axes": 0.0})
     assert reader.command().session == 8  # each session has its own numbers
     assert not reader.command().is_fresh(now + 3 * S)  # every command expires
 
@@ -93,6 +93,35 @@ def test_old_sequence_numbers_are_rejected_per_session():
     writer.drive(session=2, sequence=1, held=True, axes=[0])
     with pytest.raises(UsageError, match="expires"):
         writer.drive(session=1, sequence=6, held=True, axes=[0], expires_s=60.0)
+
+
+def test_command_expires_by_the_time_of_the_input():
+    """Also if it is delivered late. A time in the future does not make it last longer."""
+    writer, reader = a_pair(1)
+    now = time.monotonic_ns()
+    writer.drive(session=1, sequence=1, held=True, axes=[1], time_ns=now - S)
+    assert not reader.command().is_fresh(now)
+    writer.drive(session=1, sequence=2, held=True, axes=[1], time_ns=now + 100 * S)
+    assert reader.command().time_ns <= time.monotonic_ns()
+    assert not reader.command().is_fresh(now - S)
+
+
+def test_presses_are_numbered_even_if_the_release_is_never_read():
+    writer, reader = a_pair(1)
+    presses = []
+    for sequence, held in enumerate((False, True, True, False, True, True), 1):
+        writer.drive(session=1, sequence=sequence, held=held, axes=[0])
+        presses.append(reader.command().press)
+    assert presses == [0, 1, 1, 1, 2, 2]
+    writer.drive(session=1, sequence=7, held=True, axes=[0], new_press=True)
+    assert reader.command().press == 3
+    writer.lose(session=1, sequence=8)
+    lost = reader.command()
+    assert (lost.press, lost.held, lost.is_fresh(time.monotonic_ns())) == (3, True, False)
+    writer.drive(session=1, sequence=9, held=True, axes=[0])
+    assert reader.command().press == 4
+    writer.drive(session=2, sequence=1, held=True, axes=[0])
+    assert reader.command().press == 1
 
 
 def test_emergency_lasts_until_acknowledged_even_with_a_full_ring():

@@ -31,6 +31,7 @@ robot: {type: "dovetail.testing.live:LiveArm", control_hz: %g, journal: "%s"}
 policy: {type: "dovetail.testing.live:FaultyPolicy"}
 actor: {type: naive, layout: %s}
 algorithm: {type: "dovetail.testing.fake_learning:FakeAlgorithm"}
+safety: {controller_watchdog: true}
 """
 _UP = (0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0)
 _MIN_OPERATOR_STEP_M = 0.015  # steps of the policy are a tenth of the operator's
@@ -89,7 +90,9 @@ def _trials(view: LiveView, num_trials: int, *, period_s: float) -> tuple[list[i
         ended.append(ended_ns)
         _wait(lambda: box.control is Control.HOLDING)
         sequence += 1
-        view.writer.drive(session=1, sequence=sequence, held=True, axes=_UP)  # take over again, to release it
+        view.writer.lose(session=1, sequence=sequence)
+        sequence += 1
+        view.writer.drive(session=1, sequence=sequence, held=True, axes=_UP)  # press again, to release it
         _wait(lambda: box.control is Control.HUMAN)
         sequence += 1
         view.writer.drive(session=1, sequence=sequence, held=False, axes=_UP)

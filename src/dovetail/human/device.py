@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dovetail.core.achieved import gripper_axes
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Operator
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array, Event, HumanInput, Observation
+from dovetail.core.types import Event, HumanInput, Observation
 from dovetail.human.axes import cartesian_axes
 from dovetail.human.device_reader import Device, DeviceReader, Reading
 from dovetail.human.handover import Handover

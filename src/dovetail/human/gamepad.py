@@ -3,10 +3,16 @@
 left stick      forward, back, left, right       right stick    up, down, turn
 south / east    close / open the gripper         north / west   success / failure
 start / select  start / pause                    mode           emergency stop
+
+A stick that does not change sends no events, so a wireless pad that is out of range looks like a stick that is held still. A
+real stick trembles: while one is deflected, events must arrive at least every `max_silence_s`, or the arm holds until the
+shoulder button is pressed again.
 """
 
 from __future__ import annotations
 
+import fcntl
+import time
 from collections.abc import Collection
 from typing import ClassVar
 
@@ -14,10 +20,11 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
+from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Task
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event
-from dovetail.human._evdev import InputDevice
+from dovetail.human._evdev import InputDevice, Ioctl
 from dovetail.human.device import Device, DeviceOperator, Reading
 
 __all__ = ["GamepadConfig", "GamepadDevice", "GamepadOperator"]
@@ -44,14 +51,16 @@ class GamepadConfig(Config):
     """Device, such as /dev/input/by-id/...-event-joystick. Null: the first gamepad."""
     dead_zone: float = Field(default=0.12, ge=0.0, lt=1.0)
     """Smallest deflection of a stick that counts, from 0 to 1."""
+    max_silence_s: float | None = Field(default=1.0, gt=0.0)
+    """Longest time in seconds without an event while a stick is deflected; then the arm holds. Null: no limit."""
     speed: float = Field(default=1.0, gt=0.0, le=1.0)
     """Speed at full deflection, relative to the robot's limits."""
 
 
 class GamepadDevice:
-    def __init__(self, config: GamepadConfig) -> None:
+    def __init__(self, config: GamepadConfig, *, ioctl: Ioctl = fcntl.ioctl) -> None:
         self._config = config
-        self._device = InputDevice(config.path, wanted=BTN_TL, operator="gamepad")
+        self._device = InputDevice(config.path, wanted={BTN_TL}, operator="gamepad", ioctl=ioctl)
         self._events: list[Event] = []
 
     def open(self) -> None:
@@ -67,14 +76,18 @@ class GamepadDevice:
         pressed, stick = self._device.pressed, self._stick
         grip = (BTN_EAST in pressed) - (BTN_SOUTH in pressed)
         axes = (-stick(ABS_Y), -stick(ABS_X), -stick(ABS_RY), 0.0, 0.0, -stick(ABS_RX), grip)
-        return Reading(
-            held=BTN_TL in pressed,
-            axes=np.array(axes, np.float32),
-            event=self._events.pop(0) if self._events else None,
-        )
+        held = BTN_TL in pressed
+        if held and any(axes) and not self._events and self._is_silent():
+            return None
+        event = self._events.pop(0) if self._events else None
+        return Reading(held=held, axes=np.array(axes, np.float32), event=event)
 
     def close(self) -> None:
         self._device.close()
+
+    def _is_silent(self) -> bool:
+        limit_s = self._config.max_silence_s
+        return limit_s is not None and time.monotonic_ns() - self._device.event_ns > limit_s * NS_PER_S
 
     def _stick(self, code: int) -> float:
         value, zone = self._device.axes.get(code, 0.0), self._config.dead_zone

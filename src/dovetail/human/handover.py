@@ -1,9 +1,13 @@
 """Who controls the arm: the dead-man logic for all input devices.
 
-held, and fresh             the operator drives
+pressed, held and fresh     the operator drives
 released by the driver      the policy continues
-lost while held             the arm HOLDS until an operator takes over or signals start; the policy never continues alone
+lost while held             the arm HOLDS until an operator presses the switch again or signals start
+paused while held           the same
 a second device             is ignored until the driver releases or is lost
+
+Only a press, a release or an event changes who controls the arm. A press that was lost or paused is spent: it neither drives
+again nor holds again, also when its messages arrive after all.
 """
 
 from __future__ import annotations
@@ -28,8 +32,7 @@ class Handover:
         self._pace_ns = None if pace_s is None else round(pace_s * NS_PER_S)
         self._paced_ns = 0
         self._last: DriveCommand | None = None  # of the driver
-        self._cleared = (0, 0)  # session and sequence of a lost command that a start has cleared
-        self._ignored = 0  # session that drove when the pause came: it must release first
+        self._spent: dict[int, int] = {}  # by session: the press that was lost or paused
         self._always_paced = False
         self.control = Control.POLICY
 
@@ -48,14 +51,17 @@ class Handover:
             self.pause()
 
     def pause(self) -> None:
-        self._ignored = self.driver
+        if self._last is not None and self.control is Control.HUMAN:
+            self._spend(self._last)
         self.control = Control.PAUSED
 
     def resume(self, command: DriveCommand | None) -> None:
-        """Continue after a start signal."""
-        self.control, self._ignored = Control.POLICY, 0
-        if command is not None:
-            self._cleared = (command.session, command.sequence)
+        """Continue after a start signal. A person who drives continues to drive."""
+        if self.control is Control.HUMAN:
+            return
+        self.control = Control.POLICY
+        if command is not None and command.held and not command.is_fresh(time.monotonic_ns()):
+            self._spend(command)
 
     def decide(
         self,
@@ -71,10 +77,14 @@ class Handover:
             self.pause()
         elif event is Event.START:
             self.resume(command)
+        now_ns = time.monotonic_ns()
         if not may_drive:
-            self.control = Control.POLICY if self.control is Control.HUMAN else self.control
+            if self.control is Control.HUMAN:
+                self.pause()  # driving since the last episode: the policy must not start under the person's hand
         elif command is not None:
-            self._update_control(command, time.monotonic_ns())
+            self._update_control(command, now_ns)
+        if self.control is Control.HUMAN and self._last is not None and not self._last.is_fresh(now_ns):
+            self._lose(self._last)
         self._pace()
         if event is not None and event not in (Event.PAUSE, Event.START):
             return HumanInput(event=event)
@@ -87,23 +97,29 @@ class Handover:
         return HumanInput(event=event) if event is not None else None
 
     def _update_control(self, command: DriveCommand, now_ns: int) -> None:
-        if command.session == self._ignored and command.held:
+        is_driver = self._last is not None and command.session == self._last.session
+        if self.control is Control.HUMAN and not is_driver:
+            if command.held:
+                self._spend(command)  # it must press again after the driver
             return
-        self._ignored = 0
-        drives = self.control is Control.HUMAN
-        assert self._last is not None or not drives
-        if drives and self._last is not None and command.session != self._last.session:
-            if not self._last.is_fresh(now_ns):
-                self.control = Control.HOLDING
-        elif command.held and command.is_fresh(now_ns):
+        if not command.held:
+            if self.control is Control.HUMAN and command.is_valid:
+                self.control = Control.POLICY  # released
+        elif self._spent.get(command.session) == command.press:
+            return
+        elif command.is_fresh(now_ns):
             self.control, self._last = Control.HUMAN, command
-        elif drives and not command.held and command.is_valid:
-            self.control = Control.POLICY
-        elif command.held and self.control is not Control.PAUSED and self._is_uncleared(command):
-            self.control = Control.HOLDING  # expired or invalid
+        else:
+            self._lose(command)
 
-    def _is_uncleared(self, command: DriveCommand) -> bool:
-        return (command.session, command.sequence) != self._cleared
+    def _lose(self, command: DriveCommand) -> None:
+        """Hold after a command that has expired or is invalid."""
+        self._spend(command)
+        if self.control is not Control.PAUSED:
+            self.control = Control.HOLDING
+
+    def _spend(self, command: DriveCommand) -> None:
+        self._spent[command.session] = command.press
 
     def _pace(self) -> None:
         if self._pace_ns is None or (self.control is Control.POLICY and not self._always_paced):

@@ -2,13 +2,16 @@
 
     writer = MailboxWriter(box)                                   # the console or the terminal
     writer.drive(session=7, sequence=41, held=True, axes=[...])   # repeatedly while the dead-man switch is held
+    writer.lose(session=7, sequence=42)                           # the driver is lost: the arm holds
     writer.post(Event.SUCCESS, session=7)
     reader = MailboxReader(box)                                   # the control loop
     command, event = reader.command(), reader.next_event()
 
-Only the newest drive command counts, and it expires. Events are in a ring; each is read once. The mailbox also stores the
-number of the newest event of each kind, so that an emergency stop does not wait in the ring: it counts until a later
-acknowledgement. Both sides reject invalid values.
+Only the newest drive command counts, and it expires: `time_ns` is when the person's input was read or sent, not when it
+arrived (`human.sender_clock` computes it for a browser). The writer numbers the presses of the dead-man switch: a press that
+was lost cannot drive again. Events are in a ring; each is read once. The mailbox also stores the number of the newest event
+of each kind, so that an emergency stop does not wait in the ring: it counts until a later acknowledgement. Both sides reject
+invalid values.
 """
 
 from __future__ import annotations
@@ -33,10 +36,9 @@ EXPIRY_S = 0.25
 MAX_EXPIRY_S = 2.0
 NUM_SLOTS = 64
 CLAIM_NS = 3 * NS_PER_S // 2  # a writer that is silent for longer has disconnected
-_MAGIC = 0x6D61696C0001  # and the layout's version
+_MAGIC = 0x6D61696C0002  # and the layout's version
 _EVENTS = tuple(Event)
 _ALWAYS_ACCEPTED = (Event.EMERGENCY, Event.ACKNOWLEDGE, Event.STOP)
-_AHEAD_NS = NS_PER_S  # a time further in the future is from another clock
 # int64 fields by writing side
 _WRITER = ("posted", "num_events", "writer", "writer_ns", *(f"newest/{event}" for event in _EVENTS))
 _READER = ("taken", "reader_ns", "control", "since_ns", "driver", "last_sequence")
@@ -60,12 +62,14 @@ class DriveCommand:
     sequence: int
     held: bool  # the dead-man switch
     axes: Array  # float32 [A]
-    time_ns: int = 0  # monotonic, of this host
+    press: int = 1  # number of the press of the switch within the session
+    time_ns: int = 0  # of the person's input; monotonic, of this host
     expires_ns: int = 0  # after `time_ns`
     is_valid: bool = True  # false for NaN, for example
 
     def is_fresh(self, now_ns: int) -> bool:
-        return self.is_valid and -_AHEAD_NS < now_ns - self.time_ns <= self.expires_ns
+        """False also for a time in the future: it is from another clock."""
+        return self.is_valid and 0 <= now_ns - self.time_ns <= self.expires_ns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +96,7 @@ class Mailbox:
         self.ring = data[ring:drive].view(np.int64).reshape(NUM_SLOTS, 8)  # number, event, session, time, checksum
         head = data[drive : drive + 64].view(np.int64)
         fields: dict[str, Array] = {
-            "numbers": head[2:7],  # session, sequence, time_ns, expires_ns, held
+            "numbers": head[2:8],  # session, sequence, time_ns, expires_ns, held, press
             "axes": data[drive + 64 : drive + 64 + 4 * num_axes].view(np.float32),
         }
         self.drive = Seqlock(head[:1].view(np.uint64), head[1:2].view(np.uint32)[:1], fields)
@@ -161,6 +165,7 @@ class MailboxWriter:
     def __init__(self, box: Mailbox) -> None:
         self.box = box
         self._last: dict[int, int] = {}  # sequence numbers, by session
+        self._presses: dict[int, tuple[bool, int]] = {}  # by session: held, and number of presses so far
         self._id = secrets.randbits(62) + 1
 
     def beat(self) -> None:
@@ -188,19 +193,54 @@ class MailboxWriter:
         axes: Sequence[float] | Array,
         expires_s: float = EXPIRY_S,
         time_ns: int | None = None,
+        new_press: bool = False,
     ) -> None:
-        """Drive the arm for `expires_s`, or release it if not `held`. `sequence` must grow within a session."""
+        """Drive the arm until `expires_s` after `time_ns`, or release it if not `held`. `sequence` must grow in a session.
+
+        `time_ns` is when the input was read or sent, in this host's monotonic time; None: now. A time in the future counts
+        as now. `new_press`: the switch was pressed again, although no release was seen, as with a terminal's keys.
+        """
         values = _checked_axes(axes, self.box.num_axes)
+        if not 0 < expires_s <= MAX_EXPIRY_S:
+            raise UsageError(f"expires_s should be above 0 and at most {MAX_EXPIRY_S:g} s, got {expires_s!r}")
+        self._check(session, sequence)
+        self.beat()
+        now_ns = time.monotonic_ns()
+        stamp_ns = now_ns if time_ns is None else min(time_ns, now_ns)
+        was_held, press = self._presses.get(session, (False, 0))
+        press += held and (new_press or not was_held)
+        self._write(
+            session, sequence, held=held, press=press, values=values, stamp_ns=stamp_ns, expires_s=expires_s
+        )
+
+    def lose(self, *, session: int, sequence: int) -> None:
+        """Report that the driver is lost: the arm holds. The next `held` of this session counts as a new press."""
+        self._check(session, sequence)
+        self.beat()
+        _, press = self._presses.get(session, (False, 0))
+        zeros = np.zeros(self.box.num_axes, np.float32)
+        self._write(session, sequence, held=True, press=press, values=zeros, stamp_ns=1, expires_s=EXPIRY_S)
+        self._presses[session] = (False, press)
+
+    def _check(self, session: int, sequence: int) -> None:
         if not 0 < session < 2**63 or not 0 < sequence < 2**63:
             raise UsageError("session and sequence number should be above 0 and below 2**63")
         if sequence <= (last := self._last.get(session, 0)):
             raise UsageError(f"message {sequence} is old: the last one was {last}")
-        if not 0 < expires_s <= MAX_EXPIRY_S:
-            raise UsageError(f"expires_s should be above 0 and at most {MAX_EXPIRY_S:g} s, got {expires_s!r}")
-        self.beat()
-        self._last[session] = sequence
-        stamp = time.monotonic_ns() if time_ns is None else time_ns
-        numbers = (session, sequence, stamp, round(expires_s * NS_PER_S), bool(held))
+
+    def _write(
+        self,
+        session: int,
+        sequence: int,
+        *,
+        held: bool,
+        press: int,
+        values: Array,
+        stamp_ns: int,
+        expires_s: float,
+    ) -> None:
+        self._last[session], self._presses[session] = sequence, (bool(held), press)
+        numbers = (session, sequence, stamp_ns, round(expires_s * NS_PER_S), bool(held), press)
         self.box.drive.write({"numbers": numbers, "axes": values})
 
     def post(self, event: Event, *, session: int = 1) -> int:
@@ -240,7 +280,7 @@ class MailboxReader:
         found = self.box.drive.read(newer_than=self._version)
         if found is not None:
             self._version, values = found
-            session, sequence, time_ns, expires_ns, held = (int(number) for number in values["numbers"])
+            session, sequence, time_ns, expires_ns, held, press = (int(number) for number in values["numbers"])
             last, axes = self._command, values["axes"]
             if last is None or session != last.session or sequence > last.sequence:
                 self._command = DriveCommand(
@@ -248,6 +288,7 @@ class MailboxReader:
                     sequence=sequence,
                     held=bool(held),
                     axes=axes,
+                    press=press,
                     time_ns=time_ns,
                     expires_ns=min(expires_ns, round(MAX_EXPIRY_S * NS_PER_S)),
                     is_valid=held in (0, 1) and bool((np.abs(axes) <= 1.0).all()),  # false for NaN, too

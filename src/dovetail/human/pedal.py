@@ -3,11 +3,14 @@
     operator: {type: pedal, key: KEY_B, operator: {type: spacemouse}}
 
 While it is pressed, the other operator drives. While it is released, the policy drives. If it is unplugged while it is
-pressed, the arm holds.
+pressed, the arm holds until it is pressed again. With `stop_key`, a second pedal of the same device is an emergency stop.
+Use a pedal with a cable: a pedal that is held sends nothing, so a wireless one that is out of range is not noticed.
 """
 
 from __future__ import annotations
 
+import fcntl
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +21,7 @@ from dovetail.core.abilities import Closes, Resumes
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
-from dovetail.human._evdev import InputDevice, key_code
+from dovetail.human._evdev import InputDevice, Ioctl, key_code
 from dovetail.human.device import Device, DeviceOperator, Reading
 
 __all__ = ["PedalConfig", "PedalDevice", "PedalOperator"]
@@ -30,31 +33,32 @@ class PedalConfig(Config):
     path: str | None = None
     """Device, such as /dev/input/by-id/...-event-kbd. Null: the first one with this key."""
     key: str = "KEY_B"
-    """Key that it sends, by evdev's name or number."""
+    """Key that it sends, by name or number."""
+    stop_key: str | None = None
+    """Key of the pedal that is the emergency stop, by name or number. Null: none."""
     operator: dict[str, Any] = Field(default_factory=lambda: {"type": "scripted"})
     """Operator that drives while the pedal is pressed, as an operator section."""
 
 
 class PedalDevice:
-    def __init__(self, config: PedalConfig) -> None:
-        self._config = config
-        self._device: InputDevice | None = None
-        self._code = 0
+    def __init__(self, config: PedalConfig, *, ioctl: Ioctl = fcntl.ioctl) -> None:
+        self._code = key_code(config.key, operator="pedal")
+        self._stop = None if config.stop_key is None else key_code(config.stop_key, operator="pedal")
+        wanted = {self._code} if self._stop is None else {self._code, self._stop}
+        self._device = InputDevice(config.path, wanted=wanted, operator="pedal", ioctl=ioctl)
 
     def open(self) -> None:
-        self._code = key_code(self._config.key, operator="pedal")
-        self._device = InputDevice(self._config.path, wanted=self._code, operator="pedal")
         self._device.open()
 
     def read(self) -> Reading | None:
-        assert self._device is not None, "open() comes first"
-        if self._device.update() is None:
+        pressed_keys = self._device.update()
+        if pressed_keys is None:
             return None
-        return Reading(held=self._code in self._device.pressed, axes=np.zeros(7, np.float32))
+        held, event = self._code in self._device.pressed, Event.EMERGENCY if self._stop in pressed_keys else None
+        return Reading(held=held, axes=np.zeros(7, np.float32), event=event)
 
     def close(self) -> None:
-        if self._device is not None:
-            self._device.close()
+        self._device.close()
 
 
 class PedalOperator(DeviceOperator):
@@ -73,6 +77,11 @@ class PedalOperator(DeviceOperator):
     ) -> None:
         super().__init__(device or PedalDevice(config), robot=robot)
         self._inner = inner
+
+    def watch(self, on_emergency: Callable[[str], None]) -> None:
+        super().watch(on_emergency)
+        if isinstance(self._inner, DeviceOperator):
+            self._inner.watch(on_emergency)
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         super().reset(rng=rng, robot_minutes=robot_minutes)

@@ -1,11 +1,14 @@
-"""A SpaceMouse at the robot's machine. Moving the cap takes over; releasing it gives control back.
+"""A SpaceMouse at the robot's machine, through pyspacemouse 2 or 1.
 
-The left button closes the gripper, the right one opens it. A thread reads pyspacemouse, because it may block.
+Pushing the cap takes over. At rest the arm stands still, and the operator keeps control. Pressing both buttons returns it to
+the policy. The left button closes the gripper, the right one opens it.
+
+A SpaceMouse sends a report every 8 ms while its cap is pushed and none at rest. So a pushed cap without reports is a lost
+device: the arm holds after 0.25 s, until the cap is released and pushed again.
 """
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
@@ -14,15 +17,18 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
+from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
+from dovetail.core.types import Array, Event
 from dovetail.human.device import Device, DeviceOperator, Reading, load_library
+from dovetail.human.mailbox import EXPIRY_S
 
 __all__ = ["SpaceMouseConfig", "SpaceMouseDevice", "SpaceMouseOperator"]
 
-_SILENT_S = 5.0  # without a reading: the thread is stuck
-_PAUSE_S = 0.002
+_MAX_REPORTS = 64  # per reading
+_SETTLE_NS = NS_PER_S // 10  # a cap that is pushed while the device opens has sent a report by then
 
 
 class SpaceMouseConfig(Config):
@@ -33,8 +39,10 @@ class SpaceMouseConfig(Config):
 
     dead_zone: float = Field(default=0.1, gt=0.0, lt=1.0)
     """Smallest deflection of the cap that counts, from 0 to 1."""
-    release_after_s: float = Field(default=0.3, ge=0.0)
-    """Seconds at rest after which control returns to the policy."""
+    release_after_s: float | None = Field(default=None, ge=0.0)
+    """Seconds at rest after which control returns to the policy. Null: only both buttons, pressed together, return it."""
+    stop_button: int | None = Field(default=None, ge=2)
+    """Number of the button that is the emergency stop, from 2: buttons 0 and 1 move the gripper. Null: none."""
     speed: float = Field(default=1.0, gt=0.0, le=1.0)
     """Speed at full deflection, relative to the robot's limits."""
 
@@ -42,57 +50,85 @@ class SpaceMouseConfig(Config):
 class SpaceMouseDevice:
     def __init__(self, config: SpaceMouseConfig) -> None:
         self._config = config
-        self._newest: tuple[float, Any] | None = None  # time and state, replaced together
-        self._moved_s = -1e9
-        self._ended = threading.Event()
-        self._thread: threading.Thread | None = None
-        self._library: Any = None
+        self._device: Any = None
+        self._is_ros = False
+        self._reported: object = None  # the library's time of the newest report
+        self._report_ns = self._opened_ns = self._moved_ns = 0
+        self._stop_is_down = self._held = self._may_take_over = False
 
     def open(self) -> None:
-        self._library = load_library("pyspacemouse", package="pyspacemouse", operator="spacemouse")
+        library = load_library("pyspacemouse", package="pyspacemouse", operator="spacemouse")
         try:
-            found = self._library.open()
+            try:  # x forward, y left, z up
+                self._device, self._is_ros = library.open(axis_convention=library.AxisConvention.ROS), True
+            except AttributeError:  # before 2.1
+                self._device, self._is_ros = library.open(), False
         except Exception as error:  # a vendor's library may raise anything
             raise UsageError(f"operator 'spacemouse': cannot open the device: {error}") from error
-        if not found:
+        if not self._device:
             raise UsageError(
                 "operator 'spacemouse': no SpaceMouse found. Plug it in, or allow your user to read it (udev rules)"
             )
-        self._thread = threading.Thread(target=self._listen, name="spacemouse", daemon=True)
-        self._newest = (time.monotonic(), None)
-        self._ended.clear()
-        self._thread.start()
+        self._reported = None
+        self._report_ns = self._opened_ns = time.monotonic_ns()
+        self._stop_is_down = self._held = self._may_take_over = False
 
     def read(self) -> Reading | None:
-        newest = self._newest
-        if newest is None or time.monotonic() - newest[0] > _SILENT_S:
-            return None
-        state = newest[1]
+        (state, stops), now_ns = self._newest_state(), time.monotonic_ns()
         if state is None:
-            return Reading(held=False, axes=np.zeros(7, np.float32))
-        buttons = (*state.buttons, 0, 0)
-        # the device's frame: y away from the person, x to the right
-        cap = np.array((state.y, -state.x, state.z, state.roll, state.pitch, -state.yaw), np.float32)
-        grip = bool(buttons[1]) - bool(buttons[0])
-        if np.abs(cap).max() >= self._config.dead_zone or grip:
-            self._moved_s = newest[0]
-        held = newest[0] - self._moved_s <= self._config.release_after_s
-        return Reading(held=held, axes=np.append(cap, np.float32(grip)))
+            return None
+        cap, buttons = self._cap(state), [bool(button) for button in (*state.buttons, 0, 0)]
+        both, grip = buttons[0] and buttons[1], buttons[1] - buttons[0]
+        moves = bool(np.abs(cap).max() >= self._config.dead_zone)
+        if moves and now_ns - self._report_ns > EXPIRY_S * NS_PER_S:
+            return None  # pushed and silent
+        self._update_held(moves=moves or bool(grip), releases=both, now_ns=now_ns)
+        axes = np.append(cap if moves else np.zeros(6), 0.0 if both else grip).astype(np.float32)
+        return Reading(
+            held=self._held,
+            axes=axes,
+            event=Event.EMERGENCY if stops else None,
+            time_ns=self._report_ns if moves else now_ns,
+        )
 
     def close(self) -> None:
-        self._ended.set()
-        if self._thread is not None:
-            self._thread.join(1.0)
-            self._library.close()
-            self._thread = None
+        if self._device is not None:
+            device, self._device = self._device, None
+            device.close()
 
-    def _listen(self) -> None:
-        try:
-            while not self._ended.wait(_PAUSE_S):
-                state = self._library.read()
-                self._newest = (time.monotonic(), state)
-        except Exception:  # unplugged: the arm holds
-            self._newest = None
+    def _newest_state(self) -> tuple[Any, bool]:
+        """The state after all reports that have arrived, and whether one of them pressed the emergency stop."""
+        number, stops = self._config.stop_button, False
+        for _ in range(_MAX_REPORTS):
+            state = self._device.read()
+            if state is None or state.t == self._reported:
+                break
+            self._reported, self._report_ns = state.t, time.monotonic_ns()
+            was_down = self._stop_is_down
+            self._stop_is_down = number is not None and number < len(state.buttons) and bool(state.buttons[number])
+            stops |= self._stop_is_down and not was_down
+        return state, stops
+
+    def _cap(self, state: Any) -> Array:
+        """Forward, left, up, and the rotations about them; from -1 to 1."""
+        if self._is_ros:
+            cap = (state.x, state.y, state.z, state.roll, state.pitch, state.yaw)
+        else:
+            cap = (state.y, -state.x, state.z, state.roll, state.pitch, -state.yaw)
+        return np.clip(np.array(cap, np.float64), -1.0, 1.0)
+
+    def _update_held(self, *, moves: bool, releases: bool, now_ns: int) -> None:
+        rests, limit_s = not moves and not releases, self._config.release_after_s
+        if moves:
+            self._moved_ns = now_ns
+        if releases:
+            self._held = self._may_take_over = False
+        elif self._held:
+            self._held = not (limit_s is not None and now_ns - self._moved_ns > limit_s * NS_PER_S)
+        elif rests and now_ns - self._opened_ns > _SETTLE_NS:
+            self._may_take_over = True
+        elif moves and self._may_take_over:
+            self._held = True
 
 
 class SpaceMouseOperator(DeviceOperator):

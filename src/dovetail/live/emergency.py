@@ -6,7 +6,7 @@ from dovetail.actor.control import EMERGENCY, HealthCheck
 from dovetail.human.mailbox import Mailbox
 from dovetail.live.run_stop import RunStop
 
-__all__ = ["EmergencyStopCheck", "emergency_reason"]
+__all__ = ["EmergencyStopCheck", "emergency_reason", "report_device_stop"]
 
 
 def emergency_reason(box: Mailbox, stop: RunStop | None) -> str | None:
@@ -32,5 +32,11 @@ class EmergencyStopCheck(HealthCheck):
         return emergency_reason(self._box, self._stop) or self._inner.stop_reason()
 
     def report_emergency(self, operator: str) -> None:
-        if self._stop is not None and not self._stop.emergency:
-            self._stop.press(f"{operator} of {self._stop.arm}")
+        if self._stop is not None:
+            report_device_stop(self._stop, operator)
+
+
+def report_device_stop(stop: RunStop, operator: str) -> None:
+    """Stop all arms of the run after an emergency stop at the device of one arm."""
+    if not stop.emergency:
+        stop.press(f"{operator} of {stop.arm}")

@@ -108,6 +108,8 @@ def run(context: ProcessContext) -> None:
             board=board,
         )
         stop, console = sources.run_stop, _console_control(sources, workcell, settings)
+        if stop is not None:
+            workcell.watch_device(_section("operator", settings["operator"]), stop)
         loops = _Loops(
             context,
             workcell,

@@ -37,9 +37,12 @@ from dovetail.live.emergency import EmergencyStopCheck
 from dovetail.live.link import LiveLink
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.rewards.early_success import check_success_detection, make_success_detection
+from dovetail.robot_host.arm_stopper import ArmStopper
 from dovetail.robot_host.attended_actor import AttendedActor
 from dovetail.robot_host.host import RobotHost
 from dovetail.robot_host.restarting_actor import RestartingActor
+from dovetail.robot_host.stop_sources import StopSources
+from dovetail.robot_host.stop_watch import StopWatch
 from dovetail.robots.safety import SafeRobot
 from dovetail.runs.assembly.policy_components import build_policy
 from dovetail.runs.assembly.workcell import Workcell, build_workcell
@@ -62,6 +65,7 @@ class Assembly:
     _boards: list[Board] = field(default_factory=list)
     _chains: list[LabelerChain] = field(default_factory=list)
     _hosts: dict[Path | None, RobotHost] = field(default_factory=dict)
+    _watches: list[StopWatch] = field(default_factory=list)
 
     @property
     def task(self) -> Task:
@@ -135,6 +139,8 @@ class Assembly:
         policy = None if purpose is Purpose.DEMO else self.policy()
         if policy is not None:
             policy.warmup()
+        if self.link is not None:
+            self.workcell.watch_device(self.config.operator, self.link.stop)
         operator = self.workcell.operator(
             purpose, self.config.operator, demo_noise=self.config.run.demo_noise, console=self._console
         )
@@ -154,6 +160,8 @@ class Assembly:
         purpose: Purpose = Purpose.EVAL,
     ) -> Actor:
         """An actor in this process."""
+        self._check_layout()
+        self._watch_stops()
         shared: dict[str, Any] = {}
         if self.link is not None and isinstance(self.config.actor.config, ActorConfig):  # others cannot be shown
             health = EmergencyStopCheck(self.link.mailbox, stop=self.link.stop)
@@ -170,6 +178,30 @@ class Assembly:
             **shared,
         )
         return actor
+
+    def _watch_stops(self) -> None:
+        """Start the thread that stops the arm when the control loop of this process hangs."""
+        if self._watches or (self.link is None and isinstance(self.clock, SimulatedClock)):
+            return
+        link, should_stop = self.link, self.should_stop
+        sources = StopSources(
+            mailbox=link.mailbox if link else None, run_stop=link.stop if link else None, should_stop=should_stop
+        )
+        stopper = None if isinstance(self.clock, SimulatedClock) else ArmStopper(self.workcell.driver)
+        confirm_s = self.config.safety.stop_confirm_s
+        self._watches.append(StopWatch(self.robot, sources, stopper=stopper, confirm_s=confirm_s))
+
+    def _check_layout(self) -> None:
+        """Refuse a real arm in one process, where a driver that hangs cannot be stopped."""
+        config = self.config.actor.config
+        if isinstance(config, ConfiguresLayout) and config.layout == "processes":
+            return
+        if not isinstance(self.clock, SimulatedClock) and not self.config.safety.controller_watchdog:
+            raise UsageError(
+                f"robot '{self.robot.spec.name}' runs on the real clock, and actor.layout=one_process cannot stop it while "
+                "its driver hangs. Set actor.layout=processes, or safety.controller_watchdog=true if the arm's own "
+                "controller stops it when commands cease"
+            )
 
     def _attended(self, actor: Actor) -> Actor:
         if self.link is None:
@@ -189,7 +221,8 @@ class Assembly:
         return self._boards[0]
 
     def check_actor(self, policy: PolicySpec) -> None:
-        """Refuse a policy that the configured actor cannot use."""
+        """Refuse a policy or a robot that the configured actor cannot use."""
+        self._check_layout()
         actor = resolve("actor", self.config.actor.type)
         if isinstance(actor, HasMode):
             actor.mode.check(policy)
@@ -213,6 +246,8 @@ class Assembly:
         return self._hosts[folder]
 
     def close(self) -> None:
+        for watch in self._watches:
+            watch.close()
         for host in self._hosts.values():
             host.close()
         self.workcell.close()

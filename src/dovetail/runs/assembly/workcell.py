@@ -25,7 +25,7 @@ from dovetail.human.device import DeviceOperator, OperatorWithStop
 from dovetail.human.mailbox import Mailbox
 from dovetail.human.none import NoOperator
 from dovetail.human.scripted import Demonstrator
-from dovetail.live.emergency import emergency_reason
+from dovetail.live.emergency import emergency_reason, report_device_stop
 from dovetail.live.run_stop import RunStop
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 from dovetail.runs.assembly.hidden_success import HiddenSuccess
@@ -47,6 +47,11 @@ class Workcell:
     def task_for(self, purpose: Purpose) -> Task:
         """The task for a purpose: online episodes may hide its success."""
         return HiddenSuccess(self.task) if self.hides_success and purpose is Purpose.ONLINE else self.task
+
+    @property
+    def driver(self) -> Robot:
+        """The robot without the safety filter. Only `stop()` and its abilities may be used."""
+        return self._raw
 
     @property
     def probe(self) -> Callable[[], Mapping[str, Array]]:
@@ -76,6 +81,13 @@ class Workcell:
             may_drive=purpose is not Purpose.EVAL,
             demonstrates=purpose is Purpose.DEMO and by_person,
         )
+
+    def watch_device(self, section: PluginSection, stop: RunStop) -> None:
+        """Read the configured input device from now on, if there is one. Its emergency stop stops all arms of the run, also
+        between episodes and while the control loop hangs."""
+        device = self._device(section)
+        if device is not None:
+            device.watch(lambda name: report_device_stop(stop, name))
 
     def _stoppable(self, operator: Operator, section: PluginSection) -> Operator:
         device = self._device(section)

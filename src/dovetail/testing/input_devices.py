@@ -1,0 +1,481 @@
+"""Emulated input devices: a gamepad, a pedal and a SpaceMouse that a test holds in its hand. Linux, no root, no /dev/uinput.
+
+    with EmulatedGamepad(tmp_path / "pad") as pad:
+        command = ["dovetail", "run", "push-cube", *pad.overrides]        # another process opens the device
+        ...
+        pad.hold(); pad.push(ABS_Y, -1.0)                                 # take over and drive forward
+        pad.press(BTN_MODE)                                               # emergency stop
+        pad.unplug(); pad.plug_in()
+
+A device is a FIFO that carries the bytes which the kernel would send: `struct input_event` of evdev, or HID reports of a
+SpaceMouse. A file next to it has the answers to the ioctls. `overrides` chooses an operator of this module; it is the real
+one except that it opens the FIFO. The real pyspacemouse parses the reports; only easyhid, its access to USB, is replaced.
+
+The terminal's keys need no emulator: use a pseudo terminal (`pty.openpty`).
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import stat
+import struct
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import Any, ClassVar, Self
+
+from dovetail.core.contracts import Operator, Task
+from dovetail.core.errors import UsageError
+from dovetail.core.specs import RobotSpec
+from dovetail.human import _evdev
+from dovetail.human.gamepad import (
+    ABS_RX,
+    ABS_RY,
+    ABS_X,
+    ABS_Y,
+    BTN_EAST,
+    BTN_MODE,
+    BTN_NORTH,
+    BTN_SELECT,
+    BTN_SOUTH,
+    BTN_START,
+    BTN_TL,
+    BTN_TR,
+    BTN_WEST,
+    GamepadConfig,
+    GamepadDevice,
+    GamepadOperator,
+)  # fmt: skip
+from dovetail.human.pedal import PedalConfig, PedalDevice, PedalOperator
+from dovetail.human.spacemouse import SpaceMouseConfig, SpaceMouseOperator
+
+__all__ = [
+    "EmulatedGamepad",
+    "EmulatedInput",
+    "EmulatedPedal",
+    "EmulatedSpaceMouse",
+    "FifoGamepadOperator",
+    "FifoPedalOperator",
+    "FifoSpaceMouseOperator",
+    "emulated_ioctl",
+    "install_easyhid",
+]
+
+_STATE = ".state"
+_EV_SYN, _SYN_REPORT = 0, 0
+_REPEAT = 2
+
+
+class _Fifo:
+    """A FIFO with a state file. The other process sees an end of file once the device is unplugged."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        self.plug_in()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.unplug()
+
+    def plug_in(self) -> None:
+        """Create the device."""
+        self._write_state()
+        os.mkfifo(self.path)
+        self._descriptor = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def unplug(self) -> None:
+        """Remove the device. Its readers fail at their next read."""
+        if self._descriptor is not None:
+            for path in (self.path, _state_file(self.path)):
+                path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def send(self, data: bytes) -> None:
+        if self._descriptor is None:
+            raise OSError(errno.ENODEV, "the emulated device is unplugged")
+        try:
+            os.write(self._descriptor, data)
+        except BlockingIOError:  # no process reads: like the kernel, forget older events
+            _discard(self._descriptor)
+            os.write(self._descriptor, data)
+
+    def _state(self) -> Mapping[str, Any]:
+        raise NotImplementedError
+
+    def _write_state(self) -> None:
+        file = _state_file(self.path)
+        file.with_suffix(".new").write_text(json.dumps(self._state()))
+        file.with_suffix(".new").replace(file)
+
+
+def _state_file(path: Path) -> Path:
+    return path.with_name(path.name + _STATE)
+
+
+class EmulatedInput(_Fifo):
+    """Any evdev device with these keys and axes. Like the kernel, it sends an axis or key only if its value changes."""
+
+    def __init__(
+        self, path: Path, *, keys: Sequence[int], axes: Mapping[int, tuple[int, int]] | None = None
+    ) -> None:
+        """`axes` maps each axis to its lowest and highest value."""
+        super().__init__(path)
+        self._keys, self._ranges = list(keys), dict(axes or {})
+        self._values = dict.fromkeys(self._ranges, 0)
+        self._down: set[int] = set()
+
+    def press(self, *keys: int) -> None:
+        """Press keys and keep them pressed."""
+        self._set_keys(keys, down=True)
+
+    def release(self, *keys: int) -> None:
+        self._set_keys(keys, down=False)
+
+    def tap(self, *keys: int) -> None:
+        self.press(*keys)
+        self.release(*keys)
+
+    def repeat(self, key: int) -> None:
+        """The kernel repeats a key that is held."""
+        self._send((_evdev.EV_KEY, key, _REPEAT))
+
+    def push(self, axis: int, value: float) -> None:
+        """Move a stick to a value from -1 to 1."""
+        low, high = self._ranges[axis]
+        self.push_raw(axis, round(low + (value + 1.0) / 2.0 * (high - low)))
+
+    def push_raw(self, axis: int, value: int) -> None:
+        if self._values[axis] != value:
+            self._values[axis] = value
+            self._write_state()
+            self._send((_evdev.EV_ABS, axis, value))
+
+    def drop_events(self, *, release: Sequence[int] = (), press: Sequence[int] = ()) -> None:
+        """Change keys while the kernel's queue is full: only a note arrives that events were dropped."""
+        self._down = (self._down - set(release)) | set(press)
+        self._write_state()
+        self._send((_EV_SYN, _evdev.SYN_DROPPED, 0))
+
+    def _set_keys(self, keys: Sequence[int], *, down: bool) -> None:
+        changed = [key for key in keys if (key in self._down) is not down]
+        self._down = self._down | set(changed) if down else self._down - set(changed)
+        self._write_state()
+        self._send(*((_evdev.EV_KEY, key, int(down)) for key in changed))
+
+    def _send(self, *events: tuple[int, int, int]) -> None:
+        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+        rows = (*events, (_EV_SYN, _SYN_REPORT, 0))
+        self.send(b"".join(_evdev.EVENT.pack(now_us // 10**6, now_us % 10**6, *row) for row in rows))
+
+    def _state(self) -> Mapping[str, Any]:
+        axes = {str(code): [self._values[code], *limits, 0, 0, 0] for code, limits in self._ranges.items()}
+        return {"keys": self._keys, "down": sorted(self._down), "axes": axes}
+
+
+class EmulatedGamepad(EmulatedInput):
+    """A pad like those of xpad. `tremble` sends small motions of the sticks, as a hand does, until it is unplugged."""
+
+    def __init__(self, path: Path) -> None:
+        keys = (
+            BTN_SOUTH, BTN_EAST, BTN_NORTH, BTN_WEST, BTN_TL, BTN_TR, BTN_SELECT, BTN_START, BTN_MODE,
+        )  # fmt: skip
+        super().__init__(path, keys=keys, axes=dict.fromkeys((ABS_X, ABS_Y, ABS_RX, ABS_RY), (-32768, 32767)))
+        self._trembles = threading.Event()
+
+    @property
+    def overrides(self) -> list[str]:
+        """Settings of a run that use this gamepad."""
+        return [f"operator.type={__name__}:{FifoGamepadOperator.__name__}", f"operator.path={self.path}"]
+
+    def hold(self) -> None:
+        """Press the dead-man button."""
+        self.press(BTN_TL)
+
+    def let_go(self) -> None:
+        self.release(BTN_TL)
+
+    def stop(self) -> None:
+        """Press the emergency stop."""
+        self.tap(BTN_MODE)
+
+    def tremble(self, *, period_s: float = 0.05) -> None:
+        """Start. `be_silent` ends it."""
+        self._trembles = trembles = threading.Event()
+
+        def move() -> None:
+            while not trembles.wait(period_s):
+                try:
+                    self.push_raw(ABS_RX, 40 - self._values[ABS_RX])  # within the dead zone
+                except OSError:
+                    return
+
+        threading.Thread(target=move, daemon=True).start()
+
+    def be_silent(self) -> None:
+        """Nothing arrives, as from a pad that is out of range; the receiver is still plugged in."""
+        self._trembles.set()
+
+    def unplug(self) -> None:
+        self.be_silent()
+        super().unplug()
+
+
+class EmulatedPedal(EmulatedInput):
+    """A foot switch with a pedal for the takeover and one for the emergency stop."""
+
+    KEY, STOP_KEY = 48, 46  # KEY_B, KEY_C
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, keys=(self.KEY, self.STOP_KEY))
+
+    @property
+    def overrides(self) -> list[str]:
+        """Settings of a run that use this pedal; it enables no operator."""
+        return [
+            f"operator.type={__name__}:{FifoPedalOperator.__name__}",
+            f"operator.path={self.path}",
+            "operator.key=KEY_B",
+            "operator.stop_key=KEY_C",
+            "operator.operator={type: none}",
+        ]
+
+    def hold(self) -> None:
+        self.press(self.KEY)
+
+    def let_go(self) -> None:
+        self.release(self.KEY)
+
+    def stop(self) -> None:
+        """Press the emergency stop."""
+        self.tap(self.STOP_KEY)
+
+
+class EmulatedSpaceMouse(_Fifo):
+    """A SpaceMouse Pro: 3Dconnexion's HID reports. A pushed cap repeats its reports every 8 ms, as a real one does."""
+
+    VENDOR, PRODUCT = 0x046D, 0xC62B
+    SCALE = 350  # a report's value at full deflection
+    NUM_ZEROS = 3  # reports after the cap has come to rest
+    STOP_BUTTON = 4  # Esc
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._cap = (0.0,) * 6
+        self._repeats = threading.Event()
+
+    @property
+    def overrides(self) -> list[str]:
+        """Settings of a run that use this SpaceMouse."""
+        return [
+            f"operator.type={__name__}:{FifoSpaceMouseOperator.__name__}",
+            f"operator.path={self.path}",
+            f"operator.stop_button={self.STOP_BUTTON}",
+        ]
+
+    def push(
+        self,
+        *,
+        right: float = 0.0,
+        back: float = 0.0,
+        down: float = 0.0,
+        rotation: Sequence[float] = (0.0, 0.0, 0.0),
+    ) -> None:
+        """Push the cap, from -1 to 1, in the axes of its HID reports: x right, y toward the person, z down. It repeats."""
+        self._repeats.set()
+        self._cap, self._repeats = (right, back, down, *rotation), threading.Event()
+        self._report()
+        threading.Thread(target=self._repeat, args=(self._repeats,), daemon=True).start()
+
+    def rest(self) -> None:
+        """Release the cap."""
+        self._repeats.set()
+        self._cap = (0.0,) * 6
+        for _ in range(self.NUM_ZEROS):
+            self._report()
+
+    def be_silent(self) -> None:
+        """The cap stays pushed, but no reports arrive any more."""
+        self._repeats.set()
+
+    def buttons(self, *numbers: int) -> None:
+        """Press these buttons, counted as pyspacemouse does, and release all others."""
+        self.send_report(bytes([3]) + _mask([_BUTTON_BITS[number] for number in numbers], 6))
+
+    def stop(self) -> None:
+        """Press the emergency stop."""
+        self.buttons(self.STOP_BUTTON)
+        self.buttons()
+
+    def send_report(self, report: bytes) -> None:
+        """Send any HID report of at most 63 bytes."""
+        self.send(bytes([len(report)]) + report)
+
+    def unplug(self) -> None:
+        self._repeats.set()
+        super().unplug()
+
+    def _report(self) -> None:
+        values = [round(self.SCALE * value) for value in self._cap]
+        self.send_report(struct.pack("<B3h", 1, *values[:3]))
+        self.send_report(struct.pack("<B3h", 2, *values[3:]))
+
+    def _repeat(self, ended: threading.Event) -> None:
+        while not ended.wait(0.008):
+            try:
+                self._report()
+            except OSError:
+                return
+
+    def _state(self) -> Mapping[str, Any]:
+        return {"vendor": self.VENDOR, "product": self.PRODUCT}
+
+
+_BUTTON_BITS: Mapping[int, int] = {0: 0, 1: 23, 4: 22}  # Menu, Alt, Esc
+
+
+# ---- the side of the run
+
+
+def emulated_ioctl(descriptor: int, request: int, buffer: bytearray) -> None:
+    """Answer the ioctls of an emulated evdev device; other descriptors go to the kernel."""
+    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+        fcntl.ioctl(descriptor, request, buffer)
+        return
+    try:
+        state = json.loads(_state_file(Path(os.readlink(f"/proc/self/fd/{descriptor}"))).read_text())
+    except OSError as error:
+        raise OSError(errno.ENODEV, "No such device") from error
+    if request == _evdev.SET_CLOCK:
+        _discard(descriptor)  # the kernel gives a new reader no older events
+    elif request == _evdev.GET_KEYS:
+        buffer[:] = _mask(state["keys"], len(buffer))
+    elif request == _evdev.GET_KEYS_DOWN:
+        buffer[:] = _mask(state["down"], len(buffer))
+    elif request == _evdev.GET_AXES:
+        buffer[:] = _mask([int(code) for code in state["axes"]], len(buffer))
+    else:
+        codes = {_evdev.get_abs(int(code)): info for code, info in state["axes"].items()}
+        if request not in codes:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        buffer[:] = _evdev.ABS_INFO.pack(*codes[request])
+
+
+def _discard(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 65536):
+            pass
+    except BlockingIOError:
+        pass
+
+
+def _mask(codes: Sequence[int], size: int) -> bytes:
+    return sum(1 << code for code in codes).to_bytes(size, "little")
+
+
+class FifoGamepadOperator(GamepadOperator):
+    """The gamepad operator with an EmulatedGamepad."""
+
+    def __init__(self, config: GamepadConfig, *, robot: RobotSpec, task: Task | None = None) -> None:
+        super().__init__(config, robot=robot, task=task, device=GamepadDevice(config, ioctl=emulated_ioctl))
+
+
+class FifoPedalOperator(PedalOperator):
+    """The pedal operator with an EmulatedPedal."""
+
+    def __init__(
+        self, config: PedalConfig, *, robot: RobotSpec, inner: Operator, task: Task | None = None
+    ) -> None:
+        device = PedalDevice(config, ioctl=emulated_ioctl)
+        super().__init__(config, robot=robot, inner=inner, task=task, device=device)
+
+
+class FifoSpaceMouseConfig(SpaceMouseConfig):
+    """An EmulatedSpaceMouse."""
+
+    path: str
+    """FIFO of the device."""
+
+
+class FifoSpaceMouseOperator(SpaceMouseOperator):
+    """The SpaceMouse operator with an EmulatedSpaceMouse. It replaces the module easyhid of this process."""
+
+    Config: ClassVar[type[FifoSpaceMouseConfig]] = FifoSpaceMouseConfig
+
+    def __init__(self, config: FifoSpaceMouseConfig, *, robot: RobotSpec, task: Task | None = None) -> None:
+        install_easyhid(Path(config.path))
+        super().__init__(config, robot=robot, task=task)
+
+
+def install_easyhid(path: Path) -> None:
+    """Replace easyhid, before pyspacemouse is imported, by one that finds the emulated SpaceMouse at `path`."""
+    module = ModuleType("easyhid")
+
+    class HIDException(Exception):
+        pass
+
+    class Device(_HidDevice):
+        error = HIDException
+
+    class Enumeration:
+        def __init__(self, vid: int = 0, pid: int = 0) -> None:
+            self.device_list = [Device(path)] if _state_file(path).exists() else []
+
+        def find(self) -> list[Device]:
+            return self.device_list
+
+    for name, value in (("Enumeration", Enumeration), ("HIDException", HIDException), ("HIDDevice", Device)):
+        setattr(module, name, value)
+    sys.modules["easyhid"] = module
+    for name in [name for name in sys.modules if name.split(".")[0] == "pyspacemouse"]:
+        del sys.modules[name]
+
+
+class _HidDevice:
+    """Like easyhid's HIDDevice, with the reports of a FIFO."""
+
+    error: type[Exception] = UsageError
+    product_string, manufacturer_string, release_number, serial_number = "SpaceMouse", "3Dconnexion", 1, "0"
+
+    def __init__(self, path: Path) -> None:
+        state = json.loads(_state_file(path).read_text())
+        self.path, self.vendor_id, self.product_id = str(path), state["vendor"], state["product"]
+        self._descriptor: int | None = None
+
+    def open(self) -> None:
+        try:
+            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            _discard(self._descriptor)
+        except OSError as error:
+            raise self.error("Failed to open device") from error
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def set_nonblocking(self, enable: bool) -> None:
+        pass
+
+    def read(self, size: int = 64, timeout: int | None = None) -> bytearray:
+        """One report, filled up with zeros; empty if there is none."""
+        assert self._descriptor is not None
+        try:
+            length = os.read(self._descriptor, 1)
+            report = os.read(self._descriptor, length[0]) if length else b""
+        except BlockingIOError:
+            return bytearray()
+        if not report:
+            raise self.error("Failed to read from HID device: -1")
+        return bytearray(report[:size].ljust(size, b"\0"))
