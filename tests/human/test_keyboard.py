@@ -1,14 +1,17 @@
 """The terminal as an operator: keys, repetitions, and Esc in any surroundings."""
 
+import itertools
 import os
 import pty
 import time
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Event
-from dovetail.human.keyboard import Keys, TerminalKeys
+from dovetail.human.keyboard import _SEQUENCE, ESC, KeyParser, Keys, TerminalKeys
 from dovetail.human.mailbox import Mailbox, MailboxReader, MailboxWriter
 from support.input_hands import SPEC
 from support.waiting import wait_until
@@ -19,12 +22,13 @@ def test_key_moves_while_it_repeats_and_enter_releases():
     assert not keys.held
     assert keys.press("w", 10.0) is None
     assert keys.held
-    assert keys.axes(10.5)[0] == 1.0  # until a terminal would repeat it
-    assert keys.axes(10.6)[0] == 0.0
+    assert keys.axes(10.24)[0] == 1.0
+    assert keys.axes(10.26)[0] == 0.0  # it expires, although a terminal repeats it only later
     for tick in range(10):
         keys.press("W", 10.5 + 0.03 * tick)
     assert keys.axes(10.9)[0] == 1.0
     assert keys.axes(11.0)[0] == 0.0
+    assert keys.num_presses == 1  # repetitions are no presses
     assert keys.held  # no motion is not a release
     assert keys.axes(11.0)[6] == 0.0
     keys.press(" ", 11.0)
@@ -33,6 +37,89 @@ def test_key_moves_while_it_repeats_and_enter_releases():
     assert keys.press("\x1b", 11.0) is Event.EMERGENCY
     keys.press("\n", 12.0)
     assert not keys.held
+    keys.press("w", 12.1)
+    assert keys.num_presses == 3  # with the gripper's
+    keys.press("w", 20.0)
+    assert keys.num_presses == 4
+
+
+KNOWN = [
+    b"\x1b[A",
+    b"\x1b[D",
+    b"\x1b[H",
+    b"\x1b[1;5C",
+    b"\x1b[3~",
+    b"\x1b[15~",
+    b"\x1b[24;2~",
+    b"\x1b[[B",
+    b"\x1b[Z",
+]
+PIECES = st.one_of(
+    st.sampled_from(KNOWN),
+    st.sampled_from(
+        [b"\x1b", b"\x1b[", b"\x1bO", b"\x1bOA", b"\x1b[1", b"\x1b[1;", b"\x1b[200~", b"\x1b[M", b"[A", b"w", b"~"]
+    ),
+    st.binary(max_size=4),
+)
+
+
+def parse(chunks):
+    parser = KeyParser()
+    keys = [key for chunk in chunks for key in parser.feed(chunk)]
+    return "".join([*keys, *parser.flush()])
+
+
+@given(st.lists(PIECES, max_size=12), st.lists(st.integers(0, 60), max_size=8))
+def test_esc_outside_a_known_sequence_is_an_emergency_stop(pieces, cuts):
+    """Finding 21. However the bytes are split into reads. Nothing but known sequences is dropped."""
+    data = b"".join(pieces)
+    places = sorted({min(cut, len(data)) for cut in cuts} | {0, len(data)})
+    chunks = [data[first:end] for first, end in itertools.pairwise(places)]
+    keys = parse(chunks)
+    assert keys == parse([data])
+    left = _SEQUENCE.sub("", data.decode("latin-1"))
+    if ESC in left:
+        events = [Keys().press(key, 0.0) for key in keys]
+        assert Event.EMERGENCY in events
+    if not any(piece.count(b"\x1b") and piece not in KNOWN for piece in pieces):
+        assert ESC not in keys
+
+
+@pytest.mark.parametrize("sequence", KNOWN)
+def test_known_sequence_is_no_key_and_each_part_of_it_is_an_emergency_stop(sequence):
+    assert parse([sequence]) == ""
+    assert parse([sequence[at : at + 1] for at in range(len(sequence))]) == ""
+    for end in range(1, len(sequence)):
+        assert parse([sequence[:end]])[0] == ESC
+        assert parse([sequence[:end] + b"\x1b"]).count(ESC) == 2
+
+
+@pytest.mark.parametrize(
+    "burst", [b"\x1bw", b"ww\x1b[ww", b"\x1bOA", b"\x1b\x1b[A", b"\x1b[\x1b[A", b"\x1b[99999~", b"\x1b"]
+)
+def test_esc_in_a_burst_stops_the_robot(burst):
+    """Finding 21, through a real terminal."""
+    ours, theirs = pty.openpty()
+    box, pressed = Mailbox(7), []
+    try:
+        with TerminalKeys(lambda: (box, SPEC), descriptor=theirs, on_emergency=lambda: pressed.append(1)):
+            os.write(ours, burst)
+            wait_until(lambda: box.emergency and pressed)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_esc_before_the_robot_is_ready_is_reported():
+    ours, theirs = pty.openpty()
+    pressed = []
+    try:
+        with TerminalKeys(lambda: None, descriptor=theirs, on_emergency=lambda: pressed.append(1)):
+            os.write(ours, b"\x1b")
+            wait_until(lambda: pressed)
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_terminal_writes_to_the_mailbox_until_it_closes():

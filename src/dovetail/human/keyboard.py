@@ -1,8 +1,8 @@
 """The terminal as an operator: a motion key takes over, and the arm moves while the key repeats. Letters send events.
 
-A terminal reports pressed keys but not released ones. So after a takeover the arm holds still until Enter gives it back to
-the policy. If the terminal closes, the arm holds. The run's process reads the keys and sends them to the control loop
-through the mailbox, like the browser.
+A terminal reports pressed keys but not released ones. So a press moves the arm for 0.25 s, and for as long as the terminal
+repeats the key. After a takeover the arm holds still until Enter gives it back to the policy. If the terminal closes, the
+arm holds. The run's process reads the keys and sends them to the control loop through the mailbox, like the browser.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
 from dovetail.human.device import map_axes
-from dovetail.human.mailbox import Mailbox, MailboxWriter
+from dovetail.human.mailbox import EXPIRY_S, Mailbox, MailboxWriter
 
-__all__ = ["HELP", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
+__all__ = ["HELP", "KeyParser", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
 
 HELP = (
     "drive with w s a d r f (move), i k j l u o (rotate), space (gripper); Enter returns control to the policy. "
     "t start, p pause, y success, n failure, x discard, z reset, c acknowledge, Esc EMERGENCY STOP"
 )
+ESC = "\x1b"
 MOVES = {
     "w": (0, 1.0), "s": (0, -1.0), "a": (1, 1.0), "d": (1, -1.0), "r": (2, 1.0), "f": (2, -1.0),
     "u": (3, 1.0), "o": (3, -1.0), "i": (4, 1.0), "k": (4, -1.0), "j": (5, 1.0), "l": (5, -1.0),
@@ -47,17 +48,23 @@ EVENTS = {
     "x": Event.DISCARD,
     "z": Event.RESET,
     "c": Event.ACKNOWLEDGE,
-    "\x1b": Event.EMERGENCY,
+    ESC: Event.EMERGENCY,
 }
-_SEQUENCE = re.compile(r"\x1b(\[[0-9;]*.|O.)")  # an arrow or function key, not Esc
-_FIRST_S = 0.55  # longest delay before a key repeats
+# Arrows, Home, End, Tab, Insert, Delete, pages and function keys, with or without Shift, Alt and Ctrl. Esc before anything
+# else is an emergency stop, also in `Esc O P`, which F1 sends: a person may have typed it.
+_SEQUENCE = re.compile(
+    r"\x1b\[(?:[A-FHZ]|1;[2-8][A-DFHP-S]|(?:[1-8]|1[1-57-9]|2[01345689]|3[1-4])(?:;[2-8])?~|\[[A-E])"
+)
+_BEGINNING = re.compile(r"\x1b(?:\[(?:\[|1;[2-8]?|[1-8]|[12][0-9]|3[1-4]|(?:[2-8]|[12][0-9]|3[1-4]);[2-8]?)?)?")
+_REST_S = 0.02  # longest time until the rest of a sequence arrives
+_REPEAT_S = 0.7  # longest delay before a key repeats
 _NEXT_S = 0.15  # longest time between repetitions
 _SEND_S = 0.05
 _SESSION = 1
 
 
 class KeyboardConfig(Config):
-    """The run"s terminal."""
+    """The run's terminal."""
 
     BASIC: ClassVar[Collection[str]] = ("speed",)
 
@@ -82,11 +89,43 @@ class KeyboardOperator:
         return HumanInput()
 
 
+class KeyParser:
+    """Splits what a terminal sends into keys. An Esc that belongs to no complete known sequence is the key Esc."""
+
+    def __init__(self) -> None:
+        self._pending = ""
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a sequence has begun: call `flush` unless its rest arrives soon."""
+        return bool(self._pending)
+
+    def feed(self, data: bytes) -> list[str]:
+        """The keys so far. Sequences of other keys are dropped."""
+        text, self._pending = self._pending + data.decode("latin-1"), ""
+        keys: list[str] = []
+        while text:
+            if found := _SEQUENCE.match(text):
+                text = text[found.end() :]
+            elif text[0] == ESC and _BEGINNING.fullmatch(text):
+                self._pending, text = text, ""
+            else:
+                keys.append(text[0])
+                text = text[1:]
+        return keys
+
+    def flush(self) -> list[str]:
+        """The keys of a sequence whose rest has not arrived."""
+        text, self._pending = self._pending, ""
+        return list(text)
+
+
 class Keys:
     """Converts key presses and their times to `held` and the axes x, y, z, rx, ry, rz, gripper."""
 
     def __init__(self) -> None:
         self.held = False
+        self.num_presses = 0  # of keys that move the arm, without repetitions
         self._grip = 0.0  # unchanged until space is pressed
         self._until_s: dict[str, float] = {}
         self._last_s: dict[str, float] = {}
@@ -94,12 +133,14 @@ class Keys:
     def press(self, key: str, now_s: float) -> Event | None:
         key = key.lower()
         if key in MOVES:
-            repeats = now_s - self._last_s.get(key, -1e9) < _FIRST_S
+            repeats = now_s - self._last_s.get(key, -1e9) < _REPEAT_S
             self._last_s[key] = now_s
-            self._until_s[key] = now_s + (_NEXT_S if repeats else _FIRST_S)
+            self._until_s[key] = now_s + (_NEXT_S if repeats else EXPIRY_S)
+            self.num_presses += not (repeats and self.held)
             self.held = True
         elif key == " ":
             self._grip = 1.0 if self._grip < 0.0 else -1.0
+            self.num_presses += 1
             self.held = True
         elif key in ("\r", "\n"):
             self.held, self._grip = False, 0.0
@@ -116,10 +157,20 @@ class Keys:
 
 
 class TerminalKeys:
-    """Context manager that reads the terminal and writes to the mailbox, once there is one."""
+    """Context manager that reads the terminal and writes to the mailbox, once there is one.
 
-    def __init__(self, mailbox: Callable[[], tuple[Mailbox, RobotSpec] | None], *, descriptor: int = 0) -> None:
-        self._mailbox = mailbox
+    Esc calls `on_emergency` at once, also before there is a mailbox.
+    """
+
+    def __init__(
+        self,
+        mailbox: Callable[[], tuple[Mailbox, RobotSpec] | None],
+        *,
+        descriptor: int = 0,
+        on_emergency: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._mailbox, self._on_emergency = mailbox, on_emergency
+        self._parser = KeyParser()
         self._descriptor = descriptor
         self._ended = threading.Event()
         if not os.isatty(self._descriptor):
@@ -139,13 +190,16 @@ class TerminalKeys:
             termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
 
     def _listen(self) -> None:
-        keys, writer, axis_map, sequence = Keys(), None, {}, 0
+        keys, writer, axis_map, sequence, num_presses = Keys(), None, {}, 0, 0
         events: list[Event] = []
         while not self._ended.is_set():
-            for key in self._pressed():
-                if key is None:
-                    return  # the terminal is gone: the last command expires and the arm holds
+            pressed = self._pressed()
+            if pressed is None:
+                return  # the terminal is gone: the last command expires and the arm holds
+            for key in pressed:
                 event = keys.press(key, time.monotonic())
+                if event is Event.EMERGENCY:
+                    self._on_emergency()
                 events += [event] if event else []
             if writer is None and (found := self._mailbox()) is not None:
                 writer, axis_map = MailboxWriter(found[0]), map_axes(found[1], name="keyboard")
@@ -160,15 +214,18 @@ class TerminalKeys:
                 with contextlib.suppress(UsageError):  # a console has the mailbox, or it is full
                     writer.post(events.pop(0), session=_SESSION)
             with contextlib.suppress(UsageError):
-                writer.drive(session=_SESSION, sequence=sequence, held=keys.held, axes=axes)
+                new_press = keys.num_presses != num_presses
+                writer.drive(session=_SESSION, sequence=sequence, held=keys.held, axes=axes, new_press=new_press)
+                num_presses = keys.num_presses
 
-    def _pressed(self) -> list[str | None]:
+    def _pressed(self) -> list[str] | None:
         """Keys that were pressed; None once the terminal is gone."""
-        ready, _, _ = select.select([self._descriptor], [], [], _SEND_S)
+        timeout_s = _REST_S if self._parser.is_waiting else _SEND_S
+        ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
         if not ready:
-            return []
+            return self._parser.flush()
         try:
-            data = os.read(self._descriptor, 64)
+            data = os.read(self._descriptor, 4096)
         except OSError:
-            return [None]
-        return list(_SEQUENCE.sub("", data.decode(errors="ignore"))) if data else [None]
+            return None
+        return self._parser.feed(data) if data else None
