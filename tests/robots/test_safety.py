@@ -377,7 +377,7 @@ def test_old_observation_holds_then_stops() -> None:
 def test_frozen_or_nan_sensor_becomes_stale(frozen: str) -> None:
     probe = Probe()
     safe, clock = wrap(probe)
-    move = np.array([0.01, 0, 0, 0, 0, 0, 1.0])
+    move = np.array([0.005, 0, 0, 0, 0, 0, 1.0])
     if frozen == "time":
         probe.advance = lambda duration_ns: None  # type: ignore[method-assign]
         clock = SimulatedClock()

@@ -35,11 +35,11 @@ class SafetyConfig(Config):
     type: Literal["filter"] = "filter"
     """The safety filter cannot be replaced. Configs of 0.6 name it here."""
     workspace: Workspace | None = None
-    """Box for the end effector; needs `ee_delta` actions. Null: no box."""
+    """Box for the end effector; needs `ee_delta` or `ee_target` actions. Null: no box."""
     max_step: float | tuple[float, ...] | None = None
-    """Largest distance from the measured state in one tick: one number, or one per axis. Not for grippers."""
+    """Largest motion in one tick, from the measured state: one number, or one per axis. Not for grippers."""
     max_velocity: float | tuple[float, ...] | None = None
-    """Largest speed in m/s and rad/s: one number, or one per axis. Joint targets without either limit get 1.75 rad/s."""
+    """Largest speed in m/s and rad/s: one number, or one per axis. Joint targets without any limit get 1.75 rad/s."""
     max_bad_actions: int = Field(default=5, ge=1)
     """Consecutive actions with NaN or infinity before the filter latches a fault. Until then the robot holds."""
     stale_after_s: float | None = Field(default=None, gt=0)
@@ -50,8 +50,10 @@ class SafetyConfig(Config):
     """The robot holds while a camera's newest frame is older than this."""
     camera_stop_after_s: float = Field(default=2.0, gt=0)
     """The robot stops with a fault when a camera's newest frame is older than this."""
+    delay_s: float | None = Field(default=None, ge=0)
+    """Longest time until a command shows in the observations. Null: three control ticks. Not for arms with a reference."""
     hold_action: tuple[float, ...] | None = None
-    """Action that holds still, for an unknown kind of action. Null: zeros, clipped to the limits."""
+    """Action that holds still, for an unknown kind of action. Null: a real robot with such actions is refused."""
     ee_pose_key: str = "ee_pose"
     """Observation with the measured pose [x, y, z, qw, qx, qy, qz] of each arm."""
     joint_key: str = "joint_pos"

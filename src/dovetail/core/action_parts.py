@@ -106,7 +106,7 @@ class ActionPart:
     def missing(self) -> str | None:
         """What to add before this part may move; None if nothing is missing. Only parts of 0.6's form lack anything."""
         if self.derived_from and self.kind not in KINDS:
-            return f"known kinds are {', '.join(KINDS)}. Give the robot's spec `parts` with one of them"
+            return f"a known kind ({', '.join(KINDS)}): give the robot's spec `parts`"
         if not self.low or not all(math.isfinite(x) for x in (*self.low, *self.high)):
             return "finite `low` and `high` in the action's spec"
         if any(a >= b for a, b in zip(self.low, self.high, strict=True)):

@@ -23,11 +23,11 @@ import numpy.typing as npt
 from dovetail.config.safety import SafetyConfig, Workspace
 from dovetail.core.abilities import UsesBuffers
 from dovetail.core.clock import NS_PER_S
-from dovetail.core.contracts import Clock, Robot
+from dovetail.core.contracts import Clock, Robot, SimulatedRobot
 from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
-from dovetail.robots._limits import Reason, Vector, limiter_for
+from dovetail.robots.limits import ActionLimits, Reason, Vector
 
 __all__ = ["Reason", "SafeRobot", "SafetyConfig", "SafetyReport", "Workspace"]
 
@@ -59,7 +59,7 @@ class SafeRobot:
         self.__robot = robot
         self.__clock = clock
         self._spec = robot.spec if name is None else replace(robot.spec, name=name)
-        self._limiter = limiter_for(self._spec, config)
+        self._limiter = ActionLimits(self._spec, config, simulated=isinstance(robot, SimulatedRobot))
         tick_s = 1.0 / self._spec.control_hz
         stale_s = _STALE_TICKS * tick_s if config.stale_after_s is None else config.stale_after_s
         stop_s = max(_STOP_TICKS * tick_s, stale_s) if config.stop_after_s is None else config.stop_after_s
@@ -89,6 +89,7 @@ class SafeRobot:
         self._move: Vector | None = None  # last command minus the holding action
         self._time_ns: int | None = None  # of the last valid observation, by the robot's clock
         self._fresh_ns = 0  # the same, but never later than its arrival
+        self._now_ns = 0  # of the current command
         self._num_bad_actions = 0
         self._bad_in_a_row = 0
         self._report = SafetyReport(clipped=self._untouched, reasons=Reason.NONE, held=False)
@@ -176,7 +177,7 @@ class SafeRobot:
             # otherwise the last valid observation becomes stale
             self._time_ns = observation.time_ns
             self._fresh_ns = min(observation.time_ns, self.__clock.now_ns())
-            self._limiter.measure(observation.values)
+            self._limiter.measure(observation.values, self._fresh_ns)
         return observation
 
     def hold(self) -> Array:
@@ -189,8 +190,8 @@ class SafeRobot:
         self._checked_age_ns()
         if self._move is None:
             return self.hold()
-        wanted = self._limiter.hold() + np.where(self._limiter.grip, 0.0, 0.5 * self._move)
-        self._limiter.limit(wanted)
+        wanted = self._limiter.hold() + np.where(self._limiter.is_gripper, 0.0, 0.5 * self._move)
+        self._limiter.limit(wanted, self._now_ns)
         executed = self._forward(wanted)
         self._report = SafetyReport(clipped=self._untouched, reasons=Reason.NONE, held=True)
         return executed
@@ -213,7 +214,7 @@ class SafeRobot:
         if age_ns > self._stale_ns or self._frozen:
             return self._hold_instead(Reason.STALE)
         wanted = asked.copy()
-        reasons = self._limiter.limit(wanted)
+        reasons = self._limiter.limit(wanted, self._now_ns)
         executed = self._forward(wanted)
         if reasons:
             clipped = np.abs(wanted - asked) > self._slack
@@ -237,7 +238,8 @@ class SafeRobot:
             self.stop()
             why = self._problem or "no observation since the reset or acknowledgement. Call observe() first"
             raise StaleObservation(f"robot '{name}' does not move: {why}")
-        age_ns = self.__clock.now_ns() - self._fresh_ns
+        self._now_ns = self.__clock.now_ns()
+        age_ns = self._now_ns - self._fresh_ns
         if age_ns > self._stop_ns:
             why = f" ({self._problem})" if self._problem else ""
             age = f"the last valid observation is {age_ns / NS_PER_S:.2f} s old{why}"
@@ -296,6 +298,9 @@ class SafeRobot:
         self._report = SafetyReport(clipped=np.ones_like(self._untouched), reasons=reason, held=True)
 
     def _forward(self, wanted: Vector) -> Array:
+        if not np.isfinite(wanted).all():  # whatever the limits are, nothing else reaches a driver
+            raise self._trip(f"the filter computed {wanted.tolist()}", reason=Reason.NON_FINITE)
+        self._limiter.charge(wanted, self._now_ns)
         self._command_times[0] = time.monotonic_ns()
         try:
             executed = np.array(self.__robot.send(wanted.astype(np.float32)), np.float32)

@@ -147,9 +147,15 @@ class _Spy:
         self._robot.stop()
 
 
+class _SimulatedSpy(_Spy):
+    def advance(self, duration_ns: int) -> None:
+        """The clock advances the robot itself."""
+
+
 def _check_filtered(robot: Robot) -> None:
     """Invalid actions must not pass the safety filter."""
-    rig, spy = Rig(robot), _Spy(robot)
+    rig = Rig(robot)
+    spy = _SimulatedSpy(robot) if rig.simulated else _Spy(robot)
     safe = SafeRobot(spy, SafetyConfig(max_bad_actions=100), rig.clock)
     size = robot.spec.action.shape
     nan_once = np.zeros(size, np.float32)
