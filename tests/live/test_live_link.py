@@ -36,6 +36,7 @@ robot: {type: "dovetail.testing.live:LiveArm", image_size: [8, 6], journal: "%s"
 policy: {type: "dovetail.testing.live:FaultyPolicy"}
 actor: {type: naive, layout: %s, flush_every_s: 0.1, inference_timeout_s: 5.0, heartbeat_timeout_s: 5.0}
 algorithm: {type: "dovetail.testing.fake_learning:FakeAlgorithm"}
+safety: {controller_watchdog: true}
 """
 DRIVER = """
 import sys, time

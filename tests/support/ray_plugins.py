@@ -11,12 +11,14 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
+from dovetail.config.model import Config
 from dovetail.core.errors import RobotError
+from dovetail.core.types import Event, HumanInput
 from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
 from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeTask, FakeTaskConfig
 from dovetail.testing.live import LiveArm, LiveArmConfig
 
-__all__ = ["FaultyArm", "HangingLabeler", "Slow", "UntilSignaled", "taken"]
+__all__ = ["FaultyArm", "HangingLabeler", "PadOperator", "Slow", "UntilSignaled", "taken"]
 
 
 def taken(signs: str, name: str) -> bool:
@@ -61,6 +63,28 @@ class FaultyArm(LiveArm):
         if taken(self._signs, "fault"):
             raise RobotError("the elbow is stuck")
         return super().send(action)
+
+
+class PadOperatorConfig(Config):
+    signs: str
+    sign: str = "pad"
+
+
+class PadOperator:
+    """A device with an emergency stop, which a sign presses."""
+
+    Config: ClassVar = PadOperatorConfig
+    name = "pad"
+
+    def __init__(self, config, *, task=None, robot=None):
+        self._config = config
+
+    def reset(self, *, rng, robot_minutes):
+        pass
+
+    def poll(self, observation):
+        pressed = taken(self._config.signs, self._config.sign)
+        return HumanInput(event=Event.EMERGENCY if pressed else None)
 
 
 class SlowConfig(FakeArmConfig):

@@ -15,6 +15,7 @@ from dovetail.config.load import Overrides, Source, load
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import DovetailError, Interrupted, RunFolderError, UsageError
 from dovetail.core.specs import RobotSpec
+from dovetail.live.run_stop import RunStop
 from dovetail.runs.folder import RunFolder
 
 if TYPE_CHECKING:  # they load torch
@@ -87,8 +88,8 @@ def collect(sources: Sources = (), overrides: Overrides = (), **options: Unpack[
 def _launch(
     command: Command, sources: Sources, overrides: Overrides, options: RunOptions, *, evaluate: bool = True
 ) -> Run:
-    with locked_run(_listed(sources), overrides, options) as folder:
-        execute(command, folder, options, evaluate=evaluate)
+    with locked_run(_listed(sources), overrides, options) as folder, RunStop.create(folder.path) as stop:
+        execute(command, folder, options, stop=stop, evaluate=evaluate)
     if command == "run" or (command == "train" and evaluate):
         from dovetail.reports.report import write_report
 
@@ -118,12 +119,16 @@ def execute(
     folder: RunFolder,
     options: RunOptions,
     *,
+    stop: RunStop,
     evaluate: bool = True,
     with_console: bool = False,
     make_link: Callable[[RobotSpec], LiveLink] | None = None,
     announce: Callable[[str], None] = lambda line: None,
 ) -> None:
-    """Do the work of a command in a locked folder. This is the only place that knows the run classes."""
+    """Do the work of a command in a locked folder. This is the only place that knows the run classes.
+
+    `stop` is the emergency stop of all arms, which this process leads. `announce` prints a line in the terminal.
+    """
     import torch
 
     from dovetail.learn.memory import keep_freed_memory
@@ -135,8 +140,12 @@ def execute(
     torch.set_flush_denormal(True)
     keep_freed_memory()
     watch = options.get("on_progress", ignore_status)
-    should_stop = options.get("should_stop", lambda: False)
-    link = make_link or (lambda robot: LiveLink(folder.path, robot=robot))
+    asked_to_stop = options.get("should_stop", lambda: False)
+    link = make_link or (lambda robot: LiveLink(folder.path, robot=robot, stop=stop, announce=announce))
+
+    def should_stop() -> bool:
+        return asked_to_stop() or stop.ending
+
     runner: RunPhases | RayOnPolicyRun
     if command == "train":  # offline learning is always inline
         InlineRun(folder, on_status=watch, should_stop=should_stop, live=link).train(evaluate=evaluate)
@@ -146,11 +155,13 @@ def execute(
     elif is_on_policy(folder.config):
         from dovetail.runtime.ray.roles.on_policy import RayOnPolicyRun
 
-        runner = RayOnPolicyRun(folder, on_status=watch, should_stop=should_stop, live=with_console)
+        runner = RayOnPolicyRun(folder, on_status=watch, should_stop=should_stop, live=with_console, stop=stop)
     else:
         from dovetail.runtime.ray.driver.run import RayRun
 
-        runner = RayRun(folder, on_status=watch, should_stop=should_stop, live=with_console, announce=announce)
+        runner = RayRun(
+            folder, on_status=watch, should_stop=should_stop, live=with_console, announce=announce, stop=stop
+        )
     if command == "run":
         runner.run()
         return

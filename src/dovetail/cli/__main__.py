@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-
-from dovetail.cli.main import main
+from dovetail.cli.entry import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

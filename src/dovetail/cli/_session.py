@@ -21,6 +21,7 @@ from dovetail.human.keyboard import HELP, TerminalKeys
 from dovetail.human.mailbox import Mailbox
 from dovetail.labels.queue import LabelQueue
 from dovetail.live.link import LiveLink
+from dovetail.live.run_stop import RunStop
 from dovetail.runs.folder import RunFolder
 
 __all__ = ["STOPPED", "Request", "start"]
@@ -56,16 +57,24 @@ def start(command: Command, request: Request, *, overrides: tuple[str, ...] = ()
         raise UsageError(f"name the run to continue: dovetail {command} --resume NAME")
     else:
         options["resume"] = sources.pop(0) if request.name is None else request.name
-    with StopFlag() as stop:
-        options["should_stop"] = stop
-        with locked_run(sources, given, options) as folder:
+    with StopFlag() as flag:
+        options["should_stop"] = flag
+        with (
+            locked_run(sources, given, options) as folder,
+            RunStop.create(folder.path) as stop,
+            flag.connected(stop),
+        ):
             try:
-                with _operator_links(folder, request) as link, view_for(console, quiet=request.quiet) as view:
+                with (
+                    _operator_links(folder, request, stop) as link,
+                    view_for(console, quiet=request.quiet) as view,
+                ):
                     options["on_progress"] = view
                     execute(
                         command,
                         folder,
                         options,
+                        stop=stop,
                         evaluate=evaluate,
                         with_console=request.console,
                         make_link=link,
@@ -91,7 +100,9 @@ def _finish(command: Command, folder: RunFolder, *, evaluate: bool) -> None:
 
 
 @contextmanager
-def _operator_links(folder: RunFolder, request: Request) -> Iterator[Callable[[RobotSpec], LiveLink]]:
+def _operator_links(
+    folder: RunFolder, request: Request, stop: RunStop
+) -> Iterator[Callable[[RobotSpec], LiveLink]]:
     """Start the console or the terminal keyboard if requested; yields what makes the run's link to them."""
     keyboard = folder.config.operator.type == "keyboard"
     if keyboard and request.console:
@@ -101,7 +112,7 @@ def _operator_links(folder: RunFolder, request: Request) -> Iterator[Callable[[R
     made: list[tuple[LiveLink, RobotSpec]] = []
 
     def make(robot: RobotSpec) -> LiveLink:
-        link = LiveLink(folder.path, robot=robot, waits=request.console or keyboard, announce=say)
+        link = LiveLink(folder.path, robot=robot, stop=stop, waits=request.console or keyboard, announce=say)
         made.append((link, robot))
         return link
 

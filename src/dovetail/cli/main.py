@@ -16,7 +16,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dovetail import __version__
-from dovetail.cli import acknowledge, bench, cluster, console, encoder, episodes, inspect, label, run, serve
+from dovetail.cli import bench, cluster, console, encoder, episodes, inspect, label, run, serve, stop, trust
 from dovetail.core.errors import ConfigWarning, DovetailError
 
 __all__ = ["app", "entry", "main"]
@@ -34,10 +34,11 @@ label.register(app)
 inspect.register(app)
 console.register(app)
 cluster.register(app)
-acknowledge.register(app)
+stop.register(app)
 serve.register(app)
 encoder.register(app)
 bench.register(app)
+trust.register(app)
 
 
 @app.callback(invoke_without_command=True)
@@ -59,8 +60,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments  # anywhere: people append it to a command that failed
     arguments = [argument for argument in arguments if argument != "--debug"]
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # so that `my_module:Class` is found in the current folder
     try:
         with _printed_warnings():
             code = app(arguments, prog_name="dovetail", standalone_mode=False)

@@ -68,6 +68,11 @@ class Record:
     time_ns: int = 0  # monotonic, of this host
     at: int = 0  # where this record is in the list
 
+    @property
+    def end(self) -> int:
+        """Where the next record is in the list."""
+        return self.at + _LAYOUT.size
+
     def pack(self) -> bytes:
         texts = (_cut(self.arm, 31), _cut(self.source, 80))
         return _LAYOUT.pack(self.time_ns, self.position, self.kind, *texts)
@@ -87,6 +92,7 @@ class _State:
     """What the records up to `position` add up to."""
 
     position: int = 0
+    token: str = ""
     presses: tuple[Record, ...] = ()  # that at least one arm has not acknowledged
     acknowledged: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({"": 0}))  # by arm
     end: Record | None = None
@@ -102,6 +108,8 @@ class _State:
 
     def with_record(self, record: Record) -> _State:
         arm = record.arm
+        if record.kind is Kind.OPENED and not self.token:
+            return replace(self, token=record.source)
         if record.kind is Kind.JOIN and arm not in self.arms:
             return replace(self, arms=(*self.arms, arm))
         if record.kind is Kind.PRESS:
@@ -184,8 +192,7 @@ class RunStop:
             stop = cls(os.open(place, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC), arm=arm)
         except OSError as error:
             raise NotRunning(f"cannot open the stop of run {folder}: {error.strerror}") from error
-        opened = stop.records(num=1)
-        if not opened or opened[0].kind is not Kind.OPENED or opened[0].source != token:
+        if stop.token != token:
             stop.close()
             raise NotRunning(nothing)
         return stop
@@ -314,6 +321,15 @@ class RunStop:
         places = range(0, len(data) - _LAYOUT.size + 1, _LAYOUT.size)
         found = (Record.unpack(data[at : at + _LAYOUT.size], start + at) for at in places)
         return [record for record in found if record is not None]
+
+    @property
+    def token(self) -> str:
+        """Identifies this list among all runs and processes."""
+        return self._read().token
+
+    def add(self, record: Record) -> int:
+        """Add a record of another list. Returns its place."""
+        return self._append(record)
 
     # ---- the list
 

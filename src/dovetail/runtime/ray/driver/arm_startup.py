@@ -42,8 +42,11 @@ class ArmStartup:
     **options)` starts an actor.
     """
 
-    def __init__(self, folder: RunFolder, *, key: str, live: bool, make: Callable[..., Any]) -> None:
+    def __init__(
+        self, folder: RunFolder, *, key: str, live: bool, stop_token: str, make: Callable[..., Any]
+    ) -> None:
         self._folder, self._key, self._live, self._make = folder, key, live, make
+        self._stop_token = stop_token
         self._cluster = folder.config.cluster
         self._places = self._cluster.named_robots()
         self.robots: dict[str, Any] = {}
@@ -99,6 +102,7 @@ class ArmStartup:
             key=self._key,
             live=self._live,
             first=name == next(iter(self._places)),
+            stop_token=self._stop_token,
         )
         handle = self._make(arm, **options)
         self._starting[name] = _StartingArm(handle=handle, facts=handle.start.remote(), since_s=time.monotonic())

@@ -22,6 +22,7 @@ from ray.exceptions import RayError, RayTaskError
 from dovetail.core.errors import FailureError, Interrupted
 from dovetail.core.types import Outcome, Purpose, WeightSnapshot
 from dovetail.live.run_status import figures
+from dovetail.live.run_stop import RunStop
 from dovetail.runs.assembly.arms import arm_groups
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.ingest import DemoCounts
@@ -63,6 +64,7 @@ class RayRuntime:
         on_status: StatusListener,
         should_stop: Callable[[], bool],
         live: bool,
+        stop: RunStop | None,
         announce: Callable[[str], None],
     ) -> None:
         self._folder, self._config = folder, folder.config
@@ -70,11 +72,12 @@ class RayRuntime:
         self.on_checkpoint: Callable[[], None] = lambda: None
         self.status = RunStatus(name=folder.path.name)
         self.groups = arm_groups(folder.config)
+        self._connection = ExitStack()
+        stop = stop or self._connection.enter_context(RunStop.create(folder.path))
         self._supervisor = RoleSupervisor(
-            folder, live=live, shown=lambda: figures(self.status, folder), on_poll=self._poll
+            folder, live=live, stop=stop, shown=lambda: figures(self.status, folder), on_poll=self._poll
         )
         self._weights = DiskWeightStore(folder.weights)
-        self._connection = ExitStack()
         self._faults: dict[str, str | None] = {}  # announced
         self._published_s = 0.0
         self._pending_status: Any = None  # reference of the store's status
@@ -366,7 +369,10 @@ class RayRuntime:
 
 
 class RayRun(RunPhases):
-    """A run on Ray. `live`: a console is attached. `announce` prints a line in the terminal."""
+    """A run on Ray. `live`: a console is attached. `announce` prints a line in the terminal.
+
+    `stop` is the emergency stop of all arms, which this process leads; without it, the run makes one.
+    """
 
     def __init__(
         self,
@@ -376,6 +382,14 @@ class RayRun(RunPhases):
         should_stop: Callable[[], bool] = lambda: False,
         live: bool = False,
         announce: Callable[[str], None] = lambda line: None,
+        stop: RunStop | None = None,
     ) -> None:
-        runtime = RayRuntime(folder, on_status=on_status, should_stop=should_stop, live=live, announce=announce)
+        runtime = RayRuntime(
+            folder,
+            on_status=on_status,
+            should_stop=should_stop,
+            live=live,
+            announce=announce,
+            stop=stop,
+        )
         super().__init__(folder, runtime)

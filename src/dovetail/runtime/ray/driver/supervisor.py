@@ -18,7 +18,7 @@ from dovetail.config.plugins import resolve
 from dovetail.core.abilities import SlowLabeler
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import DovetailError, FailureError, one_line
-from dovetail.runs.acknowledgements import take_acknowledged
+from dovetail.live.run_stop import Kind, RunStop
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.ray.cluster.connection import (
     LocalNode,
@@ -30,6 +30,7 @@ from dovetail.runtime.ray.cluster.connection import (
 from dovetail.runtime.ray.driver.arm_startup import ArmStartup
 from dovetail.runtime.ray.driver.health import HealthMonitor, failure_reason
 from dovetail.runtime.ray.driver.status import STATUS_ACTOR, RoleStatus, StatusRole
+from dovetail.runtime.ray.driver.stop_relays import STOP_GROUP, StopRelays
 from dovetail.runtime.ray.roles.handles import UNREACHABLE
 from dovetail.runtime.ray.roles.labeler import LabelerRole
 from dovetail.runtime.ray.roles.learner import LearnerRole
@@ -56,10 +57,13 @@ class RoleSupervisor:
         folder: RunFolder,
         *,
         live: bool,
+        stop: RunStop,
         shown: Callable[[], Mapping[str, Any]],
         on_poll: Callable[[], None],
     ) -> None:
         self._folder, self._live, self._shown, self._on_poll = folder, live, shown, on_poll
+        self._stop, self._stop_read = stop, stop.position
+        self._relays = StopRelays(stop)
         self.monitor = HealthMonitor(report=folder.event)
         self._role_status = RoleStatus(self.monitor)
         self.store: Any = None
@@ -108,7 +112,6 @@ class RoleSupervisor:
         cluster, plain = folder.config.cluster, folder.config.model_dump(mode="json")
         self._node = LocalNode()
         check_places(cluster)
-        take_acknowledged(folder.path)  # those of an earlier process
         self._status_actor = _actor(StatusRole, num_cpus=0, name=f"{STATUS_ACTOR}{path.name}").remote()
         labelers = {
             name: _actor(
@@ -129,9 +132,14 @@ class RoleSupervisor:
             self.monitor.add(role, handle)
 
         def make(arm: Arm, **options: Any) -> Any:
-            return _actor(RobotRole, **options, max_concurrency=8).remote(arm, store=self.store, weights=weights)
+            role = _actor(RobotRole, groups={STOP_GROUP: 2}, **options, max_concurrency=8)
+            robot = role.remote(arm, store=self.store, weights=weights)
+            self._relays.add(arm.name, robot)
+            return robot
 
-        self._startup = ArmStartup(folder, key=_key(path / KEY), live=self._live, make=make)
+        self._startup = ArmStartup(
+            folder, key=_key(path / KEY), live=self._live, stop_token=self._stop.token, make=make
+        )
         self._startup.wait(self._on_poll)
         self.new_arms.clear()
         self.call_until_done(self.store.report.remote)
@@ -143,6 +151,12 @@ class RoleSupervisor:
         return config.cluster.num_labelers if is_slow else 0
 
     def close(self) -> None:
+        try:
+            self._close_roles()
+        finally:
+            self._relays.close()
+
+    def _close_roles(self) -> None:
         if self._node is None or self._node.is_dead:
             return
         present = [robot for name, robot in self.robots.items() if self.is_present(name)]  # Ray ends the others
@@ -171,10 +185,7 @@ class RoleSupervisor:
             if name == "weights":  # it has none, and the learner may publish nothing for long
                 self.learner.publish_again.remote()
         self._report_restarted_processes()
-        for name in take_acknowledged(self._folder.path):
-            if name in self.robots:
-                self._folder.event("acknowledged", robot=name)
-                self.robots[name].acknowledge.remote()
+        self._report_stops()
         for name in ("store", "learner"):
             problem = self.report(name).get("problem")
             if problem:
@@ -203,6 +214,16 @@ class RoleSupervisor:
         if resting and len(resting) == len(self.robots):
             name = min(resting)
             raise FailureError(f"{name} has stopped: {resting[name]}")
+
+    def _report_stops(self) -> None:
+        """Add events for emergency stops and acknowledgements."""
+        for record in self._stop.records(start=self._stop_read):
+            self._stop_read = record.end
+            robot = {"robot": record.arm} if record.arm else {}
+            if record.kind is Kind.PRESS:
+                self._folder.event("emergency stop", source=record.source, **robot)
+            elif record.kind is Kind.ACKNOWLEDGE:
+                self._folder.event("acknowledged", source=record.source, **robot)
 
     def _report_restarted_processes(self) -> None:
         """Add events for processes of an arm that were killed and that the arm restarted."""
@@ -274,8 +295,9 @@ def _key(path: Path) -> str:
     return read_file(path).decode()
 
 
-def _actor(role: type, **options: Any) -> Any:
-    made: Any = ray.remote(role)
+def _actor(role: type, *, groups: Mapping[str, int] | None = None, **options: Any) -> Any:
+    """`groups`: concurrency groups and their numbers of threads; their calls do not queue behind others."""
+    made: Any = ray.remote(concurrency_groups=dict(groups))(role) if groups else ray.remote(role)
     return made.options(**{**_RESTARTS, **options})
 
 

@@ -22,6 +22,7 @@ from dovetail.core.errors import FailureError, Interrupted, UsageError, one_line
 from dovetail.core.specs import RobotSpec
 from dovetail.learn.memory import keep_freed_memory
 from dovetail.live.link import LiveLink
+from dovetail.live.run_stop import NotRunning, RunStop
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.status import RunStatus, StatusListener, ignore_status
 from dovetail.runtime.inline import InlineRun
@@ -79,7 +80,7 @@ class OnPolicyRole(Role):
     def _work(self, num_demos: int | None) -> None:
         try:
             run = InlineRun(
-                RunFolder.open(self._path),
+                RunFolder.open(self._path, trusted=True),
                 on_status=self._copy_status,
                 should_stop=self._stopping.is_set,
                 live=self._make_link,
@@ -95,8 +96,17 @@ class OnPolicyRole(Role):
             self.problem = one_line(error)
 
     def _make_link(self, robot: RobotSpec) -> LiveLink:
-        self._link = LiveLink(self._path, robot=robot, waits=self._live)
+        self._link = LiveLink(self._path, robot=robot, stop=self._run_stop(), waits=self._live)
         return self._link
+
+    def _run_stop(self) -> RunStop:
+        """That of the driver; on another machine one of its own, because its arms are simulated."""
+        try:
+            return RunStop.attach(self._path)
+        except NotRunning:
+            own = self._path / "robots" / _NAME
+            own.mkdir(parents=True, exist_ok=True)
+            return RunStop.create(own)
 
     def _copy_status(self, status: RunStatus) -> None:
         now_s = time.monotonic()
@@ -114,6 +124,7 @@ class RayOnPolicyRun:
         on_status: StatusListener = ignore_status,
         should_stop: Callable[[], bool] = lambda: False,
         live: bool = False,
+        stop: RunStop | None = None,
     ) -> None:
         cluster = folder.config.cluster
         if cluster.robots or cluster.num_robots > 1:
@@ -122,6 +133,7 @@ class RayOnPolicyRun:
                 f"{name} collects rollouts in its own simulations (algorithm.num_envs). Leave out cluster.robots"
             )
         self._folder, self._on_status, self._should_stop, self._live = folder, on_status, should_stop, live
+        self._stop = stop
         self.status = RunStatus(name=folder.path.name)
         self._monitor = HealthMonitor(report=folder.event)
         self._role_status = RoleStatus(self._monitor)
@@ -138,7 +150,10 @@ class RayOnPolicyRun:
     def _drive(self, num_demos: int | None) -> None:
         self._begin("starting Ray")
         cluster, path = self._folder.config.cluster, self._folder.path.absolute()
-        with connected(cluster):
+        with contextlib.ExitStack() as stack:
+            if self._stop is None:  # the role attaches to it
+                stack.enter_context(RunStop.create(path))
+            stack.enter_context(connected(cluster))
             self._begin("starting the role")
             status_role: Any = ray.remote(StatusRole)
             status_actor = status_role.options(num_cpus=0, name=f"{STATUS_ACTOR}{path.name}").remote()

@@ -25,6 +25,8 @@ from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
 from dovetail.live.link import LiveLink
+from dovetail.live.run_stop import NotRunning, RunStop
+from dovetail.live.stop_relay import Exchange, RelayedStop, Reply
 from dovetail.runs.assembly.arms import arm_name
 from dovetail.runs.assembly.build import Assembly, build_assembly
 from dovetail.runs.drain_spool import drain_spool
@@ -53,6 +55,7 @@ class Arm:
     key: str
     live: bool = False  # a console is attached: after a fault, wait for its acknowledgement
     first: bool = True  # the console finds this arm without a name
+    stop_token: str = ""  # of the emergency stop in the run's folder
 
     def folder(self) -> Path:
         """The arm's folder on its own machine: in the run's folder if that is visible, otherwise a temporary one that a
@@ -63,6 +66,16 @@ class Arm:
         except DovetailError:
             pass
         return Path(tempfile.gettempdir()) / f"dovetail-{self.run.name}-{self.key}" / self.name
+
+
+def _run_stop(arm: Arm, folder: Path) -> RunStop:
+    """The emergency stop of the run if this process is on the driver's machine, otherwise one that the driver relays."""
+    with contextlib.suppress(NotRunning):
+        stop = RunStop.attach(arm.run, arm=arm.name)
+        if stop.token == arm.stop_token:
+            return stop
+        stop.close()
+    return RunStop.create(folder, arm=arm.name)
 
 
 class RobotRole(Role):
@@ -76,6 +89,9 @@ class RobotRole(Role):
         self._lock_file = exclusive_lock(
             self._folder / ".lock"
         )  # shared with its control process: one moves the arm
+        self._stop = _run_stop(arm, self._folder)
+        self._relayed_stop = None if self._stop.token == arm.stop_token else RelayedStop(self._stop)
+        self._stopped_at = 0  # place in `_stop` when the present problem was first seen
         self._spool = self._folder / "spool"
         self._store = StoreHandle(store, until=self._ended.is_set)
         self._weights = WeightsReader(weights)
@@ -135,12 +151,9 @@ class RobotRole(Role):
             "telemetry": robot.telemetry(Purpose.ONLINE) if robot else {},
         }
 
-    def acknowledge(self) -> None:
-        """Continue after a fault: a person has checked the arm."""
-        if self._link is not None and self._link.fault is not None:
-            self._link.acknowledge()
-        elif self.problem is not None:
-            self._arm_thread.submit(self._acknowledge).result()
+    def exchange_stop(self, message: Exchange) -> Reply | None:
+        """Exchange emergency stops with the driver. None: this arm shares the memory of the run."""
+        return self._relayed_stop.exchange(message) if self._relayed_stop is not None else None
 
     def pause(self) -> None:
         """Stop online episodes after the one that is running, and deliver it."""
@@ -155,11 +168,13 @@ class RobotRole(Role):
         self._deliver()
         if self._assembly is not None:
             self._arm_thread.submit(self._assembly.close).result()
+        self._stop.close()
 
     # ---- the arm's thread
 
     def _act_online(self) -> None:
         while not self._ended.is_set():
+            self._read_acknowledgement()
             if not self._online.wait(_POLL_S):
                 continue
             try:
@@ -170,7 +185,8 @@ class RobotRole(Role):
 
     def _run_online(self) -> None:
         robot, real_time = self._runner(), self._build().real_time
-        ready = self._newest is not None and not self._is_cut_off()  # a restarted process has no weights yet
+        # a restarted process has no weights yet
+        ready = self._newest is not None and not self._is_cut_off() and not self._stop.ending
         permit = self._store.request_permit(robot=self.name, real_time=real_time) if ready else None
         if permit is None:
             time.sleep(0.02)
@@ -203,6 +219,16 @@ class RobotRole(Role):
             "stopped": robot.stopped,
             "problem": self.problem,
         }
+
+    def _read_acknowledgement(self) -> None:
+        """Continue after a fault for which the arm does not wait: a person has checked it."""
+        if self.problem is None:
+            self._stopped_at = 0
+        elif not self._stopped_at:
+            self._stopped_at = self._stop.position
+        elif self._stop.last_acknowledgement(self.name) >= self._stopped_at:
+            self._stopped_at = 0
+            self._arm_thread.submit(self._acknowledge).result()
 
     def _acknowledge(self) -> None:
         try:
@@ -242,7 +268,8 @@ class RobotRole(Role):
     def _make_link(self, robot: RobotSpec) -> LiveLink:
         where = self._arm.run if self._arm.first and self._folder.is_relative_to(self._arm.run) else self._folder
         # the console finds only the first arm; the others rest after a fault and are acknowledged by name
-        self._link = LiveLink(where, robot=robot, waits=self._arm.live and where == self._arm.run)
+        waits = self._arm.live and where == self._arm.run
+        self._link = LiveLink(where, robot=robot, stop=self._stop, arm=self.name, waits=waits)
         task = self._config.task.type if self._config.task else ""
         self._link.update(run=self._arm.run.name, task=task, mode=self._config.actor.type)
         return self._link

@@ -1,0 +1,54 @@
+"""`dovetail stop`, `dovetail acknowledge` and signals, with a whole run in other processes."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from support.stop_world import stop_world
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    with stop_world(tmp_path_factory.mktemp("stop"), arms=("robot",)) as run:
+        run.start_moving()
+        yield run
+
+
+def test_stop_and_acknowledge_from_another_terminal(run):
+    pressed_ns, done = run.press()
+    assert done.returncode == 0, done.stderr
+    assert "robot has stopped, after " in done.stdout
+    run.check_stopped(pressed_ns)
+    pressed_ns, done = run.press("robot")  # again, while it is stopped
+    assert (done.returncode, "robot has stopped" in done.stdout) == (0, True), done.stderr
+    released = run.command("acknowledge", str(run.path))
+    assert "released from the emergency stop (dovetail stop)" in released.stdout
+    run.wait_until_moving(pressed_ns)
+
+
+def test_device_of_the_arm_is_named_as_the_source(run):
+    pressed_ns = time.monotonic_ns()
+    run.run.give("pad-robot")
+    run.check_stopped(pressed_ns)
+    with run.stop() as stop:
+        assert stop.emergency and stop.source == "pad of robot"
+    run.release()
+
+
+def test_unknown_arms_and_runs_are_one_line(run):
+    done = run.command("stop", str(run.path), "robt")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert "has no arm 'robt'. It has robot" in done.stderr
+    done = run.command("stop", "nothing", "--runs-dir", str(run.path.parent))
+    assert (done.returncode, "no run named 'nothing'" in done.stderr, "Active: r" in done.stderr) == (
+        2,
+        True,
+        True,
+    )

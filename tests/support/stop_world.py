@@ -1,0 +1,119 @@
+"""Runs with arms on the real clock, to be stopped from every source. Each arm has a journal of its own.
+
+with stop_world(tmp_path, arms=("left", "right")) as run:
+    run.start_moving()
+    pressed_ns = run.press()                # dovetail stop
+    run.check_stopped(pressed_ns)
+    run.release()
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from dovetail.live.run_stop import RunStop
+from dovetail.testing.live import JournalNote, read_journal
+from support.ray_world import World, eventually, world
+
+__all__ = ["StopWorld", "stop_world"]
+
+MAX_STOP_S = 2.0  # generous: the bench measures times
+
+
+class StopWorld:
+    """A World whose arms are stopped and released."""
+
+    def __init__(self, run: World, arms: Sequence[str]) -> None:
+        self.run, self.arms = run, tuple(arms)
+        self.overrides: list[str] = []
+
+    @property
+    def path(self) -> Path:
+        return self.run.path
+
+    def journal(self, arm: str) -> Path:
+        return self.run.folder / f"journal-{arm}"
+
+    def notes(self, arm: str, since_ns: int = 0) -> list[JournalNote]:
+        return [note for note in read_journal(self.journal(arm)) if note.time_ns >= since_ns]
+
+    def start_moving(self, *overrides: str) -> None:
+        """Start the run and wait until all arms move."""
+        signs = str(self.run.signs)
+        if self.arms == ("robot",):
+            arms = [
+                "runtime=inline",
+                f"robot.journal={self.journal('robot')}",
+                f'operator={{"type": "support.ray_plugins:PadOperator", "signs": "{signs}", "sign": "pad-robot"}}',
+            ]
+        else:
+            robots = {
+                arm: {
+                    "robot": {"journal": str(self.journal(arm))},
+                    "operator": {"type": "support.ray_plugins:PadOperator", "signs": signs, "sign": f"pad-{arm}"},
+                }
+                for arm in self.arms
+            }
+            arms = [f"cluster.robots={json.dumps(robots)}"]
+        self.run.start(*arms, *overrides)
+        self.wait_until_moving(0)
+
+    def wait_until_moving(self, since_ns: int, *arms: str) -> None:
+        for arm in arms or self.arms:
+            self.run.wait_until(
+                lambda arm=arm: sum(note.moves for note in self.notes(arm, since_ns)) > 3,
+                within_s=120.0,
+                what=f"{arm} moves",
+            )
+
+    def press(self, *arm: str) -> tuple[int, subprocess.CompletedProcess[str]]:
+        """`dovetail stop` in another process; returns when it was started."""
+        now_ns = time.monotonic_ns()
+        return now_ns, self.command("stop", str(self.path), *arm)
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "dovetail.cli", *words],
+            env=self.run.environment,
+            cwd=self.run.folder,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    def check_stopped(self, since_ns: int, *arms: str) -> None:
+        """Each arm gets a stop command after that time, and no motion follows."""
+        for arm in arms or self.arms:
+            eventually(
+                lambda arm=arm: any(note.what == "stop" for note in self.notes(arm, since_ns)),
+                within_s=MAX_STOP_S,
+                what=f"{arm} has stopped",
+                details=lambda: self.run.events()[-3:],
+            )
+        time.sleep(0.3)
+        for arm in arms or self.arms:
+            notes = self.notes(arm, since_ns)
+            stopped_ns = next(note.time_ns for note in notes if note.what == "stop")
+            assert [note for note in notes if note.time_ns > stopped_ns and note.moves] == [], arm
+
+    def release(self, *arm: str) -> None:
+        """`dovetail acknowledge`, and wait until the arms move again."""
+        now_ns = time.monotonic_ns()
+        done = self.command("acknowledge", str(self.path), *arm)
+        assert done.returncode == 0, done.stderr
+        self.wait_until_moving(now_ns, *arm)
+
+    def stop(self) -> RunStop:
+        return RunStop.attach(self.path)
+
+
+@contextmanager
+def stop_world(folder: Path, *, arms: Sequence[str]) -> Iterator[StopWorld]:
+    with world(folder) as run:
+        yield StopWorld(run, arms)
