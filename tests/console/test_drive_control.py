@@ -16,11 +16,13 @@ class RecordingRobot:
 
     def __init__(self):
         self.commands = []
+        self.times_ns = []
 
-    def drive(self, *, session, sequence, held, axes):
+    def drive(self, *, session, sequence, held, axes, time_ns):
         if len(axes) not in (0, 3):
             raise UsageError("axes should be 3 numbers")
         self.commands.append((session, sequence, held, tuple(axes)))
+        self.times_ns.append(time_ns)
 
     def disconnect(self, *, session, sequence):
         self.commands.append((session, sequence, "lost"))
@@ -37,7 +39,7 @@ def control(robot):
 
 
 def message(n, *, held=True, axes=(0.0, 0.5, -1.0), **other):
-    return json.dumps({"n": n, "held": held, "axes": axes, **other})
+    return json.dumps({"n": n, "t": 20.0 * n if isinstance(n, int) else 1.0, "held": held, "axes": axes, **other})
 
 
 def test_messages_reach_the_robot_until_release(control, robot):
@@ -132,7 +134,13 @@ INVALID = [
     message(1, axes=[0.0] * 33),
     message(1, axes=[0.0, 0.0]),  # this robot has three axes
     message(1, more=1),
-    '{"n": 1, "held": true, "axes": [0, 0, 0]' + " " * MAX_MESSAGE_BYTES + "}",
+    message(1, t=None),
+    message(1, t="now"),
+    message(1, t=-1.0),
+    message(1, t=math.inf),
+    message(1, t=1e300),
+    json.dumps({"n": 1, "held": True, "axes": [0.0, 0.0, 0.0]}),  # without its time
+    '{"n": 1, "t": 1, "held": true, "axes": [0, 0, 0]' + " " * MAX_MESSAGE_BYTES + "}",
     "[" * 1000,
 ]
 
@@ -155,7 +163,8 @@ def test_old_messages_are_refused(control):
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["n", "held", "axes", "lost", "x"]), inner)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["n", "t", "held", "axes", "lost", "x"]), inner)
     ),
     max_leaves=8,
 )
@@ -174,3 +183,18 @@ def test_robot_receives_only_valid_commands(texts):
         assert session_id == session.id and sequence > 0
         if rest[0] != "lost":
             assert all(-1.0 <= value <= 1.0 for value in rest[1])
+
+
+def test_burst_after_a_stall_has_the_times_at_which_the_page_sent_it(control, robot, monkeypatch):
+    from dovetail.console import drive_control as module
+
+    now_ns = 50_000_000_000
+    monkeypatch.setattr(module.time, "monotonic_ns", lambda: now_ns)
+    session = control.connect("Ada")
+    session.receive(message(1, t=1000.0))
+    now_ns += 2_000_000_000  # the network stalls for two seconds, then delivers all
+    for n in range(2, 82):
+        session.receive(message(n, t=1000.0 + 25.0 * (n - 1)))
+    ages_ms = [(now_ns - sent_ns) / 1e6 for sent_ns in robot.times_ns[1:]]
+    assert ages_ms == [pytest.approx(2000.0 - 25.0 * n, abs=1.0) for n in range(1, 81)]
+    assert sum(age_ms > 250.0 for age_ms in ages_ms) == 69  # these have expired when they arrive

@@ -117,7 +117,7 @@ def close_code(console, path, messages):
 
 
 def drive(n, *axes):
-    return json.dumps({"n": n, "held": True, "axes": axes})
+    return json.dumps({"n": n, "t": 1.0, "held": True, "axes": axes})
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def drive(n, *axes):
         ["x" * 5000],
         [drive(0, 0.0)],
         [drive(1, 7.0)],
-        [json.dumps({"n": 1, "held": True, "axes": [float("nan")]})],
+        [json.dumps({"n": 1, "t": 1.0, "held": True, "axes": [float("nan")]})],
         [b"\x00\x01"],
         ["y" * ((1 << 20) + 1)],  # more than a websocket accepts
     ],

@@ -12,7 +12,11 @@ from fastapi.testclient import TestClient
 from PIL import Image
 
 from dovetail.console.cameras import Cameras
+from dovetail.console.emergency import ConsoleStop
 from dovetail.console.live_api import make_app
+from dovetail.console.run_files import RunFiles
+from dovetail.console.run_history import RunHistory
+from dovetail.core.errors import UsageError
 from dovetail.live.view import LiveState
 
 
@@ -26,6 +30,12 @@ class FaultyRobot:
 
     def refresh(self):
         pass
+
+    def beat(self):
+        pass
+
+    def post(self, event, *, session):
+        raise UsageError("no run is active")
 
     def state(self):
         values = {"force": [1.0, math.nan, math.inf]}
@@ -49,9 +59,10 @@ class FaultyRobot:
 
 
 @pytest.fixture
-def client():
-    files = SimpleNamespace(events=lambda start: ((), 0))
-    with TestClient(make_app(SimpleNamespace(robot=FaultyRobot(), files=files))) as client:
+def client(tmp_path):
+    robot = FaultyRobot()
+    run = SimpleNamespace(robot=robot, stop=ConsoleStop(tmp_path, robot), history=RunHistory(RunFiles(tmp_path)))
+    with TestClient(make_app(run)) as client:
         yield client
 
 

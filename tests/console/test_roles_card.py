@@ -4,7 +4,6 @@ import httpx
 import pytest
 
 from dovetail.live.link import LiveLink
-from dovetail.runs.acknowledgements import take_acknowledged
 from support.made_runs import ROBOT, made_run
 from support.waiting import wait_until
 
@@ -83,10 +82,10 @@ def test_stopped_arm_is_acknowledged_by_its_name(link, open_console, page, tmp_p
     page.wait_for_selector("[data-acknowledge=robot-1]")
     page.screenshot(path=tmp_path / "stopped.png", full_page=True)
     page.click("[data-acknowledge=robot-1]")
-    wait_until(lambda: take_acknowledged(tmp_path / "one") == ["robot-1"])
+    wait_until(lambda: link.stop.last_acknowledgement("robot-1") > 0)
+    assert link.stop.last_acknowledgement("robot-0") == -1
     link.update(roles=ROLES[:2])
     page.wait_for_selector("[data-acknowledge=robot-1]", state="detached")
     refused = httpx.post(f"{console.address}api/acknowledge", headers=console.headers, json={"robot": "robot-1"})
     assert (refused.status_code, refused.json()["detail"]) == (409, "robot-1 has not stopped")
     assert httpx.post(f"{console.address}api/acknowledge", json={"robot": "robot-1"}).status_code == 401
-    assert take_acknowledged(tmp_path / "one") == []

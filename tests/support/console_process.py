@@ -13,6 +13,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
+from support import TESTS
+
 __all__ = ["OpenConsole", "end_console", "start_console"]
 
 _READY = re.compile(r"console at (http://\S+/)\?token=(\S+)\n")
@@ -49,11 +51,14 @@ class OpenConsole:
         return page
 
 
-def start_console(run: Path, *arguments: str, env: Mapping[str, str] | None = None) -> OpenConsole:
-    command = [sys.executable, "-m", "dovetail.cli", "console", str(run), "--no-open", *arguments]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
-    )
+def start_console(
+    run: Path, *arguments: str, env: Mapping[str, str] | None = None, trouble: str | None = None
+) -> OpenConsole:
+    """`trouble`: see `support.troubled_console`."""
+    program = ["dovetail.cli"] if trouble is None else ["support.troubled_console", trouble]
+    command = [sys.executable, "-m", *program, "console", str(run), "--no-open", *arguments]
+    settings = {"OMP_NUM_THREADS": "1", **({} if trouble is None else {"PYTHONPATH": str(TESTS)}), **(env or {})}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **settings})
     assert process.stdout is not None
     for line in process.stdout:
         if ready := _READY.fullmatch(line):

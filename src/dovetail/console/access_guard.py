@@ -18,9 +18,14 @@ from urllib.parse import parse_qsl, quote, urlencode
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from dovetail.core.unproven_connections import UnprovenConnections
+
 __all__ = ["MAX_BODY_BYTES", "AccessGuard"]
 
 MAX_BODY_BYTES = 1 << 20  # of a request; the largest is a label
+_MAX_DISCARDED_BYTES = 1 << 16
+MAX_UNPROVEN = 512  # connections that have not shown the token
+MAX_UNPROVEN_PER_ADDRESS = 128
 _SAFE_HEADERS = {
     "Content-Security-Policy": (
         "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
@@ -51,6 +56,8 @@ class AccessGuard:
         self._cookie = f"dovetail_{port}"  # browsers share cookies between the ports of a host
         self._is_local = is_local
         self._names = {"localhost", *(name.lower() for name in names)}
+        self.unproven = UnprovenConnections(max_total=MAX_UNPROVEN, max_per_address=MAX_UNPROVEN_PER_ADDRESS)
+        """By the address of the client. The server adds connections; the guard removes those that show the token."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket"):
@@ -58,18 +65,21 @@ class AccessGuard:
             return
         headers = Headers(scope=scope)
         if not self._is_same_origin(headers):
-            await _refuse(scope, send, 403, "the Host or Origin of this request does not belong to this console\n")
+            await _refuse(
+                scope, receive, send, 403, "the Host or Origin of this request does not belong to this console\n"
+            )
             return
-        if scope["type"] == "http" and scope["method"] == "GET" and await self._exchange(scope, send):
+        if scope["type"] == "http" and scope["method"] == "GET" and await self._exchange(scope, receive, send):
             return
         if not self._has_token(headers):
             wants_page = "text/html" in headers.get("accept", "")
             await _refuse(
-                scope, send, 401, _REFUSED if wants_page else "the console's token is missing or wrong\n"
+                scope, receive, send, 401, _REFUSED if wants_page else "the console's token is missing or wrong\n"
             )
             return
+        self.unproven.remove(scope.get("client"))
         if not _is_small(headers):
-            await _refuse(scope, send, 413, f"a request may have at most {MAX_BODY_BYTES} bytes\n")
+            await _answer(send, 413, f"a request may have at most {MAX_BODY_BYTES} bytes\n", {})
             return
         if scope["type"] == "websocket":
             await self.app(scope, receive, send)
@@ -96,15 +106,16 @@ class AccessGuard:
             return False
         return address.is_loopback or not self._is_local
 
-    async def _exchange(self, scope: Scope, send: Send) -> bool:
+    async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> bool:
         """Answer a request with the token in its address; returns whether it had one."""
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for name, value in query if name == "token"]
         if not given:
             return False
         if not hmac.compare_digest(given[-1].encode(), self._token):
-            await _refuse(scope, send, 401, _REFUSED)
+            await _refuse(scope, receive, send, 401, _REFUSED)
             return True
+        self.unproven.remove(scope.get("client"))
         rest = urlencode([(name, value) for name, value in query if name != "token"])
         path = "/" + quote(scope["path"].lstrip("/\\"))  # never `//other-host`
         cookie = f"{self._cookie}={self._cookie_value.decode()}; Path=/; HttpOnly; SameSite=Strict"
@@ -140,13 +151,22 @@ def _cookies(headers: Headers) -> Mapping[str, str]:
         return {}
 
 
-async def _refuse(scope: Scope, send: Send, status: int, text: str) -> None:
+async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, text: str) -> None:
     if scope["type"] == "websocket":
-        await send(
-            {"type": "websocket.close", "code": 4000 + status}
-        )  # before it is accepted, this is an HTTP 403
+        # before it is accepted, this is an HTTP 403
+        await send({"type": "websocket.close", "code": 4000 + status})
         return
-    await _answer(send, status, text, {"cache-control": "no-store"})
+    await _discard_body(receive)
+    await _answer(send, status, text, {"cache-control": "no-store", "connection": "close"})
+
+
+async def _discard_body(receive: Receive) -> None:
+    """Read what was sent with a refused request, but little: unread data would reset the connection before the answer."""
+    num_bytes, more = 0, True
+    while more and num_bytes < _MAX_DISCARDED_BYTES:
+        message = await receive()
+        num_bytes += len(message.get("body", b""))
+        more = message.get("more_body", False)
 
 
 async def _answer(send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:

@@ -1,4 +1,8 @@
-"""Which connection drives the arm. Every message is checked before it reaches the robot."""
+"""Which connection drives the arm. Every message is checked before it reaches the robot.
+
+A message expires by the time at which the page sent it, not by its arrival: a network that stalls and then delivers all
+messages at once does not drive the arm.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,7 @@ from pydantic import Field, ValidationError
 
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
+from dovetail.human.sender_clock import MAX_SENT_MS, SenderClock
 
 __all__ = ["MAX_MESSAGE_BYTES", "DriveControl", "DriveSession", "Drives", "InvalidMessage"]
 
@@ -22,7 +27,7 @@ _Axis = Annotated[float, Field(ge=-1.0, le=1.0, allow_inf_nan=False)]
 class Drives(Protocol):
     """What drive messages go to: see `LiveRobot`."""
 
-    def drive(self, *, session: int, sequence: int, held: bool, axes: tuple[float, ...]) -> None: ...
+    def drive(self, *, session: int, sequence: int, held: bool, axes: tuple[float, ...], time_ns: int) -> None: ...
 
     def disconnect(self, *, session: int, sequence: int) -> None: ...
 
@@ -32,6 +37,8 @@ class DriveMessage(Config):
 
     n: Annotated[int, Field(gt=0, lt=2**53, strict=True)]
     """Number of the message; it increases."""
+    t: Annotated[float, Field(ge=0.0, le=MAX_SENT_MS, allow_inf_nan=False)]
+    """When the page sent it: its `performance.now()`, in milliseconds."""
     held: Annotated[bool, Field(strict=True)]
     """Whether the dead-man key is held."""
     axes: Annotated[tuple[_Axis, ...], Field(max_length=32)] = ()
@@ -60,33 +67,36 @@ class DriveControl:
 
     def disconnect(self, session: DriveSession) -> None:
         self._sessions.pop(session.id, None)
-        self._release(session, sequence=session.last + 1, lost=True)
+        self._lose(session, sequence=session.last + 1)
 
     def name_of(self, session_id: int) -> str:
         session = self._sessions.get(session_id)
         return "" if session is None else session.name
 
-    def apply(self, session: DriveSession, message: DriveMessage) -> str | None:
+    def apply(self, session: DriveSession, message: DriveMessage, *, time_ns: int) -> str | None:
         """Send the message to the robot. If another session drives, return its name instead."""
         now_s = time.monotonic()
         other = self._driver
         if other is not None and other is not session and now_s - self._last_message_s < _SILENCE_S:
             return other.name if message.held else None
         if message.held and not message.lost:
-            self._robot.drive(session=session.id, sequence=message.n, held=True, axes=message.axes)
+            self._robot.drive(
+                session=session.id, sequence=message.n, held=True, axes=message.axes, time_ns=time_ns
+            )
             self._driver, self._last_message_s = session, now_s  # after it: a refused message changes nothing
+        elif self._driver is session and message.lost:
+            self._lose(session, sequence=message.n)
         elif self._driver is session:
-            self._release(session, sequence=message.n, lost=message.lost, axes=message.axes)
+            self._driver = None
+            self._robot.drive(
+                session=session.id, sequence=message.n, held=False, axes=message.axes, time_ns=time_ns
+            )
         return None
 
-    def _release(self, session: DriveSession, *, sequence: int, lost: bool, axes: tuple[float, ...] = ()) -> None:
-        if self._driver is not session:
-            return
-        self._driver = None
-        if lost:
+    def _lose(self, session: DriveSession, *, sequence: int) -> None:
+        if self._driver is session:
+            self._driver = None
             self._robot.disconnect(session=session.id, sequence=sequence)
-        else:
-            self._robot.drive(session=session.id, sequence=sequence, held=False, axes=axes)
 
 
 class DriveSession:
@@ -96,9 +106,11 @@ class DriveSession:
         self._control = control
         self.id, self.name = id, name
         self.last = 0  # number of the newest message
+        self._clock = SenderClock()
 
     def receive(self, text: str) -> str | None:
         """Handle a message. Raises InvalidMessage; returns the name of the session that drives instead, if one does."""
+        arrived_ns = time.monotonic_ns()
         if len(text) > MAX_MESSAGE_BYTES:
             raise InvalidMessage(f"a message may have at most {MAX_MESSAGE_BYTES} characters")
         try:
@@ -109,6 +121,7 @@ class DriveSession:
             raise InvalidMessage(f"message {message.n} is not newer than message {self.last}")
         self.last = message.n
         try:
-            return self._control.apply(self, message)
+            time_ns = self._clock.to_host_ns(message.t, arrived_ns=arrived_ns)
+            return self._control.apply(self, message, time_ns=time_ns)
         except UsageError as error:
             raise InvalidMessage(str(error)) from error

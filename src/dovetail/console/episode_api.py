@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, HTTPException, Query, Response
 from fastapi import Path as InPath
 from fastapi.responses import FileResponse
@@ -21,11 +19,10 @@ from dovetail.console.episode_details import details
 from dovetail.console.episode_labels import EpisodeLabels
 from dovetail.console.episode_list import EpisodeList, EpisodeQuery
 from dovetail.console.frame_cache import FrameCache, to_jpeg
-from dovetail.console.labeling_queue import TakenError
 from dovetail.console.recorded_episodes import RecordedEpisodes
-from dovetail.core.errors import DovetailError, StoreError
+from dovetail.console.threads import DECODING, in_thread
 
-__all__ = ["EPISODE_ID", "EpisodeApi", "EpisodeId", "check_exists", "in_thread"]
+__all__ = ["EPISODE_ID", "EpisodeApi", "EpisodeId", "check_exists"]
 
 EPISODE_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,119}$"
 _KEY = r"^[0-9a-f]{32}$"
@@ -37,20 +34,6 @@ _MAX_THUMBNAILS = 4096
 EpisodeId = Annotated[str, InPath(pattern=EPISODE_ID)]
 _Key = Annotated[str, InPath(pattern=_KEY)]
 _Number = Annotated[int, InPath(ge=0, le=1_000_000)]
-
-T = TypeVar("T")
-
-
-async def in_thread(call: Callable[[], T], *, limiter: CapacityLimiter | None = None) -> T:
-    """Run `call` outside the event loop; an error becomes one line with a matching status."""
-    try:
-        return await to_thread.run_sync(call, limiter=limiter)
-    except TakenError as error:
-        raise HTTPException(409, str(error)) from error
-    except StoreError as error:
-        raise HTTPException(503, str(error)) from error
-    except DovetailError as error:
-        raise HTTPException(400, str(error)) from error
 
 
 def check_exists(episodes: RecordedEpisodes, episode_id: str) -> None:
@@ -76,7 +59,6 @@ class EpisodeApi:
         self._downloads = Downloads(episodes)
         self._thumbnails: OrderedDict[str, bytes] = OrderedDict()
         self._lock = threading.Lock()
-        self._decoding: CapacityLimiter | None = None  # belongs to an event loop, so it is created in one
 
     def close(self) -> None:
         self._frames.close()
@@ -98,12 +80,12 @@ class EpisodeApi:
 
         @api.get("/episodes/{episode_id}/frames/{camera}/{block}")
         async def get_frames(episode_id: EpisodeId, camera: _Number, block: _Number) -> Response:
-            data = await in_thread(lambda: self._block(episode_id, camera, block), limiter=self._limiter())
+            data = await in_thread(lambda: self._block(episode_id, camera, block), pool=DECODING)
             return Response(data, media_type="application/octet-stream", headers=_FOREVER)
 
         @api.get("/episodes/{episode_id}/thumbnail")
         async def get_thumbnail(episode_id: EpisodeId) -> Response:
-            data = await in_thread(lambda: self._thumbnail(episode_id), limiter=self._limiter())
+            data = await in_thread(lambda: self._thumbnail(episode_id), pool=DECODING)
             return Response(data, media_type="image/jpeg", headers=_FOREVER)
 
         @api.post("/downloads")
@@ -113,29 +95,24 @@ class EpisodeApi:
         @api.get("/downloads/{key}")
         async def get_download(key: _Key, response: Response) -> dict[str, Any]:
             response.headers.update(_NOW)
-            job = self._downloads.get(key)
+            job = await in_thread(lambda: self._downloads.get(key))
             if job is None:
                 raise HTTPException(404, "there is no such download: start it again")
             return job.status()
 
         @api.get("/downloads/{key}/file")
         async def get_file(key: _Key) -> FileResponse:
-            job = self._downloads.get(key)
+            job = await in_thread(lambda: self._downloads.get(key))
             if job is None or job.state != "done":
                 raise HTTPException(404, "there is no such download, or it is not ready")
             return FileResponse(job.path, filename=job.name, headers=_NOW)
 
         @api.delete("/downloads/{key}")
         async def cancel_download(key: _Key) -> dict[str, str]:
-            self._downloads.cancel(key)
+            await in_thread(lambda: self._downloads.cancel(key))
             return {}
 
         return api
-
-    def _limiter(self) -> CapacityLimiter:
-        """Decoding may wait. It gets its own limit of threads, so that other requests do not wait for it."""
-        self._decoding = self._decoding or CapacityLimiter(12)
-        return self._decoding
 
     def _details(self, episode_id: str) -> dict[str, Any]:
         check_exists(self._episodes, episode_id)

@@ -7,10 +7,11 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from dovetail.console.episode_api import EPISODE_ID, EpisodeId, check_exists, in_thread
+from dovetail.console.episode_api import EPISODE_ID, EpisodeId, check_exists
 from dovetail.console.labeling_queue import LabelingQueue
 from dovetail.console.layout import user_name
 from dovetail.console.recorded_episodes import RecordedEpisodes
+from dovetail.console.threads import in_thread
 from dovetail.labels.human import Mark
 from dovetail.labels.queue import Waiting
 
@@ -89,14 +90,17 @@ def label_router(queue: LabelingQueue, episodes: RecordedEpisodes) -> APIRouter:
         await in_thread(lambda: check_exists(episodes, episode_id))
         marks = [Mark(first=mark.first, last=mark.last, reward=mark.reward) for mark in body.marks]
         by = user_name(request)
-        await in_thread(lambda: queue.label(body.page, episode_id, body.verdict, marks, by=by, queued=body.queued))
+        await in_thread(
+            lambda: queue.label(body.page, episode_id, body.verdict, marks, by=by, queued=body.queued),
+            time_limit_s=None,  # it is written or refused; the page must know which
+        )
         return {}
 
     @api.post("/episodes/{episode_id}/retract")
     async def retract(episode_id: EpisodeId, body: _Body, request: Request) -> dict[str, Any]:
         await in_thread(lambda: check_exists(episodes, episode_id))
         by = user_name(request)
-        await in_thread(lambda: queue.retract(body.page, episode_id, by=by))
+        await in_thread(lambda: queue.retract(body.page, episode_id, by=by), time_limit_s=None)
         return {}
 
     return api

@@ -72,6 +72,7 @@ def frame(page: Page, run_name: str, *, scripts: Sequence[str] = ()) -> Iterator
         ui.html('<span id="dt-control" class="dt-pill" data-control="none">…</span>', sanitize=False)
         ui.html(_TOOLS, sanitize=False)
         ui.html(_STOP, sanitize=False)
+    ui.html('<div id="dt-arms" class="dt-arms" role="status" hidden></div>', sanitize=False)
     with ui.element("main").classes("dt-main"):
         yield
     ui.html(_help(page), sanitize=False)

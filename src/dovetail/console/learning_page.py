@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from fastapi import FastAPI
-from nicegui import run as threads
+from fastapi import FastAPI, HTTPException
 from nicegui import ui
 
 from dovetail.console.layout import Page, frame
 from dovetail.console.run_files import OpenRun, Version
-from dovetail.console.run_history import RunHistory, thinned
+from dovetail.console.run_history import thinned
+from dovetail.console.threads import in_thread
 from dovetail.console.widgets import chart
-from dovetail.core.errors import DovetailError
 
 __all__ = ["PAGE"]
 
@@ -23,14 +22,12 @@ _REFRESH_S = 2.0
 
 
 def register(app: FastAPI, run: OpenRun) -> None:
-    history = RunHistory(run.files)
-
     @app.get("/api/learner")
     async def learner() -> dict[str, Any]:
-        curves = await threads.io_bound(run.files.curves)
+        curves = await in_thread(run.files.curves)
         return {
             name: thinned([(step, value) for step, value in points if math.isfinite(value)])
-            for name, points in (curves or {}).items()
+            for name, points in curves.items()
         }
 
     @ui.page("/learning")
@@ -42,20 +39,19 @@ def register(app: FastAPI, run: OpenRun) -> None:
             )
             ui.html("".join(curves), sanitize=False).classes("dt-two")
             with ui.element("div").classes("dt-live"):
-                versions = _Versions(run, history)
+                versions = _Versions(run)
                 ui.html(
                     '<h3>Metrics of the learner</h3><div id="dt-learner" class="dt-small-charts"></div>',
                     sanitize=False,
                 ).classes("dt-card")
-            versions.refresh()
-            ui.timer(_REFRESH_S, versions.refresh, immediate=False)
+            ui.timer(_REFRESH_S, versions.refresh)
 
 
 class _Versions:
-    """The card with the table; drawn again only after a change."""
+    """The card with the table; drawn again only after a change. Files are read in a thread."""
 
-    def __init__(self, run: OpenRun, history: RunHistory) -> None:
-        self._run, self._history = run, history
+    def __init__(self, run: OpenRun) -> None:
+        self._run = run
         self._drawn: object = None
         with ui.element("div").classes("dt-card"):
             ui.html("<h3>Versions of the policy</h3>", sanitize=False)
@@ -63,16 +59,20 @@ class _Versions:
             self._table = ui.element("div").classes("dt-versions")
             self._checkpoints = ui.label().classes("dt-quiet dt-foot")
 
-    def refresh(self) -> None:
-        self._history.read()
+    async def refresh(self) -> None:
         try:
-            versions, pinned = list(self._run.weights.versions()), self._run.weights.pinned()
-        except DovetailError as error:
-            self._note.set_text(str(error))
+            versions, pinned, history = await in_thread(
+                lambda: (self._run.weights.versions(), self._run.weights.pinned(), self._run.history.summary())
+            )
+        except HTTPException as error:
+            self._note.set_text(str(error.detail))
             return
-        now_s, autonomous = time.time(), self._history.by_version()
+        self._draw(versions, pinned, history)
+
+    def _draw(self, versions: Sequence[Version], pinned: int | None, history: Mapping[str, Any]) -> None:
+        now_s = time.time()
         rows = [
-            (one.number, _ago(now_s - one.published_s), *self._success(one.number, autonomous.get(one.number, [])))
+            (one.number, _ago(now_s - one.published_s), *_success(history, one.number))
             for one in reversed(versions)
         ]
         drawn = (rows, pinned)
@@ -93,7 +93,7 @@ class _Versions:
                 self._row(version, row, pinned)
             if not versions:
                 ui.label("No version has been published yet.").classes("dt-empty")
-        self._checkpoints.set_text(self._checkpoint_text())
+        self._checkpoints.set_text(_checkpoint_text(history["checkpoints"]))
 
     def _row(self, version: Version, row: tuple[Any, ...], pinned: int | None) -> None:
         number, ago, evaluation, online = row
@@ -115,12 +115,12 @@ class _Versions:
                 ui.label("Unpin" if is_pinned else "Pin")
             button.on("click", self._pin(None if is_pinned else number))
 
-    def _pin(self, version: int | None) -> Callable[[], None]:
-        def pin() -> None:
+    def _pin(self, version: int | None) -> Callable[[], Awaitable[None]]:
+        async def pin() -> None:
             try:
-                self._run.weights.pin(version)
-            except DovetailError as error:
-                ui.notify(str(error), type="negative")
+                await in_thread(lambda: self._run.weights.pin(version), time_limit_s=None)
+            except HTTPException as error:
+                ui.notify(str(error.detail), type="negative")
                 return
             message = (
                 "Unpinned: the robot uses the newest version"
@@ -128,29 +128,32 @@ class _Versions:
                 else f"Pinned to version {version}"
             )
             ui.notify(message, type="positive")
-            self.refresh()
+            await self.refresh()
 
         return pin
 
-    def _success(self, number: int, autonomous: list[float]) -> tuple[str, str]:
-        """Success of a version in its evaluation, and in online episodes without help."""
-        rated = [one for one in self._history.evaluations if one.get("version") == number]
-        evaluation = (
-            f"{100 * rated[-1]['rate']:.0f} % of {rated[-1]['episodes']} evaluation episodes" if rated else ""
-        )
-        online = (
-            f"{sum(autonomous):.0f} of {len(autonomous)} online episodes without help"
-            if autonomous
-            else "no online episodes without help yet"
-        )
-        return evaluation, online
 
-    def _checkpoint_text(self) -> str:
-        last = [one for one in self._history.checkpoints if one["event"] == "checkpoint"][-1:]
-        best = [one for one in self._history.checkpoints if one["event"] == "best checkpoint"][-1:]
-        shown = [f"checkpoint at {one.get('env_steps', 0)} steps" for one in last]
-        shown += [f"best: {100 * one.get('success', 0):.0f} % by {one.get('by', '')}" for one in best]
-        return " · ".join(shown)
+def _success(history: Mapping[str, Any], number: int) -> tuple[str, str]:
+    """Success of a version in its evaluation, and in online episodes without help."""
+    rated, autonomous = history["rated"].get(number), history["by_version"].get(number, [])
+    evaluation = ""
+    if rated is not None and isinstance(rated.get("rate"), (int, float)):
+        evaluation = f"{100 * rated['rate']:.0f} % of {rated.get('episodes')} evaluation episodes"
+    online = (
+        f"{sum(autonomous):.0f} of {len(autonomous)} online episodes without help"
+        if autonomous
+        else "no online episodes without help yet"
+    )
+    return evaluation, online
+
+
+def _checkpoint_text(newest: Mapping[str, Mapping[str, Any]]) -> str:
+    last, best, shown = newest.get("checkpoint"), newest.get("best checkpoint"), []
+    if last is not None:
+        shown.append(f"checkpoint at {last.get('env_steps', 0)} steps")
+    if best is not None and isinstance(best.get("success"), (int, float)):
+        shown.append(f"best: {100 * best['success']:.0f} % by {best.get('by', '')}")
+    return " · ".join(shown)
 
 
 def _ago(seconds: float) -> str:

@@ -1,4 +1,7 @@
-"""Endpoints of the live pages: the robot's state and images, events such as start and stop, and driving."""
+"""Endpoints of the live pages: the robot's state and images, events such as start and stop, and driving.
+
+STOP does not depend on anything else here: it is pressed before the state is looked at, and no file is read for it.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,26 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
 from typing import Any
 
-from fastapi import FastAPI, HTTPException, WebSocket, WebSocketDisconnect
+from fastapi import FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
+from starlette.requests import HTTPConnection
+from starlette.types import Message
 
 from dovetail.config.model import Config
 from dovetail.console.cameras import Cameras
 from dovetail.console.drive_control import DriveControl, InvalidMessage
+from dovetail.console.emergency import ConsoleStop, Press
 from dovetail.console.layout import user_name
 from dovetail.console.run_files import OpenRun
-from dovetail.console.run_history import RunHistory
-from dovetail.core.errors import DovetailError
+from dovetail.console.threads import REFRESH, in_thread
+from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.types import Event
 
 __all__ = ["make_app"]
 
 _STATE_S = 0.1
 _REFRESH_S = 0.5
+_MAX_ID = 64
+_EVALUATION = ("name", "weights", "env_steps", "rate", "low", "high", "episodes", "time")
 
 
 class EventRequest(Config):
@@ -36,29 +44,27 @@ class AcknowledgeRequest(Config):
 
 def make_app(run: OpenRun) -> FastAPI:
     """An application with these endpoints only. While it is up, it checks whether the run is active."""
-    control, history, cameras = DriveControl(run.robot), RunHistory(run.files), Cameras(run.robot)
-
-    async def refresh() -> None:
-        while True:
-            run.robot.refresh()
-            await asyncio.sleep(_REFRESH_S)
+    control, cameras = DriveControl(run.robot), Cameras(run.robot)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        run.robot.refresh()
-        task = asyncio.create_task(refresh())
+        with contextlib.suppress(HTTPException):  # a hanging disk does not keep the console from starting
+            await _refresh(run)
+        tasks = [asyncio.create_task(_refresh_always(run)), asyncio.create_task(_beat_always(run))]
         yield
-        task.cancel()
+        for task in tasks:
+            task.cancel()
         await cameras.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
+    _add_stop(app, run)
 
     def state() -> dict[str, Any]:
         found = run.robot.state()
         if found is None:
             return {"state": None}
         values = {**asdict(found), "driver": control.name_of(found.driver), "axes": list(run.robot.axes)}
-        return {"state": _finite(values)}
+        return {"state": _finite({**values, "stop": run.stop.state()})}
 
     @app.get("/api/state")
     async def get_state() -> dict[str, Any]:
@@ -66,37 +72,41 @@ def make_app(run: OpenRun) -> FastAPI:
 
     @app.get("/api/history")
     async def get_history() -> dict[str, Any]:
-        history.read()
-        keys = ("name", "weights", "env_steps", "rate", "low", "high", "episodes", "time")
-        return {
-            "curves": history.curves(),
-            "num_episodes": history.num_episodes,
-            "advice": history.advice(),
-            "evaluations": [{key: one[key] for key in keys if key in one} for one in history.evaluations[-200:]],
-        }
+        found = await in_thread(run.history.summary)
+        shown = {name: found[name] for name in ("curves", "num_episodes", "advice")}
+        rows = [{key: one[key] for key in _EVALUATION if key in one} for one in found["evaluations"]]
+        history: dict[str, Any] = _finite({**shown, "evaluations": rows})
+        return history
 
     @app.get("/api/cameras")
     async def get_cameras() -> dict[str, Any]:
         return {"cameras": await cameras.names()}
 
     @app.post("/api/event")
-    async def post_event(request: EventRequest) -> dict[str, bool]:
+    async def post_event(request: EventRequest, http: Request) -> dict[str, bool]:
+        if request.event is Event.EMERGENCY:
+            _press(run.stop, "", http)
+            return {"sent": True}
         if run.robot.state() is None:
             raise HTTPException(409, "this run is not running: the event was not sent")
         try:
             run.robot.post(request.event, session=1)
         except DovetailError as error:
             raise HTTPException(409, str(error)) from error
+        if request.event is Event.ACKNOWLEDGE:  # all arms that a STOP holds
+            run.stop.acknowledge(source=_source(http))
         return {"sent": True}
 
     @app.post("/api/acknowledge")
-    async def post_acknowledge(request: AcknowledgeRequest) -> dict[str, bool]:
-        """Acknowledge one of several arms by its name; the arm that is driven is acknowledged by an event."""
+    async def post_acknowledge(request: AcknowledgeRequest, http: Request) -> dict[str, bool]:
+        """Acknowledge one of several arms by its name; the event `acknowledge` releases all arms."""
         found = run.robot.state()
         rows = found.facts.get("roles", ()) if found is not None else ()
-        if request.robot not in {row["name"] for row in rows if row.get("problem")}:
+        stopped = {row["name"] for row in rows if row.get("problem")} | run.stop.stopped_arms()
+        if request.robot not in stopped:
             raise HTTPException(409, f"{request.robot} has not stopped")
-        run.files.acknowledge(request.robot)
+        if not run.stop.acknowledge(source=_source(http), arm=request.robot):
+            raise HTTPException(409, "this run is not running: nothing was acknowledged")
         return {"sent": True}
 
     @app.websocket("/ws/state")
@@ -148,6 +158,85 @@ def make_app(run: OpenRun) -> FastAPI:
             control.disconnect(session)
 
     return app
+
+
+# ---- STOP
+
+
+def _add_stop(app: FastAPI, run: OpenRun) -> None:
+    @app.post("/api/stop")
+    async def post_stop(http: Request, press: str = "") -> dict[str, Any]:
+        """Stop all arms, and say which of them have confirmed it within a second."""
+        pressed = _press(run.stop, press, http)
+        return _confirmation(press, await run.stop.confirmed(pressed))
+
+    @app.websocket("/ws/stop")
+    async def stop_socket(socket: WebSocket) -> None:
+        """Each message is a STOP; its text is the id of the press. Open on every page: a STOP needs no new connection."""
+        await socket.accept()
+        confirming: set[asyncio.Task[None]] = set()
+        with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # disconnected
+            while True:
+                press_id = _text(await socket.receive())
+                try:
+                    pressed = run.stop.press(press_id, source=_source(socket))
+                except UsageError as error:
+                    await socket.send_json({"press": press_id, "sent": False, "detail": str(error)})
+                    continue
+                await socket.send_json({"press": press_id, "sent": True})
+                task = asyncio.create_task(_send_confirmation(socket, run.stop, press_id, pressed))
+                confirming.add(task)
+                task.add_done_callback(confirming.discard)
+
+
+def _press(stop: ConsoleStop, press_id: str, connection: Request) -> Press:
+    try:
+        return stop.press(press_id[:_MAX_ID], source=_source(connection))
+    except UsageError as error:
+        raise HTTPException(409, str(error)) from error
+
+
+def _source(connection: HTTPConnection) -> str:
+    return f"console, {user_name(connection)}"
+
+
+def _text(message: Message) -> str:
+    """Of a websocket message. Anything that arrives is a STOP."""
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect
+    return str(message.get("text") or "")[:_MAX_ID]
+
+
+async def _send_confirmation(socket: WebSocket, stop: ConsoleStop, press_id: str, pressed: Press) -> None:
+    with contextlib.suppress(WebSocketDisconnect, RuntimeError):
+        await socket.send_json(_confirmation(press_id, await stop.confirmed(pressed)))
+
+
+def _confirmation(press_id: str, found: dict[str, int | None]) -> dict[str, Any]:
+    confirmed = [{"arm": arm, "ms": ms} for arm, ms in found.items() if ms is not None]
+    missing = [arm for arm, ms in found.items() if ms is None]
+    return {"press": press_id, "sent": True, "confirmed": confirmed, "missing": missing}
+
+
+# ---- presence of the run
+
+
+async def _refresh(run: OpenRun) -> None:
+    await in_thread(run.robot.refresh, pool=REFRESH)
+    run.stop.use(await in_thread(run.stop.find, pool=REFRESH))
+
+
+async def _refresh_always(run: OpenRun) -> None:
+    while True:
+        await asyncio.sleep(_REFRESH_S)
+        with contextlib.suppress(HTTPException):  # the disk hangs: what is attached stays attached
+            await _refresh(run)
+
+
+async def _beat_always(run: OpenRun) -> None:
+    while True:
+        run.robot.beat()
+        await asyncio.sleep(_REFRESH_S)
 
 
 def _finite(value: Any) -> Any:

@@ -12,11 +12,12 @@ from dovetail.live.view import LiveState, LiveView, NotLive
 
 __all__ = ["LiveRobot"]
 
-_AT_ONCE_S = 0.001  # this message has expired when it is read: the arm then holds
-
 
 class LiveRobot:
-    """No call blocks. Call it from one thread, except `cameras`, `frame` and `close`, which one other thread calls."""
+    """Call it from one thread, except `cameras`, `frame` and `close`, which one other thread calls, and `refresh`.
+
+    Only `refresh` reads files, so only it may block: call it in a thread of its own.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -26,16 +27,21 @@ class LiveRobot:
         )
 
     def refresh(self) -> None:
-        """Check whether the run has started, restarted or ended, and report to it that a console is open."""
+        """Check whether the run has started, restarted or ended. Reads files."""
         try:
             if self._view is None:
                 self._view = LiveView.attach(self._folder)
             else:
                 self._view.refresh()
-            with contextlib.suppress(UsageError):  # another console drives; this one only watches
-                self._view.writer.beat()
         except NotLive:
             self._view = None
+
+    def beat(self) -> None:
+        """Report to the run that a console is open. Call it at least once per second."""
+        view = self._view
+        if view is not None:
+            with contextlib.suppress(UsageError):  # another console drives; this one only watches
+                view.writer.beat()
 
     def state(self) -> LiveState | None:
         """None while the run is not active."""
@@ -73,18 +79,20 @@ class LiveRobot:
 
     # ---- driving: the arm's control loop decides what it follows
 
-    def drive(self, *, session: int, sequence: int, held: bool, axes: Sequence[float]) -> None:
-        """Each axis is -1 to 1 of the highest allowed speed. Not `held`: released. Raises UsageError for invalid input."""
+    def drive(self, *, session: int, sequence: int, held: bool, axes: Sequence[float], time_ns: int) -> None:
+        """Each axis is -1 to 1 of the highest allowed speed. Not `held`: released. Raises UsageError for invalid input.
+
+        `time_ns` is when the page sent it, in this host's monotonic time.
+        """
         axes = axes or (0.0,) * len(self.axes)
-        self._active().writer.drive(session=session, sequence=sequence, held=held, axes=axes)
+        self._active().writer.drive(session=session, sequence=sequence, held=held, axes=axes, time_ns=time_ns)
 
     def disconnect(self, *, session: int, sequence: int) -> None:
         """The page, the network or the focus was lost while driving: the arm holds."""
         view = self._view
         if view is not None:
-            zeros = (0.0,) * len(self.axes)
             with contextlib.suppress(UsageError):  # another console was driving
-                view.writer.drive(session=session, sequence=sequence, held=True, axes=zeros, expires_s=_AT_ONCE_S)
+                view.writer.lose(session=session, sequence=sequence)
 
     def post(self, event: Event, *, session: int) -> None:
         self._active().writer.post(event, session=session)

@@ -5,21 +5,25 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, BinaryIO
 
+from dovetail.console.emergency import ConsoleStop
 from dovetail.console.episode_labels import EpisodeLabels
 from dovetail.console.recorded_episodes import RecordedEpisodes
 from dovetail.console.robot import LiveRobot
-from dovetail.core.errors import RunFolderError
-from dovetail.runs.acknowledgements import acknowledge
+from dovetail.console.run_history import RunHistory
+from dovetail.core.disk import MAX_JSON_BYTES, MissingError, open_file, open_lock, parse_json, read_file
+from dovetail.core.errors import RunFolderError, StoreError
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["ConsoleLock", "OpenRun", "PublishedWeights", "RunFiles", "Version"]
 
 _MAX_POINTS = 400  # of a learner's curve
+_MAX_ADDRESS = 200
 
 
 class OpenRun:
@@ -29,13 +33,15 @@ class OpenRun:
         self.files = RunFiles(path)
         self.name = self.files.name
         self.robot = LiveRobot(path)
+        self.stop = ConsoleStop(path, self.robot)
+        self.history = RunHistory(self.files)
         self.weights = PublishedWeights(path / "weights")
         self.episodes = RecordedEpisodes(path)
         self.labels = EpisodeLabels(path)
 
 
 class RunFiles:
-    """Events and curves. Each file is read once; later calls read only what was appended."""
+    """Events and curves. Each file is read once; later calls read only what was appended. Any thread may call."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,37 +49,36 @@ class RunFiles:
         self._events: list[Mapping[str, Any]] = []
         self._offset = 0
         self._logs: Any = None
+        self._reading_events, self._reading_logs = threading.Lock(), threading.Lock()
 
     def events(self, start: int) -> tuple[Sequence[Mapping[str, Any]], int]:
         """The events from number `start` on, and the number after the last."""
-        self._read_new_events()
-        return self._events[start:], len(self._events)
+        with self._reading_events:
+            self._read_new_events()
+            return self._events[start:], len(self._events)
 
     def curves(self) -> Mapping[str, Sequence[tuple[float, float]]]:
         """The learner's curves of the newest log file: (env steps, value) by name. May take a second."""
         if not (self.path / "logs").is_dir():
             return {}
-        if self._logs is None:
-            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        with self._reading_logs:
+            if self._logs is None:
+                from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-            self._logs = EventAccumulator(str(self.path / "logs"), size_guidance={"scalars": _MAX_POINTS})
-        self._logs.Reload()
-        tags = [tag for tag in self._logs.Tags()["scalars"] if tag.startswith("learner/")]
-        return {
-            tag.removeprefix("learner/"): [(point.step, point.value) for point in self._logs.Scalars(tag)]
-            for tag in tags
-        }
-
-    def acknowledge(self, robot: str) -> None:
-        """Let an arm that stopped continue, in a run of several arms."""
-        acknowledge(self.path, robot)
+                self._logs = EventAccumulator(str(self.path / "logs"), size_guidance={"scalars": _MAX_POINTS})
+            self._logs.Reload()
+            tags = [tag for tag in self._logs.Tags()["scalars"] if tag.startswith("learner/")]
+            return {
+                tag.removeprefix("learner/"): [(point.step, point.value) for point in self._logs.Scalars(tag)]
+                for tag in tags
+            }
 
     def _read_new_events(self) -> None:
         try:
-            with (self.path / "events.jsonl").open("rb") as file:
+            with open_file(self.path / "events.jsonl") as file:
                 file.seek(self._offset)
                 new = file.read()
-        except FileNotFoundError:
+        except MissingError:
             return
         complete = new.rpartition(b"\n")[0]  # the last line may be incomplete
         if not complete:
@@ -82,7 +87,7 @@ class RunFiles:
         for line in complete.split(b"\n"):
             try:
                 event = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 continue  # a killed process left an incomplete line
             if isinstance(event, dict) and "event" in event:
                 self._events.append(event)
@@ -118,10 +123,13 @@ class PublishedWeights:
         return found
 
     def pinned(self) -> int | None:
+        path = self._folder / "pin.json"
         try:
-            return int(json.loads((self._folder / "pin.json").read_bytes())["version"])
-        except FileNotFoundError:
+            return int(parse_json(read_file(path, max_bytes=MAX_JSON_BYTES))["version"])
+        except MissingError:
             return None
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{path} names no version. Pin one again") from error
 
     def pin(self, version: int | None) -> None:
         self._store.pin(version)
@@ -132,26 +140,35 @@ class ConsoleLock:
 
     def __init__(self, run: Path) -> None:
         self._path = run / ".console.lock"
-        self._file: IO[str] | None = None
+        self._file: BinaryIO | None = None
 
     def acquire(self) -> None:
         try:
-            file = os.fdopen(os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+            file = open_lock(self._path)
         except OSError as error:
             raise RunFolderError(f"cannot write to run folder {self._path.parent}: {error.strerror}") from error
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            address = file.read().strip() or "another address"
+            shown = _printable(file.read(_MAX_ADDRESS)) or "another address"
             file.close()
-            raise RunFolderError(f"this run already has a console at {address}: use that one") from error
-        file.truncate()
+            raise RunFolderError(f"this run already has a console at {shown}: use that one") from error
+        if os.fstat(file.fileno()).st_nlink > 1:
+            file.close()
+            raise RunFolderError(
+                f"{self._path} is a hard link: copy the run folder with `cp -r`, and use the copy"
+            )
+        file.truncate(0)
         self._file = file
 
     def write_address(self, address: str) -> None:
         """Write the address for a second console to show, without the token."""
         assert self._file is not None
         self._file.seek(0)
-        self._file.truncate()
-        self._file.write(address + "\n")
-        self._file.flush()
+        self._file.truncate(0)
+        self._file.write(f"{address}\n".encode())
+
+
+def _printable(data: bytes) -> str:
+    """The file is from a run folder, and its text goes to a terminal."""
+    return "".join(c for c in data.decode("ascii", "replace") if c.isprintable())

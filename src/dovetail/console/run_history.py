@@ -2,26 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections import deque
-from collections.abc import Mapping
-from typing import Any
+import threading
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from dovetail.console.run_files import RunFiles
+import numpy as np
+
+if TYPE_CHECKING:
+    from dovetail.console.run_files import RunFiles
 
 __all__ = ["WINDOW", "RunHistory", "thinned"]
 
 WINDOW = 20  # episodes that a curve averages
 _MAX_POINTS = 400  # of a curve in the browser
+_MAX_EVALUATIONS = 200
 _CURVES = ("success", "return", "human_share")
+
+T = TypeVar("T")
 
 
 class RunHistory:
-    """What the pages show of the events; `read` adds the new ones."""
+    """What the pages show of the events; `read` adds the new ones.
+
+    `summary` may be called from any thread. It costs only what has happened since the last call.
+    """
 
     def __init__(self, files: RunFiles) -> None:
         self._files = files
         self._num_read = 0
+        self._lock = threading.Lock()
+        self._cached: tuple[int, dict[str, Any]] | None = None  # number of events, summary
         self._env_steps: list[float] = []
         self._rows: dict[str, int] = {}  # episode -> row in the curves
         self._values: dict[str, list[float]] = {name: [] for name in _CURVES}
@@ -46,31 +58,48 @@ class RunHistory:
     def read(self) -> None:
         events, self._num_read = self._files.events(self._num_read)
         for event in events:
-            self._add(event)
+            with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):  # not written by a run
+                self._add(event)
+
+    def summary(self) -> dict[str, Any]:
+        """All that the pages show, with the events that came since the last call."""
+        with self._lock:
+            self.read()
+            if self._cached is None or self._cached[0] != self._num_read:
+                found = {
+                    "curves": self.curves(),
+                    "num_episodes": self.num_episodes,
+                    "advice": self.advice(),
+                    "evaluations": list(self.evaluations[-_MAX_EVALUATIONS:]),
+                    "rated": {
+                        one["version"]: one for one in self.evaluations if isinstance(one.get("version"), int)
+                    },
+                    "checkpoints": {one["event"]: one for one in self.checkpoints},
+                    "by_version": self.by_version(),
+                }
+                self._cached = (self._num_read, found)
+            return self._cached[1]
 
     def _add(self, event: Mapping[str, Any]) -> None:
         kind = event["event"]
         if kind == "episode":
-            self._rows[str(event.get("id"))] = len(self._env_steps)
-            self._env_steps.append(float(event.get("env_steps", 0)))
-            for name in _CURVES:
-                self._values[name].append(float(event.get(name, math.nan)))
             is_autonomous = "policy_version" in event and not event.get("human_share")
-            self._autonomous.append(int(event["policy_version"]) if is_autonomous else None)
+            version = int(event["policy_version"]) if is_autonomous else None
+            values = [float(event.get(name, math.nan)) for name in _CURVES]
+            self._append(float(event.get("env_steps", 0)), values, version)
+            self._rows[str(event.get("id"))] = len(self._env_steps) - 1
             if (labels := self._early_labels.pop(str(event.get("id")), None)) is not None:
                 self._apply_labels(labels)
         elif kind == "labelled":
             self._apply_labels(event)
         elif kind == "practice":  # of PPO: one event per rollout, with the episodes that ended in it
-            while self._env_steps and self._env_steps[-1] >= event["env_steps"]:  # repeated after a crash
+            env_steps, successes = float(event["env_steps"]), [float(one) for one in event.get("success", ())]
+            while self._env_steps and self._env_steps[-1] >= env_steps:  # repeated after a crash
                 self._autonomous.pop()
-                for values in (self._env_steps, *self._values.values()):
-                    values.pop()
-            for success in event.get("success", ()):
-                self._env_steps.append(float(event["env_steps"]))
-                self._autonomous.append(None)
-                for name, value in zip(_CURVES, (float(success), float(success), 0.0), strict=True):
-                    self._values[name].append(value)
+                for column in (self._env_steps, *self._values.values()):
+                    column.pop()
+            for success in successes:
+                self._append(env_steps, [success, success, 0.0], None)
         elif kind in ("evaluated", "eval"):
             self.evaluations.append(event)
         elif kind in ("checkpoint", "best checkpoint"):
@@ -80,11 +109,17 @@ class RunHistory:
         elif kind == "coach: over":
             self._advice.pop(str(event.get("name")), None)
 
+    def _append(self, env_steps: float, values: Sequence[float], version: int | None) -> None:
+        self._env_steps.append(env_steps)
+        self._autonomous.append(version)
+        for name, value in zip(_CURVES, values, strict=True):
+            self._values[name].append(value)
+
     def _apply_labels(self, event: Mapping[str, Any]) -> None:
         """Apply labels that came after an episode ended, or before its own event."""
-        row = self._rows.get(event["id"])
+        row = self._rows.get(str(event["id"]))
         if row is None:
-            self._early_labels[event["id"]] = event
+            self._early_labels[str(event["id"])] = event
             return
         for name in ("success", "return"):
             known = event.get(name) is not None and not event.get("discard")
@@ -92,7 +127,7 @@ class RunHistory:
 
     def curves(self) -> dict[str, list[tuple[float, float]]]:
         """(env steps, mean of the last episodes) by name."""
-        return {name: thinned(self._smooth(name)) for name in _CURVES}
+        return {name: self._smooth(name) for name in _CURVES}
 
     def advice(self) -> list[dict[str, str]]:
         """The coach's current advice, warnings first."""
@@ -102,17 +137,17 @@ class RunHistory:
         return sorted(shown, key=lambda one: one["severity"] != "warning")
 
     def _smooth(self, name: str) -> list[tuple[float, float]]:
-        """The mean over the last episodes with a known value: some are not labeled yet."""
+        """The mean over the last episodes with a known value: some are not labeled yet. Only of points that are shown."""
+        values = np.array(self._values[name])
+        known = np.flatnonzero(np.isfinite(values))
         points: list[tuple[float, float]] = []
-        recent: deque[float] = deque(maxlen=WINDOW)
-        for env_steps, value in zip(self._env_steps, self._values[name], strict=True):
-            if not math.isnan(value):
-                recent.append(value)
-                points.append((env_steps, sum(recent) / len(recent)))
+        for end in thinned(range(len(known))):
+            recent = values[known[max(0, end + 1 - WINDOW) : end + 1]]
+            points.append((self._env_steps[known[end]], float(recent.mean())))
         return points
 
 
-def thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+def thinned(points: Sequence[T]) -> Sequence[T]:
     """At most `_MAX_POINTS` points, with the last one."""
     every = -(-len(points) // _MAX_POINTS) or 1
     return points[::-1][::every][::-1]

@@ -1,4 +1,6 @@
 // On every page: the control state, the emergency stop, the theme, the user's name, the help overlay.
+import { pressStop, startStop } from "./stop.js";
+
 const $ = (id) => document.getElementById(id);
 const CONTROL_NAMES = { policy: "policy", human: "operator", holding: "holding", paused: "paused", fault: "stopped", idle: "between episodes", none: "not running" };
 window.dovetail = { state: null };
@@ -10,7 +12,7 @@ export function typing(event) {
 }
 
 export function banner(text, seconds = 4) {
-  document.querySelectorAll(".dt-banner").forEach((old) => old.remove());
+  document.querySelectorAll(".dt-banner:not(#dt-stopped)").forEach((old) => old.remove());
   const shown = Object.assign(document.createElement("div"), { className: "dt-banner", textContent: text });
   shown.setAttribute("role", "alert");
   document.body.append(shown);
@@ -25,13 +27,9 @@ export async function post(path, body) {
     if (!reply.ok) banner((await reply.json().catch(() => ({}))).detail || `the console refused the request: ${reply.status}`);
     return reply.ok;
   } catch {
-    banner(body.event === "emergency" ? "NOT SENT: the console cannot be reached. Use the stop switch on the arm." : "the console cannot be reached");
+    banner("the console cannot be reached");
     return false;
   }
-}
-
-async function emergency() {
-  if (await sendEvent("emergency")) banner("emergency stop sent");
 }
 
 // a websocket that reconnects
@@ -78,7 +76,7 @@ function setUpName() {
 function toggleHelp() { $("dt-help").hidden = !$("dt-help").hidden; }
 
 addEventListener("keydown", (event) => {
-  if (event.key === "Escape") { emergency(); return; }
+  if (event.key === "Escape") { pressStop(); return; }
   if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "?") toggleHelp();
   else if (event.key === "t") toggleTheme();
@@ -95,7 +93,9 @@ function start() {
   const kept = localStorage.getItem("dovetail:dark");
   if (kept !== null) setTheme(kept === "1");
   setUpName();
-  $("dt-emergency").addEventListener("click", emergency);
+  $("dt-emergency").addEventListener("pointerdown", pressStop); // at the touch, not at its end
+  $("dt-emergency").addEventListener("click", (event) => { if (event.detail === 0) pressStop(); }); // by keyboard
+  startStop();
   $("dt-theme").addEventListener("click", toggleTheme);
   $("dt-help-open").addEventListener("click", toggleHelp);
   $("dt-help").addEventListener("click", toggleHelp);

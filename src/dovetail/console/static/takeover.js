@@ -1,10 +1,12 @@
 // Driving. A message is sent at each change and 40 times per second while the dead-man key is held. Only the newest counts;
-// none is queued. When this page loses the focus, the tab or the network, it reports that, and the arm holds.
+// none is queued. When this page loses the focus, the tab or the network, it reports that, and the arm holds. Each message
+// has the time at which it was sent: one that was delayed does not drive. After this page was blocked, the keys that it knows
+// may be old, so the arm holds until the dead-man key is pressed again.
 import { banner, typing } from "./console.js";
 import { start } from "./robot.js";
 
 const $ = (id) => document.getElementById(id);
-const PERIOD_MS = 25, FINE = 0.25, DEAD_ZONE = 0.12, LATE_MS = 400;
+const PERIOD_MS = 25, FINE = 0.25, DEAD_ZONE = 0.12, LATE_MS = 400, BLOCKED_MS = 250;
 const KEYS = {
   KeyW: ["dx", 1], KeyS: ["dx", -1], KeyA: ["dy", 1], KeyD: ["dy", -1], KeyE: ["dz", 1], KeyQ: ["dz", -1],
   ArrowLeft: ["drz", 1], ArrowRight: ["drz", -1], ArrowUp: ["dry", 1], ArrowDown: ["dry", -1], Comma: ["drx", -1], Period: ["drx", 1],
@@ -12,15 +14,17 @@ const KEYS = {
 const PAD_EVENTS = { 3: "success", 1: "failure", 2: "discard" };
 
 const down = new Set(), sticks = {};
-let socket = null, n = 0, acked = 0, held = false, source = "", grip = 0, fine = false, mustRelease = false, state = null, since = 0, lastSent = 0, padHeld = false, padButtons = {};
+let socket = null, n = 0, acked = 0, lastTick = 0, held = false, source = "", grip = 0, fine = false, mustRelease = false, state = null, since = 0, lastSent = 0, padHeld = false, padButtons = {};
 
 // ---- the connection to the arm
 function connect() {
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/ws/drive`);
   n = acked = 0;
+  socket.onopen = () => send({ held: false }); // the console learns the offset of this page's clock, and we the delay
   socket.onmessage = (message) => {
     const reply = JSON.parse(message.data);
     acked = reply.n;
+    document.body.dataset.drives = "1";
     if (reply.refused && held) { banner(reply.refused); release(true); }
   };
   socket.onclose = (event) => {
@@ -33,7 +37,7 @@ function connect() {
 
 function send(message) {
   if (socket?.readyState !== WebSocket.OPEN) return false;
-  socket.send(JSON.stringify({ n: ++n, ...message }));
+  socket.send(JSON.stringify({ n: ++n, t: performance.now(), ...message }));
   lastSent = performance.now();
   return true;
 }
@@ -70,11 +74,13 @@ function edge(name, now) {
 }
 
 // ---- the dead-man switch
-function startDriving(by) {
+function startDriving(by, event) {
   if (held || mustRelease || !state) return;
+  if (event && performance.now() - event.timeStamp > BLOCKED_MS) { banner("this page was blocked: press again"); return; }
+  if (acked === 0) { banner("not connected to the arm yet"); return; }
   if (!(state.axes || []).some((axis) => axis === "dx")) { banner("this robot has no Cartesian axes: it cannot be driven from this page"); return; }
   if (!state.may_drive) { banner("this is an evaluation: takeover is disabled"); return; }
-  held = true; source = by; grip = 0; since = performance.now(); lastSent = 0;
+  held = true; source = by; grip = 0; since = lastTick = performance.now(); lastSent = 0;
   tick();
   show();
 }
@@ -105,6 +111,9 @@ function reset() { held = false; source = ""; show(); }
 
 function tick() {
   if (!held) return;
+  const pausedMs = performance.now() - lastTick;
+  lastTick = performance.now();
+  if (pausedMs > BLOCKED_MS) { hold("this page was blocked"); return; }
   if (socket.bufferedAmount === 0 && n - acked < 20) send({ held: true, axes: axes() });
   else if (performance.now() - lastSent > LATE_MS) { hold("the connection is too slow"); socket.close(); }
 }
@@ -155,7 +164,7 @@ function setUpStick(stick) {
     sticks[stick.id] = { [right.replace("-", "")]: right.endsWith("-") ? -x : x, [up]: y };
     tick();
   };
-  stick.addEventListener("pointerdown", (event) => { stick.setPointerCapture(event.pointerId); startDriving("stick"); move(event); });
+  stick.addEventListener("pointerdown", (event) => { stick.setPointerCapture(event.pointerId); startDriving("stick", event); move(event); });
   stick.addEventListener("pointermove", (event) => { if (stick.hasPointerCapture(event.pointerId)) move(event); });
   stick.addEventListener("pointerup", () => { center(stick); if (!Object.keys(sticks).length) stopDriving("stick"); });
   stick.addEventListener("pointercancel", () => hold("the touch was interrupted"));
@@ -165,7 +174,7 @@ function ready() {
   connect();
   document.querySelectorAll(".dt-stick").forEach(setUpStick);
   const button = $("dt-hold");
-  button.addEventListener("pointerdown", (event) => { button.setPointerCapture(event.pointerId); startDriving("button"); });
+  button.addEventListener("pointerdown", (event) => { button.setPointerCapture(event.pointerId); startDriving("button", event); });
   button.addEventListener("pointerup", () => stopDriving("button"));
   button.addEventListener("pointercancel", () => hold("the touch was interrupted"));
   $("dt-gripper").addEventListener("click", toggleGripper);
@@ -174,7 +183,7 @@ function ready() {
     if (event.code === "Space" || KEYS[event.code]) event.preventDefault();
     if (event.repeat) return;
     fine = event.shiftKey;
-    if (event.code === "Space") { down.add("Space"); startDriving("keys"); } else if (event.code === "KeyG") toggleGripper();
+    if (event.code === "Space") { down.add("Space"); startDriving("keys", event); } else if (event.code === "KeyG") toggleGripper();
     else if (KEYS[event.code]) { down.add(event.code); tick(); }
   });
   addEventListener("keyup", (event) => {
@@ -187,7 +196,6 @@ function ready() {
   addEventListener("pagehide", () => { hold("this page was closed"); socket?.close(); });
   addEventListener("gamepadconnected", (event) => { banner(`gamepad: ${event.gamepad.id.slice(0, 40)}`, 2); requestAnimationFrame(pollGamepad); });
   addEventListener("gamepaddisconnected", () => { if (source === "gamepad") hold("the gamepad was disconnected"); padHeld = false; });
-  document.body.dataset.drives = "1";
 }
 
 start({
