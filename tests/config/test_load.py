@@ -399,7 +399,7 @@ def test_save_then_load(base: str, tmp_path: Path) -> None:
     path = save(config, tmp_path / "runs" / "one")
     assert load_saved(tmp_path / "runs" / "one") == (config, config_hash(config))
     assert f"# hash: {config_hash(config)}\n" in path.read_text()
-    assert [file.name for file in path.parent.iterdir()] == ["config.yaml"]
+    assert sorted(file.name for file in path.parent.iterdir()) == [".trusted", "config.yaml"]
     assert load([path]) == config  # a saved config is a config file like any other
 
 
@@ -418,7 +418,7 @@ def test_reordering_and_comments_do_not_change_the_hash(base: str, tmp_path: Pat
     path = save(config, tmp_path)
     data = dict(reversed(_yaml.parse(path.read_text(), name="x").plain().items()))
     path.write_text(f"# hash: {config_hash(config)}\n# a note\n{_yaml.dump(data)}")
-    assert load_saved(tmp_path).config == config
+    assert load_saved(tmp_path, trusted=True).config == config
 
 
 def test_a_run_saved_before_a_setting_existed_still_loads(base: str, tmp_path: Path) -> None:
@@ -427,7 +427,7 @@ def test_a_run_saved_before_a_setting_existed_still_loads(base: str, tmp_path: P
     data = load([base]).model_dump(mode="json")
     del data["learner"]["start_after_steps"]
     (tmp_path / "config.yaml").write_text(f"# hash: {loading._hash(data)}\n{_yaml.dump(data)}")
-    assert load_saved(tmp_path).config == load([base])
+    assert load_saved(tmp_path, trusted=True).config == load([base])
 
 
 def test_folder_without_a_run_is_refused(base: str, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from dovetail.config.schema import RunConfig
 from dovetail.core.errors import DovetailError, RunFolderError, UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Outcome, Purpose
+from dovetail.episodes.lerobot._checks import check_values
 from dovetail.episodes.lerobot.export import ExportReport, export
 from dovetail.episodes.lerobot.read import Dataset, open_dataset
 from dovetail.episodes.log import EpisodeLog
@@ -124,6 +125,7 @@ def _add_episodes(
         if episode.task != task:
             raise UsageError(f"episode {index} has task '{episode.task}', but run {folder.path} has task '{task}'")
         label = source.labels(index)
+        check_values(episode, label, name=f"episode {index} of the dataset")
         if label is not None:  # before the episode: an episode in the log is never imported again
             labels.add(label)
         log.commit(episode)

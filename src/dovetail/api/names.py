@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from dovetail.core.errors import RunFolderError, UsageError, did_you_mean
+from dovetail.runs.contents import check_run_folder
 
 __all__ = ["RUNS_DIR", "check_name", "find_run", "list_runs", "new_name"]
 
@@ -44,8 +45,10 @@ def find_run(target: str | Path, runs_dir: Path = RUNS_DIR) -> Path:
     """The folder of a run, by its name or its path."""
     by_path, by_name = Path(target), runs_dir / target
     if len(by_path.parts) == 1 and by_path.name not in (".", "..") and (by_name / _CONFIG).is_file():
+        check_run_folder(by_name)
         return by_name
     if (by_path / _CONFIG).is_file():
+        check_run_folder(by_path)
         return by_path
     for path in (by_path, by_name):
         if path.exists():

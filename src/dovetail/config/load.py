@@ -28,8 +28,16 @@ from dovetail.config._tree import Node, dotted, from_plain, merge, put
 from dovetail.config.cluster import RobotPlace
 from dovetail.config.model import Config, OldKeys, old_keys, translate
 from dovetail.config.schema import DEFAULT_SECTIONS, SECTION_KINDS, RunConfig
-from dovetail.core.disk import write_atomic
-from dovetail.core.errors import ConfigError, ConfigWarning, PluginError, RunFolderError, did_you_mean
+from dovetail.config.trust import check_stored, is_trusted, mark_trusted
+from dovetail.core.disk import read_file, write_atomic
+from dovetail.core.errors import (
+    ConfigError,
+    ConfigWarning,
+    PluginError,
+    RunFolderError,
+    StoreError,
+    did_you_mean,
+)
 
 __all__ = [
     "SAVED_NAME",
@@ -46,6 +54,7 @@ __all__ = [
     "recipes",
     "robot_config",
     "save",
+    "saved_values",
 ]
 
 SAVED_NAME = "config.yaml"
@@ -54,6 +63,7 @@ Source = str | Path | Mapping[str, Any]
 """The name of a recipe, the path of a file, or a mapping with the sections of a file."""
 Overrides = Sequence[str] | Mapping[str, Any]
 """`["run.seed=3"]`, or `{"run.seed": 3}`."""
+_MAX_SAVED_BYTES = 256 << 10  # parsed YAML takes 500 times its size
 _HASH_LINE = re.compile(r"^# hash: ([0-9a-f]{12})$", re.MULTILINE)
 
 
@@ -126,24 +136,57 @@ def dump_yaml(config: RunConfig) -> str:
 
 
 def save(config: RunConfig, folder: Path) -> Path:
-    """Write `config.yaml` with its hash, atomically."""
+    """Write `config.yaml` with its hash, atomically, and the mark that this user trusts it."""
     path = Path(folder) / SAVED_NAME
     header = f"# Resolved by Dovetail; a changed copy is refused.\n# hash: {config_hash(config)}\n"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, (header + dump_yaml(config)).encode())
+        mark_trusted(path.parent)
     except OSError as problem:
         raise RunFolderError(f"cannot write {path}: {problem.strerror}; check the run folder") from problem
     return path
 
 
-def load_saved(folder: Path, overrides: Overrides = (), *, quiet: bool = False) -> SavedConfig:
+def load_saved(
+    folder: Path, overrides: Overrides = (), *, quiet: bool = False, trusted: bool = False
+) -> SavedConfig:
     """Read the config of a run folder, after checking that it is what `save` wrote. Keys of older versions are translated,
-    with one warning for all of them (none if `quiet`). Overrides change the config, not the hash."""
-    path = Path(folder) / SAVED_NAME
+    with one warning for all of them (none if `quiet`). Overrides change the config, not the hash.
+
+    Raises PluginError if the folder is not this user's and its config names code or servers (see `trust`). `trusted`: the
+    caller has checked that already, on another machine of the cluster."""
+    try:
+        return _load_saved(Path(folder), overrides, quiet=quiet, trusted=trusted)
+    except RecursionError:
+        raise ConfigError(f"{Path(folder) / SAVED_NAME}: nested too deeply") from None
+
+
+def saved_values(folder: Path) -> dict[str, Any]:
+    """The config of a run folder as plain values, with the checks of `load_saved` but without loading its plugins."""
+    tree, _ = _read_saved(Path(folder), trusted=False)
+    values: dict[str, Any] = _top_level(tree, SAVED_NAME).plain()
+    return values
+
+
+def _load_saved(folder: Path, overrides: Overrides, *, quiet: bool, trusted: bool) -> SavedConfig:
+    tree, saved_hash = _read_saved(folder, trusted=trusted)
+    found = OldKeys()
+    tree = _translate_sections(_top_level(tree, str(folder / SAVED_NAME)), tree, found)
+    if not quiet and (found.renamed or found.removed):
+        message = f"config of {folder} was written by an older version: {found}"
+        warnings.warn(message, ConfigWarning, stacklevel=3)
+    given = OldKeys()
+    tree = _override(tree, overrides, given)
+    given.warn()
+    return SavedConfig(_validate(tree), saved_hash)
+
+
+def _read_saved(folder: Path, *, trusted: bool) -> tuple[Node, str]:
+    path = folder / SAVED_NAME
     if not path.is_file():
         raise RunFolderError(f"{folder} is not a run folder: it has no {SAVED_NAME}")
-    text = _text(path, str(path))
+    text = _stored_text(path)
     tree = _yaml.parse(text, name=str(path))
     stated = _HASH_LINE.search(text)
     if stated is None:
@@ -154,15 +197,9 @@ def load_saved(folder: Path, overrides: Overrides = (), *, quiet: bool = False) 
             f"{path}: changed since it was saved (hash {_hash(tree.plain())}, saved as {stated[1]}); "
             "undo the change, or start a new run from a copy"
         )
-    found = OldKeys()
-    tree = _translate_sections(_top_level(tree, str(path)), tree, found)
-    if not quiet and (found.renamed or found.removed):
-        message = f"config of {folder} was written by an older version: {found}"
-        warnings.warn(message, ConfigWarning, stacklevel=2)
-    given = OldKeys()
-    tree = _override(tree, overrides, given)
-    given.warn()
-    return SavedConfig(_validate(tree), stated[1])
+    if not trusted and not is_trusted(folder):
+        check_stored(tree.plain(), folder)
+    return tree, stated[1]
 
 
 def recipes() -> list[Recipe]:
@@ -235,6 +272,15 @@ def _text(path: Path, name: str) -> str:
         raise ConfigError(f"{name}: not a text file in UTF-8 (byte {problem.start})") from problem
     except OSError as problem:
         raise ConfigError(f"{name}: cannot be read: {problem.strerror}") from problem
+
+
+def _stored_text(path: Path) -> str:
+    try:
+        return read_file(path, max_bytes=_MAX_SAVED_BYTES).decode("utf-8-sig")
+    except StoreError as problem:
+        raise ConfigError(str(problem)) from problem
+    except UnicodeDecodeError as problem:
+        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {problem.start})") from problem
 
 
 def _top_level(tree: Node, name: str) -> Node:

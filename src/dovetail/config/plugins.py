@@ -4,13 +4,18 @@
     resolve("task", "wipe_board")            a package with the entry point group `dovetail.task`
     resolve("task", "my_lab.tasks:Wipe")     any importable class
 
-A module is imported when its plugin is resolved, not earlier: the control process must not load torch.
+A module is imported when its plugin is resolved, not earlier: the control process must not load torch. A module that is
+not installed is looked for in the current folder, after everything else: a file there cannot replace an installed module.
+A stored config of an untrusted run folder never gets here with a `module:Class` (see `trust`).
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
+import os
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -21,7 +26,17 @@ from dovetail.config.model import Config
 from dovetail.core import contracts
 from dovetail.core.errors import PluginError, did_you_mean
 
-__all__ = ["BUILTIN", "KINDS", "Plugin", "build", "config_model", "list_plugins", "locate", "resolve"]
+__all__ = [
+    "BUILTIN",
+    "KINDS",
+    "Plugin",
+    "build",
+    "config_model",
+    "is_builtin",
+    "list_plugins",
+    "locate",
+    "resolve",
+]
 
 BUILTIN: dict[str, dict[str, str]] = {
     "task": {
@@ -103,6 +118,10 @@ class Plugin:
     origin: str  # "built-in", "entry point (package)" or "module"
     doc: str = ""
     error: str | None = None  # why the import fails
+
+
+def is_builtin(kind: str, name: str) -> bool:
+    return normalize_name(name) in BUILTIN[kind]
 
 
 def locate(kind: str, name: str) -> Plugin:
@@ -203,6 +222,8 @@ def _load(plugin: Plugin) -> type:
     if not module_name or not all(part.isidentifier() for part in attribute.split(".")):
         raise PluginError(f"{what} should be written as 'package.module:Class', got '{plugin.target}'")
     try:
+        if plugin.origin == "module":
+            _search_current_folder(module_name)
         found: object = importlib.import_module(module_name)
     except Exception as problem:  # a foreign module may raise anything
         reason = " ".join(f"{type(problem).__name__}: {problem}".split())
@@ -216,6 +237,14 @@ def _load(plugin: Plugin) -> type:
         raise PluginError(f"{what}: '{plugin.target}' should be a class, got a {type(found).__name__}")
     _check_config(what, plugin.target, found)
     return found
+
+
+def _search_current_folder(module_name: str) -> None:
+    """Add the current folder to the end of the search path, if the module is not found without it."""
+    top, here = module_name.partition(".")[0], os.getcwd()
+    if top not in sys.modules and here not in sys.path and importlib.util.find_spec(top) is None:
+        sys.path.append(here)
+        importlib.invalidate_caches()
 
 
 def _check_config(what: str, target: str, found: type) -> None:

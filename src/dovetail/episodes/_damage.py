@@ -13,7 +13,7 @@ from dovetail.core.disk import dump_json, read_file, sha256, sha256_file
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array
 from dovetail.episodes._columns import FRAME, OBSERVATION, checksum
-from dovetail.episodes._frames import ColorConverter, Layout, encode, frame_index
+from dovetail.episodes._frames import ColorConverter, Layout, encode, frame_index, open_video
 from dovetail.episodes._manifest import LAST, STEPS, layout_of, read_manifest_copy, with_steps
 from dovetail.episodes._tables import from_parquet, to_parquet
 
@@ -83,12 +83,8 @@ def _good_frames(data: bytes, camera: Mapping[str, Any]) -> set[int]:
 
 def _pictures(data: bytes) -> Iterator[av.VideoFrame]:
     try:
-        with av.open(io.BytesIO(data), "r") as container:
-            stream = container.streams.video[0]
-            if stream.codec_context is None:  # happens if the codec's name is damaged, despite the type
-                return
-            stream.codec_context.thread_count = 1
-            for packet in container.demux(stream):
+        with open_video(io.BytesIO(data), "matroska") as container:
+            for packet in container.demux(container.streams.video[0]):
                 try:
                     yield from packet.decode()
                 except (av.FFmpegError, ValueError):

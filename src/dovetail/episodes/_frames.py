@@ -15,15 +15,17 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
 import av
 import numpy as np
+from av.container import InputContainer
 from av.video.reformatter import Interpolation, VideoReformatter
 
 from dovetail.core.types import Array
 
 __all__ = [
+    "MAX_PIXELS",
     "ColorConverter",
     "DistinctFrames",
     "Layout",
@@ -31,9 +33,11 @@ __all__ = [
     "encode",
     "frame_index",
     "is_image",
+    "open_video",
     "start_encoding",
 ]
 
+MAX_PIXELS = 4096 * 2304  # of a frame. A decoder keeps up to 17 frames in memory
 _TASKS = Path("/proc/self/task")
 # dtype and channels -> pixel format of the lossless codec, pixel format of the numpy array
 _FORMATS = {
@@ -68,6 +72,10 @@ class Layout:
     codec: str  # ffv1, h264 or av1
     shape: tuple[int, ...]  # [H, W, C]
     dtype: str
+
+    @property
+    def is_known(self) -> bool:
+        return self.codec in _ENCODERS and (self.dtype, self.shape[2]) in _FORMATS
 
     @property
     def lossless(self) -> bool:
@@ -173,15 +181,36 @@ class _Sink:
 def decode(file: BinaryIO, *, num_frames: int) -> Iterator[av.VideoFrame]:
     """Yield the frames of a file (see `ColorConverter`). Raises ValueError if their number is not `num_frames`."""
     count = 0
-    with av.open(file, "r") as container:
+    with open_video(file, "matroska") as container:
         stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
         for picture in container.decode(stream):
             if count < num_frames:
                 yield picture
             count += 1
     if count != num_frames:
         raise ValueError(f"the file has {count} frames, expected {num_frames}")
+
+
+def open_video(file: BinaryIO | str, form: Literal["matroska", "mov"]) -> InputContainer:
+    """Open a video to decode its first video stream on one core.
+
+    Only this format is accepted: others, such as playlists, make the library open other files and servers. Larger frames
+    than MAX_PIXELS are refused before memory is allocated for them.
+    """
+    limits = {"max_pixels": str(MAX_PIXELS)}
+    container = av.open(file, "r", format=form, stream_options=[limits])
+    try:
+        stream = container.streams.video[0]
+        if stream.codec_context is None:  # happens if the codec's name is damaged, despite the type
+            raise ValueError("the codec is unknown")
+        stream.codec_context.options = limits
+        stream.codec_context.thread_count = 1
+        if stream.codec_context.width * stream.codec_context.height > MAX_PIXELS:
+            raise ValueError(f"frames of {stream.codec_context.width}x{stream.codec_context.height} are too large")
+    except (IndexError, ValueError) as error:
+        container.close()
+        raise ValueError(f"not a video that can be read: {error}") from error
+    return container
 
 
 def frame_index(picture: av.VideoFrame) -> int:

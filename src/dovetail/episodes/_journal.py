@@ -21,18 +21,19 @@ from typing import BinaryIO
 
 import numpy as np
 
-from dovetail.core.disk import load_json
-from dovetail.core.errors import StoreError
+from dovetail.core.disk import MissingError, load_json, open_file
+from dovetail.core.errors import SpecMismatch, StoreError
 from dovetail.core.types import Array, Episode, EpisodeStart, Observation, Outcome, Segment
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import DistinctFrames
-from dovetail.episodes._tables import from_ipc, to_ipc
+from dovetail.episodes._tables import MAX_SEGMENT_BYTES, from_ipc, to_ipc
 
 __all__ = [
     "SUFFIX",
     "Kind",
     "Record",
     "Remainder",
+    "count_steps",
     "is_recording",
     "number_of",
     "pack",
@@ -49,6 +50,7 @@ _HEADER = struct.Struct("<4sIQI")
 _CHECK = struct.Struct("<I")
 _MAGIC = b"dvtJ"
 _SIZE = _HEADER.size + _CHECK.size
+_MAX_COUNTED_BYTES = 96 << 20  # of one record
 
 
 class Kind(enum.IntEnum):
@@ -93,9 +95,11 @@ def remainder(file: BinaryIO, offset: int) -> Remainder:
     data = file.read()
     header = _header(data[:_SIZE])
     torn = len(data) < _SIZE or not any(data) or (header is not None and offset + _SIZE + header[1] > size)
-    num_later, place = 0, 0
-    while not torn and (place := data.find(_MAGIC, place + 1)) >= 0:
-        num_later += _read_at(file, offset + place, size) is not None
+    num_later, place, unread = 0, 0, 4 * len(data)  # a crafted file could have us read it a million times
+    while not torn and unread > 0 and (place := data.find(_MAGIC, place + 1)) >= 0:
+        later = _header(data[place : place + _SIZE])
+        unread -= later[1] if later is not None else 0
+        num_later += later is not None and _read_at(file, offset + place, size) is not None
     return Remainder(num_bytes=len(data), torn=bool(data) and torn, num_later=num_later)
 
 
@@ -133,12 +137,16 @@ def pack_segment(first: int, columns: Columns) -> bytes:
     return to_ipc([steps, after, *cameras])
 
 
-def _unpack_segment(payload: bytes, *, episode_id: str) -> tuple[Segment, Observation]:
+def _unpack_segment(
+    payload: bytes, *, episode_id: str, max_bytes: int = MAX_SEGMENT_BYTES
+) -> tuple[Segment, Observation]:
     """Return the steps and the observation after them. Raises ValueError for other data."""
     try:
-        steps, after, *cameras = from_ipc(payload)
+        steps, after, *cameras = from_ipc(payload, max_bytes=max_bytes)
         for camera in cameras:
             for key, frames in camera.items():
+                if len(steps[FRAME + key]) * frames[:1].nbytes > max_bytes:
+                    raise ValueError(f"the images of '{key[:80]}' are too large")
                 steps[OBSERVATION + key] = frames[steps.pop(FRAME + key)]
                 after[OBSERVATION + key] = frames[after[FRAME + key]]
         segment = Segment(
@@ -148,18 +156,35 @@ def _unpack_segment(payload: bytes, *, episode_id: str) -> tuple[Segment, Observ
             name.removeprefix(OBSERVATION): row[0] for name, row in after.items() if name.startswith(OBSERVATION)
         }
         return segment, Observation(time_ns=int(after["time_ns"][0]), values=values)
-    except (KeyError, IndexError) as error:
+    except (KeyError, IndexError, TypeError) as error:
         raise ValueError(f"not a segment: {error}") from error
+
+
+def count_steps(file: BinaryIO, *, name: str) -> int | None:
+    """Count the steps of the episode up to its last intact record, one record in memory at a time; None: no segment."""
+    records = read(file)
+    start = _start(next(records, None), name=name)
+    count = None
+    for record in records:
+        if record.kind is Kind.END:
+            _end(record, name=name)
+            break
+        try:
+            segment, _ = _unpack_segment(record.payload, episode_id=start.id, max_bytes=_MAX_COUNTED_BYTES)
+        except ValueError as error:
+            raise StoreError(f"{name} cannot be read: {error}") from error
+        count = (count or 0) + len(segment)
+    return count
 
 
 def is_recording(path: Path) -> bool:
     """Whether a running process is writing this journal."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except FileNotFoundError:
+    except MissingError:
         return False
     except OSError as error:
         raise StoreError(f"cannot read {path}: {error.strerror}") from error
@@ -175,9 +200,7 @@ def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
     outcome, judgement = Outcome.ABORTED, None
     for record in records:
         if record.kind is Kind.END:
-            end = load_json(record.payload, name=name)
-            outcome = Outcome(end["outcome"])
-            judgement = Outcome(end["judgement"]) if end["judgement"] else None
+            outcome, judgement = _end(record, name=name)
             break
         try:
             segment, after = _unpack_segment(record.payload, episode_id=start.id)
@@ -213,14 +236,25 @@ def read_segments(file: BinaryIO, offset: int, *, name: str) -> tuple[EpisodeSta
 def _start(record: Record | None, *, name: str) -> EpisodeStart:
     if record is None or record.kind is not Kind.START:
         raise StoreError(f"the first record of {name} is damaged. `dovetail episodes verify` shows what is left.")
-    return EpisodeStart.from_json(load_json(record.payload, name=name))
+    try:
+        return EpisodeStart.from_json(load_json(record.payload, name=name))
+    except (KeyError, TypeError, ValueError, SpecMismatch) as error:
+        raise StoreError(f"{name} has a start that is not valid: {error}") from error
+
+
+def _end(record: Record, *, name: str) -> tuple[Outcome, Outcome | None]:
+    try:
+        end = load_json(record.payload, name=name)
+        return Outcome(end["outcome"]), Outcome(end["judgement"]) if end["judgement"] else None
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{name} has an end that is not valid: {error}") from error
 
 
 def number_of(path: Path) -> int:
     """Return the number of an episode in the order of their starts; 0 if it is damaged, so that it comes first."""
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             record = next(read(file), None)
         return int(load_json(record.payload, name=str(path))["number"]) if record else 0
-    except (OSError, StoreError, KeyError):
+    except (OSError, StoreError, KeyError, TypeError, ValueError):
         return 0

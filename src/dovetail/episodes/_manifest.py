@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.disk import dump_json, load_json, read_file, sha256
+from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, read_file, sha256
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Episode, EpisodeStart, Outcome
 from dovetail.episodes._columns import Columns
 from dovetail.episodes._frames import Layout
+from dovetail.episodes._manifest_check import check_manifest
 from dovetail.episodes._tables import parquet_note
 
 __all__ = [
@@ -88,19 +89,23 @@ def unpack_manifest(data: bytes, *, name: str) -> dict[str, Any]:
 def read_manifest(folder: Path) -> dict[str, Any]:
     """Read the manifest of an episode's folder. Raises StoreError if it is damaged, too old or of another episode."""
     path = folder / MANIFEST
-    manifest = unpack_manifest(read_file(path), name=str(path))
-    if manifest["schema"] == 1:
+    manifest = unpack_manifest(read_file(path, max_bytes=MAX_JSON_BYTES), name=str(path))
+    schema = manifest.get("schema")
+    if schema == 1:
         raise StoreError(f"{folder} was written by dovetail 0.1 (schema 1). Read it with that version.")
-    if manifest["schema"] != SCHEMA:
-        raise StoreError(f"{folder} has schema {manifest['schema']}, but this version reads schema {SCHEMA}")
+    if schema != SCHEMA:
+        raise StoreError(f"{folder} has schema {str(schema)[:80]}, but this version reads schema {SCHEMA}")
+    check_manifest(manifest, name=str(path), files=(STEPS, LAST))
     if manifest["id"] != folder.name:
-        raise StoreError(f"{folder} contains episode {manifest['id']}: the folder was renamed")
+        raise StoreError(f"{folder} contains episode {manifest['id'][:200]}: the folder was renamed")
     return manifest
 
 
 def read_manifest_copy(data: bytes, *, name: str) -> dict[str, Any]:
     """Read the manifest's copy from the bytes of a steps file. Raises StoreError if it is damaged."""
     try:
-        return load_json(parquet_note(data), name=name)
+        note = load_json(parquet_note(data), name=name)
     except ValueError as error:
         raise StoreError(f"{name} is damaged: {error}") from error
+    check_manifest(note, name=name, files=(LAST,))
+    return note

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dovetail.core.disk import fsync_folder, read_file
+from dovetail.core.disk import fsync_folder, open_for_update, read_file
 from dovetail.core.errors import StoreError
 from dovetail.episodes.ids import is_episode_id
 
@@ -44,11 +44,11 @@ class Order:
 
 
 def list_episodes(folder: Path) -> list[str]:
-    """Return the sorted ids of the existing folders."""
+    """Return the sorted ids of the existing folders. A link to a folder is not an episode."""
     if not folder.is_dir():
         return []
     with os.scandir(folder) as entries:
-        return sorted(entry.name for entry in entries if entry.is_dir() and is_episode_id(entry.name))
+        return sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and is_episode_id(e.name))
 
 
 def file_state(folder: Path) -> object:
@@ -94,9 +94,11 @@ def read(folder: Path) -> Order:
 def append(folder: Path, *lines: bytes) -> None:
     """Append lines durably, after removing an incomplete last line. The caller must hold the writer lock."""
     path = folder / ORDER
-    fresh = not path.exists()
-    with path.open("w+b" if fresh else "r+b", buffering=0) as file:
-        before = max(0, file.seek(0, os.SEEK_END) - _MAX_LINE_BYTES)
+    with open_for_update(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        if not size:
+            fsync_folder(folder)  # before the first line, so that a file with lines has a durable name
+        before = max(0, size - _MAX_LINE_BYTES)
         file.seek(before)
         tail = file.read()
         if before and b"\n" not in tail:
@@ -110,5 +112,3 @@ def append(folder: Path, *lines: bytes) -> None:
         while data:
             data = data[os.write(file.fileno(), data) :]
         os.fsync(file.fileno())
-    if fresh:
-        fsync_folder(folder)

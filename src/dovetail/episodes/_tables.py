@@ -6,6 +6,7 @@ row and numpy's dtype. Dictionary encoding is off, because it treats all NaNs as
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -17,6 +18,8 @@ import pyarrow.parquet as pq
 
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array
+from dovetail.episodes._ipc_sizes import decoded_bytes
+from dovetail.episodes._parquet_pages import ParquetSizes
 
 __all__ = ["from_ipc", "from_parquet", "parquet_note", "to_ipc", "to_parquet"]
 
@@ -24,6 +27,7 @@ _KINDS = frozenset(
     ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
     + ("float16", "float32", "float64")
 )
+MAX_SEGMENT_BYTES = 1 << 30  # a record of a journal, decoded: a few seconds of steps with images
 _FIELD, _NOTE = b"dovetail.row", b"dovetail.note"
 
 
@@ -44,9 +48,14 @@ def to_parquet(columns: Mapping[str, Array], *, note: bytes = b"") -> bytes:
 def from_parquet(data: bytes, *, only: Iterable[str] | None = None) -> dict[str, Array]:
     """Read all columns of a Parquet file, or `only` some. Raises ValueError for files that dovetail did not write."""
     try:
-        wanted = None if only is None else list(only)
-        return _columns(pq.read_table(pa.BufferReader(data), columns=wanted, use_threads=False))
-    except (pa.ArrowException, OSError, KeyError, TypeError) as error:
+        file = pq.ParquetFile(pa.BufferReader(data))
+        names = file.schema_arrow.names
+        wanted = names if only is None else [name for name in only if name in names]
+        ParquetSizes(io.BytesIO(data)).check(columns=wanted)
+        return {  # one after the other, so that only one is in memory twice
+            name: _columns(file.read(columns=[name], use_threads=False))[name] for name in wanted
+        }
+    except (pa.ArrowException, OSError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"not a table of dovetail: {_line(error)}") from error
 
 
@@ -70,10 +79,12 @@ def to_ipc(tables: Iterable[Mapping[str, Array]]) -> bytes:
     return bytes(sink.getvalue())
 
 
-def from_ipc(data: bytes) -> list[dict[str, Array]]:
-    """Read the tables of `to_ipc`. Raises ValueError for other data."""
+def from_ipc(data: bytes, *, max_bytes: int = MAX_SEGMENT_BYTES) -> list[dict[str, Array]]:
+    """Read the tables of `to_ipc`. Raises ValueError for other data, and if more than `max_bytes` would be decoded."""
     source = pa.BufferReader(data)
     tables: list[dict[str, Array]] = []
+    if (needed := decoded_bytes(data)) > max_bytes:
+        raise ValueError(f"{len(data)} bytes decode to {needed} bytes, more than the {max_bytes} that are allowed")
     try:
         while source.tell() < len(data):
             with pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as stream:
@@ -111,13 +122,18 @@ def _columns(table: Any) -> dict[str, Array]:
 
 def _to_numpy(column: Any, field: Any) -> Array:
     row = json.loads(field.metadata[_FIELD])
-    shape = (len(column), *row["shape"])
-    if math.prod(row["shape"]) == 0:
-        return np.empty(shape, row["dtype"])
+    if row["dtype"] not in _KINDS or not all(type(side) is int and side >= 0 for side in row["shape"]):
+        raise ValueError(f"column '{field.name}' is not as it was written")
+    shape, row_size = (len(column), *row["shape"]), math.prod(row["shape"])
+    is_list = pa.types.is_fixed_size_list(field.type)
+    if row_size != (field.type.list_size if is_list else 1) and (row_size or is_list):
+        raise ValueError(f"column '{field.name}' is not as it was written")
     values = np.empty(shape, row["dtype"])
+    if row_size == 0:
+        return values
     flat, filled = values.reshape(-1), 0
     for chunk in column.chunks:
-        piece = chunk.flatten() if pa.types.is_fixed_size_list(field.type) else chunk
+        piece = chunk.flatten() if is_list else chunk
         if piece.null_count or filled + len(piece) > len(flat):
             raise ValueError(f"column '{field.name}' is not as it was written")
         flat[filled : filled + len(piece)] = _exact(piece, values.dtype)

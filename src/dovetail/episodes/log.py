@@ -25,7 +25,7 @@ from typing import Any
 import av
 import numpy as np
 
-from dovetail.core.disk import check_file, fsync_folder, read_file, writer
+from dovetail.core.disk import check_file, fsync_folder, open_file, read_file, writer
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, Segment
@@ -121,7 +121,7 @@ class EpisodeLog:
 
     def remove(self, episode_id: str) -> None:
         """Remove an episode permanently. It is removed once `.order` says so; after a crash the next writer deletes it."""
-        if not (self._folder / check_episode_id(episode_id)).is_dir():
+        if episode_id not in self:
             raise UsageError(f"cannot remove episode {episode_id}: it is not in {self._folder}")
         with writer(self._folder) as temporary:
             self._finish_interrupted(temporary)
@@ -134,7 +134,7 @@ class EpisodeLog:
         return _order.read(self._folder).sort(_order.list_episodes(self._folder))
 
     def __contains__(self, episode_id: str) -> bool:
-        return (self._folder / check_episode_id(episode_id)).is_dir()
+        return _is_folder(self._folder / check_episode_id(episode_id))
 
     def manifest(self, episode_id: str) -> EpisodeInfo:
         """Return the summary of an episode. Reads one small file."""
@@ -234,7 +234,7 @@ class EpisodeLog:
 
     def _manifest(self, episode_id: str) -> dict[str, Any]:
         folder = self._folder / check_episode_id(episode_id)
-        if not folder.is_dir():
+        if not _is_folder(folder):
             raise StoreError(f"there is no episode {episode_id} in {self._folder}")
         with self._with_repair_hint(episode_id):
             return read_manifest(folder)
@@ -267,11 +267,16 @@ class EpisodeLog:
         return _expand(path, camera, rows)
 
 
+def _is_folder(path: Path) -> bool:
+    """Whether it is an episode's folder, and not a link to one elsewhere."""
+    return path.is_dir() and not path.is_symlink()
+
+
 def _expand(path: Path, camera: Mapping[str, Any], rows: list[int]) -> Iterator[Array]:
     """Yield the frame of each row. The frame indices of the rows never decrease."""
     converter, num_frames = ColorConverter(layout_of(camera)), camera["num_frames"]
     try:
-        with path.open("rb") as file:
+        with open_file(path) as file:
             row = 0
             for count, picture in enumerate(decode(file, num_frames=num_frames)):
                 frame = converter.pixels(picture)

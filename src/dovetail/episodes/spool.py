@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.disk import dump_json, fsync_folder
+from dovetail.core.disk import MissingError, dump_json, fsync_folder, make_folder, open_file
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Episode, EpisodeStart, Observation, Outcome, Segment
 from dovetail.episodes import _journal
@@ -57,6 +57,7 @@ class _OpenJournal:
     episode_id: str
     descriptor: int
     end: int
+    torn: bool = False  # a failed write may have left bytes after `end`
     num_steps: int = 0
     layout: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
@@ -68,6 +69,7 @@ class Spool:
         self._folder = Path(folder)
         self._writing: _OpenJournal | None = None
         self._number = 0  # of the newest episode; gives their order without a clock
+        self._has_folder = False  # durably
 
     @property
     def folder(self) -> Path:
@@ -78,16 +80,16 @@ class Spool:
         path = self._path(start.id)
         self.close()
         with self._errors():
-            if not self._folder.is_dir():
-                self._folder.mkdir(parents=True, exist_ok=True)
-                fsync_folder(self._folder.parent)
+            if not self._has_folder:
+                make_folder(self._folder)
+                self._has_folder = True
             self._sweep()
+            self._remove_without_steps(path)
             self._number = 1 + max(self._number, *(number_of(other) for other in self._journals()), 0)
             record = _journal.pack(Kind.START, dump_json({"number": self._number, **start.to_json()}))
             descriptor = None
             while descriptor is None:
                 descriptor = self._open(path, record)
-            fsync_folder(self._folder)
         self._writing = _OpenJournal(episode_id=start.id, descriptor=descriptor, end=len(record))
 
     def append(self, segment: Segment, *, after: Observation) -> None:
@@ -150,9 +152,9 @@ class Spool:
         """Return the segments recorded after `offset`; None if the episode is not in the spool."""
         path = self._path(episode_id)
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 return Tail(*_journal.read_segments(file, offset, name=str(path)))
-        except FileNotFoundError:
+        except MissingError:
             return None
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
@@ -167,9 +169,9 @@ class Spool:
         if is_recording(path):
             raise StoreError(f"episode {episode_id} in {self._folder} is still being recorded. Load it later.")
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 return read_journal(file, name=str(path))
-        except FileNotFoundError:
+        except MissingError:
             return None
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
@@ -178,9 +180,9 @@ class Spool:
         """Whether changed bytes keep `load` from returning all records. An incomplete last record does not count."""
         path = self._path(episode_id)
         try:
-            with path.open("rb") as file:
+            with open_file(path) as file:
                 rest = _journal.remainder(file, max((record.end for record in _journal.read(file)), default=0))
-        except FileNotFoundError:
+        except MissingError:
             return False
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
@@ -220,11 +222,17 @@ class Spool:
         """Create a locked journal with its first record; None if another process removed the temporary file: retry."""
         new_path = path.with_name(f".{secrets.token_hex(8)}{_NEW}")
         descriptor = os.open(new_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+        linked = False
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             _write_at(descriptor, record, 0)
             os.link(new_path, path)
+            linked = True
+            fsync_folder(self._folder)
         except BaseException as error:
+            if linked:
+                with contextlib.suppress(OSError):  # else the next `begin` removes it
+                    path.unlink()
             os.close(descriptor)
             if isinstance(error, FileExistsError):
                 raise UsageError(f"episode {path.stem} is already in {self._folder}") from error
@@ -232,7 +240,8 @@ class Spool:
                 return None
             raise
         finally:
-            new_path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # else the next `begin` removes it
+                new_path.unlink(missing_ok=True)
         return descriptor
 
     def _sweep(self) -> None:
@@ -241,15 +250,28 @@ class Spool:
             if not is_recording(path):
                 path.unlink(missing_ok=True)
 
+    def _remove_without_steps(self, path: Path) -> None:
+        """Remove a journal that has only a start: an earlier `begin` failed, or its process was killed after it."""
+        if path.exists() and not is_recording(path):
+            with open_file(path) as file:
+                has_steps = any(record.kind is not Kind.START for record in _journal.read(file))
+            if not has_steps:
+                path.unlink()
+
     def _write(self, record: bytes) -> None:
         writing = self._current()
         with self._errors():
             try:
+                if writing.torn:
+                    os.ftruncate(writing.descriptor, writing.end)
+                writing.torn = True
                 _write_at(writing.descriptor, record, writing.end)
             except OSError:
                 with contextlib.suppress(OSError):
                     os.ftruncate(writing.descriptor, writing.end)
+                    writing.torn = False
                 raise
+            writing.torn = False
         writing.end += len(record)
 
     @contextlib.contextmanager

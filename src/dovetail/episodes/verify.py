@@ -19,10 +19,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.disk import TEMPORARY, fsync_folder, read_file, write_file, writer
+from dovetail.core.disk import (
+    TEMPORARY,
+    MissingError,
+    fsync_folder,
+    open_file,
+    open_for_update,
+    read_file,
+    without_writer,
+    write_file,
+    writer,
+)
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.episodes import _damage, _journal, _order
-from dovetail.episodes._journal import SUFFIX, Kind, is_recording, read_journal
+from dovetail.episodes._journal import SUFFIX, Kind, is_recording
 from dovetail.episodes._manifest import MANIFEST, STEPS, pack_manifest, read_manifest, unpack_manifest
 from dovetail.episodes._order import ORDER
 from dovetail.episodes.ids import is_episode_id
@@ -61,7 +71,7 @@ def verify_log(folder: Path | str) -> Iterator[Finding]:
     yield from _check_order(folder)
     known = {TEMPORARY, ".lock", ORDER}
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
-        if path.name not in known and not (is_episode_id(path.name) and path.is_dir()):
+        if path.name not in known and not (is_episode_id(path.name) and path.is_dir() and not path.is_symlink()):
             yield _foreign("", path, "log")
 
 
@@ -71,7 +81,7 @@ def verify_spool(folder: Path | str) -> Iterator[Finding]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else ():
         episode_id = path.name.removesuffix(SUFFIX)
         if path.suffix == SUFFIX and is_episode_id(episode_id):
-            with contextlib.suppress(FileNotFoundError):  # acknowledged meanwhile
+            with contextlib.suppress(MissingError):  # acknowledged meanwhile
                 yield _check_journal(path, episode_id)
         elif path.name.endswith(SUFFIX + DAMAGED):
             left = "the steps before the damage are in the log; delete this file when you no longer need it"
@@ -169,10 +179,10 @@ def _foreign(episode_id: str, path: Path, what: str) -> Finding:
 
 
 def _check_order(folder: Path) -> list[Finding]:
-    """Return the problems of `.order`. A commit in progress looks like one, so check again under the writer lock."""
+    """Return the problems of `.order`. A commit in progress looks like one, so check again while no other writes."""
     findings = list(_differences(folder))
     if findings:
-        with contextlib.suppress(StoreError), writer(folder):  # a read-only folder has no other writer either
+        with without_writer(folder):
             return list(_differences(folder))
     return findings
 
@@ -220,19 +230,22 @@ def _rebuild_order(folder: Path) -> bytes:
 def _check_journal(path: Path, episode_id: str) -> Finding:
     if is_recording(path):
         return Finding(episode_id=episode_id)
-    with path.open("rb") as file:
-        records = list(_journal.read(file))
-        end = records[-1].end if records else 0
+    end, kinds = 0, []
+    with open_file(path) as file:
+        for record in _journal.read(file):
+            end = record.end
+            kinds.append(record.kind)
         rest = _journal.remainder(file, end)
         try:
-            episode = read_journal(file, name=str(path))
-        except StoreError:
+            num_steps = _journal.count_steps(file, name=str(path)) or 0
+        except StoreError as error:
             left = f"nothing automatically; {rest.num_later} of its records are intact"
-            return Finding(episode_id=episode_id, path=path, problem="has no start", recoverable=left)
-    ended = records[-1].kind is Kind.END
+            problem = "has no start" if not kinds or kinds[0] is not Kind.START else "cannot be read"
+            detail = "" if problem == "has no start" else f": {error}"
+            return Finding(episode_id=episode_id, path=path, problem=problem + detail, recoverable=left)
+    ended = kinds[-1] is Kind.END
     if ended and not rest.num_bytes:
         return Finding(episode_id=episode_id)
-    num_steps = len(episode) if episode else 0
     left = (
         f"its first {num_steps} steps, as an aborted episode" if num_steps else "nothing: it has no complete step"
     )
@@ -251,7 +264,7 @@ def _check_journal(path: Path, episode_id: str) -> Finding:
 
 def _repair_journal(path: Path) -> None:
     """Remove an incomplete last record, which was never reported as durable."""
-    with path.open("r+b") as file:
+    with open_for_update(path) as file:
         if is_recording(path):
             raise UsageError(f"{path} is still being recorded; there is nothing to repair")
         records = list(_journal.read(file))

@@ -17,11 +17,12 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from dovetail.config.model import Config
+from dovetail.core.disk import MAX_JSON_BYTES, parse_json
 from dovetail.core.errors import LabelError
 
 __all__ = ["ChatClient", "ServerConfig"]
 
-_MAX_ANSWER_BYTES = 4 << 20
+_MAX_ANSWER_BYTES = MAX_JSON_BYTES
 _MAX_WAIT_S = 60.0
 
 
@@ -126,7 +127,7 @@ class ChatClient:
         if len(data) > _MAX_ANSWER_BYTES:
             raise _RetryableError("the answer is larger than 4 MB")
         try:
-            return json.loads(data)
+            return parse_json(data)
         except ValueError:
             raise _RetryableError("the answer is not valid JSON") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import os
 import re
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dovetail.core.disk import MissingError, dump_json, load_json, read_file, sha256, write_file
-from dovetail.core.errors import UsageError
+from dovetail.core.disk import MissingError, dump_json, load_json, parse_json, read_file, sha256, write_file
+from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array, Labels
 
 __all__ = [
@@ -26,6 +25,7 @@ __all__ = [
     "encode_retraction",
     "head",
     "is_intact",
+    "is_valid",
     "read_committed_size",
     "salvage",
     "write_committed_size",
@@ -109,8 +109,8 @@ def is_intact(line: bytes) -> bool:
 
 
 def head(line: bytes) -> Head:
-    """Parse the head of an intact line."""
-    data = json.loads(line)
+    """Parse the head of an intact line. Raises ValueError if its content is not that of a label."""
+    data = _parse(line)
     return Head(
         episode_id=data["episode_id"],
         labeler=data["labeler"],
@@ -121,25 +121,60 @@ def head(line: bytes) -> Head:
 
 
 def decode(line: bytes) -> LabelRecord:
-    data: dict[str, Any] = json.loads(line)
-    labels = Labels(
-        episode_id=data["episode_id"],
-        rewards=_unpack(data["rewards"]),
-        discounts=_unpack(data["discounts"]),
-        success=data["success"],
-        confidence=data["confidence"],
-        labeler=data["labeler"],
-        version=data["version"],
-        priority=data.get("priority", 0),
-        discard=data.get("discard", False),
-        why=data.get("why", ""),
+    """Parse an intact line. Raises ValueError if its content is not that of a label."""
+    data = _parse(line)
+    try:
+        labels = Labels(
+            episode_id=data["episode_id"],
+            rewards=_unpack(data["rewards"]),
+            discounts=_unpack(data["discounts"]),
+            success=data["success"],
+            confidence=data["confidence"],
+            labeler=data["labeler"],
+            version=data["version"],
+            priority=data.get("priority", 0),
+            discard=data.get("discard", False),
+            why=data.get("why", ""),
+        )
+        if len(labels.rewards) != len(labels.discounts) or not isinstance(labels.why, str):
+            raise ValueError("rewards and discounts have different lengths")
+        if type(labels.success) is not bool or type(labels.discard) is not bool:
+            raise ValueError("success and discard should be true or false")
+        if not isinstance(labels.confidence, int | float) or not 0 <= labels.confidence <= 1:
+            raise ValueError("confidence should be 0 to 1")
+        return LabelRecord(labels=labels, added_unix_ns=_added(data["added_unix_ns"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not a label: {error}") from error
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """A checksum shows accidents only: the file may come from an untrusted source."""
+    data = parse_json(line)
+    texts = isinstance(data, dict) and all(
+        isinstance(data.get(key), str) for key in ("episode_id", "labeler", "version")
     )
-    return LabelRecord(labels=labels, added_unix_ns=data["added_unix_ns"])
+    if not texts or type(data.get("priority", 0)) is not int or type(data.get("retracts", False)) is not bool:
+        raise ValueError("not a label")
+    return dict(data)
+
+
+def _added(unix_ns: Any) -> int:
+    if type(unix_ns) is not int or not 0 <= unix_ns < 9 * 10**18:
+        raise ValueError("added_unix_ns is out of range")
+    return unix_ns
+
+
+def is_valid(line: bytes) -> bool:
+    """Whether a line matches its checksum and contains a label or a retraction."""
+    try:
+        return is_intact(line) and (head(line).retracts or decode(line) is not None)
+    except ValueError:
+        return False
 
 
 def salvage(damaged: bytes) -> list[bytes]:
-    """Return intact lines inside a damaged one. A damaged newline joins two lines."""
-    return [found[1] for found in _LINE.finditer(damaged) if is_intact(found[1])]
+    """Return valid lines inside a damaged one. A damaged newline joins two lines."""
+    return [found[1] for found in _LINE.finditer(damaged) if is_valid(found[1])]
 
 
 def read_committed_size(folder: Path) -> int:
@@ -149,9 +184,11 @@ def read_committed_size(folder: Path) -> int:
     """
     path = folder / MARK
     try:
-        return int(load_json(read_file(path), name=str(path))["num_bytes"])
+        return int(load_json(read_file(path, max_bytes=1000), name=str(path))["num_bytes"])
     except MissingError:
         return 0
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"{path} is damaged: {error}") from error
 
 
 def write_committed_size(folder: Path, num_bytes: int, *, temporary: Path) -> None:
@@ -166,4 +203,4 @@ def _pack(values: Array) -> str:
 
 
 def _unpack(text: str) -> Array:
-    return np.frombuffer(base64.b64decode(text), "<f4").astype(np.float32)
+    return np.frombuffer(base64.b64decode(text, validate=True), "<f4").astype(np.float32)

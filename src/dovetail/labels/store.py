@@ -22,7 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from dovetail.core.disk import fsync_folder, writer
+from dovetail.core.disk import MAX_JSON_BYTES, MissingError, fsync_folder, open_file, open_for_update, writer
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Labels
 from dovetail.labels._label_file import (
@@ -81,7 +81,9 @@ class LabelStore:
         """
         line = encode(labels, added_unix_ns=self._now_unix_ns())
         with writer(self._folder) as temporary:
-            if not self._are_last(labels):
+            if self._are_last(labels):
+                self._sync()
+            else:
                 self._append(line, temporary)
 
     def retract(self, labels: Labels) -> bool:
@@ -94,6 +96,8 @@ class LabelStore:
             are_last = self._are_last(labels)
             if are_last:
                 self._append(line, temporary)
+            else:
+                self._sync()
             return are_last
 
     def current(self, episode_id: str) -> Labels | None:
@@ -142,8 +146,9 @@ class LabelStore:
 
     def _write(self, line: bytes) -> int:
         """Write after the last intact line; returns the offset of its end."""
-        fresh = not self._path.exists()
-        with self._path.open("w+b" if fresh else "r+b", buffering=0) as file:
+        with open_for_update(self._path) as file:
+            if not self._offset:
+                fsync_folder(self._folder)  # before the first line, so that a file with lines has a durable name
             file.truncate(self._offset)
             file.seek(self._offset)
             if self._offset and os.pread(file.fileno(), 1, self._offset - 1) != b"\n":
@@ -152,9 +157,13 @@ class LabelStore:
             os.fsync(file.fileno())
             end = file.tell()
             _write_all(file.fileno(), b"\n")
-        if fresh:
-            fsync_folder(self._folder)
         return end
+
+    def _sync(self) -> None:
+        """Make the lines durable that a failed call may have written."""
+        if self._path.exists():
+            with open_for_update(self._path) as file:
+                os.fsync(file.fileno())
 
     # ---- reading
 
@@ -168,13 +177,11 @@ class LabelStore:
         if self._committed is None:
             self._committed = self._committed_size()  # before the file, which may grow meanwhile
         try:
-            file = self._path.open("rb")
-        except FileNotFoundError as error:
+            file = open_file(self._path)
+        except MissingError as error:
             if self._offset or self._committed:
                 raise StoreError(f"{self._path} is missing. {self._repair_hint()}") from error
             return io.BytesIO()
-        except OSError as error:
-            raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
         try:
             status = os.fstat(file.fileno())
             if self._inode not in (None, status.st_ino):  # it was repaired: all offsets may have changed
@@ -185,7 +192,7 @@ class LabelStore:
             if status.st_size < max(self._offset, self._committed):
                 raise StoreError(f"{self._path} has lost committed lines. {self._repair_hint()}")
             file.seek(self._offset)
-            for line in file:
+            while line := file.readline(MAX_JSON_BYTES + 1):
                 self._index_line(line)
         except OSError as error:
             file.close()
@@ -202,7 +209,11 @@ class LabelStore:
                 return  # left by a crash, or being written by another process
             raise StoreError(f"{self._path} line {self._num_lines + 1} is damaged. {self._repair_hint()}")
         if body:  # an empty one is the newline of a line that was read before it had one
-            self._index_record(head(body), len(body))
+            try:
+                self._index_record(head(body), len(body))
+            except ValueError as error:
+                what = f"{self._path} line {self._num_lines + 1}: {error}"
+                raise StoreError(f"{what}. {self._repair_hint()}") from error
         self._offset += len(line)
         self._num_lines += ended
 
@@ -222,7 +233,10 @@ class LabelStore:
         line = file.read(place.num_bytes)
         if not is_intact(line):
             raise StoreError(f"{self._path} was damaged after it was read. {self._repair_hint()}")
-        return dataclasses.replace(decode(line), retracted=place.retracted)
+        try:
+            return dataclasses.replace(decode(line), retracted=place.retracted)
+        except ValueError as error:
+            raise StoreError(f"{self._path}: {error}. {self._repair_hint()}") from error
 
     def _committed_size(self) -> int:
         try:

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dovetail.core.disk import fsync_folder, writer
+from dovetail.core.disk import MAX_JSON_BYTES, MissingError, fsync_folder, open_file, writer
 from dovetail.core.errors import StoreError
 from dovetail.labels._label_file import (
     FILE,
     MARK,
     head,
-    is_intact,
+    is_valid,
     read_committed_size,
     salvage,
     write_committed_size,
@@ -48,7 +48,7 @@ def verify_labels(folder: Path | str) -> list[LabelFinding]:
             problem = _problem(body, ended=ended)
             if problem:
                 findings.append(LabelFinding(path=path, line=number, problem=problem[0], recoverable=problem[1]))
-    except FileNotFoundError:
+    except (FileNotFoundError, MissingError):
         if committed:
             findings.append(_file_finding(path, "is missing", "nothing: label the episodes again"))
         return findings
@@ -71,7 +71,7 @@ def repair_labels(folder: Path | str) -> Path | None:
         changed = False
         with staged.open("wb") as file:
             for body, ended in _lines(path) if path.exists() else ():
-                kept = [body] if is_intact(body) else salvage(body)
+                kept = [body] if is_valid(body) else salvage(body)
                 changed |= kept != [body] or not ended
                 for line in kept:
                     file.write(line + b"\n")
@@ -91,18 +91,18 @@ def repair_labels(folder: Path | str) -> Path | None:
 
 def _problem(body: bytes, *, ended: bool) -> tuple[str, str] | None:
     """Return the problem of a line and what can be recovered from it."""
-    if not body or is_intact(body):
+    if not body or is_valid(body):
         return None
     intact = salvage(body)
     if intact:
-        episodes = ", ".join(head(line).episode_id for line in intact)
+        episodes = ", ".join(head(line).episode_id[:120] for line in intact[:20])
         return "has a damaged end", f"the labels of {episodes}"
     return ("is damaged", "all other lines, but nothing of this one") if ended else None
 
 
 def _lines(path: Path) -> Iterator[tuple[bytes, bool]]:
-    with path.open("rb") as file:
-        for line in file:
+    with open_file(path) as file:
+        while line := file.readline(MAX_JSON_BYTES + 1):
             yield line.removesuffix(b"\n"), line.endswith(b"\n")
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,14 @@ from typing import Any
 import safetensors
 import safetensors.numpy
 
-from dovetail.core.disk import dump_json, load_json, read_file, write_atomic
+from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, make_folder, read_file, write_atomic
 from dovetail.core.errors import CheckpointError, StoreError
 from dovetail.core.types import Array
 
 __all__ = ["checkpoint_facts", "load_checkpoint", "save_checkpoint"]
 
 SCHEMA = 1
+_FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[str, int | float | str]) -> None:
@@ -24,32 +27,36 @@ def save_checkpoint(folder: Path, state: Mapping[str, Array], *, facts: Mapping[
 
     Each folder has one writer, so temporary files in it are from a killed process and are removed.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    for leftover in folder.glob(".*.tmp"):
-        leftover.unlink()
     data = safetensors.numpy.save({name: value.copy() for name, value in state.items()})
     digest = hashlib.sha256(data).hexdigest()
     name = f"state-{digest[:16]}.safetensors"
-    write_atomic(folder / name, data)
     manifest = {"schema": SCHEMA, "file": name, "sha256": digest, **facts}
-    write_atomic(folder / "manifest.json", dump_json(manifest, indent=2))
+    try:
+        make_folder(folder)
+        for leftover in folder.glob(".*.tmp"):
+            leftover.unlink()
+        write_atomic(folder / name, data)
+        write_atomic(folder / "manifest.json", dump_json(manifest, indent=2))
+    except OSError as error:
+        raise StoreError(f"cannot write checkpoint {folder}: {error.strerror or error}") from error
     for old in folder.glob("state-*.safetensors"):
         if old.name != name:
-            old.unlink()
+            with contextlib.suppress(OSError):  # the checkpoint is saved; the next call removes the rest
+                old.unlink()
 
 
 def load_checkpoint(folder: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return state and facts. Raise CheckpointError for a missing or damaged checkpoint."""
     name, digest, facts = _manifest(folder)
     try:
-        data = (folder / Path(name).name).read_bytes()
-    except OSError as error:
-        raise CheckpointError(f"cannot read the data of checkpoint {folder}: {error.strerror}") from error
+        data = read_file(folder / name)
+    except StoreError as error:
+        raise CheckpointError(f"cannot read the data of checkpoint {folder}: {error}") from error
     if hashlib.sha256(data).hexdigest() != digest:
         raise CheckpointError(f"checkpoint {folder / name} is damaged: its checksum does not match")
     try:
         return dict(safetensors.numpy.load(data)), facts
-    except safetensors.SafetensorError as error:
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: numpy lacks the type
         raise CheckpointError(f"checkpoint {folder / name} cannot be read: {error}") from error
 
 
@@ -62,8 +69,8 @@ def _manifest(folder: Path) -> tuple[str, str, dict[str, Any]]:
     """Return the name of the data file, its hash, and the facts."""
     path = folder / "manifest.json"
     try:
-        manifest = load_json(read_file(path), name=str(path), indent=2)
-        schema, name, digest = manifest.pop("schema"), manifest.pop("file"), manifest.pop("sha256")
+        manifest = load_json(read_file(path, max_bytes=MAX_JSON_BYTES), name=str(path), indent=2)
+        schema, name, digest = manifest.pop("schema"), str(manifest.pop("file")), manifest.pop("sha256")
     except (StoreError, KeyError) as error:
         raise CheckpointError(f"{folder} is not a checkpoint: {error}") from error
     if schema != SCHEMA:
@@ -71,4 +78,6 @@ def _manifest(folder: Path) -> tuple[str, str, dict[str, Any]]:
             f"checkpoint {folder} has schema {schema}, but this version reads {SCHEMA}. Resume with the version that "
             "wrote it, or start a new run"
         )
+    if not _FILE.fullmatch(name):
+        raise CheckpointError(f"{folder} is not a checkpoint: {name[:80]!r} is not the name of its data")
     return name, digest, manifest

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from dovetail.config.load import saved_values
 from dovetail.config.schema import PluginSection
 from dovetail.core.errors import DovetailError
 from dovetail.core.types import Array
@@ -69,5 +68,4 @@ class LiveRenderer:
 
     def _config(self) -> dict[str, Any]:
         """The resolved config as plain values: parsing its policy section would load torch."""
-        config: dict[str, Any] = yaml.safe_load((self._folder / "config.yaml").read_text("utf-8"))
-        return config
+        return saved_values(self._folder)

@@ -32,7 +32,9 @@ _PR_SET_PDEATHSIG = 1
 
 
 class ChildProcess:
-    """`python -m MODULE ARGUMENTS`, in its own process group: Ctrl-C reaches only the parent, which ends its children.
+    """`python -P -m MODULE ARGUMENTS`, in its own process group: Ctrl-C reaches only the parent, which ends its children.
+
+    -P: a file of the current folder, such as a downloaded `av.py`, must not replace a module.
 
     `title` names it in messages. `environment` changes this process's variables; None removes one. `stdin_pipe` opens a
     pipe that closes with this process, so that the child can end too. `end_with_parent` has the kernel send SIGTERM then.
@@ -56,7 +58,7 @@ class ChildProcess:
         self.error: str | None = None  # why it ended, if the child sent that
         variables = {**os.environ, **environment}
         self.popen: subprocess.Popen[str] = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            [sys.executable, "-P", "-m", module, *arguments],
             pass_fds=tuple(descriptors),
             env={name: value for name, value in variables.items() if value is not None},
             stdin=subprocess.PIPE if stdin_pipe else subprocess.DEVNULL,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,9 +13,21 @@ from typing import IO, Any
 
 from dovetail.config.load import config_hash, load_saved, save
 from dovetail.config.schema import RunConfig
-from dovetail.core.disk import MissingError, dump_json, load_json, read_file, write_atomic
+from dovetail.core.disk import (
+    MAX_JSON_BYTES,
+    MissingError,
+    dump_json,
+    load_json,
+    open_file,
+    open_for_update,
+    open_lock,
+    parse_json,
+    read_file,
+    write_atomic,
+)
 from dovetail.core.errors import RunFolderError, StoreError
 from dovetail.episodes.spool import Spool
+from dovetail.runs.contents import check_run_folder
 
 __all__ = ["RunFolder", "read_events"]
 
@@ -28,29 +41,30 @@ class RunFolder:
         self.path = path
         self.config = config
         self.config_hash = saved_hash or config_hash(config)  # as saved: an older version may have used other keys
-        self._lock: IO[str] | None = None
+        self._lock: IO[bytes] | None = None
 
     @staticmethod
     def create(path: Path, config: RunConfig) -> RunFolder:
         if path.exists():
             raise RunFolderError(f"run folder {path} exists already: choose another --name, or use --resume")
         try:
-            path.mkdir(parents=True)
+            path.mkdir(parents=True, mode=0o700)  # images and tokens are for this user only
         except OSError as error:
             raise RunFolderError(f"cannot make run folder {path}: {error.strerror}") from error
         try:
             save(config, path)
         except RunFolderError:
-            path.rmdir()
+            shutil.rmtree(path)
             raise
         return RunFolder(path, config)
 
     @staticmethod
-    def open(path: Path, *, expect: RunConfig | None = None) -> RunFolder:
-        """A run that is there; with `expect`, only if it was made by that very config."""
+    def open(path: Path, *, expect: RunConfig | None = None, trusted: bool = False) -> RunFolder:
+        """A run that is there; with `expect`, only if it was made by that very config. `trusted`: see `load_saved`."""
         if not (path / "config.yaml").is_file():
             raise RunFolderError(f"{path} is not a run folder: it has no config.yaml")
-        config, saved_hash = load_saved(path)
+        check_run_folder(path)
+        config, saved_hash = load_saved(path, trusted=trusted)
         if expect is not None and config_hash(config) != config_hash(expect):
             raise RunFolderError(
                 f"run folder {path} belongs to config {config_hash(config)}, not {config_hash(expect)}: "
@@ -60,13 +74,23 @@ class RunFolder:
 
     def lock(self) -> None:
         """Become the only process that writes here. The lock ends with the process."""
+        self._refuse_hard_links()
         try:
-            self._lock = (self.path / ".lock").open("w")
+            self._lock = open_lock(self.path / ".lock")
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise RunFolderError(f"another process is working in run folder {self.path}") from error
         except OSError as error:
             raise RunFolderError(f"cannot write to run folder {self.path}: {error.strerror}") from error
+
+    def _refuse_hard_links(self) -> None:
+        """The replay buffer is written in place, so a second name of its files would change too."""
+        for path in self.replay.rglob("*"):
+            if path.is_file() and path.lstat().st_nlink > 1:
+                raise RunFolderError(
+                    f"{path} is a hard link, and writing would change its other name too. Delete {self.replay}: it is "
+                    "made again"
+                )
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -120,8 +144,8 @@ class RunFolder:
 
     def event(self, kind: str, /, **fields: Any) -> None:
         line = json.dumps({"time": time.time(), "event": kind, **fields}).encode() + b"\n"
-        with (self.path / _EVENTS).open("a+b") as file:
-            if file.tell():
+        with open_for_update(self.path / _EVENTS, append=True) as file:
+            if file.seek(0, os.SEEK_END):
                 file.seek(-1, os.SEEK_END)
                 if file.read(1) != b"\n":  # a full disk or a power loss left half a line
                     line = b"\n" + line
@@ -147,18 +171,19 @@ class RunFolder:
 
 
 def read_events(run: Path, *kinds: str) -> Iterator[dict[str, Any]]:
-    """Events of these kinds in a run's folder, oldest first. Incomplete lines are skipped."""
-    try:
-        lines = (run / _EVENTS).read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return
+    """Events of these kinds in a run's folder, oldest first. Incomplete and oversized lines are skipped."""
     patterns = [f'"event": {json.dumps(kind)}'.encode() for kind in kinds]
-    for line in lines:
-        if not any(pattern in line for pattern in patterns):  # parsing all lines would be slow
-            continue
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue  # a kill, a full disk or a power loss left half a line
-        if isinstance(event, dict) and event.get("event") in kinds:
-            yield event
+    try:
+        file = open_file(run / _EVENTS)
+    except MissingError:
+        return
+    with file:
+        while line := file.readline(MAX_JSON_BYTES + 1):
+            if not any(pattern in line for pattern in patterns):  # parsing all lines would be slow
+                continue
+            try:
+                event = parse_json(line)
+            except ValueError:
+                continue  # a kill, a full disk or a power loss left half a line
+            if isinstance(event, dict) and event.get("event") in kinds:
+                yield event

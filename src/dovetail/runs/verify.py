@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from dovetail.config.load import load_saved
-from dovetail.core.disk import MissingError, load_json, read_file
+from dovetail.core.disk import MissingError, load_json, open_lock, read_file
 from dovetail.core.errors import CheckpointError, DovetailError, PluginError, RunFolderError, StoreError
 from dovetail.episodes.verify import Finding, repair, verify_log, verify_spool
 from dovetail.labels.verify import repair_labels, verify_labels
@@ -159,7 +159,7 @@ def _small_file(path: Path) -> Iterator[Problem]:
 def locked_for_repair(path: Path) -> Iterator[None]:
     """Take the lock of a run folder whose config may be damaged."""
     try:
-        lock = (path / ".lock").open("w")
+        lock = open_lock(path / ".lock")
     except OSError as error:
         raise RunFolderError(f"cannot write to run folder {path}: {error.strerror}") from error
     with lock:

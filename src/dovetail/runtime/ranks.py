@@ -262,7 +262,8 @@ def follow(channel: RankChannel) -> None:
     torch.set_flush_denormal(settings["flush_denormal"])
     keep_freed_memory()
     rank, size = settings["rank"], settings["size"]
-    config, robot = load_saved(Path(settings["folder"]), quiet=True).config, RobotSpec.from_json(settings["robot"])
+    config = load_saved(Path(settings["folder"]), quiet=True, trusted=True).config
+    robot = RobotSpec.from_json(settings["robot"])
     device = _device(config, settings, rank=rank)
     if device.type == "cuda":
         torch.cuda.set_device(device)

@@ -11,6 +11,7 @@ Readers take no lock. A file lock serializes publishers of all processes.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ import safetensors
 import safetensors.numpy
 
 from dovetail.core.disk import (
+    MAX_JSON_BYTES,
     MissingError,
     dump_json,
     fsync_folder,
@@ -36,7 +38,8 @@ from dovetail.core.types import Array, WeightSnapshot
 __all__ = ["DiskWeightStore"]
 
 SCHEMA = 1
-_VERSION = re.compile(r"v(\d{8,})\.json")
+_VERSION = re.compile(r"v([0-9]{8,18})\.json")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class DiskWeightStore:
@@ -65,7 +68,8 @@ class DiskWeightStore:
                 raise UsageError(f"cannot publish version {version}: version {newest} exists already")
             manifest = {"schema": SCHEMA, "version": version, "components": hashes}
             self._replace(self._path(version), dump_json(manifest, indent=1), temporary)
-            self._prune()
+            with contextlib.suppress(OSError):  # the version is published; the next call prunes
+                self._prune()
         return version
 
     def latest(self, *, newer_than: int = 0) -> WeightSnapshot | None:
@@ -101,7 +105,8 @@ class DiskWeightStore:
             if version is None:
                 path.unlink(missing_ok=True)
                 fsync_folder(self._folder)
-                self._prune()
+                with contextlib.suppress(OSError):
+                    self._prune()
                 return
             if version not in self.versions():
                 raise UsageError(f"cannot pin version {version}: {self._valid()}")
@@ -125,29 +130,39 @@ class DiskWeightStore:
         """The pinned version, if any."""
         path = self._folder / "pin.json"
         try:
-            return int(load_json(read_file(path), name=str(path))["version"])
+            return int(load_json(read_file(path, max_bytes=1000), name=str(path))["version"])
         except MissingError:
             return None
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"{path} is not valid: {error}") from error
 
     def hashes(self, version: int) -> dict[str, str]:
         """The sha256 of each component of a version."""
         path = self._path(version)
         try:
-            data = load_json(read_file(path), name=str(path), indent=1)
+            data = load_json(read_file(path, max_bytes=MAX_JSON_BYTES), name=str(path), indent=1)
         except MissingError as error:
             raise MissingError(f"{path} is missing: {self._valid()}") from error
-        if data["schema"] != SCHEMA or data["version"] != version:
-            found = f"version {data['version']}, schema {data['schema']}"
+        if data.get("schema") != SCHEMA or data.get("version") != version:
+            found = f"version {str(data.get('version'))[:80]}, schema {str(data.get('schema'))[:80]}"
             raise StoreError(f"{path} has {found}, expected version {version}, schema {SCHEMA}")
         hashes: dict[str, str] = data["components"]
+        valid = isinstance(hashes, dict) and all(
+            isinstance(digest, str) and _DIGEST.fullmatch(digest) for digest in hashes.values()
+        )
+        if not valid:
+            raise StoreError(f"{path} is not valid: its components should be named by their sha256")
         return hashes
 
     def _blob(self, digest: str) -> Path:
         return self._components / f"{digest}.safetensors"
 
     def _read(self, digest: str) -> Mapping[str, Array]:
-        data = read_file(self._blob(digest), checksum=digest)
-        arrays: dict[str, Array] = safetensors.numpy.load(data)
+        path = self._blob(digest)
+        try:
+            arrays: dict[str, Array] = safetensors.numpy.load(read_file(path, checksum=digest))
+        except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: numpy lacks the type
+            raise StoreError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
         for array in arrays.values():
             array.flags.writeable = False
         self._verified.add(digest)
@@ -160,7 +175,8 @@ class DiskWeightStore:
         if path.exists():
             if digest in self._verified:
                 return digest
-            if sha256(path.read_bytes()) == digest:
+            if sha256(read_file(path)) == digest:
+                fsync_folder(self._components)  # a failure or a kill may have prevented it
                 self._verified.add(digest)
                 return digest
         self._components.mkdir(exist_ok=True)

@@ -12,6 +12,7 @@ from dovetail.api.names import find_run
 from dovetail.cli._terminal import console, say
 from dovetail.core.errors import DovetailError, RunFolderError
 from dovetail.episodes.log import EpisodeLog
+from dovetail.runs.contents import check_run_folder
 from dovetail.runs.verify import Problem, locked_for_repair, verify_episodes, verify_other_files
 
 __all__ = ["verify"]
@@ -96,5 +97,6 @@ def _find(run: str, runs_dir: Path) -> Path:
     except RunFolderError:
         for path in (runs_dir / run, Path(run)):
             if (path / "episodes").is_dir():
+                check_run_folder(path)
                 return path
         raise

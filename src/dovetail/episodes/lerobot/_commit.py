@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from dovetail.core.disk import fsync_folder
+from dovetail.core.disk import check_folder, fsync_folder
 from dovetail.core.errors import StoreError, UsageError
 
 __all__ = ["SCRATCH", "Staging", "exclusive"]
@@ -107,6 +107,7 @@ def exclusive(folder: Path) -> Iterator[Staging]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UsageError(f"another export is writing to {folder}. Wait until it has ended.") from error
+        check_folder(folder)  # no file is moved through a link
         staging = Staging(folder)
         staging.recover()
         try:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.disk import MAX_JSON_BYTES, MissingError, check_folder, parse_json, read_file
+from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.episodes.lerobot import _tables
+from dovetail.episodes.lerobot._checks import MAX_EPISODES, check_info, check_row, fill
 from dovetail.episodes.lerobot._layout import SCHEMA, Layout
 
 __all__ = [
@@ -27,6 +28,7 @@ __all__ = [
 ]
 
 VERSION = "v3.0"
+_MAX_ROWS_BYTES = 32 << 20  # as Python objects, rows take several times as much
 CHUNKS_SIZE = 1000  # files per folder
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 LAYOUT = "dovetail/dataset.json"
@@ -50,11 +52,13 @@ class Meta:
     def read(root: Path) -> Meta:
         path = root / INFO
         try:
-            info = json.loads(path.read_bytes())
-            version = str(info["codebase_version"])
-        except (FileNotFoundError, NotADirectoryError) as error:
+            if root.is_dir():
+                check_folder(root)
+            info = parse_json(read_file(path, max_bytes=MAX_JSON_BYTES))
+            version = str(info["codebase_version"])[:80]
+        except MissingError as error:
             raise UsageError(f"{root} is not a LeRobot dataset: it has no {INFO}") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{path} cannot be read: {error}") from error
         if version != VERSION:
             older = version.startswith(("v1", "v2"))
@@ -68,6 +72,7 @@ class Meta:
         missing = [name for name in required if name not in info]
         if missing:
             raise StoreError(f"{path} lacks: {', '.join(missing)}")
+        check_info(info, name=str(path))
         return Meta(root=root, info=info)
 
     @property
@@ -85,14 +90,14 @@ class Meta:
         if not path.exists():
             return None
         try:
-            data = json.loads(path.read_bytes())
+            data = parse_json(read_file(path, max_bytes=MAX_JSON_BYTES))
             if data["schema"] != SCHEMA:
                 raise UsageError(
-                    f"{path} has schema {data['schema']}, but this version of Dovetail reads {SCHEMA}"
+                    f"{path} has schema {str(data['schema'])[:80]}, but this version of Dovetail reads {SCHEMA}"
                 )
             return Layout.from_json(data)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise StoreError(f"{path} cannot be read: {error}") from error
+        except (AttributeError, ValueError, KeyError, TypeError, SpecMismatch) as error:
+            raise StoreError(f"{path} cannot be read: {' '.join(str(error).split())[:300]}") from error
 
     def tasks(self) -> dict[int, str]:
         return _tables.read_tasks(self.root / TASKS)
@@ -101,9 +106,15 @@ class Meta:
         """Return the rows of the episodes in order; by default all columns but the statistics."""
         rows: list[dict[str, Any]] = []
         for path in sorted((self.root / "meta" / "episodes").glob("*/*.parquet")):
-            rows += _tables.read_table(path, columns or self._plain(path)).to_pylist()
+            table = _tables.read_table(path, columns or self._plain(path))
+            if len(rows) + len(table) > MAX_EPISODES or table.nbytes > _MAX_ROWS_BYTES:
+                raise StoreError(f"{path} describes too many episodes: {len(table)} rows, {table.nbytes} bytes")
+            found = table.to_pylist()
+            for row in found:
+                check_row(row, name=str(path))
+            rows += found
         rows = sorted((row for row in rows if row["episode_index"] < self.num_episodes), key=_index)
-        if [row["episode_index"] for row in rows] != list(range(self.num_episodes)):
+        if [row["episode_index"] for row in rows] != [*range(min(self.num_episodes, len(rows) + 1))]:
             raise StoreError(
                 f"{self.root / INFO} lists {self.num_episodes} episodes, but meta/episodes describes {len(rows)}"
             )
@@ -126,13 +137,15 @@ class Meta:
         chunk, file = (row.get(f"videos/{feature}/{part}_index") for part in ("chunk", "file"))
         if chunk is None or file is None:
             raise StoreError(f"{self.root}: episode {row['episode_index']} has no video of {feature}")
-        return self._inside(self.info["video_path"], video_key=feature, chunk_index=chunk, file_index=file)
+        return self._inside(
+            str(self.info.get("video_path")), video_key=feature, chunk_index=chunk, file_index=file
+        )
 
     def _inside(self, pattern: str, **parts: Any) -> Path:
         """Refuse paths outside the dataset, which may come from an untrusted source."""
-        path = self.root / pattern.format(**parts)
-        if not path.resolve().is_relative_to(self.root.resolve()):
-            raise StoreError(f"{self.root / INFO} refers to a file outside the dataset: {path}")
+        path = self.root / fill(pattern, parts, name=str(self.root / INFO))
+        if ".." in path.parts or not path.is_relative_to(self.root) or "\0" in str(path):
+            raise StoreError(f"{self.root / INFO} refers to a file outside the dataset: {str(path)[:300]!r}")
         return path
 
 

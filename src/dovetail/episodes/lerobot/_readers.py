@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from dovetail.core.errors import StoreError
 from dovetail.episodes.lerobot import _tables
@@ -24,18 +23,16 @@ class RowReader:
         self._table: pa.Table | None = None
 
     def read(self, path: Path, first: int, num_rows: int) -> pa.Table:
-        try:
-            with pq.ParquetFile(path) as file:
-                sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-                ends = np.cumsum(sizes)
-                groups = [g for g, end in enumerate(ends) if end > first and end - sizes[g] < first + num_rows]
-                if not groups:
-                    raise StoreError(f"{path} has {sum(sizes)} rows, so there is no row {first}")
-                key = (path, tuple(groups))
-                if self._table is None or key != self._key:
-                    self._table, self._key = file.read_row_groups(groups), key
-        except (OSError, pa.ArrowException) as error:
-            raise StoreError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+        with _tables.open_parquet(path) as file:
+            sizes = file.num_rows
+            ends = np.cumsum(sizes)
+            groups = [g for g, end in enumerate(ends) if end > first and end - sizes[g] < first + num_rows]
+            if not groups:
+                raise StoreError(f"{path} has {sum(sizes)} rows, so there is no row {first}")
+            key = (path, tuple(groups))
+            if self._table is None or key != self._key:
+                self._table, self._key = None, None  # before the next is read
+                self._table, self._key = file.read(groups=groups), key
         return self._table.slice(first - int(ends[groups[0]] - sizes[groups[0]]), num_rows)
 
 

@@ -9,13 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from dovetail.core.disk import parse_json
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose, Source
 from dovetail.episodes.lerobot._layout import EXPOSED, STATE, Layout, exact_in_float32
 
-__all__ = ["episode_facts", "features_of", "kept_arrays", "labels_facts", "parse_facts", "succeeded"]
+__all__ = [
+    "episode_facts",
+    "features_of",
+    "imported_labels",
+    "kept_arrays",
+    "labels_facts",
+    "parse_facts",
+    "succeeded",
+]
 
 _PLAIN = [field.name for field in fields(Episode) if field.name not in ("robot", "segments")]
+IMPORTED = "imported"  # labeler of imported labels
+_MAX_CHARS, _MAX_NUMBER = 10_000, 9 * 10**18
 _OUTCOMES = {"purpose": Purpose, "outcome": Outcome, "judgement": Outcome}
 
 
@@ -111,12 +122,45 @@ def episode_facts(episode: Episode) -> str:
 
 def parse_facts(text: str) -> tuple[dict[str, Any], int]:
     """Return arguments of `Episode`, and the time of the last observation."""
-    facts = json.loads(text)
-    last_time_ns = int(facts.pop("last_time_ns"))
-    facts = {name: value for name, value in facts.items() if name in _PLAIN}
-    for name, kind in _OUTCOMES.items():
-        facts[name] = kind(facts[name]) if facts[name] is not None else None
+    try:
+        facts = parse_json(text)
+        last_time_ns = int(facts.pop("last_time_ns"))
+        facts = {name: facts[name] for name in _PLAIN if name in facts}
+        for name, kind in _OUTCOMES.items():
+            facts[name] = kind(facts[name]) if facts[name] is not None else None
+        for name in ("id", "task", "prompt", "operator", "config_hash"):
+            if not isinstance(facts[name], str) or len(facts[name]) > _MAX_CHARS:
+                raise ValueError(f"{name} should be a text")
+        for name in ("seed", "started_unix_ns"):
+            if type(facts[name]) is not int or not 0 <= facts[name] < _MAX_NUMBER:
+                raise ValueError(f"{name} should be a number")
+        if not isinstance(facts.get("boot_id", ""), str) or abs(last_time_ns) >= _MAX_NUMBER:
+            raise ValueError("boot_id or last_time_ns is not valid")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"the facts of an episode are not valid: {' '.join(str(error).split())[:200]}") from error
     return facts, last_time_ns
+
+
+def imported_labels(text: str, *, episode_id: str, rewards: Array, discounts: Array) -> Labels:
+    """Labels of a dataset. Who gave them is kept as information in `version`."""
+    try:
+        facts = parse_json(text)
+        confidence = float(facts["confidence"])
+        if not 0 <= confidence <= 1 or not all(isinstance(facts[name], bool) for name in ("success", "discard")):
+            raise ValueError("success, discard or confidence is out of range")
+        return Labels(
+            episode_id=episode_id,
+            rewards=rewards,
+            discounts=discounts,
+            success=facts["success"],
+            confidence=confidence,
+            labeler=IMPORTED,
+            version=f"{facts['labeler']} {facts['version']}, priority {facts['priority']}"[:200],
+            discard=facts["discard"],
+            why=str(facts["why"])[:1000],
+        )
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise StoreError(f"a label of the dataset is not valid: {' '.join(str(error).split())[:200]}") from error
 
 
 def labels_facts(labels: Labels | None) -> str | None:

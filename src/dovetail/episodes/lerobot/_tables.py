@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import math
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dovetail.core.disk import open_file
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array
+from dovetail.episodes._parquet_pages import MAX_EXTRA_BYTES, ParquetSizes
 from dovetail.episodes.lerobot._stats import QUANTILES, Stats
 
 __all__ = [
     "KEPT",
+    "ParquetReader",
     "column",
     "data_schema",
     "data_table",
     "episodes_schema",
+    "open_parquet",
     "pack",
     "read_schema",
     "read_table",
@@ -158,21 +166,39 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
+@contextlib.contextmanager
+def open_parquet(path: Path) -> Iterator[ParquetReader]:
+    try:
+        with open_file(path) as source, pq.ParquetFile(source) as file:
+            yield ParquetReader(file, ParquetSizes(source))
+    except (OSError, ValueError, pa.ArrowException, RecursionError) as error:
+        raise StoreError(f"cannot read {path}: {' '.join(str(error).split())[:300]}") from error
+
+
+class ParquetReader:
+    """Reads row groups of a file. Refuses tables that take far more memory than the file has bytes."""
+
+    def __init__(self, file: pq.ParquetFile, sizes: ParquetSizes) -> None:
+        self._file, self._sizes = file, sizes
+        self.schema: pa.Schema = file.schema_arrow
+        self.num_rows = sizes.num_rows  # of each row group
+
+    def read(self, *, groups: Sequence[int] | None = None, columns: Sequence[str] | None = None) -> pa.Table:
+        self._sizes.check(groups=groups, columns=columns)
+        if groups is None:
+            return self._file.read(columns=columns)
+        return self._file.read_row_groups(groups, columns=columns)
+
+
 def read_table(path: Path, columns: Iterable[str] | None = None) -> pa.Table:
     """Read those of the given columns that the file has; by default all."""
-    try:
-        with pq.ParquetFile(path) as file:
-            wanted = None if columns is None else [c for c in columns if c in file.schema_arrow.names]
-            return file.read(columns=wanted)
-    except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    with open_parquet(path) as file:
+        return file.read(columns=None if columns is None else [c for c in columns if c in file.schema.names])
 
 
 def read_schema(path: Path) -> pa.Schema:
-    try:
-        return pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
-        raise StoreError(f"cannot read {path}: {' '.join(str(error).split())}") from error
+    with open_parquet(path) as file:
+        return file.schema
 
 
 def column(table: pa.Table, name: str) -> Array:
@@ -181,6 +207,10 @@ def column(table: pa.Table, name: str) -> Array:
     while pa.types.is_nested(values.type):
         values = values.flatten()
     flat = np.asarray(values.to_numpy(zero_copy_only=False))
+    if flat.dtype.hasobject or values.null_count:
+        raise StoreError(f"column '{name}' has missing values, or values that are not numbers")
+    if len(table) and len(flat) % len(table):
+        raise StoreError(f"column '{name}' has rows of different lengths")
     return flat if len(flat) == len(table) else flat.reshape(len(table), -1)
 
 
@@ -192,5 +222,28 @@ def pack(arrays: Mapping[str, Array]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, Array]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
+    """Unpack the arrays of `pack`. Raises StoreError if they are damaged, or take far more memory than the data."""
+    limit = MAX_EXTRA_BYTES + 2 * len(data)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            if sum(member.file_size for member in archive.infolist()) > limit:
+                raise ValueError(f"{len(data)} bytes decode to more than the {limit} that are allowed")
+            return {
+                member.filename.removesuffix(".npy"): _array(archive.open(member), member.file_size)
+                for member in archive.infolist()
+            }
+    except (ValueError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
+        raise StoreError(
+            f"the arrays of an episode cannot be read: {' '.join(str(error).split())[:200]}"
+        ) from error
+
+
+def _array(file: IO[bytes], num_bytes: int) -> Array:
+    """Read a .npy file. Its header gives a shape, for which numpy would allocate memory before it reads the values."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.kind not in "biuf" or math.prod(shape) * dtype.itemsize > num_bytes:
+        raise ValueError(f"an array of {dtype}{list(shape)} does not fit its {num_bytes} bytes")
+    values = np.frombuffer(file.read(), dtype)
+    return values.reshape(shape, order="F" if fortran else "C").copy()

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 
+from dovetail.core.disk import MAX_JSON_BYTES, parse_json, read_file
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array
 from dovetail.episodes.lerobot import _meta, _tables
@@ -59,9 +60,9 @@ class Totals:
         tasks = meta.tasks()
         path = meta.root / _meta.STATS
         try:
-            stats = json.loads(path.read_bytes())
+            stats = parse_json(read_file(path, max_bytes=MAX_JSON_BYTES))
             image_stats = {camera.feature: stats[camera.feature] for camera in layout.cameras}
-        except (OSError, ValueError, KeyError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{path} cannot be read: {error}") from error
         return Totals(
             layout=layout,

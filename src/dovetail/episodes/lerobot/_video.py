@@ -10,9 +10,10 @@ from typing import cast
 import av
 import numpy as np
 
+from dovetail.core.disk import open_file
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
-from dovetail.episodes._frames import start_encoding
+from dovetail.episodes._frames import open_video, start_encoding
 
 __all__ = ["CODECS", "VideoWriter", "as_rgb", "read_frames"]
 
@@ -87,9 +88,8 @@ def read_frames(path: Path, times_s: Array, *, fps: float) -> Iterator[Array]:
     """Yield the frames, uint8 [H, W, 3], nearest to the increasing times, each within half a frame."""
     reach_s = 0.5 / fps
     try:
-        with av.open(str(path), "r") as container:
+        with open_file(path) as file, open_video(file, "mov") as container:
             stream = container.streams.video[0]
-            stream.codec_context.thread_count = 1
             assert stream.time_base is not None, "an mp4 has a time base"
             container.seek(max(0, int((times_s[0] - reach_s) / stream.time_base)), stream=stream)
             wanted = 0
@@ -104,6 +104,6 @@ def read_frames(path: Path, times_s: Array, *, fps: float) -> Iterator[Array]:
                     wanted += 1
                 if wanted == len(times_s):
                     return
-    except (av.FFmpegError, OSError, IndexError) as error:
+    except (av.FFmpegError, OSError, ValueError, OverflowError) as error:
         raise StoreError(f"{path} cannot be decoded: {error}") from error
     raise StoreError(f"{path} has no frame at {times_s[wanted]:.4f} s, but the dataset refers to it")

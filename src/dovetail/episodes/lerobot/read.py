@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,9 +20,11 @@ import pyarrow as pa
 from PIL import Image
 
 from dovetail.core.clock import NS_PER_S
+from dovetail.core.disk import parse_json
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import RobotSpec, match
 from dovetail.core.types import Array, Episode, Labels, Observation, Outcome, Purpose, Segment, Source
+from dovetail.episodes._frames import MAX_PIXELS
 from dovetail.episodes.ids import check_episode_id
 from dovetail.episodes.lerobot import _mapping, _rows, _tables
 from dovetail.episodes.lerobot._layout import EXPOSED, Layout
@@ -32,6 +35,7 @@ from dovetail.episodes.lerobot._video import read_frames
 
 __all__ = ["Dataset", "open_dataset"]
 
+MAX_PROMPT_CHARS = 10_000
 _COUNTERS = ("index", "episode_index", "task_index")  # change when datasets are merged or split
 
 
@@ -103,7 +107,7 @@ class Dataset:
     def episode_id(self, index: int) -> str:
         """Return the id of an episode without decoding its images."""
         kept = self._kept.row(index)
-        return str(kept["id"] if kept else self._demo(index, self._table(index))["id"])
+        return check_episode_id(str(kept["id"]) if kept else self._demo(index, self._table(index))["id"])
 
     def episode(self, index: int) -> Episode:
         """Return an episode.
@@ -116,8 +120,8 @@ class Dataset:
         arrays = _tables.unpack(kept["arrays"]) if kept else {}
         columns = {**self._columns(table), **self._observations(table, whole=_under("steps/", arrays))}
         if kept:
-            facts, last_time_ns = _rows.parse_facts(kept["episode"])
-            robot = _mapping.without(RobotSpec.from_json(json.loads(kept["robot"])), self._mapped)
+            facts, last_time_ns = self._facts(kept)
+            robot = _mapping.without(self._robot(kept), self._mapped)
         else:
             facts, robot = self._demo(index, table), self.robot
             last_time_ns = int(columns["time_ns"][-1]) + round(NS_PER_S / self._meta.info["fps"])
@@ -141,17 +145,32 @@ class Dataset:
         return kind != "observation" or key in self._mapped.numbers or key in self._mapped.pictures
 
     def labels(self, index: int) -> Labels | None:
-        """Return the labels with which Dovetail exported the episode, if any."""
+        """Return the labels with which Dovetail exported the episode, if any, as labels of `imported` and priority 0.
+
+        A dataset states its labelers and priorities itself, so they must not outrank a person of this run.
+        """
         kept = self._kept.row(index)
         if kept is None or kept["labels"] is None:
             return None
         table = self._table(index)
-        return Labels(
-            episode_id=kept["id"],
-            rewards=_tables.column(table, "next.reward"),
-            discounts=_tables.column(table, "complementary_info.discount"),
-            **json.loads(kept["labels"]),
+        rewards, discounts = (self._numbers(table, f) for f in ("next.reward", "complementary_info.discount"))
+        return _rows.imported_labels(
+            kept["labels"], episode_id=self.episode_id(index), rewards=rewards, discounts=discounts
         )
+
+    def _facts(self, kept: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+        facts, last_time_ns = _rows.parse_facts(kept["episode"])
+        if facts["id"] != kept["id"]:
+            raise StoreError(
+                f"{self._meta.root}: an episode has the ids {facts['id'][:80]!r} and {kept['id'][:80]!r}"
+            )
+        return facts, last_time_ns
+
+    def _robot(self, kept: Mapping[str, Any]) -> RobotSpec:
+        try:
+            return RobotSpec.from_json(parse_json(kept["robot"]))
+        except (ValueError, KeyError, TypeError, SpecMismatch) as error:
+            raise StoreError(f"{self._meta.root}: the robot of an episode is not valid: {error}") from error
 
     def _table(self, index: int) -> pa.Table:
         row = self._rows[index]
@@ -218,7 +237,12 @@ class Dataset:
 
     def _prompt(self, index: int, table: pa.Table) -> str:
         named = self._rows[index].get("tasks")
-        return str(named[0] if named else self._tasks[int(self._numbers(table, "task_index")[0])])
+        if named:
+            return str(named[0])[:MAX_PROMPT_CHARS]
+        number = int(self._numbers(table, "task_index").reshape(-1)[0])
+        if number not in self._tasks:
+            raise StoreError(f"{self._meta.root}: there is no task {number}")
+        return str(self._tasks[number])[:MAX_PROMPT_CHARS]
 
     def _content(self, table: pa.Table, prompt: str) -> str:
         return _content_digest(table, prompt=prompt, features=self._meta.features)
@@ -241,9 +265,12 @@ class Dataset:
 
     def _pictures(self, row: Mapping[str, Any], table: pa.Table, feature: str, num_frames: int) -> Iterator[Array]:
         if self._meta.features[feature]["dtype"] == "image":
-            return (_decode(value, self._meta.root) for value in table[feature].to_pylist())
+            return (_decode(value.as_py(), self._meta.root) for value in table[feature])
         path, fps = self._meta.video_file(row, feature), self._meta.info["fps"]
-        times = row[f"videos/{feature}/from_timestamp"] + np.arange(num_frames) / fps
+        first = row.get(f"videos/{feature}/from_timestamp")
+        if first is None:
+            raise StoreError(f"{self._meta.root}: episode {row['episode_index']} has no video of {feature}")
+        times = first + np.arange(num_frames) / fps
         return read_frames(path, times, fps=fps)
 
 
@@ -253,13 +280,15 @@ def _under(prefix: str, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 def _decode(value: Mapping[str, Any] | None, root: Path) -> Array:
     """Decode an image that LeRobot has embedded in the table as a PNG file."""
-    data = value.get("bytes") if value else None
-    if data is None:
+    data = value.get("bytes") if isinstance(value, Mapping) else None
+    if not isinstance(data, bytes):
         raise StoreError(f"{root}: an image is missing in the data files")
     try:
-        with Image.open(io.BytesIO(data)) as picture:
+        with Image.open(io.BytesIO(data), formats=("PNG", "JPEG")) as picture:
+            if picture.width * picture.height > MAX_PIXELS:
+                raise ValueError(f"{picture.width}x{picture.height} pixels are too large")
             return np.asarray(picture.convert("RGB"))
-    except OSError as error:
+    except (OSError, ValueError, SyntaxError, zlib.error, Image.DecompressionBombError) as error:
         raise StoreError(f"{root}: an image in the data files cannot be decoded: {error}") from error
 
 

@@ -46,7 +46,7 @@ class LearnerRole(Role):
         super().__init__(name)
         torch.set_flush_denormal(True)
         keep_freed_memory()
-        self._folder = RunFolder.open(path)
+        self._folder = RunFolder.open(path, trusted=True)
         self._config = self._folder.config
         self._ended = threading.Event()
         self._store = StoreHandle(store, until=self._ended.is_set)

@@ -56,7 +56,7 @@ class StoreRole(Role):
 
     def __init__(self, name: str, *labelers: Any, path: Path) -> None:
         super().__init__(name)
-        self._folder, self._labelers = RunFolder.open(path), labelers
+        self._folder, self._labelers = RunFolder.open(path, trusted=True), labelers
         config = self._folder.config
         self._guard = threading.RLock()  # of the EpisodeStore and everything below
         self._grown = threading.Condition()  # notified when `trained_steps` changes
