@@ -118,7 +118,10 @@ class ControlLoop:
                 return EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True)
             except RobotFault as error:
                 self._robot.trip(str(error))  # no effect if the filter raised it
-                raise
+                if not self._should_stop():
+                    raise
+                fault = str(error)
+                return EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=0, stopped=True, fault=fault)
             fault = None
             try:
                 outcome = self._run(on_step)
@@ -126,7 +129,8 @@ class ControlLoop:
                 self._robot.trip(str(error))  # no effect if the filter raised it
                 # keep the steps before the fault, for inspection
                 outcome, fault = Outcome.ABORTED, str(error)
-                if not self._num_steps:
+                self._stopped = self._should_stop()
+                if not self._num_steps and not self._stopped:
                     raise
             return self._finish(outcome, fault)
         finally:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Self
 
 import numpy as np
@@ -24,9 +24,14 @@ class StopSources:
     """The emergency stops of the console and of the run, and the requests to end the run or the episode."""
 
     def __init__(
-        self, *, mailbox: Mailbox | None = None, run_stop: RunStop | None = None, board: Board | None = None
+        self,
+        *,
+        mailbox: Mailbox | None = None,
+        run_stop: RunStop | None = None,
+        board: Board | None = None,
+        should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        self.mailbox, self.run_stop, self._board = mailbox, run_stop, board
+        self.mailbox, self.run_stop, self._board, self._should_stop = mailbox, run_stop, board, should_stop
         self._confirmed = (0, 0)  # the press and the end that `confirm` has reported
 
     @classmethod
@@ -51,6 +56,8 @@ class StopSources:
             return f"the run is to end ({self.run_stop.end_source})"
         if self._board is not None and self._board.stopping:
             return "the supervisor asked it to stop"
+        if self._should_stop():
+            return "the run is to end"
         return None
 
     def confirm(self) -> None:
