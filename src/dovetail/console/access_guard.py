@@ -78,7 +78,7 @@ class AccessGuard:
             )
             return
         self.unproven.remove(scope.get("client"))
-        if not _is_small(headers):
+        if scope["type"] == "http" and not _is_small(headers):
             await _answer(send, 413, f"a request may have at most {MAX_BODY_BYTES} bytes\n", {})
             return
         if scope["type"] == "websocket":
