@@ -2,8 +2,8 @@
 
 with stop_world(tmp_path, arms=("left", "right")) as run:
     run.start_moving()
-    pressed_ns = run.press()                # dovetail stop
-    run.check_stopped(pressed_ns)
+    run.press()                             # dovetail stop
+    run.check_stopped()
     run.release()
 """
 
@@ -72,10 +72,13 @@ class StopWorld:
                 what=f"{arm} moves",
             )
 
-    def press(self, *arm: str) -> tuple[int, subprocess.CompletedProcess[str]]:
-        """`dovetail stop` in another process; returns when it was started."""
-        now_ns = time.monotonic_ns()
-        return now_ns, self.command("stop", str(self.path), *arm)
+    def press(self, *arm: str) -> subprocess.CompletedProcess[str]:
+        """`dovetail stop` in another process."""
+        return self.command("stop", str(self.path), *arm)
+
+    def wait_for_press(self, source: str) -> None:
+        with self.stop() as stop:
+            self.run.wait_until(lambda: stop.source == source, within_s=30.0, what=f"{source} was pressed")
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -87,20 +90,19 @@ class StopWorld:
             timeout=60,
         )
 
-    def check_stopped(self, since_ns: int, *arms: str) -> None:
-        """Each arm gets a stop command after that time, and no motion follows."""
-        for arm in arms or self.arms:
-            eventually(
-                lambda arm=arm: any(note.what == "stop" for note in self.notes(arm, since_ns)),
-                within_s=MAX_STOP_S,
-                what=f"{arm} has stopped",
-                details=lambda: self.run.events()[-3:],
-            )
-        time.sleep(0.3)
-        for arm in arms or self.arms:
-            notes = self.notes(arm, since_ns)
-            stopped_ns = next(note.time_ns for note in notes if note.what == "stop")
-            assert [note for note in notes if note.time_ns > stopped_ns and note.moves] == [], arm
+    def check_stopped(self, *arms: str) -> None:
+        """Each arm confirms the newest press, after a stop command, and no motion follows."""
+        with self.stop() as stop:
+            for arm in arms or self.arms:
+                confirmed_ns = eventually(
+                    lambda arm=arm: stop.emergency and stop.confirmed_ns(arm, after=stop.last_press(arm)),
+                    within_s=MAX_STOP_S,
+                    what=f"{arm} has confirmed the stop",
+                    details=lambda: self.run.events()[-3:],
+                )
+                assert any(note.what == "stop" for note in self.notes(arm, stop.pressed_ns)), arm
+                time.sleep(0.3)
+                assert [note for note in self.notes(arm, confirmed_ns) if note.moves] == [], arm
 
     def release(self, *arm: str) -> None:
         """`dovetail acknowledge`, and wait until the arms move again."""
