@@ -10,8 +10,9 @@ import pytest
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Event, HumanInput
 from dovetail.human import gamepad
+from dovetail.human.axes import map_axes
 from dovetail.human.browser import ConsoleControl, OperatorWithConsole
-from dovetail.human.device import DeviceOperator, OperatorWithStop, Reading, map_axes
+from dovetail.human.device import DeviceOperator, OperatorWithStop, Reading
 from dovetail.human.gamepad import GamepadConfig, GamepadOperator
 from dovetail.human.none import NoOperator
 from dovetail.human.pedal import PedalConfig, PedalDevice, PedalOperator

@@ -167,7 +167,7 @@ def test_control_changes_only_by_explicit_input(sequence_of_inputs):
             lost_presses[driver] = drivers_press
         if handover.control is Control.HUMAN:
             drivers_press = handover._last.press
-            assert lost_presses.get(handover.driver) != drivers_press
+            assert lost_presses.get(handover.driver, 0) < drivers_press
         if before is not Control.HUMAN and handover.control is Control.HUMAN:
             assert received.held and received.is_valid and time.monotonic_ns() - received.time_ns < 5 * S
         if decided is not None and decided.action is not None:

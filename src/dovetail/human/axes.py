@@ -1,20 +1,71 @@
-"""Maps the axes of an input device, each in [-1, 1], to an action within the robot's limits.
+"""Maps the axes of an input device, each in [-1, 1], to an action within the robot's limits, part by part.
 
-Motions are in the robot's base frame, so that up is up. They are rotated into the frame of the action, which is the pose at
-the start of the episode. A gripper axis opens above 0.5, closes below -0.5, and otherwise keeps the gripper's state.
+    ee_delta, ee_velocity       a motion in the robot's base frame, so that up is up, rotated into the frame of the part
+    velocity, joint_velocity    a velocity
+    joint_target                the measured joints and a step; a joint that is not moved keeps its target
+    gripper                     opens above 0.5, closes below -0.5, otherwise keeps its state
+
+An axis at 0 stands still. Other kinds of parts cannot be driven: see `AxisMapping.refusal`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from dovetail.core.specs import RobotSpec
+from dovetail.core.errors import UsageError
+from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.core.types import Array, Observation
 
-__all__ = ["AxisMapping", "cartesian_axes"]
+__all__ = ["AXES", "AxisMapping", "map_axes"]
 
-_JOINT_VELOCITY = 0.8  # rad/s
+AXES = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper", "base_x", "base_y", "base_turn")
+"""Axes of devices: the arm in the robot's base frame, the gripper, and a mobile base."""
+_CARTESIAN = ("ee_delta", "ee_velocity")
+_FROM_ZERO = (*_CARTESIAN, "velocity", "joint_velocity")
+_JOINT_VELOCITY = 0.8  # rad/s, if the part has no limit
 _GRIP = 0.5
+_BASE = {  # by unit and number of axes: forward, left, turn
+    ("m/s+rad/s", 3): ("base_x", "base_y", "base_turn"),
+    ("m/s+rad/s", 2): ("base_x", "base_turn"),
+    ("m/s", 2): ("base_x", "base_y"),
+    ("m/s", 1): ("base_x",),
+    ("rad/s", 1): ("base_turn",),
+}
+_ARM_AXIS_FOR_BASE = {"base_x": "dx", "base_y": "dy", "base_turn": "drz"}  # for a robot without an arm
+
+
+def map_axes(robot: RobotSpec, *, name: str) -> dict[int, int]:
+    """Map the robot's action axes to device axes. Raises UsageError for a robot that devices cannot drive.
+
+    Devices drive one arm with Cartesian actions, its grippers and one mobile base. Other parts stand still.
+    """
+    arms = [part for part in robot.parts if part.kind in _CARTESIAN]
+    bases = [part for part in robot.parts if part.kind == "velocity"]
+    problem = AxisMapping(robot).refusal
+    if not arms and not bases:
+        kinds = ", ".join(dict.fromkeys(part.kind for part in robot.parts)) or robot.action_kind
+        problem = f"takes {kinds} actions. Set robot.action=ee_delta or use another operator"
+    elif len(arms) > 1 or len(bases) > 1:
+        problem = f"has {len(arms)} arms and {len(bases)} bases, and devices drive one. Use another operator"
+    if problem is not None:
+        raise UsageError(f"operator '{name}' drives in Cartesian space, but robot '{robot.name}' {problem}")
+    mapped: dict[int, int] = {}
+    for part in robot.parts:
+        first = robot.slice_of(part.name).start
+        if part.kind in _CARTESIAN:
+            mapped |= {first + axis: axis for axis in range(part.num_axes)}
+        elif part.kind == "gripper":
+            mapped |= {first + axis: AXES.index("gripper") for axis in range(part.num_axes)}
+        elif part.kind == "velocity":
+            if (part.unit, part.num_axes) not in _BASE:
+                raise UsageError(
+                    f"operator '{name}' cannot drive part '{part.name}' of robot '{robot.name}': expected forward, left and "
+                    f"turn, or fewer, but it has {part.num_axes} axes in {part.unit}"
+                )
+            axes = _BASE[part.unit, part.num_axes]
+            used = axes if arms else tuple(_ARM_AXIS_FOR_BASE[axis] for axis in axes)
+            mapped |= {first + at: AXES.index(axis) for at, axis in enumerate(used)}
+    return mapped
 
 
 class AxisMapping:
@@ -22,71 +73,137 @@ class AxisMapping:
 
     def __init__(self, robot: RobotSpec, *, speed: float = 1.0) -> None:
         self._robot = robot
-        low, high = robot.action.bounds
-        self._low, self._high = low, high
-        bounded = np.isfinite(high - low)
-        self._middle = np.where(bounded, (low + high) / 2, 0.0)
-        self._reach = speed * np.where(bounded, (high - low) / 2, 1.0)
-        self._grip = robot.axes_of("gripper")
-        self._is_joint = robot.action_kind == "joint_target" and "joint_pos" in robot.observation
-        self._step = speed * _JOINT_VELOCITY / robot.control_hz
-        pose = robot.observation.get("ee_pose")
-        known = pose is not None and pose.shape == (7,)
-        self._triples = [axes[0] for axes in cartesian_axes(robot)] if known else []
-        gripper = robot.observation.get("gripper")
-        self._grip_at = gripper.names.index("command") if gripper and "command" in gripper.names else 0
-        self.begin()
+        self._parts = [_PartMapping.of(robot, part, speed=speed) for part in robot.parts]
+        problems = [part.refusal for part in self._parts if part.refusal is not None]
+        self.refusal = problems[0] if problems else None if self._parts else "has no action parts"
+        self._low, self._high = robot.action.bounds
 
     def begin(self) -> None:
         """Start a new episode. Its first observation sets the frame."""
-        self._unframe: Array | None = None  # base to action
-        self._gripper: Array | None = None
+        for part in self._parts:
+            part.begin()
 
     def observe(self, observation: Observation) -> None:
-        if self._unframe is None and self._triples:
-            self._unframe = _matrix(observation.values["ee_pose"][3:7]).T
+        for part in self._parts:
+            part.observe(observation)
 
     def release(self) -> None:
         """The policy may move the gripper from now on."""
-        self._gripper = None
+        for part in self._parts:
+            part.release()
 
     def action(self, axes: Array, observation: Observation) -> Array:
         """float32 [A]."""
+        assert self.refusal is None, self.refusal
         moves = np.asarray(axes, np.float64)
-        if self._is_joint:
-            joints = observation.values["joint_pos"].reshape(-1)
-            wanted = moves * self._step
-            wanted[~self._grip if len(joints) < len(wanted) else slice(None)] += joints
-        else:
-            moves = moves.copy()
-            for first in self._triples:
-                assert self._unframe is not None, "observe() comes first"
-                turned = self._unframe @ moves[first : first + 3]
-                moves[first : first + 3] = turned / max(1.0, float(np.abs(turned).max()))
-            wanted = self._middle + moves * self._reach
-        if self._grip.any():
-            wanted[self._grip] = self._grip_command(np.asarray(axes)[self._grip], observation)
+        wanted = np.concatenate([part.action(moves[part.axes], observation) for part in self._parts])
         clipped: Array = np.clip(wanted, self._low, self._high).astype(np.float32)
         return clipped
 
-    def _grip_command(self, axes: Array, observation: Observation) -> Array:
-        low, high = self._low[self._grip], self._high[self._grip]
-        if self._gripper is None:
-            seen = observation.values.get("gripper")
-            if seen is None:
-                self._gripper = high.copy()
-            else:
-                self._gripper = np.clip(np.full(low.shape, seen.reshape(-1)[self._grip_at]), low, high)
-        self._gripper = np.where(axes > _GRIP, high, np.where(axes < -_GRIP, low, self._gripper))
-        return self._gripper
+
+class _PartMapping:
+    """A part whose value 0 stands still, such as a velocity."""
+
+    refusal: str | None = None
+
+    def __init__(self, robot: RobotSpec, part: ActionPart, *, speed: float) -> None:
+        self._part, self._speed = part, speed
+        self.axes = robot.slice_of(part.name)
+        low, high = robot.action.bounds
+        self._low, self._high = low[self.axes], high[self.axes]
+
+    @staticmethod
+    def of(robot: RobotSpec, part: ActionPart, *, speed: float) -> _PartMapping:
+        kinds = {"gripper": _Gripper, "joint_target": _Joints}
+        kind = _Cartesian if part.kind in _CARTESIAN else kinds.get(part.kind, _PartMapping)
+        mapping = kind(robot, part, speed=speed)
+        needs_joints = part.kind == "joint_target" and part.measured_key not in robot.observation
+        if part.kind not in (*_FROM_ZERO, *kinds):
+            mapping.refusal = f"has part '{part.name}' of kind {part.kind}, which an operator cannot drive"
+        elif needs_joints:
+            mapping.refusal = f"does not measure its part '{part.name}': set `measured` in its spec"
+        return mapping
+
+    def begin(self) -> None:
+        pass
+
+    def observe(self, observation: Observation) -> None:
+        pass
+
+    def release(self) -> None:
+        pass
+
+    def action(self, moves: Array, observation: Observation) -> Array:
+        up = np.where(np.isfinite(self._high), self._high, 1.0)
+        down = np.where(np.isfinite(self._low), -self._low, 1.0)
+        scaled: Array = self._speed * np.where(moves >= 0.0, moves * up, moves * down)
+        return scaled
+
+    def _measured(self, observation: Observation) -> Array | None:
+        seen = observation.values.get(self._part.measured_key)
+        return None if seen is None else seen.reshape(-1)[self._part.measured_slice]
 
 
-def cartesian_axes(robot: RobotSpec) -> list[list[int]]:
-    """Translation axes, and rotation axes if any, of a single arm with delta actions. Empty for other robots."""
-    arm = np.flatnonzero(~robot.axes_of("gripper")).tolist()
-    if robot.action_kind != "ee_delta" or len(arm) not in (3, 6) or arm != list(range(len(arm))):
-        return []
-    return [arm[:3], arm[3:]][: len(arm) // 3]
+class _Cartesian(_PartMapping):
+    def __init__(self, robot: RobotSpec, part: ActionPart, *, speed: float) -> None:
+        super().__init__(robot, part, speed=speed)
+        self._unframe: Array | None = None  # base to action
+
+    def begin(self) -> None:
+        self._unframe = None
+
+    def observe(self, observation: Observation) -> None:
+        is_new = self._unframe is None or self._part.frame == "tool"
+        if is_new and self._part.frame in ("reset", "tool") and (pose := self._measured(observation)) is not None:
+            self._unframe = _matrix(pose[3:7]).T
+
+    def action(self, moves: Array, observation: Observation) -> Array:
+        moves = moves.copy()
+        if self._unframe is not None:  # without a pose, or in the base frame, the axes are those of the action
+            for first in range(0, len(moves), 3):
+                turned = self._unframe @ moves[first : first + 3]
+                moves[first : first + 3] = turned / max(1.0, float(np.abs(turned).max()))
+        return super().action(moves, observation)
+
+
+class _Joints(_PartMapping):
+    def __init__(self, robot: RobotSpec, part: ActionPart, *, speed: float) -> None:
+        super().__init__(robot, part, speed=speed)
+        velocity = np.array(part.max_speed or (_JOINT_VELOCITY,) * part.num_axes)
+        self._step = speed * velocity / robot.control_hz
+        self._targets: Array | None = None
+
+    def begin(self) -> None:
+        self._targets = None
+
+    def release(self) -> None:
+        self._targets = None
+
+    def action(self, moves: Array, observation: Observation) -> Array:
+        measured = self._measured(observation)
+        assert measured is not None
+        targets = measured if self._targets is None else self._targets
+        self._targets = np.where(moves != 0.0, measured + moves * self._step, targets)
+        return self._targets
+
+
+class _Gripper(_PartMapping):
+    def __init__(self, robot: RobotSpec, part: ActionPart, *, speed: float) -> None:
+        super().__init__(robot, part, speed=speed)
+        self._command: Array | None = None
+
+    def begin(self) -> None:
+        self._command = None
+
+    def release(self) -> None:
+        self._command = None
+
+    def action(self, moves: Array, observation: Observation) -> Array:
+        if self._command is None:
+            seen = self._measured(observation)
+            self._command = self._high if seen is None else np.clip(seen, self._low, self._high)
+        self._command = np.where(moves > _GRIP, self._high, np.where(moves < -_GRIP, self._low, self._command))
+        return self._command
 
 
 def _matrix(quat: Array) -> Array:

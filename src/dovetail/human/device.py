@@ -1,8 +1,8 @@
 """Operators with an input device at the robot's machine. A thread reads the device (`human.device_reader`); the control loop
 takes its newest reading each tick.
 
-A device reports whether its switch is held and the axes x, y, z, rx, ry, rz, gripper, each in [-1, 1]. `Handover` has the
-dead-man logic for devices and browser.
+A device reports whether its switch is held and its axes, in the order of `axes.AXES`, each in [-1, 1]. It may leave out the
+last ones. `Handover` has the dead-man logic for devices and browser.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from dovetail.core.contracts import Operator
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
-from dovetail.human.axes import cartesian_axes
+from dovetail.human.axes import AXES, map_axes
 from dovetail.human.device_reader import Device, DeviceReader, Reading
 from dovetail.human.handover import Handover
 from dovetail.human.mailbox import EXPIRY_S, DriveCommand
 
-__all__ = ["AXES", "Device", "DeviceOperator", "OperatorWithStop", "Reading", "load_library", "map_axes"]
+__all__ = ["Device", "DeviceOperator", "OperatorWithStop", "Reading", "load_library"]
 
-AXES = ("dx", "dy", "dz", "drx", "dry", "drz", "gripper")
 _SESSION = 1
 
 
@@ -38,7 +37,7 @@ class DeviceOperator:
 
     def __init__(self, device: Device, *, robot: RobotSpec, speed: float = 1.0) -> None:
         self._reader = DeviceReader(device, name=self.name)
-        self._axis_map = map_axes(robot, name=self.name)
+        self._axis_map = self._map_axes(robot)
         self._num_axes = robot.action.shape[0]
         self._handover = Handover(robot, speed=speed)
         self._sequence = 0
@@ -83,6 +82,10 @@ class DeviceOperator:
     def close(self) -> None:
         self._reader.close()
 
+    def _map_axes(self, robot: RobotSpec) -> dict[int, int]:
+        """The device axis of each action axis that this device drives. Raises UsageError for an unsuitable robot."""
+        return map_axes(robot, name=self.name)
+
     def _next_command(self) -> DriveCommand | None:
         newest, num_losses = self._reader.newest(), self._reader.num_losses
         if num_losses != self._num_losses or newest is None:
@@ -99,8 +102,9 @@ class DeviceOperator:
                 is_valid=False,
             )
         reading, press = newest
-        axes = np.zeros(self._num_axes, np.float32)
-        axes[list(self._axis_map)] = np.asarray(reading.axes, np.float32)[list(self._axis_map.values())]
+        given, axes = np.zeros(len(AXES), np.float32), np.zeros(self._num_axes, np.float32)
+        given[: len(reading.axes)] = reading.axes
+        axes[list(self._axis_map)] = given[list(self._axis_map.values())]
         return DriveCommand(
             session=_SESSION,
             sequence=self._sequence,
@@ -136,18 +140,6 @@ class OperatorWithStop:
         if self._is_connected and self._device.poll(observation).event is Event.EMERGENCY:
             return HumanInput(event=Event.EMERGENCY)
         return self._inner.poll(observation)
-
-
-def map_axes(robot: RobotSpec, *, name: str) -> dict[int, int]:
-    """Map the robot's action axes to device axes. Raises UsageError for robots without Cartesian actions."""
-    arm = [axis for axes in cartesian_axes(robot) for axis in axes]
-    if not arm:
-        raise UsageError(
-            f"operator '{name}' drives arms in Cartesian space, but robot '{robot.name}' takes {robot.action_kind} "
-            f"actions. Set robot.action=ee_delta or use another operator"
-        )
-    grippers = np.flatnonzero(robot.axes_of("gripper")).tolist()
-    return {axis: at for at, axis in enumerate(arm)} | dict.fromkeys(grippers, AXES.index("gripper"))
 
 
 def load_library(module: str, *, package: str, operator: str) -> Any:

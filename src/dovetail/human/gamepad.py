@@ -3,6 +3,7 @@
 left stick      forward, back, left, right       right stick    up, down, turn
 south / east    close / open the gripper         north / west   success / failure
 start / select  start / pause                    mode           emergency stop
+left trigger    while it is pulled, the sticks drive a mobile base: forward, back, left, right and turn
 
 A stick that does not change sends no events, so a wireless pad that is out of range looks like a stick that is held still. A
 real stick trembles: while one is deflected, events must arrive at least every `max_silence_s`, or the arm holds until the
@@ -29,7 +30,7 @@ from dovetail.human.device import Device, DeviceOperator, Reading
 
 __all__ = ["GamepadConfig", "GamepadDevice", "GamepadOperator"]
 
-ABS_X, ABS_Y, ABS_RX, ABS_RY = 0, 1, 3, 4
+ABS_X, ABS_Y, ABS_Z, ABS_RX, ABS_RY = 0, 1, 2, 3, 4
 BTN_SOUTH, BTN_EAST, BTN_NORTH, BTN_WEST, BTN_TL, BTN_TR = 304, 305, 307, 308, 310, 311
 BTN_SELECT, BTN_START, BTN_MODE = 314, 315, 316
 EVENTS = {
@@ -75,9 +76,12 @@ class GamepadDevice:
             self._events = [Event.EMERGENCY]  # has priority
         pressed, stick = self._device.pressed, self._stick
         grip = (BTN_EAST in pressed) - (BTN_SOUTH in pressed)
-        axes = (-stick(ABS_Y), -stick(ABS_X), -stick(ABS_RY), 0.0, 0.0, -stick(ABS_RX), grip)
+        left, right = (-stick(ABS_Y), -stick(ABS_X)), (-stick(ABS_RY), -stick(ABS_RX))
+        drives_base = self._device.axes.get(ABS_Z, -1.0) > 0.0
+        arm, base = (left[0], left[1], right[0], 0.0, 0.0, right[1]), (left[0], left[1], right[1])
+        axes = (*(0.0,) * 6, grip, *base) if drives_base else (*arm, grip, *(0.0,) * 3)
         held = BTN_TL in pressed
-        if held and any(axes) and not self._events and self._is_silent():
+        if held and any((*left, *right)) and not self._events and self._is_silent():
             return None
         event = self._events.pop(0) if self._events else None
         return Reading(held=held, axes=np.array(axes, np.float32), event=event)

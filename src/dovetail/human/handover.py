@@ -32,7 +32,7 @@ class Handover:
         self._pace_ns = None if pace_s is None else round(pace_s * NS_PER_S)
         self._paced_ns = 0
         self._last: DriveCommand | None = None  # of the driver
-        self._spent: dict[int, int] = {}  # by session: the press that was lost or paused
+        self._spent: dict[int, int] = {}  # by session: the newest press that was lost or paused
         self._always_paced = False
         self.control = Control.POLICY
 
@@ -78,7 +78,7 @@ class Handover:
         elif event is Event.START:
             self.resume(command)
         now_ns = time.monotonic_ns()
-        if not may_drive:
+        if not may_drive or self._axes.refusal is not None:
             if self.control is Control.HUMAN:
                 self.pause()  # driving since the last episode: the policy must not start under the person's hand
         elif command is not None:
@@ -105,7 +105,7 @@ class Handover:
         if not command.held:
             if self.control is Control.HUMAN and command.is_valid:
                 self.control = Control.POLICY  # released
-        elif self._spent.get(command.session) == command.press:
+        elif command.press <= self._spent.get(command.session, 0):
             return
         elif command.is_fresh(now_ns):
             self.control, self._last = Control.HUMAN, command
@@ -119,7 +119,7 @@ class Handover:
             self.control = Control.HOLDING
 
     def _spend(self, command: DriveCommand) -> None:
-        self._spent[command.session] = command.press
+        self._spent[command.session] = max(command.press, self._spent.get(command.session, 0))
 
     def _pace(self) -> None:
         if self._pace_ns is None or (self.control is Control.POLICY and not self._always_paced):

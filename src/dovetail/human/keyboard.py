@@ -26,7 +26,7 @@ from dovetail.core.contracts import Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
-from dovetail.human.device import map_axes
+from dovetail.human.axes import AXES, map_axes
 from dovetail.human.mailbox import EXPIRY_S, Mailbox, MailboxWriter
 
 __all__ = ["HELP", "KeyParser", "KeyboardConfig", "KeyboardOperator", "Keys", "TerminalKeys"]
@@ -148,7 +148,7 @@ class Keys:
         return EVENTS.get(key)
 
     def axes(self, now_s: float) -> Array:
-        axes = np.zeros(7, np.float32)
+        axes = np.zeros(len(AXES), np.float32)
         for key, until_s in self._until_s.items():
             axis, way = MOVES[key]
             axes[axis] += way * (now_s < until_s)

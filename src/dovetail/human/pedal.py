@@ -19,9 +19,11 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.core.abilities import Closes, Resumes
 from dovetail.core.contracts import Operator, Task
+from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
 from dovetail.human._evdev import InputDevice, Ioctl, key_code
+from dovetail.human.axes import AxisMapping
 from dovetail.human.device import Device, DeviceOperator, Reading
 
 __all__ = ["PedalConfig", "PedalDevice", "PedalOperator"]
@@ -96,6 +98,11 @@ class PedalOperator(DeviceOperator):
         super().close()
         if isinstance(self._inner, Closes):
             self._inner.close()
+
+    def _map_axes(self, robot: RobotSpec) -> dict[int, int]:
+        if (refusal := AxisMapping(robot).refusal) is not None:
+            raise UsageError(f"operator 'pedal' cannot enable another operator: robot '{robot.name}' {refusal}")
+        return {}  # the other operator drives
 
     def poll(self, observation: Observation) -> HumanInput:
         pedal, inner = super().poll(observation), self._inner.poll(observation)

@@ -39,6 +39,7 @@ from dovetail.human.gamepad import (
     ABS_RY,
     ABS_X,
     ABS_Y,
+    ABS_Z,
     BTN_EAST,
     BTN_MODE,
     BTN_NORTH,
@@ -191,7 +192,8 @@ class EmulatedGamepad(EmulatedInput):
         keys = (
             BTN_SOUTH, BTN_EAST, BTN_NORTH, BTN_WEST, BTN_TL, BTN_TR, BTN_SELECT, BTN_START, BTN_MODE,
         )  # fmt: skip
-        super().__init__(path, keys=keys, axes=dict.fromkeys((ABS_X, ABS_Y, ABS_RX, ABS_RY), (-32768, 32767)))
+        sticks = dict.fromkeys((ABS_X, ABS_Y, ABS_RX, ABS_RY), (-32768, 32767))
+        super().__init__(path, keys=keys, axes={**sticks, ABS_Z: (0, 255)})
         self._trembles = threading.Event()
 
     @property

@@ -1,0 +1,162 @@
+"""Axes of a device become an action, part by part: an axis at 0 stands still, and nothing leaves the limits."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dovetail.core.errors import UsageError
+from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
+from dovetail.core.types import Observation
+from dovetail.human.axes import AXES, AxisMapping, map_axes
+from dovetail.human.gamepad import ABS_RX, ABS_X, ABS_Y, ABS_Z, GamepadConfig
+from dovetail.testing.input_devices import EmulatedGamepad, FifoGamepadOperator
+from support.input_hands import settle
+
+HALF_TURN = (0.0, 0.0, 0.0, 1.0)  # about z: w, x, y, z
+OBSERVATION = Observation(
+    time_ns=0,
+    values={
+        "joint_pos": np.array((0.3, -0.2), np.float32),
+        "pose": np.array((0.1, 0.2, 0.3, *HALF_TURN), np.float32),
+        "opening": np.array((0.02,), np.float32),
+    },
+)
+ARM = ActionPart(
+    name="arm", kind="joint_target", unit="rad", names=("j1", "j2"), low=(-2.0, -2.0), high=(2.0, 2.0),
+    max_speed=(1.0, 0.5), measured="joint_pos",
+)  # fmt: skip
+GRIPPER = ActionPart(
+    name="gripper", kind="gripper", unit="m", names=("opening",), low=(0.0,), high=(0.08,), max_speed=(0.1,),
+    hold="last", measured="opening",
+)  # fmt: skip
+BASE = ActionPart(
+    name="base", kind="velocity", unit="m/s+rad/s", names=("vx", "vy", "wz"), low=(-0.2, -0.3, -0.5), high=(0.4, 0.3, 0.5),
+    hold="zero",
+)  # fmt: skip
+
+
+def hand(frame="base", kind="ee_delta", unit="m+rad", name="hand"):
+    names = tuple(f"{name}_{axis}" for axis in AXES[:6])
+    limits = (0.01,) * 3 + (0.1,) * 3
+    return ActionPart(
+        name=name, kind=kind, unit=unit, names=names, low=tuple(-x for x in limits), high=limits, max_speed=(0.5,) * 6,
+        hold="zero", frame=frame, measured="pose",
+    )  # fmt: skip
+
+
+def robot(*parts):
+    shapes = {key: ArraySpec(shape=value.shape) for key, value in OBSERVATION.values.items()}
+    return RobotSpec(name="rig", embodiment="rig", observation=shapes, control_hz=20.0, parts=parts)
+
+
+def drive(mapping, **moves):
+    """The action for named axes of the action."""
+    names = mapping._robot.action.names
+    axes = np.zeros(len(names), np.float32)
+    for name, value in moves.items():
+        axes[names.index(name)] = value
+    return dict(zip(names, mapping.action(axes, OBSERVATION).tolist(), strict=True))
+
+
+def begun(spec, **settings):
+    mapping = AxisMapping(spec, **settings)
+    mapping.begin()
+    mapping.observe(OBSERVATION)
+    return mapping
+
+
+def test_arm_gripper_and_base_are_driven_by_part():
+    action = drive(begun(robot(ARM, GRIPPER, BASE)), j2=1.0, opening=-1.0, vx=1.0, wz=-1.0)
+    assert action["j1"] == pytest.approx(0.3)
+    assert action["j2"] == pytest.approx(-0.2 + 0.5 / 20.0)
+    assert action["opening"] == 0.0
+    assert (action["vx"], action["vy"], action["wz"]) == pytest.approx((0.4, 0.0, -0.5))
+
+
+def test_axis_at_zero_stands_still_although_its_limits_are_not_symmetric():
+    mapping = begun(robot(BASE), speed=0.5)
+    assert drive(mapping) == {"vx": 0.0, "vy": 0.0, "wz": 0.0}
+    assert drive(mapping, vx=-1.0)["vx"] == pytest.approx(-0.1)
+    assert drive(mapping, vx=1.0)["vx"] == pytest.approx(0.2)
+
+
+def test_joint_that_is_not_moved_keeps_its_target_while_it_sags():
+    mapping = begun(robot(ARM))
+    drive(mapping)
+    lower = Observation(time_ns=1, values={"joint_pos": np.array((0.25, -0.3), np.float32)})
+    assert mapping.action(np.zeros(2), lower).tolist() == pytest.approx((0.3, -0.2))
+    mapping.release()
+    assert mapping.action(np.zeros(2), lower).tolist() == pytest.approx((0.25, -0.3))
+
+
+@pytest.mark.parametrize(("frame", "forward"), [("base", 0.01), ("reset", -0.01), ("tool", -0.01)])
+def test_motion_is_rotated_into_the_frame_of_the_part(frame, forward):
+    action = drive(begun(robot(hand(frame))), hand_dx=1.0)
+    assert (action["hand_dx"], action["hand_dy"]) == pytest.approx((forward, 0.0), abs=1e-6)
+
+
+def test_tool_frame_follows_the_tool_and_reset_frame_does_not():
+    level = Observation(
+        time_ns=1, values={**OBSERVATION.values, "pose": np.array((0, 0, 0, 1, 0, 0, 0), np.float32)}
+    )
+    for frame, forward in (("tool", 0.01), ("reset", -0.01)):
+        mapping = begun(robot(hand(frame)))
+        mapping.observe(level)
+        assert mapping.action(np.eye(6)[0], level)[0] == pytest.approx(forward)
+
+
+@given(st.lists(st.floats(-1, 1), min_size=12, max_size=12), st.floats(0.01, 1.0))
+def test_actions_stay_within_the_limits(axes, speed):
+    spec = robot(ARM, hand("reset"), GRIPPER, BASE)
+    action = begun(spec, speed=speed).action(np.array(axes), OBSERVATION)
+    low, high = spec.action.bounds
+    assert (action >= low).all() and (action <= high).all()
+
+
+# ---- which axis of a device drives which axis of the action
+
+
+def test_devices_drive_one_arm_its_gripper_and_a_base():
+    mapped = map_axes(robot(hand(), GRIPPER, BASE), name="any")
+    assert {action: AXES[device] for action, device in mapped.items()} == dict(enumerate(AXES))
+
+
+def test_robot_without_an_arm_is_driven_by_the_axes_of_an_arm():
+    assert [AXES[device] for device in map_axes(robot(BASE), name="any").values()] == ["dx", "dy", "drz"]
+    joints_stand_still = map_axes(robot(ARM, BASE), name="any")
+    assert [AXES[device] for device in joints_stand_still.values()] == ["dx", "dy", "drz"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "reason"),
+    [
+        ((ARM, GRIPPER), "joint_target, gripper"),
+        ((hand(), hand(name="left")), "2 arms"),
+        ((ActionPart(
+            name="hand", kind="ee_target", unit="m", names=("x", "y", "z"), low=(-1.0,) * 3, high=(1.0,) * 3,
+            max_speed=(0.1,) * 3, hold="measured", frame="base", measured="pose",
+        ), BASE), "ee_target"),
+    ],
+)  # fmt: skip
+def test_robot_that_devices_cannot_drive_is_refused(parts, reason):
+    with pytest.raises(UsageError, match=reason):
+        map_axes(robot(*parts), name="any")
+
+
+def test_left_trigger_of_a_gamepad_drives_the_base(tmp_path):
+    with EmulatedGamepad(tmp_path / "pad") as pad:
+        operator = FifoGamepadOperator(GamepadConfig(path=str(pad.path)), robot=robot(hand(), GRIPPER, BASE))
+        operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
+        pad.hold()
+        for axis, value in ((ABS_Y, -1.0), (ABS_X, 1.0), (ABS_RX, 1.0)):
+            pad.push(axis, value)
+        settle(operator)
+        action = operator.poll(OBSERVATION).action
+        assert action[:6].any() and not action[7:].any()
+        pad.push(ABS_Z, 1.0)
+        settle(operator)
+        action = operator.poll(OBSERVATION).action
+        assert not action[:6].any()
+        np.testing.assert_allclose(action[7:], (0.4, -0.3, -0.5), atol=1e-6)
+        operator.close()
