@@ -39,7 +39,7 @@ class BlockingTask:
     Config: ClassVar[type[BlockingTaskConfig]] = BlockingTaskConfig
 
     def __init__(self, config: BlockingTaskConfig) -> None:
-        self._config = config
+        self._config, self._swing = config, Swing()
 
     @property
     def spec(self) -> TaskSpec:
@@ -54,6 +54,8 @@ class BlockingTask:
         return self._config.max_steps
 
     def reset(self, robot: Robot, *, rng: np.random.Generator) -> None:
+        """Move one step, so that a blocked reset leaves the arm in motion."""
+        robot.send(self._swing.actions(robot.observe().values, 1)[0])
         block_while(self._config.block_file, "reset")
 
     def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict:

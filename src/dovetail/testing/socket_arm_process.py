@@ -177,32 +177,34 @@ class _MotionConnection:
 
     def __init__(self, arm: _Arm, connection: socket.socket) -> None:
         self._arm, self._lines, self._opened_ns = arm, Lines(connection), time.monotonic_ns()
+        self._unanswered: list[tuple[str, dict[str, Any]]] = []
 
     def serve(self) -> None:
-        behavior = self._arm.behavior
         try:
             while self._readable() and (message := self._lines.read()) is not None:
-                kind = next(name for name in ("stop", "send", "observe") if name in message)
                 answer = self._arm.handle(message, port="motion")
-                if "id" not in message:  # it expects no answer
-                    continue
-                while behavior[kind] == "silent" and not self._ended():
-                    if self._waiting():  # read on: a stop may follow
-                        break
-                if behavior[kind] == "silent":
-                    continue
-                if behavior["late_s"]:
-                    time.sleep(behavior["late_s"])
-                self._lines.write({**answer, "id": message["id"]})
+                if "id" in message:  # otherwise no answer is expected
+                    kind = next(name for name in ("stop", "send", "observe") if name in message)
+                    self._unanswered.append((kind, {**answer, "id": message["id"]}))
+                self._answer()
         except OSError:
             pass
         finally:
             self._lines.close()
             self._arm.note("disconnected")
 
+    def _answer(self) -> None:
+        """Send the answers that the arm is not silent about."""
+        behavior = self._arm.behavior
+        while self._unanswered and behavior[self._unanswered[0][0]] == "answer":
+            if behavior["late_s"]:
+                time.sleep(behavior["late_s"])
+            self._lines.write(self._unanswered.pop(0)[1])
+
     def _readable(self) -> bool:
         """Wait for a message. False when the connection is to end."""
         while not self._ended():
+            self._answer()
             if self._is_deaf():
                 time.sleep(_POLL_S)
             elif self._waiting() and not self._is_deaf():
