@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from dovetail.core.achieved import achieved_actions, is_delta, measures_achieved
+from dovetail.core.achieved import achieved_actions, measures_achieved
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.robots.sim.robot import SimRobot, SimRobotConfig
@@ -162,4 +162,3 @@ def test_gripper_axes_by_name_and_position():
     assert grippers("ee_delta", shape=(8,)) == [6, 7]
     assert JOINTS.axes_of("gripper").tolist() == [False, False, True]
     assert grippers("joint_target", shape=(3,)) == []
-    assert is_delta("ee_delta") and not is_delta("joint_target")

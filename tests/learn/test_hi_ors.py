@@ -15,6 +15,7 @@ from dovetail.learn.batches import batch_arrays
 from dovetail.learn.learner import Learner
 from dovetail.policies.gaussian_mlp import GaussianMLP, GaussianMLPConfig
 from dovetail.testing import check_algorithm
+from dovetail.testing.mobile_arm import FakeMobileArm, FakeMobileArmConfig
 from support.joint_arm import (
     ARM,
     HORIZON,
@@ -222,6 +223,17 @@ def test_slow_motion_counts_as_motion():
     batch["achieved"][:2] = 0.0
     batch["achieved"][0, :, 2] = 0.95e-3
     batch["achieved"][1, :, 2] = 0.85e-3
+    algorithm.update(batch)
+    assert given[0][1].any(dim=1).tolist() == [True, False] + [True] * 6
+
+
+def test_constant_base_velocity_counts_as_motion_and_constant_joint_target_does_not():
+    robot = FakeMobileArm(FakeMobileArmConfig()).spec  # shoulder, elbow, gripper, vx, vy
+    algorithm = make(make_flow(robot))
+    given, batch = spy_on(algorithm._policy), batch_of(algorithm, robot)
+    batch["achieved"][:2] = 0.0
+    batch["achieved"][0, :, 3] = 0.01
+    batch["achieved"][1, :, 0] = 0.01
     algorithm.update(batch)
     assert given[0][1].any(dim=1).tolist() == [True, False] + [True] * 6
 

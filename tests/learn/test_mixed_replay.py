@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dovetail.core.errors import SpecMismatch, UsageError
-from dovetail.core.specs import ArraySpec, RobotSpec
+from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import ActContext, SampleRequest, View, WeightSnapshot, Window
 from dovetail.learn.algorithms.hg_dagger import HGDAgger, HGDAggerConfig
 from dovetail.learn.algorithms.hi_ors import HiORS, HiORSConfig
@@ -148,6 +148,19 @@ def test_unsupported_mixtures_raise(mixed, steps):
     other = dataclasses.replace(SHORT, action_kind="ee_delta")
     with pytest.raises(SpecMismatch, match="ee_delta and joint_target"):
         MixedReplay(policy.canonical_space, [(TALL, steps["tall"]), (other, steps["short"])])
+    limits = {"low": (-1.0,), "high": (1.0,), "max_speed": (1.0,)}
+    mobile = RobotSpec(
+        name="short",
+        embodiment="short_arm",
+        observation=SHORT.observation,
+        parts=(
+            ActionPart(name="arm", kind="joint_target", unit="rad", names=("j",), measured="q[0:1]", **limits),
+            ActionPart(name="base", kind="velocity", unit="m/s", names=("v",), hold="zero", **limits),
+        ),
+        control_hz=10.0,
+    )
+    with pytest.raises(SpecMismatch, match=r"cannot have joint_target and joint_target \+ velocity actions"):
+        MixedReplay(policy.canonical_space, [(TALL, steps["tall"]), (mobile, steps["short"])])
     with pytest.raises(UsageError, match="long_arm, short_arm"):
         mixed(policy, shares={"long_arm": 1.0})
     with pytest.raises(UsageError, match="'online' is empty"):

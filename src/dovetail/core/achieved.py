@@ -20,7 +20,7 @@ import numpy as np
 from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.core.types import Array
 
-__all__ = ["achieved_actions", "is_delta", "measures_achieved"]
+__all__ = ["achieved_actions", "measures_achieved"]
 
 _OWN, _GRIPPER, _JOINTS = "achieved", "gripper", "joint_pos"
 
@@ -28,11 +28,6 @@ _OWN, _GRIPPER, _JOINTS = "achieved", "gripper", "joint_pos"
 def measures_achieved(robot: RobotSpec) -> bool:
     """Whether achieved actions can be computed from the robot's observations."""
     return _sources(robot) is not None
-
-
-def is_delta(action_kind: str) -> bool:
-    """Whether actions are relative motions, not absolute targets."""
-    return action_kind.endswith("_delta")
 
 
 def achieved_actions(robot: RobotSpec, observations: Mapping[str, Array], executed: Array) -> Array:

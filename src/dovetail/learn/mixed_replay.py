@@ -39,10 +39,10 @@ class MixedReplay:
     ) -> None:
         self._canonical_space = canonical_space
         self._arms = [(canonical_space.arm(robot), replay) for robot, replay in replays]
-        kinds = {robot.action_kind for robot, _ in replays}
+        kinds = {" + ".join(_kinds(robot)) for robot, _ in replays}
         if len(kinds) != 1:
             raise SpecMismatch(
-                f"one policy cannot have {' and '.join(sorted(kinds))} actions. Use arms with the same action_kind"
+                f"one policy cannot have {' and '.join(sorted(kinds))} actions. Use arms with the same kinds of parts"
             )
         if shares is not None and {arm.name for arm, _ in self._arms} - shares.keys():
             raise UsageError(f"shares must name each of {', '.join(arm.name for arm, _ in self._arms)}")
@@ -118,3 +118,9 @@ class MixedReplay:
         replay.sample(own, view=view, rng=rng, window=replace(window, history={**history, **images}))
         for name, (key, values) in padded.items():
             rows[name][:] = arm.pad_actions(values) if name in _ACTIONS else arm.pad_observation(key, values)
+
+
+def _kinds(robot: RobotSpec) -> list[str]:
+    """The kinds of a robot's action parts. A gripper does not count: arms with and without one may share a policy."""
+    kinds = {part.kind for part in robot.parts}
+    return sorted(kinds - {"gripper"} or kinds)

@@ -13,13 +13,14 @@ from collections.abc import Collection, Mapping
 from itertools import pairwise
 from typing import ClassVar, Literal, Self
 
+import numpy as np
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from dovetail.config.model import Config
-from dovetail.core.achieved import is_delta
-from dovetail.core.types import SampleRequest, View, Window
+from dovetail.core.specs import PolicySpec
+from dovetail.core.types import Array, SampleRequest, View, Window
 from dovetail.learn.descent import Descent
 from dovetail.policies.embodiments.shared_policy import CanonicalPolicy
 from dovetail.policies.trainable import TrainablePolicy
@@ -94,7 +95,7 @@ class HiORS(Descent):
         if isinstance(policy, CanonicalPolicy):
             grippers = policy.canonical_space.grippers
         self._grippers = torch.from_numpy(grippers).to(self._device)  # bool [1, A], or [E, A] for E embodiments
-        self._delta = is_delta(policy.spec.action_kind)
+        self._adds_up = torch.from_numpy(_adding_axes(policy.spec)).to(self._device)  # bool [A]
 
     @property
     def threshold(self) -> float:
@@ -190,10 +191,16 @@ class HiORS(Descent):
     def _is_still(self, achieved: Tensor, valid: Tensor, grippers: Tensor) -> Tensor:
         """Chunks [B] without motion: no axis varies by more than `min_motion_std` up to the episode's end."""
         known = torch.where(valid[..., None], achieved, 0.0)
-        states = torch.where(~grippers & self._delta, known.cumsum(1), known)  # deltas add up to states
+        states = torch.where(~grippers & self._adds_up, known.cumsum(1), known)
         count = valid.sum(1)[:, None]
         mean = torch.where(valid[..., None], states, 0.0).sum(1) / count
         deviation = torch.where(valid[..., None], states - mean[:, None], 0.0)
         std = (deviation.square().sum(1) / count).sqrt()  # [B, A]
         # false for NaN and for a single state, of which the motion is unknown
         return (std <= self._config.min_motion_std).all(-1) & (count[:, 0] > 1)
+
+
+def _adding_axes(spec: PolicySpec) -> Array:
+    """Mask [A] of the axes whose actions add up to a state: deltas and velocities, not absolute targets."""
+    absolute = ("joint_target", "ee_target")
+    return np.concatenate([np.full(part.num_axes, part.kind not in absolute) for part in spec.parts])
