@@ -126,7 +126,7 @@ class HangingOperator(DeviceOperator):
     name = "hanging"
 
 
-def test_reader_that_hangs_stops_driving_after_a_quarter_second(observation):
+def test_reader_that_hangs_stops_driving_when_its_reading_expires(observation):
     """Finding 5: the last reading drove for as long as the reader hung."""
     device = HangingDevice()
     operator = opened(HangingOperator(device, robot=SPEC))
@@ -136,7 +136,7 @@ def test_reader_that_hangs_stops_driving_after_a_quarter_second(observation):
     while operator.poll(observation).action is not None:
         last_s = time.monotonic()
         time.sleep(0.002)
-        assert last_s - device_time(operator) < 0.5
+        assert last_s - device_time(operator) < 3.0
     assert operator.poll(observation) == PAUSED
     device.hangs = False
     settle(operator)
@@ -153,7 +153,7 @@ def device_time(operator):
 def test_old_reading_does_not_drive(observation):
     class Late(HangingDevice):
         def read(self):
-            return Reading(held=True, axes=np.ones(7, np.float32), time_ns=time.monotonic_ns() - S // 2)
+            return Reading(held=True, axes=np.ones(7, np.float32), time_ns=time.monotonic_ns() - 2 * S)
 
     operator = opened(HangingOperator(Late(), robot=SPEC))
     wait_until(operator._reader.newest)

@@ -71,7 +71,7 @@ def test_operator_keeps_control_at_rest_until_both_buttons_are_pressed(mouse):
     mouse.hold()
     assert operator.poll(OBSERVATION).action[:6].any()
     mouse.device.rest()
-    time.sleep(0.4)  # longer than a reading lasts
+    time.sleep(1.2)  # longer than a reading lasts
     settle(operator)
     action = operator.poll(OBSERVATION).action
     assert action is not None and not action[:6].any()
@@ -102,7 +102,7 @@ def test_pushed_cap_without_reports_stops_driving_and_needs_a_new_push(mouse):
     mouse.device.be_silent()
     began_s = time.monotonic()
     while operator.poll(OBSERVATION).action is not None:
-        assert time.monotonic() - began_s < 5.0
+        assert time.monotonic() - began_s < 10.0
         time.sleep(0.002)
     assert operator.poll(OBSERVATION) == PAUSED
     mouse.device.push(back=-1.0)  # reports arrive again; the cap was not released

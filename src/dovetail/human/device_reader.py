@@ -31,6 +31,7 @@ class Reading:
     held: bool
     axes: Array  # float32 [N], each from -1 to 1
     event: Event | None = None
+    num_presses: int | None = None  # of the switch so far; None: each change of `held` to true is one
     time_ns: int = field(default_factory=time.monotonic_ns)
 
 
@@ -102,7 +103,10 @@ class DeviceReader:
                 self._accept(reading)
 
     def _accept(self, reading: Reading) -> None:
-        self._num_presses += reading.held and not self._was_held
+        if reading.num_presses is not None:
+            self._num_presses = reading.num_presses
+        else:
+            self._num_presses += reading.held and not self._was_held
         self._was_held = reading.held
         self._newest = (reading, self._num_presses)
         if reading.event is Event.EMERGENCY and self.on_emergency is not None:

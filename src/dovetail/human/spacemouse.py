@@ -54,6 +54,7 @@ class SpaceMouseDevice:
         self._is_ros = False
         self._reported: object = None  # the library's time of the newest report
         self._report_ns = self._opened_ns = self._moved_ns = 0
+        self._num_presses = 0  # pushes after a rest
         self._stop_is_down = self._held = self._may_take_over = False
 
     def open(self) -> None:
@@ -88,6 +89,7 @@ class SpaceMouseDevice:
             held=self._held,
             axes=axes,
             event=Event.EMERGENCY if stops else None,
+            num_presses=self._num_presses,
             time_ns=self._report_ns if moves else now_ns,
         )
 
@@ -123,12 +125,12 @@ class SpaceMouseDevice:
             self._moved_ns = now_ns
         if releases:
             self._held = self._may_take_over = False
-        elif self._held:
-            self._held = not (limit_s is not None and now_ns - self._moved_ns > limit_s * NS_PER_S)
-        elif rests and now_ns - self._opened_ns > _SETTLE_NS:
-            self._may_take_over = True
-        elif moves and self._may_take_over:
-            self._held = True
+        elif rests:
+            self._may_take_over |= now_ns - self._opened_ns > _SETTLE_NS
+            self._held &= limit_s is None or now_ns - self._moved_ns <= limit_s * NS_PER_S
+        elif self._may_take_over:  # a push after a rest
+            self._held, self._may_take_over = True, False
+            self._num_presses += 1
 
 
 class SpaceMouseOperator(DeviceOperator):

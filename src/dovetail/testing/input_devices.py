@@ -274,7 +274,7 @@ class EmulatedSpaceMouse(_Fifo):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._cap = (0.0,) * 6
+        self._cap: tuple[float, ...] = (0.0,) * 6
         self._repeats = threading.Event()
 
     @property
