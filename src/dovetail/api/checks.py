@@ -1,10 +1,14 @@
-"""Check that the parts of a config fit together, before a run folder is made."""
+"""Check that the parts of a config fit together, before a run folder is made.
+
+There is no lock and no emergency stop yet, so a real robot is only observed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
 from dovetail.config.schema import RunConfig
+from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import DovetailError, RobotFault, SpecMismatch, UsageError
 from dovetail.core.streams import stream
 from dovetail.learn.batches import batch_arrays
@@ -51,16 +55,18 @@ def _check_assembly(assembly: Assembly) -> None:
         batch_arrays(algorithm.sample_request, assembly.robot.spec)  # refuses columns that the robot does not have
         if any(spec.is_image for spec in assembly.robot.spec.observation.values()):
             _render_once(assembly)
-        if panel.reads_metrics:
+        # A task's reset moves the robot. The first label of a real robot shows whether it has the metrics.
+        if panel.reads_metrics and isinstance(assembly.clock, SimulatedClock):
             panel.check_metrics(_task_metrics(assembly))
     finally:
         assembly.close()
 
 
 def _render_once(assembly: Assembly) -> None:
-    """A missing GL driver shows at the first image."""
+    """A missing camera or GL driver shows at the first image."""
     try:
-        assembly.task.reset(assembly.robot, rng=stream(assembly.config.run.seed, "check"))
+        if isinstance(assembly.clock, SimulatedClock):
+            assembly.task.reset(assembly.robot, rng=stream(assembly.config.run.seed, "check"))
         assembly.robot.observe()
     except RobotFault as fault:  # its cause is more specific than the safety filter's message
         raise fault.__cause__ if isinstance(fault.__cause__, DovetailError) else fault from None

@@ -250,7 +250,8 @@ class Assembly:
             watch.close()
         for host in self._hosts.values():
             host.close()
-        self.workcell.close()
+        acted = bool(self._hosts or self._watches) or self.robot.command_times[0] > 0
+        self.workcell.close(stop=acted)
         if self.link is not None:
             self.link.close()
 

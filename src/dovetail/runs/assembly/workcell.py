@@ -125,8 +125,10 @@ class Workcell:
         speed = section.config.speed if isinstance(section.config, ConfiguresSpeed) else 1.0
         return ConsoleControl(box, self.robot.spec, pace_s=pace_s, speed=speed)
 
-    def close(self) -> None:
-        self.robot.stop()
+    def close(self, *, stop: bool = True) -> None:
+        """`stop`: False if this process has never moved the arm. Another one may move it now."""
+        if stop:
+            self.robot.stop()
         for device in self._devices.values():
             device.close()
         if isinstance(self._raw, Closes):
