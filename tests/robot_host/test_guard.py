@@ -33,7 +33,7 @@ PRESSED = "the emergency stop was pressed (test)"
 
 
 @both
-@pytest.mark.parametrize("call", ["observe", pytest.param("send", marks=pytest.mark.extended)])
+@pytest.mark.parametrize("call", ["observe", pytest.param("send", marks=pytest.mark.slow)])
 def test_stop_while_the_driver_hangs(guarded, call, independent):
     arm = guarded(independent=independent)
     arm.go()
@@ -78,7 +78,9 @@ def test_stop_while_homing_hangs(guarded):
 
 
 @pytest.mark.extended
-@pytest.mark.parametrize("name", ["control", "inference", "recorder", "guard"])
+@pytest.mark.parametrize(
+    "name", ["control", pytest.param("inference", marks=pytest.mark.slow), "recorder", "guard"]
+)
 def test_stop_while_a_process_is_paused(guarded, name):
     arm = guarded()
     arm.go()
@@ -87,6 +89,7 @@ def test_stop_while_a_process_is_paused(guarded, name):
     assert_stopped_until_acknowledged(arm, pressed_ns, reason=PRESSED)
 
 
+@pytest.mark.extended
 def test_control_that_hangs_while_the_guard_is_paused_is_stopped_by_the_supervisor(guarded):
     arm = guarded()
     arm.go()
@@ -96,7 +99,7 @@ def test_control_that_hangs_while_the_guard_is_paused_is_stopped_by_the_supervis
     assert "neither it nor the guard stopped the arm" in fault
 
 
-@pytest.mark.extended
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["control", "inference", "recorder", "guard"])
 def test_killed_process_stops_the_arm(guarded, name):
     arm = guarded()
@@ -162,4 +165,30 @@ def test_stop_that_fails_at_first_is_repeated(guarded):
     assert arm.stopped_after_s(pressed_ns) < 10.0
     assert PRESSED in arm.fault()
     arm.unblock()
+    arm.wait_for_motion(arm.acknowledge())
+
+
+@pytest.mark.extended
+@pytest.mark.parametrize(
+    ("speed_margin", "reason"),
+    [(0.5, "rad/s, but its limit is 1.75 rad/s"), (10.0, "rad, outside its limits -1.500 to 1.500 rad")],
+)
+def test_arm_that_runs_away_is_stopped(guarded, tmp_path, speed_margin, reason):
+    runaway = tmp_path / "runaway"
+    arm = guarded(
+        f"robot.runaway_file={runaway}",
+        "robot.runaway_speed=5.0",
+        f"safety.guard_speed_margin={speed_margin}",
+        driver="support.runaway_arm:RunawayArm",
+    )
+    arm.go()
+    began_ns = time.monotonic_ns()
+    runaway.touch()
+    fault = arm.fault()
+    assert "the guard measured 'joint" in fault
+    assert reason in fault
+    (stopped_ns, *_) = arm.arm.stops(after_ns=began_ns)
+    time.sleep(0.2)
+    assert arm.arm.motions(after_ns=stopped_ns) == []
+    runaway.unlink()
     arm.wait_for_motion(arm.acknowledge())

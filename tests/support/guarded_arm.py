@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ __all__ = ["GuardedArm", "guarded"]
 
 CONFIG = """
 task: {{type: "dovetail.testing.blocking_plugins:BlockingTask", block_file: "{block}"}}
-robot: {{type: "dovetail.testing.socket_arm:{driver}", address: "{address}", stop_address: "{stop}", block_file: "{block}"}}
+robot: {{type: "{driver}", address: "{address}", stop_address: "{stop}", block_file: "{block}"}}
 policy: {{type: "dovetail.testing.live:FaultyPolicy"}}
 actor: {{type: naive, layout: {layout}, flush_every_s: 0.1, inference_timeout_s: 1.0, heartbeat_timeout_s: 1.0}}
 algorithm: {{type: "dovetail.testing.fake_learning:FakeAlgorithm"}}
@@ -33,10 +34,13 @@ algorithm: {{type: "dovetail.testing.fake_learning:FakeAlgorithm"}}
 class GuardedArm:
     """`go()` runs episodes in a thread until `end()`; each fault waits for an acknowledgement."""
 
-    def __init__(self, folder: Path, *overrides: str, independent: bool = False) -> None:
+    def __init__(
+        self, folder: Path, *overrides: str, independent: bool = False, driver: str = "SocketArm"
+    ) -> None:
         self.arm = ArmProcess().__enter__()
         self._block = folder / "block"
-        driver = "SocketArmWithStop" if independent else "SocketArm"
+        driver = "SocketArmWithStop" if independent else driver
+        driver = driver if ":" in driver else f"dovetail.testing.socket_arm:{driver}"
         path = folder / "guarded.yaml"
         path.write_text(
             CONFIG.format(
@@ -135,8 +139,8 @@ class GuardedArm:
 def guarded(tmp_path, processes):
     arms: list[GuardedArm] = []
 
-    def make(*overrides: str, independent: bool = False) -> GuardedArm:
-        arms.append(GuardedArm(tmp_path, *overrides, independent=independent))
+    def make(*overrides: str, **options: Any) -> GuardedArm:
+        arms.append(GuardedArm(tmp_path, *overrides, **options))
         return arms[-1]
 
     yield make

@@ -26,6 +26,7 @@ from dovetail.processes.channel import ChannelClosed
 from dovetail.processes.priority import GUARD_PRIORITY, take_priority
 from dovetail.processes.wakeup import wait_for
 from dovetail.robot_host.arm_stopper import ArmStopper
+from dovetail.robot_host.measured_limits import MeasuredLimits
 from dovetail.robot_host.process_main import ProcessContext
 from dovetail.robot_host.stop_sources import StopConfirmation, StopSources, is_at_rest
 from dovetail.runs.assembly.workcell import build_driver
@@ -43,7 +44,9 @@ _SIMULATED_CONFIRM_S = 0.5  # a tick of a simulation may take long, and its arm 
 def run(context: ProcessContext) -> None:
     settings = context.settings
     safety, spec = SafetyConfig.from_mapping(settings["safety"]), RobotSpec.from_json(settings["spec"])
-    stopper = _build_stopper(settings["robot"], settings["task"]) if settings["real_time"] else None
+    real_time: bool = settings["real_time"]
+    stopper = _build_stopper(settings["robot"], settings["task"]) if real_time else None
+    limits = MeasuredLimits(context.board, spec, safety) if real_time else None
     guard = Guard(
         context.board,
         StopSources.inherited(
@@ -52,8 +55,9 @@ def run(context: ProcessContext) -> None:
         name=spec.name,
         control=context.descriptors["control"],
         stopper=stopper,
-        confirm_s=safety.stop_confirm_s if settings["real_time"] else _SIMULATED_CONFIRM_S,
-        heartbeat_timeout_s=settings["heartbeat_timeout_s"] if settings["real_time"] else None,
+        confirm_s=safety.stop_confirm_s if real_time else _SIMULATED_CONFIRM_S,
+        heartbeat_timeout_s=settings["heartbeat_timeout_s"] if real_time else None,
+        find_violation=limits.violation if limits is not None else lambda: None,
     )
     take_priority(GUARD_PRIORITY)
     context.report_ready()

@@ -45,7 +45,7 @@ from dovetail.weights.store import DiskWeightStore
 __all__ = ["RobotHost"]
 
 _START_S = 120.0  # a large policy loads slowly
-_REPLY_S = 60.0
+_REPLY_S, _REPLY_AFTER_FAULT_S = 60.0, 5.0
 _POLL_S = 0.02
 # the supervisor stops the arm itself if control and guard have not done so this long after a STOP
 _BACKUP_S = 0.25
@@ -213,7 +213,8 @@ class RobotHost:
         recorder = self._processes["recorder"]
         try:
             end = {name: ended[name] for name in ("outcome", "judgement", "num_steps")}
-            recorder.request({"end": end}, timeout_s=_REPLY_S)
+            # after a fault a person waits, and a disk may hang
+            recorder.request({"end": end}, timeout_s=_REPLY_S if self.fault is None else _REPLY_AFTER_FAULT_S)
             if self.fault is None and not ended["stopped"]:
                 self._telemetry = {**self._telemetry, **self._request("inference", {"report": True})["telemetry"]}
         except FailureError as error:
