@@ -121,7 +121,7 @@ def _operator_links(
 
     with ExitStack() as stack:
         if keyboard:
-            stack.enter_context(TerminalKeys(mailbox))
+            stack.enter_context(TerminalKeys(mailbox, on_emergency=lambda: stop.press("keyboard")))
             say(HELP)
         if request.console:
             stack.enter_context(ConsoleProcess(folder.path, port=request.console_port))

@@ -167,7 +167,7 @@ class TerminalKeys:
         mailbox: Callable[[], tuple[Mailbox, RobotSpec] | None],
         *,
         descriptor: int = 0,
-        on_emergency: Callable[[], None] = lambda: None,
+        on_emergency: Callable[[], object] = lambda: None,
     ) -> None:
         self._mailbox, self._on_emergency = mailbox, on_emergency
         self._parser = KeyParser()

@@ -6,7 +6,7 @@ import { banner, typing } from "./console.js";
 import { start } from "./robot.js";
 
 const $ = (id) => document.getElementById(id);
-const PERIOD_MS = 25, FINE = 0.25, DEAD_ZONE = 0.12, LATE_MS = 400, BLOCKED_MS = 250;
+const PERIOD_MS = 25, FINE = 0.25, DEAD_ZONE = 0.12, LATE_MS = 400, BLOCKED_MS = 250, SHOWN_MS = 1000;
 const KEYS = {
   KeyW: ["dx", 1], KeyS: ["dx", -1], KeyA: ["dy", 1], KeyD: ["dy", -1], KeyE: ["dz", 1], KeyQ: ["dz", -1],
   ArrowLeft: ["drz", 1], ArrowRight: ["drz", -1], ArrowUp: ["dry", 1], ArrowDown: ["dry", -1], Comma: ["drx", -1], Period: ["drx", 1],
@@ -200,6 +200,12 @@ function ready() {
 
 start({
   keys: { y: "success", n: "failure", x: "discard", r: "reset" },
-  state: (now) => { if (held && !now) hold("the run has ended"); state = now; showHint(now); },
+  state: (now) => {
+    if (held && !now) hold("the run has ended");
+    // the state is older than a press: after a second it has seen it
+    if (held && now?.control === "holding" && performance.now() - since > SHOWN_MS) hold("messages arrived late, press again");
+    state = now;
+    showHint(now);
+  },
   start: () => { state = window.dovetail.state; ready(); },
 });
