@@ -1,0 +1,82 @@
+"""Runs cases of the STOP matrix one after another, and starts a new system only where a case needs one."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from dovetail.bench._stop_matrix import Case
+from dovetail.bench._stop_press import Press
+from dovetail.bench._stop_system import StopSystem
+
+__all__ = ["SystemPool"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    layout: str
+    num_arms: int
+    keyboard: bool
+    homes: bool
+
+
+class SystemPool:
+    """Holds one running system. `driver` is a class of `dovetail.testing.socket_arm`."""
+
+    def __init__(self, *, driver: str = "SocketArm") -> None:
+        self._driver = driver
+        self._system: StopSystem | None = None
+        self._kind: _Kind | None = None
+        self.num_starts = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def run(self, case: Case) -> Press:
+        """Get stuck, press, release, acknowledge."""
+        system = self._system_for(case)
+        try:
+            with system.stuck(case.place, arm=case.arm_index):
+                result = system.press(case.source)
+            if case.ends_run:
+                self._close()
+            else:
+                system.acknowledge()
+        except BaseException:
+            self._close()
+            raise
+        return result
+
+    def _system_for(self, case: Case) -> StopSystem:
+        kind = _Kind(case.layout, case.num_arms, case.source == "keyboard", case.place == "homing")
+        if self._system is None or self._kind != kind:
+            self._close()
+            # a short path: Ray puts sockets into it
+            folder = Path(tempfile.mkdtemp(prefix="stop-", dir="/tmp"))
+            self._system = StopSystem(
+                folder,
+                layout=kind.layout,
+                num_arms=kind.num_arms,
+                keyboard=kind.keyboard,
+                homes=kind.homes,
+                driver=self._driver,
+            )
+            self._kind = kind
+            self.num_starts += 1
+            self._system.__enter__()
+        return self._system
+
+    def _close(self) -> None:
+        if self._system is not None:
+            system, self._system, self._kind = self._system, None, None
+            system.close()
+            shutil.rmtree(system.folder, ignore_errors=True)

@@ -1,0 +1,10 @@
+"""STOP with layout 'Ray': from every source, wherever the system is stuck. See docs/safety.md."""
+
+import pytest
+
+from stop.conftest import cases_of
+
+
+@pytest.mark.parametrize("case", cases_of("Ray"))
+def test_stop_reaches_every_arm(stops_all_arms, case):
+    stops_all_arms(case)
