@@ -12,9 +12,9 @@ import av
 from dovetail.core.disk import dump_json, read_file, sha256, sha256_file
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Array
-from dovetail.episodes._columns import FRAME, OBSERVATION, checksum
+from dovetail.episodes._columns import checksum
 from dovetail.episodes._frames import ColorConverter, Layout, encode, frame_index, open_video
-from dovetail.episodes._manifest import LAST, STEPS, layout_of, read_manifest_copy, with_steps
+from dovetail.episodes._manifest import LAST, STEPS, expected_columns, layout_of, read_manifest_copy, with_steps
 from dovetail.episodes._tables import from_parquet, to_parquet
 
 __all__ = ["describe_remains", "find_problem", "manifest_from_steps", "rebuild_file"]
@@ -37,7 +37,7 @@ def _good_columns(data: bytes, name: str, manifest: Mapping[str, Any]) -> tuple[
     """Return the undamaged columns of a Parquet file in their order, and the names of the others."""
     good: dict[str, Array] = {}
     lost: list[str] = []
-    for column, expected in _expected(name, manifest):
+    for column, expected in expected_columns(name, manifest).items():
         try:
             values = from_parquet(data, only=[column])[column]
         except (ValueError, KeyError, MemoryError):
@@ -49,20 +49,6 @@ def _good_columns(data: bytes, name: str, manifest: Mapping[str, Any]) -> tuple[
         else:
             lost.append(column)
     return good, lost
-
-
-def _expected(name: str, manifest: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
-    """Yield the names of a file's columns with their checksums."""
-    known = manifest["columns"]
-    if name == STEPS:
-        yield from ((key.removeprefix("steps/"), known[key]) for key in known if key.startswith("steps/"))
-        yield from ((FRAME + key, camera["rows"]) for key, camera in manifest["cameras"].items())
-        return
-    yield "time_ns", None  # no checksum: also in the manifest
-    for key in known:
-        if key.startswith("last/"):
-            yield OBSERVATION + key.removeprefix("last/"), known[key]
-    yield from ((FRAME + key, None) for key in manifest["cameras"])
 
 
 def _good_frames(data: bytes, camera: Mapping[str, Any]) -> set[int]:

@@ -13,7 +13,7 @@ import numpy as np
 from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, read_file, sha256
 from dovetail.core.errors import StoreError
 from dovetail.core.types import Episode, EpisodeStart, Outcome
-from dovetail.episodes._columns import Columns
+from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import Layout
 from dovetail.episodes._manifest_check import check_manifest
 from dovetail.episodes._tables import parquet_note
@@ -26,6 +26,7 @@ __all__ = [
     "content",
     "episode_facts",
     "episode_fields",
+    "expected_columns",
     "layout_of",
     "pack_manifest",
     "read_manifest",
@@ -76,6 +77,17 @@ def layout_of(camera: Mapping[str, Any]) -> Layout:
 def with_steps(note: Mapping[str, Any], data: bytes) -> dict[str, Any]:
     """Complete the manifest's copy in the steps file with the checksum of that file."""
     return {**note, "files": {**note["files"], STEPS: {"sha256": sha256(data), "num_bytes": len(data)}}}
+
+
+def expected_columns(name: str, manifest: Mapping[str, Any]) -> dict[str, str | None]:
+    """The columns of a table by name, with their checksums if they have one."""
+    known, cameras = manifest["columns"], manifest["cameras"]
+    if name == STEPS:
+        steps = {key.removeprefix("steps/"): known[key] for key in known if key.startswith("steps/")}
+        return steps | {FRAME + key: camera["rows"] for key, camera in cameras.items()}
+    last = {OBSERVATION + key.removeprefix("last/"): known[key] for key in known if key.startswith("last/")}
+    # no checksum: the time is also in the manifest
+    return {"time_ns": None, **last, **{FRAME + key: None for key in cameras}}
 
 
 def pack_manifest(manifest: Mapping[str, Any]) -> bytes:

@@ -24,6 +24,7 @@ _MAX_SPEC_VALUES = 1 << 26  # of one observation
 _MAX_VECTOR_VALUES = 100_000  # of one observation that is not an image: datasets name each value
 _MAX_UNIX_NS = 9 * 10**18  # year 2255
 _TEXTS = ("id", "task", "prompt", "operator", "config_hash", "boot_id", "content")
+_COLUMNS = ("time_ns", "proposed", "executed", "source", "policy_version", "chunk_id", "chunk_index")
 _COUNTS = ("num_steps", "num_human_steps", "num_interventions", "number")
 
 
@@ -53,6 +54,8 @@ def _check_facts(manifest: Mapping[str, Any]) -> None:
     for version in versions:
         _require(type(version) is int and abs(version) < 2**63, "policy_versions should be integers")
     _require(_are_texts(manifest["columns"]), "columns should be texts")
+    missing = [name for name in _COLUMNS if f"steps/{name}" not in manifest["columns"]]
+    _require(not missing, f"there is no column {', '.join(missing)}")
     Outcome(manifest["outcome"])
     _require(manifest["judgement"] is None or Outcome(manifest["judgement"]) in Outcome, "judgement")
     robot = EpisodeStart.from_json(manifest).robot

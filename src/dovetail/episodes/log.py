@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ from dovetail.episodes._manifest import (
     content,
     episode_facts,
     episode_fields,
+    expected_columns,
     layout_of,
     read_manifest,
 )
@@ -158,7 +159,7 @@ class EpisodeLog:
         With `images=False` the steps and the last observation lack the cameras, whose files are not read.
         """
         manifest = self._manifest(episode_id)
-        steps, last = (from_parquet(self._read(episode_id, name, manifest)) for name in (STEPS, LAST))
+        steps, last = (self._table(episode_id, name, manifest) for name in (STEPS, LAST))
         values = {
             name.removeprefix(OBSERVATION): column[0]
             for name, column in last.items()
@@ -193,8 +194,8 @@ class EpisodeLog:
                 + did_you_mean(camera, manifest["cameras"])
             )
         index = FRAME + camera
-        tables = (self._read(episode_id, name, manifest) for name in (STEPS, LAST))
-        rows = [row for table in tables for row in from_parquet(table, only=[index])[index].tolist()]
+        tables = (self._table(episode_id, name, manifest, only=[index]) for name in (STEPS, LAST))
+        rows = [row for table in tables for row in table[index].tolist()]
         return self._pictures(episode_id, camera, manifest, rows)
 
     def verify(self, episode_id: str) -> None:
@@ -242,6 +243,23 @@ class EpisodeLog:
     def _read(self, episode_id: str, name: str, manifest: Mapping[str, Any]) -> bytes:
         with self._with_repair_hint(episode_id):
             return read_file(self._folder / episode_id / name, checksum=manifest["files"][name]["sha256"])
+
+    def _table(
+        self, episode_id: str, name: str, manifest: Mapping[str, Any], *, only: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Read a table, and check that it has the columns and rows that the manifest describes."""
+        num_rows = manifest["num_steps"] if name == STEPS else 1
+        expected = expected_columns(name, manifest) if only is None else only
+        with self._with_repair_hint(episode_id):
+            try:
+                found = from_parquet(self._read(episode_id, name, manifest), only=only)
+            except ValueError as error:
+                raise StoreError(f"{self._folder / episode_id / name} cannot be read: {error}") from error
+            wrong = [column for column in expected if column not in found or len(found[column]) != num_rows]
+            if wrong or (only is None and len(expected) != len(found)):
+                what = f"column '{wrong[0][:80]}'" if wrong else "a column too many"
+                raise StoreError(f"{self._folder / episode_id / name} does not fit its manifest: {what}")
+        return found
 
     @contextlib.contextmanager
     def _with_repair_hint(self, episode_id: str) -> Iterator[None]:

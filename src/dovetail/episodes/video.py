@@ -5,6 +5,7 @@ Frames are drawn and encoded one at a time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import av
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
 from dovetail.episodes._frames import start_encoding
 
@@ -50,8 +51,11 @@ def write_video(path: Path | str, frames: Iterable[Array], *, fps: float) -> int
                 raise UsageError(f"cannot write {path}: there are no frames")
             container.mux(stream.encode(None))
         os.replace(partial, path)
+    except (OSError, av.FFmpegError) as error:
+        raise StoreError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
     return count
 
 

@@ -14,8 +14,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from dovetail.core.disk import check_folder, fsync_folder
-from dovetail.core.errors import StoreError, UsageError
+import av
+import pyarrow as pa
+
+from dovetail.core.disk import check_folder, fsync_folder, make_folder
+from dovetail.core.errors import StoreError, UsageError, one_line
 
 __all__ = ["SCRATCH", "Staging", "exclusive"]
 
@@ -98,7 +101,7 @@ def exclusive(folder: Path) -> Iterator[Staging]:
     process ends.
     """
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise StoreError(f"cannot write to {folder}: {error.strerror or error}") from error
@@ -114,7 +117,8 @@ def exclusive(folder: Path) -> Iterator[Staging]:
             yield staging
         finally:
             staging.close()
-    except OSError as error:
-        raise StoreError(f"cannot write to {folder}: {error.strerror or error}") from error
+    except (OSError, av.FFmpegError, pa.ArrowException) as error:
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise StoreError(f"cannot write to {folder}: {reason}") from error
     finally:
         os.close(descriptor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -51,16 +52,16 @@ class Part:
         }
         self._chunk, self._file = divmod(totals.num_files, _meta.CHUNKS_SIZE)
         self._data_file = staging.path(self._name(_meta.DATA))
-        self._data = pq.ParquetWriter(self._data_file, self._schema)
-        self._videos = {
-            camera: VideoWriter(
-                staging.path(self._name(_meta.VIDEO, video_key=camera.feature)),
-                size=camera.padded,
-                fps=layout.fps,
-                codec=layout.codec,
-            )
-            for camera in layout.cameras
-        }
+        self._sink = pa.OSFile(str(self._data_file), "wb")
+        self._data = pq.ParquetWriter(self._sink, self._schema)
+        self._videos: dict[Camera, VideoWriter] = {}
+        try:
+            for camera in layout.cameras:
+                path = staging.path(self._name(_meta.VIDEO, video_key=camera.feature))
+                self._videos[camera] = VideoWriter(path, size=camera.padded, fps=layout.fps, codec=layout.codec)
+        except BaseException:
+            self.close()
+            raise
         self._largest = [0] * (1 + len(self._videos))  # most bytes that an episode has added to each file
         self._longest = 0
 
@@ -156,10 +157,18 @@ class Part:
         )
 
     def close(self) -> None:
-        """Close the files. Uncommitted ones are deleted with the staging folder."""
-        self._data.close()
-        for video in self._videos.values():
-            video.close()
+        """Close all files, also after an error. Uncommitted ones are deleted with the staging folder."""
+        with contextlib.ExitStack() as stack:
+            for video in self._videos.values():
+                stack.callback(video.close)
+            stack.callback(self._sink.close)
+            stack.callback(self._close_data)
+
+    def _close_data(self) -> None:
+        try:
+            self._data.close()
+        finally:
+            self._data.is_open = False  # else its destructor tries again
 
     def commit(self) -> Totals:
         self.close()

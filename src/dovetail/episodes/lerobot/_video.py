@@ -32,10 +32,16 @@ class VideoWriter:
         name, options = _encoder(codec)
         self._path = path
         self._container = av.open(str(path), "w", format="mp4")
-        self._stream = cast("av.VideoStream", self._container.add_stream(name, rate=fps, options=dict(options)))
-        self._stream.height, self._stream.width = size
-        self._stream.pix_fmt = "yuv420p"
-        start_encoding(self._container)
+        try:
+            self._stream = cast(
+                "av.VideoStream", self._container.add_stream(name, rate=fps, options=dict(options))
+            )
+            self._stream.height, self._stream.width = size
+            self._stream.pix_fmt = "yuv420p"
+            start_encoding(self._container)
+        except BaseException:
+            self._container.close()
+            raise
         self._tick = Fraction(1, fps)
         self._open = True
         self.num_frames = 0

@@ -1,0 +1,86 @@
+"""No command follows, runs, deletes or swallows what a hostile folder contains (docs/security.md)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import hostile.dataset_cases
+import hostile.run_cases  # noqa: F401  they add their cases
+from hostile.conftest import Worker, arguments_of
+from hostile.folders import CASES, Case, Place, folder_bytes, honest_run, snapshot
+from hostile.watch import Watch
+
+EXTRA_BYTES = 256 << 20
+_MARKS = {"default": (), "extended": (pytest.mark.extended,), "slow": (pytest.mark.slow,)}
+
+
+@pytest.fixture
+def place(worker: Worker, tmp_path: Path) -> Iterator[Place]:
+    outside = worker.outside
+    (outside / "folder").mkdir(exist_ok=True)
+    (outside / "secret.json").write_text('{"secret": 1}')
+    (outside / "folder" / "manifest.json").write_text("{}")
+    yield Place(run=honest_run(tmp_path), outside=outside)
+    shutil.rmtree(outside)
+    outside.mkdir()
+
+
+def check(case: Case, honest: Worker, place: Place, scratch: Path) -> None:
+    before, size = snapshot(place.outside), folder_bytes(place.run)
+    for command in case.commands:
+        watch = Watch(place.outside, place.outside / "folder")
+        answer = honest.run(arguments_of(command, place, scratch), folder=place.run, cwd=scratch)
+        touched = [event for event in watch.events() if "linked-" not in event]  # both names of a hard link
+        watch.close()
+        what = f"{command}: {answer}"
+        assert not answer["timed_out"], what
+        assert not touched, what
+        assert snapshot(place.outside) == before, what
+        assert "Traceback" not in answer["output"] + answer["errors"], what
+        lines = answer["errors"].splitlines()
+        errors = [line for line in lines if line.startswith("error: ")]
+        if answer["code"] == 1 and command in ("verify", "repair") and not errors:
+            pass  # the findings are in the output
+        elif answer["code"]:
+            assert answer["code"] in (1, 2), what
+            assert len(errors) == 1, what
+            assert lines[-1] == errors[0], what
+            assert "--debug" not in errors[0], what
+        else:
+            assert not errors, what
+        shown = answer["output"] + answer["errors"]
+        assert not [letter for letter in shown if letter < " " and letter not in "\n\t"], what
+        allowed = honest.baselines.get(command, min(honest.baselines.values())) * 1024 + size + EXTRA_BYTES
+        assert answer["added_kb"] * 1024 <= allowed, what
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=_MARKS[case.level]) for name, case in CASES.items()]
+)
+def test_hostile_folder_ends_in_one_clear_line(name: str, honest: Worker, place: Place, tmp_path: Path) -> None:
+    case, scratch = CASES[name], tmp_path / "scratch"
+    scratch.mkdir()
+    if case.is_dataset:
+        shutil.rmtree(place.run)
+    case.build(place)
+    check(case, honest, place, scratch)
+
+
+def test_there_are_at_least_100_hostile_folders_in_make_test_all() -> None:
+    assert len([case for case in CASES.values() if case.level != "slow"]) >= 100
+
+
+def test_watch_notices_an_access(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    watch = Watch(tmp_path)
+    assert not watch.events()
+    (tmp_path / "file").read_text()
+    assert watch.events()
+    os.listdir(tmp_path)
+    assert watch.events()
+    watch.close()
