@@ -59,7 +59,8 @@ class SafeRobot:
         self.__robot = robot
         self.__clock = clock
         self._spec = robot.spec if name is None else replace(robot.spec, name=name)
-        self._limiter = ActionLimits(self._spec, config, simulated=isinstance(robot, SimulatedRobot))
+        self._simulated = isinstance(robot, SimulatedRobot)
+        self._limiter = ActionLimits(self._spec, config, simulated=self._simulated)
         tick_s = 1.0 / self._spec.control_hz
         stale_s = _STALE_TICKS * tick_s if config.stale_after_s is None else config.stale_after_s
         stop_s = max(_STOP_TICKS * tick_s, stale_s) if config.stop_after_s is None else config.stop_after_s
@@ -88,6 +89,7 @@ class SafeRobot:
         self._frozen = False  # a camera's newest frame is too old
         self._move: Vector | None = None  # last command minus the holding action
         self._time_ns: int | None = None  # of the last valid observation, by the robot's clock
+        self._newest_ns: int | None = None  # the same, kept after a reset or acknowledgement
         self._fresh_ns = 0  # the same, but never later than its arrival
         self._now_ns = 0  # of the current command
         self._num_bad_actions = 0
@@ -173,9 +175,9 @@ class SafeRobot:
             raise self._trip(f"observe() failed: {error!r}") from error
         self._problem = self._find_problem(observation)
         self._frozen = self._find_frozen(observation)
-        if self._problem is None and (self._time_ns is None or observation.time_ns > self._time_ns):
+        if self._problem is None and self._is_newer(observation.time_ns):
             # otherwise the last valid observation becomes stale
-            self._time_ns = observation.time_ns
+            self._time_ns = self._newest_ns = observation.time_ns
             self._fresh_ns = min(observation.time_ns, self.__clock.now_ns())
             self._limiter.measure(observation.values, self._fresh_ns)
         return observation
@@ -245,6 +247,12 @@ class SafeRobot:
             age = f"the last valid observation is {age_ns / NS_PER_S:.2f} s old{why}"
             raise self._trip(age, reason=Reason.STALE)
         return age_ns
+
+    def _is_newer(self, time_ns: int) -> bool:
+        """Whether an observation is newer than all before. The time of a simulated robot may start again at a reset."""
+        if self._time_ns is not None:
+            return time_ns > self._time_ns
+        return self._simulated or self._newest_ns is None or time_ns >= self._newest_ns
 
     def _forget(self) -> None:
         self._time_ns, self._problem, self._move = None, None, None

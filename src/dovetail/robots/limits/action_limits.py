@@ -64,6 +64,7 @@ class ActionLimits:
             self._add(part, at, steps[at], spec=spec, config=config)
         self._deltas = [part for part in self._parts if isinstance(part, Deltas)]
         self._has_targets = bool(axes.is_target.any())
+        self._limits_targets = bool((axes.step_up[axes.is_target] < LARGEST).any())  # in speed
         self._allowance = Allowance(axes, spec.control_hz)
         delay_s = _DELAY_TICKS / spec.control_hz if config.delay_s is None else config.delay_s
         is_unknown = any(
@@ -127,7 +128,7 @@ class ActionLimits:
         if not self._is_reserved:
             self._reserve()
         low, high = axes.window_low, axes.window_high
-        if self._has_targets or not self._allowance.has_step:
+        if self._limits_targets or not self._allowance.has_step:
             down, up = self._allowance.steps()
             center = np.minimum(np.maximum(axes.last, low), high)
             low, high = np.maximum(low, center - down), np.minimum(high, center + up)
@@ -177,7 +178,7 @@ class ActionLimits:
         at = arm.xyz
         if isinstance(arm.limits, Deltas):
             return arm.room.keep_inside(action[at], low[at], high[at])
-        center = arm.limits.center
+        center = arm.frame.position
         motion = action[at] - center
         changed = arm.room.keep_inside(
             motion, np.minimum(low[at] - center, 0.0), np.maximum(high[at] - center, 0.0)
@@ -197,7 +198,7 @@ class ActionLimits:
     ) -> None:
         axes = self._axes
         if part.kind == "joint_target":
-            self._parts.append(JointTargets(part, at, axes, step))
+            self._parts.append(JointTargets(part, at, axes, step, simulated=self._simulated))
         elif part.kind == "gripper":
             limited = np.array(part.max_speed) / spec.control_hz if part.max_speed else None
             self._parts.append(Gripper(part, at, axes, limited))
@@ -228,7 +229,7 @@ class ActionLimits:
         room = Room(config.workspace, frame) if config.workspace is not None else None
         limits: Deltas | PoseTargets
         if part.kind == "ee_target":
-            limits = PoseTargets(part, at, self._axes, step, frame)
+            limits = PoseTargets(part, at, self._axes, step, frame, simulated=self._simulated)
         else:
             deltas = [one for one, _ in self._axes.parts if one.kind == "ee_delta"]
             reference = spec.observation.get(config.reference_key)

@@ -21,7 +21,6 @@ class Frame:
         self._name, self._key = name, key
         self._columns = columns
         self.matrix: Vector = np.eye(3)  # part's frame to base frame
-        self.origin: Vector = np.zeros(3)
         self.position: Vector = np.zeros(3)  # measured, in the base frame
         self._quat: Vector = np.array((1.0, 0.0, 0.0, 0.0))
         self._is_new = True
@@ -38,7 +37,7 @@ class Frame:
         pose = values[self._key][self._columns].astype(np.float64)
         self.position, self._quat = pose[:3], pose[3:7]
         if self._is_new and self._name == "reset":
-            self.matrix, self.origin = _rotation(self._quat), self.position
+            self.matrix = _rotation(self._quat)
         self._is_new = False
 
     @property

@@ -116,10 +116,10 @@ def _check_arm(spec: RobotSpec, config: SafetyConfig, part: ActionPart, parts: t
             raise SpecMismatch(
                 f"robot '{spec.name}' has {num_joints} joints in '{part.measured_key}', but takes {num_arm} targets"
             )
-    if part.kind == "ee_target" and part.frame == "tool":
+    if part.kind == "ee_target" and part.frame != "base":
         raise SpecMismatch(
-            f"action part '{part.name}' of robot '{spec.name}' has targets in frame tool: use ee_delta, or frame base or "
-            "reset"
+            f"action part '{part.name}' of robot '{spec.name}' has targets in frame {part.frame}: use frame base, or "
+            "ee_delta"
         )
     if part.kind != "ee_delta":
         return

@@ -15,13 +15,18 @@ __all__ = ["Gripper", "JointTargets", "PoseTargets"]
 
 
 class JointTargets:
-    """Stay within one step of the measured joints. To stand still, the measured joints are the target."""
+    """Stay within one step of the measured joints. To stand still, the measured joints are the target.
 
-    def __init__(self, part: ActionPart, at: slice, axes: Axes, step: Vector) -> None:
+    The targets of a real arm are also limited in speed: while an arm lags behind, they could jump by two steps. Those of a
+    simulated arm are not, so that runs repeat those of version 0.6 exactly.
+    """
+
+    def __init__(self, part: ActionPart, at: slice, axes: Axes, step: Vector, *, simulated: bool) -> None:
         self._at, self._axes, self._step = at, axes, step
         self._key, self._columns = part.measured_key, part.measured_slice
         axes.is_target[at] = True
-        axes.set_step(at, step)
+        if not simulated:
+            axes.set_step(at, step)
         self._is_new = True
 
     def reset(self, *, moved: bool) -> None:
@@ -47,22 +52,22 @@ class JointTargets:
 
 
 class PoseTargets(JointTargets):
-    """Position and rotation vector of an end effector, in the base frame or relative to the reset pose.
+    """Position and rotation vector of an end effector, in the base frame.
 
     The end effector turns at most as fast as its rotation vector changes.
     """
 
-    def __init__(self, part: ActionPart, at: slice, axes: Axes, step: Vector, frame: Frame) -> None:
-        super().__init__(part, at, axes, step)
-        self.center = np.zeros(3)  # measured position in the frame
-        self._frame = frame
+    def __init__(
+        self, part: ActionPart, at: slice, axes: Axes, step: Vector, frame: Frame, *, simulated: bool
+    ) -> None:
+        super().__init__(part, at, axes, step, simulated=simulated)
+        self.frame = frame
 
     def measure(self, values: Mapping[str, Array]) -> None:
-        frame = self._frame
         here = np.empty(self._step.size)
-        here[:3] = self.center[:] = (frame.position - frame.origin) @ frame.matrix
+        here[:3] = self.frame.position
         if here.size > 3:
-            here[3:] = rotation_vector(frame.matrix.T @ frame.rotation, near=self._axes.last[self._at][3:])
+            here[3:] = rotation_vector(self.frame.rotation, near=self._axes.last[self._at][3:])
         self._place(here)
 
 
