@@ -491,12 +491,15 @@ def test_large_replay_reads_correct_rows(tmp_path: Path) -> None:
         replay.add(first, label(first))
         files = replay._files
         assert files is not None
-        with files.publishing():  # as if nearly all of the ring had been written and given back, many times
+
+        def wrap() -> None:  # as if nearly all of the ring had been written and given back, many times
             for name in ("head_row", "tail_row"):
                 files.counters[name] = 2**35 * 20_000_000 - 3
             files.counters.head_frame[:] = files.counters.tail_frame[:] = 2**35 * 20_000_000 - 2
             for kind in ("episode", "segment", "span"):
                 files.counters[f"tail_{kind}"] = files.counters[f"head_{kind}"]
+
+        files.publish(wrap)
         replay._numbers.clear()
         model = Model(20_000_000, keep_demos=True)
         for number in (2, 3):

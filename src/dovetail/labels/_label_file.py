@@ -20,6 +20,7 @@ __all__ = [
     "MARK",
     "Head",
     "LabelRecord",
+    "before_hole",
     "decode",
     "encode",
     "encode_retraction",
@@ -170,6 +171,12 @@ def is_valid(line: bytes) -> bool:
         return is_intact(line) and (head(line).retracts or decode(line) is not None)
     except ValueError:
         return False
+
+
+def before_hole(body: bytes) -> bytes:
+    """Return the line before the zeros that a power cut leaves where data was not synced; empty: there are none."""
+    line, zero, _ = body.partition(b"\0")
+    return line if zero and is_intact(line) else b""
 
 
 def salvage(damaged: bytes) -> list[bytes]:

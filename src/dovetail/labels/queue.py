@@ -118,7 +118,7 @@ class LabelQueue:
         """Return a waiting episode; None if it does not wait. A damaged file still counts as waiting."""
         path = self._path(episode_id)
         try:
-            return _from_json(load_json(read_file(path), name=str(path)))
+            return _from_json(episode_id, load_json(read_file(path), name=str(path)))
         except MissingError:
             return None
         except (StoreError, KeyError, TypeError, ValueError):
@@ -153,11 +153,19 @@ class LabelQueue:
         return self._folder / f"{episode_id}{_ENDING}"
 
 
-def _from_json(data: dict[str, Any]) -> Waiting:
-    return Waiting(
+def _from_json(episode_id: str, data: dict[str, Any]) -> Waiting:
+    """Raises KeyError, TypeError or ValueError if the file is not an entry of this episode."""
+    item = Waiting(
         episode_id=data["episode_id"],
         reasons=tuple(Reason(reason) for reason in data["reasons"]),
         opinions=tuple(Opinion(**one) for one in data["opinions"]),
         note=data["note"],
         since_unix_ns=data["since_unix_ns"],
     )
+    for one in item.opinions:
+        texts = isinstance(one.labeler, str) and isinstance(one.version, str)
+        if not texts or type(one.success) is not bool or type(one.confidence) not in (int, float):
+            raise ValueError("an opinion has fields of other types")
+    if item.episode_id != episode_id or not isinstance(item.note, str) or type(item.since_unix_ns) is not int:
+        raise ValueError("fields have other types")
+    return item

@@ -29,6 +29,7 @@ from dovetail.labels._label_file import (
     FILE,
     Head,
     LabelRecord,
+    before_hole,
     decode,
     encode,
     encode_retraction,
@@ -204,6 +205,8 @@ class LabelStore:
 
     def _index_line(self, line: bytes) -> None:
         body, ended = line.removesuffix(b"\n"), line.endswith(b"\n")
+        if not ended and (whole := before_hole(body)) and self._offset + len(whole) >= (self._committed or 0):
+            line = body = whole  # the next writer removes what is after it
         if body and not is_intact(body):
             if not ended and not salvage(body):
                 return  # left by a crash, or being written by another process

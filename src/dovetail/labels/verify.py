@@ -12,6 +12,7 @@ from dovetail.core.errors import StoreError
 from dovetail.labels._label_file import (
     FILE,
     MARK,
+    before_hole,
     head,
     is_valid,
     read_committed_size,
@@ -43,9 +44,11 @@ def verify_labels(folder: Path | str) -> list[LabelFinding]:
     except StoreError:
         findings.append(_file_finding(folder / MARK, "is damaged", "everything: the size is counted again"))
     try:
-        num_bytes = path.stat().st_size
+        num_bytes, place = path.stat().st_size, 0
         for number, (body, ended) in enumerate(_lines(path), start=1):
-            problem = _problem(body, ended=ended)
+            whole = b"" if ended else before_hole(body)
+            problem = None if whole and place + len(whole) >= committed else _problem(body, ended=ended)
+            place += len(body) + ended
             if problem:
                 findings.append(LabelFinding(path=path, line=number, problem=problem[0], recoverable=problem[1]))
     except (FileNotFoundError, MissingError):
@@ -80,6 +83,7 @@ def repair_labels(folder: Path | str) -> Path | None:
             os.fsync(file.fileno())
         # The size first: a crash between the two leaves a damaged file, not one that seems truncated.
         write_committed_size(folder, max(0, end - 1), temporary=temporary)
+        fsync_folder(folder)
         if not changed:
             return None
         aside = _unused(folder)

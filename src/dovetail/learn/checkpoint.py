@@ -75,8 +75,8 @@ def _manifest(folder: Path) -> tuple[str, str, dict[str, Any]]:
         raise CheckpointError(f"{folder} is not a checkpoint: {error}") from error
     if schema != SCHEMA:
         raise CheckpointError(
-            f"checkpoint {folder} has schema {schema}, but this version reads {SCHEMA}. Resume with the version that "
-            "wrote it, or start a new run"
+            f"checkpoint {folder} has schema {str(schema)[:80]!r}, but this version reads {SCHEMA}. Resume with the version "
+            "that wrote it, or start a new run"
         )
     if not _FILE.fullmatch(name):
         raise CheckpointError(f"{folder} is not a checkpoint: {name[:80]!r} is not the name of its data")

@@ -9,15 +9,17 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import safetensors
 import safetensors.numpy
 
 from dovetail.core.types import Array
-from dovetail.processes.channel import ChannelClosed, SocketEnd
+from dovetail.processes.channel import ChannelClosed, SocketEnd, parse_message
 from dovetail.processes.wakeup import wait_for
 
 __all__ = ["ArrayChannel"]
 
 _LENGTHS = struct.Struct("!IQ")
+_PIECE = 64 << 20  # bytes
 _NO_ARRAYS: Mapping[str, Array] = MappingProxyType({})
 
 
@@ -41,14 +43,25 @@ class ArrayChannel(SocketEnd):
     def receive(self) -> tuple[dict[str, Any], dict[str, Array]]:
         """Wait for the next message. Raises ChannelClosed when none will come."""
         text_size, data_size = _LENGTHS.unpack(self._read(_LENGTHS.size))
-        message: dict[str, Any] = json.loads(bytes(self._read(text_size)))
-        arrays = safetensors.numpy.load(bytes(self._read(data_size)))
+        message = parse_message(self._read(text_size))
+        try:
+            arrays = safetensors.numpy.load(bytes(self._read(data_size)))
+        except (safetensors.SafetensorError, KeyError, ValueError) as error:  # not a message of ours
+            raise ChannelClosed from error
         return message, {name: np.array(array) for name, array in arrays.items()}  # copies: those are read-only
 
     def _read(self, num_bytes: int) -> bytearray:
-        data = bytearray(num_bytes)
-        view, done = memoryview(data), 0
-        while done < num_bytes:
+        """Read so many bytes. Memory is allocated in pieces, as the data arrives."""
+        data = bytearray()
+        while len(data) < num_bytes:
+            piece = bytearray(min(_PIECE, num_bytes - len(data)))
+            self._fill(memoryview(piece))
+            data = data + piece if data else piece
+        return data
+
+    def _fill(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
             try:
                 got = self._socket.recv_into(view[done:])
             except OSError as error:
@@ -56,4 +69,3 @@ class ArrayChannel(SocketEnd):
             if not got:
                 raise ChannelClosed
             done += got
-        return data

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from dovetail.processes.wakeup import wait_for
 
-__all__ = ["Channel", "ChannelClosed", "SocketEnd"]
+__all__ = ["Channel", "ChannelClosed", "SocketEnd", "parse_message"]
 
 _LENGTH = struct.Struct("!I")
 _MAX_BYTES = 64 << 20
@@ -20,6 +20,17 @@ _MAX_BYTES = 64 << 20
 
 class ChannelClosed(Exception):  # an end for a child, an error for its parent
     """The process at the other end has ended."""
+
+
+def parse_message(text: bytes | bytearray) -> dict[str, Any]:
+    """Decode a JSON object. Raises ChannelClosed for anything else: the other end is not ours, or out of step."""
+    try:
+        message = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ChannelClosed from error
+    if not isinstance(message, dict):
+        raise ChannelClosed
+    return message
 
 
 class SocketEnd:
@@ -81,7 +92,7 @@ class Channel(SocketEnd):
             if not part:
                 raise ChannelClosed
             self._received += part
-        message: dict[str, Any] = json.loads(self._received[_LENGTH.size :])
+        message = parse_message(self._received[_LENGTH.size :])
         self._received.clear()
         return message
 

@@ -9,6 +9,7 @@ import hashlib
 import os
 from pathlib import Path
 
+from dovetail.core.disk import fsync_folder
 from dovetail.core.errors import StoreError
 
 __all__ = ["BEGUN", "DROPPED", "AddedIds"]
@@ -48,11 +49,24 @@ class AddedIds:
             self._digests.add(digest)
         return len(self._digests)
 
+    def sync(self) -> None:
+        """Make the file durable."""
+        if not self._path.exists():
+            return
+        try:
+            with self._path.open("rb") as file:
+                os.fsync(file.fileno())
+            fsync_folder(self._path.parent)
+        except OSError as error:
+            raise StoreError(f"cannot write {self._path}: {error.strerror}") from error
+
     def _write(self, place: int, data: bytes) -> None:
         try:
             descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
             try:
-                os.pwrite(descriptor, data, place)
+                while data:
+                    written = os.pwrite(descriptor, data, place)
+                    data, place = data[written:], place + written
             finally:
                 os.close(descriptor)
         except OSError as error:

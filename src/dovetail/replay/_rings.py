@@ -119,9 +119,9 @@ class Ring:
             at_least = max(num_items, 2 * len(self._items), _MIN_FILE_BYTES // max(1, self._item_bytes))
             try:
                 os.ftruncate(self._file, min(self.num_items, at_least) * self._item_bytes)  # sparse
+                self.remap()
             except OSError as error:
                 raise self._write_error(error) from error
-            self.remap()
 
     def _put(self, values: Array, start: int) -> None:
         data, place = values.reshape(-1).view(np.uint8).data, start * self._item_bytes
@@ -150,7 +150,10 @@ class Ring:
         )
 
     def sync(self) -> None:
-        os.fsync(self._file)
+        try:
+            os.fsync(self._file)
+        except OSError as error:
+            raise self._write_error(error) from error
 
     def close(self) -> None:
         self._close()
@@ -211,6 +214,7 @@ class Counters:
                 os.close(descriptor)
         except OSError as error:
             raise StoreError(f"cannot open {path}: {error.strerror or error}") from error
+        self._path = path
         self._page = page
         self._numbers: Array = np.frombuffer(page, np.int64, 256)
         self._boot: Array = np.frombuffer(page, np.uint8, 64, offset=2048)
@@ -233,4 +237,7 @@ class Counters:
         self._boot[:] = np.frombuffer(value.encode()[:64].ljust(64, b"\0"), np.uint8)
 
     def sync(self) -> None:
-        self._page.flush()
+        try:
+            self._page.flush()
+        except OSError as error:
+            raise StoreError(f"cannot write {self._path}: {error.strerror or error}") from error

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dovetail.core.errors import UsageError, did_you_mean
+from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.types import Array, View
 from dovetail.replay._rings import Counters, Ring, fence
 
@@ -87,22 +87,34 @@ class Snapshot:
 
     @staticmethod
     def read(counters: Counters, rings: Mapping[str, Ring]) -> Snapshot | None:
-        """Copy the tables; None if they changed meanwhile."""
+        """Copy the tables; None if they changed meanwhile. Raises StoreError if they are damaged."""
         version = counters["version"]
         fence()
         if version % 2:
             return None
         for ring in rings.values():  # files grow before the counters refer to their new part
             ring.remap()
-        first = counters["tail_episode"]
+        first, end = counters["tail_episode"], counters["head_episode"]
+        first_span, end_span = counters["tail_span"], counters["head_span"]
         head_row, newest = counters["head_row"], counters["newest_version"]
-        episodes = rings["episodes"].get(np.arange(first, counters["head_episode"]))
-        spans = rings["spans"].get(np.arange(counters["tail_span"], counters["head_span"]))
+        fence()
+        if counters["version"] != version:
+            return None
+        if not (
+            0 <= end - first <= rings["episodes"].num_items
+            and 0 <= end_span - first_span <= rings["spans"].num_items
+        ):
+            raise StoreError("the counters of the replay are damaged. Restart its writer.")
+        episodes = rings["episodes"].get(np.arange(first, end))
+        spans = rings["spans"].get(np.arange(first_span, end_span))
         fence()
         if counters["version"] != version:
             return None
         spans = spans[spans["episode"] >= first]
         owners = spans["episode"] - first
+        inside = (spans["row"] >= 0) & (spans["num_steps"] <= head_row - spans["row"]) & (spans["num_steps"] > 0)
+        if not (inside & (owners < len(episodes))).all():
+            raise StoreError("the tables of the replay are damaged. Restart its writer.")
         live = ~episodes["dropped"][owners]
         return Snapshot(version, head_row, newest, episodes, spans[live], owners[live])
 

@@ -7,8 +7,8 @@ all of them at once.
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -25,6 +25,10 @@ from dovetail.replay._rings import Counters, Ring, fence, ring_paths
 __all__ = ["NO_ROW", "RequiredSpace", "Tails", "WriterFiles", "WriterLock"]
 
 NO_ROW = -1  # link of an episode's first and last row
+
+
+def _refuse() -> None:
+    raise StoreError("an earlier failure interrupted a change of the replay. Close it and open it again.")
 
 
 class WriterLock:
@@ -82,13 +86,18 @@ class WriterFiles:
         self.layout = layout
         self.counters = counters
         self._publishing = False
+        self._unfinished: Callable[[], None] | None = None  # publication that a failed write has interrupted
         self.rings = {
             name: Ring(path, num_items=num_items, shape=shape, dtype=dtype, writable=True)
             for name, (path, num_items, shape, dtype) in ring_paths(folder, layout).items()
         }
         counters["clean"] = 0
         counters.boot_id = boot_id()
-        counters.sync()
+        try:
+            counters.sync()
+        except StoreError:
+            self.close_files()
+            raise
 
     @staticmethod
     def create(folder: Path, layout: Layout) -> WriterFiles:
@@ -143,11 +152,14 @@ class WriterFiles:
                 old["version"] += 2
             except StoreError:
                 pass  # damaged counters: no reader can have them open
-        (folder / "layout.json").unlink(missing_ok=True)  # first: without it the other files are ignored
-        fsync_folder(folder)
-        for path in folder.iterdir():
-            if path.suffix in (".bin", ".tmp") or path.name == "counters":
-                path.unlink()
+        try:
+            (folder / "layout.json").unlink(missing_ok=True)  # first: without it the other files are ignored
+            fsync_folder(folder)
+            for path in folder.iterdir():
+                if path.suffix in (".bin", ".tmp") or path.name == "counters":
+                    path.unlink()
+        except OSError as error:
+            raise StoreError(f"cannot delete {folder}: {error.strerror}") from error
 
     def _has_complete_files(self) -> bool:
         heads = dict.fromkeys(self.layout.columns, self.counters["head_row"])
@@ -184,39 +196,58 @@ class WriterFiles:
         )
 
     def close(self) -> None:
-        """Flush everything to disk, mark the files as clean and close them."""
-        for ring in self.rings.values():
-            ring.sync()
-        self.counters["clean"] = 1
-        self.counters.sync()
-        self.close_files()
+        """Flush everything to disk, mark the files as clean and close them. After an error they are closed, not clean."""
+        with suppress(StoreError):  # else the next `load` refuses the files
+            self.finish_publication()
+        try:
+            for ring in self.rings.values():
+                ring.sync()
+            self.counters["clean"] = 1
+            self.counters.sync()
+        except StoreError:
+            self.counters["clean"] = 0
+            raise
+        finally:
+            self.close_files()
 
     def close_files(self) -> None:
+        self._unfinished = None
         for ring in self.rings.values():
             ring.close()
 
     # ---- tables
 
-    @contextmanager
-    def publishing(self) -> Iterator[None]:
-        """Context in which tables change and readers do not read them. Publications may be nested.
+    def publish(self, change: Callable[[], None]) -> None:
+        """Change tables while readers do not read them. A change may publish others.
 
-        An interrupted publication stays unpublished, and the next `load` refuses the files.
+        If a write fails, `finish_publication` repeats the change, so it must be repeatable: it counts only after its last
+        write. Until then readers keep what they have read, and the next `load` refuses the files.
         """
         if self._publishing:
             fence()
-            yield
+            change()
             fence()
             return
-        if self.counters["version"] % 2:
-            raise StoreError("an earlier failure interrupted a change of the replay. Close it and open it again.")
+        self.finish_publication()
         self.counters["version"] += 1
         fence()
+        self._unfinished = change
+        self.finish_publication()
+
+    def finish_publication(self) -> None:
+        """Repeat the change that a failed write has interrupted, if any."""
+        if self._unfinished is None:
+            return
+        change, self._unfinished = self._unfinished, _refuse  # after any other error it cannot be repeated
         self._publishing = True
         try:
-            yield
+            change()
+        except StoreError:
+            self._unfinished = change
+            raise
         finally:
             self._publishing = False
+        self._unfinished = None
         fence()
         self.counters["version"] += 1
 
@@ -286,10 +317,13 @@ class WriterFiles:
     def free_space(self, tails: Tails) -> None:
         """Free everything before `tails`."""
         counters = self.counters
-        with self.publishing():
+
+        def free() -> None:
             counters["tail_episode"], counters["tail_segment"] = tails.episode, tails.segment
             counters["tail_span"], counters["tail_row"] = tails.span, tails.row
             counters.tail_frame[:] = tails.frames
+
+        self.publish(free)
 
     # ---- rows
 
@@ -315,8 +349,8 @@ class WriterFiles:
         return starts
 
     def update_rows(self, rows: Array, columns: Mapping[str, Array]) -> None:
-        """Overwrite columns, such as rewards, of an episode's first rows. Call it inside `publishing`."""
-        self.counters["relabels"] += 1
+        """Overwrite columns, such as rewards, of an episode's first rows. Call it inside `publish`."""
+        self.counters["relabels"] |= 1  # it is odd already if a failed write is repeated
         fence()
         for name, values in columns.items():
             self.overwrite(name, rows, values[: len(rows)])

@@ -15,6 +15,7 @@ power cut the next writer starts with an empty replay.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -70,6 +71,8 @@ class MappedReplayWriter:
     def open(self) -> str | None:
         """Open the stored replay. If it is damaged or has another layout, delete it and return the reason."""
         if self._lock is not None:
+            if self._files is not None:
+                self._files.finish_publication()
             return self.reset_reason
         self._lock = WriterLock(self._folder)
         self._numbers, self._num_demo_rows = {}, 0
@@ -85,13 +88,18 @@ class MappedReplayWriter:
         return self.reset_reason
 
     def close(self) -> None:
-        """Flush everything to disk and release the files."""
-        if self._files is not None:
-            self._files.close()
-            self._files = None
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        """Flush everything to disk and release the files, also after an error."""
+        files, lock = self._files, self._lock
+        self._files = self._lock = None
+        try:
+            if files is not None:
+                self._added_ids.sync()
+                files.close()
+        finally:
+            if files is not None:
+                files.close_files()
+            if lock is not None:
+                lock.release()
 
     def reset(self) -> None:
         """Delete everything that was ever added."""
@@ -181,22 +189,32 @@ class MappedReplayWriter:
         check_labels(labels, labels.episode_id, int(record["num_rows"][0]) - 1)
         rows = files.rows_of(number)[:-1]
         _set_label_fields(record, labels)
-        with files.publishing():
+
+        def change() -> None:
             files.update_rows(rows, end_columns)
             files.rings["episodes"].write(number, record)
 
+        files.publish(change)
+
     def drop(self, episode_id: str) -> None:
         self.open()
-        files, number = self._files, self._numbers.pop(episode_id, None)
+        files, number = self._files, self._numbers.get(episode_id)
         if files is None:
             return
         if number is not None:
-            record = files.record("episodes", number)
-            record["dropped"] = True
-            self._num_demo_rows -= int(record["num_rows"][0]) if record["demo"][0] else 0
-            with files.publishing():
-                files.rings["episodes"].write(number, record)
+            self._drop_stored(files, episode_id, number)
         self._mark_added(episode_id, DROPPED)  # an evicted episode must not return either
+
+    def _drop_stored(self, files: WriterFiles, episode_id: str, number: int) -> None:
+        record = files.record("episodes", number)
+        record["dropped"] = True
+
+        def change() -> None:
+            files.rings["episodes"].write(number, record)
+            self._num_demo_rows -= int(record["num_rows"][0]) if record["demo"][0] else 0
+            del self._numbers[episode_id]
+
+        files.publish(change)
 
     def ids(self) -> list[str]:
         """Return the ids of the stored episodes, oldest first."""
@@ -218,8 +236,8 @@ class MappedReplayWriter:
         if self._files is None:
             self._files = WriterFiles.create(self._folder, self._fit(robot))
         if episode_id not in self._added_ids:
-            self._files.counters["num_born"] += num_steps + 1
             self._mark_added(episode_id)
+            self._files.counters["num_born"] += num_steps + 1
 
     def total_rows(self, robot: RobotSpec) -> int:
         """Return the number of rows that the replay has for this robot."""
@@ -252,12 +270,15 @@ class MappedReplayWriter:
         if number is not None and record["finished"][0]:
             if labels is not None and not record["labels"][0]:  # finished but not labeled yet
                 self._update_finished(number, labels, end_of_episode_columns(files, segment, labels))
+            self._mark_added(start.id)  # in case that failed
             return
         if segment.first > num_held:
             raise UsageError(f"episode {start.id} has a gap: step {segment.first} follows step {num_held - 1}")
         end_columns = None if labels is None else end_of_episode_columns(files, segment, labels)
         block = make_block(files, segment, skip=num_held - segment.first, record=record, end_columns=end_columns)
         if not len(block):
+            if number is not None:
+                self._mark_added(start.id, BEGUN)  # in case that failed
             return
         self._added_ids.reserve(2)
         self._evict_for(files, block, start.id, record)
@@ -278,6 +299,7 @@ class MappedReplayWriter:
         end_columns: Mapping[str, Array] | None = None,
     ) -> None:
         """Write a block into free space, then publish it together with the `end_columns` of the episode's older rows."""
+        block, record = dataclasses.replace(block, columns=dict(block.columns)), record.copy()
         counters, columns = files.counters, block.columns
         row, held = counters["head_row"], int(record["num_rows"][0])
         links = row + np.arange(len(block))
@@ -307,7 +329,8 @@ class MappedReplayWriter:
         files.put_records("segments", segment)
         files.put_records("spans", spans)
         fence()
-        with files.publishing():  # nothing here needs new disk space
+
+        def change() -> None:  # needs no new disk space
             if held:
                 files.overwrite("following", last_row, np.array([row]))
                 files.rings["episodes"].write(number, record)
@@ -321,8 +344,10 @@ class MappedReplayWriter:
             counters["head_episode"] += is_new
             counters["head_segment"] += 1
             counters["head_span"] += len(spans)
-        self._numbers[record["id"][0].decode()] = number
-        self._num_demo_rows += len(block) if record["demo"][0] else 0
+            self._numbers[record["id"][0].decode()] = number
+            self._num_demo_rows += len(block) if record["demo"][0] else 0
+
+        files.publish(change)
 
     # ---- evicting
 
@@ -350,14 +375,19 @@ class MappedReplayWriter:
         if tails.episode == files.counters["tail_episode"]:
             return
         files.reserve(required)
-        with files.publishing():
+
+        def change() -> None:
             files.free_space(tails)
-            for name in evicted:
-                del self._numbers[name]
-            for oldest, old_block in moved:
-                self._num_demo_rows -= len(old_block) if oldest["demo"][0] else 0
+            while evicted:
+                del self._numbers[evicted.pop()]
+            while moved:  # a repetition continues with the first that was not moved
+                oldest, old_block = moved[0]
                 oldest["num_rows"] = 0
                 self._put(files, None, oldest, old_block)
+                self._num_demo_rows -= len(old_block) if oldest["demo"][0] else 0
+                del moved[0]
+
+        files.publish(change)
 
     def _check_capacity(self, files: WriterFiles, block: Block, episode_id: str, record: Array) -> None:
         held = int(record["num_rows"][0])

@@ -144,9 +144,9 @@ class DiskWeightStore:
         except MissingError as error:
             raise MissingError(f"{path} is missing: {self._valid()}") from error
         if data.get("schema") != SCHEMA or data.get("version") != version:
-            found = f"version {str(data.get('version'))[:80]}, schema {str(data.get('schema'))[:80]}"
+            found = f"version {str(data.get('version'))[:80]!r}, schema {str(data.get('schema'))[:80]!r}"
             raise StoreError(f"{path} has {found}, expected version {version}, schema {SCHEMA}")
-        hashes: dict[str, str] = data["components"]
+        hashes: dict[str, str] = data.get("components", {})
         valid = isinstance(hashes, dict) and all(
             isinstance(digest, str) and _DIGEST.fullmatch(digest) for digest in hashes.values()
         )
@@ -193,9 +193,11 @@ class DiskWeightStore:
     def _prune(self) -> None:
         """Remove old manifests, then the components that no manifest refers to."""
         kept = {*self.versions()[-self._keep :], self.pinned()}
-        for version in self.versions():
-            if version not in kept:
-                self._path(version).unlink()
+        removed = [version for version in self.versions() if version not in kept]
+        for version in removed:
+            self._path(version).unlink()
+        if removed:
+            fsync_folder(self._folder)  # before the components: after a power cut, no manifest lacks one
         used: set[str] = set()
         for version in self.versions():
             try:

@@ -1,0 +1,481 @@
+"""The formats: how to make a valid sample, how to damage it, and all that reads it.
+
+Damage with a valid checksum reaches the code behind the checksum, so each format can also seal what it has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from abc import ABC, abstractmethod
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+from hypothesis import strategies as st
+
+from dovetail.config.load import load, load_saved, save
+from dovetail.core.disk import dump_json, load_json, sha256
+from dovetail.core.types import View
+from dovetail.episodes import _journal
+from dovetail.episodes.lerobot import export, open_dataset
+from dovetail.episodes.log import EpisodeLog
+from dovetail.episodes.spool import Spool
+from dovetail.episodes.verify import verify_log, verify_spool
+from dovetail.human.mailbox import Mailbox, MailboxReader, MailboxWriter
+from dovetail.labels.queue import LabelQueue, Reason
+from dovetail.labels.store import LabelStore
+from dovetail.labels.verify import repair_labels, verify_labels
+from dovetail.learn.checkpoint import checkpoint_facts, load_checkpoint, save_checkpoint
+from dovetail.live.view import LiveView
+from dovetail.processes.array_channel import ArrayChannel
+from dovetail.processes.channel import Channel, ChannelClosed
+from dovetail.processes.shared_memory import SharedJson
+from dovetail.replay import reader as replay_reader
+from dovetail.replay._rings import Counters
+from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
+from dovetail.replay.reader import MappedReplayReader
+from dovetail.runs.folder import read_events
+from dovetail.weights.store import DiskWeightStore
+from support.example_labels import labels
+from support.fuzz.mutate import mutate_bytes, mutate_json
+from support.lerobot_episodes import MemoryLog
+from support.small_episodes import make_episode, record
+from support.traceable_episodes import batch, label, make_traceable_episode
+
+__all__ = ["FORMATS", "Format"]
+
+
+class Format(ABC):
+    """A folder with a valid sample. `read` raises a DovetailError, or returns what is intact."""
+
+    name: ClassVar[str]
+
+    @abstractmethod
+    def make(self, folder: Path) -> None: ...
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        """Change any file; by default only its bytes, so checksums no longer match."""
+        damage_any_file(folder, data)
+
+    @abstractmethod
+    def read(self, folder: Path) -> None: ...
+
+
+def damage_any_file(folder: Path, data: st.DataObject) -> None:
+    path = data.draw(st.sampled_from(sorted(path for path in folder.rglob("*") if path.is_file())))
+    path.write_bytes(mutate_bytes(data, path.read_bytes()))
+
+
+def damage_json(path: Path, data: st.DataObject, *, indent: int | None) -> None:
+    """Change the tree and write a valid checksum."""
+    tree = mutate_json(data, load_json(path.read_bytes(), name=str(path), indent=indent))
+    path.write_bytes(seal(tree, indent=indent))
+
+
+def seal(tree: Any, *, indent: int | None = None) -> bytes:
+    return dump_json(tree, indent=indent) if isinstance(tree, dict) else json.dumps(tree).encode()
+
+
+class EpisodeFolders(Format):
+    name = "episodes"
+
+    def make(self, folder: Path) -> None:
+        EpisodeLog(folder).commit(make_episode(id="e1", num_steps=3))
+        EpisodeLog(folder).commit(make_episode(id="e2", num_steps=2, seed=1))
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        how = data.draw(st.sampled_from(["bytes", "manifest", "sealed bytes"]))
+        manifest = folder / "e1" / "manifest.json"
+        if how == "bytes":
+            damage_any_file(folder, data)
+        elif how == "manifest":
+            damage_json(manifest, data, indent=1)
+        else:
+            tree = load_json(manifest.read_bytes(), name="manifest", indent=1)
+            name = data.draw(st.sampled_from(sorted(tree["files"])))
+            changed = mutate_bytes(data, (folder / "e1" / name).read_bytes())
+            (folder / "e1" / name).write_bytes(changed)
+            tree["files"][name] = {"sha256": sha256(changed), "num_bytes": len(changed)}
+            manifest.write_bytes(seal(tree, indent=1))
+
+    def read(self, folder: Path) -> None:
+        log = EpisodeLog(folder)
+        list(verify_log(folder))
+        for name in log.ids():
+            in_turn(
+                partial(log.manifest, name),
+                partial(log.load, name),
+                partial(log.load, name, images=False),
+                lambda name=name: list(log.frames(name, "camera/wrist")),
+                partial(log.verify, name),
+            )
+
+
+class Journals(Format):
+    name = "spool"
+
+    def make(self, folder: Path) -> None:
+        spool = Spool(folder)
+        record(spool, make_episode(id="e1", num_steps=4, cuts=(2,)))
+        record(spool, make_episode(id="e2", num_steps=2))
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        path = folder / "e1.journal"
+        if data.draw(st.booleans()):
+            path.write_bytes(mutate_bytes(data, path.read_bytes()))
+            return
+        with path.open("rb") as file:
+            records = [(one.kind, one.payload) for one in _journal.read(file)]
+        number = data.draw(st.integers(0, len(records) - 1))
+        kind, payload = records[number]
+        if kind is _journal.Kind.SEGMENT:
+            payload = mutate_bytes(data, payload)
+        else:
+            payload = seal(mutate_json(data, load_json(payload, name="record")))
+        records[number] = (data.draw(st.sampled_from([kind, kind, *_journal.Kind])), payload)
+        path.write_bytes(b"".join(_journal.pack(*one) for one in records))
+
+    def read(self, folder: Path) -> None:
+        spool = Spool(folder)
+        list(verify_spool(folder))
+        in_turn(spool.pending, spool.running, lambda: spool.holds_steps)
+        in_turn(lambda: spool.load("e1"), lambda: spool.tail("e1"), lambda: spool.is_damaged("e1"))
+        assert spool.load("e2") is not None
+
+
+class LabelLines(Format):
+    name = "labels"
+
+    def make(self, folder: Path) -> None:
+        store = LabelStore(folder)
+        store.add(labels())
+        store.add(labels("e2"))
+        store.add(labels(reward=0.5, labeler="human", priority=10, why="it fell"))
+        store.retract(labels(reward=0.5, labeler="human", priority=10, why="it fell"))
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        path = folder / "labels.jsonl"
+        if data.draw(st.booleans()):
+            damage_any_file(folder, data)
+            return
+        lines = path.read_bytes().splitlines()
+        number = data.draw(st.integers(0, len(lines) - 1))
+        lines[number] = seal(mutate_json(data, load_json(lines[number], name="line")))
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+
+    def read(self, folder: Path) -> None:
+        def everything(store: LabelStore) -> None:
+            for name in store.ids():
+                in_turn(partial(store.current, name), partial(store.history, name))
+            store.changed()
+            store.add(labels("e9"))
+
+        in_turn(
+            lambda: everything(LabelStore(folder)), lambda: verify_labels(folder), lambda: repair_labels(folder)
+        )
+        everything(LabelStore(folder))
+
+
+class QueueFiles(Format):
+    name = "label queue"
+
+    def make(self, folder: Path) -> None:
+        LabelQueue(folder).put("e1", [Reason.NEW], note="why")
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        if data.draw(st.booleans()):
+            damage_any_file(folder, data)
+        else:
+            damage_json(folder / "e1.json", data, indent=None)
+
+    def read(self, folder: Path) -> None:
+        queue = LabelQueue(folder)
+        queue.put("e2", [Reason.UNCERTAIN])
+        assert {"e1", "e2"} <= {one.episode_id for one in queue.waiting()} | {"e1"}
+        queue.settle(labels("e1", labeler="human"))
+        queue.done("e1")
+
+
+class Weights(Format):
+    name = "weights"
+
+    def make(self, folder: Path) -> None:
+        store = DiskWeightStore(folder)
+        arrays = {"w": np.arange(6, dtype=np.float32).reshape(2, 3), "n": np.array([1, 2], np.int64)}
+        store.publish({"actor": arrays})
+        store.publish({"actor": arrays, "critic": {"w": np.ones(3, np.float16)}})
+        store.pin(1)
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        manifest = folder / "v00000002.json"
+        how = data.draw(st.sampled_from(["bytes", "manifest", "pin", "component"]))
+        if how == "bytes":
+            damage_any_file(folder, data)
+        elif how == "manifest":
+            damage_json(manifest, data, indent=1)
+        elif how == "pin":
+            damage_json(folder / "pin.json", data, indent=None)
+        else:
+            tree = load_json(manifest.read_bytes(), name="manifest", indent=1)
+            blob = damage_safetensors(
+                (folder / "components" / f"{tree['components']['actor']}.safetensors").read_bytes(), data
+            )
+            tree["components"]["actor"] = sha256(blob)
+            (folder / "components" / f"{sha256(blob)}.safetensors").write_bytes(blob)
+            manifest.write_bytes(seal(tree, indent=1))
+
+    def read(self, folder: Path) -> None:
+        store = DiskWeightStore(folder)
+        in_turn(store.pinned, store.latest, lambda: store.pin(None), store.latest)
+        for version in store.versions()[:5]:
+            in_turn(partial(store.load, version))
+        store.publish({"actor": {"w": np.ones(2, np.float32)}})
+
+
+def damage_safetensors(blob: bytes, data: st.DataObject) -> bytes:
+    """Change the bytes, or the header with a length that fits."""
+    if data.draw(st.booleans()):
+        return mutate_bytes(data, blob)
+    size = int.from_bytes(blob[:8], "little")
+    header = json.dumps(mutate_json(data, json.loads(blob[8 : 8 + size]))).encode()
+    return len(header).to_bytes(8, "little") + header + blob[8 + size :]
+
+
+class CheckpointFiles(Format):
+    name = "checkpoints"
+
+    def make(self, folder: Path) -> None:
+        state = {"policy/w": np.arange(6, dtype=np.float32), "num_updates": np.array(5)}
+        save_checkpoint(folder, state, facts={"env_steps": 5, "config_hash": "abc"})
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        manifest = folder / "manifest.json"
+        how = data.draw(st.sampled_from(["bytes", "manifest", "state"]))
+        if how == "bytes":
+            damage_any_file(folder, data)
+        elif how == "manifest":
+            damage_json(manifest, data, indent=2)
+        else:
+            tree = load_json(manifest.read_bytes(), name="manifest", indent=2)
+            blob = damage_safetensors((folder / tree["file"]).read_bytes(), data)
+            (folder / tree["file"]).write_bytes(blob)
+            manifest.write_bytes(seal({**tree, "sha256": hashlib.sha256(blob).hexdigest()}, indent=2))
+
+    def read(self, folder: Path) -> None:
+        in_turn(lambda: checkpoint_facts(folder), lambda: load_checkpoint(folder))
+        save_checkpoint(folder, {"w": np.ones(1)}, facts={})
+        load_checkpoint(folder)
+
+
+class ReplayFiles(Format):
+    name = "replay"
+
+    def _open(self, folder: Path) -> MappedReplay:
+        return MappedReplay(MappedReplayConfig(capacity_rows=40), folder=folder, keys=("state", "wrist"))
+
+    def make(self, folder: Path) -> None:
+        replay_reader._TIMEOUT_S = 0.02
+        replay = self._open(folder)
+        for number in (1, 2):
+            episode = make_traceable_episode(number, 5)
+            replay.add(episode, label(episode))
+        replay.close()
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        how = data.draw(st.sampled_from(["bytes", "layout", "counters", "tables"]))
+        if how == "bytes":
+            damage_any_file(folder, data)
+        elif how == "layout":
+            damage_json(folder / "layout.json", data, indent=1)
+        else:
+            names = (
+                ["counters"] if how == "counters" else ["episodes.bin", "segments.bin", "spans.bin", "seen.bin"]
+            )
+            path = folder / data.draw(st.sampled_from(names))
+            words = np.frombuffer(path.read_bytes(), np.int64).copy() if how == "counters" else None
+            if words is None:
+                path.write_bytes(mutate_bytes(data, path.read_bytes()[:400]) + path.read_bytes()[400:])
+                return
+            place = data.draw(st.integers(1, len(Counters.NAMES) + 1))
+            words[place] = data.draw(st.sampled_from([0, 1, 2, 5, 41, 2**40, 2**62, -1, -(2**62)]))
+            path.write_bytes(words.tobytes())
+
+    def read(self, folder: Path) -> None:
+        def sample(source: Any) -> None:
+            if source.size(View()):
+                source.sample(batch(8), view=View(), rng=np.random.default_rng(0))
+
+        in_turn(lambda: sample(MappedReplayReader(folder)))
+        replay = self._open(folder)
+        replay.open()
+        in_turn(lambda: sample(replay))
+        episode = make_traceable_episode(3, 5)
+        replay.add(episode, label(episode))
+        assert "e3" in replay.ids()
+        replay.close()
+
+
+class RunFiles(Format):
+    name = "run"
+
+    def make(self, folder: Path) -> None:
+        save(load(["peg-insertion"]), folder)
+        events = [
+            {"time": 1.0, "event": "episode", "id": "e1", "success": True},
+            {"time": 2.0, "event": "checkpoint"},
+        ]
+        (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
+        live = {
+            "version": 3,
+            "pid": 1,
+            "started": 5,
+            "boot_id": "x",
+            "mailbox": [3, 7],
+            "status": 4,
+            "board": None,
+        }
+        (folder / "live.json").write_text(json.dumps(live))
+        (folder / "stop.json").write_text(
+            json.dumps({"version": 1, "pid": 1, "started": 5, "boot_id": "x", "fd": 3})
+        )
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        if data.draw(st.booleans()):
+            damage_any_file(folder, data)
+            return
+        path = folder / data.draw(st.sampled_from(["live.json", "stop.json"]))
+        path.write_text(json.dumps(mutate_json(data, json.loads(path.read_text()))))
+
+    def read(self, folder: Path) -> None:
+        from dovetail.live.run_stop import RunStop
+
+        in_turn(
+            lambda: list(read_events(folder, "episode", "checkpoint")),
+            lambda: LiveView.attach(folder),
+            lambda: RunStop.attach(folder),
+            lambda: load_saved(folder),
+        )
+
+
+class LeRobotDataset(Format):
+    name = "lerobot"
+
+    def make(self, folder: Path) -> None:
+        from support.faults.stores import Export
+
+        export(MemoryLog([1, 2], robot=Export._ROBOT, num_steps=3), folder / "data", codec="h264")
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        if data.draw(st.booleans()):
+            damage_any_file(folder, data)
+            return
+        path = (
+            folder
+            / "data"
+            / data.draw(st.sampled_from(["meta/info.json", "dovetail/dataset.json", "meta/stats.json"]))
+        )
+        path.write_text(json.dumps(mutate_json(data, json.loads(path.read_text()))))
+
+    def read(self, folder: Path) -> None:
+        dataset = open_dataset(folder / "data")
+        for index in range(min(4, len(dataset))):
+            in_turn(partial(dataset.episode, index), partial(dataset.labels, index))
+
+
+class Messages(Format):
+    """Messages between the processes of an arm. The folder holds what was sent."""
+
+    name = "channels"
+
+    def make(self, folder: Path) -> None:
+        ours, theirs = Channel.pair()
+        ours.send({"kind": "begin", "values": [1, 2, {"a": None}]})
+        (folder / "channel").write_bytes(theirs._socket.recv(1 << 16))
+        with_arrays, other = ArrayChannel.pair()
+        with_arrays.send({"kind": "act"}, {"x": np.arange(6, dtype=np.float32)})
+        (folder / "arrays").write_bytes(other._socket.recv(1 << 16))
+        for end in (ours, theirs, with_arrays, other):
+            end.close()
+
+    def read(self, folder: Path) -> None:
+        for name, kind in (("channel", Channel), ("arrays", ArrayChannel)):
+            ours, theirs = socket.socketpair()
+            with ours, theirs:
+                ours.sendall((folder / name).read_bytes()[: 1 << 16])
+                ours.shutdown(socket.SHUT_WR)
+                channel = kind(theirs)
+                try:
+                    for _ in range(3):
+                        message = channel.receive()
+                        assert isinstance(message[0] if isinstance(message, tuple) else message, dict)
+                except ChannelClosed:
+                    continue
+
+
+class SharedMemory(Format):
+    """A mailbox and a status whose writer misbehaves. The reader never raises."""
+
+    name = "shared memory"
+
+    def make(self, folder: Path) -> None:
+        memory = bytearray(Mailbox.num_bytes(6))
+        writer = MailboxWriter(Mailbox(6, memoryview(memory)))
+        writer.drive(session=1, sequence=1, held=True, axes=[0.5] * 6)
+        (folder / "mailbox").write_bytes(memory)
+        status = bytearray(SharedJson.NUM_BYTES)
+        SharedJson(memoryview(status)).write({"phase": "online", "done": 5})
+        (folder / "status").write_bytes(status)
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        path = folder / data.draw(st.sampled_from(["mailbox", "status"]))
+        before = path.read_bytes()
+        head = 400 if path.name == "status" else len(before)
+        path.write_bytes(
+            (mutate_bytes(data, before[:head]) + before[head:]).ljust(len(before), b"\0")[: len(before)]
+        )
+
+    def read(self, folder: Path) -> None:
+        status = bytearray((folder / "status").read_bytes())
+        assert isinstance(SharedJson(memoryview(status)).read(), dict)
+        box = Mailbox(6, memoryview(bytearray((folder / "mailbox").read_bytes())))
+        reader = MailboxReader(box)
+        command = reader.command()
+        assert command is None or not command.is_valid or np.isfinite(command.axes).all()
+        for _ in range(3):
+            reader.next_event()
+        assert isinstance(box.emergency, bool)
+
+
+def in_turn(*calls: Any) -> None:
+    """Call all, also after an error, and raise the first one."""
+    from dovetail.core.errors import DovetailError
+
+    first: DovetailError | None = None
+    for call in calls:
+        try:
+            call()
+        except DovetailError as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+FORMATS: dict[str, Format] = {
+    one.name: one
+    for one in (
+        EpisodeFolders(),
+        Journals(),
+        LabelLines(),
+        QueueFiles(),
+        Weights(),
+        CheckpointFiles(),
+        ReplayFiles(),
+        RunFiles(),
+        LeRobotDataset(),
+        Messages(),
+        SharedMemory(),
+    )
+}

@@ -1,0 +1,78 @@
+"""Read damaged samples of one format under a memory limit; a script, because the limit holds for a whole process.
+
+    python -m support.fuzz.run FORMAT NUM_EXAMPLES [SEED]
+
+Prints as JSON how many examples were read, and how many of them were refused.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import resource
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from hypothesis import strategies as st
+
+from dovetail.core.errors import DovetailError
+from support.faults.shim import memory_folder
+from support.fuzz.formats import FORMATS
+
+_MAX_MORE_BYTES = 256 << 20
+
+
+def limit_memory() -> None:
+    """Allow 256 MB more than now."""
+    used = re.search(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert used is not None
+    limit = 1024 * int(used[1]) + _MAX_MORE_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+
+
+def main(name: str, num_examples: int, start: int | None) -> None:
+    fmt = FORMATS[name]
+    counts = {"examples": 0, "refused": 0}
+    profile = settings(
+        max_examples=num_examples,
+        derandomize=start is None,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+        print_blob=False,
+    )
+    with memory_folder() as root:
+        template, folder = Path(root) / "template", Path(root) / "sample"
+        template.mkdir()
+        fmt.make(template)
+        shutil.copytree(template, folder)
+        with suppress(DovetailError):  # no process is live
+            fmt.read(folder)  # also imports everything
+        gc.collect()
+        limit_memory()
+
+        @profile
+        @given(st.data())
+        def read_damaged(data: st.DataObject) -> None:
+            shutil.rmtree(folder)
+            shutil.copytree(template, folder)
+            fmt.damage(folder, data)
+            counts["examples"] += 1
+            try:
+                fmt.read(folder)
+            except DovetailError as error:
+                counts["refused"] += 1
+                if "\n" in str(error) or len(str(error)) > 3000:
+                    raise AssertionError(f"not one short line: {error}") from error
+
+        (read_damaged if start is None else seed(start)(read_damaged))()
+    sys.stdout.write(json.dumps(counts) + "\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else None)
