@@ -42,6 +42,7 @@ def check_fits(config: RunConfig) -> None:
 def _check_assembly(assembly: Assembly) -> None:
     config = assembly.config
     try:
+        assembly.check_layout()
         policy = assembly.trainable()
         assembly.operator()
         assembly.check_actor(policy.spec)

@@ -38,7 +38,8 @@ from dovetail.robot_host.arm_stopper import call_within
 from dovetail.robot_host.heartbeat import Heartbeat
 from dovetail.robot_host.host_process import STOP_S, HostProcess, start_processes
 from dovetail.robot_host.process_settings import ProcessSettings
-from dovetail.robot_host.stop_sources import StopSources, is_at_rest
+from dovetail.robot_host.stop_sources import StopSources
+from dovetail.robot_host.supervisor_stop import STOP_CALL_S, stop_without_control
 from dovetail.runs.assembly.workcell import Workcell
 from dovetail.weights.store import DiskWeightStore
 
@@ -49,9 +50,6 @@ _REPLY_S, _REPLY_AFTER_FAULT_S = 60.0, 5.0
 _POLL_S = 0.02
 # the supervisor stops the arm itself if control and guard have not done so this long after a STOP
 _BACKUP_S = 0.25
-_STOP_CALL_S = 1.0
-_GUARD_S = 1.0  # the longest wait for a guard that stops the arm
-_GUARD_SILENT_NS = 200_000_000  # a guard without a heartbeat for this long is not waited for
 
 
 class RobotHost:
@@ -106,6 +104,8 @@ class RobotHost:
     @property
     def killed_process(self) -> str | None:
         """Name of a process that another process killed since the last acknowledged fault."""
+        if self._guard_ended_control:
+            return None  # that needs a person
         return self._killed_at_start or next(
             (one.name for one in self._processes.values() if one.was_killed), None
         )
@@ -236,38 +236,22 @@ class RobotHost:
     def _request(self, name: str, message: Mapping[str, Any]) -> dict[str, Any]:
         return self._processes[name].request(message, timeout_s=_REPLY_S)
 
+    @property
+    def _guard_ended_control(self) -> bool:
+        return self._board is not None and self._board.guard_kill_ns > 0
+
     def _after_death_of_control(self, reason: str) -> None:
         assert self._board is not None
-        problem = self._stop_arm(self._board, self._processes["guard"])
-        report, was_ended_by_guard = self._board.guard_report, self._board.guard_kill_ns > 0
-        if was_ended_by_guard:
-            self._processes["control"].error = report  # otherwise it would count as killed by another process
-        if was_ended_by_guard and self._should_stop():
-            return  # the end of a run is not a fault, even if the control process was too slow
-        self.fault = report if was_ended_by_guard else f"{reason}; {report}" if report else reason
+        problem = stop_without_control(self._workcell.robot, self._board, self._processes["guard"])
+        report = self._board.guard_report
+        if self._guard_ended_control:
+            if self._should_stop():
+                return  # the end of a run is not a fault, even if the control process was too slow
+            self.fault = report
+        else:
+            self.fault = f"{reason}; {report}" if report else reason
         if problem is not None:
             self.fault = f"{self.fault}; {problem}"
-
-    def _stop_arm(self, board: Board, guard: HostProcess) -> str | None:
-        """Stop the arm, because the control process cannot; returns what failed.
-
-        The guard comes first, because many arms accept only one connection. Never waits for a driver that hangs.
-        """
-        until_s = time.monotonic() + _GUARD_S
-
-        def guard_acts() -> bool:
-            is_alive = not guard.has_ended and time.monotonic_ns() - board.guard_ns < _GUARD_SILENT_NS
-            unfinished = board.guard_kill_ns > 0 and not board.guard_report
-            return is_alive and (unfinished or not is_at_rest(board.command_times))
-
-        while guard_acts() and time.monotonic() < until_s:
-            time.sleep(_POLL_S / 4)
-        if is_at_rest(board.command_times):
-            return None
-        problem = call_within(self._workcell.robot.stop, _STOP_CALL_S)
-        if problem is None:
-            board.command_times[1] = time.monotonic_ns()
-        return problem
 
     def _stop_was_ignored(self, reason: str) -> None:
         """In the heartbeat's thread: the control process hangs, and so does the guard."""
@@ -275,7 +259,7 @@ class RobotHost:
         if control is None or guard is None or board is None or not control.is_ready:
             return
         control.kill(f"{reason}; neither it nor the guard stopped the arm, and it was ended")
-        self._stop_arm(board, guard)
+        stop_without_control(self._workcell.robot, board, guard)
 
     def _collect(self, episode_id: str) -> Episode | None:
         episode = self._spool.load(episode_id)
@@ -285,7 +269,7 @@ class RobotHost:
 
     def load(self, snapshot: WeightSnapshot) -> None:
         """Act with these weights from the next episode on. Weights that do not fit are refused."""
-        if self._processes:
+        if self._processes and not self._guard_ended_control:
             folder, stored = self._on_disk(snapshot)
             reply = self._request(
                 "inference", {"load": stored, "folder": str(folder), "version": snapshot.version}
@@ -329,7 +313,7 @@ class RobotHost:
         if self.fault is not None:
             raise RobotFault(f"robot '{self._workcell.robot.spec.name}' does not move after a fault: {self.fault}")
         self._raise_if_emergency()
-        if self._board is not None and self._board.guard_kill_ns > 0:
+        if self._guard_ended_control:
             self._end()  # the guard ended control between two episodes, and the emergency stop was acknowledged since
         if self._processes:
             return
@@ -355,11 +339,21 @@ class RobotHost:
             confirm_s=self._config.safety.stop_confirm_s + _BACKUP_S if self._real_time else 2 * STOP_S,
             on_ignored=self._stop_was_ignored,
         )
+        detection = self._success_detection
         settings = ProcessSettings(
-            self._config, workcell=workcell, policy=self._policy, arm=self._link.stop.arm if self._link else None
+            config=self._config,
+            spec=workcell.robot.spec,
+            policy=self._policy,
+            arm=self._link.stop.arm if self._link else None,
+            real_time=self._real_time,
+            consecutive=detection.consecutive if detection else None,
+            components=self._components,
+            weights=self._weights,
+            spool=self._spool.folder,
+            temp_folder=self._temp_folder.name,
         )
         for name, process in self._processes.items():
-            process.send({"layout": layout.to_json(), **self._settings(settings, name)})
+            process.send({"layout": layout.to_json(), **settings.of(name)})
         try:
             self._wait_until_ready()
             if self._snapshot is not None:
@@ -387,7 +381,7 @@ class RobotHost:
         if (reason := self._stop_sources().emergency()) is not None:
             control, problem = self._processes.get("control"), None
             if control is None or not control.is_ready:
-                problem = call_within(self._workcell.robot.stop, _STOP_CALL_S)
+                problem = call_within(self._workcell.robot.stop, STOP_CALL_S)
             self.fault = f"{reason}; {problem}" if problem else reason
             raise RobotFault(f"robot '{self._workcell.robot.spec.name}' does not start: {self.fault}")
 
@@ -403,16 +397,6 @@ class RobotHost:
             "mailbox": os.dup(self._link.mailbox_descriptor),
             "run_stop": os.dup(self._link.stop.descriptor),
         }
-
-    def _settings(self, settings: ProcessSettings, name: str) -> dict[str, Any]:
-        if name == "control":
-            detection = self._success_detection
-            return settings.control(consecutive=detection.consecutive if detection else None)
-        if name == "guard":
-            return settings.guard(real_time=self._real_time)
-        if name == "inference":
-            return settings.inference(components=self._components, weights=self._weights)
-        return settings.recorder(spool=self._spool.folder, temp_folder=self._temp_folder.name)
 
     def close(self) -> None:
         self._end()
@@ -431,7 +415,7 @@ class RobotHost:
         for process in processes.values():
             ended = process.close(timeout_s=until_s - time.monotonic() if process.is_ready else 0.0)
             if process.name == "control" and process.is_ready and not ended and guard and self._board:
-                self._stop_arm(self._board, guard)
+                stop_without_control(self._workcell.robot, self._board, guard)
         if self._heartbeat is not None:
             self._heartbeat.close()
         if guard is not None:  # last: it watches the end of the control process

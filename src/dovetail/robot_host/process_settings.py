@@ -2,64 +2,85 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dovetail.actor.actors import ActorConfig
 from dovetail.config.schema import RunConfig
-from dovetail.core.specs import PolicySpec
-from dovetail.runs.assembly.workcell import Workcell
+from dovetail.core.specs import PolicySpec, RobotSpec
 
 __all__ = ["ProcessSettings"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSettings:
-    """One method per process. `arm` is the arm's name in the run's emergency stop."""
+    """`of(name)` are the settings of one process, as plain values."""
 
-    def __init__(self, config: RunConfig, *, workcell: Workcell, policy: PolicySpec, arm: str | None) -> None:
-        assert isinstance(config.actor.config, ActorConfig)
-        self._config, self._actor, self._policy, self._arm = config, config.actor.config, policy, arm
-        self._spec = workcell.robot.spec
+    config: RunConfig
+    spec: RobotSpec
+    policy: PolicySpec
+    arm: str | None  # its name in the run's emergency stop
+    real_time: bool
+    consecutive: int | None  # see SuccessDetection
+    components: Path | None
+    weights: Path | None
+    spool: Path
+    temp_folder: str
 
-    def control(self, *, consecutive: int | None) -> dict[str, Any]:
-        config = self._config
-        return {
-            **self._robot(),
-            "operator": config.operator.to_plain(),
-            "actor": config.actor.to_plain(),
-            "policy": self._policy.to_json(),
-            "demo_noise": config.run.demo_noise,
-            "hides_success": config.labeling.hide_success,
-            "consecutive": consecutive,
+    def of(self, name: str) -> dict[str, Any]:
+        by_name = {
+            "control": self._control,
+            "inference": self._inference,
+            "recorder": self._recorder,
+            "guard": self._guard,
         }
+        return by_name[name]()
 
-    def guard(self, *, real_time: bool) -> dict[str, Any]:
-        return {
-            **self._robot(),
-            "spec": self._spec.to_json(),
-            "real_time": real_time,
-            "heartbeat_timeout_s": self._actor.heartbeat_timeout_s,
-        }
-
-    def inference(self, *, components: Path | None, weights: Path | None) -> dict[str, Any]:
-        config = self._config
-        return {
-            "policy": config.policy.to_plain(),
-            "robot": self._spec.to_json(),
-            "seed": config.run.seed,
-            "components": str(components) if components else None,
-            "follow": str(weights) if weights and self._actor.swap_weights == "chunk" else None,
-        }
-
-    def recorder(self, *, spool: Path, temp_folder: str) -> dict[str, Any]:
-        flush_steps = max(1, round(self._actor.flush_every_s * self._spec.control_hz))
-        return {"spool": str(spool), "flush_steps": flush_steps, "temp_folder": temp_folder}
+    @property
+    def _actor(self) -> ActorConfig:
+        assert isinstance(self.config.actor.config, ActorConfig)
+        return self.config.actor.config
 
     def _robot(self) -> dict[str, Any]:
-        config = self._config
+        config = self.config
         return {
             "task": config.task.to_plain() if config.task else None,
             "robot": config.robot.to_plain(),
             "safety": config.safety.model_dump(mode="json"),
-            "arm": self._arm,
+            "arm": self.arm,
         }
+
+    def _control(self) -> dict[str, Any]:
+        config = self.config
+        return {
+            **self._robot(),
+            "operator": config.operator.to_plain(),
+            "actor": config.actor.to_plain(),
+            "policy": self.policy.to_json(),
+            "demo_noise": config.run.demo_noise,
+            "hides_success": config.labeling.hide_success,
+            "consecutive": self.consecutive,
+        }
+
+    def _guard(self) -> dict[str, Any]:
+        return {
+            **self._robot(),
+            "spec": self.spec.to_json(),
+            "real_time": self.real_time,
+            "heartbeat_timeout_s": self._actor.heartbeat_timeout_s,
+        }
+
+    def _inference(self) -> dict[str, Any]:
+        config, follows = self.config, self._actor.swap_weights == "chunk"
+        return {
+            "policy": config.policy.to_plain(),
+            "robot": self.spec.to_json(),
+            "seed": config.run.seed,
+            "components": str(self.components) if self.components else None,
+            "follow": str(self.weights) if self.weights and follows else None,
+        }
+
+    def _recorder(self) -> dict[str, Any]:
+        flush_steps = max(1, round(self._actor.flush_every_s * self.spec.control_hz))
+        return {"spool": str(self.spool), "flush_steps": flush_steps, "temp_folder": self.temp_folder}

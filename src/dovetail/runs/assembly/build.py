@@ -160,7 +160,7 @@ class Assembly:
         purpose: Purpose = Purpose.EVAL,
     ) -> Actor:
         """An actor in this process."""
-        self._check_layout()
+        self.check_layout()
         self._watch_stops()
         shared: dict[str, Any] = {}
         if self.link is not None and isinstance(self.config.actor.config, ActorConfig):  # others cannot be shown
@@ -191,7 +191,7 @@ class Assembly:
         confirm_s = self.config.safety.stop_confirm_s
         self._watches.append(StopWatch(self.robot, sources, stopper=stopper, confirm_s=confirm_s))
 
-    def _check_layout(self) -> None:
+    def check_layout(self) -> None:
         """Refuse a real arm in one process, where a driver that hangs cannot be stopped."""
         config = self.config.actor.config
         if isinstance(config, ConfiguresLayout) and config.layout == "processes":
@@ -221,8 +221,7 @@ class Assembly:
         return self._boards[0]
 
     def check_actor(self, policy: PolicySpec) -> None:
-        """Refuse a policy or a robot that the configured actor cannot use."""
-        self._check_layout()
+        """Refuse a policy that the configured actor cannot use."""
         actor = resolve("actor", self.config.actor.type)
         if isinstance(actor, HasMode):
             actor.mode.check(policy)
@@ -297,6 +296,8 @@ def build_assembly(
     link = live(workcell.robot.spec) if live is not None else None
     if link is not None:
         link.open()
+        if not isinstance(workcell.clock, SimulatedClock):
+            link.announce_stop()
     return Assembly(
         config=config,
         workcell=workcell,
