@@ -84,6 +84,18 @@ def test_killed_supervisor_stops_the_arm_and_leaves_nothing(supervisor, tmp_path
 
 
 @pytest.mark.extended
+def test_supervisor_killed_while_control_is_paused_stops_the_arm(supervisor, tmp_path, processes):
+    process, roles = supervisor()
+    os.kill(roles["control"], signal.SIGSTOP)
+    killed_ns = time.monotonic_ns()
+    process.kill()
+    process.wait()
+    wait_until(lambda: not processes.alive(), timeout_s=5.0)  # the guard ends the paused process
+    assert stopped_after_s(tmp_path, killed_ns) < 1.0
+    assert recovered(tmp_path).outcome is Outcome.ABORTED
+
+
+@pytest.mark.extended
 def test_supervisor_killed_while_the_policy_hangs_stops_the_arm(supervisor, tmp_path, processes):
     process, _ = supervisor("policy.hang_after=4", "actor.inference_timeout_s=100.0")
     killed_ns = time.monotonic_ns()

@@ -55,7 +55,7 @@ class ActorConfig(Config):
     execution_horizon: int | None = Field(default=None, ge=1)
     """Ticks of a chunk that are executed. Null: the whole chunk if the arm waits for the next one, or else half of it."""
     layout: Literal["one_process", "processes"] = "one_process"
-    """Control, inference and recording in one process, or in three. A real arm needs `processes`."""
+    """Control, inference and recording in one process, or each in its own, with a guard. A real arm needs `processes`."""
     simulated_delay_ticks: int = Field(default=0, ge=0)
     """Ticks that inference takes in simulated time."""
     replan_after_takeover_s: float = Field(default=1.0, ge=0.0)
@@ -73,7 +73,7 @@ class ActorConfig(Config):
     recorder_buffer_s: float = Field(default=6.0, gt=0.0)
     """Seconds by which the recorder may fall behind the robot."""
     heartbeat_timeout_s: float = Field(default=1.0, gt=0.0)
-    """Seconds without a heartbeat of the supervisor until the arm stops. It holds after half of it."""
+    """Seconds without a heartbeat of supervisor, guard or control loop until the arm stops. It holds after half of it."""
     tick_timeout_s: float = Field(default=30.0, gt=0.0)
     """Seconds without a tick until the control process is killed with a fault. Resets count too."""
     swap_weights: Literal["episode", "chunk"] = "episode"
