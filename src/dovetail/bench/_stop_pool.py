@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,12 +16,13 @@ from dovetail.bench._stop_system import StopSystem
 __all__ = ["SystemPool"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Kind:
     layout: str
     num_arms: int
     keyboard: bool
     homes: bool
+    console: bool
 
 
 class SystemPool:
@@ -57,19 +58,18 @@ class SystemPool:
         return result
 
     def _system_for(self, case: Case) -> StopSystem:
-        kind = _Kind(case.layout, case.num_arms, case.source == "keyboard", case.place == "homing")
+        kind = _Kind(
+            layout=case.layout,
+            num_arms=case.num_arms,
+            keyboard=case.source == "keyboard",
+            homes=case.place == "homing",
+            console=not case.ends_run or "console" in (case.place, case.source),
+        )
         if self._system is None or self._kind != kind:
             self._close()
             # a short path: Ray puts sockets into it
             folder = Path(tempfile.mkdtemp(prefix="stop-", dir="/tmp"))
-            self._system = StopSystem(
-                folder,
-                layout=kind.layout,
-                num_arms=kind.num_arms,
-                keyboard=kind.keyboard,
-                homes=kind.homes,
-                driver=self._driver,
-            )
+            self._system = StopSystem(folder, driver=self._driver, **asdict(kind))
             self._kind = kind
             self.num_starts += 1
             self._system.__enter__()

@@ -94,14 +94,16 @@ class StopSystem:
         num_arms: int = 1,
         keyboard: bool = False,
         homes: bool = False,
+        console: bool = True,
         driver: str = "SocketArm",
     ) -> None:
         """`layout` is one of LAYOUTS. The first arm has a pedal and a gamepad; with `keyboard`, the terminal's keys instead.
 
-        `homes`: joint targets and homing, and no such device; otherwise Cartesian actions.
+        `homes`: joint targets and homing, and no such device; otherwise Cartesian actions. Without `console`, a run ends after
+        a stop.
         """
         self.layout, self.num_arms, self.driver = layout, num_arms, driver
-        self.keyboard, self.homes = keyboard, homes
+        self.keyboard, self.homes, self._has_console = keyboard, homes, console
         self.folder, self.run_folder = folder, folder / "runs" / "r"
         self.block_file = folder / "block"
         self._mark = f"{os.getpid()}-{time.monotonic_ns()}"
@@ -142,7 +144,7 @@ class StopSystem:
         self.terminal, slave = pty.openpty()
         self._stack.callback(self.hang_up)
         self._output = self._stack.enter_context((self.folder / "output").open("wb"))
-        console = () if self.keyboard else ("--console",)
+        console = ("--console",) if self._has_console and not self.keyboard else ()
         command = ["run", str(self.folder / "run.yaml"), "--name", "r", "--runs-dir", str(self.run_folder.parent)]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "dovetail.cli", *command, *console, "--quiet"],
@@ -159,7 +161,7 @@ class StopSystem:
         self._wait("the arms to move", lambda: all(arm.motions() for arm in self.arms), timeout_s=START_S)
         if console:
             self.console = self._wait("the console", lambda: Console.printed_in(self.output()), timeout_s=START_S)
-        else:
+        elif self._has_console:
             self.console = Console.start(self.run_folder, environment=self.environment)
 
     @property

@@ -34,6 +34,9 @@ BENCHES: Mapping[str, Entry] = MappingProxyType(
         "takeover": Entry(
             "dovetail.bench.takeover", "delay from an operator's message to the arm, in both layouts"
         ),
+        "stop": Entry(
+            "dovetail.bench.stop", "time from STOP to the arm, from every source, wherever a run is stuck"
+        ),
         "replay": Entry("dovetail.bench.replay", "batches of images per second, against memcpy"),
         "images": Entry("dovetail.bench.images", "size, quality and speed of the codecs for recorded images"),
         "learn_speed": Entry("dovetail.bench.learn_speed", "updates per second, against the arithmetic alone"),

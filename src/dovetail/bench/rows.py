@@ -19,9 +19,13 @@ class Row:
     ratio: float | None = None
     aim: float | None = None
     met: bool | None = None  # None: there is no aim
+    samples: tuple[float, ...] = ()  # all measurements behind the value, if it sums up several
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        values = asdict(self)
+        if not self.samples:
+            del values["samples"]
+        return values
 
 
 def at_least(

@@ -1,0 +1,86 @@
+"""Time from a press of STOP until the stop command arrives at every arm, wherever the run is stuck. See docs/safety.md.
+
+Each case is a whole run in real processes with emulated arms, whose own clocks tell when a command arrived.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from dovetail.bench._stop_matrix import (
+    ARMS,
+    ENDING,
+    LAYOUTS,
+    PLACES,
+    SOURCES,
+    Case,
+    impossible,
+    pairwise,
+    system_order,
+)
+from dovetail.bench._stop_places import NOT_STUCK
+from dovetail.bench._stop_pool import SystemPool
+from dovetail.bench.rows import Row
+
+__all__ = ["AIM_MS", "bench"]
+
+AIM_MS = 100.0  # for the layouts with a guard
+_WITH_STOP = ("driver observe", "driver send", "task reset", "paused control")  # the guard acts in them
+
+
+def bench(*, quick: bool) -> Iterator[Row]:
+    yield from _measure(pairwise() if quick else _every_place(), driver="SocketArm")
+    if not quick:
+        yield from _measure(_guarded(), driver="SocketArmWithStop", suffix=", independent stop")
+
+
+def _every_place() -> list[Case]:
+    """Each place and layout with every source that does not end the run and one that does. The arms take turns."""
+    chosen = []
+    for number, (place, layout) in enumerate(itertools.product((NOT_STUCK, *PLACES), LAYOUTS)):
+        ending = ENDING[number % len(ENDING)]
+        for turn, source in enumerate(source for source in SOURCES if source not in ENDING or source == ending):
+            arm = ARMS[(number // len(LAYOUTS) + turn) % len(ARMS)] if layout == "Ray" else ARMS[0]
+            case = Case(place=place, source=source, layout=layout, arm=arm)
+            if impossible(case) is None:
+                chosen.append(case)
+    return sorted(chosen, key=system_order)
+
+
+def _guarded() -> list[Case]:
+    sources = [source for source in SOURCES if source not in (*ENDING, "keyboard")]
+    some = itertools.product(_WITH_STOP, sources)
+    return [Case(place=place, source=source, layout="processes", arm="one") for place, source in some]
+
+
+def _measure(cases: Sequence[Case], *, driver: str, suffix: str = "") -> Iterator[Row]:
+    """The median and the worst time of each place and layout, and the start of `dovetail stop`."""
+    delays: dict[tuple[str, str], list[float]] = defaultdict(list)
+    starts: list[float] = []
+    with SystemPool(driver=driver) as systems:
+        for case in cases:
+            press = systems.run(case)
+            delays[case.place, case.layout].append(press.worst_ms)
+            if case.source == "dovetail stop":
+                starts.append(press.start_ms)
+    for (place, layout), found in sorted(delays.items(), key=_order):
+        row = Row(
+            name=f"{place}, {layout}{suffix}: median",
+            value=statistics.median(found),
+            unit="ms",
+            samples=tuple(round(value, 1) for value in found),
+        )
+        yield row
+        worst = replace(row, name=f"{place}, {layout}{suffix}: worst", value=max(found), samples=())
+        yield worst if layout == LAYOUTS[0] else replace(worst, aim=AIM_MS, met=max(found) <= AIM_MS)
+    if starts:
+        yield Row(name=f"start of `dovetail stop`{suffix}: median", value=statistics.median(starts), unit="ms")
+
+
+def _order(item: tuple[tuple[str, str], list[float]]) -> tuple[int, int]:
+    place, layout = item[0]
+    return (NOT_STUCK, *PLACES).index(place), LAYOUTS.index(layout)
