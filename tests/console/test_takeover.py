@@ -48,6 +48,9 @@ def test_demonstration_by_keyboard_is_recorded(arm, page, tmp_path):
     pusher.release_keys()
     page.screenshot(path=tmp_path / "takeover.png")
     page.keyboard.up("Space")
+    until(has_control(arm, "paused"), what="the evaluation to wait, because the switch was still held")
+    page.keyboard.press("c")
+    until(has_control(arm, "policy", "idle"), what="the policy to act after start")
     episode = log.load(log.ids()[0])
     assert episode.outcome is Outcome.SUCCESS and episode.purpose is Purpose.DEMO
     assert (episode.column("source") == Source.HUMAN).all() and len(episode) > 10
@@ -76,7 +79,7 @@ def test_second_driver_waits_until_the_first_releases(arm, browser, page):
     context = browser.new_context()
     try:
         other = context.new_page()
-        take_over(arm, other)
+        take_over(arm, other, is_driven=True)
         other.wait_for_selector("text=Ada is driving")
         assert read_state(arm)["driver"] == "Ada"
         other.keyboard.up("Space")
@@ -161,6 +164,14 @@ def test_gamepad_drives_while_its_shoulder_button_is_held(arm, page):
     until(lambda: resumes(arm), what="the policy to continue")
     page.evaluate("window.pad.axes[1] = 0; window.pad.buttons[4].pressed = true")
     until(has_control(arm, "human"), what="the operator to drive again")
+    page.evaluate("window.pad.axes[1] = -1; window.pad.timestamp = performance.now() - 5000")  # out of range
+    until(has_control(arm, "holding"), what="the arm to hold")
+    page.evaluate("window.pad.timestamp = undefined")
+    page.evaluate("window.pad.buttons[4].pressed = false")
+    page.wait_for_timeout(200)
+    assert read_state(arm)["control"] == "holding"
+    page.evaluate("window.pad.buttons[4].pressed = true")
+    until(has_control(arm, "human"), what="the operator to drive after a new press")
     page.evaluate("window.pad.connected = false; dispatchEvent(new Event('gamepaddisconnected'))")
     until(has_control(arm, "holding"), what="the arm to hold")
     page.keyboard.press("c")

@@ -13,6 +13,8 @@ from support.console_process import OpenConsole
 
 __all__ = ["has_control", "read_events", "read_state", "resumes", "send_event", "take_over"]
 
+_NUM_PRESSES = 20
+
 
 def read_state(console: OpenConsole) -> dict[str, Any]:
     state: dict[str, Any] = httpx.get(f"{console.address}api/state", headers=console.headers).json()["state"]
@@ -34,12 +36,20 @@ def read_events(console: OpenConsole) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def take_over(console: OpenConsole, page: Page) -> None:
-    """Open the takeover page and hold the dead-man key."""
+def take_over(console: OpenConsole, page: Page, *, is_driven: bool = False) -> None:
+    """Open the takeover page and hold the dead-man key until the page drives, unless another person does.
+
+    On a busy machine the drive messages may pause for 0.25 s: then the arm holds until the key is pressed again.
+    """
     console.enter(page, "/takeover")
     page.wait_for_selector("body[data-drives]")
     page.wait_for_function("window.dovetail.state?.may_drive")
-    page.keyboard.down("Space")
+    for _ in range(_NUM_PRESSES):
+        page.keyboard.down("Space")
+        page.wait_for_timeout(500)
+        if is_driven or (now := read_state(console)) is None or now["control"] in ("human", "idle"):
+            return
+        page.keyboard.up("Space")
 
 
 def resumes(console: OpenConsole) -> bool:

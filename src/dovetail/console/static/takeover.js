@@ -6,7 +6,7 @@ import { banner, typing } from "./console.js";
 import { start } from "./robot.js";
 
 const $ = (id) => document.getElementById(id);
-const PERIOD_MS = 25, FINE = 0.25, DEAD_ZONE = 0.12, LATE_MS = 400, BLOCKED_MS = 250, SHOWN_MS = 1000;
+const PERIOD_MS = 25, FINE = 0.25, DEAD_ZONE = 0.12, LATE_MS = 400, BLOCKED_MS = 250, SHOWN_MS = 1000, SILENT_MS = 1000;
 const KEYS = {
   KeyW: ["dx", 1], KeyS: ["dx", -1], KeyA: ["dy", 1], KeyD: ["dy", -1], KeyE: ["dz", 1], KeyQ: ["dz", -1],
   ArrowLeft: ["drz", 1], ArrowRight: ["drz", -1], ArrowUp: ["dry", 1], ArrowDown: ["dry", -1], Comma: ["drx", -1], Period: ["drx", 1],
@@ -62,6 +62,9 @@ function pollGamepad() {
   const pressed = (i) => Boolean(found?.buttons[i]?.pressed);
   const now = [4, 5, 6, 7].some(pressed);
   if (now !== padHeld) { padHeld = now; now ? startDriving("gamepad") : stopDriving("gamepad"); }
+  // a wireless pad that is out of range looks like a stick that is held still, but a hand trembles
+  const silent = found && performance.now() - found.timestamp > SILENT_MS && Object.values(gamepadAxes()).some(Boolean);
+  if (held && source === "gamepad" && silent) hold("the gamepad is silent");
   for (const [i, event] of Object.entries(PAD_EVENTS)) if (edge(i, pressed(i))) document.querySelector(`[data-event="${event}"]`)?.click();
   if (edge("grip", pressed(0))) toggleGripper();
   if (found) requestAnimationFrame(pollGamepad);
