@@ -52,7 +52,7 @@ labeling: {{retry_s: 0.2, max_retry_s: 1.0}}
 cluster: {{robot_timeout_s: 600}}
 runtime: ray
 """
-HOST_ROLES = ("control", "inference", "recorder")  # of an arm, below its RobotRole
+HOST_ROLES = ("control", "inference", "recorder", "guard")  # of an arm, below its RobotRole
 
 
 def eventually(
