@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dovetail.api.names import RUNS_DIR
 from dovetail.api.opened_run import Run
@@ -13,9 +14,15 @@ from dovetail.api.viewing import with_viewer
 from dovetail.api.weights import WeightSource, find_weights
 from dovetail.config.load import Overrides, load_saved
 from dovetail.config.schema import RunConfig
+from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import UsageError
+from dovetail.core.specs import RobotSpec
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome
+from dovetail.live.run_stop import NotRunning, RunStop
+
+if TYPE_CHECKING:
+    from dovetail.live.link import LiveLink
 
 __all__ = ["ArmEvaluation", "Evaluation", "OnEpisode", "evaluate"]
 
@@ -77,6 +84,7 @@ def evaluate(
     realtime: bool = False,
     on_episode: OnEpisode = lambda successes, episodes, total: None,
     should_stop: Callable[[], bool] = lambda: False,
+    announce: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
     """Evaluate a run's newest weights, a `version` of them, its `best` checkpoint, or a checkpoint by its path.
 
@@ -91,9 +99,16 @@ def evaluate(
         config = config.model_copy(update={"run": config.run.model_copy(update={"seed": seed})})
     arms, label, used, not_recorded = [], "", None, ""
     for robot, own in _arms(config):
-        arm, label, used = _evaluate_arm(
-            source, own, robot, num_episodes=num_episodes, on_episode=on_episode, should_stop=should_stop
-        )
+        with _link_maker(source.folder.path, robot, announce) as link:
+            arm, label, used = _evaluate_arm(
+                source,
+                own,
+                robot,
+                num_episodes=num_episodes,
+                on_episode=on_episode,
+                should_stop=should_stop,
+                link=link,
+            )
         arms.append(arm)
         if not arm.complete:
             break
@@ -121,14 +136,22 @@ def _evaluate_arm(
     num_episodes: int | None,
     on_episode: OnEpisode,
     should_stop: Callable[[], bool],
+    link: Callable[[RobotSpec], LiveLink] | None,
 ) -> tuple[ArmEvaluation, str, int | None]:
     from dovetail.runs.assembly.build import build_assembly
     from dovetail.runs.roles.robot import evaluation_episodes
 
     total = num_episodes or config.run.eval_episodes
     successes = played = 0
-    assembly = build_assembly(config, components=source.folder.components, should_stop=should_stop, name=robot)
+    assembly = build_assembly(
+        config, components=source.folder.components, should_stop=should_stop, name=robot, live=link
+    )
     try:
+        if link is None and not isinstance(assembly.clock, SimulatedClock):
+            raise UsageError(
+                f"{source.folder.path} is in use or cannot be written, so `dovetail stop` could not stop the arm. Wait "
+                "for the run to end, or evaluate a copy of the folder"
+            )
         is_remote = config.policy.type == "remote"  # the policy server has the weights
         snapshot = None if is_remote else source.snapshot(assembly)
         for episode in evaluation_episodes(
@@ -145,6 +168,30 @@ def _evaluate_arm(
     label = source.label(snapshot) if snapshot else "the remote policy"
     version = snapshot.version if snapshot is not None and source.checkpoint is None else None
     return ArmEvaluation(robot=robot, rate=rate, num_requested=total), label, version
+
+
+@contextmanager
+def _link_maker(
+    folder: Path, robot: str | None, announce: Callable[[str], None]
+) -> Iterator[Callable[[RobotSpec], LiveLink] | None]:
+    """With it, `dovetail stop` and the console can stop the arm. None if the run is active or its folder is read-only."""
+    from dovetail.live.link import LiveLink
+
+    stop = _new_stop(folder)
+    if stop is None:
+        yield None
+        return
+    with stop:
+        yield lambda spec: LiveLink(folder, robot=spec, stop=stop, arm=robot or "robot", announce=announce)
+
+
+def _new_stop(folder: Path) -> RunStop | None:
+    try:
+        RunStop.attach(folder).close()
+    except NotRunning:
+        with suppress(OSError):
+            return RunStop.create(folder)
+    return None
 
 
 def _record(

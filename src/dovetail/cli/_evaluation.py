@@ -26,7 +26,7 @@ def show_evaluation(target: str, *, quiet: bool, **options: Any) -> int:
             text = f"evaluating, {successes} of {played} succeeded"
             bar.update(task, completed=played, total=total, description=text)
 
-        result = evaluate(target, **options, on_episode=show, should_stop=stop)
+        result = evaluate(target, **options, on_episode=show, should_stop=stop, announce=say)
     for arm in result.arms:
         if arm.rate is None or not arm.complete:
             played = arm.rate.episodes if arm.rate else 0

@@ -37,7 +37,7 @@ class StopFlag:
         self._before: dict[signal.Signals, Any] = {}
 
     def __call__(self) -> bool:
-        return self._stopping
+        return self._stopping or self._first is not None
 
     @contextlib.contextmanager
     def connected(self, stop: RunStop) -> Iterator[None]:

@@ -31,7 +31,7 @@ from dovetail.live.run_stop import RunStop
 from dovetail.processes.identity import process_started
 from dovetail.processes.shared_memory import SharedJson, anonymous_memory, map_memory
 
-__all__ = ["LIVE_JSON", "LiveLink"]
+__all__ = ["LIVE_JSON", "LiveLink", "run_argument", "stop_help"]
 
 LIVE_JSON = "live.json"
 VERSION = 2
@@ -222,8 +222,8 @@ class LiveLink:
         if stop.last_press(arm) >= since:
             first = stop.last_press(arm)
         self._announce(
-            f"stopped: {fault}. Acknowledge it in the console or with `dovetail acknowledge {self._run_name()}` to "
-            "continue, or press Ctrl-C to end the run"
+            f"stopped: {fault}. Acknowledge it in the console or with `dovetail acknowledge {run_argument(self._folder)}` "
+            "to continue, or press Ctrl-C to end the run"
         )
         self.update(fault=fault)
         try:
@@ -236,8 +236,21 @@ class LiveLink:
         self._announce("acknowledged, continuing")
         return True
 
-    def _run_name(self) -> str:
-        return str(self._status.get("run") or self._folder.name)
+    def announce_stop(self) -> None:
+        """Print how to stop the arm. For robots on the real clock, before they move."""
+        self._announce(stop_help(self._folder))
+
+
+def stop_help(folder: Path) -> str:
+    return (
+        f"STOP all arms: Ctrl-C here, `dovetail stop {run_argument(folder)}` in any terminal, STOP in the console, or the "
+        "stop button of an operator's device"
+    )
+
+
+def run_argument(folder: Path) -> str:
+    """How commands name the run."""
+    return folder.name if folder.absolute().parent == Path("runs").absolute() else str(folder)
 
 
 def _cut(value: Any) -> Any:

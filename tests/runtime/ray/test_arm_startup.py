@@ -74,7 +74,7 @@ def begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         folder = RunFolder.create(tmp_path / "run", load([tmp_path / "toy.yaml"], [robots, *overrides]))
         monkeypatch.setattr(arm_startup, "ray", cluster)
         monkeypatch.setattr(arm_startup, "role_options", cluster.role_options)
-        return ArmStartup(folder, key="k", live=False, make=cluster.make), folder
+        return ArmStartup(folder, key="k", live=False, stop_token="t", make=cluster.make), folder
 
     return made
 

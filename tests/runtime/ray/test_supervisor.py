@@ -12,6 +12,7 @@ import pytest
 
 from dovetail.config.load import load
 from dovetail.core.errors import FailureError
+from dovetail.live.run_stop import RunStop
 from dovetail.runs.folder import RunFolder
 from dovetail.runtime.ray.driver.supervisor import RoleSupervisor
 
@@ -19,7 +20,8 @@ from dovetail.runtime.ray.driver.supervisor import RoleSupervisor
 @pytest.fixture
 def supervisor(tmp_path: Path) -> RoleSupervisor:
     folder = RunFolder.create(tmp_path / "r", load(["peg-insertion"], ["runtime=ray", "cluster.num_robots=3"]))
-    supervisor = RoleSupervisor(folder, live=False, shown=dict, on_poll=lambda: None)
+    stop = RunStop.create(folder.path)
+    supervisor = RoleSupervisor(folder, live=False, stop=stop, shown=dict, on_poll=lambda: None)
     robots = {"healthy": None, "stopped": None, "new": None}
     supervisor._startup = SimpleNamespace(robots=robots, missing={}, poll=list)  # type: ignore[assignment]
     for name in ("healthy", "stopped"):

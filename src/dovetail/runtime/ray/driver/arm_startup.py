@@ -51,6 +51,7 @@ class ArmStartup:
         self._places = self._cluster.named_robots()
         self.robots: dict[str, Any] = {}
         self.specs: dict[str, RobotSpec] = {}
+        self.real_time = False  # whether an arm is on the real clock
         self.missing: dict[str, str] = {}  # name and reason
         self._starting: dict[str, _StartingArm] = {}
         self._waits, self._tried_s = True, 0.0
@@ -147,6 +148,7 @@ class ArmStartup:
         if not isinstance(self._folder.config.policy.config, SharedConfig):
             check_equal({**self.specs, name: spec})
         self.specs[name] = spec
+        self.real_time |= facts["real_time"]
         self._folder.event("robot", name=name, task=facts["task"], robot=spec.name, embodiment=spec.embodiment)
 
 

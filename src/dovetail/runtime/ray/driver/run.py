@@ -21,6 +21,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from dovetail.core.errors import FailureError, Interrupted
 from dovetail.core.types import Outcome, Purpose, WeightSnapshot
+from dovetail.live.link import run_argument, stop_help
 from dovetail.live.run_status import figures
 from dovetail.live.run_stop import RunStop
 from dovetail.runs.assembly.arms import arm_groups
@@ -90,6 +91,8 @@ class RayRuntime:
         self.status.begin(_STARTING, 1)
         self.report_status()
         self._supervisor.start()
+        if self._supervisor.real_time:
+            self._announce(stop_help(self._folder.path))
         self._refresh()
 
     def close(self) -> None:
@@ -362,7 +365,7 @@ class RayRuntime:
         self._faults[name] = fault
         self._announce(
             f"{name} has stopped: {fault}. Fix it, then acknowledge it in the console or with "
-            f"`dovetail acknowledge {self._folder.path.name} {name}` (Ctrl-C ends the run)"
+            f"`dovetail acknowledge {run_argument(self._folder.path)} {name}` (Ctrl-C ends the run)"
             if fault
             else f"{name} continues"
         )

@@ -91,6 +91,11 @@ class RoleSupervisor:
         """Arms that have not started, and why."""
         return self._startup.missing if self._startup else {}
 
+    @property
+    def real_time(self) -> bool:
+        """Whether an arm is on the real clock."""
+        return self._startup is not None and self._startup.real_time
+
     def is_present(self, name: str) -> bool:
         """Whether an arm has started and has not left."""
         return name in self.robots and name in self.monitor.roles and not self.monitor.roles[name].away

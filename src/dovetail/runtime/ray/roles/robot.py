@@ -19,7 +19,7 @@ from typing import Any
 import dovetail
 from dovetail.config.schema import RunConfig
 from dovetail.core.abilities import ConfiguresSwap
-from dovetail.core.disk import read_file
+from dovetail.core.disk import private_folder, read_file
 from dovetail.core.errors import DovetailError, RobotFault, StoreError, one_line
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Outcome, Purpose, WeightSnapshot
@@ -67,6 +67,14 @@ class Arm:
             pass
         return Path(tempfile.gettempdir()) / f"dovetail-{self.run.name}-{self.key}" / self.name
 
+    def make_folder(self) -> Path:
+        """Other users of the machine cannot read it."""
+        folder = self.folder()
+        if not folder.is_relative_to(self.run):
+            private_folder(folder.parent)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return folder
+
 
 def _run_stop(arm: Arm, folder: Path) -> RunStop:
     """The emergency stop of the run if this process is on the driver's machine, otherwise one that the driver relays."""
@@ -85,7 +93,7 @@ class RobotRole(Role):
         super().__init__(arm.name)
         self._arm, self._config = arm, RunConfig.model_validate(dict(arm.config))
         self._ended, self._online, self._delivering = threading.Event(), threading.Event(), threading.Event()
-        self._folder = arm.folder()
+        self._folder = arm.make_folder()
         self._lock_file = exclusive_lock(
             self._folder / ".lock"
         )  # shared with its control process: one moves the arm
