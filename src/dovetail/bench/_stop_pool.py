@@ -69,10 +69,9 @@ class SystemPool:
             self._close()
             # a short path: Ray puts sockets into it
             folder = Path(tempfile.mkdtemp(prefix="stop-", dir="/tmp"))
-            self._system = StopSystem(folder, driver=self._driver, **asdict(kind))
-            self._kind = kind
             self.num_starts += 1
-            self._system.__enter__()
+            self._system = StopSystem(folder, driver=self._driver, **asdict(kind)).__enter__()
+            self._kind = kind
         return self._system
 
     def _close(self) -> None:

@@ -99,8 +99,8 @@ class StopSystem:
     ) -> None:
         """`layout` is one of LAYOUTS. The first arm has a pedal and a gamepad; with `keyboard`, the terminal's keys instead.
 
-        `homes`: joint targets and homing, and no such device; otherwise Cartesian actions. Without `console`, a run ends after
-        a stop.
+        `homes`: joint targets and homing, and no such device; otherwise Cartesian actions. A run without `console` ends
+        after a stop.
         """
         self.layout, self.num_arms, self.driver = layout, num_arms, driver
         self.keyboard, self.homes, self._has_console = keyboard, homes, console

@@ -16,7 +16,7 @@ from dovetail.core.contracts import Robot
 from dovetail.core.specs import TaskSpec
 from dovetail.core.types import Array, Episode, Labels, Observation, Outcome, Verdict
 from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
-from dovetail.testing.socket_arm import block_while
+from dovetail.testing.socket_arm import block_while, is_named
 
 __all__ = ["BlockingLabeler", "BlockingTask", "Swing", "SwingExpert"]
 
@@ -28,9 +28,9 @@ class BlockingTaskConfig(Config):
     """Swing back and forth."""
 
     max_steps: int = Field(default=1_000_000, ge=1)
-    """Steps until an episode ends as a success."""
+    """Steps until an episode ends."""
     block_file: str | None = None
-    """File that names the calls that block: reset. Null: none."""
+    """File that names the calls that block: reset. With `solve` in it, episodes end as a success. Null: none."""
 
 
 class BlockingTask:
@@ -59,9 +59,11 @@ class BlockingTask:
         block_while(self._config.block_file, "reset")
 
     def judge(self, robot: Robot, observation: Observation, *, num_steps: int) -> Verdict:
-        outcome = Outcome.SUCCESS if num_steps >= self._config.max_steps else None
+        outcome = None
+        if num_steps >= self._config.max_steps:
+            outcome = Outcome.SUCCESS if is_named(self._config.block_file, "solve") else Outcome.TIMEOUT
         return Verdict(
-            outcome=outcome, rewards={"success": float(outcome is not None)}, metrics={"steps": num_steps}
+            outcome=outcome, rewards={"success": float(outcome is Outcome.SUCCESS)}, metrics={"steps": num_steps}
         )
 
     def expert(self) -> SwingExpert:

@@ -20,7 +20,7 @@ from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.testing.socket_arm_process import Lines
 
-__all__ = ["SocketArm", "SocketArmConfig", "SocketArmWithStop", "block_while"]
+__all__ = ["SocketArm", "SocketArmConfig", "SocketArmWithStop", "block_while", "is_named"]
 
 _STOP_S = 1.0
 _BLOCK_POLL_S = 0.005
@@ -31,16 +31,17 @@ _MAX_STEP_M, _MAX_TURN_RAD = 0.02, 0.1
 
 def block_while(file: str | None, name: str) -> None:
     """Block while the file contains the word `name`. None: never. FILE.name shows that a call has blocked."""
-    if file is None or not _names(file, name):
+    if not is_named(file, name):
         return
     Path(f"{file}.{name}").touch()
-    while _names(file, name):
+    while is_named(file, name):
         time.sleep(_BLOCK_POLL_S)
 
 
-def _names(file: str, name: str) -> bool:
+def is_named(file: str | None, name: str) -> bool:
+    """Whether the file contains the word."""
     try:
-        return name in Path(file).read_text().split()
+        return file is not None and name in Path(file).read_text().split()
     except FileNotFoundError:
         return False
 

@@ -6,8 +6,8 @@
         arm.behave(observe="silent")     # from now on it does not answer `observe`
         arm.stops(after_ns=pressed_ns)   # when stop commands arrived, in monotonic ns
 
-The arm listens on three ports: motion (`observe`, `send`, `stop`), stop (only `stop`; served whatever the motion port does)
-and control (for the test). It keeps a journal of everything that it received, with monotonic times.
+The arm listens on two ports: motion (`observe`, `send`, `stop`) and stop (only `stop`, whatever the motion port does). It
+keeps a journal of everything that it received, with monotonic times. The test controls it through its standard input.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -29,12 +29,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dovetail.core.clock import NS_PER_S
-from dovetail.processes.child import ChildProcess
 
 __all__ = ["ArmProcess", "Lines", "address_pair"]
 
 _POLL_S = 0.005
 _IDLE_S = 0.05
+_NOTHING = 1 << 62  # a place after the end of any journal
 _LAG_S = 0.1  # time constant of the motors
 _MOVING = 1e-3  # rad: a target further away than this is a motion
 
@@ -254,18 +254,10 @@ def _serve_stop(arm: _Arm, connection: socket.socket) -> None:
         lines.close()
 
 
-def _serve_control(arm: _Arm, connection: socket.socket) -> None:
-    lines = Lines(connection)
-    while (message := lines.read()) is not None:
-        if "behave" in message:
-            arm.behave(message["behave"])
-        lines.write({"journal": arm.journal(message.get("since", 0)), "client_pid": arm.client_pid})
-
-
-def _accept(server: socket.socket, serve: Any, arm: _Arm) -> None:
+def _accept(server: socket.socket, arm: _Arm) -> None:
     while True:
         connection, _ = server.accept()
-        threading.Thread(target=serve, args=(arm, connection), daemon=True).start()
+        threading.Thread(target=_serve_stop, args=(arm, connection), daemon=True).start()
 
 
 def main() -> None:
@@ -277,17 +269,21 @@ def main() -> None:
     parser.add_argument("--shared", action="store_true")
     given = parser.parse_args()
     arm = _Arm(num_joints=given.joints, limit=given.limit, max_speed=given.max_speed, exclusive=not given.shared)
-    motion, stop, control = (_listen(f"{given.host}:0") for _ in range(3))
+    motion, stop = (_listen(f"{given.host}:0") for _ in range(2))
     threading.Thread(target=_serve_motion, args=(arm, motion), daemon=True).start()
-    for server, serve in ((stop, _serve_stop), (control, _serve_control)):
-        threading.Thread(target=_accept, args=(server, serve, arm), daemon=True).start()
-    ports = {
-        name: one.getsockname()[1] for name, one in (("motion", motion), ("stop", stop), ("control", control))
-    }
-    sys.stdout.write(json.dumps({name: f"{given.host}:{port}" for name, port in ports.items()}) + "\n")
-    sys.stdout.flush()
-    sys.stdin.read()  # until the parent ends
+    threading.Thread(target=_accept, args=(stop, arm), daemon=True).start()
+    ports = {"motion": motion.getsockname()[1], "stop": stop.getsockname()[1]}
+    _print({name: f"{given.host}:{port}" for name, port in ports.items()})
+    for line in sys.stdin:  # until the test ends
+        message = json.loads(line)
+        arm.behave(message.get("behave", {}))
+        _print({"journal": arm.journal(message["since"]), "client_pid": arm.client_pid})
     os._exit(0)
+
+
+def _print(message: Mapping[str, Any]) -> None:
+    sys.stdout.write(json.dumps(message) + "\n")
+    sys.stdout.flush()
 
 
 class ArmProcess:
@@ -301,56 +297,38 @@ class ArmProcess:
         max_speed: float = 3.0,
         host: str = "127.0.0.1",
         exclusive: bool = True,
+        prefix: Sequence[str] = (),
     ) -> None:
         """`limit`: largest joint angle in rad; `max_speed`: in rad/s. Commands beyond them are violations in the journal.
 
-        `exclusive`: one motion connection at a time; the next one waits until the current one ends.
+        `exclusive`: one motion connection at a time; the next one waits until the current one ends. `prefix` comes before
+        the command, for example `ip netns exec NAME`.
         """
-        self._arguments = [
-            "--joints",
-            f"{num_joints}",
-            "--limit",
-            f"{limit}",
-            "--max-speed",
-            f"{max_speed}",
-            "--host",
-            host,
-            *([] if exclusive else ["--shared"]),
-        ]
-        self._child: ChildProcess | None = None
+        numbers = {"--joints": num_joints, "--limit": limit, "--max-speed": max_speed, "--host": host}
+        options = [text for name, value in numbers.items() for text in (name, str(value))]
+        module = [sys.executable, "-m", "dovetail.testing.socket_arm_process"]
+        self._command = [*prefix, *module, *options, *([] if exclusive else ["--shared"])]
+        self._process: subprocess.Popen[str] | None = None
         self._addresses: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
-        self._child = ChildProcess(
-            "the emulated arm",
-            "dovetail.testing.socket_arm_process",
-            self._arguments,
-            stdin_pipe=True,
-            stdout=subprocess.PIPE,
-            new_session=True,
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
-        assert self._child.popen.stdout is not None
-        self._addresses = json.loads(self._child.popen.stdout.readline())
-        self._control = Lines.connect(self._addresses["control"], timeout_s=10.0)
+        self._addresses = self._read()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._child is not None
-        self._control.close()
-        popen = self._child.popen
-        assert popen.stdin is not None
-        assert popen.stdout is not None
-        popen.stdin.close()
-        popen.stdout.close()
-        popen.wait()
+        if self._process is not None:
+            self._process.communicate()  # closes its input, so it ends
 
     @property
     def pid(self) -> int:
-        assert self._child is not None
-        return self._child.pid
+        assert self._process is not None
+        return self._process.pid
 
     @property
     def address(self) -> str:
@@ -364,7 +342,7 @@ class ArmProcess:
 
     def behave(self, **changes: Any) -> None:
         """Change the behavior: observe, send and stop ("answer" or "silent"), accept, deaf, late_s, stuck, frozen, drop."""
-        self._ask({"behave": changes})
+        self._ask({"behave": changes, "since": _NOTHING})
 
     def behave_well(self) -> None:
         self.behave(
@@ -381,7 +359,7 @@ class ArmProcess:
     @property
     def client_pid(self) -> int:
         """The process that sent the newest target; 0 before the first one."""
-        return int(self._ask({"since": -1})["client_pid"])
+        return int(self._ask({"since": _NOTHING})["client_pid"])
 
     def journal(self, since: int = 0) -> list[dict[str, Any]]:
         """Everything that the arm has received: `ns`, `kind` and more. Kinds: target, stop, connected, disconnected."""
@@ -401,12 +379,21 @@ class ArmProcess:
         return [entry for entry in self.journal() if "violations" in entry]
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdin is not None
         with self._lock:
-            self._control.write(message)
-            answer = self._control.read()
-        if answer is None:
+            self._process.stdin.write(json.dumps(message) + "\n")
+            self._process.stdin.flush()
+            return self._read()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
             raise ConnectionError("the emulated arm has ended")
-        return answer
+        message: dict[str, Any] = json.loads(line)
+        return message
 
 
 if __name__ == "__main__":
