@@ -24,6 +24,7 @@ class AddedIds:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._digests: set[bytes] = set()
+        self._prepared = b""  # written after the last digest, not counted
 
     def __contains__(self, episode: str) -> bool:
         return _digest(episode) in self._digests
@@ -34,19 +35,25 @@ class AddedIds:
         except OSError as error:
             raise StoreError(f"cannot read {self._path}: {error.strerror}") from error
         self._digests = {data[i : i + _SIZE] for i in range(0, len(data), _SIZE)}
+        self._prepared = b""
         if len(self._digests) != count:
             raise StoreError(f"{self._path} does not contain {count} episode ids")
 
-    def reserve(self, count: int) -> None:
-        """Reserve disk space for `count` more ids. Raises StoreError if there is none."""
-        self._write(_SIZE * len(self._digests), bytes(_SIZE * count))
+    def prepare(self, episode: str) -> None:
+        """Write an id without counting it, so that the next `add` of it cannot fail."""
+        digest = _digest(episode)
+        if digest not in self._digests:
+            self._write(_SIZE * len(self._digests), digest)
+            self._prepared = digest
 
     def add(self, episode: str) -> int:
         """Add an id; returns the number of ids."""
         digest = _digest(episode)
         if digest not in self._digests:
-            self._write(_SIZE * len(self._digests), digest)
+            if digest != self._prepared:
+                self._write(_SIZE * len(self._digests), digest)
             self._digests.add(digest)
+            self._prepared = b""
         return len(self._digests)
 
     def sync(self) -> None:

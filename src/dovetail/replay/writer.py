@@ -201,9 +201,11 @@ class MappedReplayWriter:
         files, number = self._files, self._numbers.get(episode_id)
         if files is None:
             return
-        if number is not None:
+        self._added_ids.prepare(episode_id + DROPPED)
+        if number is None:
+            self._mark_added(episode_id, DROPPED)  # an evicted episode must not return either
+        else:
             self._drop_stored(files, episode_id, number)
-        self._mark_added(episode_id, DROPPED)  # an evicted episode must not return either
 
     def _drop_stored(self, files: WriterFiles, episode_id: str, number: int) -> None:
         record = files.record("episodes", number)
@@ -213,6 +215,7 @@ class MappedReplayWriter:
             files.rings["episodes"].write(number, record)
             self._num_demo_rows -= int(record["num_rows"][0]) if record["demo"][0] else 0
             del self._numbers[episode_id]
+            self._mark_added(episode_id, DROPPED)
 
         files.publish(change)
 
@@ -270,25 +273,22 @@ class MappedReplayWriter:
         if number is not None and record["finished"][0]:
             if labels is not None and not record["labels"][0]:  # finished but not labeled yet
                 self._update_finished(number, labels, end_of_episode_columns(files, segment, labels))
-            self._mark_added(start.id)  # in case that failed
             return
         if segment.first > num_held:
             raise UsageError(f"episode {start.id} has a gap: step {segment.first} follows step {num_held - 1}")
         end_columns = None if labels is None else end_of_episode_columns(files, segment, labels)
         block = make_block(files, segment, skip=num_held - segment.first, record=record, end_columns=end_columns)
         if not len(block):
-            if number is not None:
-                self._mark_added(start.id, BEGUN)  # in case that failed
             return
-        self._added_ids.reserve(2)
+        mark = "" if block.final else BEGUN
+        self._added_ids.prepare(start.id + mark)
         self._evict_for(files, block, start.id, record)
         if num_held:  # eviction may have moved it
             number = self._numbers[start.id]
             record = files.record("episodes", number)
         if labels is not None:
             _set_label_fields(record, labels)
-        self._put(files, number, record, block, end_columns)
-        self._mark_added(start.id, "" if block.final else BEGUN)
+        self._put(files, number, record, block, end_columns, mark=mark)
 
     def _put(
         self,
@@ -297,8 +297,13 @@ class MappedReplayWriter:
         record: Array,
         block: Block,
         end_columns: Mapping[str, Array] | None = None,
+        *,
+        mark: str | None = None,
     ) -> None:
-        """Write a block into free space, then publish it together with the `end_columns` of the episode's older rows."""
+        """Write a block into free space, then publish it together with the `end_columns` of the episode's older rows.
+
+        `mark` was prepared, so that it can be added without an error.
+        """
         block, record = dataclasses.replace(block, columns=dict(block.columns)), record.copy()
         counters, columns = files.counters, block.columns
         row, held = counters["head_row"], int(record["num_rows"][0])
@@ -346,6 +351,8 @@ class MappedReplayWriter:
             counters["head_span"] += len(spans)
             self._numbers[record["id"][0].decode()] = number
             self._num_demo_rows += len(block) if record["demo"][0] else 0
+            if mark is not None:
+                self._mark_added(record["id"][0].decode(), mark)
 
         files.publish(change)
 
