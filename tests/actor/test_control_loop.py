@@ -18,6 +18,7 @@ from dovetail.actor.actors import (
 )
 from dovetail.actor.board import Board
 from dovetail.actor.control import HealthCheck
+from dovetail.actor.homing import Home
 from dovetail.actor.modes import Naive, Rtc, Sequential
 from dovetail.actor.telemetry import Telemetry
 from dovetail.core.clock import RealClock
@@ -605,3 +606,21 @@ def test_takeover_ends_a_pause():
     loop, board, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), operator=person)
     loop.run(order())
     assert [board.action(row)[0] for row in range(6)] == [Source.POLICY] * 2 + [Source.HUMAN] * 4
+
+
+@pytest.mark.parametrize("latched", [True, False], ids=["latched fault", "emergency stop"])
+def test_nothing_moves_before_an_acknowledgement_neither_homing_nor_the_reset(latched):
+    cell = FakeWorkcell(bimanual=True)
+    num_resets = []
+    cell.task.reset = lambda robot, *, rng: num_resets.append(1)
+    alarm = Nervous() if latched else Nervous(stop_reason=-1)
+    home = Home(action=(0.5,) * 24)
+    policy = ChunkPolicy(cell.raw.spec, horizon=4, value=np.zeros(24, np.float32))
+    loop, _, _ = cell.loop(policy, health_check=alarm, home=home)
+    if latched:
+        cell.robot.trip("a collision")
+    with pytest.raises(RobotFault, match="a collision" if latched else "inference has died"):
+        loop.run(order())
+    assert cell.sent == []
+    assert num_resets == []
+    assert cell.robot.fault is not None
