@@ -108,8 +108,6 @@ def run(context: ProcessContext) -> None:
             board=board,
         )
         stop, console = sources.run_stop, _console_control(sources, workcell, settings)
-        if stop is not None:
-            workcell.watch_device(_section("operator", settings["operator"]), stop)
         loops = _Loops(
             context,
             workcell,
@@ -120,6 +118,8 @@ def run(context: ProcessContext) -> None:
         )
         if real_time:  # a simulation uses all the CPU time it can get
             take_priority(CONTROL_PRIORITY)
+        if stop is not None:  # its thread inherits the priority
+            workcell.watch_device(_section("operator", settings["operator"]), stop)
         context.report_ready()
         stopped = StopConfirmation(board.command_times, confirm_s=0.0)
         while not signals:
