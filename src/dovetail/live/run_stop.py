@@ -25,7 +25,7 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -171,31 +171,30 @@ class RunStop:
 
     @classmethod
     def attach(cls, folder: Path, *, arm: str | None = None) -> RunStop:
-        """That of a run of another process. Raises NotRunning if no run is active in the folder."""
+        """That of a run of another process. Raises NotRunning if no run is active in the folder.
+
+        If the process that led the run has ended, an arm may still move: then the memory of any process that has it.
+        """
         nothing = f"no run is active in {folder}"
         try:
             values = json.loads(_read_own_file(folder / STOP_JSON))
             pid, descriptor, token = int(values["pid"]), int(values["descriptor"]), str(values["token"])
-            alive = values["boot_id"] == boot_id() and process_started(pid) == values["started"]
-            version = values["version"]
+            same_boot, version = values["boot_id"] == boot_id(), values["version"]
+            alive = same_boot and process_started(pid) == values["started"]
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             raise NotRunning(nothing) from error
-        if not alive:
-            raise NotRunning(f"{nothing}: its process has ended")
-        if version != VERSION:
+        if same_boot and version != VERSION:
             raise NotRunning(f"run {folder} uses another version of Dovetail: use that version")
-        place = f"/proc/{pid}/fd/{descriptor}"
-        try:
-            # A crafted stop.json could name any open file of this user: only our own memory is opened for writing.
-            if not os.readlink(place).startswith(f"/memfd:{_MEMORY_NAME}"):
-                raise NotRunning(nothing)
-            stop = cls(os.open(place, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC), arm=arm)
-        except OSError as error:
-            raise NotRunning(f"cannot open the stop of run {folder}: {error.strerror}") from error
-        if stop.token != token:
-            stop.close()
-            raise NotRunning(nothing)
-        return stop
+        places = [f"/proc/{pid}/fd/{descriptor}"] if alive else _places() if same_boot else ()
+        for place in places:
+            with contextlib.suppress(OSError):
+                # A crafted stop.json could name any open file of this user: only our own memory is opened for writing.
+                if os.readlink(place).startswith(f"/memfd:{_MEMORY_NAME}"):
+                    stop = cls(os.open(place, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC), arm=arm)
+                    if stop.token == token:
+                        return stop
+                    stop.close()
+        raise NotRunning(nothing)
 
     @classmethod
     def from_descriptor(cls, descriptor: int, *, arm: str | None = None) -> RunStop:
@@ -366,6 +365,14 @@ class RunStop:
         return state
 
 
+def _places() -> Iterator[str]:
+    """All descriptors of all processes of this user."""
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit():
+            with contextlib.suppress(OSError):  # ended, or of another user
+                yield from (f"{process}/fd/{number}" for number in os.listdir(process / "fd"))
+
+
 def _read_own_file(path: Path) -> bytes:
     """Without following a link, and not more than a stop.json can have."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -377,4 +384,4 @@ def _read_own_file(path: Path) -> bytes:
 
 def _cut(text: str, num_bytes: int) -> bytes:
     """One line of at most so many bytes, without half a character."""
-    return " ".join(text.split()).encode()[:num_bytes].decode(errors="ignore").encode()
+    return " ".join(text.split()).encode(errors="replace")[:num_bytes].decode(errors="ignore").encode()
