@@ -6,6 +6,7 @@ A test creates a file such as `signs/hang`; one plugin takes it (the file is ren
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from pathlib import Path
@@ -15,10 +16,21 @@ from dovetail.config.model import Config
 from dovetail.core.errors import RobotError
 from dovetail.core.types import Event, HumanInput
 from dovetail.labels.outcome import OutcomeConfig, OutcomeLabeler
+from dovetail.live.run_stop import NotRunning, RunStop
 from dovetail.testing.fakes import FakeArm, FakeArmConfig, FakeTask, FakeTaskConfig
 from dovetail.testing.live import LiveArm, LiveArmConfig
 
 __all__ = ["FaultyArm", "HangingLabeler", "PadOperator", "Slow", "UntilSignaled", "taken"]
+
+
+if os.environ.get(
+    "FAR_ARMS"
+):  # as if each arm was on another machine: it cannot share the memory of the run's stop
+
+    def _is_far(folder: Path, *, arm: str | None = None) -> RunStop:
+        raise NotRunning("on another machine")
+
+    RunStop.attach = _is_far  # type: ignore[method-assign]
 
 
 def taken(signs: str, name: str) -> bool:

@@ -31,7 +31,6 @@ class StopWorld:
 
     def __init__(self, run: World, arms: Sequence[str]) -> None:
         self.run, self.arms = run, tuple(arms)
-        self.overrides: list[str] = []
 
     @property
     def path(self) -> Path:

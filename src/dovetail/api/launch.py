@@ -144,7 +144,9 @@ def execute(
     link = make_link or (lambda robot: LiveLink(folder.path, robot=robot, stop=stop, announce=announce))
 
     def should_stop() -> bool:
-        return asked_to_stop() or stop.ending
+        if not stop.ending and asked_to_stop():
+            stop.request_end("should_stop")  # its arms stop at once, wherever they are
+        return stop.ending
 
     runner: RunPhases | RayOnPolicyRun
     if command == "train":  # offline learning is always inline

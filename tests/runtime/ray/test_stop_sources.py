@@ -6,9 +6,12 @@ import os
 import signal
 import time
 
+import httpx
 import pytest
 
+from support.console_process import end_console, start_console
 from support.stop_world import stop_world
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.extended
 
@@ -66,6 +69,25 @@ def test_stop_reaches_both_arms_while_the_store_is_stuck(run):
     finally:
         os.kill(store, signal.SIGCONT)
     run.release()
+
+
+def test_stop_in_the_console_reaches_both_arms(run):
+    console = start_console(run.path)
+    try:
+        reply = httpx.post(f"{console.address}api/stop", headers=console.headers, timeout=30.0).json()
+        assert ({one["arm"] for one in reply["confirmed"]}, reply["missing"]) == ({"left", "right"}, [])
+        run.check_stopped()
+        wait_until(lambda: _arm_states(console) == {("left", True), ("right", True)})
+        acknowledged = {"event": "acknowledge"}
+        httpx.post(f"{console.address}api/event", headers=console.headers, json=acknowledged).raise_for_status()
+        run.wait_until_moving(time.monotonic_ns())
+    finally:
+        end_console(console)
+
+
+def _arm_states(console) -> set[tuple[str, bool]]:
+    state = httpx.get(f"{console.address}api/state", headers=console.headers).json()["state"]
+    return {(arm["name"], arm["confirmed"]) for arm in state["stop"]["arms"]}
 
 
 def test_lost_terminal_stops_both_arms_and_ends_the_run(run):
