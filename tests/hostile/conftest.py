@@ -82,7 +82,18 @@ def honest(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Worker:
     """The worker, after each command ran on an honest folder: none may fail there."""
     parent = tmp_path_factory.mktemp("honest")
     place = Place(run=honest_run(parent), outside=worker.outside)
-    for command in ("ls", "show", "verify", "repair", "export", "eval", "eval-checkpoint", "serve", "console", "load"):
+    for command in (
+        "ls",
+        "show",
+        "verify",
+        "repair",
+        "export",
+        "eval",
+        "eval-checkpoint",
+        "serve",
+        "console",
+        "load",
+    ):
         answer = worker.run(arguments_of(command, place, parent), folder=place.run, cwd=parent)
         assert answer["code"] == 0 or (command == "verify" and answer["code"] == 1), (command, answer)
         worker.baselines[command] = answer["added_kb"]

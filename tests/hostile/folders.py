@@ -30,7 +30,7 @@ __all__ = [
 
 ARCHIVE = Path(__file__).parents[1] / "fixtures" / "run-0.6.tar.gz"
 CODE = 'import os\nopen(os.path.join(os.environ["HOSTILE_OUTSIDE"], "code-ran"), "a").write(__name__)\n'
-READERS = ("ls", "show", "verify", "export", "console")
+READERS = ("ls", "verify", "show", "export", "console")  # the first two in `make test-all`
 BUILDERS = ("eval", "serve", "report")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import io
 import json
@@ -88,11 +89,8 @@ FOLDERS: dict[str, Callable[[Place], Path]] = {
 
 
 def _socket(path: Path) -> None:
-    here = os.getcwd()
-    os.chdir(path.parent)  # the path of a socket is short
-    with socket.socket(socket.AF_UNIX) as file:
+    with socket.socket(socket.AF_UNIX) as file, contextlib.chdir(path.parent):  # the path of a socket is short
         file.bind(path.name)
-    os.chdir(here)
 
 
 TARGETS: dict[str, Callable[[Place, Path], object]] = {
@@ -128,7 +126,7 @@ for number, (where, find) in enumerate(FOLDERS.items()):
         level = "extended" if turn in (0, 1 + number % 3) else "slow"
         if where in ("episodes-tmp", "episode") and what == "outside":
             level = "default"
-        commands = (*READERS, "rm") if where.startswith("episode") else READERS
+        commands = ("ls", "rm", *READERS) if where.startswith("episode") else READERS
         add_case(f"folder-{where}-is-{what}", _link(find, target), *commands, level=level)
 
 
@@ -159,11 +157,11 @@ for where in (
     add_case(
         f"{where}-is-a-hard-link",
         _hard_link(FILES[where]),
+        "rm",
+        "repair",
         "ls",
         "verify",
-        "repair",
         "eval",
-        "rm",
         "export",
         level="default" if where == "events" else "extended",
     )
@@ -214,7 +212,7 @@ NAMED: dict[str, Callable[[Place], None]] = {
     "entry-point": _section("robot", {"type": "installed_robot"}),
 }
 for what, build in NAMED.items():
-    commands = ("ls", "verify", "export", "eval", "serve", "report", "console", "resume", "video", "relabel", "rm")
+    commands = ("eval", "verify", "ls", "export", "serve", "report", "console", "resume", "video", "relabel", "rm")
     add_case(f"config-names-{what}", build, *commands, level="default" if what == "robot" else "extended")
 
 
@@ -249,7 +247,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "infinity": lambda: "run: {seed: .inf}",
 }
 for what, text in TEXTS.items():
-    add_case(f"config-text-{what}", _text(text), "ls", "verify", "eval", "report", "console")
+    add_case(f"config-text-{what}", _text(text), "verify", "eval", "ls", "report", "console")
 add_case("config-large-network", _config(lambda c: c["policy"].update(hidden=[60_000, 60_000])), "eval", "serve")
 add_case("config-many-layers", _config(lambda c: c["policy"].update(hidden=[4096] * 64)), "eval", "serve")
 add_case(
@@ -335,7 +333,7 @@ MANIFESTS: dict[str, Callable[[Place], None]] = {
 }
 for what, build in MANIFESTS.items():
     level = "default" if what == "files-parent" else "extended"
-    add_case(f"manifest-{what}", build, "ls", "show", "verify", "export", "console", "load", level=level)
+    add_case(f"manifest-{what}", build, "ls", "verify", "show", "export", "console", "load", level=level)
 
 
 def _raw_manifest(make: Callable[[], bytes]) -> Callable[[Place], None]:
@@ -420,7 +418,7 @@ TABLES: dict[str, Callable[[], bytes]] = {
 }
 for what, make in TABLES.items():
     level = "default" if what == "compression-bomb" else "extended"
-    add_case(f"table-{what}", _table(make), "show", "verify", "export", "load", level=level)
+    add_case(f"table-{what}", _table(make), "verify", "load", "show", "export", level=level)
 for what in ("compression-bomb", "huge-shape"):
     add_case(f"last-table-{what}", _table(TABLES[what], "last.parquet"), "verify", "export", "load")
 
@@ -547,7 +545,7 @@ EVENTS: dict[str, Callable[[], bytes]] = {
     "huge-numbers": lambda: b'{"event": "episode", "time": 1e999, "num_steps": ' + b"9" * 5000 + b"}\n",
 }
 for what, make in EVENTS.items():
-    add_case(f"events-{what}", _append(FILES["events"], make), "ls", "report", "console", "eval")
+    add_case(f"events-{what}", _append(FILES["events"], make), "report", "console", "ls", "eval")
 SMALL: dict[str, Callable[[], bytes]] = {
     "deep": lambda: sign('{"x": ' + nested() + "}"),
     "list": lambda: b"[]",
@@ -594,7 +592,7 @@ def _removed(place: Place) -> None:
 
 
 add_case("episode-twice", _duplicate, "ls", "verify", "export", "console")
-add_case("episode-removed-link", _removed, *READERS, "rm", "repair", level="default")
+add_case("episode-removed-link", _removed, "rm", "repair", *READERS, level="default")
 add_case("tmp-full", lambda p: put(p.run / "episodes" / ".tmp" / "x" / "y", b"1"), "verify", "ls", "rm")
 add_case("name-with-newline", lambda p: put(p.run / "episodes" / "a\nerror: fake \x1b[31m", b""), *READERS)
 add_case("name-not-utf8", lambda p: put(Path(os.fsdecode(bytes(p.run) + b"/episodes/\xff\xfe")), b""), *READERS)

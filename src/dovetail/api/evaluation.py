@@ -139,6 +139,7 @@ def _evaluate_arm(
     link: Callable[[RobotSpec], LiveLink] | None,
 ) -> tuple[ArmEvaluation, str, int | None]:
     from dovetail.runs.assembly.build import build_assembly
+    from dovetail.runs.assembly.policy_components import check_size
     from dovetail.runs.roles.robot import evaluation_episodes
 
     total = num_episodes or config.run.eval_episodes
@@ -154,6 +155,8 @@ def _evaluate_arm(
             )
         is_remote = config.policy.type == "remote"  # the policy server has the weights
         snapshot = None if is_remote else source.snapshot(assembly)
+        if snapshot is not None:
+            check_size(config.policy, robot=assembly.robot.spec, snapshot=snapshot)
         for episode in evaluation_episodes(
             assembly, snapshot, num_episodes=total, config_hash=source.folder.config_hash
         ):

@@ -16,7 +16,7 @@ from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.episodes.log import EpisodeLog
 from dovetail.robot_host.following_policy import FollowingPolicy
 from dovetail.runs.assembly.build import build_assembly
-from dovetail.runs.assembly.policy_components import build_policy
+from dovetail.runs.assembly.policy_components import build_policy, check_size
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 
@@ -71,13 +71,16 @@ class RunPolicy:
 def load_policy(source: WeightSource) -> RunPolicy:
     """Build the policy of a run and load its weights. The robot's driver is not needed once an episode was recorded."""
     robot, prompt = _robot_and_prompt(source.folder)
-    return RunPolicy(_build(source.folder, robot), source.snapshot(), prompt=prompt)
+    snapshot = source.snapshot()
+    check_size(source.folder.config.policy, robot=robot, snapshot=snapshot)
+    return RunPolicy(_build(source.folder, robot), snapshot, prompt=prompt)
 
 
 def following_policy(source: WeightSource, *, log: Callable[[str], None]) -> FollowingPolicy:
     """The policy of a run for a policy server: it also loads newer weights, unless a version or checkpoint was named."""
     robot, _ = _robot_and_prompt(source.folder)
     snapshot = source.snapshot()
+    check_size(source.folder.config.policy, robot=robot, snapshot=snapshot)
     follows = source.checkpoint is None and source.version is None
     store = DiskWeightStore(source.folder.weights) if follows else None
     policy = FollowingPolicy(lambda: _build(source.folder, robot), snapshot, store=store, log=log)

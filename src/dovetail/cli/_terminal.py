@@ -6,11 +6,13 @@ import itertools
 import os
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dovetail.core.errors import printable
 from dovetail.core.stats import Rate
 from dovetail.learn.coach import Advice, Severity
 
@@ -29,10 +31,25 @@ __all__ = [
 
 
 class _Console(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print without control characters, which a stored text may contain."""
+        super().print(*(_printable(one) for one in objects), **options)
+
     def on_broken_pipe(self) -> None:
         """Continue without output when the reader of a pipe has gone. Rich would end the process."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _printable(thing: Any) -> Any:
+    if isinstance(thing, str):
+        return printable(thing)
+    if isinstance(thing, Text):
+        thing.plain = printable(thing.plain)  # as long as before, so styles stay in their places
+    elif isinstance(thing, Table):
+        for column in thing.columns:
+            column._cells[:] = [_printable(cell) for cell in column._cells]
+    return thing
 
 
 # Output to a pipe is not cut to the width of a terminal.

@@ -17,7 +17,7 @@ import typer
 
 from dovetail import __version__
 from dovetail.cli import bench, cluster, console, encoder, episodes, inspect, label, run, serve, stop, trust
-from dovetail.core.errors import ConfigWarning, DovetailError
+from dovetail.core.errors import ConfigWarning, DovetailError, printable
 
 __all__ = ["app", "entry", "main"]
 
@@ -86,7 +86,7 @@ def _printed_warnings() -> Iterator[None]:
 
         def print_line(message: Warning | str, category: type[Warning], *place: Any) -> None:
             if issubclass(category, ConfigWarning):
-                sys.stderr.write(f"warning: {message}\n")
+                sys.stderr.write(f"warning: {printable(str(message))}\n")
             else:
                 show(message, category, *place)
 
@@ -119,7 +119,7 @@ def _explain(error: Exception) -> tuple[str, int]:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())
+    return printable(" ".join(text.split()))
 
 
 if __name__ == "__main__":

@@ -62,7 +62,7 @@ def serve(
     torch.set_num_threads(1)
     torch.set_flush_denormal(True)
     source = find_weights(target, version=version, runs_dir=runs_dir)
-    token_file = token_file or make_token(source.folder.path / "serve.token")
+    token_file = token_file or make_token(_own_token_file(source.folder.path))
     token = read_token(token_file)
     log = (lambda line: None) if quiet else say
     with StopFlag() as stop:
@@ -76,3 +76,17 @@ def serve(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # ending the interpreter while a thread is inside torch would abort
+
+
+def _own_token_file(run: Path) -> Path:
+    """Refuse a token that came with a folder from elsewhere: its sender knows it."""
+    from dovetail.config.trust import is_trusted
+    from dovetail.core.errors import UsageError
+
+    path = run / "serve.token"
+    if path.exists() and not is_trusted(run):
+        raise UsageError(
+            f"{path} may have come with the folder, which was not made by you on this machine. Delete it, name another "
+            f"with --token-file, or run `dovetail trust {run}`"
+        )
+    return path

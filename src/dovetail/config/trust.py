@@ -38,6 +38,8 @@ _OUTSIDE = {  # keys that reach beyond the run folder
     "key_env": "a secret",
     "wandb": "a project of Weights & Biases",
     "kwargs": "arguments of an environment",
+    "machines": "machines of a cluster",
+    "token_file": "a file with a token",
 }
 
 

@@ -42,6 +42,7 @@ __all__ = [
     "UsageError",
     "did_you_mean",
     "one_line",
+    "printable",
 ]
 
 
@@ -117,6 +118,11 @@ def one_line(error: BaseException) -> str:
     if isinstance(error, DovetailError) and message:
         return message
     return f"{kind}: {message}" if message else kind
+
+
+def printable(text: str) -> str:
+    """Replace control characters: a stored text could move the cursor of a terminal or change its title."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:

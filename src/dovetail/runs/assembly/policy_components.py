@@ -6,9 +6,9 @@ A component's checkpoint may be deleted later, so a run keeps a copy and loads t
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Protocol, cast, runtime_checkable
+from typing import Any, Protocol, cast, runtime_checkable
 
 import safetensors
 import safetensors.numpy
@@ -18,18 +18,29 @@ from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.specs import RobotSpec
-from dovetail.core.types import Array
+from dovetail.core.types import Array, WeightSnapshot
 from dovetail.weights.store import DiskWeightStore
 
-__all__ = ["build_policy", "read_component", "save_components"]
+__all__ = ["build_policy", "check_size", "read_component", "save_components"]
 
 _VERSION = re.compile(r"v(\d{8,})\.json")
+_MAX_EXTRA_BYTES = 128 << 20  # of components that are not in the weights, such as a frozen encoder
 _IN_CHECKPOINT = "algorithm/policy/"  # prefix of the policy's arrays in a learner's checkpoint
 
 
 class _ComponentConfig(Protocol):
     @property
     def checkpoint(self) -> str | None: ...
+
+
+class _Module(Protocol):
+    def parameters(self) -> Iterable[Any]: ...
+
+
+@runtime_checkable
+class HasTorchComponents(Protocol):
+    @property
+    def components(self) -> Mapping[str, _Module]: ...
 
 
 @runtime_checkable
@@ -56,6 +67,25 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
     if isinstance(policy, _HasComponents):
         policy.load_components(read)
     return cast(Policy, policy)
+
+
+def check_size(section: PluginSection, *, robot: RobotSpec, snapshot: WeightSnapshot) -> None:
+    """Raise StoreError if a policy is far larger than the weights that it shall load, before memory is allocated for it.
+
+    The config of a run folder may come from an untrusted source."""
+    import torch
+
+    with torch.device("meta"):  # shapes only
+        policy = section.build(robot=robot, seed=0)
+    if not isinstance(policy, HasTorchComponents):
+        return
+    needed = sum(p.numel() * p.element_size() for part in policy.components.values() for p in part.parameters())
+    stored = sum(array.nbytes for arrays in snapshot.components.values() for array in arrays.values())
+    if needed > 2 * stored + _MAX_EXTRA_BYTES:
+        raise StoreError(
+            f"policy '{section.type}' has {needed >> 20} MB of parameters, but its weights have {stored >> 20} MB: the "
+            "config does not belong to them"
+        )
 
 
 def save_components(policy: object, folder: Path) -> None:
