@@ -22,13 +22,12 @@ import enum
 import fcntl
 import json
 import os
-import secrets
 import struct
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from dovetail.core.clock import boot_id
 from dovetail.core.errors import UsageError
@@ -42,6 +41,7 @@ _MEMORY_NAME = "dovetail-stop"
 _LAYOUT = struct.Struct("<qqB31s80s")  # time_ns, position, kind, arm, source; a page holds 32 of them
 _MAX_JSON = 4096
 _MAX_RECORDS = 4096  # read at once
+_NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class NotRunning(UsageError):
@@ -57,8 +57,7 @@ class Kind(enum.IntEnum):
     CONFIRM = 6  # the arm has been stopped after the records before `position`
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class Record(NamedTuple):  # not a dataclass: its import takes as long as the rest
     """`position` is a place in the list; its meaning depends on the kind."""
 
     kind: Kind
@@ -87,19 +86,18 @@ class Record:
         return cls(kind=Kind(kind), arm=arm, source=source, position=position, time_ns=time_ns, at=at)
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
+class _State(NamedTuple):
     """What the records up to `position` add up to."""
 
     position: int = 0
     token: str = ""
     presses: tuple[Record, ...] = ()  # that at least one arm has not acknowledged
-    acknowledged: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({"": 0}))  # by arm
+    acknowledged: Mapping[str, int] = MappingProxyType({"": 0})  # by arm
     end: Record | None = None
     arms: tuple[str, ...] = ()
-    confirmed: Mapping[str, Record] = field(default_factory=lambda: MappingProxyType({}))  # newest, by arm
-    last_press: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # its place, by arm
-    last_acknowledgement: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))  # the same
+    confirmed: Mapping[str, Record] = _NONE  # newest, by arm
+    last_press: Mapping[str, int] = _NONE  # its place, by arm
+    last_acknowledgement: Mapping[str, int] = _NONE  # the same
 
     def is_pressed(self, press: Record, arm: str) -> bool:
         """Whether a press still stops an arm."""
@@ -109,22 +107,22 @@ class _State:
     def with_record(self, record: Record) -> _State:
         arm = record.arm
         if record.kind is Kind.OPENED and not self.token:
-            return replace(self, token=record.source)
+            return self._replace(token=record.source)
         if record.kind is Kind.JOIN and arm not in self.arms:
-            return replace(self, arms=(*self.arms, arm))
+            return self._replace(arms=(*self.arms, arm))
         if record.kind is Kind.PRESS:
             last = MappingProxyType({**self.last_press, arm: record.at})
-            return replace(self, presses=(*self.presses, record), last_press=last)
+            return self._replace(presses=(*self.presses, record), last_press=last)
         if record.kind is Kind.ACKNOWLEDGE:
             released = max(record.position, self.acknowledged.get(arm, 0))
             last = MappingProxyType({**self.last_acknowledgement, arm: record.at})
             acknowledged = MappingProxyType({**self.acknowledged, arm: released})
-            state = replace(self, acknowledged=acknowledged, last_acknowledgement=last)
-            return replace(state, presses=tuple(one for one in self.presses if state._stops_an_arm(one)))
+            state = self._replace(acknowledged=acknowledged, last_acknowledgement=last)
+            return state._replace(presses=tuple(one for one in self.presses if state._stops_an_arm(one)))
         if record.kind is Kind.END and self.end is None:
-            return replace(self, end=record)
+            return self._replace(end=record)
         if record.kind is Kind.CONFIRM:
-            return replace(self, confirmed=MappingProxyType({**self.confirmed, arm: record}))
+            return self._replace(confirmed=MappingProxyType({**self.confirmed, arm: record}))
         return self
 
     def _stops_an_arm(self, press: Record) -> bool:
@@ -151,7 +149,7 @@ class RunStop:
     def create(cls, folder: Path, *, arm: str | None = None) -> RunStop:
         """Publish a new one in the folder of a run that this process leads."""
         descriptor = os.memfd_create(_MEMORY_NAME)
-        file, token = folder.absolute() / STOP_JSON, secrets.token_hex(16)
+        file, token = folder.absolute() / STOP_JSON, os.urandom(16).hex()
         stop = cls(descriptor, arm=arm, file=file)
         stop._append(Record(kind=Kind.OPENED, source=token))
         values = {
@@ -162,7 +160,7 @@ class RunStop:
             "descriptor": descriptor,
             "token": token,
         }
-        beside = file.with_name(f".{STOP_JSON}.{secrets.token_hex(8)}.tmp")
+        beside = file.with_name(f".{STOP_JSON}.{os.urandom(8).hex()}.tmp")
         opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(opened, "w") as out:
             json.dump(values, out)
@@ -341,7 +339,7 @@ class RunStop:
 
     def _append(self, record: Record) -> int:
         """Returns where the record is in the list. Other processes may write at the same time."""
-        before, data = self._read().position, replace(record, time_ns=time.monotonic_ns()).pack()
+        before, data = self._read().position, record._replace(time_ns=time.monotonic_ns()).pack()
         os.write(self._descriptor, data)
         for written in self.records(start=before):
             if written.pack() == data:
@@ -358,7 +356,7 @@ class RunStop:
                     place = state.position
                     record = Record.unpack(data[at : at + _LAYOUT.size], place)
                     state = state.with_record(record) if record else state
-                    state = replace(state, position=place + _LAYOUT.size)
+                    state = state._replace(position=place + _LAYOUT.size)
         except OSError:  # closed meanwhile
             return state
         self._state = state

@@ -8,7 +8,7 @@ doubt leaves a press in force: a press that an acknowledgement has not seen is n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from dovetail.live.run_stop import Kind, Record, RunStop
 
@@ -89,7 +89,7 @@ class StopRelay:
         down = [record for record in new if record.kind in _DOWN and record.at not in known.imported]
         message = Exchange(
             token=known.token,
-            records=[replace(record, position=self._to_arm(record.position)) for record in down],
+            records=[record._replace(position=self._to_arm(record.position)) for record in down],
             start=known.received,
         )
         reply = self._call(message)
@@ -103,7 +103,7 @@ class StopRelay:
         known.sent = new[-1].end if new else known.sent
         known.imported = {place for place in known.imported if place >= known.sent}
         for record in reply.records:
-            place = self._stop.add(replace(record, position=self._to_run(record.position)))
+            place = self._stop.add(record._replace(position=self._to_run(record.position)))
             known.imported.add(place)
             if record.kind in _PLACED:
                 known.pairs.append((place, record.at))
