@@ -158,3 +158,18 @@ def test_driver_blocks_while_the_file_names_the_call(arm, tmp_path):
     stuck.join(timeout=5.0)
     assert not stuck.is_alive()
     robot.close()
+
+
+def test_delay_is_the_time_to_the_stop_that_no_motion_followed(arm, driver):
+    driver.observe()
+    assert arm.delay_ns(time.monotonic_ns()) == 0  # it never moved
+    driver.send(target(0.1))
+    pressed_ns = time.monotonic_ns()
+    assert arm.delay_ns(pressed_ns) is None
+    driver.stop()
+    driver.send(target(0.2))
+    assert arm.delay_ns(pressed_ns) is None
+    driver.stop()
+    driver.stop()
+    assert arm.delay_ns(pressed_ns) == arm.stops()[1] - pressed_ns > 0
+    assert arm.delay_ns(time.monotonic_ns()) == 0  # it stood before that press

@@ -80,6 +80,8 @@ def impossible(case: Case) -> str | None:
         return "the terminal's keyboard needs a run without Ray"
     if case.place == "console" and case.source == "console":
         return "the console itself is stuck: use another source"
+    if case.place == "paused control" and case.source in ("gamepad", "pedal") and case.arm == "first of two":
+        return "the paused process reads this device: its own arm stops, the other arm needs another source"
     if case.place == "homing" and case.source in DEVICES:
         return "homing needs joint targets, and these devices drive in Cartesian space"
     return None

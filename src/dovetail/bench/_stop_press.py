@@ -8,17 +8,16 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import FailureError
 from dovetail.live.run_stop import Kind, NotRunning
-from dovetail.testing.socket_arm_process import ArmProcess
 
 if TYPE_CHECKING:
     from dovetail.bench._stop_system import StopSystem
 
-__all__ = ["Press", "delay_ns", "press"]
+__all__ = ["Press", "press"]
 
 LIMIT_S = 15.0  # a stop that has not arrived by then counts as never
 SETTLE_S = 0.5  # no arm may move for this long after its stop
@@ -53,11 +52,11 @@ def press(system: StopSystem, source: str) -> Press:
         problem = str(error)
     until_ns = pressed_ns + round(LIMIT_S * NS_PER_S)
     while time.monotonic_ns() < until_ns:
-        if all(delay_ns(arm, pressed_ns) is not None for arm in system.arms):
+        if all(arm.delay_ns(pressed_ns) is not None for arm in system.arms):
             break
         time.sleep(0.01)
     time.sleep(SETTLE_S)
-    delays = [delay_ns(arm, pressed_ns) for arm in system.arms]
+    delays = [arm.delay_ns(pressed_ns) for arm in system.arms]
     return Press(
         source=source,
         pressed_ns=pressed_ns,
@@ -65,28 +64,6 @@ def press(system: StopSystem, source: str) -> Press:
         start_ms=(pressed_ns - began_ns) / _MS,
         problem=problem,
     )
-
-
-def delay_ns(arm: ArmProcess, pressed_ns: int) -> int | None:
-    """Time from the press to the stop after which the arm got no motion. 0: it stood already. None: it still moves."""
-    commands = [entry for entry in arm.journal() if entry["kind"] in ("stop", "target")]
-    before = [entry for entry in commands if entry["ns"] < pressed_ns]
-    after = [entry for entry in commands if entry["ns"] >= pressed_ns]
-    moved = [at for at, entry in enumerate(after) if entry.get("moving")]
-    if not moved and _stands(before):
-        return 0
-    rest = after[moved[-1] + 1 :] if moved else after
-    return next((int(entry["ns"]) - pressed_ns for entry in rest if entry["kind"] == "stop"), None)
-
-
-def _stands(commands: list[dict[str, Any]]) -> bool:
-    """Whether the last command that moved the arm was followed by a stop."""
-    for entry in reversed(commands):
-        if entry["kind"] == "stop":
-            return True
-        if entry.get("moving"):
-            return False
-    return True
 
 
 def _trigger(system: StopSystem, source: str) -> None:

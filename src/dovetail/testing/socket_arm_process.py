@@ -13,6 +13,7 @@ keeps a journal of everything that it received, with monotonic times. The test c
 from __future__ import annotations
 
 import argparse
+import bisect
 import json
 import os
 import select
@@ -34,7 +35,7 @@ __all__ = ["ArmProcess", "Lines", "address_pair"]
 
 _POLL_S = 0.005
 _IDLE_S = 0.05
-_NOTHING = 1 << 62  # a place after the end of any journal
+_NEVER = 1 << 62  # after all entries of a journal
 _LAG_S = 0.1  # time constant of the motors
 _MOVING = 1e-3  # rad: a target further away than this is a motion
 
@@ -167,9 +168,23 @@ class _Arm:
             position = self._motors.position(now_ns)
             return {"time_ns": now_ns, "position": position.tolist(), "picture": self._picture % 251}
 
-    def journal(self, since: int) -> list[dict[str, Any]]:
+    def journal(self, after_ns: int) -> list[dict[str, Any]]:
         with self._lock:
-            return self._journal[since:]
+            return self._journal[bisect.bisect_left(self._journal, after_ns, key=lambda entry: entry["ns"]) :]
+
+    def delay_ns(self, pressed_ns: int) -> int | None:
+        """See ArmProcess."""
+        with self._lock:
+            commands = (entry for entry in reversed(self._journal) if entry["kind"] in ("stop", "target"))
+            first_stop_ns: int | None = None  # of the stops that no motion follows
+            for entry in commands:
+                if entry["kind"] == "stop":
+                    if entry["ns"] < pressed_ns:
+                        return 0  # no motion has followed since
+                    first_stop_ns = entry["ns"]
+                elif entry.get("moving"):
+                    return None if first_stop_ns is None else first_stop_ns - pressed_ns
+            return 0
 
 
 class _MotionConnection:
@@ -277,7 +292,9 @@ def main() -> None:
     for line in sys.stdin:  # until the test ends
         message = json.loads(line)
         arm.behave(message.get("behave", {}))
-        _print({"journal": arm.journal(message["since"]), "client_pid": arm.client_pid})
+        pressed_ns = message.get("pressed_ns")
+        delay_ns = arm.delay_ns(pressed_ns) if pressed_ns is not None else None
+        _print({"journal": arm.journal(message["after_ns"]), "client_pid": arm.client_pid, "delay_ns": delay_ns})
     os._exit(0)
 
 
@@ -342,7 +359,7 @@ class ArmProcess:
 
     def behave(self, **changes: Any) -> None:
         """Change the behavior: observe, send and stop ("answer" or "silent"), accept, deaf, late_s, stuck, frozen, drop."""
-        self._ask({"behave": changes, "since": _NOTHING})
+        self._ask({"behave": changes, "after_ns": _NEVER})
 
     def behave_well(self) -> None:
         self.behave(
@@ -359,20 +376,25 @@ class ArmProcess:
     @property
     def client_pid(self) -> int:
         """The process that sent the newest target; 0 before the first one."""
-        return int(self._ask({"since": _NOTHING})["client_pid"])
+        return int(self._ask({"after_ns": _NEVER})["client_pid"])
 
-    def journal(self, since: int = 0) -> list[dict[str, Any]]:
-        """Everything that the arm has received: `ns`, `kind` and more. Kinds: target, stop, connected, disconnected."""
-        entries: list[dict[str, Any]] = self._ask({"since": since})["journal"]
+    def journal(self, *, after_ns: int = 0) -> list[dict[str, Any]]:
+        """What the arm has received: `ns`, `kind` and more. Kinds: target, stop, connected, disconnected."""
+        entries: list[dict[str, Any]] = self._ask({"after_ns": after_ns})["journal"]
         return entries
 
     def stops(self, *, after_ns: int = 0) -> list[int]:
         """Times at which a stop command arrived, in monotonic ns."""
-        return [entry["ns"] for entry in self.journal() if entry["kind"] == "stop" and entry["ns"] >= after_ns]
+        return [entry["ns"] for entry in self.journal(after_ns=after_ns) if entry["kind"] == "stop"]
 
     def motions(self, *, after_ns: int = 0) -> list[int]:
         """Times at which a target arrived that moves the arm, in monotonic ns."""
-        return [entry["ns"] for entry in self.journal() if entry.get("moving") and entry["ns"] >= after_ns]
+        return [entry["ns"] for entry in self.journal(after_ns=after_ns) if entry.get("moving")]
+
+    def delay_ns(self, pressed_ns: int) -> int | None:
+        """Time from a press to the stop that no motion followed. 0: the arm stood already. None: it still moves."""
+        delay_ns: int | None = self._ask({"after_ns": _NEVER, "pressed_ns": pressed_ns})["delay_ns"]
+        return delay_ns
 
     def violations(self) -> list[dict[str, Any]]:
         """Commands beyond the arm's limits."""

@@ -1,0 +1,262 @@
+"""A run on Ray with two emulated arms on two machines, faults and STOP presses, for the soak.
+
+Two network namespaces are the machines, so that their link can be cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from dovetail.bench._stop_console import Console
+from dovetail.live.run_stop import Kind, NotRunning, RunStop
+from dovetail.testing.input_devices import EmulatedGamepad, EmulatedPedal
+from dovetail.testing.socket_arm_process import ArmProcess
+from support.namespaces import ip
+from support.ray_world import World
+
+__all__ = ["Faults", "Presses", "SoakWorld", "soak_layout"]
+
+ROLES = ("StoreRole", "LearnerRole", "WeightsRole", "LabelerRole", "RobotRole")
+HOST = ("control", "inference", "recorder", "guard")
+SOURCES = ("console", "gamepad", "pedal", "dovetail stop")
+_DEVICES = "dovetail.testing.input_devices"
+_LAYOUT = """
+task: {{type: "dovetail.testing.blocking_plugins:BlockingTask", max_steps: 40, block_file: "%(block)s"}}
+robot: {{type: "dovetail.testing.socket_arm:SocketArm", action: ee_delta, control_hz: 20, address: "127.0.0.1:1"}}
+policy: {{type: "dovetail.testing.blocking_policy:BlockingPolicy", hidden: [8], horizon: 4}}
+actor: {{type: sequential, layout: processes, flush_every_s: 0.2, heartbeat_timeout_s: 0.5}}
+algorithm: {{type: rlpd, batch_size: 8, hidden: [8]}}
+learner: {{utd: 0.01, warmup_updates: 0, bc_updates: 0}}
+run: {{demos: 0, env_steps: 100000000, eval_episodes: 1, untrained_episodes: 0, video_episodes: 0,
+       checkpoint_every_s: 5.0, stop_when_solved: {{window: 6, success_rate: 0.4}}}}
+runtime: ray
+cluster:
+  robot_timeout_s: 600
+  on_disconnect: hold
+  robots:
+    arm-0: {{machine: desk, robot: {{address: "%(first)s"}}, operator: %(operator)s}}
+    arm-1: {{machine: cell, robot: {{address: "%(second)s"}}}}
+  learner: {{machine: desk}}
+  labeler: {{machine: desk}}
+  weights: {{machine: desk}}
+"""
+# Python reads it at the start of every process of the run: a disk that is slow or hangs shows in fsync.
+_DISK = """
+import os, time
+def _words():
+    try:
+        with open({block!r}) as file:
+            return file.read().split()
+    except OSError:
+        return []
+def _guarded(call):
+    def sync(descriptor):
+        if "slow" in _words():
+            time.sleep(0.2)
+        while "fsync" in _words():
+            time.sleep(0.005)
+        return call(descriptor)
+    return sync
+os.fsync, os.fdatasync = _guarded(os.fsync), _guarded(os.fdatasync)
+"""
+
+
+def soak_layout(folder: Path, arms: list[ArmProcess], gamepad: EmulatedGamepad, pedal: EmulatedPedal) -> str:
+    inner = f"{{{{type: '{_DEVICES}:FifoGamepadOperator', path: '{gamepad.path}'}}}}"
+    operator = (
+        f"{{{{type: '{_DEVICES}:FifoPedalOperator', path: '{pedal.path}', key: KEY_B, stop_key: KEY_C, "
+        f"operator: {inner}}}}}"
+    )
+    first, second = (arm.address for arm in arms)
+    return _LAYOUT % {"block": folder / "block", "first": first, "second": second, "operator": operator}
+
+
+class SoakWorld(World):
+    """A World whose output goes to a file, because it is long, and whose disk can be slow."""
+
+    def __init__(self, folder: Path, temporary: Path, *, layout: str, arms: list[ArmProcess]) -> None:
+        super().__init__(folder, temporary, layout=layout)
+        self.arms = arms
+        self.block_file = folder / "block"
+        self.block_file.write_text("")
+        (folder / "sitecustomize.py").write_text(_DISK.format(block=str(self.block_file)))
+        self.environment["PYTHONPATH"] = os.pathsep.join([str(folder), self.environment["PYTHONPATH"]])
+
+    def _run(self, *words: str) -> None:
+        command = [*self.command_prefix, sys.executable, "-m", "dovetail.cli", "run", *words, "--quiet"]
+        with (self.folder / "output").open("ab") as output:
+            self.driver = subprocess.Popen(
+                command,
+                cwd=self.folder,
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+
+    def output(self) -> str:
+        return (self.folder / "output").read_text(errors="replace")
+
+    def wait_for_exit(self, *, within_s: float = 600.0) -> tuple[int, str]:
+        assert self.driver is not None
+        try:
+            code = self.driver.wait(within_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"the run has not ended: {self.output()[-3000:]}") from None
+        return code, self.output()[-3000:]
+
+    def wait_until(self, condition: Callable[[], Any], *, within_s: float = 600.0, what: str = "") -> Any:
+        until_s = time.monotonic() + within_s
+        while not (value := condition()):
+            assert self.driver is not None
+            assert self.driver.poll() is None, f"the run has ended before {what}: {self.output()[-3000:]}"
+            assert time.monotonic() < until_s, f"not within {within_s:g} s: {what} {self.output()[-3000:]}"
+            time.sleep(0.05)
+        return value
+
+    def acknowledge(self) -> None:
+        with contextlib.suppress(NotRunning):
+            stop = RunStop.attach(self.path)
+            stop.acknowledge(source="soak")
+            stop.close()
+
+    def wait_for_motion(self, *, within_s: float = 180.0) -> float:
+        """Acknowledge like a patient person until both arms move; returns after how many seconds they did."""
+        since_ns = time.monotonic_ns()
+        next_s = 0.0
+
+        def moves() -> bool:
+            nonlocal next_s
+            if time.monotonic() > next_s:  # a restarted arm may have another fault
+                self.acknowledge()
+                next_s = time.monotonic() + 3.0
+            return all(arm.motions(after_ns=since_ns) for arm in self.arms)
+
+        self.wait_until(moves, within_s=within_s, what="the arms move again")
+        return (time.monotonic_ns() - since_ns) / 1e9
+
+
+class Faults:
+    """One fault at a time, each for a moment."""
+
+    def __init__(self, run: SoakWorld, rng: random.Random, *, cut: tuple[str, str]) -> None:
+        self._run, self._rng, self._cut = run, rng, cut
+        self.counts: Counter[str] = Counter()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._loop, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._ended.set()
+        self._thread.join(60.0)
+
+    def _loop(self) -> None:
+        while not self._ended.wait(self._rng.uniform(1.0, 6.0)):
+            fault = self._rng.choice(("kill", "pause", "pause", "slow", "fsync", "cut", "silent"))
+            with contextlib.suppress(OSError, IndexError):  # the process has just ended
+                self.counts[self._apply(fault, self._rng.uniform(0.3, 3.0))] += 1
+
+    def _apply(self, fault: str, seconds: float) -> str:
+        run, rng = self._run, self._rng
+        if fault in ("kill", "pause"):
+            role = rng.choice((*ROLES, *HOST))
+            pid = rng.choice(run.pids(role))
+            os.kill(pid, signal.SIGKILL if fault == "kill" else signal.SIGSTOP)
+            if fault == "pause":
+                self._ended.wait(seconds)
+                os.kill(pid, signal.SIGCONT)
+            return f"{fault} {role}"
+        if fault in ("slow", "fsync"):
+            run.block_file.write_text(fault)
+            self._ended.wait(seconds)
+            run.block_file.write_text("")
+        elif fault == "cut":
+            host, cable = self._cut
+            ip("-n", host, "link", "set", cable, "down")
+            self._ended.wait(seconds)
+            ip("-n", host, "link", "set", cable, "up")
+        else:
+            arm = rng.choice(run.arms)
+            arm.behave(observe="silent")
+            self._ended.wait(seconds)
+            arm.behave_well()
+        return fault
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pressed:
+    source: str
+    delays_ms: tuple[float | None, ...]  # by arm; 0: it stood already; None: it did not stop
+    back_s: float  # until both arms moved again
+
+
+class Presses:
+    """Presses STOP from random sources, checks that every arm stands, and acknowledges."""
+
+    def __init__(
+        self,
+        run: SoakWorld,
+        rng: random.Random,
+        *,
+        console: Console,
+        devices: dict[str, EmulatedGamepad | EmulatedPedal],
+        prefix: tuple[str, ...],
+    ) -> None:
+        self._run, self._rng, self._console, self._devices, self._prefix = run, rng, console, devices, prefix
+        self.pressed: list[Pressed] = []
+        self.num_unheard: Counter[str] = Counter()  # the process that reads the source was just killed or paused
+
+    def press_once(self) -> None:
+        run, source = self._run, self._rng.choice(SOURCES)
+        stop = RunStop.attach(run.path)
+        known = stop.position
+        self._trigger(source)
+        until_s, presses = time.monotonic() + 5.0, []
+        while not presses and time.monotonic() < until_s:
+            presses = [one for one in stop.records(start=known) if one.kind is Kind.PRESS]
+            time.sleep(0.002)
+        stop.close()
+        if not presses:
+            self.num_unheard[source] += 1
+            return
+        pressed_ns = presses[0].time_ns
+        until_s = time.monotonic() + 15.0
+        while time.monotonic() < until_s:
+            if all(arm.delay_ns(pressed_ns) is not None for arm in run.arms):
+                break
+            time.sleep(0.01)
+        time.sleep(0.5)
+        delays = [arm.delay_ns(pressed_ns) for arm in run.arms]
+        back_s = run.wait_for_motion()
+        in_ms = tuple(None if one is None else round(one / 1e6, 1) for one in delays)
+        self.pressed.append(Pressed(source=source, delays_ms=in_ms, back_s=round(back_s, 1)))
+
+    def to_json(self) -> list[dict[str, Any]]:
+        return [asdict(one) for one in self.pressed]
+
+    def _trigger(self, source: str) -> None:
+        if source in self._devices:
+            self._devices[source].stop()
+            return
+        if source == "console":
+            post = f"from dovetail.bench._stop_console import Console; Console({self._console.address!r}, "
+            command = [*self._prefix, sys.executable, "-c", f"{post}{self._console.token!r}).post('emergency')"]
+        else:
+            command = [*self._prefix, sys.executable, "-m", "dovetail.cli", "stop", str(self._run.path)]
+        environment = {name: value for name, value in os.environ.items() if name != "RAY_WORLD"}
+        subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
