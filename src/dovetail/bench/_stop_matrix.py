@@ -6,19 +6,23 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
+from typing import NamedTuple
 
 __all__ = [
     "ARMS",
     "LAYOUTS",
+    "MISSING",
     "PAUSED",
     "PLACES",
     "SOURCES",
     "Case",
+    "Missing",
     "cases",
     "impossible",
     "pairwise",
+    "system_order",
 ]
 
 PAUSED = ("paused control", "paused inference", "paused recorder", "paused guard", "paused supervisor")
@@ -68,23 +72,58 @@ class Case:
         return self.source in ENDING or self.place == "full disk"
 
 
+class Missing(NamedTuple):
+    """Cells that do not exist, in words, and why."""
+
+    cells: str
+    reason: str
+    matches: Callable[[Case], bool]
+
+
+MISSING = (
+    Missing(
+        "two arms, without Ray",
+        "a run without Ray has one arm",
+        lambda case: case.layout != "Ray" and case.num_arms > 1,
+    ),
+    Missing(
+        "Ray call, without Ray",
+        "a run without Ray makes none",
+        lambda case: case.layout != "Ray" and case.place == "Ray call",
+    ),
+    Missing(
+        "a paused process, one process",
+        "nothing is left that could send a stop. The arm's own watchdog must stop it",
+        lambda case: case.layout == "one process" and case.place in PAUSED,
+    ),
+    Missing(
+        "keyboard, on Ray",
+        "the terminal's keyboard needs a run without Ray",
+        lambda case: case.layout == "Ray" and case.source == "keyboard",
+    ),
+    Missing(
+        "console stuck, console as the source",
+        "use another source",
+        lambda case: case.place == case.source == "console",
+    ),
+    Missing(
+        "paused control of the arm with the gamepad or pedal, this device, two arms",
+        "the paused process reads the device. The guard stops its arm; use another source for the other arm",
+        lambda case: (
+            case.place == "paused control" and case.source in ("gamepad", "pedal") and case.arm == "first of two"
+        ),
+    ),
+    Missing(
+        "homing, keyboard, gamepad or pedal",
+        "homing needs joint targets, and these devices drive in Cartesian space",
+        lambda case: case.place == "homing" and case.source in DEVICES,
+    ),
+)
+
+
 def impossible(case: Case) -> str | None:
     """Why a cell of the matrix does not exist, or None."""
-    if case.layout != "Ray" and case.num_arms > 1:
-        return "a run without Ray has one arm"
-    if case.layout != "Ray" and case.place == "Ray call":
-        return "a run without Ray makes no Ray call"
-    if case.layout == "one process" and case.place in PAUSED:
-        return "its only process is paused: nothing is left that could send a stop, so the arm's own watchdog must"
-    if case.layout == "Ray" and case.source == "keyboard":
-        return "the terminal's keyboard needs a run without Ray"
-    if case.place == "console" and case.source == "console":
-        return "the console itself is stuck: use another source"
-    if case.place == "paused control" and case.source in ("gamepad", "pedal") and case.arm == "first of two":
-        return "the paused process reads this device: its own arm stops, the other arm needs another source"
-    if case.place == "homing" and case.source in DEVICES:
-        return "homing needs joint targets, and these devices drive in Cartesian space"
-    return None
+    return next((one.reason for one in MISSING if one.matches(case)), None)
 
 
 def cases(places: Sequence[str] = PLACES) -> Iterator[Case]:
