@@ -28,6 +28,7 @@ __all__ = ["ONE_THREAD", "ChildProcess", "WorkerProcess", "exit_with_parent", "r
 
 ONE_THREAD: Mapping[str, str | None] = MappingProxyType({"OMP_NUM_THREADS": "1"})
 _EXIT_S = 0.5  # a child closes its descriptors this long before it has ended
+_KILL_S = 2.0
 _PR_SET_PDEATHSIG = 1
 
 
@@ -105,9 +106,10 @@ class ChildProcess:
         self.popen.terminate()
 
     def kill(self, reason: str) -> None:
+        """Returns soon even if it does not end, because it waits for a disk or a device in the kernel."""
         self.error = self.error or reason
         self.popen.kill()
-        self.popen.wait()
+        self.wait(_KILL_S)
 
     def close(self, *, timeout_s: float) -> bool:
         """Wait for it to end, then kill it. Returns whether it ended by itself."""

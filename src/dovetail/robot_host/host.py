@@ -187,6 +187,9 @@ class RobotHost:
                 control.kill(f"it had not ticked for {self._actor.tick_timeout_s:g} s, and was killed")
             try:
                 reply = control.receive(timeout_s=_POLL_S)
+                # a killed process that waits for a device in the kernel does not end
+                if reply is None and (control.error or (self._guard_ended_control and self._board.guard_report)):
+                    raise FailureError(control.exit_reason())
             except FailureError as error:
                 self._after_death_of_control(str(error))
                 return self._aborted(first)
@@ -295,7 +298,8 @@ class RobotHost:
 
     def _all_acknowledge(self) -> bool:
         """Whether all processes are alive and accept the acknowledgement."""
-        if any(process.has_ended for process in self._processes.values()):
+        processes = self._processes.values()
+        if self._guard_ended_control or any(process.has_ended or process.error for process in processes):
             return False
         try:
             if self._processes:
