@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from dovetail.core.specs import RobotSpec
 from dovetail.live.link import LiveLink
 from dovetail.live.run_stop import RunStop
 from support.made_runs import ROBOT, made_run
@@ -40,9 +41,9 @@ class LiveArm:
 
 
 @contextmanager
-def live_arm(run: Path) -> Iterator[LiveArm]:
+def live_arm(run: Path, *, robot: RobotSpec = ROBOT) -> Iterator[LiveArm]:
     """Makes the run folder, too."""
-    link = LiveLink(made_run(run).path, robot=ROBOT)
+    link = LiveLink(made_run(run).path, robot=robot)
     link.open()
     arm, ended = LiveArm(run, link), threading.Event()
 
