@@ -8,6 +8,8 @@ import pytest
 
 from support.stop_world import stop_world
 
+pytestmark = pytest.mark.extended
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
