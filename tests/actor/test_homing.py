@@ -3,10 +3,13 @@
 import numpy as np
 import pytest
 
-from dovetail.actor.homing import Home
+from dovetail.actor.homing import Home, go_home
+from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import ConfigError, RobotFault
 from dovetail.core.types import Outcome
+from dovetail.robots.safety import SafeRobot, SafetyConfig
 from support.acting import ChunkPolicy, FakeWorkcell, order
+from support.delayed_robots import LAYOUTS, TICK_NS, DelayedRobot
 
 HOME = tuple(np.linspace(-0.4, 0.4, 24).tolist())
 
@@ -57,3 +60,18 @@ def test_invalid_home_is_rejected_before_motion(bimanual, action, because):
     with pytest.raises(ConfigError, match=because):
         loop.run(order())
     assert not cell.sent
+
+
+def test_homing_of_a_mobile_arm_moves_its_joints_and_not_its_base():
+    """The base is a velocity part, the joints are one of three parts, and no step exceeds 1 rad/s at 10 Hz."""
+    robot, clock = DelayedRobot(LAYOUTS["mobile"], delay_ns=TICK_NS), SimulatedClock()
+    clock.on_advance(robot.pass_time)
+    safe = SafeRobot(robot, SafetyConfig(), clock)
+    target = (0.0, 0.0, 0.5, -0.5, 0.2)
+    go_home(Home(action=target), safe, clock, tick=lambda: clock.sleep_until(clock.now_ns() + TICK_NS))
+    np.testing.assert_allclose(robot.joints, (0.5, -0.5), atol=0.02)
+    sent = np.array([action for _, action in robot.sent])
+    assert not sent[:, :2].any()
+    assert np.abs(np.diff(sent[:, 2:4], axis=0)).max() <= 0.15 + 1e-6
+    with pytest.raises(ConfigError, match="velocities for part 'base'"):
+        go_home(Home(action=(0.1, *target[1:])), safe, clock, tick=lambda: None)

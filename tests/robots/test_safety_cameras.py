@@ -1,11 +1,14 @@
 """A frozen camera: the arm holds, then stops with a fault that names the camera."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from dovetail.actor.actors import ActorConfig, SequentialActor
 from dovetail.core.clock import NS_PER_S, SimulatedClock
 from dovetail.core.errors import ConfigError, RobotFault
+from dovetail.core.specs import ArraySpec
 from dovetail.core.types import EpisodeOrder, Observation, Outcome, Purpose
 from dovetail.human.none import NoOperator
 from dovetail.robots.safety import Reason, SafeRobot, SafetyConfig
@@ -194,3 +197,113 @@ def test_ease_halves_the_motion_of_joint_targets():
         clock.sleep_until(clock.now_ns() + NS_PER_S // 20)
         went.append(robot.observe().values["joint_pos"][0] - before)
     np.testing.assert_allclose(went, [0.08, 0.04, 0.02, 0.0], atol=1e-6)
+
+
+# ---- cameras of a real robot
+
+
+class RealCamera:
+    """A robot on a real clock, as far as the filter knows, with one camera `front`."""
+
+    def __init__(self, *, stamps=True, size=(48, 64)):
+        self._arm = FakeArm(FakeArmConfig())
+        image = ArraySpec(shape=(*size, 3), dtype="uint8")
+        self.spec = dataclasses.replace(self._arm.spec, observation={**self._arm.spec.observation, "front": image})
+        self.rng = np.random.default_rng(0)
+        self.stamps, self.ahead_ns, self.repeats, self.gone = stamps, 0, False, False
+        self.num_stops = 0
+        self._picture = self._take()
+
+    def _take(self):
+        return self.rng.integers(0, 255, self.spec.observation["front"].shape, dtype=np.uint8)
+
+    def observe(self):
+        seen = self._arm.observe()
+        if not self.repeats:
+            self._picture = self._take()
+        stamps = {"front": seen.time_ns + self.ahead_ns} if self.stamps and not self.gone else {}
+        return Observation(
+            time_ns=seen.time_ns, values={**seen.values, "front": self._picture.copy()}, captured_ns=stamps
+        )
+
+    def send(self, action):
+        return self._arm.send(action)
+
+    def stop(self):
+        self.num_stops += 1
+
+    def pass_time(self, duration_ns):
+        self._arm.advance(duration_ns)
+
+
+def real(**options):
+    raw, clock = RealCamera(**options), SimulatedClock()
+    clock.on_advance(raw.pass_time)
+    robot = SafeRobot(raw, SafetyConfig(), clock)
+    robot.observe()
+    return raw, robot, clock
+
+
+def moves_until_fault(robot, clock, *, most=60):
+    """Whether the arm moved at each tick, and the fault."""
+    moved = []
+    for _ in range(most):
+        try:
+            tick(robot, clock)
+        except RobotFault as fault:
+            return moved, str(fault)
+        robot.send(0.2 * GOING)
+        moved.append(not robot.last_report.held)
+    return moved, None
+
+
+def test_capture_time_in_the_future_holds_then_stops():
+    """0.6 let a camera with wall-clock times pass for ever."""
+    raw, robot, clock = real()
+    raw.ahead_ns = 1_700_000_000 * NS_PER_S
+    moved, fault = moves_until_fault(robot, clock)
+    assert moved == [False] * 20
+    assert "capture time of 'front' has been ahead of the clock for 2.10 s" in fault
+    assert raw.num_stops == 1
+
+
+def test_capture_time_slightly_ahead_is_no_fault():
+    raw, robot, clock = real()
+    raw.ahead_ns = 20_000_000
+    assert moves_until_fault(robot, clock, most=30) == ([True] * 30, None)
+
+
+def test_camera_whose_capture_time_vanishes_holds_then_stops():
+    raw, robot, clock = real()
+    raw.gone = True
+    moved, fault = moves_until_fault(robot, clock)
+    assert moved == [False] * 20
+    assert "camera 'front' has had no capture time for 2.10 s" in fault
+
+
+@pytest.mark.parametrize("stamps", [True, False])
+def test_picture_that_repeats_holds_then_stops(stamps):
+    raw, robot, clock = real(stamps=stamps)
+    raw.repeats = True
+    moved, fault = moves_until_fault(robot, clock)
+    assert not any(moved[12:])
+    assert all(moved[:10])
+    assert "picture of 'front' has not changed in any bit" in fault
+    assert raw.num_stops == 1
+
+
+def test_picture_that_differs_in_one_bit_is_no_fault():
+    raw, robot, clock = real()
+    raw.repeats = True
+    for number in range(40):
+        raw._picture[1, 1, 0] = number  # outside the sample that is compared first
+        tick(robot, clock)
+        robot.send(0.2 * GOING)
+        assert not robot.last_report.held
+
+
+def test_simulated_camera_may_repeat_its_picture():
+    robot, clock = wrap(FakeArm(FakeArmConfig(image_size=(64, 48))))
+    tick(robot, clock, 50)
+    robot.send(GOING)
+    assert not robot.last_report.held

@@ -47,9 +47,11 @@ class SafetyConfig(Config):
     stop_after_s: float | None = Field(default=None, gt=0)
     """The robot stops with a fault when its last observation is older than this. Null: ten control ticks."""
     camera_stale_after_s: float = Field(default=0.5, gt=0)
-    """The robot holds while a camera's newest frame is older than this."""
+    """The robot holds while a camera's newest frame is older than this, and at once without a possible capture time."""
     camera_stop_after_s: float = Field(default=2.0, gt=0)
     """The robot stops with a fault when a camera's newest frame is older than this."""
+    camera_repeat_after_s: float | None = Field(default=None, gt=0)
+    """The robot holds while a camera repeats one picture for longer than this. Null: 1 s; never if it is simulated."""
     delay_s: float | None = Field(default=None, ge=0)
     """Longest time until a command shows in the observations. Null: three control ticks. Not for arms with a reference."""
     hold_action: tuple[float, ...] | None = None

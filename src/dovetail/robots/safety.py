@@ -7,8 +7,8 @@
     executed = robot.send(action)      # clipped, held or refused
     robot.last_report.extras()         # what the filter did, for the record
 
-Limits are relative to the *measured* state, never to the last command. To hold still, the filter sends the measured joints,
-or a zero delta with the gripper unchanged.
+Limits are relative to the *measured* state and count per time and per measurement, not per call (`dovetail.robots.limits`).
+To hold still, the filter sends the measured targets, zero deltas and velocities, and leaves the grippers unchanged.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from dovetail.core.contracts import Clock, Robot, SimulatedRobot
 from dovetail.core.errors import ConfigError, RobotFault, SpecMismatch, StaleObservation
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
+from dovetail.robots.camera_check import CameraCheck
 from dovetail.robots.limits import ActionLimits, Reason, Vector
 
 __all__ = ["Reason", "SafeRobot", "SafetyConfig", "SafetyReport", "Workspace"]
@@ -67,13 +68,7 @@ class SafeRobot:
         if stop_s < stale_s:
             raise ConfigError(f"safety.stop_after_s ({stop_s}) is below safety.stale_after_s ({stale_s})")
         self._stale_ns, self._stop_ns = int(stale_s * NS_PER_S), int(stop_s * NS_PER_S)
-        if config.camera_stop_after_s < config.camera_stale_after_s:
-            raise ConfigError(
-                f"safety.camera_stop_after_s ({config.camera_stop_after_s}) is below safety.camera_stale_after_s "
-                f"({config.camera_stale_after_s})"
-            )
-        self._frame_stale_ns = int(config.camera_stale_after_s * NS_PER_S)
-        self._frame_stop_ns = int(config.camera_stop_after_s * NS_PER_S)
+        self._cameras = CameraCheck(self._spec, config, simulated=self._simulated)
         self._max_bad_actions = config.max_bad_actions
         self._checked = tuple(
             (key, spec.shape, spec.dtype.startswith("float")) for key, spec in self._spec.observation.items()
@@ -86,7 +81,7 @@ class SafeRobot:
         self._command_times = np.zeros(2, np.int64)
         self._stop_reason: Callable[[], str | None] = lambda: None
         self._problem: str | None = None  # of the last observation
-        self._frozen = False  # a camera's newest frame is too old
+        self._frozen = False  # a camera has stopped
         self._move: Vector | None = None  # last command minus the holding action
         self._time_ns: int | None = None  # of the last valid observation, by the robot's clock
         self._newest_ns: int | None = None  # the same, kept after a reset or acknowledgement
@@ -288,14 +283,11 @@ class SafeRobot:
         return self._limiter.find_problem(observation.values)
 
     def _find_frozen(self, observation: Observation) -> bool:
-        """Whether a camera's newest frame is stale. Raises RobotFault if it is too old."""
-        if not observation.captured_ns:
-            return False
-        key, captured_ns = min(observation.captured_ns.items(), key=lambda item: item[1])
-        age_ns = self.__clock.now_ns() - captured_ns
-        if age_ns > self._frame_stop_ns and self._fault is None:
-            raise self._trip(f"the newest frame of '{key}' is {age_ns / NS_PER_S:.2f} s old", reason=Reason.STALE)
-        return age_ns > self._frame_stale_ns
+        """Whether a camera has stopped. Raises RobotFault if it stopped too long ago."""
+        is_frozen, fault = self._cameras.check(observation, self.__clock.now_ns())
+        if fault is not None and self._fault is None:
+            raise self._trip(fault, reason=Reason.STALE)
+        return is_frozen
 
     def _hold_instead(self, reason: Reason) -> Array:
         executed = self._forward(self._limiter.hold())

@@ -26,6 +26,7 @@ def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: i
         f"{type(robot).__name__} does not implement all of Robot: spec, observe, send, stop",
     )
     _check_spec(robot.spec)
+    _check_parts(robot)
     _check_observation(robot, robot.observe())
     _check_motion(robot, num_ticks=num_ticks, rng=np.random.default_rng(seed))
     _check_stop(robot)
@@ -42,6 +43,11 @@ def _check_spec(spec: RobotSpec) -> None:
     expect(len(spec.action.shape) == 1, f"spec.action should have one axis, got shape {spec.action.shape}")
     expect(spec.action.dtype == "float32", f"spec.action should be float32, got {spec.action.dtype}")
     expect(spec.observation, "spec.observation is empty: the safety filter needs observations")
+    expect(spec.parts, "spec has no action parts")
+    expect(
+        sum(part.num_axes for part in spec.parts) == spec.action.shape[0],
+        "the parts do not cover the action vector",
+    )
     for key, array in spec.observation.items():
         expect(not key.endswith("/mask"), f"observation '{key}': names ending in /mask are for history masks")
         kind = (array.dtype, len(array.shape))
@@ -50,6 +56,19 @@ def _check_spec(spec: RobotSpec) -> None:
             proper,
             f"observation '{key}' is {array.describe()}: proprioception is float32, images uint8 [H, W, 3], "
             "depth uint16 [H, W, 1]",
+        )
+
+
+def _check_parts(robot: Robot) -> None:
+    """Each part must say what the safety filter needs. A simulated robot may leave out limits and kinds."""
+    if isinstance(robot, SimulatedRobot):
+        return
+    for part in robot.spec.parts:
+        missing = part.missing()
+        expect(missing is None, f"action part '{part.name}' of kind '{part.kind}' needs {missing}")
+        expect(
+            part.max_speed or part.derived_from in ("ee_delta", "joint_target"),
+            f"action part '{part.name}' needs `max_speed`",
         )
 
 

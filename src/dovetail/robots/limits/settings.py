@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dovetail.config.safety import SafetyConfig
-from dovetail.core.action_parts import derived_parts
+from dovetail.core.action_parts import KINDS, derived_parts
 from dovetail.core.errors import ConfigError, SpecMismatch
 from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.robots.limits.axes import Axes, Vector
@@ -51,7 +51,7 @@ def limited_by_hand(part: ActionPart, config: SafetyConfig) -> bool:
     """Whether the settings say how a part of unknown kind stands still and how fast it may move."""
     is_limited = config.max_velocity is not None or config.max_step is not None
     is_bounded = bool(part.low) and bool(np.isfinite((*part.low, *part.high)).all())
-    return part.derived_from == part.kind and config.hold_action is not None and is_limited and is_bounded
+    return part.kind not in KINDS and config.hold_action is not None and is_limited and is_bounded
 
 
 def largest_steps(spec: RobotSpec, config: SafetyConfig, axes: Axes) -> Vector:
