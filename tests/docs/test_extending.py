@@ -158,8 +158,8 @@ def test_driver_passes_the_robot_checks(here, controller):
 
     config = NetPlotterConfig(host="127.0.0.1", port=controller.server_address[1], control_hz=10.0, timeout_s=10.0)
     robot = NetPlotter(config)
-    robot.stop()  # before anything is connected, as at any time
-    assert controller.commands == set()
+    robot.stop()  # before any other call, as in the guard process: it connects by itself
+    assert controller.commands == {"halt"}
     check_robot(lambda: robot, num_ticks=4)
     assert controller.commands == {"where", "go", "halt"}
     robot.close()
