@@ -68,7 +68,7 @@ class Arm:
         return Path(tempfile.gettempdir()) / f"dovetail-{self.run.name}-{self.key}" / self.name
 
     def make_folder(self) -> Path:
-        """Other users of the machine cannot read it."""
+        """Other users of the machine cannot read it: it holds images."""
         folder = self.folder()
         if not folder.is_relative_to(self.run):
             private_folder(folder.parent)
