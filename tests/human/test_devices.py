@@ -371,6 +371,42 @@ def test_console_drives_after_a_device_was_lost(make, tmp_path, observation):
     hands.close()
 
 
+@pytest.mark.parametrize("make", [Pad, Mouse], ids=["gamepad", "spacemouse"])
+def test_pause_from_the_console_holds_a_device_that_drives_until_a_new_press(make, tmp_path, observation):
+    hands, page = make(tmp_path), Page(tmp_path)
+    operator = opened(OperatorWithConsole(hands.make(), ConsoleControl(page.box, SPEC)))
+    hands.hold()
+    assert operator.poll(observation).action is not None
+    page.writer.post(Event.PAUSE)
+    for _ in range(3):
+        polled = operator.poll(observation)
+        assert polled.event is Event.PAUSE and polled.action is None
+        hands.settle()
+    hands.let_go()
+    assert operator.poll(observation) == PAUSED
+    hands.hold()
+    assert operator.poll(observation).action is not None
+    hands.close()
+
+
+def test_held_device_does_not_drive_when_the_console_releases(pad, tmp_path, observation):
+    page = Page(tmp_path)
+    operator = opened(OperatorWithConsole(pad.make(), ConsoleControl(page.box, SPEC)))
+    pad.hold()
+    forward = operator.poll(observation).action
+    page.hold()
+    assert not np.array_equal(operator.poll(observation).action, forward)
+    page.let_go()
+    assert operator.poll(observation) == PAUSED
+    page.writer.post(Event.START)
+    assert operator.poll(observation).event is Event.START
+    pad.settle()
+    assert operator.poll(observation) == HumanInput()  # its press is spent
+    pad.let_go()
+    pad.hold()
+    assert operator.poll(observation).action is not None
+
+
 # ---- refusals
 
 

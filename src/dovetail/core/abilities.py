@@ -44,6 +44,7 @@ __all__ = [
     "LearnsOnPolicy",
     "LimitsSteps",
     "MovesToDevice",
+    "Pauses",
     "Probes",
     "Resumes",
     "RewardsAtEnd",
@@ -222,6 +223,13 @@ class Demonstrates(Protocol):
     """An operator with which a person can give demonstrations. Class attribute."""
 
     demonstrates: bool
+
+
+@runtime_checkable
+class Pauses(Protocol):
+    """An operator with a device: after a pause from elsewhere, its switch must be pressed again."""
+
+    def pause(self) -> None: ...
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
-from dovetail.core.abilities import Demonstrates, Resumes
+from dovetail.core.abilities import Demonstrates, Pauses, Resumes
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
@@ -77,22 +77,26 @@ class OperatorWithConsole:
         while (posted := console.reader.next_event()) is not None:  # events between episodes
             if posted.event is Event.PAUSE:
                 console.handover.pause()
+                self._pause_inner()
             elif posted.event is Event.START:
                 console.handover.resume(console.reader.command())
+                self._resume_inner()
         console.handover.begin(demonstrates=self._demonstrates)
         self._inner.reset(rng=rng, robot_minutes=robot_minutes)
 
     def poll(self, observation: Observation) -> HumanInput:
         console = self._console
-        command = console.reader.command()
-        decided = console.handover.decide(command, self._next_event(), observation, may_drive=self._may_drive)
+        command, event = console.reader.command(), self._next_event()
+        if event is Event.PAUSE:
+            self._pause_inner()
+        decided = console.handover.decide(command, event, observation, may_drive=self._may_drive)
         console.reader.report(
             console.handover.control,
             driver=console.handover.driver,
             last_sequence=command.sequence if command else 0,
         )
-        if decided is not None and decided.event is Event.START and isinstance(self._inner, Resumes):
-            self._inner.resume()  # a lost device holds the arm, too
+        if decided is not None and decided.event is Event.START:
+            self._resume_inner()
         if decided is not None and decided.event not in (None, Event.PAUSE):
             return decided
         if decided is not None and decided.action is None and not self._inner_is_person:
@@ -106,8 +110,19 @@ class OperatorWithConsole:
             if inner.action is not None or inner.event is Event.START:
                 console.handover.resume(command)
             return inner
+        if inner.action is not None:
+            self._pause_inner()  # its switch must be pressed again after the console's release
         # keep a verdict of the inner operator, but not the pause of a lost device
         return HumanInput(action=decided.action, event=None if inner.event is Event.PAUSE else inner.event)
+
+    def _pause_inner(self) -> None:
+        if isinstance(self._inner, Pauses):
+            self._inner.pause()
+
+    def _resume_inner(self) -> None:
+        """A lost or paused device holds the arm, too."""
+        if isinstance(self._inner, Resumes):
+            self._inner.resume()
 
     def _next_event(self) -> Event | None:
         while (posted := self._console.reader.next_event()) is not None:

@@ -67,6 +67,10 @@ class DeviceOperator:
                 self.resume()
         self._handover.begin()
 
+    def pause(self) -> None:
+        """Hold after a pause from elsewhere."""
+        self._handover.pause()
+
     def resume(self) -> None:
         """Clear a loss of this device after a start from elsewhere."""
         self._handover.resume(self._command)

@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
-from dovetail.core.abilities import Closes, Resumes
+from dovetail.core.abilities import Closes, Pauses, Resumes
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
@@ -88,6 +88,11 @@ class PedalOperator(DeviceOperator):
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         super().reset(rng=rng, robot_minutes=robot_minutes)
         self._inner.reset(rng=rng, robot_minutes=robot_minutes)
+
+    def pause(self) -> None:
+        super().pause()
+        if isinstance(self._inner, Pauses):
+            self._inner.pause()
 
     def resume(self) -> None:
         super().resume()
