@@ -42,6 +42,7 @@ def arguments_of(command: str, place: Place, scratch: Path) -> list[str]:
         "verify": ["episodes", "verify", run],
         "repair": ["episodes", "verify", run, "--repair"],
         "export": ["episodes", "export", run, "--out", str(scratch / "dataset")],
+        "export-inside": ["episodes", "export", run],
         "rm": ["episodes", "rm", run, "first", "--yes"],
         "video": ["episodes", "video", run, "first", "--size", "64"],
         "eval": ["eval", run, "--episodes", "1"],
