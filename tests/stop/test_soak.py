@@ -51,7 +51,7 @@ def test_every_stop_arrives_and_nothing_is_lost(hosts, tmp_path, record_property
             tempfile.TemporaryDirectory(prefix="w", dir="/tmp", ignore_cleanup_errors=True)
         )
         layout = soak_layout(tmp_path, arms, gamepad, pedal)
-        run = SoakWorld(tmp_path, Path(short), layout=layout, arms=arms)
+        run = SoakWorld(tmp_path, Path(short), layout=layout, arms=arms, namespaces=(desk, cell))
         stack.callback(run.close)
         for host in (desk, cell):
             cluster(run, lab, "join", host)

@@ -86,9 +86,11 @@ def soak_layout(folder: Path, arms: list[ArmProcess], gamepad: EmulatedGamepad, 
 class SoakWorld(World):
     """A World whose output goes to a file, because it is long, and whose disk can be slow."""
 
-    def __init__(self, folder: Path, temporary: Path, *, layout: str, arms: list[ArmProcess]) -> None:
+    def __init__(
+        self, folder: Path, temporary: Path, *, layout: str, arms: list[ArmProcess], namespaces: tuple[str, ...]
+    ) -> None:
         super().__init__(folder, temporary, layout=layout)
-        self.arms = arms
+        self.arms, self._namespaces = arms, namespaces
         self.block_file = folder / "block"
         self.block_file.write_text("")
         (folder / "sitecustomize.py").write_text(_DISK.format(block=str(self.block_file)))
@@ -106,6 +108,19 @@ class SoakWorld(World):
                 stderr=subprocess.STDOUT,
                 process_group=0,
             )
+
+    def pids(self, role: str) -> list[int]:
+        """Processes of a role in the namespaces. Nodes of a cluster do not pass on the mark of the run."""
+        places = {os.stat(f"/run/netns/{name}").st_ino for name in self._namespaces}
+        word = f"process_main {role} " if role in HOST else f"ray::{role}"
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                with contextlib.suppress(OSError):  # it has ended
+                    title = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                    if word in title and (entry / "ns" / "net").stat().st_ino in places:
+                        found.append(int(entry.name))
+        return sorted(found)
 
     def output(self) -> str:
         return (self.folder / "output").read_text(errors="replace")
@@ -168,8 +183,10 @@ class Faults:
     def _loop(self) -> None:
         while not self._ended.wait(self._rng.uniform(1.0, 6.0)):
             fault = self._rng.choice(("kill", "pause", "pause", "slow", "fsync", "cut", "silent"))
-            with contextlib.suppress(OSError, IndexError):  # the process has just ended
+            try:
                 self.counts[self._apply(fault, self._rng.uniform(0.3, 3.0))] += 1
+            except (OSError, IndexError):  # the process has just ended, or is not there yet
+                self.counts["missed"] += 1
 
     def _apply(self, fault: str, seconds: float) -> str:
         run, rng = self._run, self._rng
