@@ -10,6 +10,7 @@ import pytest
 
 from dovetail.cli._terminal import console
 from dovetail.cli.main import main
+from dovetail.config.trust import mark_trusted
 from support.command_line import TOY, Cli, Result
 
 
@@ -47,8 +48,9 @@ def _one_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def finished(_one_run: Path, toy: str) -> Path:
     """A copy of a finished run, which a test may damage: `runs/done` in the current folder."""
-    shutil.copytree(_one_run, "runs/done")
-    return Path("runs/done")
+    copy = Path(shutil.copytree(_one_run, "runs/done"))
+    mark_trusted(copy)  # a copy is not, and the toy's plugins are not built in
+    return copy
 
 
 @pytest.fixture(autouse=True)

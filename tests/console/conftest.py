@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from dovetail.config.trust import mark_trusted
 from support.console_process import OpenConsole, end_console, start_console
 from support.made_runs import made_run
 from support.recorded_runs import record_run
@@ -18,7 +19,14 @@ from support.recorded_runs import record_run
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
     """`recorded(folder)` copies a run of eight episodes, e00 to e07, with 12 steps each, and returns its path."""
     original = record_run(tmp_path_factory.mktemp("recorded") / "run", num_episodes=8).path
-    return lambda folder: Path(shutil.copytree(original, folder / "run"))
+
+    def copy(folder: Path) -> Path:
+        run = Path(shutil.copytree(original, folder / "run"))
+        if (run / "config.yaml").exists():
+            mark_trusted(run)
+        return run
+
+    return copy
 
 
 @pytest.fixture

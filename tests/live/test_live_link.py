@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.config.load import _hash as config_values_hash
 from dovetail.config.load import load
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Event, Outcome, Purpose, Source
@@ -293,7 +294,9 @@ def test_mailbox_with_another_number_of_axes_is_refused(tmp_path, processes):
 
 def test_failed_renderer_is_not_built_again(tmp_path, monkeypatch):
     """Building a world for every image would take CPU time from the robot."""
-    (tmp_path / "config.yaml").write_text("robot: {type: sim}\nrun: {video_camera: front}\n")
+    stated = config_values_hash({"robot": {"type": "sim"}, "run": {"video_camera": "front"}})
+    text = f"# hash: {stated}\nrobot: {{type: sim}}\nrun: {{video_camera: front}}\n"
+    (tmp_path / "config.yaml").write_text(text)
     renderer, tried = LiveRenderer(tmp_path), []
 
     def fails(camera):
