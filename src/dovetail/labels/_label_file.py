@@ -173,10 +173,10 @@ def is_valid(line: bytes) -> bool:
         return False
 
 
-def before_hole(body: bytes) -> bytes:
-    """Return the line before the zeros that a power cut leaves where data was not synced; empty: there are none."""
+def before_hole(body: bytes) -> bytes | None:
+    """Return the line, or nothing, before the zeros that a power cut leaves where data was not synced; None: no zeros."""
     line, zero, _ = body.partition(b"\0")
-    return line if zero and is_intact(line) else b""
+    return line if zero and (not line or is_intact(line)) else None
 
 
 def salvage(damaged: bytes) -> list[bytes]:

@@ -205,7 +205,11 @@ class LabelStore:
 
     def _index_line(self, line: bytes) -> None:
         body, ended = line.removesuffix(b"\n"), line.endswith(b"\n")
-        if not ended and (whole := before_hole(body)) and self._offset + len(whole) >= (self._committed or 0):
+        if (
+            not ended
+            and (whole := before_hole(body)) is not None
+            and self._offset + len(whole) >= (self._committed or 0)
+        ):
             line = body = whole  # the next writer removes what is after it
         if body and not is_intact(body):
             if not ended and not salvage(body):

@@ -46,8 +46,9 @@ def verify_labels(folder: Path | str) -> list[LabelFinding]:
     try:
         num_bytes, place = path.stat().st_size, 0
         for number, (body, ended) in enumerate(_lines(path), start=1):
-            whole = b"" if ended else before_hole(body)
-            problem = None if whole and place + len(whole) >= committed else _problem(body, ended=ended)
+            whole = None if ended else before_hole(body)
+            is_hole = whole is not None and place + len(whole) >= committed
+            problem = None if is_hole else _problem(body, ended=ended)
             place += len(body) + ended
             if problem:
                 findings.append(LabelFinding(path=path, line=number, problem=problem[0], recoverable=problem[1]))

@@ -24,7 +24,7 @@ from support.faults.stores import STORES, StoreUnderTest, open_descriptors
 
 __all__ = ["PLANS"]
 
-_MAX_CALLS = 2000
+_MAX_CALLS = 20_000
 _MAX_REPORTS = 10
 
 

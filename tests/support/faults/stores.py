@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import json
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -16,7 +17,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
+import av
 import numpy as np
+import pyarrow.parquet as pq
 
 from dovetail.core.specs import ArraySpec
 from dovetail.core.types import Episode, Labels, Purpose, View
@@ -482,34 +485,43 @@ class Export(StoreUnderTest):
 
     def operations(self, prefix: str) -> list[str]:
         base = 10 * (ord(prefix) - ord("a") + 1)
-        return [f"export {base}", f"export {base} {base + 1} {base + 2}"]
+        return [f"export {base}", f"export {base} {base + 1}"]
 
     def do_export(self, *numbers: str) -> None:
-        export(
-            MemoryLog([int(number) for number in numbers], robot=self._ROBOT, num_steps=3), self.out, codec="h264"
-        )
+        export(self._log([int(number) for number in numbers]), self.out, codec="h264")
+
+    def _log(self, numbers: Sequence[int]) -> MemoryLog:
+        return MemoryLog(numbers, robot=self._ROBOT, num_steps=2)
 
     def state_after(self, done: Sequence[str]) -> list[int]:
         return list(dict.fromkeys(int(number) for one in done for number in one.split()[1:]))
 
-    def partly(self, done: list[str], pending: str) -> list[list[str]]:
-        return []
-
     def assert_state(self, state: list[int]) -> None:
-        if not (self.out / "meta" / "info.json").exists():
-            assert state == []
-            return
-        dataset = open_dataset(self.out)
-        log = MemoryLog(state, robot=self._ROBOT, num_steps=3)
-        assert [dataset.episode_id(index) for index in range(len(dataset))] == log.ids()
-        for episode in dataset.episodes():
-            expected = log.episode(episode.id)
-            np.testing.assert_array_equal(episode.column("executed"), expected.column("executed"))
-            frames = episode.column("observation/camera").astype(int) - expected.column("observation/camera")
-            assert np.abs(frames).mean() < 12
+        """Read the files directly, because Dovetail's reader takes half a second."""
+        info = self.out / "meta" / "info.json"
+        num_episodes = json.loads(info.read_bytes())["total_episodes"] if info.exists() else 0
+        files = sorted((self.out / "meta" / "episodes").rglob("*.parquet"))
+        columns = ["dovetail/id", "data/file_index"]
+        rows = [row for path in files for row in pq.read_table(path, columns=columns).to_pylist()][:num_episodes]
+        log = self._log(state)
+        assert [row["dovetail/id"] for row in rows] == log.ids()
+        for number in {row["data/file_index"] for row in rows}:
+            names = [row["dovetail/id"] for row in rows if row["data/file_index"] == number]
+            actions = pq.read_table(self.out / f"data/chunk-000/file-{number:03d}.parquet", columns=["action"])[
+                "action"
+            ]
+            expected = np.concatenate([log.episode(name).column("executed") for name in names])
+            np.testing.assert_array_equal(np.stack(actions.to_numpy()), expected)
+            video = self.out / f"videos/observation.images.camera/chunk-000/file-{number:03d}.mp4"
+            with av.open(str(video)) as container:
+                assert sum(1 for _ in container.decode(video=0)) == 3 * len(names)
 
     def assert_clean(self) -> None:
         assert not (self.out / ".export").exists()
+        dataset = open_dataset(self.out)
+        assert [episode.id for episode in dataset.episodes()] == [
+            dataset.episode_id(i) for i in range(len(dataset))
+        ]
 
 
 STORES: dict[str, type[StoreUnderTest]] = {

@@ -26,6 +26,7 @@ __all__ = ["Part", "Pictures"]
 # LeRobot compares times in float32 with a tolerance of 0.1 ms. After 1024 s into a file it may refuse existing frames.
 _MAX_FILE_S = 1000.0
 _MEGABYTE = 1024 * 1024
+_BUFFER_BYTES = 1 << 16  # Parquet is written in pieces of a few bytes
 
 
 class Pictures(Protocol):
@@ -52,7 +53,7 @@ class Part:
         }
         self._chunk, self._file = divmod(totals.num_files, _meta.CHUNKS_SIZE)
         self._data_file = staging.path(self._name(_meta.DATA))
-        self._sink = pa.OSFile(str(self._data_file), "wb")
+        self._sink = pa.BufferedOutputStream(pa.OSFile(str(self._data_file), "wb"), _BUFFER_BYTES)
         self._data = pq.ParquetWriter(self._sink, self._schema)
         self._videos: dict[Camera, VideoWriter] = {}
         try:
@@ -143,7 +144,7 @@ class Part:
         return stats.finish()
 
     def _num_bytes(self) -> list[int]:
-        return [self._data_file.stat().st_size, *(video.num_bytes for video in self._videos.values())]
+        return [self._sink.tell(), *(video.num_bytes for video in self._videos.values())]
 
     @property
     def is_full(self) -> bool:
@@ -173,8 +174,11 @@ class Part:
     def commit(self) -> Totals:
         self.close()
         schema = _tables.episodes_schema(self._features)
-        pq.write_table(pa.Table.from_pylist(self._rows, schema), self._staging.path(self._name(_meta.EPISODES)))
-        pq.write_table(pa.Table.from_pylist(self._kept, _tables.KEPT), self._staging.path(self._name(_meta.KEPT)))
+        for pattern, rows, columns in (
+            (_meta.EPISODES, self._rows, schema),
+            (_meta.KEPT, self._kept, _tables.KEPT),
+        ):
+            _tables.write_table(self._staging.path(self._name(pattern)), pa.Table.from_pylist(rows, columns))
         before = self._before
         totals = replace(
             before,

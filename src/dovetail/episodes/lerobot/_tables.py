@@ -37,6 +37,7 @@ __all__ = [
     "stats_row",
     "tasks_table",
     "unpack",
+    "write_table",
 ]
 
 # One row per episode, in `dovetail/`. Not in the dataset's own tables, because LeRobot reads a whole row of those for
@@ -149,6 +150,13 @@ def tasks_table(tasks: Sequence[str]) -> pa.Table:
         [("task_index", pa.int64()), ("task", pa.string())], metadata={"pandas": json.dumps(pandas)}
     )
     return pa.table({"task_index": list(range(len(tasks))), "task": list(tasks)}, schema=schema)
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    """Write a small Parquet file with one call, because the library writes it in pieces of a few bytes."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    path.write_bytes(sink.getvalue())
 
 
 def read_tasks(path: Path) -> dict[int, str]:

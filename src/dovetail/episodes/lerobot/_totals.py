@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 
 from dovetail.core.disk import MAX_JSON_BYTES, parse_json, read_file
 from dovetail.core.errors import StoreError
@@ -102,7 +101,7 @@ class Totals:
         ):
             text = json.dumps(body, indent=4, ensure_ascii=False, allow_nan=False)
             staging.path(name).write_text(text, encoding="utf-8")
-        pq.write_table(_tables.tasks_table(self.tasks), staging.path(_meta.TASKS))
+        _tables.write_table(staging.path(_meta.TASKS), _tables.tasks_table(self.tasks))
 
 
 def _dataset_stats(data_files: Sequence[Path], num_frames: int) -> dict[str, Stats]:
