@@ -140,6 +140,17 @@ def test_stop_between_two_episodes_lets_the_arm_move_again_only_after_the_acknow
     arm.wait_for_motion(arm.acknowledge())
 
 
+@pytest.mark.extended
+def test_stop_after_the_control_process_was_killed_between_two_episodes(guarded):
+    arm = guarded()
+    arm.host.start()
+    os.kill(arm.host.processes["control"], signal.SIGKILL)
+    time.sleep(0.1)
+    place = arm.link.stop.press("test")
+    wait_until(lambda: arm.link.stop.confirmed_ns("robot", after=place), timeout_s=WITHIN_S)
+    assert arm.arm.stops()
+
+
 def test_stop_while_the_processes_start(guarded):
     arm = guarded()
     arm.go(until_moving=False)

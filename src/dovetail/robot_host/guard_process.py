@@ -176,10 +176,16 @@ class Guard:
         self._stop_arm(self._reason_to_kill, since_ns=self._confirmation.seen_ns, stopped_ns=stopped_ns)
 
     def _after_death(self, now_ns: int) -> None:
-        """The control process has ended. It may have left the arm in motion."""
+        """The control process has ended. It may have left the arm in motion, and a STOP may follow."""
         self._control_died = True
-        if not is_at_rest(self._board.command_times) and now_ns >= self._retry_ns:
-            self._stop_arm(self._reason_to_kill or "the control process has ended", since_ns=now_ns)
+        pressed = self._sources.emergency()
+        self._confirmation.is_overdue(now_ns, stop_wanted=pressed is not None)
+        is_stopped = is_at_rest(self._board.command_times)
+        if (not is_stopped or (pressed and not self._confirmation.is_confirmed)) and now_ns >= self._retry_ns:
+            reason = self._reason_to_kill or "the control process has ended"
+            self._stop_arm(
+                f"{pressed}; {reason}" if pressed and pressed not in reason else reason, since_ns=now_ns
+            )
 
     def _stop_arm(self, reason: str, *, since_ns: int | None, stopped_ns: int | None = None) -> None:
         """Stop the arm and report it. `stopped_ns`: when it was stopped before."""
