@@ -46,6 +46,9 @@ LAYOUTS = ("one process", "processes", "Ray")
 ARMS = ("one", "first of two", "second of two")
 
 
+Pair = tuple[tuple[int, str], ...]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
     """One cell. `arm` is the arm whose part is stuck."""
@@ -140,7 +143,7 @@ def pairwise() -> list[Case]:
     uncovered = {pair for case in left for pair in _pairs(case)}
     chosen: list[Case] = []
     while uncovered:
-        best = max(left, key=lambda case: (len(uncovered & _pairs(case)), -_seconds(case), -_uses(case, chosen)))
+        best = max(left, key=lambda case: (_score(case, uncovered), -_uses(case, chosen)))
         uncovered -= _pairs(best)
         chosen.append(best)
     return sorted(chosen, key=system_order)
@@ -158,16 +161,17 @@ def system_order(case: Case) -> tuple[object, ...]:
     )
 
 
-def _pairs(case: Case) -> set[tuple[tuple[int, str], ...]]:
+def _pairs(case: Case) -> set[Pair]:
     place = "paused" if case.place in PAUSED else case.place
     return set(itertools.combinations(enumerate((place, case.source, case.layout, case.arm)), 2))
 
 
-def _seconds(case: Case) -> float:
-    """Rough cost: a source that ends the run needs a new one. Otherwise processes come first: real arms use them."""
+def _score(case: Case, uncovered: set[Pair]) -> tuple[float, bool]:
+    """New pairs per cost. A source that ends the run needs a new one. Processes come first: real arms use them."""
+    start_s = {"one process": 5.0, "processes": 8.0, "Ray": 25.0}[case.layout]
     if not case.ends_run:
-        return 0.0 if case.layout == "processes" else 1.0
-    return {"one process": 5.0, "processes": 8.0, "Ray": 40.0}[case.layout]
+        start_s *= 0.3 * (case.place == "homing")  # few cases share such a system
+    return len(uncovered & _pairs(case)) / (3.0 + start_s) ** 0.8, case.layout == "processes"
 
 
 def _uses(case: Case, chosen: Sequence[Case]) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from dovetail.bench._stop_matrix import (
@@ -24,21 +24,22 @@ from dovetail.bench._stop_matrix import (
 )
 from dovetail.bench._stop_places import NOT_STUCK
 from dovetail.bench._stop_pool import SystemPool
+from dovetail.bench._stop_press import Press
 from dovetail.bench.rows import Row
 
-__all__ = ["AIM_MS", "bench"]
+__all__ = ["AIM_MS", "bench", "every_place", "guarded_places", "measure", "summary"]
 
 AIM_MS = 100.0  # for the layouts with a guard
 _WITH_STOP = ("driver observe", "driver send", "task reset", "paused control")  # the guard acts in them
 
 
 def bench(*, quick: bool) -> Iterator[Row]:
-    yield from _measure(pairwise() if quick else _every_place(), driver="SocketArm")
+    yield from summary(measure(pairwise() if quick else every_place(), driver="SocketArm"))
     if not quick:
-        yield from _measure(_guarded(), driver="SocketArmWithStop", suffix=", independent stop")
+        yield from summary(measure(guarded_places(), driver="SocketArmWithStop"), suffix=", independent stop")
 
 
-def _every_place() -> list[Case]:
+def every_place() -> list[Case]:
     """Each place and layout with every source that does not end the run and one that does. The arms take turns."""
     chosen = []
     for number, (place, layout) in enumerate(itertools.product((NOT_STUCK, *PLACES), LAYOUTS)):
@@ -51,22 +52,26 @@ def _every_place() -> list[Case]:
     return sorted(chosen, key=system_order)
 
 
-def _guarded() -> list[Case]:
+def guarded_places() -> list[Case]:
     sources = [source for source in SOURCES if source not in (*ENDING, "keyboard")]
     some = itertools.product(_WITH_STOP, sources)
     return [Case(place=place, source=source, layout="processes", arm="one") for place, source in some]
 
 
-def _measure(cases: Sequence[Case], *, driver: str, suffix: str = "") -> Iterator[Row]:
+def measure(cases: Sequence[Case], *, driver: str) -> Iterator[tuple[Case, Press]]:
+    with SystemPool(driver=driver) as systems:
+        for case in cases:
+            yield case, systems.run(case)
+
+
+def summary(results: Iterable[tuple[Case, Press]], *, suffix: str = "") -> Iterator[Row]:
     """The median and the worst time of each place and layout, and the start of `dovetail stop`."""
     delays: dict[tuple[str, str], list[float]] = defaultdict(list)
     starts: list[float] = []
-    with SystemPool(driver=driver) as systems:
-        for case in cases:
-            press = systems.run(case)
-            delays[case.place, case.layout].append(press.worst_ms)
-            if case.source == "dovetail stop":
-                starts.append(press.start_ms)
+    for case, press in results:
+        delays[case.place, case.layout].append(press.worst_ms)
+        if case.source == "dovetail stop" and not press.problem:
+            starts.append(press.start_ms)
     for (place, layout), found in sorted(delays.items(), key=_order):
         row = Row(
             name=f"{place}, {layout}{suffix}: median",
