@@ -62,6 +62,7 @@ class EpisodeList:
         self._episodes = episodes
         self._labels = labels
         self._known: dict[str, EpisodeInfo] = {}
+        self._listed: tuple[list[str], list[EpisodeInfo], list[str]] | None = None  # ids, summaries, problems
         self._lock = threading.Lock()
 
     def page(self, query: EpisodeQuery) -> dict[str, Any]:
@@ -91,14 +92,18 @@ class EpisodeList:
     def _all(self) -> tuple[list[EpisodeInfo], list[str]]:
         problems: list[str] = []
         with self._lock:
+            ids = self._episodes.ids()
+            if self._listed is not None and self._listed[0] is ids and not self._listed[2]:
+                return self._listed[1], []
             known: dict[str, EpisodeInfo] = {}
-            for episode_id in self._episodes.ids():
+            for episode_id in ids:
                 try:
                     known[episode_id] = self._known.get(episode_id) or self._episodes.summary(episode_id)
                 except StoreError as error:
                     problems.append(str(error))
             self._known = known
-            return list(known.values()), problems
+            self._listed = (ids, list(known.values()), problems)
+            return self._listed[1], problems
 
 
 def _unique(values: Iterable[str]) -> list[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import collections
+import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dovetail.core.types import Array, Episode
+from dovetail.episodes._order import file_state
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ __all__ = ["RecordedEpisodes"]
 
 _RENDERED_CAMERA = "front"
 _RENDERED_PX = 320
+_MTIME_RESOLUTION_NS = 1_000_000_000
 
 
 class RecordedEpisodes:
@@ -32,10 +35,24 @@ class RecordedEpisodes:
         self._renderer: RunRenderer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="rendering")
         self._has_trace: dict[str, bool] = {}
+        self._listed: tuple[object, list[str]] | None = None  # state of the folder, and its episodes
 
     def ids(self) -> list[str]:
-        """In the order of their commits."""
-        return self._log.ids()
+        """In the order of their commits. The same list until the folder changes: listing 100,000 folders takes a second."""
+        state, listed = self._folder_state(), self._listed
+        if listed is None or state is None or listed[0] != state:
+            listed = self._listed = (state, self._log.ids())
+        return listed[1]
+
+    def _folder_state(self) -> object:
+        """A value that changes with the episodes. None after a recent change: the next may get the same time stamp."""
+        folder = self.run / "episodes"
+        try:
+            changed_ns = folder.stat().st_mtime_ns
+        except OSError:
+            return None
+        is_settled = time.time_ns() - changed_ns > _MTIME_RESOLUTION_NS
+        return (changed_ns, file_state(folder)) if is_settled else None
 
     def has(self, episode_id: str) -> bool:
         return episode_id in self._log
