@@ -77,8 +77,10 @@ def _trigger(system: StopSystem, source: str) -> None:
         system.process.send_signal(signal.SIGTERM)
     elif source == "SIGHUP":
         system.hang_up()
+    elif source == "gamepad":
+        system.gamepad.stop()
     else:
-        {"gamepad": system.gamepad, "pedal": system.pedal}[source].stop()
+        system.pedal.stop()
 
 
 def _press_by_command(system: StopSystem) -> int:
