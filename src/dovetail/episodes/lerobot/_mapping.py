@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dovetail.core.errors import SpecMismatch, UsageError, did_you_mean
+from dovetail.core.errors import SpecMismatch, StoreError, UsageError, did_you_mean
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.types import Array
 from dovetail.episodes.lerobot._layout import ACTION, STATE, Layout, feature_names
@@ -31,6 +32,9 @@ class Piece:
     def cut(self, column: Array) -> Array:
         """Cut the array [T, ...] out of the feature's column [T] or [T, D]."""
         values = column.reshape(len(column), -1)[:, self.first : self.end]
+        if values.shape[1] != math.prod(self.spec.shape):
+            what = f"column '{self.feature}' has {values.shape[1]} entries in each row"
+            raise StoreError(f"{what}, but {self.spec.describe()} needs {math.prod(self.spec.shape)}")
         with np.errstate(over="ignore"):
             return values.astype(self.spec.dtype).reshape(len(column), *self.spec.shape)
 

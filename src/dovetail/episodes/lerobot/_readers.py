@@ -42,7 +42,10 @@ class KeptReader:
     def __init__(self, meta: Meta) -> None:
         self._places: dict[int, tuple[Path, int]] = {}
         for path in meta.kept_files():
-            indices = _tables.read_table(path, ["episode_index"])["episode_index"].to_pylist()
+            table = _tables.read_table(path, ["episode_index"])
+            if table.column_names != ["episode_index"]:
+                raise StoreError(f"{path} has no column 'episode_index'")
+            indices = table["episode_index"].to_pylist()
             self._places.update({index: (path, place) for place, index in enumerate(indices)})
         self._path: Path | None = None
         self._table: pa.Table | None = None

@@ -211,6 +211,8 @@ def read_schema(path: Path) -> pa.Schema:
 
 def column(table: pa.Table, name: str) -> Array:
     """Return a column as [N], or as [N, D] if it contains lists."""
+    if name not in table.column_names:
+        raise StoreError(f"the data files have no column '{name}'")
     values = table[name].combine_chunks()
     while pa.types.is_nested(values.type):
         values = values.flatten()

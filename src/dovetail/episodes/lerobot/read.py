@@ -7,6 +7,7 @@ for episode in dataset.episodes():  # one at a time
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -106,8 +107,9 @@ class Dataset:
 
     def episode_id(self, index: int) -> str:
         """Return the id of an episode without decoding its images."""
-        kept = self._kept.row(index)
-        return check_episode_id(str(kept["id"]) if kept else self._demo(index, self._table(index))["id"])
+        with self._checked(index):
+            kept = self._kept.row(index)
+            return check_episode_id(str(kept["id"]) if kept else self._demo(index, self._table(index))["id"])
 
     def episode(self, index: int) -> Episode:
         """Return an episode.
@@ -115,6 +117,10 @@ class Dataset:
         A foreign episode is a demonstration with operator `lerobot`. Its steps are by a person unless `is_intervention` is
         false. Foreign datasets do not contain the observation after the last action, so the last frame is used again.
         """
+        with self._checked(index):
+            return self._episode(index)
+
+    def _episode(self, index: int) -> Episode:
         row, table = self._rows[index], self._table(index)
         kept = self._kept.row(index)
         arrays = _tables.unpack(kept["arrays"]) if kept else {}
@@ -140,6 +146,15 @@ class Dataset:
         )
         return Episode(**facts, robot=robot, segments=(segment,))
 
+    @contextlib.contextmanager
+    def _checked(self, index: int) -> Iterator[None]:
+        """A dataset may come from an untrusted source: tables of other shapes and types raise StoreError."""
+        try:
+            yield
+        except (ValueError, KeyError, IndexError, TypeError, OverflowError) as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise StoreError(f"{self._meta.root}: episode {index} is not valid: {reason}") from error
+
     def _is_mapped(self, column: str) -> bool:
         kind, _, key = column.partition("/")
         return kind != "observation" or key in self._mapped.numbers or key in self._mapped.pictures
@@ -149,6 +164,10 @@ class Dataset:
 
         A dataset states its labelers and priorities itself, so they must not outrank a person of this run.
         """
+        with self._checked(index):
+            return self._labels(index)
+
+    def _labels(self, index: int) -> Labels | None:
         kept = self._kept.row(index)
         if kept is None or kept["labels"] is None:
             return None
