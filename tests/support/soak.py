@@ -38,6 +38,7 @@ robot: {{type: "dovetail.testing.socket_arm:SocketArm", action: ee_delta, contro
 policy: {{type: "dovetail.testing.blocking_policy:BlockingPolicy", hidden: [8], horizon: 4}}
 actor: {{type: sequential, layout: processes, flush_every_s: 0.2, heartbeat_timeout_s: 0.5}}
 algorithm: {{type: rlpd, batch_size: 8, hidden: [8]}}
+labels: [{{type: "dovetail.testing.blocking_plugins:BlockingLabeler"}}]
 learner: {{utd: 0.01, warmup_updates: 0, bc_updates: 0}}
 run: {{demos: 0, env_steps: 100000000, eval_episodes: 1, untrained_episodes: 0, video_episodes: 0,
        checkpoint_every_s: 5.0, stop_when_solved: {{window: 6, success_rate: 0.4}}}}
@@ -182,7 +183,7 @@ class Faults:
 
     def _loop(self) -> None:
         while not self._ended.wait(self._rng.uniform(1.0, 6.0)):
-            fault = self._rng.choice(("kill", "pause", "pause", "slow", "fsync", "cut", "silent"))
+            fault = self._rng.choice(("kill", "kill", "pause", "pause", "slow", "fsync", "cut", "silent"))
             try:
                 self.counts[self._apply(fault, self._rng.uniform(0.3, 3.0))] += 1
             except (OSError, IndexError):  # the process has just ended, or is not there yet
