@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from dovetail.core.errors import StoreError
 from dovetail.replay import _writer_files
+from support.faults.failing_calls import finish
 from support.faults.images import Change, Disk, Fate, read_changes
 from support.faults.shim import ALL, Mode, Shim, memory_folder
 from support.faults.stores import STORES, StoreUnderTest
@@ -87,14 +88,9 @@ def acknowledged(changes: list[Change]) -> tuple[list[str], str | None]:
 
 def check_image(cls: type[StoreUnderTest], folder: Path, done: list[str], pending: str | None) -> None:
     store = cls(folder)
-    if cls.is_rebuilt:
-        done = ["power cut"] if store.is_empty else store.check(done, pending)
-    else:
-        done = store.check(done, pending)
-    for operation in store.operations("d"):
-        store.run(operation)
-        done.append(operation)
-    store.check(done)
+    if cls.is_rebuilt and store.is_empty:
+        done, pending = ["power cut"], None
+    finish(store, "d", done, pending)
     store.assert_clean()
     store.close()
 

@@ -49,6 +49,7 @@ class StoreUnderTest(ABC):
 
     name: ClassVar[str]
     is_rebuilt: ClassVar[bool] = False  # a cache that may be empty after a power cut
+    finishes_later: ClassVar[bool] = False  # the next operation finishes a failed one that was committed
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -466,6 +467,7 @@ class Replay(StoreUnderTest):
 
 class Export(StoreUnderTest):
     name = "export"
+    finishes_later = True
     _ROBOT = LEROBOT.__class__(
         **{
             **{
