@@ -16,6 +16,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -48,7 +49,7 @@ TEMPORARY = ".tmp"  # inside the store, so that a rename stays on one filesystem
 
 MAX_JSON_BYTES = 4 << 20  # parsed JSON can take 20 times its size
 _PIECE = 1 << 20  # bytes per call
-_MAX_SPARSE_BYTES = 16 << 20  # up to this size, a file may have holes
+_MAX_HOLE_BYTES = 64 << 20  # of one file; some file systems store zeros as holes
 
 
 class MissingError(StoreError):
@@ -119,7 +120,7 @@ def write_atomic(path: Path, data: bytes) -> None:
     fsync_folder(path.parent)
 
 
-def open_file(path: Path) -> BinaryIO:
+def open_file(path: Path) -> BufferedReader:
     """Open a regular file for reading. Raises StoreError for a link, a pipe, a device or a large file of holes."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -129,8 +130,8 @@ def open_file(path: Path) -> BinaryIO:
         raise StoreError(_why_not_opened(path, error)) from error
     try:
         status = _check_regular(path, descriptor)
-        if status.st_size > _MAX_SPARSE_BYTES and os.lseek(descriptor, 0, os.SEEK_HOLE) < status.st_size:
-            raise StoreError(f"{path} is refused: {status.st_size} bytes with holes, which hold no data")
+        if status.st_size > _MAX_HOLE_BYTES and _num_hole_bytes(descriptor, status.st_size) > _MAX_HOLE_BYTES:
+            raise StoreError(f"{path} is refused: too many of its {status.st_size} bytes are holes, which hold no data")
         os.lseek(descriptor, 0, os.SEEK_SET)
         return os.fdopen(descriptor, "rb")
     except OSError as error:
@@ -139,6 +140,21 @@ def open_file(path: Path) -> BinaryIO:
     except StoreError:
         os.close(descriptor)
         raise
+
+
+def _num_hole_bytes(descriptor: int, size: int) -> int:
+    """Bytes of a file that are not stored, counted until there are too many."""
+    total = at = 0
+    while at < size and total <= _MAX_HOLE_BYTES:
+        hole = os.lseek(descriptor, at, os.SEEK_HOLE)
+        if hole >= size:
+            break
+        try:
+            at = os.lseek(descriptor, hole, os.SEEK_DATA)
+        except OSError:  # a hole up to the end
+            at = size
+        total += at - hole
+    return total
 
 
 def open_for_update(path: Path, *, append: bool = False) -> BinaryIO:
