@@ -20,6 +20,7 @@ class Deltas:
         self._at, self._axes, self._step = at, axes, step
         self._reference_key, self._columns = reference_key, columns
         self._ahead: Vector = np.zeros(step.shape)
+        self._is_reserved = False  # whether the window takes pending deltas into account
         # limits of one tick
         self._low = np.minimum(np.maximum(axes.low[at], -step), 0.0)
         self._high = np.maximum(np.minimum(axes.high[at], step), 0.0)
@@ -39,7 +40,8 @@ class Deltas:
     def measure(self, values: Mapping[str, Array]) -> None:
         if self._reference_key:
             self._ahead = values[self._reference_key][self._columns]
-        self._set_window(None)
+        if self._reference_key or self._is_reserved:
+            self._set_window(None)
 
     def reserve(self, pending: Vector | None) -> None:
         """Take deltas that were sent since the measurement into account, [A] of the whole action. None: there are none."""
@@ -53,6 +55,7 @@ class Deltas:
 
         A target that is already further ahead must not move on, but need not return at once.
         """
+        self._is_reserved = pending is not None
         low, high = self._axes.window_low[self._at], self._axes.window_high[self._at]
         ahead = self._ahead
         if pending is None:
