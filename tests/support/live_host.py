@@ -158,7 +158,8 @@ def processes(tmp_path, monkeypatch):
     yield marked
     gc.collect()  # a mapping keeps its descriptor open until it is collected
     assert marked.alive() == {}
-    assert list(temporary.iterdir()) == []
+    ours = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
+    assert ours == []  # torch keeps an empty folder for its compiler
     assert [name for name in os.listdir("/dev/shm") if "dovetail" in name and name not in shared] == []
     assert set(threading.enumerate()) <= threads
     assert _open_files() <= files
