@@ -12,7 +12,7 @@ import pytest
 import hostile.dataset_cases
 import hostile.run_cases  # noqa: F401  they add their cases
 from hostile.conftest import Worker, arguments_of
-from hostile.folders import CASES, Case, Place, folder_bytes, honest_run, snapshot
+from hostile.folders import CASES, Case, Place, folder_bytes, honest_run, level_of, snapshot
 from hostile.watch import Watch
 
 EXTRA_BYTES = 256 << 20
@@ -59,7 +59,9 @@ def check(commands: Sequence[str], honest: Worker, place: Place, scratch: Path) 
         assert answer["added_kb"] * 1024 <= allowed, what
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=_MARKS[case.level]) for name, case in CASES.items()])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=_MARKS[level_of(case)]) for name, case in CASES.items()]
+)
 def test_hostile_folder_ends_in_one_clear_line(name: str, honest: Worker, place: Place, tmp_path: Path) -> None:
     build_and_check(CASES[name], honest, place, tmp_path, quick=True)
 
@@ -80,7 +82,7 @@ def build_and_check(case: Case, honest: Worker, place: Place, tmp_path: Path, *,
 
 
 def test_there_are_at_least_100_hostile_folders_in_make_test_all() -> None:
-    assert len([case for case in CASES.values() if case.level != "slow"]) >= 100
+    assert len([case for case in CASES.values() if level_of(case) != "slow"]) >= 100
 
 
 def test_watch_notices_an_access(tmp_path: Path) -> None:
