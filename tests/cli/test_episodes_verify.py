@@ -47,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 
 def files(run: RunFolder) -> Iterator[Path]:
     for path in sorted(run.path.rglob("*")):
-        if path.is_file() and path.name not in (".lock", "events.jsonl"):
+        if path.is_file() and path.name not in (".lock", ".trusted", "events.jsonl"):
             yield path
 
 
