@@ -91,6 +91,8 @@ def segment_of(name, number, ticks, *, final):
             "executed": np.zeros((len(ticks), 1), np.float32),
             "source": np.zeros(len(ticks), np.uint8),
             "policy_version": np.zeros(len(ticks), np.int64),
+            "chunk_id": np.full(len(ticks), -1, np.int64),
+            "chunk_index": np.zeros(len(ticks), np.int64),
         },
         last_observation=last if final else None,
     )
