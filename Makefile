@@ -6,7 +6,10 @@ STAMP  := $(VENV)/.installed
 
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-rest test-all test-slow check lint bench clean
+# the long suites of safety: STOP matrix, hostile folders, failing calls and power cuts, fuzzing
+SAFETY := tests/stop tests/hostile tests/faults tests/fuzz
+
+.PHONY: setup demo test test-rest test-safety test-all test-slow check lint bench clean
 
 setup: $(STAMP)
 
@@ -18,13 +21,16 @@ demo: setup  ## learn peg insertion from 20 demonstrations, with a scripted oper
 	$(BIN)/dovetail run peg-insertion runtime=ray --console
 	@echo "To use these commands: source $(VENV)/bin/activate"
 
-test: setup  ## about five minutes
+test: setup  ## about eight minutes
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-rest: setup  ## what `make test` leaves out, without the slow tests
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "extended and not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "extended and not slow" $(SAFETY:%=--ignore=%)
 
-test-all: test test-rest
+test-safety: setup  ## what both leave out: pairs of the STOP matrix, 100 hostile folders, failing calls, fuzzing
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "extended and not slow" $(SAFETY)
+
+test-all: test test-rest test-safety
 
 test-slow: setup  ## learning curves, hundreds of kills and resets, the digests of 0.6, and the real lerobot package
 	$(BIN)/python -m pytest -n 2 --dist loadfile -m slow

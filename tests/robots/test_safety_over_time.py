@@ -108,11 +108,13 @@ class FilterMachine(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         self.filtered.safe.reset()
+        self.filtered.has_forgotten = True
 
     @rule()
     def acknowledge_and_observe(self) -> None:
         self.filtered.safe.refuse_while(lambda: None)
         self.filtered.safe.acknowledge()
+        self.filtered.has_forgotten = True
         self.observe()
 
     @rule(recovers=st.booleans())
@@ -168,6 +170,7 @@ class Filtered:
         self._given: Observation = robot.observe()
         robot.observe = lambda: self._given  # type: ignore[method-assign]
         self._newest_ns: int | None = None
+        self.has_forgotten = False  # then an observation with the newest time is accepted again
         self._measured: dict[str, Array] = {}
         self._since: Array = np.zeros(robot.spec.action.shape)  # deltas since the measurement
         self._last: Array | None = None
@@ -192,8 +195,9 @@ class Filtered:
         except RobotFault:
             return
         is_valid = all(np.isfinite(value).all() for value in given.values.values())
-        if is_valid and (self._newest_ns is None or given.time_ns > self._newest_ns):
-            self._newest_ns = given.time_ns
+        newest_ns = given.time_ns - 1 if self._newest_ns is None else self._newest_ns - self.has_forgotten
+        if is_valid and given.time_ns > newest_ns:
+            self._newest_ns, self.has_forgotten = given.time_ns, False
             self._measured = given.values
             self._since = sum(
                 (motion * self._is_delta for time_ns, motion, _ in self._all() if time_ns >= given.time_ns),
@@ -244,6 +248,13 @@ class Filtered:
         self._since = self._since + sent * self._is_delta
         assert (np.abs(self._since) <= np.maximum(self._step, before) + SLACK).all()
         last = self._first() if self._last is None else self._last
+        if (
+            self._is_near.any()
+        ):  # a command that brings a target back to the measured joints cannot wait, as a hold
+            was_away = (
+                np.abs(last[self._is_near] - self._measured["joint_pos"]) > self._step[self._is_near] + SLACK
+            )
+            held = held or bool(was_away.any())
         motion = np.where(self._is_target, sent - last, np.where(self._is_delta, sent, 0.0)) / self._step
         self._motions.append((time_ns, motion, held))
         self._last = sent

@@ -221,6 +221,45 @@ def test_reset_and_acknowledge_give_no_new_allowance() -> None:
     assert (np.abs(moved[:3]) <= 1.5 * STEP + 1e-6).all()
 
 
+def test_holding_an_arm_with_delay_does_not_repeat_its_past_motion() -> None:
+    """The measurement lags: if each hold followed it, the arm would swing for ever."""
+    safe, robot, clock = build("joints", delay_ns=2 * TICK_NS + 1)
+    for _ in range(4):
+        safe.send(np.ones(2))
+        tick(safe, clock)
+    targets = []
+    for _ in range(12):
+        targets.append(safe.hold())
+        tick(safe, clock)
+    np.testing.assert_array_equal(targets, [targets[0]] * 12)
+    np.testing.assert_allclose(robot.joints, targets[0])
+
+
+def test_hold_follows_an_arm_that_is_pushed_away_and_starts_again_after_a_fault() -> None:
+    safe, robot, clock = build("joints")
+    safe.hold()
+    robot.joints = np.full(2, 0.5)
+    tick(safe, clock)
+    np.testing.assert_allclose(safe.hold(), 0.4, atol=1e-6)  # one step behind
+    safe.trip("a fault")
+    safe.acknowledge()
+    robot.joints = np.full(2, 0.45)
+    tick(safe, clock)
+    np.testing.assert_allclose(safe.hold(), 0.45, atol=1e-6)
+
+
+def test_gripper_that_nothing_measures_keeps_its_last_command_after_a_reset() -> None:
+    """It may hold an object."""
+    safe, _, clock = build("mobile")
+    for _ in range(6):
+        safe.send(np.zeros(5))
+        tick(safe, clock)
+    assert safe.hold()[4] == 0.0
+    safe.reset()
+    tick(safe, clock)
+    assert safe.hold()[4] == 0.0
+
+
 def test_older_observation_after_a_reset_is_no_measurement() -> None:
     safe, robot, clock = build("joints")
     old = robot.observe()

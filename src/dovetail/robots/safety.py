@@ -155,6 +155,8 @@ class SafeRobot:
 
     def acknowledge(self) -> None:
         """Clear the fault after a person has confirmed it. A new observation is needed before the next command."""
+        if self._fault is not None:
+            self._limiter.forget_hold()
         self._fault = None
         self._bad_in_a_row = 0
         self._forget()

@@ -98,6 +98,12 @@ class ActionLimits:
         if self._simulated:
             self._pending.clear()
 
+    def forget_hold(self) -> None:
+        """The robot was stopped: hold where it is measured next."""
+        for part in self._parts:
+            if isinstance(part, JointTargets):
+                part.forget_hold()
+
     def find_problem(self, values: Mapping[str, Array]) -> str | None:
         for arm in self._arms:
             if (problem := arm.frame.find_problem(values)) is not None:

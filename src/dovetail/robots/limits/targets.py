@@ -15,7 +15,8 @@ __all__ = ["Gripper", "JointTargets", "PoseTargets"]
 
 
 class JointTargets:
-    """Stay within one step of the measured joints. To stand still, the measured joints are the target.
+    """Stay within one step of the measured joints. To stand still, the measured joints are the target; it stays the same until
+    the next motion, because an arm with delay would repeat its own past motion if it followed every measurement.
 
     The targets of a real arm are also limited in speed: while an arm lags behind, they could jump by two steps. Those of a
     simulated arm are not, so that runs repeat those of version 0.6 exactly.
@@ -27,6 +28,8 @@ class JointTargets:
         axes.is_target[at] = True
         if not simulated:
             axes.set_step(at, step)
+        self._simulated = simulated
+        self._is_holding = False  # the last command was the holding action
         self._is_new = True
 
     def reset(self, *, moved: bool) -> None:
@@ -36,7 +39,12 @@ class JointTargets:
         self._place(values[self._key].reshape(-1)[self._columns].astype(np.float64))
 
     def remember(self, executed: Array) -> None:
-        """Nothing depends on the executed action."""
+        last, still = self._axes.last[self._at], self._axes.still[self._at]
+        self._is_holding = not self._simulated and bool((last == still).all())
+
+    def forget_hold(self) -> None:
+        """The arm was stopped: hold where it is measured next."""
+        self._is_holding = False
 
     def _place(self, here: Vector) -> None:
         axes, at = self._axes, self._at
@@ -47,7 +55,8 @@ class JointTargets:
         low, high = axes.window_low[at], axes.window_high[at]
         np.subtract(here, self._step, out=low)
         np.add(here, self._step, out=high)
-        still = np.minimum(np.maximum(here, axes.low[at]), axes.high[at])
+        still = axes.still[at] if self._is_holding else here
+        still = np.minimum(np.maximum(still, axes.low[at]), axes.high[at])
         axes.still[at] = np.minimum(np.maximum(still, low), high)
 
 
@@ -87,7 +96,7 @@ class Gripper:
         self._is_known = False  # whether it was measured or commanded
 
     def reset(self, *, moved: bool) -> None:
-        self._is_new = True
+        self._is_new |= moved or bool(self._part.measured)  # without a measurement, keep what was commanded
         self._is_known &= not moved
 
     def measure(self, values: Mapping[str, Array]) -> None:
