@@ -1,5 +1,6 @@
 """The control loop with fake robots: takeovers without jumps, holding, and every reason to stop."""
 
+import time
 import tracemalloc
 
 import numpy as np
@@ -302,6 +303,36 @@ def test_early_start_event_starts_at_once():
     cell = FakeWorkcell(max_steps=3)
     actor = cell.actor(ChunkPolicy(cell.raw.spec), operator=Person({0: sends(Event.START)}), wait_for_start=True)
     assert actor.run(order()).column("time_ns")[0] == 0
+
+
+def test_time_of_reset_includes_the_wait_for_the_operator():
+    cell = FakeWorkcell(max_steps=3)
+    actor = cell.actor(ChunkPolicy(cell.raw.spec), operator=Person({4: sends(Event.START)}), wait_for_start=True)
+    episode = actor.run(order())
+    assert episode.reset_s == pytest.approx(3 / cell.raw.spec.control_hz)  # polls 1 to 3 hold for a tick each
+
+
+def test_time_of_reset_in_simulation_is_zero_unless_the_arm_moves():
+    cell = FakeWorkcell(max_steps=3)
+    assert cell.actor(ChunkPolicy(cell.raw.spec)).run(order()).reset_s == 0.0
+
+
+def test_time_of_reset_of_a_real_arm_is_measured():
+    robot, clock = LiveArm(LiveArmConfig()), RealClock()
+    cell = FakeWorkcell(max_steps=2)
+    reset = cell.task.reset
+    cell.task.reset = lambda robot, rng: (time.sleep(0.2), reset(robot, rng=rng))
+    actor = SequentialActor(
+        ActorConfig(),
+        robot=SafeRobot(robot, SafetyConfig(), clock),
+        task=cell.task,
+        operator=NoOperator(),
+        policy=ChunkPolicy(robot.spec),
+        clock=clock,
+    )
+    episode = actor.run(order())
+    actor.close()
+    assert 0.2 <= episode.reset_s < 2.0
 
 
 def test_without_wait_for_start_the_episode_starts_at_once():

@@ -28,6 +28,16 @@ def test_homing_moves_in_steps_and_verifies_arrival():
     assert way.max() <= 1.75 / 20 + 1e-6  # never more than a tick's limit: one unslewed message was a trap
 
 
+def test_time_of_reset_is_the_robot_time_of_homing():
+    cell = FakeWorkcell(bimanual=True, max_steps=3)
+    cell.raw.place(np.full(24, 1.0), np.zeros(24))
+    loop, _, _ = cell.loop(ChunkPolicy(cell.raw.spec, value=0.0), home=Home(action=HOME))
+    ended = loop.run(order())
+    home_ticks = len(cell.sent) - ended.num_steps
+    assert home_ticks > 10
+    assert ended.reset_s == pytest.approx(home_ticks / cell.raw.spec.control_hz)
+
+
 def test_homing_timeout_is_a_fault():
     cell = FakeWorkcell(bimanual=True)
     send = cell.raw.send

@@ -13,6 +13,7 @@ from hypothesis.extra import numpy as hnp
 
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Episode, Observation, Outcome, Purpose, Segment
+from dovetail.episodes._manifest import pack_manifest, unpack_manifest
 from dovetail.episodes.log import EpisodeLog
 from support.small_episodes import assert_same_episode
 
@@ -75,6 +76,37 @@ def test_manifest_summarizes_episode(tmp_path: Path, make_episode: Make) -> None
     assert info.duration_s == 0.5
     assert info.num_bytes > 0
     assert info.prompt == "put the peg in — büro"
+
+
+def test_time_of_reset_is_stored_but_is_no_part_of_the_content(tmp_path: Path, make_episode: Make) -> None:
+    log, other = EpisodeLog(tmp_path / "a"), EpisodeLog(tmp_path / "b")
+    log.commit(make_episode(reset_s=2.5))
+    other.commit(make_episode(reset_s=None))
+    assert log.manifest("e1").reset_s == log.load("e1").reset_s == 2.5
+    assert other.manifest("e1").reset_s is None
+    contents = [json.loads((tmp_path / name / "e1/manifest.json").read_text())["content"] for name in "ab"]
+    assert contents[0] == contents[1]
+
+
+@pytest.mark.parametrize("stored", [..., "soon", True, -1.0, 1e300])
+def test_manifest_of_0_6_has_no_time_of_reset_and_a_wrong_one_is_refused(
+    tmp_path: Path, make_episode: Make, stored: object
+) -> None:
+    log = EpisodeLog(tmp_path)
+    log.commit(make_episode(reset_s=2.5))
+    path = tmp_path / "e1/manifest.json"
+    manifest = unpack_manifest(path.read_bytes(), name="e1")
+    if stored is ...:
+        del manifest["reset_s"]
+    else:
+        manifest["reset_s"] = stored
+    path.write_bytes(pack_manifest(manifest))
+    if stored is ...:
+        assert log.manifest("e1").reset_s is None
+        assert log.load("e1").reset_s is None
+    else:
+        with pytest.raises(StoreError, match="reset_s should be a number of seconds"):
+            log.manifest("e1")
 
 
 def test_empty_log_lists_nothing(tmp_path: Path, make_episode: Make) -> None:

@@ -120,7 +120,9 @@ def cut_short(episode: Episode, num_segments: int) -> Episode:
     """The episode that a crash after `num_segments` segments leaves."""
     segments = list(episode.segments[:num_segments])
     segments[-1] = dataclasses.replace(segments[-1], final=True, last_observation=after(episode, num_segments - 1))
-    return dataclasses.replace(episode, segments=tuple(segments), outcome=Outcome.ABORTED, judgement=None)
+    return dataclasses.replace(
+        episode, segments=tuple(segments), outcome=Outcome.ABORTED, judgement=None, reset_s=None
+    )
 
 
 def after(episode: Episode, index: int) -> Observation:
@@ -144,4 +146,4 @@ def record(recorder: Recorder, episode: Episode, *, num_segments: int | None = N
     for index, segment in enumerate(episode.segments[:num_segments]):
         recorder.append(segment, after=after(episode, index))
     if end:
-        recorder.end(outcome=episode.outcome, judgement=episode.judgement)
+        recorder.end(outcome=episode.outcome, judgement=episode.judgement, reset_s=episode.reset_s)

@@ -233,7 +233,9 @@ class SequentialActor:
             self._writer.end(outcome=Outcome.ABORTED, judgement=None, num_steps=0)
             raise
         self._stopped, self._fault = ended.stopped, ended.fault
-        return self._writer.end(outcome=ended.outcome, judgement=ended.judgement, num_steps=ended.num_steps)
+        return self._writer.end(
+            outcome=ended.outcome, judgement=ended.judgement, num_steps=ended.num_steps, reset_s=ended.reset_s
+        )
 
     def load(self, snapshot: WeightSnapshot) -> None:
         assert self._policy is not None, "this actor has no policy"

@@ -47,6 +47,7 @@ class EpisodeEnd:
     num_steps: int
     stopped: bool
     fault: str | None = None
+    reset_s: float | None = None  # from the order to the first action, by the robot's clock; None: no action
 
 
 class _StopRequested(Exception):
@@ -99,6 +100,8 @@ class ControlLoop:
         self._settle_ticks = round(replan_after_takeover_s * robot.spec.control_hz)
         self._wait_for_start, self._home = wait_for_start, home
         self._last = Observation(time_ns=0, values={})
+        self._reset_start_ns = 0
+        self._reset_end_ns: int | None = None
         self._is_real_time = isinstance(clock, RealClock)
         robot.use_buffers(board.frame_buffer)
 
@@ -156,6 +159,8 @@ class ControlLoop:
                 human = self._hold_until_input()
                 self._observe_again(row)
             waiting = False
+            if self._reset_end_ns is None:
+                self._reset_end_ns = self._clock.now_ns()
             outcome = self._ended_by(human.event)
             if outcome is not None:
                 break
@@ -186,6 +191,7 @@ class ControlLoop:
         self._since_human = self._settle_ticks
         self._num_idle = _EASE_TICKS  # at rest
         self._sent_ns = self._deadline_ns = 0
+        self._reset_start_ns, self._reset_end_ns = self._clock.now_ns(), None
         self._raise_if_faulted()
         if self._home is not None:
             self._deadline_ns = self._clock.now_ns()
@@ -376,8 +382,14 @@ class ControlLoop:
             self._stopped = event is Event.STOP
             if self._is_invalid or event is Event.DISCARD:
                 outcome, judgement = Outcome.ABORTED, None
+        reset_ns = None if self._reset_end_ns is None else self._reset_end_ns - self._reset_start_ns
         return EpisodeEnd(
-            outcome=outcome, judgement=judgement, num_steps=self._num_steps, stopped=self._stopped, fault=fault
+            outcome=outcome,
+            judgement=judgement,
+            num_steps=self._num_steps,
+            stopped=self._stopped,
+            fault=fault,
+            reset_s=None if reset_ns is None else reset_ns / NS_PER_S,
         )
 
 

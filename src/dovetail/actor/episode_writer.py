@@ -34,16 +34,18 @@ class EpisodeWriter:
         """Write all but the newest step, so that the final segment is never empty."""
         self._write(self._board.num_stepped - 1, final=False)
 
-    def end(self, *, outcome: Outcome, judgement: Outcome | None, num_steps: int) -> Episode | None:
+    def end(
+        self, *, outcome: Outcome, judgement: Outcome | None, num_steps: int, reset_s: float | None = None
+    ) -> Episode | None:
         """Finish after `num_steps` steps. Return the episode if it was kept and has steps."""
         assert self._start is not None, "begin() comes first"
         self._write(self._first + num_steps, final=True)
         if self._recorder is not None:
-            self._recorder.end(outcome=outcome, judgement=judgement)
+            self._recorder.end(outcome=outcome, judgement=judgement, reset_s=reset_s)
         start, self._start = self._start, None
         if not self._segments:
             return None
-        return Episode.of(start, self._segments, outcome=outcome, judgement=judgement)
+        return Episode.of(start, self._segments, outcome=outcome, judgement=judgement, reset_s=reset_s)
 
     def _write(self, end: int, *, final: bool) -> None:
         if self._start is None or end <= self._next:

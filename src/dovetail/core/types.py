@@ -266,14 +266,20 @@ class Episode:
     started_unix_ns: int
     segments: tuple[Segment, ...]
     boot_id: str = ""
+    reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
 
     @staticmethod
     def of(
-        start: EpisodeStart, segments: Sequence[Segment], *, outcome: Outcome, judgement: Outcome | None = None
+        start: EpisodeStart,
+        segments: Sequence[Segment],
+        *,
+        outcome: Outcome,
+        judgement: Outcome | None = None,
+        reset_s: float | None = None,
     ) -> Episode:
         """Build a finished episode."""
         known = {field.name: getattr(start, field.name) for field in fields(EpisodeStart)}
-        return Episode(**known, outcome=outcome, judgement=judgement, segments=tuple(segments))
+        return Episode(**known, outcome=outcome, judgement=judgement, segments=tuple(segments), reset_s=reset_s)
 
     @property
     def start(self) -> EpisodeStart:

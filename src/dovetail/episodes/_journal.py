@@ -26,6 +26,7 @@ from dovetail.core.errors import SpecMismatch, StoreError
 from dovetail.core.types import Array, Episode, EpisodeStart, Observation, Outcome, Segment
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import DistinctFrames
+from dovetail.episodes._manifest_check import known_reset_s
 from dovetail.episodes._tables import MAX_SEGMENT_BYTES, from_ipc, to_ipc
 
 __all__ = [
@@ -51,6 +52,15 @@ _CHECK = struct.Struct("<I")
 _MAGIC = b"dvtJ"
 _SIZE = _HEADER.size + _CHECK.size
 _MAX_COUNTED_BYTES = 96 << 20  # of one record
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _End:
+    """The last record of a journal."""
+
+    outcome: Outcome
+    judgement: Outcome | None = None
+    reset_s: float | None = None
 
 
 class Kind(enum.IntEnum):
@@ -197,10 +207,10 @@ def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
     start = _start(next(records, None), name=name)
     segments: list[Segment] = []
     after: Observation | None = None
-    outcome, judgement = Outcome.ABORTED, None
+    end = _End(outcome=Outcome.ABORTED)
     for record in records:
         if record.kind is Kind.END:
-            outcome, judgement = _end(record, name=name)
+            end = _end(record, name=name)
             break
         try:
             segment, after = _unpack_segment(record.payload, episode_id=start.id)
@@ -213,7 +223,7 @@ def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
     segments[-1] = Segment(
         episode_id=last.episode_id, first=last.first, final=True, columns=last.columns, last_observation=after
     )
-    return Episode.of(start, segments, outcome=outcome, judgement=judgement)
+    return Episode.of(start, segments, outcome=end.outcome, judgement=end.judgement, reset_s=end.reset_s)
 
 
 def read_segments(file: BinaryIO, offset: int, *, name: str) -> tuple[EpisodeStart, tuple[Segment, ...], int]:
@@ -242,10 +252,14 @@ def _start(record: Record | None, *, name: str) -> EpisodeStart:
         raise StoreError(f"{name} has a start that is not valid: {error}") from error
 
 
-def _end(record: Record, *, name: str) -> tuple[Outcome, Outcome | None]:
+def _end(record: Record, *, name: str) -> _End:
     try:
         end = load_json(record.payload, name=name)
-        return Outcome(end["outcome"]), Outcome(end["judgement"]) if end["judgement"] else None
+        return _End(
+            outcome=Outcome(end["outcome"]),
+            judgement=Outcome(end["judgement"]) if end["judgement"] else None,
+            reset_s=known_reset_s(end),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{name} has an end that is not valid: {error}") from error
 

@@ -15,7 +15,7 @@ from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.types import EpisodeStart, Outcome
 from dovetail.episodes._frames import MAX_PIXELS, Layout
 
-__all__ = ["check_manifest"]
+__all__ = ["check_manifest", "known_reset_s"]
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9_%~][A-Za-z0-9._%~-]{0,199}")  # as `quote` makes them: no slash, no leading dot
@@ -23,6 +23,7 @@ _MAX_STEPS = 10**8
 _MAX_SPEC_VALUES = 1 << 26  # of one observation
 _MAX_VECTOR_VALUES = 100_000  # of one observation that is not an image: datasets name each value
 _MAX_UNIX_NS = 9 * 10**18  # year 2255
+_MAX_RESET_S = 1e8  # a reset may wait for a person
 _TEXTS = ("id", "task", "prompt", "operator", "config_hash", "boot_id", "content")
 _COLUMNS = ("time_ns", "proposed", "executed", "source", "policy_version", "chunk_id", "chunk_index")
 _COUNTS = ("num_steps", "num_human_steps", "num_interventions", "number")
@@ -41,6 +42,16 @@ def check_manifest(manifest: Mapping[str, Any], *, name: str, files: Iterable[st
         raise StoreError(f"{name} {what}") from error
 
 
+def known_reset_s(facts: Mapping[str, Any]) -> float | None:
+    """The time of the reset before an episode; None in episodes of 0.6 and older. Raises ValueError."""
+    reset_s = facts.get("reset_s")
+    if reset_s is None:
+        return None
+    is_number = isinstance(reset_s, int | float) and not isinstance(reset_s, bool)
+    _require(is_number and 0.0 <= reset_s <= _MAX_RESET_S, "reset_s should be a number of seconds")
+    return float(reset_s)
+
+
 def _check_facts(manifest: Mapping[str, Any]) -> None:
     for field in _TEXTS:
         _require(isinstance(manifest[field], str) and len(manifest[field]) <= 10_000, f"{field} should be a text")
@@ -56,6 +67,7 @@ def _check_facts(manifest: Mapping[str, Any]) -> None:
     _require(_are_texts(manifest["columns"]), "columns should be texts")
     missing = [name for name in _COLUMNS if f"steps/{name}" not in manifest["columns"]]
     _require(not missing, f"there is no column {', '.join(missing)}")
+    known_reset_s(manifest)
     Outcome(manifest["outcome"])
     _require(manifest["judgement"] is None or Outcome(manifest["judgement"]) in Outcome, "judgement")
     robot = EpisodeStart.from_json(manifest).robot

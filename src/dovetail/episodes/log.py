@@ -76,6 +76,7 @@ class EpisodeInfo:
     cameras: tuple[str, ...]
     images: Mapping[str, CameraInfo]  # by camera
     num_bytes: int
+    reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
 
     @property
     def duration_s(self) -> float:
@@ -113,7 +114,9 @@ class EpisodeLog:
                 return
             staged = temporary / episode.id
             staged.mkdir()
+            # how long the reset took is measured: it is no part of the content, which a repeated run must reproduce
             description = {"schema": SCHEMA, "content": digest, "number": newest + 1, **facts}
+            description |= {"reset_s": episode.reset_s}
             write_episode(staged, description, columns, codec=self._images)
             os.rename(staged, target)
             fsync_folder(self._folder)

@@ -215,7 +215,7 @@ class RobotHost:
         """Let the recorder write the remaining steps. A failure is a fault; the written steps remain."""
         recorder = self._processes["recorder"]
         try:
-            end = {name: ended[name] for name in ("outcome", "judgement", "num_steps")}
+            end = {name: ended.get(name) for name in ("outcome", "judgement", "num_steps", "reset_s")}
             # after a fault a person waits, and a disk may hang
             recorder.request({"end": end}, timeout_s=_REPLY_S if self.fault is None else _REPLY_AFTER_FAULT_S)
             if self.fault is None and not ended["stopped"]:

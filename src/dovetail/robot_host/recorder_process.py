@@ -48,5 +48,10 @@ def _handle(message: dict[str, Any], writer: EpisodeWriter) -> dict[str, Any]:
         return {"begun": True}
     end = message["end"]
     judgement = Outcome(end["judgement"]) if end["judgement"] else None
-    writer.end(outcome=Outcome(end["outcome"]), judgement=judgement, num_steps=end["num_steps"])
+    writer.end(
+        outcome=Outcome(end["outcome"]),
+        judgement=judgement,
+        num_steps=end["num_steps"],
+        reset_s=end.get("reset_s"),  # None: the control process ended before it could report it
+    )
     return {"ended": True}

@@ -79,7 +79,7 @@ class _MemoryRecorder:
     def append(self, segment: Segment, *, after: Observation) -> None:
         self.segments.append(segment)
 
-    def end(self, *, outcome: Outcome, judgement: Outcome | None) -> None:
+    def end(self, *, outcome: Outcome, judgement: Outcome | None, reset_s: float | None = None) -> None:
         self.outcomes.append(outcome)
 
 
