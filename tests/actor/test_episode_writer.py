@@ -43,7 +43,7 @@ class Journal:
         self.segments.append(segment)
         self.afters.append(after.values["x"][0])
 
-    def end(self, *, outcome, judgement, reset_s=None):
+    def end(self, *, outcome, judgement, reset_s=None, has_success=True):
         self.ended.append((outcome, judgement))
 
 

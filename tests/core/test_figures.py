@@ -111,7 +111,7 @@ def test_score_of_an_episode_has_its_robot_time_reward_and_last_metrics():
     assert made.total_reward == pytest.approx(sum(episode.column(name).sum() for name in names))
     for name, value in made.metrics.items():
         assert value == episode.column(f"metric/{name}")[-1]
-    assert EpisodeScore.of(episode, has_success=False).success is None
+    assert EpisodeScore.of(make_episode(outcome=Outcome.TIMEOUT, has_success=False)).success is None
 
 
 @pytest.mark.parametrize(

@@ -80,10 +80,12 @@ def test_manifest_summarizes_episode(tmp_path: Path, make_episode: Make) -> None
 
 def test_time_of_reset_is_stored_but_is_no_part_of_the_content(tmp_path: Path, make_episode: Make) -> None:
     log, other = EpisodeLog(tmp_path / "a"), EpisodeLog(tmp_path / "b")
-    log.commit(make_episode(reset_s=2.5))
-    other.commit(make_episode(reset_s=None))
+    log.commit(make_episode(reset_s=2.5, has_success=False, outcome=Outcome.TIMEOUT))
+    other.commit(make_episode(outcome=Outcome.TIMEOUT))
     assert log.manifest("e1").reset_s == log.load("e1").reset_s == 2.5
+    assert log.manifest("e1").success is log.load("e1").success is None
     assert other.manifest("e1").reset_s is None
+    assert other.manifest("e1").success is other.load("e1").success is False
     contents = [json.loads((tmp_path / name / "e1/manifest.json").read_text())["content"] for name in "ab"]
     assert contents[0] == contents[1]
 
@@ -97,12 +99,13 @@ def test_manifest_of_0_6_has_no_time_of_reset_and_a_wrong_one_is_refused(
     path = tmp_path / "e1/manifest.json"
     manifest = unpack_manifest(path.read_bytes(), name="e1")
     if stored is ...:
-        del manifest["reset_s"]
+        del manifest["reset_s"], manifest["has_success"]
     else:
         manifest["reset_s"] = stored
     path.write_bytes(pack_manifest(manifest))
     if stored is ...:
         assert log.manifest("e1").reset_s is None
+        assert log.manifest("e1").has_success
         assert log.load("e1").reset_s is None
     else:
         with pytest.raises(StoreError, match="reset_s should be a number of seconds"):

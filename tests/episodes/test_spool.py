@@ -40,7 +40,7 @@ def borders(path: Path) -> list[int]:
 
 
 def test_round_trip(tmp_path: Path) -> None:
-    episode = make_episode(num_steps=6, cuts=(2, 3), judgement=Outcome.FAILURE, reset_s=1.5)
+    episode = make_episode(num_steps=6, cuts=(2, 3), judgement=Outcome.FAILURE, reset_s=1.5, has_success=False)
     spool = Spool(tmp_path / "some" / "spool")
     recorder: Recorder = spool
     record(recorder, episode)

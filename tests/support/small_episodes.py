@@ -146,4 +146,9 @@ def record(recorder: Recorder, episode: Episode, *, num_segments: int | None = N
     for index, segment in enumerate(episode.segments[:num_segments]):
         recorder.append(segment, after=after(episode, index))
     if end:
-        recorder.end(outcome=episode.outcome, judgement=episode.judgement, reset_s=episode.reset_s)
+        recorder.end(
+            outcome=episode.outcome,
+            judgement=episode.judgement,
+            reset_s=episode.reset_s,
+            has_success=episode.has_success,
+        )

@@ -234,7 +234,11 @@ class SequentialActor:
             raise
         self._stopped, self._fault = ended.stopped, ended.fault
         return self._writer.end(
-            outcome=ended.outcome, judgement=ended.judgement, num_steps=ended.num_steps, reset_s=ended.reset_s
+            outcome=ended.outcome,
+            judgement=ended.judgement,
+            num_steps=ended.num_steps,
+            reset_s=ended.reset_s,
+            has_success=ended.has_success,
         )
 
     def load(self, snapshot: WeightSnapshot) -> None:

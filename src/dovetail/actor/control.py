@@ -48,6 +48,7 @@ class EpisodeEnd:
     stopped: bool
     fault: str | None = None
     reset_s: float | None = None  # from the order to the first action, by the robot's clock; None: no action
+    has_success: bool = True  # False: the task does not tell success
 
 
 class _StopRequested(Exception):
@@ -390,6 +391,7 @@ class ControlLoop:
             stopped=self._stopped,
             fault=fault,
             reset_s=None if reset_ns is None else reset_ns / NS_PER_S,
+            has_success=self._task.spec.has_success,
         )
 
 

@@ -35,17 +35,30 @@ class EpisodeWriter:
         self._write(self._board.num_stepped - 1, final=False)
 
     def end(
-        self, *, outcome: Outcome, judgement: Outcome | None, num_steps: int, reset_s: float | None = None
+        self,
+        *,
+        outcome: Outcome,
+        judgement: Outcome | None,
+        num_steps: int,
+        reset_s: float | None = None,
+        has_success: bool = True,
     ) -> Episode | None:
         """Finish after `num_steps` steps. Return the episode if it was kept and has steps."""
         assert self._start is not None, "begin() comes first"
         self._write(self._first + num_steps, final=True)
         if self._recorder is not None:
-            self._recorder.end(outcome=outcome, judgement=judgement, reset_s=reset_s)
+            self._recorder.end(outcome=outcome, judgement=judgement, reset_s=reset_s, has_success=has_success)
         start, self._start = self._start, None
         if not self._segments:
             return None
-        return Episode.of(start, self._segments, outcome=outcome, judgement=judgement, reset_s=reset_s)
+        return Episode.of(
+            start,
+            self._segments,
+            outcome=outcome,
+            judgement=judgement,
+            reset_s=reset_s,
+            has_success=has_success,
+        )
 
     def _write(self, end: int, *, final: bool) -> None:
         if self._start is None or end <= self._next:

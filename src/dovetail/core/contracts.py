@@ -248,8 +248,15 @@ class Recorder(Protocol):
     def append(self, segment: Segment, *, after: Observation) -> None:
         """Write contiguous steps and the observation after the last one; durable on return."""
 
-    def end(self, *, outcome: Outcome, judgement: Outcome | None, reset_s: float | None = None) -> None:
-        """Finish the episode. `reset_s` is the time of the reset before it, if known."""
+    def end(
+        self,
+        *,
+        outcome: Outcome,
+        judgement: Outcome | None,
+        reset_s: float | None = None,
+        has_success: bool = True,
+    ) -> None:
+        """Finish the episode. See `Episode` for the time of its reset and `has_success`."""
 
 
 @runtime_checkable

@@ -1,6 +1,6 @@
 """The figures of a set of episodes: success, cycle time, throughput, interventions, return and the task's metrics.
 
-    scores = [EpisodeScore.of(episode, has_success=True) for episode in episodes]
+    scores = [EpisodeScore.of(episode) for episode in episodes]
     performance = Performance.of(scores)
     performance.success, performance.cycle_time_s, performance.per_minute
 
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dovetail.core.stats import Z_95, Rate
-from dovetail.core.types import Episode, Outcome
+from dovetail.core.types import Episode
 
 __all__ = ["EpisodeScore", "Mean", "Performance", "Quartiles"]
 
@@ -34,13 +34,13 @@ class EpisodeScore:
     metrics: Mapping[str, float] = field(default_factory=dict)  # the task's metrics at the end of the episode
 
     @staticmethod
-    def of(episode: Episode, *, has_success: bool = True) -> EpisodeScore:
+    def of(episode: Episode) -> EpisodeScore:
         """Score an episode by its outcome and the task's own rewards. Labels play no part."""
         names = episode.segments[0].columns
         rewards = [episode.column(name) for name in names if name.startswith("reward/")]
         last = episode.segments[-1].columns
         return EpisodeScore(
-            success=episode.outcome is Outcome.SUCCESS if has_success else None,
+            success=episode.success,
             duration_s=len(episode) / episode.robot.control_hz,
             reset_s=episode.reset_s,
             interventions=episode.num_interventions,

@@ -358,11 +358,12 @@ def _policy_from_json(data: Mapping[str, Any]) -> PolicySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskSpec:
-    """What a task needs of a robot: observation keys and embodiment."""
+    """What a task needs of a robot: observation keys and embodiment; and whether it knows success."""
 
     name: str
     observation_keys: tuple[str, ...] = ()
     embodiments: tuple[str, ...] = ()  # empty: any
+    has_success: bool = True  # False: only the return tells how good an episode was
 
 
 def match(

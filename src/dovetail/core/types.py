@@ -46,6 +46,10 @@ class Outcome(enum.StrEnum):
     TIMEOUT = "timeout"
     ABORTED = "aborted"
 
+    def success(self, *, has_success: bool) -> bool | None:
+        """Whether it is a success; None if the task does not tell success and no operator reported one."""
+        return True if self is Outcome.SUCCESS else False if has_success else None
+
 
 class Source(enum.IntEnum):
     """Who moved the arm in a step."""
@@ -267,6 +271,7 @@ class Episode:
     segments: tuple[Segment, ...]
     boot_id: str = ""
     reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
+    has_success: bool = True  # False: the task does not tell success
 
     @staticmethod
     def of(
@@ -276,10 +281,18 @@ class Episode:
         outcome: Outcome,
         judgement: Outcome | None = None,
         reset_s: float | None = None,
+        has_success: bool = True,
     ) -> Episode:
         """Build a finished episode."""
         known = {field.name: getattr(start, field.name) for field in fields(EpisodeStart)}
-        return Episode(**known, outcome=outcome, judgement=judgement, segments=tuple(segments), reset_s=reset_s)
+        return Episode(
+            **known,
+            outcome=outcome,
+            judgement=judgement,
+            segments=tuple(segments),
+            reset_s=reset_s,
+            has_success=has_success,
+        )
 
     @property
     def start(self) -> EpisodeStart:
@@ -287,6 +300,10 @@ class Episode:
 
     def __len__(self) -> int:
         return sum(len(segment) for segment in self.segments)
+
+    @property
+    def success(self) -> bool | None:
+        return self.outcome.success(has_success=self.has_success)
 
     @property
     def last_observation(self) -> Observation:

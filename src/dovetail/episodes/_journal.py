@@ -26,7 +26,7 @@ from dovetail.core.errors import SpecMismatch, StoreError
 from dovetail.core.types import Array, Episode, EpisodeStart, Observation, Outcome, Segment
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import DistinctFrames
-from dovetail.episodes._manifest_check import known_reset_s
+from dovetail.episodes._manifest_check import optional_facts
 from dovetail.episodes._tables import MAX_SEGMENT_BYTES, from_ipc, to_ipc
 
 __all__ = [
@@ -61,6 +61,7 @@ class _End:
     outcome: Outcome
     judgement: Outcome | None = None
     reset_s: float | None = None
+    has_success: bool = True
 
 
 class Kind(enum.IntEnum):
@@ -223,7 +224,14 @@ def read_journal(file: BinaryIO, *, name: str) -> Episode | None:
     segments[-1] = Segment(
         episode_id=last.episode_id, first=last.first, final=True, columns=last.columns, last_observation=after
     )
-    return Episode.of(start, segments, outcome=end.outcome, judgement=end.judgement, reset_s=end.reset_s)
+    return Episode.of(
+        start,
+        segments,
+        outcome=end.outcome,
+        judgement=end.judgement,
+        reset_s=end.reset_s,
+        has_success=end.has_success,
+    )
 
 
 def read_segments(file: BinaryIO, offset: int, *, name: str) -> tuple[EpisodeStart, tuple[Segment, ...], int]:
@@ -258,7 +266,7 @@ def _end(record: Record, *, name: str) -> _End:
         return _End(
             outcome=Outcome(end["outcome"]),
             judgement=Outcome(end["judgement"]) if end["judgement"] else None,
-            reset_s=known_reset_s(end),
+            **optional_facts(end),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"{name} has an end that is not valid: {error}") from error

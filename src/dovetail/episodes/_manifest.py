@@ -15,7 +15,7 @@ from dovetail.core.errors import StoreError
 from dovetail.core.types import Episode, EpisodeStart, Outcome
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import Layout
-from dovetail.episodes._manifest_check import check_manifest, known_reset_s
+from dovetail.episodes._manifest_check import check_manifest, optional_facts
 from dovetail.episodes._tables import parquet_note
 
 __all__ = [
@@ -67,7 +67,7 @@ def episode_fields(manifest: Mapping[str, Any]) -> dict[str, Any]:
         **{field.name: getattr(start, field.name) for field in fields(start)},
         "outcome": Outcome(manifest["outcome"]),
         "judgement": Outcome(judgement) if judgement else None,
-        "reset_s": known_reset_s(manifest),
+        **optional_facts(manifest),
     }
 
 

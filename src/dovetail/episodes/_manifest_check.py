@@ -15,7 +15,7 @@ from dovetail.core.errors import DovetailError, StoreError
 from dovetail.core.types import EpisodeStart, Outcome
 from dovetail.episodes._frames import MAX_PIXELS, Layout
 
-__all__ = ["check_manifest", "known_reset_s"]
+__all__ = ["check_manifest", "optional_facts"]
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _FILE = re.compile(r"[A-Za-z0-9_%~][A-Za-z0-9._%~-]{0,199}")  # as `quote` makes them: no slash, no leading dot
@@ -42,14 +42,15 @@ def check_manifest(manifest: Mapping[str, Any], *, name: str, files: Iterable[st
         raise StoreError(f"{name} {what}") from error
 
 
-def known_reset_s(facts: Mapping[str, Any]) -> float | None:
-    """The time of the reset before an episode; None in episodes of 0.6 and older. Raises ValueError."""
-    reset_s = facts.get("reset_s")
-    if reset_s is None:
-        return None
+def optional_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """The facts of an episode that 0.6 and older did not store. Raises ValueError."""
+    reset_s, has_success = facts.get("reset_s"), facts.get("has_success", True)
     is_number = isinstance(reset_s, int | float) and not isinstance(reset_s, bool)
-    _require(is_number and 0.0 <= reset_s <= _MAX_RESET_S, "reset_s should be a number of seconds")
-    return float(reset_s)
+    _require(
+        reset_s is None or (is_number and 0.0 <= reset_s <= _MAX_RESET_S), "reset_s should be a number of seconds"
+    )
+    _require(isinstance(has_success, bool), "has_success should be true or false")
+    return {"reset_s": None if reset_s is None else float(reset_s), "has_success": has_success}
 
 
 def _check_facts(manifest: Mapping[str, Any]) -> None:
@@ -67,7 +68,7 @@ def _check_facts(manifest: Mapping[str, Any]) -> None:
     _require(_are_texts(manifest["columns"]), "columns should be texts")
     missing = [name for name in _COLUMNS if f"steps/{name}" not in manifest["columns"]]
     _require(not missing, f"there is no column {', '.join(missing)}")
-    known_reset_s(manifest)
+    optional_facts(manifest)
     Outcome(manifest["outcome"])
     _require(manifest["judgement"] is None or Outcome(manifest["judgement"]) in Outcome, "judgement")
     robot = EpisodeStart.from_json(manifest).robot

@@ -77,6 +77,11 @@ class EpisodeInfo:
     images: Mapping[str, CameraInfo]  # by camera
     num_bytes: int
     reset_s: float | None = None  # time of the reset before the first step, by the robot's clock; None: unknown
+    has_success: bool = True  # False: the task does not tell success
+
+    @property
+    def success(self) -> bool | None:
+        return self.outcome.success(has_success=self.has_success)
 
     @property
     def duration_s(self) -> float:
@@ -114,9 +119,9 @@ class EpisodeLog:
                 return
             staged = temporary / episode.id
             staged.mkdir()
-            # how long the reset took is measured: it is no part of the content, which a repeated run must reproduce
+            # no part of the content: the time of a reset is measured, and other versions do not store these facts
             description = {"schema": SCHEMA, "content": digest, "number": newest + 1, **facts}
-            description |= {"reset_s": episode.reset_s}
+            description |= {"reset_s": episode.reset_s, "has_success": episode.has_success}
             write_episode(staged, description, columns, codec=self._images)
             os.rename(staged, target)
             fsync_folder(self._folder)

@@ -113,10 +113,22 @@ class Spool:
         writing.num_steps += len(segment)
         writing.layout = layout
 
-    def end(self, *, outcome: Outcome, judgement: Outcome | None, reset_s: float | None = None) -> None:
+    def end(
+        self,
+        *,
+        outcome: Outcome,
+        judgement: Outcome | None,
+        reset_s: float | None = None,
+        has_success: bool = True,
+    ) -> None:
         """Close the journal. The episode is then pending."""
         self._current()
-        end = {"outcome": outcome.value, "judgement": judgement.value if judgement else None, "reset_s": reset_s}
+        end = {
+            "outcome": outcome.value,
+            "judgement": judgement.value if judgement else None,
+            "reset_s": reset_s,
+            "has_success": has_success,
+        }
         self._write(_journal.pack(Kind.END, dump_json(end)))
         self.close()
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from dovetail.actor.actors import ActorConfig, board_layout, make_start
 from dovetail.actor.board import Board
+from dovetail.actor.control import EpisodeEnd
 from dovetail.config.plugins import resolve
 from dovetail.config.schema import RunConfig
 from dovetail.core import errors
@@ -209,13 +210,15 @@ class RobotHost:
         assert self._board is not None
         num_steps = max(0, self._board.num_stepped - first)
         stopped = self._should_stop()
-        return {"outcome": Outcome.ABORTED, "judgement": None, "num_steps": num_steps, "stopped": stopped}
+        end = EpisodeEnd(outcome=Outcome.ABORTED, judgement=None, num_steps=num_steps, stopped=stopped)
+        return asdict(end)
 
     def _finish(self, ended: Mapping[str, Any]) -> None:
         """Let the recorder write the remaining steps. A failure is a fault; the written steps remain."""
         recorder = self._processes["recorder"]
         try:
-            end = {name: ended.get(name) for name in ("outcome", "judgement", "num_steps", "reset_s")}
+            names = ("outcome", "judgement", "num_steps", "reset_s", "has_success")
+            end = {name: ended[name] for name in names}
             # after a fault a person waits, and a disk may hang
             recorder.request({"end": end}, timeout_s=_REPLY_S if self.fault is None else _REPLY_AFTER_FAULT_S)
             if self.fault is None and not ended["stopped"]:

@@ -52,6 +52,7 @@ def _handle(message: dict[str, Any], writer: EpisodeWriter) -> dict[str, Any]:
         outcome=Outcome(end["outcome"]),
         judgement=judgement,
         num_steps=end["num_steps"],
-        reset_s=end.get("reset_s"),  # None: the control process ended before it could report it
+        reset_s=end["reset_s"],
+        has_success=end["has_success"],
     )
     return {"ended": True}

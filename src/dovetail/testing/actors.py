@@ -79,7 +79,14 @@ class _MemoryRecorder:
     def append(self, segment: Segment, *, after: Observation) -> None:
         self.segments.append(segment)
 
-    def end(self, *, outcome: Outcome, judgement: Outcome | None, reset_s: float | None = None) -> None:
+    def end(
+        self,
+        *,
+        outcome: Outcome,
+        judgement: Outcome | None,
+        reset_s: float | None = None,
+        has_success: bool = True,
+    ) -> None:
         self.outcomes.append(outcome)
 
 
