@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import types
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import pytest
 
 from dovetail.config import plugins
 from dovetail.config.model import Config
-from dovetail.config.plugins import BUILTIN, build, list_plugins, locate, resolve
+from dovetail.config.plugins import BUILTIN, build, config_model, list_plugins, locate, resolve, settings_of
 from dovetail.core.errors import PluginError
 from support import sample_plugins
 
@@ -68,9 +70,17 @@ def test_builtin_names_follow_one_pattern() -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "message"),
     [
-        ("task", "peg_insertoin", "no task named 'peg_insertoin'. Did you mean 'peg_insertion'?"),
-        ("task", "peg-insertoin", "no task named 'peg-insertoin'. Did you mean 'peg_insertion'?"),
-        ("robot", "zzz", "no robot named 'zzz'. Valid: gym, sim."),
+        (
+            "task",
+            "peg-insertoin",
+            "no task named 'peg-insertoin'. Did you mean 'peg_insertion'? Valid: cap_tightening, charger, peg_insertion, "
+            "pick_place, push_cube, table_cleanup. For your own class, write package.module:Class",
+        ),
+        (
+            "robot",
+            "franka",
+            "no robot named 'franka'. Valid: gym, sim. For your own class, write package.module:Class",
+        ),
         ("taks", "x", "there is no plugin kind 'taks'. Did you mean 'task'?"),
         (
             "task",
@@ -183,3 +193,21 @@ def test_incomplete_robot_is_refused_when_built(plugin: str, message: str) -> No
 
 def test_a_proxy_is_not_checked_for_members() -> None:
     assert isinstance(build("robot", f"{__name__}:Proxy", sample_plugins.Plain.Config(), task=None), Proxy)
+
+
+def test_settings_of_builtin_plugins_are_those_of_their_classes() -> None:
+    for kind, names in BUILTIN.items():
+        for name in names:
+            assert settings_of(kind, name) is config_model(resolve(kind, name)), f"{kind} {name}"
+
+
+@pytest.mark.parametrize("wrong", ["lerner.utd=2", "policy.hiden=[8]", "algorithm.lrr=1", "robot.type=franka"])
+def test_wrong_setting_is_refused_before_torch_and_simulator_are_loaded(wrong: str) -> None:
+    code = (
+        "import sys; from dovetail.cli.main import main;"
+        f"code = main(['run', 'peg-insertion', {wrong!r}]);"
+        "print(code, [name for name in ('torch', 'mujoco', 'ray', 'tensordict') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[-2] == "2 []"
+    assert done.stderr.startswith("error: override")

@@ -174,10 +174,12 @@ def execute(
 
 
 def _created(sources: Sequence[Source], overrides: Overrides, options: RunOptions) -> RunFolder:
+    loaded = load(sources, overrides)  # before torch, so that a wrong setting is refused at once
+
     from dovetail.api.checks import check_fits
     from dovetail.runs.assembly.fleet import with_embodiments
 
-    config = with_embodiments(load(sources, overrides))
+    config = with_embodiments(loaded)
     runs_dir, name = Path(options.get("runs_dir", RUNS_DIR)), options.get("name")
     first = sources[0]
     name = (

@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 
 from dovetail.config._tree import Node, Path, dotted
 from dovetail.config.model import ChoosesModel, Config, nested_models
-from dovetail.config.plugins import BUILTIN, config_model, resolve
+from dovetail.config.plugins import BUILTIN, settings_of
 from dovetail.config.schema import SECTION_KINDS, RunConfig
 from dovetail.core.errors import ConfigError, PluginError, UsageError, did_you_mean
 
@@ -76,7 +76,10 @@ def _line(error: ErrorDetails, same: Sequence[ErrorDetails], tree: Node, root: t
         return place, f"'{key}.type': {error['msg']}"
     if kind == "plugin_type":
         plugin_kind = error["ctx"]["kind"]
-        return where, f"'{key}.type' should name a {plugin_kind}.{did_you_mean('', BUILTIN[plugin_kind])}"
+        return where, (
+            f"'{key}.type' should name a {plugin_kind}.{did_you_mean('', BUILTIN[plugin_kind])} For your own class, write "
+            "package.module:Class"
+        )
     got = _shown(node.plain())
     expected = [_EXPECTED[other["type"]] for other in same if other["type"] in _EXPECTED]
     if kind in _EXPECTED:
@@ -125,7 +128,7 @@ def model_at(path: Path, tree: Node, root: type[Config]) -> type[Config] | None:
     for depth, part in enumerate(path, start=1):
         if _is_section(path[:depth]):
             node, _ = tree.descend((*path[:depth], "type"))
-            models = [config_model(resolve(SECTION_KINDS[str(path[0])], str(node.value)))]
+            models = [settings_of(SECTION_KINDS[str(path[0])], str(node.value))]
         elif isinstance(part, str):
             fields = [model.model_fields[part] for model in models if part in model.model_fields]
             node, _ = tree.descend(path[:depth])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dovetail.config.plugins import KINDS, Plugin, config_model, list_plugins, resolve
+from dovetail.config.plugins import KINDS, Plugin, list_plugins, settings_of
 from dovetail.config.schema import DEFAULT_SECTIONS, KIND_MARK, SECTION_KINDS, RunConfig
 
 __all__ = ["json_schema"]
@@ -55,7 +55,7 @@ def _branch(plugin: Plugin) -> tuple[dict[str, Any], dict[str, Any]]:
     required = [] if plugin.name == _default_type(plugin.kind) else ["type"]
     if plugin.error is not None:  # not importable here: its settings are unknown
         return {"type": "object", "properties": {"type": type_key}, "required": ["type"]}, {}
-    model = config_model(resolve(plugin.kind, plugin.name))
+    model = settings_of(plugin.kind, plugin.name)
     template = f"#/$defs/{plugin.kind}.{plugin.name}.{{model}}"
     schema = model.model_json_schema(ref_template=template)
     nested = {f"{plugin.kind}.{plugin.name}.{name}": part for name, part in schema.pop("$defs", {}).items()}

@@ -4,9 +4,11 @@
     resolve("task", "wipe_board")            a package with the entry point group `dovetail.task`
     resolve("task", "my_lab.tasks:Wipe")     any importable class
 
-A module is imported when its plugin is resolved, not earlier: the control process must not load torch. A module that is
-not installed is looked for in the current folder, after everything else: a file there cannot replace an installed module.
-A stored config of an untrusted run folder never gets here with a `module:Class` (see `trust`).
+A module is imported when its plugin is resolved, not earlier: the control process must not load torch. The settings of
+built-in plugins are found without their classes (`settings_of`), so that a wrong one is refused before torch and the
+simulator are loaded. A module that is not installed is looked for in the current folder, after everything else: a file
+there cannot replace an installed module. A stored config of an untrusted run folder never gets here with a `module:Class`
+(see `trust`).
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ __all__ = [
     "list_plugins",
     "locate",
     "resolve",
+    "settings_of",
 ]
 
 BUILTIN: dict[str, dict[str, str]] = {
@@ -95,6 +98,44 @@ BUILTIN: dict[str, dict[str, str]] = {
     },
 }
 
+_SETTINGS: dict[
+    str, dict[str, str]
+] = {  # of classes whose modules load torch or MuJoCo; the others have `Class.Config`
+    "task": {
+        "push_cube": "dovetail.tasks.settings:PushCubeConfig",
+        "peg_insertion": "dovetail.tasks.settings:InsertionConfig",
+        "charger": "dovetail.tasks.settings:InsertionConfig",
+        "pick_place": "dovetail.tasks.settings:PickPlaceConfig",
+        "cap_tightening": "dovetail.tasks.settings:CapTighteningConfig",
+        "table_cleanup": "dovetail.tasks.settings:TableCleanupConfig",
+    },
+    "robot": {"sim": "dovetail.robots.sim_settings:SimRobotConfig"},
+    "policy": {
+        "gaussian_mlp": "dovetail.policies.settings:GaussianMLPConfig",
+        "flow": "dovetail.policies.settings:FlowConfig",
+        "flow_actor": "dovetail.policies.settings:FlowActorConfig",
+        "steered": "dovetail.policies.settings:SteeredFlowConfig",
+        "shared": "dovetail.policies.settings:SharedConfig",
+        "actor_critic": "dovetail.policies.settings:ActorCriticConfig",
+        "flow_actor_critic": "dovetail.policies.settings:FlowActorCriticConfig",
+    },
+    "labeler": {"classifier": "dovetail.labels.learned.settings:ClassifierConfig"},
+    "algorithm": {
+        "imitation": "dovetail.learn.algorithms.settings:ImitationConfig",
+        "sac": "dovetail.learn.algorithms.settings:SACConfig",
+        "rlpd": "dovetail.learn.algorithms.settings:RLPDConfig",
+        "sac_flow": "dovetail.learn.algorithms.settings:SACFlowConfig",
+        "dsrl": "dovetail.learn.algorithms.settings:DSRLConfig",
+        "ppo": "dovetail.learn.algorithms.settings:PPOConfig",
+        "hg_dagger": "dovetail.learn.algorithms.settings:HGDAggerConfig",
+        "hi_ors": "dovetail.learn.algorithms.settings:HiORSConfig",
+    },
+}
+
+_SETTINGS_OF_CLASS = {
+    BUILTIN[kind][name]: model for kind, names in _SETTINGS.items() for name, model in names.items()
+}
+
 KINDS = tuple(BUILTIN)
 
 _CONTRACTS: dict[str, type] = {
@@ -139,7 +180,10 @@ def locate(kind: str, name: str) -> Plugin:
     if "." in name:
         module, _, attribute = name.rpartition(".")
         raise PluginError(f"no {kind} named '{name}'. For your own class, write '{module}:{attribute}'")
-    raise PluginError(f"no {kind} named '{name}'.{did_you_mean(key, [*BUILTIN[kind], *installed])}")
+    valid = sorted([*BUILTIN[kind], *installed])
+    near = did_you_mean(key, valid)
+    names = "" if "Valid" in near else f" Valid: {', '.join(valid)}."
+    raise PluginError(f"no {kind} named '{name}'.{near}{names} For your own class, write package.module:Class")
 
 
 def resolve(kind: str, name: str) -> type:
@@ -175,6 +219,17 @@ def _missing(built: object, contract: type) -> list[str]:
 def config_model(plugin: type) -> type[Config]:
     """The config model of a resolved class."""
     model: type[Config] = plugin.Config  # type: ignore[attr-defined]
+    return model
+
+
+def settings_of(kind: str, name: str) -> type[Config]:
+    """The config model of a plugin. Loads neither torch nor the simulator for a built-in one."""
+    plugin = locate(kind, name)
+    target = _SETTINGS_OF_CLASS.get(plugin.target)
+    if target is None:
+        return config_model(_load(plugin))
+    module, _, attribute = target.partition(":")
+    model: type[Config] = getattr(importlib.import_module(module), attribute)
     return model
 
 

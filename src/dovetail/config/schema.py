@@ -12,7 +12,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from dovetail.config.cluster import ClusterConfig
 from dovetail.config.model import Config
-from dovetail.config.plugins import build, config_model, locate, resolve
+from dovetail.config.plugins import build, locate, resolve, settings_of
 from dovetail.config.safety import SafetyConfig
 from dovetail.core.abilities import BringsTask
 from dovetail.core.errors import PluginError
@@ -83,12 +83,11 @@ class PluginSection:
         if not isinstance(data.get("type"), str):
             raise PydanticCustomError("plugin_type", "Field 'type' is required", {"kind": kind})
         try:
-            plugin = resolve(kind, data["type"])
-            name = locate(kind, data["type"]).name
+            name, model = locate(kind, data["type"]).name, settings_of(kind, data["type"])
         except PluginError as problem:
             raise PydanticCustomError("plugin", "{problem}", {"problem": str(problem)}) from problem
         rest = {key: value for key, value in data.items() if key != "type"}
-        return PluginSection(kind=kind, type=name, config=config_model(plugin).from_mapping(rest))
+        return PluginSection(kind=kind, type=name, config=model.from_mapping(rest))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +115,8 @@ class StopWhenSolved(Config):
     """Number of recent online episodes to consider."""
     success_rate: float = Field(default=1.0, gt=0, le=1)
     """Share of them that must succeed without intervention."""
+    mean_return: float | None = None
+    """Mean return that they must reach where the environment has no success; null: never stop early."""
 
 
 class RunSettings(Config):
@@ -287,8 +288,10 @@ class RunConfig(Config):
 
     @model_validator(mode="after")
     def _has_a_task(self) -> Self:
+        if self.task is not None:
+            return self
         robot = resolve("robot", self.robot.type)
-        if self.task is None and not (isinstance(robot, BringsTask) and robot.brings_task):
+        if not (isinstance(robot, BringsTask) and robot.brings_task):
             context = {"robot": self.robot.type}
             raise PydanticCustomError("task", "robot '{robot}' needs a task, e.g. task: push_cube", context)
         return self

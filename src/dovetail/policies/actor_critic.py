@@ -3,37 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.random_draws import normal, seeded_generator
+from dovetail.policies.settings import ActorCriticConfig
 
 __all__ = ["ActorCritic", "ActorCriticConfig", "value_mlp"]
 
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
-
-
-class ActorCriticConfig(NetworkPolicyConfig):
-    BASIC: ClassVar[Collection[str]] = ("hidden",)
-    RENAMED: ClassVar[Mapping[str, str]] = {"std": "initial_std"}
-
-    inputs: tuple[str, ...] = ()
-    """Observation keys; empty: all low-dimensional ones of the robot."""
-    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Sizes of the actor's hidden layers."""
-    value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Sizes of the value function's hidden layers."""
-    initial_std: float = Field(default=0.5, gt=0.0, le=2.0)
-    """Standard deviation of the first actions, where 1 is half of the robot's range. Training changes it."""
 
 
 class ActorCritic(NetworkPolicy):

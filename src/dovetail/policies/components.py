@@ -12,13 +12,15 @@ This module reads no files. The builder of a policy reads the checkpoints and pa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
-from torch import nn
 
 from dovetail.config.model import Config
 from dovetail.core.errors import UsageError, did_you_mean
+
+if TYPE_CHECKING:  # settings are read without torch
+    from torch import nn
 
 __all__ = [
     "NORMALIZER",

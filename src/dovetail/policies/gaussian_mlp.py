@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.policies.discrete_gripper import KEEP, NUM_CHOICES, gripper_axis, margin_loss
 from dovetail.policies.embodiments.canonical_space import EMBODIMENT
-from dovetail.policies.images.encoders import EncoderConfig
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.random_draws import integers, seeded_generator, uniform
+from dovetail.policies.settings import GaussianMLPConfig
 from dovetail.policies.tanh_gaussian import mean_and_log_std, sample_tanh_gaussian
 
 __all__ = ["GaussianMLP", "GaussianMLPConfig"]
-
-
-class GaussianMLPConfig(NetworkPolicyConfig):
-    BASIC: ClassVar[Collection[str]] = ("hidden",)
-    RENAMED: ClassVar[Mapping[str, str]] = {"grasp_noise": "gripper_epsilon"}
-
-    inputs: tuple[str, ...] = ()
-    """Observation keys, including images; empty: all low-dimensional ones of the robot."""
-    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Sizes of the hidden layers."""
-    history: dict[str, int] = Field(default_factory=dict)
-    """Number of control ticks of history per key; other keys have 1."""
-    horizon: int = Field(default=1, ge=1)
-    """Number of actions in a chunk."""
-    encoder: EncoderConfig = EncoderConfig()
-    """The image encoder."""
-    state_features: int = Field(default=64, ge=1)
-    """Size of the embedding of all low-dimensional observations. Only used together with images."""
-    gripper: Literal["continuous", "discrete"] = "continuous"
-    """Discrete: close, keep or open, chosen by Q-values that sac and rlpd learn."""
-    gripper_epsilon: float = Field(default=0.05, ge=0.0, le=1.0)
-    """Probability of a random choice of the discrete gripper while exploring."""
 
 
 class GaussianMLP(NetworkPolicy):

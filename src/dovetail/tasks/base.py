@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
-from dovetail.config.model import Config
 from dovetail.core.contracts import Robot
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec, TaskSpec
@@ -24,28 +22,13 @@ from dovetail.core.types import Array, Observation, Outcome, Verdict
 from dovetail.robots.sim.arm import Arm
 from dovetail.robots.sim.rotations import quat_conjugate, quat_multiply, quat_to_matrix, quat_to_rotvec
 from dovetail.robots.sim.world import World
+from dovetail.tasks.settings import SimTaskConfig
 
 __all__ = ["Goal", "SimTask", "SimTaskConfig", "WaypointExpert"]
 
 Vector = NDArray[np.float64]
 
 _MAX_PUSH_RAD = 0.03
-
-
-class SimTaskConfig(Config):
-    """Settings of all simulated tasks."""
-
-    RENAMED: ClassVar[Mapping[str, str]] = {"tremor_s": "noise_correlation_s"}
-    BASIC: ClassVar[Collection[str]] = ("time_limit_s", "reward")
-
-    reward: Literal["sparse", "dense"] = "sparse"
-    """sparse: 1 at success. dense: the progress of each step, plus 1 at success."""
-    time_limit_s: float = Field(default=10.0, gt=0.0)
-    """Seconds after which an episode is a timeout."""
-    hold_s: float = Field(default=0.2, ge=0.0)
-    """Seconds for which the success predicate must stay true."""
-    noise_correlation_s: float = Field(default=0.0, ge=0.0)
-    """Correlation time of the expert's noise in seconds; 0: independent noise in each step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,12 +12,12 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from dovetail.robots.sim.arm import Arm
 from dovetail.robots.sim.rotations import quat_from_axis_angle, quat_multiply, rotate
 from dovetail.robots.sim.world import DOWN, World
-from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
+from dovetail.tasks.base import Goal, SimTask, Vector
+from dovetail.tasks.settings import CapTighteningConfig
 
 __all__ = ["CapTightening", "CapTighteningConfig"]
 
@@ -34,16 +34,6 @@ _TOLERANCE_DEG = 8.0  # between the marks
 _TURN_DEG = (190.0, 215.0)  # of the cap; minus the tolerance, at least 180
 _BOTTLE_RANGE_M = 0.03  # along x and y
 _START_RANGE_M, _START_RANGE_DEG = 0.03, 10.0
-
-
-class CapTighteningConfig(SimTaskConfig):
-    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("tolerance_deg", "min_turn_deg", "max_turn_deg", "bottle_range_m", "start_range_m", "start_range_deg"),
-        "it is a constant of the task now",
-    )
-
-    time_limit_s: float = Field(12.0, gt=0.0)
-    """Seconds after which an episode is a timeout."""
 
 
 class CapTightening(SimTask):

@@ -9,7 +9,6 @@ from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from pydantic import Field
 
 from dovetail.core.errors import RobotError
 from dovetail.robots.sim.arm import Arm
@@ -22,31 +21,14 @@ from dovetail.robots.sim.rotations import (
     rotate,
 )
 from dovetail.robots.sim.world import DOWN, World
-from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
+from dovetail.tasks.base import Goal, SimTask, Vector
+from dovetail.tasks.settings import InsertionConfig
 
 __all__ = ["Insertion", "InsertionConfig", "PegInsertion"]
 
 _SETTLE_SUBSTEPS = 60  # 0.12 s: until the grip force has built up and the tool is at rest
 _LOST_M, _LOST_RAD = 0.012, 0.35  # a tool that slipped further is lost
 _SOCKET_YAW_DEG = 10.0  # the socket is turned by up to this
-
-
-class InsertionConfig(SimTaskConfig):
-    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(("socket_yaw_deg",), "it is a constant of the task now")
-
-    start_range_m: float = Field(0.03, ge=0.0, le=0.05)
-    """Largest distance of the tool's tip from the socket at the start, in x and y, in meters."""
-    start_height_m: tuple[float, float] = (0.025, 0.05)
-    """Smallest and largest height of the tool's tip above the socket at the start, in meters."""
-    start_yaw_deg: float = Field(10.0, ge=0.0, le=30.0)
-    """Largest rotation of the gripper relative to the socket at the start, in degrees."""
-    start_tilt_deg: float = Field(3.0, ge=0.0, le=10.0)
-    """Largest tilt of the gripper at the start, about x and y, in degrees."""
-    socket_range_m: float = Field(0.03, ge=0.0, le=0.05)
-    """Largest displacement of the socket, in x and y, in meters."""
-    hidden_offset_m: float = Field(0.0, ge=0.0, le=0.005)
-    """Largest error of the socket's position in `task_state`, in x and y, in meters; random in each episode. Only the expert
-    knows the true position."""
 
 
 class Fit(NamedTuple):

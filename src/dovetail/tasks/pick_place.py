@@ -8,7 +8,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from dovetail.robots.sim.arm import Arm
 from dovetail.robots.sim.rotations import quat_from_matrix, quat_to_matrix, quat_to_rotvec
@@ -23,7 +22,8 @@ from dovetail.tasks._cubes import (
     table_camera,
     tcp_heading,
 )
-from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
+from dovetail.tasks.base import Goal, SimTask, Vector
+from dovetail.tasks.settings import PickPlaceConfig
 
 __all__ = ["PickPlace", "PickPlaceConfig"]
 
@@ -38,16 +38,6 @@ _CUBE_REGION = (0.22, 0.22)  # m: extent along x and y
 _TRAY_REGION = (0.12, 0.06)  # m: the same for the tray's center
 _TRAY_TURN_RAD = 0.25  # the tray is turned by up to this
 _START_M, _START_RAD = 0.05, 0.2  # the TCP starts within this of the center, turned by up to this
-
-
-class PickPlaceConfig(SimTaskConfig):
-    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("cube_region_m", "tray_region_m", "tray_turn_rad", "start_m", "start_rad"),
-        "it is a constant of the task now",
-    )
-
-    time_limit_s: float = Field(12.0, gt=0.0)
-    """Seconds after which an episode is a timeout."""
 
 
 class PickPlace(SimTask):

@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from dovetail.core.errors import ConfigError
 from dovetail.robots.sim.arm import Arm
@@ -21,7 +20,8 @@ from dovetail.tasks._cubes import (
     still_to_come,
     table_camera,
 )
-from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
+from dovetail.tasks.base import Goal, SimTask, Vector
+from dovetail.tasks.settings import PushCubeConfig
 
 __all__ = ["PushCube", "PushCubeConfig"]
 
@@ -36,19 +36,6 @@ _PUSH_Z = {"panda": 0.026, "x5": 0.021}
 _CUBE_REGION_M = 0.18  # edge of the square in which the cube starts
 _MARK_REGION_M = 0.22  # edge of the square in which the mark lies
 _START_M, _START_RAD = 0.04, 0.2  # the TCP starts within this of the center, turned by up to this
-
-
-class PushCubeConfig(SimTaskConfig):
-    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("cube_region_m", "mark_region_m", "start_m", "start_rad"), "it is a constant of the task now"
-    )
-
-    time_limit_s: float = Field(8.0, gt=0.0)
-    """Seconds after which an episode is a timeout."""
-    push_m: tuple[float, float] = (0.07, 0.14)
-    """Shortest and longest distance from the cube's start to the mark."""
-    tolerance_m: float = Field(0.015, gt=0.0)
-    """Largest distance between the centers of cube and mark, in meters."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,12 +13,12 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
 
 from dovetail.robots.sim.arm import Arm
 from dovetail.robots.sim.rotations import clip_norm, quat_from_axis_angle, quat_multiply, rotate
 from dovetail.robots.sim.world import DOWN, World
-from dovetail.tasks.base import Goal, SimTask, SimTaskConfig, Vector
+from dovetail.tasks.base import Goal, SimTask, Vector
+from dovetail.tasks.settings import TableCleanupConfig
 
 __all__ = ["TableCleanup", "TableCleanupConfig"]
 
@@ -57,18 +57,6 @@ _CLOSED_DEG = 5.0  # the lid is closed below this angle
 _APART_M = 0.105  # between any two objects, so that the fingers fit
 _BOX_RANGE_M = 0.02
 _START_RANGE_M, _START_RANGE_DEG = 0.03, 10.0
-
-
-class TableCleanupConfig(SimTaskConfig):
-    REMOVED: ClassVar[Mapping[str, str]] = dict.fromkeys(
-        ("closed_deg", "apart_m", "box_range_m", "start_range_m", "start_range_deg"),
-        "it is a constant of the task now",
-    )
-
-    time_limit_s: float = Field(35.0, gt=0.0)
-    """Seconds after which an episode is a timeout."""
-    region_m: tuple[float, float] = (0.28, 0.19)
-    """Extent of the area with objects along x and y, in meters."""
 
 
 class TableCleanup(SimTask):

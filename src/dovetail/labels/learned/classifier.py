@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import numpy as np
-from pydantic import Field
 
-from dovetail.config.model import Config
 from dovetail.core.disk import MissingError, dump_json, load_json, read_file, sha256, write_atomic
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, Labels, Observation, Outcome
 from dovetail.labels._rewards import (
-    Stage,
     check_labelable,
     check_stages,
     discounts,
@@ -25,28 +21,12 @@ from dovetail.labels._rewards import (
 )
 from dovetail.labels.learned.folder import Classifier, load_classifier
 from dovetail.labels.learned.frames import observation_arrays
+from dovetail.labels.learned.settings import ClassifierConfig
 from dovetail.labels.learned.training import ends_in_success
 
 __all__ = ["ClassifierConfig", "ClassifierLabeler"]
 
 CURRENT = "current.json"
-
-
-class ClassifierConfig(Config):
-    BASIC: ClassVar[Collection[str]] = ("folder",)
-
-    folder: str
-    """Folder written by `dovetail train reward-classifier`."""
-    threshold: float | None = Field(default=None, gt=0.0, lt=1.0)
-    """Probability from which a frame shows success; null: the threshold that training chose."""
-    consecutive: int | None = Field(default=None, ge=1)
-    """Number of successful frames in a row that make a success; null: as trained."""
-    reward: Literal["success", "progress"] = "success"
-    """Reward of steps: success at the end, or the change of the probability at each step."""
-    stages: tuple[Stage, ...] = ()
-    """Intermediate goals by the probability, with additional rewards."""
-    retrain_after: int | None = Field(default=None, ge=1)
-    """Retrain in the background after people labeled this many more episodes with at least one correction; null: never."""
 
 
 class ClassifierLabeler:

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dovetail.config.model import Config
 from dovetail.core.abilities import CachesFeatures
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, SampleRequest, View, Window
 from dovetail.learn.adam import Optimizers
 from dovetail.learn.algorithms._grasp_critic import GraspCritic
+from dovetail.learn.algorithms.settings import SACFamilyConfig, SoftConfig
 from dovetail.learn.batches import observations_of
 from dovetail.learn.cuda_graphs import CudaGraphs, Update, to_floats
 from dovetail.learn.data_parallel import DataParallel
@@ -49,74 +48,6 @@ __all__ = [
     "num_action_dims",
     "prior_and_online",
 ]
-
-
-class SoftConfig(Config):
-    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr", "gamma")
-    RENAMED: ClassVar[Mapping[str, str]] = {"credit_rescues": "count_rewards_after_takeover"}
-
-    batch_size: int = Field(default=128, ge=2)
-    """Steps in one batch."""
-    num_steps: int = Field(default=1, ge=1)
-    """Rewards that are summed before the critic's estimate follows (n-step returns); at least a whole chunk."""
-    count_rewards_after_takeover: bool = True
-    """Count rewards after an operator's takeover for the policy's steps before it, within `num_steps`. False: the critic's
-    estimate at the takeover replaces them. Ignored for chunks."""
-    gamma: float = Field(default=0.97, gt=0.0, lt=1.0)
-    """Discount per step."""
-    tau: float = Field(default=0.005, gt=0.0, le=1.0)
-    """Share by which target networks move toward the critic in each update."""
-    lr: float = Field(default=3e-4, gt=0.0)
-    """Learning rate of all networks and of the temperature."""
-    num_critics: int = Field(default=2, ge=1)
-    """Critics in the ensemble."""
-    num_target_critics: int = Field(default=2, ge=1)
-    """Critics in the random subset whose minimum gives the target."""
-    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Layer sizes of a critic."""
-    actor_every: int = Field(default=4, ge=1)
-    """Critic updates per actor update."""
-    actor_after: int = Field(default=0, ge=0)
-    """Critic updates before the first actor update, so that a cloned actor starts with a trained critic."""
-    actor_q: Literal["mean", "min"] = "min"
-    """How the actor's loss combines the critics."""
-    temperature: float = Field(default=0.02, gt=0.0)
-    """Initial temperature alpha."""
-    target_entropy: float | None = None
-    """Entropy at which the temperature keeps the policy. None: minus the number of action dimensions."""
-    backup_entropy: bool = False
-    """Add the entropy term to the critic's target."""
-    target_range: tuple[float, float] | None = None
-    """Range of possible returns, to which targets are clipped: [0, 1] for a sparse reward. None: no clipping."""
-    actor_average: float = Field(default=0.995, ge=0.0, lt=1.0)
-    """The robot gets a moving average of the actor; this share of it is kept at each actor update."""
-    max_grad_norm: float = Field(default=10.0, gt=0.0)
-    """Norm to which each network's gradient is clipped."""
-
-    @model_validator(mode="after")
-    def _check_num_critics(self) -> Self:
-        if self.num_target_critics > self.num_critics:
-            raise ValueError(
-                f"num_target_critics ({self.num_target_critics}) exceeds num_critics ({self.num_critics})"
-            )
-        return self
-
-
-class SACFamilyConfig(SoftConfig):
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "graphs": "cuda_graphs",
-        "compiled": "torch_compile",
-        "switch_penalty": "gripper_switch_penalty",
-    }
-
-    random_shift: int | None = Field(default=None, ge=0)
-    """Pixels by which images are shifted at random (DrQ). 0: none. None: 4 with an image encoder that learns."""
-    cuda_graphs: bool = False
-    """On a GPU: replay each update as one CUDA graph."""
-    torch_compile: bool = False
-    """On a GPU: compile the networks with torch.compile, which takes some seconds at the start."""
-    gripper_switch_penalty: float = Field(default=0.02, ge=0.0)
-    """Penalty for each switch of a discrete gripper (policy.gripper)."""
 
 
 class SoftActorCritic:
@@ -225,7 +156,8 @@ class SoftActorCritic:
         with torch.no_grad():
             torch._foreach_lerp_(self._target_parameters, online, self._config.tau)
         self._num_updates += 1
-        return {"critic_loss": loss.detach() / self._config.num_critics, "q": q.mean()}
+        fit = {"critic_loss": loss.detach() / self._config.num_critics, "target_variance": y.var(correction=0)}
+        return {**fit, "q": q.mean()}
 
     def _actor_q(self, critic: nn.Module, s: Tensor, a: Tensor) -> Tensor:
         """Q(s, a) [B] for the actor's loss. Gradients flow to `a`; none is computed for the critic."""

@@ -16,12 +16,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import SampleRequest
-from dovetail.learn.algorithms._soft_actor_critic import SoftActorCritic, SoftConfig, prior_and_online
+from dovetail.learn.algorithms._soft_actor_critic import SoftActorCritic, prior_and_online
+from dovetail.learn.algorithms.settings import DSRLConfig
 from dovetail.learn.batches import observations_of
 from dovetail.learn.cuda_graphs import to_floats
 from dovetail.policies.flows.steered_flow import SteeredFlow
@@ -29,13 +29,6 @@ from dovetail.policies.random_draws import normal
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["DSRL", "DSRLConfig"]
-
-
-class DSRLConfig(SoftConfig):
-    prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of each batch drawn from demonstrations and interventions."""
-    target_entropy: float | None = None
-    """Target entropy of the noise, in units of its largest value. None: minus half of its dimensions."""
 
 
 class DSRL(SoftActorCritic):

@@ -6,36 +6,17 @@ correction are cloned: a chunk that the policy finished is not the operator's pl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
-from dovetail.config.model import Config
 from dovetail.core.types import SampleRequest, View, Window
+from dovetail.learn.algorithms.settings import HGDAggerConfig
 from dovetail.learn.descent import Descent
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["HGDAgger", "HGDAggerConfig"]
-
-
-class HGDAggerConfig(Config):
-    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr")
-
-    batch_size: int = Field(default=64, ge=1)
-    """Steps, or chunks, in one batch."""
-    demo_share: float = Field(default=0.5, ge=0.0, lt=1.0)
-    """Share of each batch drawn from demonstrations; the rest are corrections."""
-    lr: float = Field(default=1e-4, gt=0.0)
-    """Learning rate: 1e-5 for a large pretrained policy, up to 1e-3 for a small one."""
-    weight_decay: float = Field(default=1e-4, ge=0.0)
-    """Weight decay of AdamW."""
-    max_grad_norm: float = Field(default=1.0, gt=0.0)
-    """Norm to which the gradient is clipped."""
-    average: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """The robot gets a moving average of the weights; this share of it is kept at each update, for example 0.999. 0: the
-    latest weights."""
 
 
 class HGDAgger(Descent):

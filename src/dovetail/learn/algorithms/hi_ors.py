@@ -9,68 +9,21 @@ No value is estimated, and rejected episodes teach nothing. By default it imitat
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from itertools import pairwise
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from dovetail.config.model import Config
 from dovetail.core.specs import PolicySpec
 from dovetail.core.types import Array, SampleRequest, View, Window
+from dovetail.learn.algorithms.settings import HiORSConfig
 from dovetail.learn.descent import Descent
 from dovetail.policies.embodiments.shared_policy import CanonicalPolicy
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["HiORS", "HiORSConfig"]
-
-
-class HiORSConfig(Config):
-    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr")
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "thresholds": "return_thresholds",
-        "round_updates": "updates_per_round",
-        "still_std": "min_motion_std",
-        "targets": "imitated_actions",
-        "human_weight": "correction_weight",
-    }
-
-    batch_size: int = Field(default=64, ge=1)
-    """Steps, or chunks, in one batch."""
-    demo_share: float = Field(default=0.25, ge=0.0, lt=1.0)
-    """Share of each batch drawn from demonstrations; the rest are accepted online episodes."""
-    return_thresholds: tuple[float, ...] = Field(default=(0.5,), min_length=1)
-    """Return that an episode must exceed, one per round; the last one stays. With the labeler's `step_penalty`, a higher one
-    accepts only fast episodes."""
-    updates_per_round: int = Field(default=2000, ge=1)
-    """Updates until the next threshold, warm-up included."""
-    min_episode_steps: int = Field(default=3, ge=1)
-    """Shorter episodes are rejected: they succeeded by accident."""
-    min_motion_std: float = Field(default=1e-3, ge=0.0)
-    """A chunk is left out if no axis has a larger standard deviation (m, rad, share of the gripper's opening; share of the
-    axis' range for several arms) and the episode goes on after it. 0: keep all. Ignored without chunks."""
-    imitated_actions: Literal["achieved", "executed"] = "achieved"
-    """Imitate the motion that the arm achieved, or the commands that it executed. Grippers: always the commands."""
-    correction_weight: float = Field(default=4.0, gt=0.0)
-    """Weight of a chunk that begins in a correction, against 1 for others; the paper uses 20."""
-    lr: float = Field(default=2.5e-5, gt=0.0)
-    """Learning rate."""
-    weight_decay: float = Field(default=1e-4, ge=0.0)
-    """Weight decay of AdamW."""
-    max_grad_norm: float = Field(default=1.0, gt=0.0)
-    """Norm to which the gradient is clipped."""
-    average: float = Field(default=0.0, ge=0.0, lt=1.0)
-    """The robot gets a moving average of the weights; this share of it is kept at each update, for example 0.999. 0: the
-    latest weights."""
-
-    @model_validator(mode="after")
-    def _check_thresholds(self) -> Self:
-        if any(later < earlier for earlier, later in pairwise(self.return_thresholds)):
-            raise ValueError(f"return_thresholds {list(self.return_thresholds)} must not fall from round to round")
-        return self
 
 
 class HiORS(Descent):

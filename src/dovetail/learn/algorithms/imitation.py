@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import ClassVar
 
-from pydantic import Field
 from torch import Tensor
 
-from dovetail.config.model import Config
 from dovetail.core.types import SampleRequest, View, Window
+from dovetail.learn.algorithms.settings import ImitationConfig
 from dovetail.learn.descent import Descent
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["Imitation", "ImitationConfig"]
-
-
-class ImitationConfig(Config):
-    BASIC: ClassVar[Collection[str]] = ("batch_size", "lr")
-    RENAMED: ClassVar[Mapping[str, str]] = {"decay_updates": "lr_decay_updates"}
-
-    batch_size: int = Field(default=128, ge=1)
-    """Steps, or chunks, in one batch."""
-    lr: float = Field(default=1e-3, gt=0.0)
-    """Learning rate."""
-    weight_decay: float = Field(default=1e-4, ge=0.0)
-    """Weight decay of AdamW."""
-    lr_decay_updates: int | None = Field(default=None, ge=1)
-    """Updates over which `lr` falls to 0 along a cosine. None: it stays constant."""
 
 
 class Imitation(Descent):

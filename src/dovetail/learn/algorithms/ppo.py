@@ -11,18 +11,17 @@ collected the rollout may be some versions older; w = pi_old / pi_collected corr
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from dovetail.config.model import Config
 from dovetail.core.errors import FailureError, UsageError
 from dovetail.core.types import Array, SampleRequest
+from dovetail.learn.algorithms.settings import PPOConfig
 from dovetail.learn.batches import observations_of
 from dovetail.learn.descent import Descent
 from dovetail.learn.finite import SkippedUpdate
@@ -34,58 +33,6 @@ from dovetail.policies.trainable import TrainablePolicy, ValuedPolicy
 __all__ = ["PPO", "PPOConfig", "RolloutRows", "ppo_loss"]
 
 _LR_FACTOR, _LR_RANGE = 1.2, 10.0
-
-
-class PPOConfig(Config):
-    BASIC: ClassVar[Collection[str]] = ("num_envs", "rollout_steps", "batch_size", "lr")
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "record": "record_episodes",
-        "clip": "clip_ratio",
-        "max_weight": "max_importance_weight",
-    }
-
-    num_envs: int = Field(default=4, ge=1, le=1024)
-    """Simulated worlds side by side."""
-    rollout_steps: int = Field(default=256, ge=2)
-    """Steps of each world between two updates."""
-    asynchronous: bool = False
-    """Collect the next rollout in another process during the update."""
-    max_staleness: int = Field(default=1, ge=0)
-    """Versions by which an asynchronous collector's weights may be older than the learner's before it waits."""
-    record_episodes: bool = False
-    """Write the rollouts' episodes to the run's log. They are not learned from again."""
-    lr: float = Field(default=3e-4, gt=0.0)
-    """Learning rate of the actor."""
-    value_lr: float | None = Field(default=None, gt=0.0)
-    """Learning rate of the value network. None: `lr`."""
-    std_lr: float | None = Field(default=None, gt=0.0)
-    """Learning rate of a Gaussian's standard deviation, which needs many steps at the actor's rate. None: `lr`."""
-    actor_after: int = Field(default=0, ge=0)
-    """Rollouts before the first actor update, so that a cloned actor starts with a trained value network."""
-    num_epochs: int = Field(default=10, ge=1)
-    """Passes over each rollout."""
-    batch_size: int = Field(default=128, ge=2)
-    """Steps in one minibatch."""
-    gamma: float = Field(default=0.99, gt=0.0, le=1.0)
-    """Discount per step."""
-    gae_lambda: float = Field(default=0.95, ge=0.0, le=1.0)
-    """Lambda of the generalized advantages."""
-    clip_ratio: float = Field(default=0.2, gt=0.0)
-    """Range eps of the probability ratio beyond which an action gains nothing."""
-    entropy_coef: float = Field(default=0.01, ge=0.0)
-    """Weight of the entropy in the loss."""
-    value_coef: float = Field(default=0.5, ge=0.0)
-    """Weight of the value loss."""
-    max_grad_norm: float = Field(default=0.5, gt=0.0)
-    """Norm to which each network's gradient is clipped."""
-    max_importance_weight: float = Field(default=5.0, ge=1.0)
-    """Largest weight of a stale step."""
-    target_kl: float | None = Field(default=None, gt=0.0)
-    """Stop an update after the epoch whose KL divergence exceeds 1.5 times this value. None: run all epochs."""
-    adapt_lr: bool = False
-    """Lower `lr` after an update beyond `target_kl`, and raise it after one far below."""
-    normalize: bool = True
-    """Normalize observations by the statistics of all rollouts. False: by those of the demonstrations."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

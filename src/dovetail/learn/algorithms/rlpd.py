@@ -10,42 +10,22 @@ alpha keeps the entropy of pi at its target
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Self
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
 from dovetail.core.types import SampleRequest
 from dovetail.learn.algorithms._soft_actor_critic import (
     SACFamily,
-    SACFamilyConfig,
     num_action_dims,
     prior_and_online,
 )
+from dovetail.learn.algorithms.settings import RLPDConfig
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["RLPD", "RLPDConfig"]
-
-
-class RLPDConfig(SACFamilyConfig):
-    BASIC: ClassVar[Collection[str]] = ("bc_weight",)
-    RENAMED: ClassVar[Mapping[str, str]] = {"climb_from": "actor_q_from_update"}
-
-    prior_fraction: float = Field(default=0.5, ge=0.0, le=1.0)
-    """Share of each batch drawn from demonstrations and interventions."""
-    bc_weight: float = Field(default=0.0, ge=0.0)
-    """Weight of the imitation loss in the actor's loss."""
-    actor_q_from_update: int = Field(default=0, ge=0)
-    """Update from which the actor's loss includes Q. Before it, the actor only clones what people do, because a critic that
-    has seen few failures misleads it."""
-
-    @model_validator(mode="after")
-    def _check_cloning(self) -> Self:
-        if self.actor_q_from_update and not self.bc_weight:
-            raise ValueError("actor_q_from_update lets the actor only clone at first. Set bc_weight too")
-        return self
 
 
 class RLPD(SACFamily):

@@ -9,34 +9,17 @@ alpha keeps the entropy of pi at its target
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from dovetail.core.types import SampleRequest, View
-from dovetail.learn.algorithms._soft_actor_critic import SACFamily, SACFamilyConfig, num_action_dims
+from dovetail.learn.algorithms._soft_actor_critic import SACFamily, num_action_dims
+from dovetail.learn.algorithms.settings import SACConfig
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["SAC", "SACConfig"]
-
-
-class SACConfig(SACFamilyConfig):
-    """The defaults of SERL."""
-
-    batch_size: int = Field(default=256, ge=2)
-    """Steps in one batch."""
-    hidden: tuple[int, ...] = Field(default=(256, 256), min_length=1)
-    """Layer sizes of a critic."""
-    actor_every: int = Field(default=1, ge=1)
-    """Critic updates per actor update."""
-    actor_q: Literal["mean", "min"] = "mean"
-    """How the actor's loss combines the critics."""
-    temperature: float = Field(default=0.01, gt=0.0)
-    """Initial temperature alpha."""
-    target_entropy: float | None = None
-    """Entropy at which the temperature keeps the policy. None: minus half the number of action dimensions."""
 
 
 class SAC(SACFamily):

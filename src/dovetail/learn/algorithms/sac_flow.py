@@ -24,17 +24,12 @@ from torch import Tensor
 from dovetail.core.errors import UsageError
 from dovetail.core.types import SampleRequest
 from dovetail.learn.algorithms._soft_actor_critic import SACFamily, prior_and_online
-from dovetail.learn.algorithms.rlpd import RLPDConfig
+from dovetail.learn.algorithms.settings import SACFlowConfig
 from dovetail.learn.batches import observations_of
 from dovetail.policies.flows.flow_actor import FlowActor
 from dovetail.policies.trainable import TrainablePolicy
 
 __all__ = ["SACFlow", "SACFlowConfig"]
-
-
-class SACFlowConfig(RLPDConfig):
-    target_entropy: float | None = None
-    """Target entropy of a path. None: the entropy of x_0, minus the number of action dimensions for each step."""
 
 
 class SACFlow(SACFamily):

@@ -17,18 +17,14 @@ masks. Padding is 0 in the inputs. In the outputs it does not count in losses an
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from torch import Generator, Tensor, nn
 
-from dovetail.config.model import Config
-from dovetail.core.errors import SpecMismatch, did_you_mean
+from dovetail.core.errors import SpecMismatch
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.base import NetworkPolicy, policy_spec
@@ -37,64 +33,16 @@ from dovetail.policies.embodiments.canonical_space import (
     EMBODIMENT,
     CanonicalArm,
     CanonicalSpace,
-    EmbodimentConfig,
 )
 from dovetail.policies.flows.flow import Flow
 from dovetail.policies.flows.flow_actor import FlowActor
 from dovetail.policies.gaussian_mlp import GaussianMLP
 from dovetail.policies.normalizer import CLIP, MIN_STD, Normalizer
+from dovetail.policies.settings import InnerPolicy, SharedConfig
 
 __all__ = ["CanonicalPolicy", "InnerPolicy", "SharedConfig", "SharedPolicy"]
 
 _INNER: dict[str, type[Any]] = {"gaussian_mlp": GaussianMLP, "flow": Flow, "flow_actor": FlowActor}
-
-
-@dataclass(frozen=True, slots=True)
-class InnerPolicy:
-    """The type of the inner policy with its validated config."""
-
-    name: str
-    config: Any
-
-    @staticmethod
-    def parse(data: Any) -> InnerPolicy:
-        if isinstance(data, InnerPolicy):
-            return data
-        rest = {"type": data} if isinstance(data, str) else dict(data) if isinstance(data, Mapping) else {}
-        name = str(rest.pop("type", "")).replace("-", "_")
-        if name not in _INNER:
-            hint = did_you_mean(name, _INNER).strip()
-            raise PydanticCustomError(
-                "inner", "should have the type of a policy that several arms can share. {hint}", {"hint": hint}
-            )
-        return InnerPolicy(name, _INNER[name].Config.from_mapping(rest))
-
-    @staticmethod
-    def model_of(data: Any) -> type[Config] | None:
-        """The config model of this inner policy, for error messages and renamed keys."""
-        inner = _INNER.get(data.get("type", "")) if isinstance(data, Mapping) else None
-        return inner.Config if inner else None
-
-    def to_plain(self) -> dict[str, Any]:
-        return {"type": self.name, **self.config.model_dump(mode="json")}
-
-    @classmethod
-    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        return core_schema.no_info_plain_validator_function(
-            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(cls.to_plain)
-        )
-
-    @classmethod
-    def __get_pydantic_json_schema__(cls, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        return {"type": "object", "properties": {"type": {"enum": list(_INNER)}}, "required": ["type"]}
-
-
-class SharedConfig(Config):
-    policy: InnerPolicy
-    """The inner policy: its type and settings. Its inputs and history use the canonical keys below."""
-    embodiments: dict[str, EmbodimentConfig] = Field(default_factory=dict)
-    """The arms, by the robot's name or embodiment. Include arms that will come later, because the sizes follow from all.
-    Empty: the arms of the run."""
 
 
 class CanonicalPolicy(NetworkPolicy):

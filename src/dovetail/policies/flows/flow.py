@@ -3,53 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.components import NetworkPolicyConfig
-from dovetail.policies.flows.guidance import GuidanceConfig, guided_velocity, prefix_weights
-from dovetail.policies.images.encoders import EncoderConfig
+from dovetail.policies.flows.guidance import guided_velocity, prefix_weights
 from dovetail.policies.networks import DenoisingMLP, PromptEncoder, masked_mse, repeat_last_action
 from dovetail.policies.random_draws import normal, seeded_generator, uniform
+from dovetail.policies.settings import FlowConfig
 
 __all__ = ["Flow", "FlowConfig"]
 
 _FIXED_SEED = 0  # for deterministic_noise=fixed
-
-
-class FlowConfig(NetworkPolicyConfig):
-    BASIC: ClassVar[Collection[str]] = ("hidden", "horizon")
-    RENAMED: ClassVar[Mapping[str, str]] = {"calm_noise": "deterministic_noise"}
-
-    inputs: tuple[str, ...] = ()
-    """Observation keys, including images; empty: all low-dimensional ones of the robot."""
-    history: dict[str, int] = Field(default_factory=dict)
-    """Number of control ticks of history per key; other keys have 1."""
-    horizon: int = Field(default=16, ge=1)
-    """Number of actions in a chunk."""
-    num_flow_steps: int = Field(default=5, ge=1)
-    """Number of Euler steps from noise to actions. Training depends on it: do not change it afterwards."""
-    hidden: int = Field(default=128, ge=1)
-    """Size of the hidden layers."""
-    num_layers: int = Field(default=3, ge=1)
-    """Number of residual layers."""
-    encoder: EncoderConfig = EncoderConfig(features=64)
-    """The image encoder."""
-    prompt_features: int = Field(default=0, ge=0)
-    """Size of the embedding of the task prompt, for a policy with several tasks; 0: no prompt."""
-    deterministic_noise: Literal["fixed", "seeded"] = "fixed"
-    """Initial noise of deterministic chunks: always the same, or from the seed of each call. With fixed noise all chunks
-    deviate in the same direction, which can stop a policy of varied demonstrations short of its goal."""
-    guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
-    """How a chunk continues the one before (real-time chunking)."""
 
 
 class Flow(NetworkPolicy):

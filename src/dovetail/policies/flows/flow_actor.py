@@ -3,53 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
-from typing import ClassVar, Literal, Self
+from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
-from pydantic import Field, model_validator
 from torch import Generator, Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.base import NetworkPolicy, policy_spec
-from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.policies.flows.guidance import Velocity
 from dovetail.policies.flows.noisy_flow import GatedVelocity, TransformerVelocity, noisy_path
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.random_draws import normal, seeded_generator, uniform
+from dovetail.policies.settings import FlowActorConfig
 from dovetail.policies.tanh_gaussian import log_tanh_derivative, soft_clamp
 
 __all__ = ["FlowActor", "FlowActorConfig"]
 
 _VELOCITIES = {"gated": GatedVelocity, "transformer": TransformerVelocity}
 _MAX_ACTION = 0.97  # for cloning, because tanh never reaches 1
-
-
-class FlowActorConfig(NetworkPolicyConfig):
-    BASIC: ClassVar[Collection[str]] = ("hidden",)
-    RENAMED: ClassVar[Mapping[str, str]] = {"sigma": "sigma_range"}
-
-    inputs: tuple[str, ...] = ()
-    """Observation keys; empty: all low-dimensional ones of the robot."""
-    history: dict[str, int] = Field(default_factory=dict)
-    """Number of control ticks of history per key; other keys have 1."""
-    velocity: Literal["gated", "transformer"] = "gated"
-    """The velocity network: Flow-G (gated, faster) or Flow-T (transformer)."""
-    hidden: int = Field(default=128, ge=4, multiple_of=4)
-    """Size of the hidden layers."""
-    num_layers: int = Field(default=2, ge=1)
-    """Number of hidden layers."""
-    num_flow_steps: int = Field(default=4, ge=1)
-    """Number of steps from noise to action, each with new noise. Do not change it after training."""
-    sigma_range: tuple[float, float] = (0.05, 0.8)
-    """Limits of the learned noise sigma. Before tanh, the last step adds sigma / sqrt(num_flow_steps) to the action."""
-
-    @model_validator(mode="after")
-    def _check_sigma_range(self) -> Self:
-        if not 0.0 < self.sigma_range[0] < self.sigma_range[1]:
-            raise ValueError(f"sigma_range should be 0 < low < high, got {self.sigma_range}")
-        return self
 
 
 class FlowActor(NetworkPolicy):

@@ -11,23 +11,18 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array
 from dovetail.policies.actor_critic import value_mlp
-from dovetail.policies.flows.flow_actor import FlowActor, FlowActorConfig
+from dovetail.policies.flows.flow_actor import FlowActor
 from dovetail.policies.flows.noisy_flow import path_density
+from dovetail.policies.settings import FlowActorCriticConfig
 
 __all__ = ["FlowActorCritic", "FlowActorCriticConfig"]
 
 _NORMAL_ENTROPY = 0.5 + 0.5 * math.log(2.0 * math.pi)  # of N(0, 1)
-
-
-class FlowActorCriticConfig(FlowActorConfig):
-    value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Sizes of the value function's hidden layers."""
 
 
 class FlowActorCritic(FlowActor):

@@ -11,29 +11,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Literal
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
+from dovetail.policies.settings import GuidanceConfig, Jacobian, Schedule
 
 __all__ = ["GuidanceConfig", "Velocity", "guidance_gain", "guided_velocity", "prefix_weights"]
 
-Schedule = Literal["exp", "linear", "ones", "zeros"]
-Jacobian = Literal["vjp", "identity"]
 Velocity = Callable[[Tensor, float], Tensor]  # of x and t
-
-
-class GuidanceConfig(Config):
-    schedule: Schedule = "exp"
-    """How the weight decreases over the old chunk, after the actions that run during inference."""
-    beta: float = Field(default=5.0, gt=0.0)
-    """Maximum guidance gain."""
-    jacobian: Jacobian = "vjp"
-    """How an error of the predicted actions changes the velocity: through the flow's Jacobian (vjp), or directly."""
 
 
 def prefix_weights(schedule: Schedule, *, delay: int, execution_horizon: int, chunk_length: int) -> Tensor:

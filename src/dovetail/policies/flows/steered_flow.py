@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from pydantic import Field
 from torch import Generator, Tensor, nn
 
 from dovetail.core.specs import RobotSpec
@@ -15,16 +14,10 @@ from dovetail.core.types import ActContext
 from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.networks import mlp
 from dovetail.policies.random_draws import seeded_generator
+from dovetail.policies.settings import SteeredFlowConfig
 from dovetail.policies.tanh_gaussian import LOG_STD_MAX, LOG_STD_MIN, mean_and_log_std, sample_tanh_gaussian
 
 __all__ = ["SteeredFlow", "SteeredFlowConfig", "SteeringActor"]
-
-
-class SteeredFlowConfig(FlowConfig):
-    steering_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
-    """Sizes of the steering actor's hidden layers."""
-    max_noise: float = Field(default=1.5, gt=0.0)
-    """Limit of the chosen noise. The flow was trained on N(0, 1) and is unreliable beyond 2."""
 
 
 class SteeringActor(nn.Module):

@@ -9,48 +9,19 @@ encoder: {type: frozen, arch: mobilenet_v2, file: F}     only the head is traine
 from __future__ import annotations
 
 import itertools
-from typing import Literal, Self
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.config.model import Config
 from dovetail.core.specs import ArraySpec
 from dovetail.policies.images.backbones import Backbone, ResNet, load_backbone
 from dovetail.policies.random_draws import integers
+from dovetail.policies.settings import EncoderConfig
 
 __all__ = ["EncoderConfig", "FrozenEncoder", "ImageEncoder", "SpatialEmbedding", "make_encoder", "random_shift"]
 
 NUM_KERNELS = 8
-
-
-class EncoderConfig(Config):
-    type: Literal["cnn", "resnet", "frozen"] = "cnn"
-    """A small CNN, a ResNet-10, or a frozen pretrained backbone with a trained head."""
-    features: int = Field(default=256, ge=1)
-    """Size of the image embedding."""
-    shared: bool = False
-    """One encoder for all cameras instead of one per camera."""
-    width: int = Field(default=64, ge=8, multiple_of=8)
-    """resnet: channels of the first stage. Half the width takes a quarter of the time."""
-    arch: Literal["resnet10", "mobilenet_v2"] = "mobilenet_v2"
-    """frozen: architecture of the backbone in the file."""
-    file: str | None = None
-    """frozen: safetensors file with the weights, made by `dovetail encoder convert`."""
-    stride: Literal[8, 16, 32] = 16
-    """frozen: pixels per cell of the feature map. A smaller stride suits fine work and needs more memory."""
-
-    @model_validator(mode="after")
-    def _check_file(self) -> Self:
-        if (self.file is None) == (self.type == "frozen"):
-            raise ValueError(
-                "encoder type 'frozen' needs a file. Make one with `dovetail encoder convert`"
-                if self.file is None
-                else f"encoder type '{self.type}' takes no file. Remove it, or use type 'frozen'"
-            )
-        return self
 
 
 def make_encoder(config: EncoderConfig, seen: ArraySpec) -> nn.Module:

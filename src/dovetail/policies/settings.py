@@ -1,0 +1,229 @@
+"""Settings of the policies that need torch, and of their parts. This module loads no torch, so that a wrong setting is
+refused at once."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, model_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from dovetail.config.model import Config
+from dovetail.core.errors import did_you_mean
+from dovetail.policies.components import NetworkPolicyConfig
+from dovetail.policies.embodiments.canonical_space import EmbodimentConfig
+
+__all__ = [
+    "ActorCriticConfig",
+    "EncoderConfig",
+    "FlowActorConfig",
+    "FlowActorCriticConfig",
+    "FlowConfig",
+    "GaussianMLPConfig",
+    "GuidanceConfig",
+    "InnerPolicy",
+    "Jacobian",
+    "Schedule",
+    "SharedConfig",
+    "SteeredFlowConfig",
+]
+
+
+class EncoderConfig(Config):
+    type: Literal["cnn", "resnet", "frozen"] = "cnn"
+    """A small CNN, a ResNet-10, or a frozen pretrained backbone with a trained head."""
+    features: int = Field(default=256, ge=1)
+    """Size of the image embedding."""
+    shared: bool = False
+    """One encoder for all cameras instead of one per camera."""
+    width: int = Field(default=64, ge=8, multiple_of=8)
+    """resnet: channels of the first stage. Half the width takes a quarter of the time."""
+    arch: Literal["resnet10", "mobilenet_v2"] = "mobilenet_v2"
+    """frozen: architecture of the backbone in the file."""
+    file: str | None = None
+    """frozen: safetensors file with the weights, made by `dovetail encoder convert`."""
+    stride: Literal[8, 16, 32] = 16
+    """frozen: pixels per cell of the feature map. A smaller stride suits fine work and needs more memory."""
+
+    @model_validator(mode="after")
+    def _check_file(self) -> Self:
+        if (self.file is None) == (self.type == "frozen"):
+            raise ValueError(
+                "encoder type 'frozen' needs a file. Make one with `dovetail encoder convert`"
+                if self.file is None
+                else f"encoder type '{self.type}' takes no file. Remove it, or use type 'frozen'"
+            )
+        return self
+
+
+Schedule = Literal["exp", "linear", "ones", "zeros"]
+
+
+Jacobian = Literal["vjp", "identity"]
+
+
+class GuidanceConfig(Config):
+    schedule: Schedule = "exp"
+    """How the weight decreases over the old chunk, after the actions that run during inference."""
+    beta: float = Field(default=5.0, gt=0.0)
+    """Maximum guidance gain."""
+    jacobian: Jacobian = "vjp"
+    """How an error of the predicted actions changes the velocity: through the flow's Jacobian (vjp), or directly."""
+
+
+class ActorCriticConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("hidden",)
+    RENAMED: ClassVar[Mapping[str, str]] = {"std": "initial_std"}
+
+    inputs: tuple[str, ...] = ()
+    """Observation keys; empty: all low-dimensional ones of the robot."""
+    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the actor's hidden layers."""
+    value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the value function's hidden layers."""
+    initial_std: float = Field(default=0.5, gt=0.0, le=2.0)
+    """Standard deviation of the first actions, where 1 is half of the robot's range. Training changes it."""
+
+
+class GaussianMLPConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("hidden",)
+    RENAMED: ClassVar[Mapping[str, str]] = {"grasp_noise": "gripper_epsilon"}
+
+    inputs: tuple[str, ...] = ()
+    """Observation keys, including images; empty: all low-dimensional ones of the robot."""
+    hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the hidden layers."""
+    history: dict[str, int] = Field(default_factory=dict)
+    """Number of control ticks of history per key; other keys have 1."""
+    horizon: int = Field(default=1, ge=1)
+    """Number of actions in a chunk."""
+    encoder: EncoderConfig = EncoderConfig()
+    """The image encoder."""
+    state_features: int = Field(default=64, ge=1)
+    """Size of the embedding of all low-dimensional observations. Only used together with images."""
+    gripper: Literal["continuous", "discrete"] = "continuous"
+    """Discrete: close, keep or open, chosen by Q-values that sac and rlpd learn."""
+    gripper_epsilon: float = Field(default=0.05, ge=0.0, le=1.0)
+    """Probability of a random choice of the discrete gripper while exploring."""
+
+
+class FlowConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("hidden", "horizon")
+    RENAMED: ClassVar[Mapping[str, str]] = {"calm_noise": "deterministic_noise"}
+
+    inputs: tuple[str, ...] = ()
+    """Observation keys, including images; empty: all low-dimensional ones of the robot."""
+    history: dict[str, int] = Field(default_factory=dict)
+    """Number of control ticks of history per key; other keys have 1."""
+    horizon: int = Field(default=16, ge=1)
+    """Number of actions in a chunk."""
+    num_flow_steps: int = Field(default=5, ge=1)
+    """Number of Euler steps from noise to actions. Training depends on it: do not change it afterwards."""
+    hidden: int = Field(default=128, ge=1)
+    """Size of the hidden layers."""
+    num_layers: int = Field(default=3, ge=1)
+    """Number of residual layers."""
+    encoder: EncoderConfig = EncoderConfig(features=64)
+    """The image encoder."""
+    prompt_features: int = Field(default=0, ge=0)
+    """Size of the embedding of the task prompt, for a policy with several tasks; 0: no prompt."""
+    deterministic_noise: Literal["fixed", "seeded"] = "fixed"
+    """Initial noise of deterministic chunks: always the same, or from the seed of each call. With fixed noise all chunks
+    deviate in the same direction, which can stop a policy of varied demonstrations short of its goal."""
+    guidance: GuidanceConfig = Field(default_factory=GuidanceConfig)
+    """How a chunk continues the one before (real-time chunking)."""
+
+
+class SteeredFlowConfig(FlowConfig):
+    steering_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the steering actor's hidden layers."""
+    max_noise: float = Field(default=1.5, gt=0.0)
+    """Limit of the chosen noise. The flow was trained on N(0, 1) and is unreliable beyond 2."""
+
+
+class FlowActorConfig(NetworkPolicyConfig):
+    BASIC: ClassVar[Collection[str]] = ("hidden",)
+    RENAMED: ClassVar[Mapping[str, str]] = {"sigma": "sigma_range"}
+
+    inputs: tuple[str, ...] = ()
+    """Observation keys; empty: all low-dimensional ones of the robot."""
+    history: dict[str, int] = Field(default_factory=dict)
+    """Number of control ticks of history per key; other keys have 1."""
+    velocity: Literal["gated", "transformer"] = "gated"
+    """The velocity network: Flow-G (gated, faster) or Flow-T (transformer)."""
+    hidden: int = Field(default=128, ge=4, multiple_of=4)
+    """Size of the hidden layers."""
+    num_layers: int = Field(default=2, ge=1)
+    """Number of hidden layers."""
+    num_flow_steps: int = Field(default=4, ge=1)
+    """Number of steps from noise to action, each with new noise. Do not change it after training."""
+    sigma_range: tuple[float, float] = (0.05, 0.8)
+    """Limits of the learned noise sigma. Before tanh, the last step adds sigma / sqrt(num_flow_steps) to the action."""
+
+    @model_validator(mode="after")
+    def _check_sigma_range(self) -> Self:
+        if not 0.0 < self.sigma_range[0] < self.sigma_range[1]:
+            raise ValueError(f"sigma_range should be 0 < low < high, got {self.sigma_range}")
+        return self
+
+
+class FlowActorCriticConfig(FlowActorConfig):
+    value_hidden: tuple[int, ...] = Field(default=(128, 128), min_length=1)
+    """Sizes of the value function's hidden layers."""
+
+
+_INNER: dict[str, type[NetworkPolicyConfig]] = {  # policies that several arms can share
+    "gaussian_mlp": GaussianMLPConfig,
+    "flow": FlowConfig,
+    "flow_actor": FlowActorConfig,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InnerPolicy:
+    """The type of the inner policy with its validated config."""
+
+    name: str
+    config: Any
+
+    @staticmethod
+    def parse(data: Any) -> InnerPolicy:
+        if isinstance(data, InnerPolicy):
+            return data
+        rest = {"type": data} if isinstance(data, str) else dict(data) if isinstance(data, Mapping) else {}
+        name = str(rest.pop("type", "")).replace("-", "_")
+        if name not in _INNER:
+            hint = did_you_mean(name, _INNER).strip()
+            raise PydanticCustomError(
+                "inner", "should have the type of a policy that several arms can share. {hint}", {"hint": hint}
+            )
+        return InnerPolicy(name, _INNER[name].from_mapping(rest))
+
+    @staticmethod
+    def model_of(data: Any) -> type[Config] | None:
+        """The config model of this inner policy, for error messages and renamed keys."""
+        return _INNER.get(data.get("type", "")) if isinstance(data, Mapping) else None
+
+    def to_plain(self) -> dict[str, Any]:
+        return {"type": self.name, **self.config.model_dump(mode="json")}
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(
+            cls.parse, serialization=core_schema.plain_serializer_function_ser_schema(cls.to_plain)
+        )
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, _: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        return {"type": "object", "properties": {"type": {"enum": list(_INNER)}}, "required": ["type"]}
+
+
+class SharedConfig(Config):
+    policy: InnerPolicy
+    """The inner policy: its type and settings. Its inputs and history use the canonical keys below."""
+    embodiments: dict[str, EmbodimentConfig] = Field(default_factory=dict)
+    """The arms, by the robot's name or embodiment. Include arms that will come later, because the sizes follow from all.
+    Empty: the arms of the run."""
