@@ -216,7 +216,8 @@ def test_bad_override(base: str, override: str, message: str) -> None:
         ("task: null\n", "later.yaml:1: robot 'support.sample_plugins:Robot' needs a task, e.g. task: push_cube"),
         (
             "run:\n  sede: 3\n  demos: x\n",
-            "later.yaml:2: unknown key 'run.sede'. Did you mean 'seed'? (and 1 more)",
+            "later.yaml:2: unknown key 'run.sede'. Did you mean 'seed'? Also later.yaml:3: 'run.demos' should be a "
+            "whole number, got 'x'",
         ),
         ("- a\n", "later.yaml:1: the top level should be a mapping (key: value), got a list"),
         ("just words\n", "later.yaml:1: the top level should be a mapping (key: value), got 'just words'"),

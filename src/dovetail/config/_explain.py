@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -36,20 +37,28 @@ _EXPECTED = {
     "none_required": "null",
 }
 
+_MAX_PROBLEMS = 8
 _FIRST = ("extra_forbidden", "plugin", "plugin_type")  # a misspelled key may also be reported as missing
 
 
 def explain(problem: ValidationError, tree: Node, *, root: type[Config] = RunConfig) -> UsageError:
-    """The most useful of the errors, with the number of other wrong keys. `root` is the model of the whole tree."""
-    errors = problem.errors(include_url=False)
-    ranked = sorted(errors, key=lambda error: error["type"] not in _FIRST)
-    first = ranked[0]
-    paths = {_path(error, tree) for error in errors}
-    more = f" (and {len(paths) - 1} more)" if len(paths) > 1 else ""
-    same = [error for error in ranked if _path(error, tree) == _path(first, tree)]
-    where, what = _line(first, same, tree, root)
-    kind = PluginError if first["type"] in ("plugin", "plugin_type") else ConfigError
-    return kind(f"{where}: {what}{more}")
+    """All wrong keys in one line, the most useful first. `root` is the model of the whole tree."""
+    ranked = sorted(problem.errors(include_url=False), key=lambda error: error["type"] not in _FIRST)
+    by_path: dict[Path, list[ErrorDetails]] = {}
+    for error in ranked:
+        by_path.setdefault(_path(error, tree), []).append(error)
+    lines, last_where = [], None
+    for same in list(by_path.values())[:_MAX_PROBLEMS]:
+        where, what = _line(same[0], same, tree, root)
+        lines.append(what if where == last_where else f"{where}: {what}")
+        last_where = where
+    more = f" (and {len(by_path) - _MAX_PROBLEMS} more)" if len(by_path) > _MAX_PROBLEMS else ""
+    kind = PluginError if ranked[0]["type"] in ("plugin", "plugin_type") else ConfigError
+    return kind(functools.reduce(_join, lines) + more)
+
+
+def _join(first: str, second: str) -> str:
+    return f"{first}{'' if first.endswith(('.', '?')) else '.'} Also {second}"
 
 
 def _path(error: ErrorDetails, tree: Node) -> Path:
