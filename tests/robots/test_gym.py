@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import warnings
 from typing import Any
 
 import gymnasium
@@ -11,9 +15,10 @@ from gymnasium import spaces
 
 from dovetail.core.clock import NS_PER_S, SimulatedClock
 from dovetail.core.contracts import SimulatedRobot, Task
-from dovetail.core.errors import RobotError, UsageError
+from dovetail.core.errors import ConfigWarning, RobotError, UsageError
 from dovetail.core.types import Outcome, Verdict
-from dovetail.robots.gym import GymRobot, GymRobotConfig
+from dovetail.robots import gym as gym_robot
+from dovetail.robots.gym import GymRobot, GymRobotConfig, true_or_false_keys
 from dovetail.robots.safety import SafeRobot, SafetyConfig
 
 
@@ -233,11 +238,51 @@ def test_rendered_image_as_observation() -> None:
     assert (rig.robot.observe().values["front"] == 1).all()
 
 
-def test_termination_without_success_key_is_failure_by_default() -> None:
-    assert Rig(**kwargs(terminates=3)).until_end().outcome is Outcome.FAILURE
+def test_termination_without_success_key_ends_the_return_and_tells_no_success() -> None:
+    rig = Rig(**kwargs(terminates=3))
+    assert not rig.robot.task.spec.has_success
+    assert rig.until_end().outcome is Outcome.FAILURE
     rig = Rig(terminated_is_success=True, **kwargs(terminates=3))
+    assert rig.robot.task.spec.has_success
     assert rig.until_end().outcome is Outcome.SUCCESS
     assert rig.num_steps == 3
+
+
+@pytest.mark.parametrize("info", [{"is_success": 0.0}, {"success": False}])
+def test_env_with_a_known_success_key_has_success(info: dict[str, Any]) -> None:
+    assert Rig(**kwargs(info=info)).robot.task.spec.has_success
+
+
+def test_unknown_word_for_success_is_reported_once_with_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gym_robot, "_reported", set())
+    info = {"succeed": np.bool_(False), "TimeLimit.truncated": False, "distance": 0.3}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        rig = Rig(**kwargs(info=info, terminates=2))
+        rig.until_end()
+        Rig(**kwargs(info=info))
+    (message,) = [str(one.message) for one in seen if issubclass(one.category, ConfigWarning)]
+    assert message.endswith("It has succeed. If one of them tells success, set robot.success_key=succeed")
+    assert not rig.robot.task.spec.has_success
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert Rig(success_key="succeed", **kwargs(info=info)).robot.task.spec.has_success
+
+
+def test_true_or_false_keys_are_flags_and_zero_or_one() -> None:
+    info = {"a": True, "b": np.array([1.0]), "c": 0, "d": 0.5, "e": "yes", "f": np.zeros(2), "g": None}
+    assert true_or_false_keys(info) == ["a", "b", "c"]
+
+
+def test_env_that_renders_itself_works_without_a_display_and_without_variables() -> None:
+    code = (
+        "from dovetail.robots.gym import GymRobot, GymRobotConfig;"
+        "robot = GymRobot(GymRobotConfig(id='FetchReach-v4', render_key='front', kwargs={'width': 32, 'height': 32}));"
+        "print(robot.observe().values['front'].max() > 0)"
+    )
+    bare = {name: value for name, value in os.environ.items() if name not in ("MUJOCO_GL", "DISPLAY")}
+    done = subprocess.run([sys.executable, "-c", code], env=bare, capture_output=True, text=True, check=False)
+    assert done.stdout.strip().endswith("True"), done.stderr
 
 
 def test_termination_with_success_false_is_always_failure() -> None:

@@ -9,12 +9,16 @@
 
 The environment is not reset automatically: after an end its last observation stays. `terminated` ends an episode with
 success or failure, `truncated` with a timeout. If both are set, `terminated` counts.
+
+Success is a key of `info`. Without a known key the task has no success (`TaskSpec.has_success`), and a termination only says
+that no reward follows.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import warnings
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, ClassVar
 
@@ -26,14 +30,16 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Expert, Robot, Task
-from dovetail.core.errors import RobotError, UsageError
+from dovetail.core.errors import ConfigWarning, RobotError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec, TaskSpec
 from dovetail.core.types import Array, Observation, Outcome, Verdict
+from dovetail.robots.gl_backend import choose_gl_backend
 
-__all__ = ["GymRobot", "GymRobotConfig", "GymTask"]
+__all__ = ["SUCCESS_KEYS", "GymRobot", "GymRobotConfig", "GymTask", "true_or_false_keys"]
 
 _Env = gymnasium.Env[Any, Any]
-_SUCCESS_KEYS = ("is_success", "success")
+SUCCESS_KEYS = ("is_success", "success")
+_NOT_SUCCESS = ("TimeLimit.truncated",)  # flags of `info` that other code of Gymnasium sets
 _PROVIDERS = ("gymnasium_robotics",)  # import registers their environments; imported for unknown ids only
 
 
@@ -53,11 +59,11 @@ class GymRobotConfig(Config):
     max_steps: int | None = Field(default=None, ge=1)
     """Steps until a timeout, instead of the environment's own limit."""
     success_key: str | None = None
-    """Key of `info` that tells success. Null: `is_success`, then `success`."""
+    """Key of `info` that tells success. Null: `is_success` or `success`; without them, only the return counts."""
     success_ends: bool = True
     """End an episode at success, even if the environment continues (as FetchReach does)."""
     terminated_is_success: bool = False
-    """Count a termination as success if `info` has no success key. Otherwise it is a failure."""
+    """Count a termination as success if `info` has no success key."""
     render_key: str | None = None
     """Add the image of `env.render()` to the observation under this key."""
 
@@ -82,7 +88,10 @@ class GymRobot:
         self._origin_ns = 0  # of the control periods: the last reset
         self._num_periods = 0  # since then
         self._pending: Array | None = None
+        self._has_success = config.success_key is not None or config.terminated_is_success
         self.reset_env(seed=0)
+        if not self._has_success:
+            self._find_success()
         self._spec = self._make_spec()
         self._low, self._high = self._spec.action.bounds
         self.task = GymTask(config, robot=self)
@@ -90,6 +99,10 @@ class GymRobot:
     @property
     def spec(self) -> RobotSpec:
         return self._spec
+
+    @property
+    def has_success(self) -> bool:
+        return self._has_success
 
     def observe(self) -> Observation:
         return Observation(time_ns=self._now_ns, values=self._values)
@@ -127,6 +140,17 @@ class GymRobot:
 
     def close(self) -> None:
         self._env.close()
+
+    def _find_success(self) -> None:
+        """Step once, because only then `info` has all keys, and reset again."""
+        low, high = (
+            np.nan_to_num(b, posinf=0.0, neginf=0.0) for b in (self._action_space.low, self._action_space.high)
+        )
+        *_, info = self._env.step(((low + high) / 2).astype(self._action_space.dtype))
+        self._has_success = any(key in info for key in SUCCESS_KEYS)
+        if not self._has_success:
+            _report_flags(self._config.id, info)
+        self.reset_env(seed=0)
 
     def _step(self) -> None:
         if self._pending is None or self.terminated or self.truncated:
@@ -197,7 +221,7 @@ class GymTask:
 
     @property
     def spec(self) -> TaskSpec:
-        return TaskSpec(name=self._config.id, embodiments=(self._config.id,))
+        return TaskSpec(name=self._config.id, embodiments=(self._config.id,), has_success=self._robot.has_success)
 
     @property
     def prompt(self) -> str:
@@ -212,9 +236,11 @@ class GymTask:
         outcome = None
         if success and (env.terminated or config.success_ends):
             outcome = Outcome.SUCCESS
-        elif env.terminated:
+        elif env.terminated:  # without success, a failure only says that no reward follows
             unknown_is_success = success is None and config.terminated_is_success
             outcome = Outcome.SUCCESS if unknown_is_success else Outcome.FAILURE
+            if not env.has_success:
+                _report_flags(config.id, env.info)
         elif env.truncated or (config.max_steps is not None and num_steps >= config.max_steps):
             outcome = Outcome.TIMEOUT
         return Verdict(
@@ -228,15 +254,44 @@ class GymTask:
 
     def _success(self, info: Mapping[str, Any]) -> bool | None:
         """Success according to `info`; None if it has no such key."""
-        keys = (self._config.success_key,) if self._config.success_key else _SUCCESS_KEYS
+        keys = (self._config.success_key,) if self._config.success_key else SUCCESS_KEYS
         for key in keys:
             if key in info:
                 return bool(np.all(info[key]))
         return None
 
 
+def true_or_false_keys(info: Mapping[str, Any]) -> list[str]:
+    """Keys of `info` that may tell success: their values are true or false, or 0 or 1."""
+    found = []
+    for key, value in info.items():
+        if key in _NOT_SUCCESS or not isinstance(value, bool | int | float | np.bool_ | np.number | np.ndarray):
+            continue
+        if np.size(value) == 1 and float(np.reshape(value, ())) in (0.0, 1.0):
+            found.append(key)
+    return found
+
+
+_reported: set[str] = set()  # environments
+
+
+def _report_flags(env_id: str, info: Mapping[str, Any]) -> None:
+    """Warn once about an environment that may tell success under another name."""
+    keys = true_or_false_keys(info)
+    if not keys or env_id in _reported:
+        return
+    _reported.add(env_id)
+    warnings.warn(
+        f"gym env '{env_id}' has no known success: `info` has neither {' nor '.join(SUCCESS_KEYS)}, so only the return "
+        f"counts. It has {', '.join(keys)}. If one of them tells success, set robot.success_key={keys[0]}",
+        ConfigWarning,
+        stacklevel=2,
+    )
+
+
 def _make(config: GymRobotConfig) -> _Env:
     """Build the environment, or raise UsageError."""
+    choose_gl_backend()  # before a provider imports MuJoCo
     if ":" not in config.id and not _known(config.id):
         for provider in _PROVIDERS:
             try:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
+
+from dovetail.robots.gl_backend import GIVEN, choose_gl_backend
 
 __all__ = ["GIVEN", "MISSING"]
-
-GIVEN = os.environ.get("MUJOCO_GL")
-"""The user's setting."""
 
 
 def _import_mujoco() -> str | None:
     """Return why GL is missing, or None."""
-    if GIVEN is None and sys.platform.startswith("linux") and not os.environ.get("DISPLAY"):
-        os.environ["MUJOCO_GL"] = "egl"
+    choose_gl_backend()
     try:
         importlib.import_module("mujoco")
     except Exception as error:  # depends on the GL backend
