@@ -30,3 +30,7 @@ def _stop(arguments: list[str]) -> None:
     except DovetailError as error:
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
+    except Exception as error:
+        what = " ".join(f"{type(error).__name__}: {error}".split())
+        sys.stderr.write(f"error: STOP was not sent ({what}). Press the robot's own emergency stop\n")
+        sys.exit(1)

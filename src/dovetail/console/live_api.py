@@ -48,8 +48,7 @@ def make_app(run: OpenRun) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with contextlib.suppress(HTTPException):  # a hanging disk does not keep the console from starting
-            await _refresh(run)
+        await _refresh(run)
         tasks = [asyncio.create_task(_refresh_always(run)), asyncio.create_task(_beat_always(run))]
         yield
         for task in tasks:
@@ -222,15 +221,24 @@ def _confirmation(press_id: str, found: dict[str, int | None]) -> dict[str, Any]
 
 
 async def _refresh(run: OpenRun) -> None:
-    await in_thread(run.robot.refresh, pool=REFRESH)
+    """Never fails: whatever the folder contains, the console starts, and what is attached stays attached."""
+    for step in (_refresh_stop, _refresh_arms):
+        with contextlib.suppress(Exception):  # the disk hangs, or a file is damaged; STOP goes on
+            await step(run)
+
+
+async def _refresh_stop(run: OpenRun) -> None:
     run.stop.use(await in_thread(run.stop.find, pool=REFRESH))
+
+
+async def _refresh_arms(run: OpenRun) -> None:
+    await in_thread(run.robot.refresh, pool=REFRESH)
 
 
 async def _refresh_always(run: OpenRun) -> None:
     while True:
         await asyncio.sleep(_REFRESH_S)
-        with contextlib.suppress(HTTPException):  # the disk hangs: what is attached stays attached
-            await _refresh(run)
+        await _refresh(run)
 
 
 async def _beat_always(run: OpenRun) -> None:

@@ -179,7 +179,7 @@ class RunStop:
             pid, descriptor, token = int(values["pid"]), int(values["descriptor"]), str(values["token"])
             same_boot, version = values["boot_id"] == boot_id(), values["version"]
             alive = same_boot and process_started(pid) == values["started"]
-        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise NotRunning(nothing) from error
         if same_boot and version != VERSION:
             raise NotRunning(f"run {folder} uses another version of Dovetail: use that version")

@@ -12,7 +12,6 @@ Only `writer` writes. No call blocks. Use it from one thread at a time, because 
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +21,8 @@ import numpy as np
 
 from dovetail.actor.board import Board, BoardLayout
 from dovetail.core.clock import NS_PER_S, boot_id
-from dovetail.core.errors import DovetailError, FailureError
+from dovetail.core.disk import parse_json, read_file
+from dovetail.core.errors import DovetailError, FailureError, StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Source
 from dovetail.human.mailbox import Control, Mailbox, MailboxWriter
@@ -35,6 +35,7 @@ from dovetail.processes.shared_memory import SharedJson, attach_memory
 __all__ = ["LiveState", "LiveView", "NotLive"]
 
 _READ_ERRORS = (OSError, KeyError, TypeError, ValueError)
+_MAX_BYTES = 1 << 20  # of live.json, which may come from elsewhere
 _IDLE_S = 1.0  # after this time without a tick, the robot is between episodes
 
 
@@ -210,10 +211,10 @@ def _health(board: Board | None) -> dict[str, float]:
 def _read(folder: Path) -> dict[str, Any]:
     nothing = f"no run is active in {folder}: start it with `dovetail run --resume {folder}`"
     try:
-        link: dict[str, Any] = json.loads((folder / LIVE_JSON).read_text())
+        link: dict[str, Any] = parse_json(read_file(folder / LIVE_JSON, max_bytes=_MAX_BYTES))
         alive = link["boot_id"] == boot_id() and process_started(int(link["pid"])) == link["started"]
         version = link["version"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, StoreError, ValueError, KeyError, TypeError, OverflowError) as error:
         raise NotLive(nothing) from error
     if not alive:
         raise NotLive(nothing)
