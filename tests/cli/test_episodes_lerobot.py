@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dovetail.config.load import load_saved
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
@@ -56,6 +57,19 @@ def test_second_export_adds_new_episodes(cli: Cli, made: Path) -> None:
     kept = {path: data for path, data in before.items() if path.parts[1] in ("data", "videos")}
     assert kept
     assert all(path.read_bytes() == data for path, data in kept.items())
+
+
+def test_second_export_without_purpose_does_not_mix_practice_into_demonstrations(cli: Cli, made: Path) -> None:
+    assert cli("episodes", "export", "made", "--out", "data", "--purpose", "demo").code == 0
+    refused = cli("episodes", "export", "made", "--out", "data")
+    assert refused.code == 2
+    assert "data has demonstrations only, and 1 of 1 new episodes are none. Add --purpose demo" in refused.line
+    assert info()["total_episodes"] == 1
+    EpisodeLog(made / "episodes").commit(made_episode("e5", purpose=Purpose.DEMO))
+    assert cli("episodes", "export", "made", "--out", "data", "--purpose", "demo").code == 0
+    asked = cli("episodes", "export", "made", "--out", "data", "--purpose", "online")
+    assert asked.code == 0, asked.err
+    assert info()["total_episodes"] == 3
 
 
 def test_default_folder_and_codec_of_an_export(cli: Cli, made: Path) -> None:
@@ -115,10 +129,20 @@ def test_import_as_demonstrations_of_a_new_run(cli: Cli, finished: Path) -> None
     assert len([i for i in ours.ids() if ours.manifest(i).purpose is Purpose.DEMO]) == 2  # none had to be recorded
 
 
+def test_import_with_recipe_accepts_overrides(cli: Cli, finished: Path) -> None:
+    assert cli("episodes", "export", "done", "--out", "data", "--purpose", "demo").code == 0
+    done = cli("episodes", "import", "second", "data", "run.seed=7", "run.demos=1", "--recipe", "toy.yaml")
+    assert done.code == 0, done.err
+    settings = load_saved(Path("runs/second")).config.run
+    assert (settings.seed, settings.demos) == (7, 1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("third", "data"), "add --recipe RECIPE"),
+        (("done", "data", "run.seed=7"), "run.seed can be set for a new run only"),
+        (("third", "data", "run.sed=7", "--recipe", "toy.yaml"), "Did you mean 'seed'?"),
         (("done", "data", "--recipe", "toy.yaml"), "exists already: leave out --recipe"),
         (("third", "nowhere", "--recipe", "toy.yaml"), "nowhere"),
         (("third", "data", "--recipe", "toy.yaml", "--rename", "front"), "--rename should look like THEIRS=OURS"),

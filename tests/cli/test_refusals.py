@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.core.disk import dump_json
 from support.command_line import Cli
 
 WITHOUT_ROOT = """
@@ -96,8 +97,24 @@ def test_resume_with_another_config_is_refused(cli: Cli, toy: str, finished: Pat
 
 def test_resume_with_overrides_is_refused(cli: Cli, finished: Path) -> None:
     result = cli("run", "--resume", "done", "run.seed=5")
-    assert "leave out run.seed=5" in result.line
+    assert "leave out run.seed, or start a new run. It accepts " in result.line
+    assert "run.env_steps, run.eval_episodes" in result.line
     assert result.code == 2
+    assert not (finished / "changes.json").exists()
+
+
+def test_wrong_value_in_a_resume_is_refused_and_not_recorded(cli: Cli, finished: Path) -> None:
+    result = cli("run", "--resume", "done", "run.env_steps=many")
+    assert "'run.env_steps' should be a whole number, got 'many'" in result.line
+    assert result.code == 2
+    assert not (finished / "changes.json").exists()
+
+
+def test_resume_refuses_a_changes_file_that_was_edited_or_names_other_settings(cli: Cli, finished: Path) -> None:
+    (finished / "changes.json").write_bytes(dump_json({"settings": {"run.seed": 5}}, indent=2))
+    assert "changes.json: a resumed run keeps its config: leave out run.seed" in cli("eval", "done").line
+    (finished / "changes.json").write_text('{"settings": {"run.env_steps": 5}}')
+    assert "changes.json is damaged" in cli("eval", "done").line
 
 
 def test_an_edited_config_is_refused(cli: Cli, finished: Path) -> None:

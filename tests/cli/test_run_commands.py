@@ -52,6 +52,27 @@ def test_resume_of_a_finished_run_prints_the_report(cli: Cli, finished: Path) ->
     assert len(os.listdir(finished / "episodes")) == before
 
 
+@pytest.mark.extended
+def test_finished_run_continues_with_a_larger_budget(cli: Cli, finished: Path) -> None:
+    first = json.loads((finished / "report.json").read_text())
+    config = (finished / "config.yaml").read_bytes()
+    result = cli(
+        "run", "--resume", "done", f"run.env_steps={first['env_steps'] + 20}", "run.eval_episodes=3", "--quiet"
+    )
+    assert result.code == 0, result.err
+    report = json.loads((finished / "report.json").read_text())
+    assert report["env_steps"] >= first["env_steps"] + 20
+    assert report["success_after"]["episodes"] == 3
+    assert report["updates"] > first["updates"]
+    assert (finished / "config.yaml").read_bytes() == config  # the identity of the run stays
+    reopened = RunFolder.open(finished)
+    assert reopened.config.run.eval_episodes == 3
+    assert [event["settings"] for event in reopened.events("settings changed")] == [
+        {"run.env_steps": first["env_steps"] + 20, "run.eval_episodes": 3}
+    ]
+    assert cli("episodes", "verify", "done").code == 0
+
+
 def test_default_name_is_recipe_and_time(cli: Cli, toy: str) -> None:
     for _ in range(2):  # within a second, too
         assert cli("collect", toy, "--demos", "1", "--quiet").code == 0

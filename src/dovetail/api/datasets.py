@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dovetail.api.episodes import Episodes, Filter
 from dovetail.api.names import RUNS_DIR, check_name, find_run
-from dovetail.config.load import load
+from dovetail.config.load import Overrides, load, plain_overrides
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import DovetailError, RunFolderError, UsageError
 from dovetail.core.specs import RobotSpec
@@ -41,7 +41,8 @@ def export_dataset(
 ) -> ExportReport:
     """Write the episodes that match as a LeRobot v3.0 dataset; a second call adds the new ones.
 
-    Evaluations and aborted episodes are left out unless the filter asks for them; discarded episodes always.
+    Evaluations and aborted episodes are left out unless the filter asks for them; discarded episodes always. A dataset of
+    demonstrations receives other episodes only if the filter names their purpose.
     """
     episodes = Episodes(run, dataclasses.replace(wanted, limit=None))
     ids = None
@@ -62,6 +63,7 @@ def export_dataset(
         episodes.log,
         out,
         ids=ids,
+        any_purpose=wanted.purpose is not None,
         labels=episodes.labels.current,
         codec=codec,
         fps=fps,
@@ -85,17 +87,22 @@ def import_dataset(
     dataset: Path,
     *,
     recipe: str | None = None,
+    overrides: Overrides = (),
     rename: Mapping[str, str] | None = None,
     ignore_names: bool = False,
     runs_dir: Path = RUNS_DIR,
     on_progress: OnProgress = lambda done, total: None,
 ) -> Imported:
-    """Add the episodes of a LeRobot dataset to a run as demonstrations; with `recipe`, to a new run of that name.
+    """Add the episodes of a LeRobot dataset to a run as demonstrations; with `recipe` and `overrides`, to a new run of that
+    name.
 
     Episodes that the run has already are skipped.
     """
+    if overrides and recipe is None:
+        given = ", ".join(plain_overrides(overrides))
+        raise UsageError(f"{given} can be set for a new run only: add --recipe RECIPE, or leave it out")
     existing = _existing(run, recipe, runs_dir)
-    config = existing.config if existing else load([str(recipe)])
+    config = existing.config if existing else load([str(recipe)], overrides)
     robot, task = _robot_and_task(config)
     source = open_dataset(dataset, robot=robot, task=task, rename=dict(rename or {}), ignore_names=ignore_names)
     given = source.episode(0).task if len(source) else task

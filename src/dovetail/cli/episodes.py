@@ -218,7 +218,8 @@ def export(
 ) -> None:
     """Write episodes as a LeRobot v3.0 dataset. Running it again adds the new episodes.
 
-    Evaluations and aborted episodes are left out unless the filters ask for them.
+    Evaluations and aborted episodes are left out unless the filters ask for them. A dataset of demonstrations receives other
+    episodes only with --purpose.
     """
     from dovetail.cli.episode_views import lerobot
 
@@ -228,6 +229,10 @@ def export(
 def import_(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run by name or path; a new name with --recipe.")],
     dataset: Annotated[Path, typer.Argument(metavar="DATASET", help="Folder of a LeRobot v3.0 dataset.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="With --recipe: override settings, such as robot.arm=x5."),
+    ] = None,
     recipe: Annotated[
         str | None, typer.Option("--recipe", help="Create the run from this recipe or file.")
     ] = None,
@@ -248,5 +253,11 @@ def import_(
     from dovetail.cli.episode_views import lerobot
 
     lerobot.import_dataset(
-        run, dataset, recipe=recipe, rename=rename or [], ignore_names=ignore_names, runs_dir=runs_dir
+        run,
+        dataset,
+        recipe=recipe,
+        overrides=overrides or [],
+        rename=rename or [],
+        ignore_names=ignore_names,
+        runs_dir=runs_dir,
     )

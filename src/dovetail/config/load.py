@@ -25,6 +25,7 @@ from pydantic import ValidationError
 from dovetail.config import _yaml
 from dovetail.config._explain import explain, model_at
 from dovetail.config._tree import Node, dotted, from_plain, merge, put
+from dovetail.config.changes import read_changes
 from dovetail.config.cluster import RobotPlace
 from dovetail.config.model import Config, OldKeys, old_keys, translate
 from dovetail.config.schema import DEFAULT_SECTIONS, SECTION_KINDS, RunConfig
@@ -51,6 +52,7 @@ __all__ = [
     "load_saved",
     "load_section",
     "load_settings",
+    "plain_overrides",
     "recipes",
     "robot_config",
     "save",
@@ -151,8 +153,9 @@ def save(config: RunConfig, folder: Path) -> Path:
 def load_saved(
     folder: Path, overrides: Overrides = (), *, quiet: bool = False, trusted: bool = False
 ) -> SavedConfig:
-    """Read the config of a run folder, after checking that it is what `save` wrote. Keys of older versions are translated,
-    with one warning for all of them (none if `quiet`). Overrides change the config, not the hash.
+    """Read the config of a run folder, after checking that it is what `save` wrote, with what was changed in a resume since.
+    Keys of older versions are translated, with one warning for all of them (none if `quiet`). Overrides change the config,
+    not the hash.
 
     Raises PluginError if the folder is not this user's and its config names code or servers (see `trust`). `trusted`: the
     caller has checked that already, on another machine of the cluster."""
@@ -176,8 +179,11 @@ def _load_saved(folder: Path, overrides: Overrides, *, quiet: bool, trusted: boo
     if not quiet and (found.renamed or found.removed):
         message = f"config of {folder} was written by an older version: {found}"
         warnings.warn(message, ConfigWarning, stacklevel=3)
+    changes = read_changes(folder)
+    if not trusted and not is_trusted(folder):
+        check_stored([{key.split(".")[-1]: value} for key, value in changes.items()], folder)
     given = OldKeys()
-    tree = _override(tree, overrides, given)
+    tree = _override(_override(tree, changes, given), overrides, given)
     given.warn()
     return SavedConfig(_validate(tree), saved_hash)
 
@@ -200,6 +206,11 @@ def _read_saved(folder: Path, *, trusted: bool) -> tuple[Node, str]:
     if not trusted and not is_trusted(folder):
         check_stored(tree.plain(), folder)
     return tree, stated[1]
+
+
+def plain_overrides(overrides: Overrides) -> dict[str, Any]:
+    """Overrides as values by dotted key."""
+    return {dotted(path): value.plain() for path, value in _parse_overrides(overrides)}
 
 
 def recipes() -> list[Recipe]:

@@ -40,6 +40,8 @@ class Config(BaseModel):
 
     BASIC: ClassVar[Collection[str]] = ()
     """Settings that most users change; `dovetail config show` prints only these. The others are expert settings."""
+    CHANGEABLE: ClassVar[Collection[str]] = ()
+    """Settings that `dovetail run --resume` accepts: what was recorded and learned stays valid with any value."""
     RENAMED: ClassVar[Mapping[str, str]] = {}
     """Old key -> new key. The old key still works, with a warning."""
     REMOVED: ClassVar[Mapping[str, str]] = {}

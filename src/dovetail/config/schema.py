@@ -130,6 +130,18 @@ class RunSettings(Config):
         "eval_every_steps",
         "stop_when_solved",
     )
+    CHANGEABLE: ClassVar[Collection[str]] = (
+        "demos",
+        "env_steps",
+        "eval_episodes",
+        "eval_every_steps",
+        "scheduled_eval_episodes",
+        "video_episodes",
+        "video_camera",
+        "checkpoint_every_s",
+        "wandb",
+        "stop_when_solved",
+    )
     RENAMED: ClassVar[Mapping[str, str]] = {
         "noiseless_share": "deterministic_share",
         "schedule_episodes": "scheduled_eval_episodes",
@@ -173,6 +185,7 @@ class LearnerConfig(Config):
     """How much the learner trains, and on what hardware."""
 
     BASIC: ClassVar[Collection[str]] = ("utd", "bc_updates", "warmup_updates")
+    CHANGEABLE: ClassVar[Collection[str]] = ("max_bad_updates", "prefetch")
 
     utd: float = Field(default=4.0, gt=0)
     """Update-to-data ratio: updates per online step."""
@@ -215,6 +228,7 @@ class TerminateOnSuccess(Config):
 class LabelingConfig(Config):
     """How several labelers decide together, and when a person is asked."""
 
+    CHANGEABLE: ClassVar[Collection[str]] = ("max_labeling_episodes", "retry_s", "max_retry_s", "label_wait_s")
     RENAMED: ClassVar[Mapping[str, str]] = {"max_under_way": "max_labeling_episodes", "finish_s": "label_wait_s"}
 
     min_confidence: float = Field(default=0.8, ge=0, le=1)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from dovetail.config.changes import check_changes, write_changes
 from dovetail.config.load import config_hash, load_saved, save
 from dovetail.config.schema import RunConfig
 from dovetail.core.disk import (
@@ -32,6 +33,8 @@ from dovetail.runs.contents import check_run_folder
 __all__ = ["RunFolder", "read_events"]
 
 _EVENTS = "events.jsonl"
+_AFTER = "evaluations/after.json"
+_CONTINUES = {"demos", "env_steps", "eval_episodes", "stop_when_solved"}  # a finished run continues if one changes
 
 
 class RunFolder:
@@ -91,6 +94,22 @@ class RunFolder:
                     f"{path} is a hard link, and writing would change its other name too. Delete {self.replay}: it is "
                     "made again"
                 )
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Change settings of a locked run that continues. Raises UsageError for those that must not change, before any is
+        written. A final evaluation that no longer is one gets another name."""
+        check_changes(changes)
+        config, _ = load_saved(self.path, changes, quiet=True)
+        write_changes(self.path, changes)
+        self.event("settings changed", settings=dict(changes))
+        last = self.read_json(_AFTER)
+        if (
+            last is not None
+            and config.run != self.config.run
+            and _CONTINUES & {key.split(".")[1] for key in changes}
+        ):
+            (self.path / _AFTER).rename(self.path / f"evaluations/after-{int(last['env_steps']):08d}.json")
+        self.config = config
 
     def unlock(self) -> None:
         if self._lock is not None:

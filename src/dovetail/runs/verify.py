@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from dovetail.config.changes import CHANGES_NAME
 from dovetail.config.load import load_saved
 from dovetail.core.disk import MissingError, load_json, open_lock, read_file
 from dovetail.core.errors import CheckpointError, DovetailError, PluginError, RunFolderError, StoreError
@@ -142,7 +143,9 @@ def _config(path: Path) -> Iterator[Problem]:
         yield Problem(
             what=str(error),
             left="everything but the settings: `episodes ls` and `episodes show` work without them",
-            advice=f"restore {path / 'config.yaml'} from a copy, unless a newer version of Dovetail wrote it",
+            advice=""
+            if CHANGES_NAME in str(error)
+            else f"restore {path / 'config.yaml'} from a copy, unless a newer version of Dovetail wrote it",
         )
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from dovetail.core.disk import MAX_JSON_BYTES, MissingError, check_folder, parse_json, read_file
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
-from dovetail.episodes.lerobot import _tables
+from dovetail.core.types import Purpose
+from dovetail.episodes.lerobot import _rows, _tables
 from dovetail.episodes.lerobot._checks import MAX_EPISODES, check_info, check_row, fill
 from dovetail.episodes.lerobot._layout import SCHEMA, Layout
 
@@ -127,6 +128,15 @@ class Meta:
 
     def kept_files(self) -> list[Path]:
         return sorted((self.root / "dovetail" / "episodes").glob("*/*.parquet"))
+
+    def purposes(self) -> set[Purpose]:
+        """The purposes of the episodes that Dovetail exported."""
+        texts = (
+            text
+            for path in self.kept_files()
+            for text in _tables.read_table(path, ["episode"])["episode"].to_pylist()
+        )
+        return {_rows.parse_facts(text)[0]["purpose"] for text in texts}
 
     def data_file(self, row: Mapping[str, Any]) -> Path:
         return self._inside(

@@ -63,6 +63,7 @@ def export(
     out: Path | str,
     *,
     ids: Iterable[str] | None = None,
+    any_purpose: bool = True,
     labels: Callable[[str], Labels | None] | None = None,
     codec: str | None = None,
     fps: int | None = None,
@@ -71,7 +72,8 @@ def export(
 ) -> ExportReport:
     """Write episodes to a dataset at `out`, or add those that it does not have yet.
 
-    By default all episodes but evaluations, aborted and discarded ones. `labels` give success and rewards; an episode
+    By default all episodes but evaluations, aborted and discarded ones. With `any_purpose` False, a dataset that has only
+    demonstrations receives no other episodes: UsageError. `labels` give success and rewards; an episode
     without labels uses its recorded outcome. The default `codec` is that of the dataset, or AV1. `on_episode(id, done,
     total)` reports progress. If an export is killed, the next one continues after the last committed part.
     """
@@ -88,6 +90,8 @@ def export(
         totals = _existing(out, fresh if chosen else None)
         new = [info for info in chosen if info.id not in totals.ids]
         known = totals.ids
+        if not any_purpose and known:
+            _refuse_to_mix(out, new)
         part: Part | None = None
         try:
             for count, info in enumerate(new, start=1):
@@ -173,6 +177,16 @@ def _existing(out: Path, fresh: Layout | None) -> Totals:
     }:
         raise StoreError(f"the dataset was changed: {out / INFO} and {out / LAYOUT} have different features")
     return Totals.of(meta, layout)
+
+
+def _refuse_to_mix(out: Path, new: Sequence[EpisodeInfo]) -> None:
+    """Raise UsageError if the dataset has only demonstrations and some of the new episodes are none."""
+    others = [info for info in new if info.purpose is not Purpose.DEMO]
+    if others and Meta.read(out).purposes() == {Purpose.DEMO}:
+        raise UsageError(
+            f"{out} has demonstrations only, and {len(others)} of {len(new)} new episodes are none. Add --purpose demo, or "
+            f"--purpose {others[0].purpose} to add those too"
+        )
 
 
 def _codec_of(out: Path) -> str | None:
