@@ -125,6 +125,35 @@ def test_local_ray_listens_on_loopback_only_and_leaves_nothing():
     assert folders() == set()
 
 
+_OWN_PLUGIN = """
+from dovetail.config.model import Config
+class Task:
+    Config = Config
+"""
+
+
+@pytest.mark.extended
+def test_worker_does_not_import_installed_modules_from_the_current_folder(tmp_path, monkeypatch):
+    """A downloaded folder may contain `av.py`. Own plugins of the current folder are found all the same."""
+    (tmp_path / "colorsys.py").write_text("raise RuntimeError('code of the folder ran')\n")
+    (tmp_path / "own_plugin_of_folder.py").write_text(_OWN_PLUGIN)
+    monkeypatch.chdir(tmp_path)
+
+    def search():
+        import colorsys
+
+        from dovetail.config.plugins import resolve
+
+        before = [*sys.path]
+        return before, colorsys.__file__, resolve("task", "own_plugin_of_folder:Task").__name__
+
+    with connected(ClusterConfig(), num_cpus=1):
+        path, colorsys_file, plugin = ray.get(ray.remote(search).remote())
+    assert not {"", ".", str(tmp_path)} & set(path)
+    assert not colorsys_file.startswith(str(tmp_path))
+    assert plugin == "Task"
+
+
 @pytest.mark.slow
 def test_killed_driver_ends_its_local_ray():
     driver = subprocess.run([sys.executable, "-c", _KILLED], capture_output=True, text=True)

@@ -1,6 +1,7 @@
 """Ray's private modules are as `runtime/ray/patches.py` expects them. A failure means: check that file for the new Ray."""
 
 import inspect
+import pathlib
 
 import pytest
 import ray
@@ -35,6 +36,15 @@ def test_private_attributes_exist():
     assert hasattr(_raylet, "GcsClient")
     assert hasattr(_raylet.InnerGcsClient, "get_all_node_info")  # GcsClient delegates to it
     assert "_actor_id" in inspect.getsource(ActorHandle)
+
+
+def test_ray_adds_the_current_folder_to_the_search_path_only_of_jobs_without_a_working_folder():
+    source = inspect.getsource(worker.connect)
+    assert source.count("job_config._runtime_env_has_working_dir()") == 2
+    assert source.count("code_paths.append(") == 2
+    job = patches.job_config()
+    assert job._runtime_env_has_working_dir()
+    assert str(pathlib.Path.cwd()) not in job._py_driver_sys_path
 
 
 def test_private_modules_of_ray_are_used_in_one_file_only(pytestconfig):

@@ -7,13 +7,24 @@ and update `RAY_VERSION`.
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
 from ray import _raylet
 from ray._private import ray_constants, services, state, worker
+from ray.job_config import JobConfig
 
-__all__ = ["RAY_VERSION", "connect_to_head", "node_ids", "num_restarts", "reread_environment", "silent_driver"]
+__all__ = [
+    "RAY_VERSION",
+    "connect_to_head",
+    "job_config",
+    "node_ids",
+    "num_restarts",
+    "reread_environment",
+    "silent_driver",
+]
 
 RAY_VERSION = "2.60"
 
@@ -26,6 +37,20 @@ def reread_environment(*, loopback: bool) -> None:
     ray_constants.ENABLE_RAY_CLUSTER = not loopback
     _raylet.Config.initialize("")
     _raylet.AuthenticationTokenLoader.instance().reset_cache()
+
+
+class _JobWithoutCurrentFolder(JobConfig):  # type: ignore[misc]  # Ray has no types
+    """Ray puts the driver's current folder first in the search path of all workers, unless the job has a working folder.
+    That folder may come from elsewhere: its `av.py` would replace the installed one."""
+
+    def _runtime_env_has_working_dir(self) -> bool:
+        return True
+
+
+def job_config() -> JobConfig:
+    """Let workers search where this process does: in the folder of its script, but not in the current folder."""
+    script_folder = os.path.dirname(os.path.realpath(sys.argv[0]))
+    return _JobWithoutCurrentFolder(_py_driver_sys_path=[script_folder] if script_folder in sys.path else [])
 
 
 @contextlib.contextmanager

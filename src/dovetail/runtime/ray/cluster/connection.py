@@ -20,7 +20,7 @@ from dovetail.runtime.ray.cluster.environment import environment_variables, ray_
 from dovetail.runtime.ray.cluster.orphan_cleanup import temp_folder
 from dovetail.runtime.ray.cluster.process_marks import MARK
 from dovetail.runtime.ray.cluster.token import check_token, make_token, token_path
-from dovetail.runtime.ray.patches import connect_to_head, node_ids, reread_environment, silent_driver
+from dovetail.runtime.ray.patches import connect_to_head, job_config, node_ids, reread_environment, silent_driver
 
 __all__ = [
     "NAMESPACE",
@@ -78,6 +78,7 @@ def connected(config: ClusterConfig, *, num_cpus: int | None = None) -> Iterator
                 ray.init(
                     address=head_address or "local",
                     namespace=NAMESPACE,
+                    job_config=job_config(),
                     log_to_driver=False,
                     logging_level="ERROR",
                     **local,
