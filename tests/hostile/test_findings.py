@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -141,17 +142,38 @@ SHADOWS = ("av", "numpy", "json", "torch", "yaml", "typer", "sitecustomize", "us
 
 
 def _cold(arguments: list[str], *, cwd: Path, outside: Path) -> subprocess.CompletedProcess[str]:
+    """Run the script. A server is ended after it has printed its address."""
     script = Path(sys.executable).with_name("dovetail")
-    environment = {**os.environ, "HOSTILE_OUTSIDE": str(outside)}
-    return subprocess.run(
+    process = subprocess.Popen(
         [str(script), *arguments],
         cwd=cwd,
-        env=environment,
-        capture_output=True,
+        env={**os.environ, "HOSTILE_OUTSIDE": str(outside)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
-        check=False,
     )
+    first = ""
+    if arguments[0] == "serve":
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+    try:
+        output, errors = process.communicate(timeout=180)
+    finally:
+        process.kill()
+    return subprocess.CompletedProcess(process.args, process.returncode, first + output, errors)
+
+
+def test_9_every_child_process_ignores_the_modules_of_the_current_folder(pytestconfig: pytest.Config) -> None:
+    """Without -P, `python -m` and `python -c` search the current folder first."""
+    lines = [
+        f"{path.name}: {line.strip()}"
+        for path in (pytestconfig.rootpath / "src" / "dovetail").rglob("*.py")
+        for line in path.read_text().splitlines()
+        if "sys.executable" in line
+    ]
+    assert len(lines) >= 5
+    assert not [line for line in lines if 'sys.executable, "-P"' not in line]
 
 
 @pytest.mark.parametrize(
@@ -162,11 +184,18 @@ def _cold(arguments: list[str], *, cwd: Path, outside: Path) -> subprocess.Compl
         pytest.param(["eval", ".", "--episodes", "1"], marks=pytest.mark.extended),
         pytest.param(["report", "."], marks=pytest.mark.slow),
         pytest.param(["episodes", "export", ".", "--out", "../out"], marks=pytest.mark.slow),
+        pytest.param(["doctor"], marks=pytest.mark.extended),
+        pytest.param(["run", "--resume", ".", "--quiet"], marks=pytest.mark.extended),
+        pytest.param(["serve", ".", "--port", "0", "--quiet"], marks=pytest.mark.extended),
+        pytest.param(["run", "--resume", ".", "--quiet", "on ray"], marks=pytest.mark.slow),
     ],
 )
 def test_9_modules_in_the_current_folder_do_not_run(tmp_path: Path, arguments: list[str]) -> None:
     run, outside = honest_run(tmp_path), tmp_path / "outside"
     outside.mkdir()
+    if arguments[-1] == "on ray":
+        set_config(run, lambda config: config.update(runtime="ray"))
+        arguments = arguments[:-1]
     for name in SHADOWS:
         put(run / f"{name}.py", CODE)
     put(run / "dovetail" / "__init__.py", CODE)
@@ -175,6 +204,8 @@ def test_9_modules_in_the_current_folder_do_not_run(tmp_path: Path, arguments: l
     put(run / "evil.py", CODE)
     done = _cold(arguments, cwd=run, outside=outside)
     assert done.returncode in (0, 1), done.stderr
+    if arguments[0] in ("eval", "run", "serve"):
+        assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert not list(outside.iterdir())
 

@@ -90,7 +90,7 @@ def weight_swaps(*, seconds: float) -> tuple[dict[str, float], dict[str, float]]
     """Telemetry of the same episode without, then with, 100 MB of new weights every second."""
     quiet = control_process(50, seconds=seconds, policy=_LARGE)
     with tempfile.TemporaryDirectory(prefix="dovetail-bench-weights-") as folder:
-        publisher = subprocess.Popen([sys.executable, "-m", "dovetail.bench._control_loops", folder])
+        publisher = subprocess.Popen([sys.executable, "-P", "-m", "dovetail.bench._control_loops", folder])
         try:
             busy = control_process(50, seconds=seconds, policy=_LARGE, weights=Path(folder))
         finally:

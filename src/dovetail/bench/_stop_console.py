@@ -33,7 +33,7 @@ class Console:
     def start(cls, run: Path, *, environment: Mapping[str, str]) -> Console:
         """Start `dovetail console`. It ends with the other processes that have this environment."""
         process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.cli", "console", str(run), "--no-open"],
+            [sys.executable, "-P", "-m", "dovetail.cli", "console", str(run), "--no-open"],
             env=dict(environment),
             stdout=subprocess.PIPE,
             text=True,

@@ -87,7 +87,7 @@ def _press_by_command(system: StopSystem) -> int:
     """Run `dovetail stop`; returns when it pressed. Its start is not part of the delay."""
     stop = system.stop()
     known = stop.position
-    command = [sys.executable, "-m", "dovetail.cli", "stop", str(system.run_folder)]
+    command = [sys.executable, "-P", "-m", "dovetail.cli", "stop", str(system.run_folder)]
     process = subprocess.Popen(
         command, env=system.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

@@ -147,7 +147,7 @@ class StopSystem:
         console = ("--console",) if self._has_console and not self.keyboard else ()
         command = ["run", str(self.folder / "run.yaml"), "--name", "r", "--runs-dir", str(self.run_folder.parent)]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "dovetail.cli", *command, *console, "--quiet"],
+            [sys.executable, "-P", "-m", "dovetail.cli", *command, *console, "--quiet"],
             cwd=self.folder,
             env=self.environment,
             stdin=slave,

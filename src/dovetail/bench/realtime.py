@@ -59,7 +59,7 @@ def _compare(
 def _learner() -> Iterator[None]:
     """Run a learner in another process until the block ends."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen([sys.executable, "-m", "dovetail.bench._busy_learner"], env=environment)
+    process = subprocess.Popen([sys.executable, "-P", "-m", "dovetail.bench._busy_learner"], env=environment)
     try:
         time.sleep(5.0)  # until it has imported torch and updates
         if process.poll() is not None:

@@ -154,7 +154,7 @@ def _writing(folder: Path, *, seconds: float) -> Iterator[Row]:
 
 
 def _append(folder: Path, seconds: float, while_running: Callable[[Path], None]) -> dict[str, float]:
-    command = [sys.executable, "-m", "dovetail.bench._replay_data", str(folder), str(seconds)]
+    command = [sys.executable, "-P", "-m", "dovetail.bench._replay_data", str(folder), str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:
             while_running(folder)

@@ -122,7 +122,7 @@ def _rendering(*, needed: bool) -> Check:
     name, backend = "rendering", _environment_as_given().get("MUJOCO_GL", "egl")
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _PICTURE],
+            [sys.executable, "-P", "-c", _PICTURE],
             env=_environment_as_given(),
             capture_output=True,
             text=True,

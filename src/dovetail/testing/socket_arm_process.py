@@ -323,7 +323,7 @@ class ArmProcess:
         """
         numbers = {"--joints": num_joints, "--limit": limit, "--max-speed": max_speed, "--host": host}
         options = [text for name, value in numbers.items() for text in (name, str(value))]
-        module = [sys.executable, "-m", "dovetail.testing.socket_arm_process"]
+        module = [sys.executable, "-P", "-m", "dovetail.testing.socket_arm_process"]
         self._command = [*prefix, *module, *options, *([] if exclusive else ["--shared"])]
         self._process: subprocess.Popen[str] | None = None
         self._addresses: dict[str, str] = {}
