@@ -10,7 +10,7 @@ from dovetail.core.specs import ActionPart, ArraySpec, RobotSpec
 from dovetail.core.types import Observation
 from dovetail.human.axes import AXES, AxisMapping, map_axes
 from dovetail.human.gamepad import ABS_RX, ABS_X, ABS_Y, ABS_Z, GamepadConfig
-from dovetail.testing.input_devices import EmulatedGamepad, FifoGamepadOperator
+from dovetail.testing.input_devices import EmulatedGamepad, EmulatedGamepadOperator
 from support.input_hands import settle
 
 HALF_TURN = (0.0, 0.0, 0.0, 1.0)  # about z: w, x, y, z
@@ -146,7 +146,9 @@ def test_robot_that_devices_cannot_drive_is_refused(parts, reason):
 
 def test_left_trigger_of_a_gamepad_drives_the_base(tmp_path):
     with EmulatedGamepad(tmp_path / "pad") as pad:
-        operator = FifoGamepadOperator(GamepadConfig(path=str(pad.path)), robot=robot(hand(), GRIPPER, BASE))
+        operator = EmulatedGamepadOperator(
+            GamepadConfig(path=str(pad.path), max_silence_s=None), robot=robot(hand(), GRIPPER, BASE)
+        )
         operator.reset(rng=np.random.default_rng(0), robot_minutes=0.0)
         pad.hold()
         for axis, value in ((ABS_Y, -1.0), (ABS_X, 1.0), (ABS_RX, 1.0)):

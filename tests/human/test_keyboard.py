@@ -122,6 +122,44 @@ def test_esc_before_the_robot_is_ready_is_reported():
         os.close(theirs)
 
 
+def test_esc_that_cannot_be_passed_on_is_tried_again_and_later_keys_are_heard():
+    ours, theirs = pty.openpty()
+    box, pressed, failures = Mailbox(7), [], [OSError("no descriptor left")] * 2
+
+    def stop():
+        if failures:
+            raise failures.pop()
+        pressed.append(1)
+
+    try:
+        with TerminalKeys(lambda: (box, SPEC), descriptor=theirs, on_emergency=stop):
+            os.write(ours, b"\x1b")
+            wait_until(lambda: box.emergency and pressed)
+            os.write(ours, b"\x1b")
+            wait_until(lambda: len(pressed) == 2)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
+def test_error_while_the_robot_starts_does_not_end_the_keyboard():
+    ours, theirs = pty.openpty()
+    problems, pressed = [RuntimeError("the robot is not ready")], []
+
+    def find():
+        if problems:
+            raise problems.pop()
+
+    try:
+        with TerminalKeys(find, descriptor=theirs, on_emergency=lambda: pressed.append(1)):
+            wait_until(lambda: not problems)
+            os.write(ours, b"\x1b")
+            wait_until(lambda: pressed)
+    finally:
+        os.close(ours)
+        os.close(theirs)
+
+
 def test_terminal_writes_to_the_mailbox_until_it_closes():
     ours, theirs = pty.openpty()
     box = Mailbox(7)

@@ -279,3 +279,17 @@ def test_second_writer_is_rejected_except_for_emergency_stop():
     second.beat()
     with pytest.raises(UsageError):
         first.beat()
+
+
+def test_second_writers_stop_counts_again_after_an_acknowledgement_elsewhere():
+    """`dovetail acknowledge` releases the mailbox without an event of the first writer."""
+    first, _ = a_pair(1)
+    first.beat()
+    second, box = MailboxWriter(first.box), first.box
+    for _ in range(3):
+        second.post(Event.EMERGENCY)
+        assert box.emergency
+        box.word[f"newest/{Event.ACKNOWLEDGE}"][0] = box.newest(Event.EMERGENCY)  # as live.mailbox_stop does
+        assert not box.emergency
+    first.post(Event.EMERGENCY)
+    assert box.emergency

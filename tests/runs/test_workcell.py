@@ -19,9 +19,9 @@ DEVICES = "dovetail.testing.input_devices"
 def test_emergency_stop_of_a_gamepad_works_for_every_purpose(purpose, by, tmp_path):
     """Also during evaluations and demonstrations of a scripted expert. The device is opened once."""
     with EmulatedGamepad(tmp_path / "pad") as pad, EmulatedPedal(tmp_path / "pedal") as pedal:
-        plain = {"type": f"{DEVICES}:FifoGamepadOperator", "path": str(pad.path)}
+        plain = {"type": f"{DEVICES}:EmulatedGamepadOperator", "path": str(pad.path)}
         if by == "pedal":
-            plain = {"type": f"{DEVICES}:FifoPedalOperator", "path": str(pedal.path), "operator": plain}
+            plain = {"type": f"{DEVICES}:EmulatedPedalOperator", "path": str(pedal.path), "operator": plain}
         section = PluginSection.parse("operator", plain)
         workcell = make_workcell()
         online_operator = workcell.operator(Purpose.ONLINE, section, demo_noise=0.0)
@@ -39,7 +39,7 @@ def test_emergency_stop_of_a_gamepad_works_for_every_purpose(purpose, by, tmp_pa
 def test_emergency_stop_of_a_watched_device_stops_the_run_before_the_first_episode(tmp_path):
     with EmulatedGamepad(tmp_path / "pad") as pad, RunStop.create(tmp_path) as stop:
         section = PluginSection.parse(
-            "operator", {"type": f"{DEVICES}:FifoGamepadOperator", "path": str(pad.path)}
+            "operator", {"type": f"{DEVICES}:EmulatedGamepadOperator", "path": str(pad.path)}
         )
         workcell = make_workcell()
         workcell.watch_device(section, stop)

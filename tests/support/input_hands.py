@@ -14,11 +14,11 @@ from dovetail.human.pedal import PedalConfig
 from dovetail.testing.fakes import FakeArm, FakeArmConfig
 from dovetail.testing.input_devices import (
     EmulatedGamepad,
+    EmulatedGamepadOperator,
     EmulatedPedal,
+    EmulatedPedalOperator,
     EmulatedSpaceMouse,
-    FifoGamepadOperator,
-    FifoPedalOperator,
-    FifoSpaceMouseOperator,
+    EmulatedSpaceMouseOperator,
 )
 from support.waiting import wait_until
 
@@ -62,14 +62,16 @@ class Hands:
 
 
 class Pad(Hands):
+    """A hand that does not tremble: the arm holds after a silence of 1 s, not of a quarter second."""
+
     def __init__(self, folder: Path, **settings) -> None:
         super().__init__(folder)
-        self.settings = settings
+        self.settings = {"max_silence_s": 1.0, **settings}
         self.device = EmulatedGamepad(folder / "pad")
         self.device.plug_in()
 
     def build(self):
-        return FifoGamepadOperator(GamepadConfig(path=str(self.device.path), **self.settings), robot=SPEC)
+        return EmulatedGamepadOperator(GamepadConfig(path=str(self.device.path), **self.settings), robot=SPEC)
 
     def hold(self):
         self.device.hold()
@@ -93,8 +95,8 @@ class Mouse(Hands):
         self.device.plug_in()
 
     def build(self):
-        config = FifoSpaceMouseOperator.Config(path=str(self.device.path), **self.settings)
-        return FifoSpaceMouseOperator(config, robot=SPEC)
+        config = EmulatedSpaceMouseOperator.Config(path=str(self.device.path), **self.settings)
+        return EmulatedSpaceMouseOperator(config, robot=SPEC)
 
     def arm(self):
         """Rest until a push takes over."""
@@ -129,7 +131,7 @@ class Foot(Hands):
 
     def build(self):
         config = PedalConfig(path=str(self.device.path), **self.settings)
-        return FifoPedalOperator(config, robot=SPEC, inner=self.inner())
+        return EmulatedPedalOperator(config, robot=SPEC, inner=self.inner())
 
     def hold(self):
         self.device.hold()

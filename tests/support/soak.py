@@ -75,9 +75,9 @@ os.fsync, os.fdatasync = _guarded(os.fsync), _guarded(os.fdatasync)
 
 
 def soak_layout(folder: Path, arms: list[ArmProcess], gamepad: EmulatedGamepad, pedal: EmulatedPedal) -> str:
-    inner = f"{{{{type: '{_DEVICES}:FifoGamepadOperator', path: '{gamepad.path}'}}}}"
+    inner = f"{{{{type: '{_DEVICES}:EmulatedGamepadOperator', path: '{gamepad.path}'}}}}"
     operator = (
-        f"{{{{type: '{_DEVICES}:FifoPedalOperator', path: '{pedal.path}', key: KEY_B, stop_key: KEY_C, "
+        f"{{{{type: '{_DEVICES}:EmulatedPedalOperator', path: '{pedal.path}', key: KEY_B, stop_key: KEY_C, "
         f"operator: {inner}}}}}"
     )
     first, second = (arm.address for arm in arms)

@@ -82,6 +82,18 @@ def test_another_process_sees_emergency_stop_takeover_and_disconnection(make, tm
         assert "drives" not in reader.lines
 
 
+@pytest.mark.parametrize(
+    "make", [EmulatedGamepad, EmulatedPedal, EmulatedSpaceMouse], ids=["gamepad", "pedal", "spacemouse"]
+)
+def test_every_process_that_has_the_device_open_sees_each_event(make, tmp_path):
+    """As in the kernel: evdev and hidraw have a queue for each open file."""
+    with make(tmp_path / "device") as device, ReadingProcess(device) as first, ReadingProcess(device) as second:
+        for _ in range(3):
+            device.stop()
+            first.expect("emergency")
+            second.expect("emergency")
+
+
 def test_gamepad_in_another_process_gives_events_and_holds_after_silence(tmp_path):
     with EmulatedGamepad(tmp_path / "pad") as pad, ReadingProcess(pad) as reader:
         pad.tap(BTN_NORTH)
@@ -95,7 +107,7 @@ def test_gamepad_in_another_process_gives_events_and_holds_after_silence(tmp_pat
 def test_events_without_a_reader_are_forgotten(tmp_path):
     """Like the kernel's: a process that opens the device later gets none of them."""
     with EmulatedGamepad(tmp_path / "pad") as pad:
-        for _ in range(800):  # more than a FIFO holds
+        for _ in range(800):  # more than a queue holds
             pad.tap(BTN_NORTH)
         pad.stop()
         with ReadingProcess(pad) as reader:

@@ -194,9 +194,11 @@ class StopSystem:
         """The operator section of the first arm: the pedal wraps the gamepad, so both are read."""
         if self.keyboard or self.homes:
             return "{type: keyboard}" if self.keyboard else "{type: none}"
-        gamepad = f"{{type: '{_DEVICES}:FifoGamepadOperator', path: '{self.gamepad.path}'}}"
+        gamepad = f"{{type: '{_DEVICES}:EmulatedGamepadOperator', path: '{self.gamepad.path}'}}"
         keys = "key: KEY_B, stop_key: KEY_C"
-        return f"{{type: '{_DEVICES}:FifoPedalOperator', path: '{self.pedal.path}', {keys}, operator: {gamepad}}}"
+        return (
+            f"{{type: '{_DEVICES}:EmulatedPedalOperator', path: '{self.pedal.path}', {keys}, operator: {gamepad}}}"
+        )
 
     def output(self) -> str:
         """What the run has printed."""

@@ -1,7 +1,8 @@
 """Keys and sticks of Linux input devices, read from /dev/input/event* as the kernel writes them.
 
 A device whose values do not change sends nothing, so silence is normal at rest. An unplugged one fails to read. See
-`human.gamepad` for a wireless one that is out of range.
+`human.gamepad` for a wireless one that is out of range. The kernel sends every event to each process that has the device
+open.
 """
 
 from __future__ import annotations
@@ -12,15 +13,12 @@ import glob
 import os
 import struct
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Collection
 
 from dovetail.core.clock import NS_PER_S
 from dovetail.core.errors import UsageError
 
-__all__ = ["EVENT", "InputDevice", "Ioctl", "key_code"]
-
-Ioctl = Callable[[int, int, bytearray], Any]  # descriptor, request, buffer that the call fills
+__all__ = ["EVENT", "InputDevice", "Kernel", "key_code"]
 
 DEVICES = "/dev/input/event*"
 EVENT = struct.Struct("@llHHi")  # seconds, microseconds, type, code, value
@@ -71,12 +69,38 @@ def key_code(name: str, *, operator: str) -> int:
     return _NAMES[name]
 
 
-class InputDevice:
-    """A device by path, such as /dev/input/by-id/..., or else the first one with all keys in `wanted`."""
+class Kernel:
+    """System calls of an input device. `testing.input_devices` replaces them."""
 
-    def __init__(self, path: str | None, *, wanted: set[int], operator: str, ioctl: Ioctl = fcntl.ioctl) -> None:
-        self._path, self._wanted, self._operator, self._ioctl = path, wanted, operator, ioctl
+    def open(self, path: str) -> int:
+        """A descriptor whose reads do not block."""
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def ioctl(self, descriptor: int, number: int, buffer: bytearray) -> None:
+        """Fill the buffer."""
+        fcntl.ioctl(descriptor, number, buffer)
+
+
+class InputDevice:
+    """A device by path, such as /dev/input/by-id/..., or else the first one with all keys in `wanted`.
+
+    `stop_keys` that are held while the device opens count as pressed. All other keys do not.
+    """
+
+    def __init__(
+        self,
+        path: str | None,
+        *,
+        wanted: set[int],
+        operator: str,
+        stop_keys: Collection[int] = (),
+        kernel: Kernel | None = None,
+    ) -> None:
+        self._path, self._wanted, self._operator, self._stop_keys = path, wanted, operator, set(stop_keys)
+        self._kernel = kernel or Kernel()
         self._descriptor: int | None = None
+        self._is_gone = False
+        self._pressed_keys: list[int] = []  # not yet returned by `update`
         self._span: dict[int, tuple[float, float]] = {}  # axis: middle and half range
         self.pressed: set[int] = set()
         self.axes: dict[int, float] = {}  # from -1 to 1; an axis is unknown until it moves
@@ -86,7 +110,7 @@ class InputDevice:
         paths = [self._path] if self._path else sorted(glob.glob(DEVICES), key=lambda path: (len(path), path))
         for path in paths:
             try:
-                self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                self._descriptor = self._kernel.open(path)
                 if self._begin():
                     return
                 self.close()
@@ -102,25 +126,19 @@ class InputDevice:
         )
 
     def update(self) -> list[int] | None:
-        """Read new events and return the keys that were pressed, in order. None if the device is gone."""
+        """Read new events and return the keys that were pressed, in order. None if the device is gone, or if the kernel
+        has dropped events: open it again. Keys that were pressed before are returned first."""
         assert self._descriptor is not None, "open() comes first"
-        pressed_keys: list[int] = []
-        try:
-            while data := self._read():
-                for seconds, microseconds, kind, code, value in EVENT.iter_unpack(data):
-                    self.event_ns = seconds * NS_PER_S + 1000 * microseconds
-                    if kind == EV_KEY and value in (0, 1):  # 2 is a repetition
-                        (self.pressed.add if value else self.pressed.discard)(code)
-                        if value:
-                            pressed_keys.append(code)
-                    elif kind == EV_ABS and code in self._span:
-                        self.axes[code] = self._scaled(code, value)
-                    elif kind == EV_SYN and code == SYN_DROPPED:
-                        pressed_keys += self._read_state()  # the kernel dropped events
-        except OSError:
-            self.pressed.clear()
-            return None
-        return pressed_keys
+        if not self._is_gone:
+            try:
+                while data := self._read():
+                    for seconds, microseconds, kind, code, value in EVENT.iter_unpack(data):
+                        self.event_ns = seconds * NS_PER_S + 1000 * microseconds
+                        self._apply(kind, code, value)
+            except OSError:
+                self._is_gone = True
+        pressed_keys, self._pressed_keys = self._pressed_keys, []
+        return None if self._is_gone and not pressed_keys else pressed_keys
 
     def close(self) -> None:
         if self._descriptor is not None:
@@ -128,7 +146,7 @@ class InputDevice:
             self._descriptor = None
 
     def _begin(self) -> bool:
-        """False if it is another device. The state before opening does not count: nothing is pressed."""
+        """False if it is another device. The state before opening does not count, except for stop keys."""
         self._get(SET_CLOCK, bytearray(struct.pack("@i", time.CLOCK_MONOTONIC)))
         if not self._wanted <= _bits(self._get(GET_KEYS, bytearray(KEY_BYTES))):
             return False
@@ -136,8 +154,19 @@ class InputDevice:
         for code in _bits(self._get(GET_AXES, bytearray(8))):
             _, low, high, *_ = ABS_INFO.unpack(self._get(get_abs(code), bytearray(ABS_INFO.size)))
             self._span[code] = ((low + high) / 2, max((high - low) / 2, 1e-9))
-        self.pressed, self.axes, self.event_ns = set(), {}, time.monotonic_ns()
+        self.pressed, self.axes, self.event_ns, self._is_gone = set(), {}, time.monotonic_ns(), False
+        self._pressed_keys = sorted(self._stop_keys & _bits(self._get(GET_KEYS_DOWN, bytearray(KEY_BYTES))))
         return True
+
+    def _apply(self, kind: int, code: int, value: int) -> None:
+        if kind == EV_KEY and value in (0, 1):  # 2 is a repetition
+            (self.pressed.add if value else self.pressed.discard)(code)
+            if value:
+                self._pressed_keys.append(code)
+        elif kind == EV_ABS and code in self._span:
+            self.axes[code] = self._scaled(code, value)
+        elif kind == EV_SYN and code == SYN_DROPPED:
+            self._is_gone = True  # the state is unknown; presses after it still count
 
     def _read(self) -> bytes:
         """Empty if there is no event."""
@@ -150,18 +179,9 @@ class InputDevice:
             raise OSError(errno.ENODEV, "No such device")
         return data
 
-    def _read_state(self) -> list[int]:
-        """Read the current state, and return the keys that are newly pressed."""
-        before = self.pressed
-        self.pressed = _bits(self._get(GET_KEYS_DOWN, bytearray(KEY_BYTES)))
-        for code in self._span:
-            value = ABS_INFO.unpack(self._get(get_abs(code), bytearray(ABS_INFO.size)))[0]
-            self.axes[code] = self._scaled(code, value)
-        return sorted(self.pressed - before)
-
     def _get(self, number: int, buffer: bytearray) -> bytearray:
         assert self._descriptor is not None
-        self._ioctl(self._descriptor, number, buffer)
+        self._kernel.ioctl(self._descriptor, number, buffer)
         return buffer
 
     def _scaled(self, code: int, value: float) -> float:

@@ -7,7 +7,6 @@ last ones. `Handover` has the dead-man logic for devices and browser.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -52,10 +51,9 @@ class DeviceOperator:
     def watch(self, on_emergency: Callable[[str], None]) -> None:
         """Read the device from now on. Its emergency stop calls `on_emergency` with the operator's name, at once and from
         another thread, and is no event of `poll`. It works between episodes and while the control loop hangs. The callback
-        must stop the arm until a person acknowledges it. A missing device is refused by `reset`."""
+        must stop the arm until a person acknowledges it. A missing device is opened once it is there; `reset` refuses it."""
         self._reader.on_emergency = lambda: on_emergency(self.name)
-        with contextlib.suppress(UsageError):
-            self._reader.open()
+        self._reader.watch()
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         self._reader.open()

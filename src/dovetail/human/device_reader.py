@@ -1,7 +1,8 @@
 """Reads an input device in a thread of its own.
 
 A device that hangs does not block the control loop: its last reading expires and the arm holds. A control loop that hangs
-does not block the device: its emergency stop is reported at once. A device that is gone is opened again when it returns.
+does not block the device: its emergency stop is reported at once. A device that is gone is opened again when it returns. The
+thread goes on after any error, because it hears STOP.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from dovetail.core.errors import UsageError
+from dovetail.core.problem_report import ProblemReport
 from dovetail.core.types import Array, Event
 
 __all__ = ["Device", "DeviceReader", "Reading"]
@@ -38,7 +40,7 @@ class Reading:
 class Device(Protocol):
     def open(self) -> None:
         """Raises UsageError if the device or its library is missing. A switch that is held already does not count as held
-        until it is pressed again."""
+        until it is pressed again. An emergency stop that is held already counts as pressed, if the device can tell."""
 
     def read(self) -> Reading | None:
         """Return the state. None if the device is gone; then it is closed and opened again."""
@@ -47,17 +49,23 @@ class Device(Protocol):
 
 
 class DeviceReader:
-    """The newest reading and the unread events of a device. `on_emergency` is called by the thread; without it, the
-    emergency stop is an event."""
+    """The newest reading and the unread events of a device.
+
+    `on_emergency` is called by the thread, again and again until it succeeds. Without it, the emergency stop is an event.
+    """
 
     def __init__(self, device: Device, *, name: str) -> None:
         self._device, self._name = device, name
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+        self._report = ProblemReport(f"the thread that reads the {name}")
         self._events: deque[Event] = deque(maxlen=_MAX_EVENTS)
         self._was_held = False
         self._newest: tuple[Reading, int] | None = None  # with the number of its press
         self._num_presses = 0
+        self._is_lost, self._reopen_s = False, 0.0
+        self._missing: UsageError | None = None  # why the device has never been opened
+        self._emergency = False  # pressed, and not yet passed on
         self.num_losses = 0  # how often the device was gone
         self.on_emergency: Callable[[], None] | None = None
 
@@ -66,12 +74,21 @@ class DeviceReader:
         return self._thread is not None
 
     def open(self) -> None:
-        """Open the device, once. Raises UsageError."""
+        """Open the device, once. Raises UsageError if it is missing."""
+        if self._missing is not None:
+            raise UsageError(str(self._missing))
         if self._thread is None:
             self._device.open()
-            self._ended.clear()
-            self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
-            self._thread.start()
+            self._start()
+
+    def watch(self) -> None:
+        """Open the device, or wait in the thread until it is there."""
+        if self._thread is None:
+            try:
+                self._device.open()
+            except UsageError as error:
+                self._missing, self._is_lost = error, True
+            self._start()
 
     def newest(self) -> tuple[Reading, int] | None:
         """The newest reading and the number of the press of its switch. None before the first one and after a loss."""
@@ -89,18 +106,33 @@ class DeviceReader:
             self._ended.set()
             self._thread.join(1.0)  # a device that hangs keeps its thread
             self._device.close()
-            self._thread = None
+            self._thread, self._missing, self._is_lost = None, None, False
+
+    def _start(self) -> None:
+        self._ended.clear()
+        self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         while not self._ended.wait(_PERIOD_S):
             try:
-                reading = self._device.read()
-            except Exception:  # a vendor's library may raise anything
-                reading = None
-            if reading is None:
-                self._lose()
-            else:
-                self._accept(reading)
+                self._pass_on_emergency()
+                if self._is_lost:
+                    self._reopen()
+                else:
+                    self._read()
+            except Exception as error:  # a thread that ends would hear no later STOP
+                self._report(error)
+
+    def _read(self) -> None:
+        try:
+            reading = self._device.read()
+        except Exception:  # a vendor's library may raise anything
+            reading = None
+        if reading is None:
+            self._lose()
+        else:
+            self._accept(reading)
 
     def _accept(self, reading: Reading) -> None:
         if reading.num_presses is not None:
@@ -110,18 +142,35 @@ class DeviceReader:
         self._was_held = reading.held
         self._newest = (reading, self._num_presses)
         if reading.event is Event.EMERGENCY and self.on_emergency is not None:
-            self.on_emergency()
+            self._emergency = True
+            self._pass_on_emergency()
+            if self._emergency:
+                self._events.append(Event.EMERGENCY)  # stops at least this arm
         elif reading.event is not None:
             self._events.append(reading.event)
+
+    def _pass_on_emergency(self) -> None:
+        if self._emergency and self.on_emergency is not None:
+            try:
+                self.on_emergency()
+                self._emergency = False
+            except Exception as error:  # the next round tries again
+                self._report(error)
 
     def _lose(self) -> None:
         self.num_losses += 1
         self._newest, self._was_held = None, False
-        while not self._ended.is_set():
-            with contextlib.suppress(Exception):  # a vendor's library may raise anything
-                self._device.close()
-            try:
-                self._device.open()
-                return
-            except UsageError:
-                self._ended.wait(_REOPEN_S)
+        self._is_lost, self._reopen_s = True, 0.0
+        self._reopen()
+
+    def _reopen(self) -> None:
+        if time.monotonic() < self._reopen_s:
+            return
+        self._reopen_s = time.monotonic() + _REOPEN_S
+        with contextlib.suppress(Exception):  # a vendor's library may raise anything
+            self._device.close()
+        try:
+            self._device.open()
+        except UsageError:
+            return  # still gone
+        self._is_lost, self._missing = False, None

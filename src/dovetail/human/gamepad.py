@@ -7,12 +7,12 @@ left trigger    while it is pulled, the sticks drive a mobile base: forward, bac
 
 A stick that does not change sends no events, so a wireless pad that is out of range looks like a stick that is held still. A
 real stick trembles: while one is deflected, events must arrive at least every `max_silence_s`, or the arm holds until the
-shoulder button is pressed again.
+shoulder button is pressed again. A held gripper button sends nothing even in range, so it may be silent for 1 s; a tap moves
+the gripper all the way.
 """
 
 from __future__ import annotations
 
-import fcntl
 import time
 from collections.abc import Collection
 from typing import ClassVar
@@ -25,14 +25,16 @@ from dovetail.core.clock import NS_PER_S
 from dovetail.core.contracts import Task
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event
-from dovetail.human._evdev import InputDevice, Ioctl
+from dovetail.human._evdev import InputDevice, Kernel
 from dovetail.human.device import Device, DeviceOperator, Reading
+from dovetail.human.mailbox import EXPIRY_S
 
 __all__ = ["GamepadConfig", "GamepadDevice", "GamepadOperator"]
 
 ABS_X, ABS_Y, ABS_Z, ABS_RX, ABS_RY = 0, 1, 2, 3, 4
 BTN_SOUTH, BTN_EAST, BTN_NORTH, BTN_WEST, BTN_TL, BTN_TR = 304, 305, 307, 308, 310, 311
 BTN_SELECT, BTN_START, BTN_MODE = 314, 315, 316
+GRIP_SILENCE_S = 1.0
 EVENTS = {
     BTN_NORTH: Event.SUCCESS,
     BTN_WEST: Event.FAILURE,
@@ -52,19 +54,23 @@ class GamepadConfig(Config):
     """Device, such as /dev/input/by-id/...-event-joystick. Null: the first gamepad."""
     dead_zone: float = Field(default=0.12, ge=0.0, lt=1.0)
     """Smallest deflection of a stick that counts, from 0 to 1."""
-    max_silence_s: float | None = Field(default=1.0, gt=0.0)
-    """Longest time in seconds without an event while a stick is deflected; then the arm holds. Null: no limit."""
+    max_silence_s: float | None = Field(default=EXPIRY_S, gt=0.0)
+    """Longest time in seconds without an event while a stick is deflected; then the arm holds. Null: no limit, only for a
+    pad with a cable."""
     speed: float = Field(default=1.0, gt=0.0, le=1.0)
     """Speed at full deflection, relative to the robot's limits."""
 
 
 class GamepadDevice:
-    def __init__(self, config: GamepadConfig, *, ioctl: Ioctl = fcntl.ioctl) -> None:
+    def __init__(self, config: GamepadConfig, *, kernel: Kernel | None = None) -> None:
         self._config = config
-        self._device = InputDevice(config.path, wanted={BTN_TL}, operator="gamepad", ioctl=ioctl)
+        self._device = InputDevice(
+            config.path, wanted={BTN_TL}, operator="gamepad", stop_keys={BTN_MODE}, kernel=kernel
+        )
         self._events: list[Event] = []
 
     def open(self) -> None:
+        self._events.clear()
         self._device.open()
 
     def read(self) -> Reading | None:
@@ -81,7 +87,7 @@ class GamepadDevice:
         arm, base = (left[0], left[1], right[0], 0.0, 0.0, right[1]), (left[0], left[1], right[1])
         axes = (*(0.0,) * 6, grip, *base) if drives_base else (*arm, grip, *(0.0,) * 3)
         held = BTN_TL in pressed
-        if held and any((*left, *right)) and not self._events and self._is_silent():
+        if held and not self._events and self._is_silent(deflected=any((*left, *right)), grips=grip != 0):
             return None
         event = self._events.pop(0) if self._events else None
         return Reading(held=held, axes=np.array(axes, np.float32), event=event)
@@ -89,9 +95,12 @@ class GamepadDevice:
     def close(self) -> None:
         self._device.close()
 
-    def _is_silent(self) -> bool:
+    def _is_silent(self, *, deflected: bool, grips: bool) -> bool:
         limit_s = self._config.max_silence_s
-        return limit_s is not None and time.monotonic_ns() - self._device.event_ns > limit_s * NS_PER_S
+        if limit_s is None or not (deflected or grips):
+            return False
+        silent_s = (time.monotonic_ns() - self._device.event_ns) / NS_PER_S
+        return silent_s > (limit_s if deflected else max(limit_s, GRIP_SILENCE_S))
 
     def _stick(self, code: int) -> float:
         value, zone = self._device.axes.get(code, 0.0), self._config.dead_zone

@@ -24,6 +24,7 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.core.contracts import Task
 from dovetail.core.errors import UsageError
+from dovetail.core.problem_report import ProblemReport
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Event, HumanInput, Observation
 from dovetail.human.axes import AXES, map_axes
@@ -170,7 +171,13 @@ class TerminalKeys:
         on_emergency: Callable[[], object] = lambda: None,
     ) -> None:
         self._mailbox, self._on_emergency = mailbox, on_emergency
-        self._parser = KeyParser()
+        self._parser, self._keys = KeyParser(), Keys()
+        self._writer: MailboxWriter | None = None
+        self._axis_map: dict[int, int] = {}
+        self._sequence = self._num_presses = 0
+        self._events: list[Event] = []
+        self._emergency = False  # pressed, and not yet passed on
+        self._report = ProblemReport("the thread that reads the keyboard")
         self._descriptor = descriptor
         self._ended = threading.Event()
         if not os.isatty(self._descriptor):
@@ -190,42 +197,56 @@ class TerminalKeys:
             termios.tcsetattr(self._descriptor, termios.TCSADRAIN, self._before)
 
     def _listen(self) -> None:
-        keys, writer, axis_map, sequence, num_presses = Keys(), None, {}, 0, 0
-        events: list[Event] = []
         while not self._ended.is_set():
-            pressed = self._pressed()
-            if pressed is None:
-                return  # the terminal is gone: the last command expires and the arm holds
-            for key in pressed:
-                event = keys.press(key, time.monotonic())
-                if event is Event.EMERGENCY:
-                    self._on_emergency()
-                events += [event] if event else []
-            if writer is None and (found := self._mailbox()) is not None:
-                writer, axis_map = MailboxWriter(found[0]), map_axes(found[1], name="keyboard")
-            if writer is None:
-                events.clear()
-                continue
-            sequence += 1
-            ours = keys.axes(time.monotonic())
-            axes = np.zeros(writer.box.num_axes, np.float32)
-            axes[list(axis_map)] = ours[list(axis_map.values())]
-            while events:  # first: an emergency stop works even if a console has the mailbox
-                with contextlib.suppress(UsageError):  # a console has the mailbox, or it is full
-                    writer.post(events.pop(0), session=_SESSION)
-            with contextlib.suppress(UsageError):
-                new_press = keys.num_presses != num_presses
-                writer.drive(session=_SESSION, sequence=sequence, held=keys.held, axes=axes, new_press=new_press)
-                num_presses = keys.num_presses
+            try:
+                pressed = self._pressed()
+                if pressed is None:
+                    return  # the terminal is gone: the last command expires and the arm holds
+                for key in pressed:
+                    event = self._keys.press(key, time.monotonic())
+                    self._emergency |= event is Event.EMERGENCY
+                    self._events += [event] if event else []
+                self._pass_on_emergency()
+                self._send()
+            except Exception as error:  # a thread that ends would hear no later Esc
+                self._report(error)
+                self._ended.wait(_SEND_S)
+
+    def _pass_on_emergency(self) -> None:
+        if self._emergency:
+            try:
+                self._on_emergency()
+                self._emergency = False
+            except Exception as error:  # the mailbox still gets it, and the next round tries again
+                self._report(error)
+
+    def _send(self) -> None:
+        if self._writer is None and (found := self._mailbox()) is not None:
+            self._writer, self._axis_map = MailboxWriter(found[0]), map_axes(found[1], name="keyboard")
+        if self._writer is None:
+            self._events.clear()
+            return
+        self._sequence += 1
+        keys, axes = self._keys, np.zeros(self._writer.box.num_axes, np.float32)
+        axes[list(self._axis_map)] = keys.axes(time.monotonic())[list(self._axis_map.values())]
+        while self._events:  # first: an emergency stop works even if a console has the mailbox
+            with contextlib.suppress(UsageError):  # a console has the mailbox, or it is full
+                self._writer.post(self._events.pop(0), session=_SESSION)
+        with contextlib.suppress(UsageError):
+            new_press = keys.num_presses != self._num_presses
+            self._writer.drive(
+                session=_SESSION, sequence=self._sequence, held=keys.held, axes=axes, new_press=new_press
+            )
+            self._num_presses = keys.num_presses
 
     def _pressed(self) -> list[str] | None:
         """Keys that were pressed; None once the terminal is gone."""
         timeout_s = _REST_S if self._parser.is_waiting else _SEND_S
-        ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
-        if not ready:
-            return self._parser.flush()
         try:
-            data = os.read(self._descriptor, 4096)
+            ready, _, _ = select.select([self._descriptor], [], [], timeout_s)
+            data = os.read(self._descriptor, 4096) if ready else None
         except OSError:
             return None
+        if data is None:
+            return self._parser.flush()
         return self._parser.feed(data) if data else None

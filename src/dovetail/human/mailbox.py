@@ -250,13 +250,13 @@ class MailboxWriter:
             self.beat()
         except UsageError:
             if event is Event.EMERGENCY:  # any writer may stop the robot
-                word[f"newest/{event}"][0] = box.num_events_posted + 1
+                word[f"newest/{event}"][0] = self._next_number()
                 return box.num_events_posted
             raise
         full = box.num_posted - int(word["taken"][0]) >= NUM_SLOTS
         if full and event not in _ALWAYS_ACCEPTED:
             raise UsageError("the robot accepts no events now, because no episode is running")
-        event_number = int(word["num_events"][0]) + 1
+        event_number = self._next_number()
         word["num_events"][0] = event_number
         word[f"newest/{event}"][0] = event_number
         if not full:
@@ -265,6 +265,11 @@ class MailboxWriter:
             box.ring[number % NUM_SLOTS, :5] = (*row, _checksum(row))
             word["posted"][0] = number
         return event_number
+
+    def _next_number(self) -> int:
+        """Newer than every event, also than those of other writers: only the active writer counts `num_events`."""
+        box = self.box
+        return max(box.num_events_posted, box.newest(Event.EMERGENCY), box.newest(Event.ACKNOWLEDGE)) + 1
 
 
 class MailboxReader:

@@ -9,7 +9,6 @@ Use a pedal with a cable: a pedal that is held sends nothing, so a wireless one 
 
 from __future__ import annotations
 
-import fcntl
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -22,7 +21,7 @@ from dovetail.core.contracts import Operator, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
-from dovetail.human._evdev import InputDevice, Ioctl, key_code
+from dovetail.human._evdev import InputDevice, Kernel, key_code
 from dovetail.human.axes import AxisMapping
 from dovetail.human.device import Device, DeviceOperator, Reading
 
@@ -43,11 +42,13 @@ class PedalConfig(Config):
 
 
 class PedalDevice:
-    def __init__(self, config: PedalConfig, *, ioctl: Ioctl = fcntl.ioctl) -> None:
+    def __init__(self, config: PedalConfig, *, kernel: Kernel | None = None) -> None:
         self._code = key_code(config.key, operator="pedal")
         self._stop = None if config.stop_key is None else key_code(config.stop_key, operator="pedal")
-        wanted = {self._code} if self._stop is None else {self._code, self._stop}
-        self._device = InputDevice(config.path, wanted=wanted, operator="pedal", ioctl=ioctl)
+        stop_keys = set() if self._stop is None else {self._stop}
+        self._device = InputDevice(
+            config.path, wanted={self._code, *stop_keys}, operator="pedal", stop_keys=stop_keys, kernel=kernel
+        )
 
     def open(self) -> None:
         self._device.open()

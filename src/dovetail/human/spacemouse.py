@@ -100,9 +100,14 @@ class SpaceMouseDevice:
 
     def _newest_state(self) -> tuple[Any, bool]:
         """The state after all reports that have arrived, and whether one of them pressed the emergency stop."""
-        number, stops = self._config.stop_button, False
+        number, stops, state = self._config.stop_button, False, None
         for _ in range(_MAX_REPORTS):
-            state = self._device.read()
+            try:
+                state = self._device.read()
+            except Exception:  # unplugged
+                if stops:
+                    break  # the press counts first; the next reading fails again
+                raise
             if state is None or state.t == self._reported:
                 break
             self._reported, self._report_ns = state.t, time.monotonic_ns()

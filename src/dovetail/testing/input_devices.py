@@ -7,25 +7,27 @@
         pad.press(BTN_MODE)                                               # emergency stop
         pad.unplug(); pad.plug_in()
 
-A device is a FIFO that carries the bytes which the kernel would send: `struct input_event` of evdev, or HID reports of a
-SpaceMouse. A file next to it has the answers to the ioctls. `overrides` chooses an operator of this module; it is the real
-one except that it opens the FIFO. The real pyspacemouse parses the reports; only easyhid, its access to USB, is replaced.
+A device is a Unix socket that carries the bytes which the kernel would send: `struct input_event` of evdev, or HID
+reports of a SpaceMouse. Like the kernel, it sends them to every process that has the device open. A file next to it has
+the answers to the ioctls. `overrides` chooses an operator of this module; it is the real one except that it opens the
+socket. The real pyspacemouse parses the reports; only easyhid, its access to USB, is replaced.
 
 The terminal's keys need no emulator: use a pseudo terminal (`pty.openpty`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
-import fcntl
 import json
 import os
+import socket
 import stat
 import struct
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Any, ClassVar, Self
@@ -58,27 +60,30 @@ from dovetail.human.spacemouse import SpaceMouseConfig, SpaceMouseOperator
 
 __all__ = [
     "EmulatedGamepad",
+    "EmulatedGamepadOperator",
     "EmulatedInput",
+    "EmulatedKernel",
     "EmulatedPedal",
+    "EmulatedPedalOperator",
     "EmulatedSpaceMouse",
-    "FifoGamepadOperator",
-    "FifoPedalOperator",
-    "FifoSpaceMouseOperator",
-    "emulated_ioctl",
+    "EmulatedSpaceMouseOperator",
     "install_easyhid",
 ]
 
 _STATE = ".state"
-_EV_SYN, _SYN_REPORT = 0, 0
+_SYN_REPORT = 0
 _REPEAT = 2
 
 
-class _Fifo:
-    """A FIFO with a state file. The other process sees an end of file once the device is unplugged."""
+class _Device:
+    """A socket with a state file. Its readers see an end of file once the device is unplugged."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor: int | None = None
+        self._socket: socket.socket | None = None
+        self._readers: list[socket.socket] = []
+        self._late: set[socket.socket] = set()  # readers whose queue was full
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Self:
         self.plug_in()
@@ -92,25 +97,53 @@ class _Fifo:
     def plug_in(self) -> None:
         """Create the device."""
         self._write_state()
-        os.mkfifo(self.path)
-        self._descriptor = os.open(self.path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        with _address(self.path) as address:
+            made.bind(address)
+        made.listen(128)
+        self._socket = made
 
     def unplug(self) -> None:
         """Remove the device. Its readers fail at their next read."""
-        if self._descriptor is not None:
-            for path in (self.path, _state_file(self.path)):
-                path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = None
+        with self._lock:
+            if self._socket is not None:
+                for path in (self.path, _state_file(self.path)):
+                    path.unlink(missing_ok=True)
+                for one in (self._socket, *self._readers):
+                    one.close()
+                self._socket = None
+                self._readers.clear()
+                self._late.clear()
 
     def send(self, data: bytes) -> None:
-        if self._descriptor is None:
-            raise OSError(errno.ENODEV, "the emulated device is unplugged")
-        try:
-            os.write(self._descriptor, data)
-        except BlockingIOError:  # no process reads: like the kernel, forget older events
-            _discard(self._descriptor)
-            os.write(self._descriptor, data)
+        """Send to each process that has opened the device by now. One that does not read loses it."""
+        with self._lock:
+            if self._socket is None:
+                raise OSError(errno.ENODEV, "the emulated device is unplugged")
+            self._accept(self._socket)
+            for reader in list(self._readers):
+                try:
+                    if reader in self._late and (note := self._after_loss()):
+                        reader.send(note)
+                    self._late.discard(reader)
+                    reader.send(data)
+                except BlockingIOError:
+                    self._late.add(reader)
+                except OSError:  # it has closed the device
+                    self._readers.remove(reader)
+                    self._late.discard(reader)
+                    reader.close()
+
+    def _accept(self, listening: socket.socket) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                reader, _ = listening.accept()
+                reader.setblocking(False)
+                self._readers.append(reader)
+
+    def _after_loss(self) -> bytes:
+        """What a reader gets instead of the data that it has lost."""
+        return b""
 
     def _state(self) -> Mapping[str, Any]:
         raise NotImplementedError
@@ -121,11 +154,31 @@ class _Fifo:
         file.with_suffix(".new").replace(file)
 
 
+@contextlib.contextmanager
+def _address(path: Path) -> Iterator[str]:
+    """Address of a socket, which must be shorter than many paths are."""
+    folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def _connect(path: Path) -> int:
+    """Open the device. Reads of the descriptor do not block."""
+    with (
+        socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as one,
+        _address(path) as address,
+    ):
+        one.connect(address)
+        return one.detach()
+
+
 def _state_file(path: Path) -> Path:
     return path.with_name(path.name + _STATE)
 
 
-class EmulatedInput(_Fifo):
+class EmulatedInput(_Device):
     """Any evdev device with these keys and axes. Like the kernel, it sends an axis or key only if its value changes."""
 
     def __init__(
@@ -167,7 +220,7 @@ class EmulatedInput(_Fifo):
         """Change keys while the kernel's queue is full: only a note arrives that events were dropped."""
         self._down = (self._down - set(release)) | set(press)
         self._write_state()
-        self._send((_EV_SYN, _evdev.SYN_DROPPED, 0))
+        self.send(self._after_loss())
 
     def _set_keys(self, keys: Sequence[int], *, down: bool) -> None:
         changed = [key for key in keys if (key in self._down) is not down]
@@ -176,13 +229,20 @@ class EmulatedInput(_Fifo):
         self._send(*((_evdev.EV_KEY, key, int(down)) for key in changed))
 
     def _send(self, *events: tuple[int, int, int]) -> None:
-        now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        rows = (*events, (_EV_SYN, _SYN_REPORT, 0))
-        self.send(b"".join(_evdev.EVENT.pack(now_us // 10**6, now_us % 10**6, *row) for row in rows))
+        self.send(_events(*events))
+
+    def _after_loss(self) -> bytes:
+        return _events((_evdev.EV_SYN, _evdev.SYN_DROPPED, 0))
 
     def _state(self) -> Mapping[str, Any]:
         axes = {str(code): [self._values[code], *limits, 0, 0, 0] for code, limits in self._ranges.items()}
         return {"keys": self._keys, "down": sorted(self._down), "axes": axes}
+
+
+def _events(*rows: tuple[int, int, int]) -> bytes:
+    now_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+    ended = (*rows, (_evdev.EV_SYN, _SYN_REPORT, 0))
+    return b"".join(_evdev.EVENT.pack(now_us // 10**6, now_us % 10**6, *row) for row in ended)
 
 
 class EmulatedGamepad(EmulatedInput):
@@ -199,7 +259,7 @@ class EmulatedGamepad(EmulatedInput):
     @property
     def overrides(self) -> list[str]:
         """Settings of a run that use this gamepad."""
-        return [f"operator.type={__name__}:{FifoGamepadOperator.__name__}", f"operator.path={self.path}"]
+        return [f"operator.type={__name__}:{EmulatedGamepadOperator.__name__}", f"operator.path={self.path}"]
 
     def hold(self) -> None:
         """Press the dead-man button."""
@@ -246,7 +306,7 @@ class EmulatedPedal(EmulatedInput):
     def overrides(self) -> list[str]:
         """Settings of a run that use this pedal; it enables no operator."""
         return [
-            f"operator.type={__name__}:{FifoPedalOperator.__name__}",
+            f"operator.type={__name__}:{EmulatedPedalOperator.__name__}",
             f"operator.path={self.path}",
             "operator.key=KEY_B",
             "operator.stop_key=KEY_C",
@@ -264,7 +324,7 @@ class EmulatedPedal(EmulatedInput):
         self.tap(self.STOP_KEY)
 
 
-class EmulatedSpaceMouse(_Fifo):
+class EmulatedSpaceMouse(_Device):
     """A SpaceMouse Pro: 3Dconnexion's HID reports. A pushed cap repeats its reports every 8 ms, as a real one does."""
 
     VENDOR, PRODUCT = 0x046D, 0xC62B
@@ -281,7 +341,7 @@ class EmulatedSpaceMouse(_Fifo):
     def overrides(self) -> list[str]:
         """Settings of a run that use this SpaceMouse."""
         return [
-            f"operator.type={__name__}:{FifoSpaceMouseOperator.__name__}",
+            f"operator.type={__name__}:{EmulatedSpaceMouseOperator.__name__}",
             f"operator.path={self.path}",
             f"operator.stop_button={self.STOP_BUTTON}",
         ]
@@ -321,8 +381,8 @@ class EmulatedSpaceMouse(_Fifo):
         self.buttons()
 
     def send_report(self, report: bytes) -> None:
-        """Send any HID report of at most 63 bytes."""
-        self.send(bytes([len(report)]) + report)
+        """Send any HID report."""
+        self.send(report)
 
     def unplug(self) -> None:
         self._repeats.set()
@@ -350,72 +410,76 @@ _BUTTON_BITS: Mapping[int, int] = {0: 0, 1: 23, 4: 22}  # Menu, Alt, Esc
 # ---- the side of the run
 
 
-def emulated_ioctl(descriptor: int, request: int, buffer: bytearray) -> None:
-    """Answer the ioctls of an emulated evdev device; other descriptors go to the kernel."""
-    if not stat.S_ISFIFO(os.fstat(descriptor).st_mode):
-        fcntl.ioctl(descriptor, request, buffer)
-        return
-    try:
-        state = json.loads(_state_file(Path(os.readlink(f"/proc/self/fd/{descriptor}"))).read_text())
-    except OSError as error:
-        raise OSError(errno.ENODEV, "No such device") from error
-    if request == _evdev.SET_CLOCK:
-        _discard(descriptor)  # the kernel gives a new reader no older events
-    elif request == _evdev.GET_KEYS:
-        buffer[:] = _mask(state["keys"], len(buffer))
-    elif request == _evdev.GET_KEYS_DOWN:
-        buffer[:] = _mask(state["down"], len(buffer))
-    elif request == _evdev.GET_AXES:
-        buffer[:] = _mask([int(code) for code in state["axes"]], len(buffer))
-    else:
-        codes = {_evdev.get_abs(int(code)): info for code, info in state["axes"].items()}
-        if request not in codes:
-            raise OSError(errno.EINVAL, "Invalid argument")
-        buffer[:] = _evdev.ABS_INFO.pack(*codes[request])
+class EmulatedKernel(_evdev.Kernel):
+    """Opens an emulated evdev device and answers its ioctls. Other devices go to the kernel."""
 
+    def __init__(self) -> None:
+        self._paths: dict[int, Path] = {}
 
-def _discard(descriptor: int) -> None:
-    try:
-        while os.read(descriptor, 65536):
-            pass
-    except BlockingIOError:
-        pass
+    def open(self, path: str) -> int:
+        if not stat.S_ISSOCK(os.stat(path).st_mode):
+            return super().open(path)
+        descriptor = _connect(Path(path))
+        self._paths[descriptor] = Path(path)
+        return descriptor
+
+    def ioctl(self, descriptor: int, number: int, buffer: bytearray) -> None:
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            super().ioctl(descriptor, number, buffer)
+            return
+        try:
+            state = json.loads(_state_file(self._paths[descriptor]).read_text())
+        except OSError as error:
+            raise OSError(errno.ENODEV, "No such device") from error
+        if number == _evdev.SET_CLOCK:
+            return
+        if number == _evdev.GET_KEYS:
+            buffer[:] = _mask(state["keys"], len(buffer))
+        elif number == _evdev.GET_KEYS_DOWN:
+            buffer[:] = _mask(state["down"], len(buffer))
+        elif number == _evdev.GET_AXES:
+            buffer[:] = _mask([int(code) for code in state["axes"]], len(buffer))
+        else:
+            codes = {_evdev.get_abs(int(code)): info for code, info in state["axes"].items()}
+            if number not in codes:
+                raise OSError(errno.EINVAL, "Invalid argument")
+            buffer[:] = _evdev.ABS_INFO.pack(*codes[number])
 
 
 def _mask(codes: Sequence[int], size: int) -> bytes:
     return sum(1 << code for code in codes).to_bytes(size, "little")
 
 
-class FifoGamepadOperator(GamepadOperator):
+class EmulatedGamepadOperator(GamepadOperator):
     """The gamepad operator with an EmulatedGamepad."""
 
     def __init__(self, config: GamepadConfig, *, robot: RobotSpec, task: Task | None = None) -> None:
-        super().__init__(config, robot=robot, task=task, device=GamepadDevice(config, ioctl=emulated_ioctl))
+        super().__init__(config, robot=robot, task=task, device=GamepadDevice(config, kernel=EmulatedKernel()))
 
 
-class FifoPedalOperator(PedalOperator):
+class EmulatedPedalOperator(PedalOperator):
     """The pedal operator with an EmulatedPedal."""
 
     def __init__(
         self, config: PedalConfig, *, robot: RobotSpec, inner: Operator, task: Task | None = None
     ) -> None:
-        device = PedalDevice(config, ioctl=emulated_ioctl)
+        device = PedalDevice(config, kernel=EmulatedKernel())
         super().__init__(config, robot=robot, inner=inner, task=task, device=device)
 
 
-class FifoSpaceMouseConfig(SpaceMouseConfig):
+class EmulatedSpaceMouseConfig(SpaceMouseConfig):
     """An EmulatedSpaceMouse."""
 
     path: str
-    """FIFO of the device."""
+    """Socket of the device."""
 
 
-class FifoSpaceMouseOperator(SpaceMouseOperator):
+class EmulatedSpaceMouseOperator(SpaceMouseOperator):
     """The SpaceMouse operator with an EmulatedSpaceMouse. It replaces the module easyhid of this process."""
 
-    Config: ClassVar[type[FifoSpaceMouseConfig]] = FifoSpaceMouseConfig
+    Config: ClassVar[type[EmulatedSpaceMouseConfig]] = EmulatedSpaceMouseConfig
 
-    def __init__(self, config: FifoSpaceMouseConfig, *, robot: RobotSpec, task: Task | None = None) -> None:
+    def __init__(self, config: EmulatedSpaceMouseConfig, *, robot: RobotSpec, task: Task | None = None) -> None:
         install_easyhid(Path(config.path))
         super().__init__(config, robot=robot, task=task)
 
@@ -445,7 +509,7 @@ def install_easyhid(path: Path) -> None:
 
 
 class _HidDevice:
-    """Like easyhid's HIDDevice, with the reports of a FIFO."""
+    """Like easyhid's HIDDevice, with the reports of a socket."""
 
     error: type[Exception] = UsageError
     product_string, manufacturer_string, release_number, serial_number = "SpaceMouse", "3Dconnexion", 1, "0"
@@ -457,8 +521,7 @@ class _HidDevice:
 
     def open(self) -> None:
         try:
-            self._descriptor = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            _discard(self._descriptor)
+            self._descriptor = _connect(Path(self.path))
         except OSError as error:
             raise self.error("Failed to open device") from error
 
@@ -474,10 +537,11 @@ class _HidDevice:
         """One report, filled up with zeros; empty if there is none."""
         assert self._descriptor is not None
         try:
-            length = os.read(self._descriptor, 1)
-            report = os.read(self._descriptor, length[0]) if length else b""
+            report = os.read(self._descriptor, size)
         except BlockingIOError:
             return bytearray()
+        except OSError:
+            report = b""
         if not report:
             raise self.error("Failed to read from HID device: -1")
-        return bytearray(report[:size].ljust(size, b"\0"))
+        return bytearray(report.ljust(size, b"\0"))

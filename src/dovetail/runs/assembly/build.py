@@ -139,8 +139,6 @@ class Assembly:
         policy = None if purpose is Purpose.DEMO else self.policy()
         if policy is not None:
             policy.warmup()
-        if self.link is not None:
-            self.workcell.watch_device(self.config.operator, self.link.stop)
         operator = self.workcell.operator(
             purpose, self.config.operator, demo_noise=self.config.run.demo_noise, console=self._console
         )
@@ -296,6 +294,8 @@ def build_assembly(
     link = live(workcell.robot.spec) if live is not None else None
     if link is not None:
         link.open()
+        # here, too, although a control process reads it: that process may hang, wait after a fault or restart
+        workcell.watch_device(config.operator, link.stop)
         if not isinstance(workcell.clock, SimulatedClock):
             link.announce_stop()
     return Assembly(

@@ -13,6 +13,7 @@ from typing import Any
 import ray
 from ray.exceptions import GetTimeoutError, RayError
 
+from dovetail.core.problem_report import ProblemReport
 from dovetail.live.run_stop import RunStop
 from dovetail.live.stop_relay import Exchange, Reply, StopRelay
 
@@ -35,7 +36,8 @@ class StopRelays:
 
     def add(self, name: str, handle: Any) -> None:
         relay = StopRelay(self._stop, partial(self._call, handle))
-        thread = threading.Thread(target=self._relay, args=(relay,), name=f"stop of {name}", daemon=True)
+        report = ProblemReport(f"the relay of the emergency stop to {name}")
+        thread = threading.Thread(target=self._relay, args=(relay, report), name=f"stop of {name}", daemon=True)
         self._threads[name] = thread
         thread.start()
 
@@ -44,12 +46,15 @@ class StopRelays:
         for thread in self._threads.values():
             thread.join(2 * _ANSWER_S)
 
-    def _relay(self, relay: StopRelay) -> None:
+    def _relay(self, relay: StopRelay, report: ProblemReport) -> None:
         wait_s = 0.0
         while not self._ended.wait(wait_s):
             try:
                 wait_s = _POLL_S if relay.step() else _SHARED_POLL_S
             except (RayError, _Ended):  # the role restarts, or the run ends
+                wait_s = _RETRY_S
+            except Exception as error:  # a thread that ends would relay no later STOP
+                report(error)
                 wait_s = _RETRY_S
 
     def _call(self, handle: Any, message: Exchange) -> Reply | None:
