@@ -16,9 +16,14 @@ from dovetail.cli._live import LinesView, LiveView, view_for
 from dovetail.cli._stop import StopFlag
 from dovetail.cli._terminal import duration, interval, sparkline, split_arguments
 from dovetail.core.errors import RunFolderError, UsageError
+from dovetail.core.figures import EpisodeScore, Performance
 from dovetail.core.stats import Rate
 from dovetail.learn.coach import Advice, Severity
 from dovetail.runs.status import RunStatus, ignore_status
+
+
+def _evaluation(successes: int) -> Performance:
+    return Performance.of([EpisodeScore(success=number < successes, duration_s=6.0) for number in range(100)])
 
 
 def _status() -> RunStatus:
@@ -26,10 +31,21 @@ def _status() -> RunStatus:
         name="first-try", episodes=4, env_steps=180, updates=720, robot_minutes=0.3, interventions=2
     )
     status.begin("learning online", 4000, done=180)
-    status.recent_success.extend([0.0, 0.0, 1.0, 1.0])
-    status.recent_return.extend([0.0, 0.0, 1.0, 1.0])
-    status.recent_human.extend([0.5, 0.5, 0.0, 0.0])
-    status.rates["cloning"] = Rate(successes=30, episodes=100)
+    for success, duration_s, human_share in (
+        (False, 6.0, 0.5),
+        (False, 6.0, 0.5),
+        (True, 4.0, 0.0),
+        (True, 2.0, 0.0),
+    ):
+        score = EpisodeScore(
+            success=success,
+            duration_s=duration_s,
+            reset_s=1.5,
+            interventions=int(human_share > 0),
+            total_reward=float(success),
+        )
+        status.remember_score(score, human_share=human_share, has_success=True)
+    status.evaluations["cloning"] = _evaluation(30)
     return status
 
 
@@ -49,6 +65,11 @@ def test_live_view_shows_progress_and_rates() -> None:
         "▁▁██",
         "30 %",
         "[22, 40]",
+        "cycle time 3.0 s",  # 2 and 4 s
+        "successes per minute 6.7",  # 2 in 18 s
+        "with resets 5.0",  # 2 in 24 s
+        "interventions 2 (6.7 per minute)",
+        "cycle time 6.0 s (6.0 to 6.0), 3.0 successes per minute",
     ):
         assert text in picture
 
@@ -75,13 +96,35 @@ def test_lines_view_prints_phases_and_rates_once() -> None:
     with LinesView(Console(file=file, width=200)) as watch:
         for _ in range(50):
             watch(status)
-        status.rates["after"] = Rate(successes=99, episodes=100)
+        status.evaluations["after"] = _evaluation(99)
         watch(status)
     assert file.getvalue().splitlines() == [
-        "learning online: 180/4000, success 50 % (last 4), human 25 %, 720 updates, 0.3 robot min",
-        "behavior cloning: 30 % [22, 40] of 100",
-        "after online learning: 99 % [95, 100] of 100",
+        "learning online: 180/4000, success 50 % (last 4), cycle time 3.0 s, human 25 %, 720 updates, 0.3 robot min",
+        "behavior cloning: 30 % [22, 40] of 100, cycle time 6.0 s (6.0 to 6.0), 3.0 successes per minute",
+        "after online learning: 99 % [95, 100] of 100, cycle time 6.0 s (6.0 to 6.0), 9.9 successes per minute",
     ]
+
+
+def test_views_of_an_environment_without_success_show_the_return() -> None:
+    status = RunStatus(name="pendulum", episodes=3, env_steps=600, updates=600, robot_minutes=0.5)
+    status.begin("learning online", 4000, done=600)
+    for total_reward in (-1200.0, -900.0, -300.0):
+        score = EpisodeScore(success=None, duration_s=10.0, total_reward=total_reward)
+        status.remember_score(score, human_share=0.0, has_success=False)
+    made = [EpisodeScore(success=None, duration_s=10.0, total_reward=total) for total in (-270.0, -254.0)]
+    status.evaluations["after"] = Performance.of(made)
+    file, terminal = io.StringIO(), io.StringIO()
+    with LinesView(Console(file=file, width=200)) as watch:
+        watch(status)
+    with LiveView(Console(file=terminal, force_terminal=True, width=100, color_system=None)) as watch:
+        watch(status)
+    assert file.getvalue().splitlines() == [
+        "learning online: 600/4000, return -800.00 (last 3), human 0 %, 600 updates, 0.5 robot min",
+        "after online learning: return -262 [-364, -160] of 2",
+    ]
+    for text in ("return, last 20 -800.00", "return over time", "return -262  [-364, -160] of 2"):
+        assert text in terminal.getvalue()
+    assert "success" not in terminal.getvalue()
 
 
 def _advice(number: int) -> Advice:

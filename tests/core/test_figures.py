@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
-from dovetail.core.figures import EpisodeScore, Mean, Performance, Quartiles, short
+from dovetail.core.figures import EpisodeScore, Mean, Performance, Quartiles, add_metrics, short
 from dovetail.core.types import Outcome
 from support.small_episodes import make_episode
 
@@ -109,9 +111,31 @@ def test_score_of_an_episode_has_its_robot_time_reward_and_last_metrics():
     assert made.interventions == episode.num_interventions
     names = [name for name in episode.segments[0].columns if name.startswith("reward/")]
     assert made.total_reward == pytest.approx(sum(episode.column(name).sum() for name in names))
-    for name, value in made.metrics.items():
-        assert value == episode.column(f"metric/{name}")[-1]
+    assert made.metrics == {"distance": episode.column("metric/distance")[-1]}
     assert EpisodeScore.of(make_episode(outcome=Outcome.TIMEOUT, has_success=False)).success is None
+
+
+def test_metrics_of_an_episode_are_the_last_value_or_the_sum_of_a_part_of_the_reward():
+    per_step = [
+        {"distance": 3.0, "reward/reach": 0.5},
+        {"distance": 2.0, "reward/reach": 0.25},
+        {"distance": math.nan, "reward/reach": math.nan},  # not measured in this step
+    ]
+    found = {}
+    for metrics in per_step:
+        add_metrics(found, metrics)
+    assert found == {"distance": 2.0, "reward/reach": 0.75}
+    episode = make_episode(num_steps=3)
+    (segment,) = episode.segments
+    columns = {f"metric/{name}": np.array([m[name] for m in per_step], np.float32) for name in per_step[0]}
+    changed = dataclasses.replace(segment, columns={**segment.columns, **columns})
+    assert EpisodeScore.of(dataclasses.replace(episode, segments=(changed,))).metrics == found
+
+
+def test_episode_without_success_among_others_counts_as_not_solved():
+    """An environment may report success only when it happens."""
+    made = Performance.of([score(True, 6.0), score(None, 6.0)])
+    assert (made.success.successes, made.success.episodes) == (1, 2)
 
 
 @pytest.mark.parametrize(

@@ -149,5 +149,5 @@ def test_flow_learns_a_task_from_demonstrations(tmp_path):
     (tmp_path / "toy.yaml").write_text(TOY)
     run = InlineRun(RunFolder.create(tmp_path / "run", load([tmp_path / "toy.yaml"], ())))
     run.run()
-    assert run.status.rates["untrained"].rate <= 0.1
-    assert run.status.rates["cloning"].rate >= 0.9
+    assert run.status.evaluations["untrained"].success.rate <= 0.1
+    assert run.status.evaluations["cloning"].success.rate >= 0.9

@@ -45,4 +45,7 @@ def test_inline_run_computes_what_0_6_computed(name: str, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     computed = run_digests(tmp_path / "runs" / name)
     for what, expected in EXPECTED[name].items():
-        assert computed[what] == expected, f"{what} of {name} differ from 0.6"
+        found = computed[what]
+        if isinstance(expected, dict):  # newer versions report more figures
+            found = {key: found.get(key) for key in expected}
+        assert found == expected, f"{what} of {name} differ from 0.6"

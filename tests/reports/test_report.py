@@ -14,14 +14,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from dovetail.cli._figures import evaluation_lines
 from dovetail.config.load import load
 from dovetail.core.errors import RunFolderError
+from dovetail.core.figures import EpisodeScore, Performance
 from dovetail.core.specs import ArraySpec, RobotSpec
 from dovetail.core.stats import Rate
 from dovetail.core.types import Episode, Labels, Observation, Outcome, Purpose, Segment, Source, Step, Verdict
 from dovetail.episodes.log import EpisodeLog
 from dovetail.labels.store import LabelStore
-from dovetail.reports.learning_curve import CurveEpisode, learning_curve, running_mean
+from dovetail.reports._curve_style import running_mean
+from dovetail.reports.learning_curve import CurveEpisode, learning_curve
 from dovetail.reports.report import write_report
 from dovetail.robots.sim import SimRobot
 from dovetail.runs.folder import RunFolder
@@ -57,6 +60,7 @@ class Run:
         human: tuple[int, ...] = (),
         images: bool = False,
         extras: dict[str, Any] | None = None,
+        has_success: bool = True,
     ) -> str:
         """`human`: the steps by an operator."""
         self._count += 1
@@ -93,6 +97,7 @@ class Run:
                 config_hash=self.folder.config_hash,
                 started_unix_ns=self._count,
                 segments=(Segment.of(rows, episode_id=episode_id, last_observation=last),),
+                has_success=has_success,
             )
         )
         return episode_id
@@ -115,6 +120,9 @@ class Run:
         rate = Rate(successes=successes, episodes=episodes)
         facts = {"successes": successes, "shown": list(shown), **rate.to_json()}
         self.folder.write_json(f"evaluations/{name}.json", facts)
+
+    def figures(self, name: str, scores: list[EpisodeScore]) -> None:
+        self.folder.write_json(f"evaluations/{name}.json", {"shown": [], **Performance.of(scores).to_json()})
 
     def fill(self) -> None:
         """20 + 10 demonstration steps; 12 + 24 + 24 online steps, six of them in two interventions."""
@@ -151,6 +159,7 @@ def test_report_of_a_complete_run(run: Run) -> None:
     ):
         assert found.pop(name) == Rate(successes=successes, episodes=episodes).to_json()
     assert found.pop("robots").keys() == {"fake"}
+    assert found.pop("evaluations").keys() == {"untrained", "cloning", "after"}
     assert found == {
         "verdict": "peg_insertion: 53 % → 99 % in 0.1 robot minutes",
         "phase_s": {},
@@ -166,6 +175,7 @@ def test_report_of_a_complete_run(run: Run) -> None:
         "episodes": 3,
         "updates": 240,
         "interventions": 2,
+        "interventions_per_minute": pytest.approx(20.0),  # in 0.1 minutes
         "human_share": pytest.approx(0.1),
         "demos": 1,
         "missing": [],
@@ -175,7 +185,7 @@ def test_report_of_a_complete_run(run: Run) -> None:
         "video_missing": "no episodes were recorded for the video: run.video_episodes is 0",
     }
     with Image.open(run.folder.path / found["figure"]) as image:
-        assert image.size == (1800, 1050)
+        assert image.size == (1800, 1200)
 
 
 def test_second_report_is_identical(run: Run) -> None:
@@ -286,6 +296,78 @@ def test_unwritable_folder_is_one_error_line(run: Run) -> None:
         write_report(run.folder)
 
 
+def test_report_has_cycle_time_and_throughput_before_and_after(run: Run) -> None:
+    """Before: 1 of 2 in 12 s of 24 s. After: 2 of 2 in 4 s and 8 s, with 6 s of resets."""
+    run.fill()
+    before = [EpisodeScore(success=success, duration_s=12.0) for success in (True, False)]
+    run.figures("cloning", before)
+    run.figures("after", [EpisodeScore(success=True, duration_s=s, reset_s=3.0) for s in (4.0, 8.0)])
+    report = write_report(run.folder)
+    assert report.before.cycle_time_s.median == 12.0
+    assert report.after.cycle_time_s.median == 6.0
+    assert (report.before.per_minute, report.before.per_minute_with_resets) == (pytest.approx(2.5), None)
+    assert (report.after.per_minute, report.after.per_minute_with_resets) == (
+        pytest.approx(10.0),
+        pytest.approx(20 / 3),
+    )
+    made = json.loads((run.folder.path / "report.json").read_text("utf-8"))["evaluations"]
+    assert [made[name]["cycle_time_s"]["median"] for name in ("cloning", "after")] == [12.0, 6.0]
+    text = "\n".join(line.plain for line in evaluation_lines(report.evaluations))
+    assert "cycle time 12.0 s (12.0 to 12.0), 2.5 successes per minute" in text
+    assert "cycle time 6.0 s (5.0 to 7.0), 10.0 successes per minute (6.7 with resets)" in text
+
+
+def test_report_of_an_environment_without_success_is_about_the_return(run: Run) -> None:
+    for total in (-900.0, -300.0):
+        episode_id = run.episode(Purpose.ONLINE, steps=30, outcome=Outcome.TIMEOUT, has_success=False)
+        rewards = np.full(30, total / 30, np.float32)
+        run.labels.add(
+            Labels(
+                episode_id=episode_id,
+                rewards=rewards,
+                discounts=np.ones(30, np.float32),
+                success=False,
+                confidence=1.0,
+                labeler="test",
+                version="1",
+            )
+        )
+    for name, returns in (("untrained", (-1200.0, -1160.0)), ("after", (-270.0, -254.0))):
+        run.figures(name, [EpisodeScore(success=None, duration_s=20.0, total_reward=total) for total in returns])
+    report = write_report(run.folder)
+    assert report.verdict == "peg_insertion: return -1180 → -262 in 0.1 robot minutes"
+    assert report.success_after is None and report.interval_above is True
+    assert report.after.returns.mean == -262.0
+    found = json.loads((run.folder.path / "report.json").read_text("utf-8"))
+    assert found["success_after"] is None
+    assert found["evaluations"]["after"]["return"]["mean"] == -262.0
+    lines = [line.plain for line in evaluation_lines(report.evaluations)]
+    assert any("return -262  [-364, -160] of 2" in line for line in lines)  # 12.706 * 11.31 / sqrt(2) = 101.6
+    assert not any("%" in line for line in lines)
+
+
+def test_curve_without_success_shows_the_return() -> None:
+    def episodes(success: bool | None) -> list[CurveEpisode]:
+        return [
+            CurveEpisode(
+                end_minutes=0.1 * (i + 1),
+                score=EpisodeScore(success=success, duration_s=6.0, total_reward=-100.0 + i),
+                human_share=0.0,
+            )
+            for i in range(30)
+        ]
+
+    def green(success: bool | None) -> Any:
+        image = learning_curve(episodes(success), title="t", subtitle="s", evaluations={})
+        pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)
+        return np.abs(pixels - (0x1D, 0x7F, 0x6E)).sum(-1) < 12
+
+    with_return, with_success = green(None), green(False)
+    left, right = (np.flatnonzero(with_return[200:1000, x]).mean() for x in (400, 1300))
+    assert left - right > 100  # the mean return rises
+    assert not with_success[200:600, 1300].any()  # a success rate of 0 stays at the bottom
+
+
 def test_running_mean_equals_hand_computation() -> None:
     np.testing.assert_allclose(running_mean([1, 0, 0, 1, 1], window=2), [1, 0.5, 0, 0.5, 1])
     np.testing.assert_allclose(running_mean([1, 0, 0, 1, 1], window=20), [1, 1 / 2, 1 / 3, 1 / 2, 3 / 5])
@@ -295,17 +377,20 @@ def test_running_mean_equals_hand_computation() -> None:
 def test_curve_is_drawn_in_its_colors() -> None:
     """At the right end of the plot, the line of episodes without help is at the top."""
     episodes = [
-        CurveEpisode(end_minutes=0.1 * (i + 1), success=i >= 5, human_share=0.5 if i < 20 else 0.0)
+        CurveEpisode(
+            end_minutes=0.1 * (i + 1),
+            score=EpisodeScore(success=i >= 5, duration_s=6.0),
+            human_share=0.5 if i < 20 else 0.0,
+        )
         for i in range(60)
     ]
-    nothing = {"untrained": None, "before": None, "after": None}
-    image = learning_curve(episodes, title="t", subtitle="s", **nothing)
+    image = learning_curve(episodes, title="t", subtitle="s", evaluations={})
     pixels = np.asarray(Image.open(io.BytesIO(image)).convert("RGB")).astype(int)
     green = np.abs(pixels - (0x1D, 0x7F, 0x6E)).sum(-1) < 12
     rows = np.flatnonzero(green[150:640, 1400])  # the upper panel, near its right end
     assert len(rows)
     assert rows.max() < 60  # at 100 %
-    blank = learning_curve([], title="t", subtitle="s", **nothing)
+    blank = learning_curve([], title="t", subtitle="s", evaluations={})
     assert blank != image
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,9 @@ import pytest
 
 from dovetail.config.load import load
 from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.figures import EpisodeScore
 from dovetail.core.types import Outcome, Purpose, WeightSnapshot
+from dovetail.learn.checkpoint import save_checkpoint
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.ingest import DemoCounts
 from dovetail.runs.roles.robot import EpisodeResult
@@ -28,7 +30,10 @@ class FakeRuntime:
     num_warmup_updates = 0
     num_labels_under_way = 0
 
-    def __init__(self, *groups: tuple[str, ...], outcomes: tuple[Outcome, ...] = ()) -> None:
+    def __init__(
+        self, *groups: tuple[str, ...], outcomes: Sequence[Outcome] = (), has_success: bool = True
+    ) -> None:
+        self.has_success, self.total_reward = has_success, 0.0
         self.status = RunStatus(name="r")
         self.groups = groups or (ARM,)
         self.on_checkpoint = lambda: None
@@ -59,13 +64,17 @@ class FakeRuntime:
         for group in wanted.keys() - self.gone:
             outcomes = [self._outcomes.pop(0) if self._outcomes else Outcome.SUCCESS for _ in wanted[group]]
             results[group] = [
-                EpisodeResult(id=f"{purpose}-{number}", outcome=outcome, robot=group[0])
+                EpisodeResult(id=f"{purpose}-{number}", score=self._score(outcome), robot=group[0])
                 for number, outcome in enumerate(outcomes)
             ]
             if purpose is Purpose.DEMO:
                 self._tried += len(outcomes)
                 self._accepted += outcomes.count(Outcome.SUCCESS)
         return results
+
+    def _score(self, outcome: Outcome) -> EpisodeScore:
+        success = outcome.success(has_success=self.has_success)
+        return EpisodeScore(success=success, duration_s=2.0, reset_s=1.0, total_reward=self.total_reward)
 
     def demo_counts(self, group: Any = None) -> DemoCounts:
         pending = self._accepted + self.pending_labels
@@ -125,8 +134,8 @@ class FakeRuntime:
     def paused(self) -> Iterator[WeightSnapshot]:
         yield self.newest_weights()
 
-    def save_best(self, success: float, by: str) -> None:
-        self.steps.append(("best", success, by))
+    def save_best(self, figure: Mapping[str, float], by: str) -> None:
+        self.steps.append(("best", dict(figure), by))
 
 
 @pytest.fixture
@@ -172,7 +181,7 @@ def test_resume_of_a_finished_run_executes_no_step(make: Any) -> None:
     again._accepted = 3
     make(again).run()
     assert again.steps == ["start", "close"]
-    assert set(again.status.rates) == {"untrained", "cloning", "after"}
+    assert set(again.status.evaluations) == {"untrained", "cloning", "after"}
 
 
 def test_train_learns_without_online_episodes_and_run_continues_from_it(make: Any) -> None:
@@ -245,7 +254,7 @@ def test_best_checkpoint_is_saved_before_its_evaluation_is_stored(make: Any, tmp
     )
 
     class Killed(FakeRuntime):
-        def save_best(self, success: float, by: str) -> None:
+        def save_best(self, figure: Mapping[str, float], by: str) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -253,7 +262,7 @@ def test_best_checkpoint_is_saved_before_its_evaluation_is_stored(make: Any, tmp
     assert not list((tmp_path / "r" / "evaluations").glob("at-*"))
     runtime = FakeRuntime()
     make(runtime).run()
-    assert ("best", 1.0, "evaluation at-00000050") in runtime.steps
+    assert ("best", {"success": 1.0}, "evaluation at-00000050") in runtime.steps
     assert (tmp_path / "r" / "evaluations" / "at-00000050.json").exists()
 
 
@@ -262,7 +271,52 @@ def test_recent_episodes_decide_the_best_without_a_schedule(make: Any) -> None:
     runtime.status.recent_success.extend([1.0] * 20)
     runtime.status.recent_human.extend([0.0] * 20)
     make(runtime).run()
-    assert ("best", 1.0, "recent practice") in runtime.steps
+    assert ("best", {"success": 1.0}, "recent practice") in runtime.steps
+
+
+def test_without_success_the_return_decides_the_best(make: Any) -> None:
+    runtime = FakeRuntime(has_success=False, outcomes=[Outcome.TIMEOUT] * 100)
+    phases = make(runtime, "run.eval_every_steps=50", "run.scheduled_eval_episodes=2", "run.demos=0")
+    for env_steps, total_reward, is_best in ((50, -900.0, True), (100, -1200.0, False), (150, -300.0, True)):
+        runtime.total_reward, runtime.status.env_steps = total_reward, env_steps
+        phases._evaluate_if_due()
+        saved = ("best", {"return": total_reward}, f"evaluation at-{env_steps:08d}")
+        assert (saved in runtime.steps) == is_best
+        if is_best:  # as the learner would
+            save_checkpoint(phases._folder.checkpoints / "best", {}, facts=saved[1])
+    written = [values for group, values in (one for one in runtime.steps if one[0] == "evaluation")]
+    assert [values["scheduled_return"] for values in written] == [-900.0, -1200.0, -300.0]
+    assert not any("scheduled" in values for values in written)  # no success rate
+    stored = phases._folder.read_json("evaluations/at-00000150.json")
+    assert stored["rate"] is None and stored["return"]["mean"] == -300.0
+
+
+def test_evaluation_has_cycle_time_and_throughput(make: Any) -> None:
+    """Two of three succeed in 2 s each: 20 per minute of 6 s, 13.3 with three resets of 1 s."""
+    runtime = FakeRuntime(outcomes=[Outcome.SUCCESS, Outcome.TIMEOUT, Outcome.SUCCESS])
+    phases = make(runtime, "run.demos=0")
+    phases._evaluate("after", 3)
+    stored = phases._folder.read_json("evaluations/after.json")
+    assert stored["cycle_time_s"]["median"] == 2.0
+    assert stored["per_minute"] == pytest.approx(20.0)
+    assert stored["per_minute_with_resets"] == pytest.approx(2 / 9 * 60)
+    ((_, written),) = [one for one in runtime.steps if one[0] == "evaluation"]
+    assert written["after"] == pytest.approx(2 / 3)
+    assert written["after_cycle_time_s"] == 2.0
+    assert phases.status.evaluations["after"].cycle_time_s.count == 2
+
+
+@pytest.mark.parametrize(("mean_return", "solved"), [(None, False), (-300.0, False), (-500.0, True)])
+def test_without_success_the_stop_rule_uses_the_return(make: Any, mean_return: float | None, solved: bool) -> None:
+    runtime = FakeRuntime()
+    rule = f"run.stop_when_solved={{window: 2, mean_return: {'null' if mean_return is None else mean_return}}}"
+    phases = make(runtime, rule)
+    for total_reward in (-2000.0, -600.0, -200.0):
+        score = EpisodeScore(success=None, duration_s=1.0, total_reward=total_reward)
+        runtime.status.remember_score(score, human_share=0.0, has_success=False)
+    helped = EpisodeScore(success=None, duration_s=1.0, total_reward=0.0)
+    runtime.status.remember_score(helped, human_share=0.5, has_success=False)
+    assert phases._is_solved() == solved
 
 
 def test_progress_adds_up_over_processes(make: Any) -> None:
@@ -291,3 +345,4 @@ class _Solved:
 
     def unassisted_rate(self, window: int) -> float:
         return 1.0
+    has_success = True

@@ -10,7 +10,6 @@ import pytest
 from dovetail.api.weights import find_weights
 from dovetail.config.load import load
 from dovetail.core.errors import FailureError, Interrupted, UsageError
-from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeLog
 from dovetail.learn.algorithms.rlpd import RLPD
@@ -93,7 +92,7 @@ def test_evaluations_are_on_time_and_not_in_the_replay(make, tmp_path):
     starts = [e.column("observation/goal")[0] for e in evaluated]
     for first in range(6, num_evaluated - 4, 3):  # the same resets each time
         assert all(np.array_equal(starts[first + i], starts[2 + i]) for i in range(3))
-    assert [name for name in run.status.rates if name.startswith("at-")] == list(found)
+    assert [name for name in run.status.evaluations if name.startswith("at-")] == list(found)
     assert len(scheduled_evaluations(RunFolder.open(path))) == 4
 
 
@@ -188,7 +187,9 @@ def test_exception_inside_an_update_keeps_the_last_checkpoint(make, tmp_path, mo
 def test_best_checkpoint_follows_the_scheduled_evaluations(make, tmp_path, monkeypatch):
     run = make("a", *SCHEDULED)
     rates, keep = iter((1, 3, 2, 3)), run._keep_if_best
-    monkeypatch.setattr(run, "_keep_if_best", lambda name, _: keep(name, Rate(successes=next(rates), episodes=3)))
+    monkeypatch.setattr(
+        run, "_keep_if_best", lambda figure, by: keep({"success": next(rates) / 3} if figure else {}, by)
+    )
     run.run()
     assert [e["by"][-8:] for e in events_of(tmp_path / "a", "best checkpoint")] == [
         "00000050",
@@ -244,8 +245,8 @@ def test_without_a_schedule_recent_episodes_decide_the_best(make, tmp_path):
     folder = RunFolder.open(tmp_path / "a")
     facts = checkpoint_facts(tmp_path / "a" / "checkpoints" / "best")
     assert facts["by"] == "recent practice"
-    assert Schedule(folder).is_best(facts["success"])
-    assert not Schedule(folder).is_best(facts["success"] - 0.01)
+    assert Schedule(folder).is_best({"success": facts["success"]})
+    assert not Schedule(folder).is_best({"success": facts["success"] - 0.01})
 
 
 def test_no_best_checkpoint_before_20_episodes(make, tmp_path):

@@ -211,7 +211,7 @@ def test_restarted_learner_saves_its_last_checkpoint_as_the_best(make: Any) -> N
     roles.start()
     roles.learner.save()
     roles.learner.learner = None
-    roles.learner.save_best(0.5, "evaluation at-00000050")
+    roles.learner.save_best({"success": 0.5}, "evaluation at-00000050")
     last, best = (checkpoint_facts(roles.folder.checkpoints / name) for name in ("last", "best"))
     assert best == {**last, "success": 0.5, "by": "evaluation at-00000050"}
 

@@ -17,7 +17,7 @@ def test_run_on_gpu(tmp_path, overrides):
     path.write_text(TOY)
     run = InlineRun(RunFolder.create(tmp_path / "a", load([path], ["device=auto", *overrides])))
     run.run()
-    assert run.status.rates["after"].episodes == 4
+    assert run.status.evaluations["after"].num_episodes == 4
     assert next(iter(run.runtime.learner.policy.components.values()))[0].weight.is_cuda
     InlineRun(RunFolder.open(tmp_path / "a")).run()
 

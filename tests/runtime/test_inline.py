@@ -66,7 +66,7 @@ def test_run_has_all_phases(make, tmp_path):
         "learning online",
         "evaluating: after",
     ]
-    assert set(run.status.rates) == {"untrained", "cloning", "after"}
+    assert set(run.status.evaluations) == {"untrained", "cloning", "after"}
     assert run.status.env_steps >= 120
     assert run.status.updates == 20 + run.status.env_steps  # warm-up, then one update a step
     counted = {p: len(actions_of(tmp_path / "a", p)) for p in Purpose}
@@ -136,8 +136,10 @@ def test_run_learns(make):
         "algorithm.bc_weight=1.0",
     )
     run.run()
-    before, after = run.status.rates["untrained"], run.status.rates["after"]
-    assert after.low > before.high
+    before, after = run.status.evaluations["untrained"], run.status.evaluations["after"]
+    assert after.success.low > before.success.high
+    assert after.per_minute > before.per_minute
+    assert after.returns.mean > before.returns.mean
 
 
 class Discarding:
@@ -192,7 +194,7 @@ run: {demos: 0, env_steps: 90, eval_episodes: 2, untrained_episodes: 1}
     run = InlineRun(RunFolder.create(tmp_path / "g", load([path])))
     run.run()
     assert run.status.updates == 90
-    assert run.status.rates["after"].episodes == 2
+    assert run.status.evaluations["after"].num_episodes == 2
 
 
 @pytest.mark.extended

@@ -1,4 +1,4 @@
-"""Evaluate trained weights: the success rate on seeded resets, without an operator."""
+"""Evaluate trained weights on seeded resets, without an operator: success, cycle time, throughput, return."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dovetail.config.load import Overrides, load_saved
 from dovetail.config.schema import RunConfig
 from dovetail.core.clock import SimulatedClock
 from dovetail.core.errors import UsageError
+from dovetail.core.figures import EpisodeScore, Performance
 from dovetail.core.specs import RobotSpec
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ArmEvaluation", "Evaluation", "OnEpisode", "evaluate"]
 
-OnEpisode = Callable[[int, int, int], None]
-"""Called after each episode with the number of successes, of episodes so far, and of episodes in all."""
+OnEpisode = Callable[[Performance, int], None]
+"""Called after each episode with the figures of the episodes so far, and the number of episodes in all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +36,27 @@ class ArmEvaluation:
     """The result of one arm."""
 
     robot: str | None  # None: the run has one arm
-    rate: Rate | None  # None: no episode was played
+    scores: tuple[EpisodeScore, ...]  # of the episodes that were played
     num_requested: int
 
     @property
+    def performance(self) -> Performance | None:
+        """All figures; None if no episode was played."""
+        return Performance.of(self.scores) if self.scores else None
+
+    @property
+    def rate(self) -> Rate | None:
+        """Success rate; None if no episode was played, or if the environment has no success."""
+        return self.performance.success if self.performance else None
+
+    @property
     def complete(self) -> bool:
-        return self.rate is not None and self.rate.episodes == self.num_requested
+        return len(self.scores) == self.num_requested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The success rate of some weights."""
+    """The figures of some weights."""
 
     weights: str  # for example `weights version 9`
     version: int | None  # None: a checkpoint, or a remote policy
@@ -59,12 +70,20 @@ class Evaluation:
         return all(arm.complete for arm in self.arms)
 
     @property
+    def performance(self) -> Performance:
+        """The figures of all arms together: success, cycle time, throughput, return and the task's metrics."""
+        scores = [score for arm in self.arms for score in arm.scores]
+        if not scores:
+            raise UsageError("the evaluation was stopped before its first episode ended")
+        return Performance.of(scores)
+
+    @property
     def rate(self) -> Rate:
         """Successes of all arms together, with a 95 % interval."""
-        rates = [arm.rate for arm in self.arms if arm.rate is not None]
-        if not rates:
-            raise UsageError("the evaluation was stopped before its first episode ended")
-        return Rate(successes=sum(r.successes for r in rates), episodes=sum(r.episodes for r in rates))
+        success = self.performance.success
+        if success is None:
+            raise UsageError("the environment has no success. Use `performance.returns`, the mean return, instead")
+        return success
 
     @property
     def success_rate(self) -> float:
@@ -82,7 +101,7 @@ def evaluate(
     runs_dir: Path | str = RUNS_DIR,
     viewer: bool = False,
     realtime: bool = False,
-    on_episode: OnEpisode = lambda successes, episodes, total: None,
+    on_episode: OnEpisode = lambda performance, total: None,
     should_stop: Callable[[], bool] = lambda: False,
     announce: Callable[[str], None] = lambda line: None,
 ) -> Evaluation:
@@ -143,7 +162,7 @@ def _evaluate_arm(
     from dovetail.runs.roles.robot import evaluation_episodes
 
     total = num_episodes or config.run.eval_episodes
-    successes = played = 0
+    scores: list[EpisodeScore] = []
     assembly = build_assembly(
         config, components=source.folder.components, should_stop=should_stop, name=robot, live=link
     )
@@ -162,15 +181,13 @@ def _evaluate_arm(
         ):
             if episode.outcome is Outcome.ABORTED:
                 break
-            played += 1
-            successes += episode.outcome is Outcome.SUCCESS
-            on_episode(successes, played, total)
+            scores.append(EpisodeScore.of(episode))
+            on_episode(Performance.of(scores), total)
     finally:
         assembly.close()
-    rate = Rate(successes=successes, episodes=played) if played else None
     label = source.label(snapshot) if snapshot else "the remote policy"
     version = snapshot.version if snapshot is not None and source.checkpoint is None else None
-    return ArmEvaluation(robot=robot, rate=rate, num_requested=total), label, version
+    return ArmEvaluation(robot=robot, scores=tuple(scores), num_requested=total), label, version
 
 
 @contextmanager
@@ -200,7 +217,7 @@ def _new_stop(folder: Path) -> RunStop | None:
 def _record(
     source: WeightSource, arm: ArmEvaluation, *, label: str, version: int | None, seed: int, overrides: Overrides
 ) -> str:
-    assert arm.rate is not None
+    assert arm.performance is not None
     facts: dict[str, Any] = {} if arm.robot is None else {"robot": arm.robot}
     facts |= {"weights": label, "seed": seed}
     facts |= {
@@ -208,7 +225,7 @@ def _record(
         if not isinstance(overrides, dict)
         else [f"{k}={v}" for k, v in overrides.items()]
     }
-    facts |= arm.rate.to_json()
+    facts |= arm.performance.to_json()
     if version is not None:
         facts["version"] = version
     try:

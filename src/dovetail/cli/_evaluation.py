@@ -7,9 +7,11 @@ from typing import Any
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dovetail.api.evaluation import evaluate
+from dovetail.cli._figures import evaluation_lines
 from dovetail.cli._session import STOPPED
 from dovetail.cli._stop import StopFlag
-from dovetail.cli._terminal import console, rate_line, say
+from dovetail.cli._terminal import console, say
+from dovetail.core.figures import Performance
 
 __all__ = ["show_evaluation"]
 
@@ -22,18 +24,18 @@ def show_evaluation(target: str, *, quiet: bool, **options: Any) -> int:
     ):
         task = bar.add_task("evaluating", total=None)
 
-        def show(successes: int, played: int, total: int) -> None:
-            text = f"evaluating, {successes} of {played} succeeded"
-            bar.update(task, completed=played, total=total, description=text)
+        def show(performance: Performance, total: int) -> None:
+            text = f"evaluating: {performance.headline}"
+            bar.update(task, completed=performance.num_episodes, total=total, description=text)
 
         result = evaluate(target, **options, on_episode=show, should_stop=stop, announce=say)
     for arm in result.arms:
-        if arm.rate is None or not arm.complete:
-            played = arm.rate.episodes if arm.rate else 0
-            say(f"stopped after {played} of {arm.num_requested} episodes; nothing was recorded")
+        if arm.performance is None or not arm.complete:
+            say(f"stopped after {len(arm.scores)} of {arm.num_requested} episodes; nothing was recorded")
             return STOPPED
         label = result.weights if arm.robot is None else f"{result.weights}, {arm.robot}"
-        console.print(rate_line(label, arm.rate), soft_wrap=True)
+        for line in evaluation_lines({label: arm.performance}):
+            console.print(line, soft_wrap=True)
     if result.not_recorded:
         say(f"not recorded in {result.not_recorded}")
     return 0

@@ -14,13 +14,14 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dovetail.cli._terminal import advice_block, duration, number, percent, rate_line, sparkline
+from dovetail.cli._figures import RATE_LABELS, evaluation_lines
+from dovetail.cli._terminal import advice_block, duration, number, percent, sparkline
+from dovetail.core.figures import Performance
 from dovetail.learn.coach import Advice
 from dovetail.runs.status import RECENT, RunStatus, StatusListener, ignore_status
 
-__all__ = ["RATE_LABELS", "LinesView", "LiveView", "view_for"]
+__all__ = ["LinesView", "LiveView", "view_for"]
 
-RATE_LABELS = {"untrained": "untrained", "cloning": "behavior cloning", "after": "after online learning"}
 _REDRAW_S = 0.1
 _LINE_EVERY_S = 10.0
 _MOST_ADVICE = 3
@@ -58,9 +59,8 @@ class LiveView:
             self._drawn_s = time.monotonic()
 
     def _picture(self, status: RunStatus) -> RenderableType:
-        rates = [
-            rate_line(label, status.rates[name]) for name, label in RATE_LABELS.items() if name in status.rates
-        ]
+        labels = {label: name for name, label in RATE_LABELS.items() if name in status.evaluations}
+        rates = evaluation_lines({label: status.evaluations[name] for label, name in labels.items()})
         parts: list[RenderableType] = [_progress(status)]
         if status.episodes and not status.evaluating:
             parts += [Text(), _figures(status), Text(), _curve(status, width=max(20, self._console.width - 30))]
@@ -99,15 +99,15 @@ def _figures(status: RunStatus) -> Table:
     grid = Table.grid(padding=(0, 3))
     for _ in range(3):
         grid.add_column()
+    recent = status.performance()
     cells = [
-        ("success, last 20", percent(status.recent(status.recent_success))),
-        ("return", number(status.recent(status.recent_return))),
+        *_recent_cells(status, recent),
         ("human share", percent(status.recent(status.recent_human))),
         ("episodes", f"{status.episodes}"),
         ("env steps", f"{status.env_steps}"),
         ("updates", f"{status.updates}"),
         ("robot minutes", f"{status.robot_minutes:.1f}"),
-        ("interventions", f"{status.interventions}"),
+        ("interventions", _interventions(status, recent)),
     ]
     if status.waiting:
         cells.append(("waiting for labels", f"{sum(status.waiting.values())}"))
@@ -119,7 +119,32 @@ def _figures(status: RunStatus) -> Table:
     return grid
 
 
+def _recent_cells(status: RunStatus, recent: Performance | None) -> list[tuple[str, str]]:
+    """Success, cycle time, throughput and return of the last episodes; only the return where there is no success."""
+    mean_return = number(status.recent(status.recent_return))
+    if status.has_success is False:
+        return [("return, last 20", mean_return)]
+    cycle = recent.cycle_time_s if recent else None
+    per_minute = recent.per_minute if recent else None
+    with_resets = recent.per_minute_with_resets if recent else None
+    return [
+        ("success, last 20", percent(status.recent(status.recent_success))),
+        ("return", mean_return),
+        ("cycle time", "-" if cycle is None else f"{cycle.median:.1f} s"),
+        ("successes per minute", "-" if per_minute is None else f"{per_minute:.1f}"),
+        ("with resets", "-" if with_resets is None else f"{with_resets:.1f}"),
+    ]
+
+
+def _interventions(status: RunStatus, recent: Performance | None) -> str:
+    per_minute = recent.interventions_per_minute if recent else None
+    return f"{status.interventions}" + ("" if per_minute is None else f" ({per_minute:.1f} per minute)")
+
+
 def _curve(status: RunStatus, *, width: int) -> Text:
+    if status.has_success is False:
+        returns = [value for value in status.recent_return if not math.isnan(value)]
+        return Text.assemble(("return over time  ", "bright_black"), (sparkline(returns, width=width), "green"))
     history = [value for value in status.recent_success if not math.isnan(value)]
     line = sparkline(history, width=width, low=0.0, high=1.0)
     return Text.assemble(("success over time  ", "bright_black"), (line, "green"))
@@ -162,9 +187,9 @@ class LinesView:
         if status.phase != self._phase or now_s - self._printed_s > _LINE_EVERY_S:
             self._phase, self._printed_s = status.phase, now_s
             self._print(_line(status))
-        for name in [name for name in status.rates if name not in self._known]:
+        for name in [name for name in status.evaluations if name not in self._known]:
             self._known.add(name)
-            self._print(f"{RATE_LABELS.get(name, name)}: {status.rates[name]}")
+            self._print(f"{RATE_LABELS.get(name, name)}: {status.evaluations[name]}")
         if status.advice != self._advice:
             self._print_changes(status.advice)
             self._advice = status.advice
@@ -182,6 +207,16 @@ class LinesView:
         self._console.print(text, markup=False, soft_wrap=True)
 
 
+def _recent_text(status: RunStatus) -> str:
+    latest = f"(last {min(RECENT, status.episodes)})"
+    if status.has_success is False:
+        return f"return {number(status.recent(status.recent_return))} {latest}"
+    recent = status.performance()
+    cycle = recent.cycle_time_s if recent else None
+    text = f"success {percent(status.recent(status.recent_success))} {latest}"
+    return text if cycle is None else f"{text}, cycle time {cycle.median:.1f} s"
+
+
 def _line(status: RunStatus) -> str:
     parts = [f"{status.phase}: {min(status.done, status.total)}/{status.total}"]
     left = status.seconds_left
@@ -189,7 +224,7 @@ def _line(status: RunStatus) -> str:
         parts.append(f"{duration(left)} left")
     if status.episodes and not status.evaluating:
         parts += [
-            f"success {percent(status.recent(status.recent_success))} (last {min(RECENT, status.episodes)})",
+            _recent_text(status),
             f"human {percent(status.recent(status.recent_human))}",
             f"{status.updates} updates",
             f"{status.robot_minutes:.1f} robot min",

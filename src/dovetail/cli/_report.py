@@ -6,8 +6,9 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from dovetail.cli._terminal import advice_block, console, duration, rate_line
-from dovetail.core.stats import Rate
+from dovetail.cli._figures import RATE_LABELS, evaluation_lines
+from dovetail.cli._terminal import advice_block, console, duration
+from dovetail.core.figures import Performance
 from dovetail.reports.report import REPORT, Report, write_report
 from dovetail.runs.folder import RunFolder
 
@@ -18,7 +19,7 @@ def show(folder: RunFolder) -> None:
     """Write the report of a run that has ended, and print it."""
     with console.status("writing the report") as status:
         report = write_report(folder, on_step=status.update)
-    parts: list[RenderableType] = [*_rates(report), Text(), _costs(report), Text()]
+    parts: list[RenderableType] = [*_evaluations(report), Text(), _costs(report), Text()]
     if report.advice:
         parts += [advice_block(report.advice, most=len(report.advice)), Text()]
     parts += [*_paths(folder, report), Text(), *_next(folder)]
@@ -31,29 +32,25 @@ def show(folder: RunFolder) -> None:
         console.print(part, soft_wrap=isinstance(part, Text))
 
 
-def _rates(report: Report) -> list[Text]:
-    rates = (
-        ("untrained", report.untrained),
-        ("behavior cloning", report.success_before),
-        ("after online learning", report.success_after),
-    )
-    heading = Text("success without help, with 95 % intervals", style="bright_black")
+def _evaluations(report: Report) -> list[Text]:
+    made = {label: report.evaluations[name] for name, label in RATE_LABELS.items() if name in report.evaluations}
+    figure = "return" if made and all(one.success is None for one in made.values()) else "success"
+    heading = Text(f"{figure} without help, with 95 % intervals", style="bright_black")
     after = {
-        f"  of {name}": Rate(
-            successes=arm["success_after"]["successes"], episodes=arm["success_after"]["episodes"]
-        )
+        f"  of {name}": Performance.from_json(arm["success_after"])
         for name, arm in report.robots.items()
         if "success_after" in arm
     }
-    each = after.items() if len(after) > 1 else ()
-    return [heading, *(rate_line(label, rate) for label, rate in (*rates, *each) if rate is not None)]
+    return [heading, *evaluation_lines(made | (after if len(after) > 1 else {}))]
 
 
 def _costs(report: Report) -> Text:
+    rate = report.interventions_per_minute
+    per_minute = f", {rate:.1f} per minute" if rate else ""
     figures = [
         f"{report.demos} demonstrations",
         f"{report.robot_minutes:.1f} robot minutes ({report.env_steps} steps)",
-        f"{_count(report.interventions, 'intervention')} ({100 * report.human_share:.0f} % of the steps)",
+        f"{_count(report.interventions, 'intervention')} ({100 * report.human_share:.0f} % of the steps{per_minute})",
         f"{report.updates} updates",
     ]
     if report.wall_s is not None:

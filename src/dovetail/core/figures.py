@@ -19,7 +19,11 @@ import numpy as np
 from dovetail.core.stats import Z_95, Rate
 from dovetail.core.types import Episode
 
-__all__ = ["EpisodeScore", "Mean", "Performance", "Quartiles"]
+__all__ = ["REWARD_TERM", "EpisodeScore", "Mean", "Performance", "Quartiles", "add_metrics", "short"]
+
+REWARD_TERM = (
+    "reward/"  # a metric with this prefix is a part of the reward, which the total reward contains already
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,23 +35,20 @@ class EpisodeScore:
     reset_s: float | None = None  # time of the reset before the episode, by the robot's clock; None: unknown
     interventions: int = 0
     total_reward: float | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)  # the task's metrics at the end of the episode
+    metrics: Mapping[str, float] = field(default_factory=dict)  # of the task: see `add_metrics`
 
     @staticmethod
     def of(episode: Episode) -> EpisodeScore:
         """Score an episode by its outcome and the task's own rewards. Labels play no part."""
         names = episode.segments[0].columns
         rewards = [episode.column(name) for name in names if name.startswith("reward/")]
-        last = episode.segments[-1].columns
         return EpisodeScore(
             success=episode.success,
             duration_s=len(episode) / episode.robot.control_hz,
             reset_s=episode.reset_s,
             interventions=episode.num_interventions,
             total_reward=float(sum(np.sum(one, dtype=np.float64) for one in rewards)) if rewards else None,
-            metrics={
-                name.removeprefix("metric/"): float(last[name][-1]) for name in names if name.startswith("metric/")
-            },
+            metrics=_metrics_of(episode),
         )
 
 
@@ -124,15 +125,15 @@ class Performance:
         """Compute the figures. At least one episode is needed."""
         if not scores:
             raise ValueError("figures need at least one episode")
-        judged = [one for one in scores if one.success is not None]
-        solved = [one.duration_s for one in judged if one.success]
+        judged = any(one.success is not None for one in scores)  # then an episode without success is not a success
+        solved = [one.duration_s for one in scores if one.success]
         minutes = sum(one.duration_s for one in scores) / 60.0
         resets = [one.reset_s for one in scores if one.reset_s is not None]
         reset_minutes = sum(resets) / 60.0 if len(resets) == len(scores) else None
         with_resets = None if reset_minutes is None else minutes + reset_minutes
         return Performance(
             num_episodes=len(scores),
-            success=Rate(successes=len(solved), episodes=len(judged)) if judged else None,
+            success=Rate(successes=len(solved), episodes=len(scores)) if judged else None,
             cycle_time_s=Quartiles.of(solved),
             per_minute=_per(len(solved), minutes) if judged else None,
             per_minute_with_resets=_per(len(solved), with_resets) if judged else None,
@@ -151,6 +152,33 @@ class Performance:
         """The main figure as one number: the success rate or the mean return. More is better."""
         main = self.main
         return main.rate if isinstance(main, Rate) else main.mean if main else None
+
+    @property
+    def headline(self) -> str:
+        """The main figure with its 95 % interval."""
+        main = self.main
+        if main is None:
+            return f"no figures of {self.num_episodes}"
+        return f"{main}" if isinstance(main, Rate) else f"return {main}"
+
+    @property
+    def details(self) -> str:
+        """The other known figures, in words; empty for an evaluation of 0.6."""
+        cycle, per_minute, with_resets = self.cycle_time_s, self.per_minute, self.per_minute_with_resets
+        parts = []
+        if cycle is not None:
+            parts.append(f"cycle time {cycle.median:.1f} s ({cycle.low:.1f} to {cycle.high:.1f})")
+        if per_minute is not None:
+            both = "" if with_resets is None else f" ({with_resets:.1f} with resets)"
+            parts.append(f"{per_minute:.1f} successes per minute{both}")
+        if self.interventions_per_minute:
+            parts.append(f"{self.interventions_per_minute:.1f} interventions per minute")
+        if self.returns is not None and self.success is not None:
+            parts.append(f"return {short(self.returns.mean)}")
+        return ", ".join(parts)
+
+    def __str__(self) -> str:
+        return f"{self.headline}, {self.details}" if self.details else self.headline
 
     def to_json(self) -> dict[str, Any]:
         """`from_json` reads it. Success has the keys that evaluations have had since 0.1; null: no success."""
@@ -192,6 +220,28 @@ def short(value: float) -> str:
     if value == 0.0 or not math.isfinite(value) or not 1e-3 <= abs(value) < 1e6:
         return f"{value:.3g}"
     return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def add_metrics(figures: dict[str, float], metrics: Mapping[str, float]) -> None:
+    """Add the metrics of the next step to those of an episode: the sum of a part of the reward, else the last value.
+
+    NaN is a value that the task did not measure in this step.
+    """
+    for name, value in metrics.items():
+        if not math.isnan(value):
+            figures[name] = float(value) + (figures.get(name, 0.0) if name.startswith(REWARD_TERM) else 0.0)
+
+
+def _metrics_of(episode: Episode) -> dict[str, float]:
+    figures: dict[str, float] = {}
+    for column in episode.segments[0].columns:
+        if column.startswith("metric/"):
+            name, values = column.removeprefix("metric/"), episode.column(column)
+            known = values[~np.isnan(values)]
+            if len(known):
+                total = np.sum(known, dtype=np.float64) if name.startswith(REWARD_TERM) else known[-1]
+                figures[name] = float(total)
+    return figures
 
 
 def _per(count: int, minutes: float | None) -> float | None:

@@ -37,6 +37,7 @@ def with_live_link(listener: StatusListener, link: LiveLink, folder: RunFolder) 
 
 def figures(status: RunStatus, folder: RunFolder) -> dict[str, Any]:
     """The status as plain values."""
+    recent = status.performance()
     return {
         **_newest_weights(folder),
         "phase": status.phase,
@@ -53,7 +54,9 @@ def figures(status: RunStatus, folder: RunFolder) -> dict[str, Any]:
         "waiting": dict(status.waiting),
         "human_share": [round(value, 3) for value in list(status.recent_human)[-_NUM_EPISODES:]],
         "usual_steps": status.usual_steps,
-        "rates": {name: rate.to_json() for name, rate in list(status.rates.items())[-10:]},
+        "has_success": status.has_success,
+        "recent": recent.to_json() if recent else None,  # figures of the last 20 episodes
+        "rates": {name: one.to_json() for name, one in list(status.evaluations.items())[-10:]},
         "telemetry": {name: round(value, 3) for name, value in status.telemetry.items()},
         "advice": [advice.to_json() for advice in status.advice[:_MAX_ADVICE]],
     }

@@ -15,6 +15,7 @@ import av
 
 from dovetail.core.disk import write_atomic
 from dovetail.core.errors import DovetailError, RunFolderError, UsageError
+from dovetail.core.figures import EpisodeScore, Mean, Performance, short
 from dovetail.core.stats import Rate
 from dovetail.core.types import Outcome, Purpose
 from dovetail.episodes.log import EpisodeInfo, EpisodeLog
@@ -41,14 +42,12 @@ _MAX_FRAMES = 150  # of the longest clip
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The results of a run. A rate is None until it is evaluated; `missing` lists what else is missing."""
+    """The results of a run. An evaluation is missing until it is made; `missing` lists what else is missing."""
 
     task: str
     seed: int
     config_hash: str
-    untrained: Rate | None
-    success_before: Rate | None  # after cloning
-    success_after: Rate | None
+    evaluations: dict[str, Performance]  # untrained, cloning, after
     robot_minutes: float  # of online learning
     demo_minutes: float
     wall_s: float | None
@@ -60,7 +59,7 @@ class Report:
     demos: int
     robots: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the name of each arm
     phase_s: dict[str, float] = field(default_factory=dict)  # seconds of online learning by activity
-    scheduled: tuple[tuple[float, int, Rate], ...] = ()  # robot minutes, online steps, rate
+    scheduled: tuple[tuple[float, int, Performance], ...] = ()  # robot minutes, online steps, figures
     missing: tuple[str, ...] = ()
     advice: tuple[Advice, ...] = ()  # advice of the coach that was open at the end
     figure: str | None = None
@@ -68,23 +67,59 @@ class Report:
     video_missing: str | None = None
 
     @property
+    def untrained(self) -> Rate | None:
+        """Success rate of the untrained policy; None if it was not evaluated or the environment has no success."""
+        return self._success("untrained")
+
+    @property
+    def success_before(self) -> Rate | None:
+        """Success rate after cloning."""
+        return self._success("cloning")
+
+    @property
+    def success_after(self) -> Rate | None:
+        return self._success("after")
+
+    def _success(self, name: str) -> Rate | None:
+        made = self.evaluations.get(name)
+        return made.success if made else None
+
+    @property
+    def before(self) -> Performance | None:
+        """The figures before learning online: after cloning, or else untrained."""
+        return self.evaluations.get("cloning") or self.evaluations.get("untrained")
+
+    @property
+    def after(self) -> Performance | None:
+        return self.evaluations.get("after")
+
+    @property
     def interval_above(self) -> bool | None:
-        """Whether the interval after learning lies above that of cloning without overlap."""
-        if self.success_before is None or self.success_after is None:
-            return None
-        return self.success_after.low > self.success_before.high
+        """Whether the interval after learning lies above that of cloning without overlap. Without success, that of the
+        return, and without cloning that of the untrained policy."""
+        after = self.after.main if self.after else None
+        before: Rate | Mean | None = self.success_before
+        if not isinstance(after, Rate):
+            before = self.before.main if self.before else None
+        return None if before is None or after is None else after.low > before.high
+
+    @property
+    def interventions_per_minute(self) -> float | None:
+        """Interventions per robot minute of online learning."""
+        return self.interventions / self.robot_minutes if self.robot_minutes else None
 
     @property
     def verdict(self) -> str:
         """The result in one line."""
         minutes = f"{self.robot_minutes:.1f} robot minutes"
-        before = self.success_before or self.untrained
-        if self.success_after is None:
-            known = f"{_percent(before)} before learning online, " if before else ""
+        before, after = self.before, self.after
+        if after is None:
+            known = f"{_figure(before)} before learning online, " if before else ""
             return f"{self.task}: {known}not evaluated {'after it ' if before else ''}yet"
         if before is None:
-            return f"{self.task}: {_percent(self.success_after)} after {minutes}"
-        return f"{self.task}: {_percent(before)} → {_percent(self.success_after)} in {minutes}"
+            return f"{self.task}: {_figure(after)} after {minutes}"
+        # the unit once: "return -1180 → -262"
+        return f"{self.task}: {_figure(before)} → {_figure(after).removeprefix('return ')} in {minutes}"
 
     def to_json(self) -> dict[str, Any]:
         rates = {
@@ -98,9 +133,10 @@ class Report:
             "seed": self.seed,
             "config_hash": self.config_hash,
             **{name: rate.to_json() if rate else None for name, rate in rates.items()},
+            "evaluations": {name: made.to_json() for name, made in self.evaluations.items()},
             "scheduled": [
-                {"robot_minutes": minutes, "env_steps": steps, **rate.to_json()}
-                for minutes, steps, rate in self.scheduled
+                {"robot_minutes": minutes, "env_steps": steps, **made.to_json()}
+                for minutes, steps, made in self.scheduled
             ],
             "interval_above": self.interval_above,
             "robot_minutes": self.robot_minutes,
@@ -111,6 +147,7 @@ class Report:
             "episodes": self.episodes,
             "updates": self.updates,
             "interventions": self.interventions,
+            "interventions_per_minute": self.interventions_per_minute,
             "human_share": self.human_share,
             "demos": self.demos,
             "robots": self.robots,
@@ -171,9 +208,7 @@ class _RunData:
             task=tasks_of(online) or (config.task.type if config.task else config.robot.type),
             seed=config.run.seed,
             config_hash=self.folder.config_hash,
-            untrained=self.rate("untrained"),
-            success_before=self.rate("cloning"),
-            success_after=self.rate("after"),
+            evaluations={name: Performance.from_json(found) for name, found in self.evaluations.items()},
             robot_minutes=rollouts.robot_minutes or _minutes(online),
             demo_minutes=_minutes(self.demos),
             wall_s=None if wall_s is None else float(wall_s),
@@ -191,14 +226,21 @@ class _RunData:
             **files,
         )
 
-    def rate(self, name: str) -> Rate | None:
-        found = self.evaluations.get(name)
-        return Rate(successes=found["successes"], episodes=found["episodes"]) if found else None
-
     def success(self, info: EpisodeInfo) -> bool:
         """By its newest label; by its outcome if it has no label."""
         labels = self._labels.current(info.id)
         return info.outcome is Outcome.SUCCESS if labels is None else labels.success
+
+    def _score(self, info: EpisodeInfo) -> EpisodeScore:
+        labels = self._labels.current(info.id)
+        success = self.success(info)
+        return EpisodeScore(
+            success=success if info.has_success or success else None,
+            duration_s=info.duration_s,
+            reset_s=info.reset_s,
+            interventions=info.num_interventions,
+            total_reward=None if labels is None else float(labels.rewards.sum()),
+        )
 
     def curve(self) -> list[CurveEpisode]:
         if self._rollouts.env_steps:
@@ -207,7 +249,7 @@ class _RunData:
         for info in self.online:
             minutes += info.duration_s / 60.0
             share = info.num_human_steps / info.num_steps
-            done.append(CurveEpisode(end_minutes=minutes, success=self.success(info), human_share=share))
+            done.append(CurveEpisode(end_minutes=minutes, score=self._score(info), human_share=share))
         return done
 
     def _num_good_demos(self) -> int:
@@ -251,10 +293,8 @@ def _curve(data: _RunData) -> bytes:
         data.curve(),
         title=report.verdict,
         subtitle="  ·  ".join(facts),
-        untrained=report.untrained,
-        before=report.success_before,
-        after=report.success_after,
-        scheduled=[(minutes, rate) for minutes, _, rate in report.scheduled],
+        evaluations=report.evaluations,
+        scheduled=[(minutes, made) for minutes, _, made in report.scheduled],
     )
 
 
@@ -287,8 +327,8 @@ def _write_video(data: _RunData) -> None:
         frames = side_by_side(
             _clips(before, renderer, every=every),
             _clips(after, renderer, every=every),
-            left_title=f"{first}: {_percent(data.rate(first))}",
-            right_title=f"after {report.robot_minutes:.1f} robot minutes: {_percent(data.rate('after'))}{note}",
+            left_title=f"{first}: {_figure(report.evaluations[first])}",
+            right_title=f"after {report.robot_minutes:.1f} robot minutes: {_figure(report.evaluations['after'])}{note}",
             fps=fps,
             tile_px=_TILE_PX,
         )
@@ -317,8 +357,12 @@ def _minutes(infos: Sequence[EpisodeInfo]) -> float:
     return sum(info.duration_s for info in infos) / 60.0
 
 
-def _percent(rate: Rate | None) -> str:
-    return "?" if rate is None else _percent_of(rate.rate)
+def _figure(performance: Performance) -> str:
+    """The main figure without its interval."""
+    main = performance.main
+    if main is None:
+        return "?"
+    return _percent_of(main.rate) if isinstance(main, Rate) else f"return {short(main.mean)}"
 
 
 def _percent_of(share: float) -> str:

@@ -91,7 +91,12 @@ class Checkpoints:
         save_checkpoint(self._last, state, facts={**facts, "config_hash": self._folder.config_hash})
 
     def save_best(
-        self, state: Mapping[str, Array], facts: Mapping[str, int | float | str], *, success: float, by: str
+        self,
+        state: Mapping[str, Array],
+        facts: Mapping[str, int | float | str],
+        *,
+        figure: Mapping[str, float],
+        by: str,
     ) -> None:
-        best = {**facts, "config_hash": self._folder.config_hash, "success": success, "by": by}
+        best = {**facts, "config_hash": self._folder.config_hash, **figure, "by": by}
         save_checkpoint(self._best, state, facts=best)

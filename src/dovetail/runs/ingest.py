@@ -130,7 +130,7 @@ class EpisodeIngest:
         experience.relabel(record)
         self._coaching.correct(record)
         if record.info.purpose is Purpose.ONLINE:
-            self._status.correct(episode_id, labels)
+            self._status.correct(record.info, labels)
         self._update(record)
         facts: dict[str, object] = {"by": None}
         if labels is not None:

@@ -6,17 +6,19 @@ or more steps.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dovetail.core.figures import EpisodeScore
 from dovetail.core.types import Array
 from dovetail.runs.folder import RunFolder, read_events
 
-__all__ = ["RolloutResult", "finished_episodes", "read_rollouts", "record_rollout"]
+__all__ = ["RolloutResult", "finished_episodes", "line_scores", "read_rollouts", "record_rollout"]
 
 _EVENT = "practice"
 
@@ -26,7 +28,9 @@ class RolloutResult:
     """Metrics of one rollout and its update, and one value per episode that ended in it."""
 
     metrics: Mapping[str, float]
-    episodes: Mapping[str, Array]  # success, length, at_limit, reward/<component>: [K] each
+    episodes: Mapping[
+        str, Array
+    ]  # success (NaN: none), length, at_limit, reward/<component>, metric/<name>: [K] each
 
     @property
     def returns(self) -> Array:
@@ -37,7 +41,12 @@ class RolloutResult:
         """Means over the episodes; empty if none ended."""
         if not len(self.returns):
             return {}
-        return {"return": float(self.returns.mean())} | {n: float(v.mean()) for n, v in self.episodes.items()}
+        means = {name: float(values.mean()) for name, values in self.episodes.items()}
+        return {"return": float(self.returns.mean())} | {n: m for n, m in means.items() if not math.isnan(m)}
+
+    def scores(self, *, control_hz: float) -> list[EpisodeScore]:
+        """One score per episode. A simulated world is reset in no robot time."""
+        return _scores(self.episodes.get("success", ()), self.episodes.get("length", ()), self.returns, control_hz)
 
 
 def record_rollout(folder: RunFolder, result: RolloutResult, *, env_steps: int, robot_minutes: float) -> None:
@@ -48,7 +57,7 @@ def record_rollout(folder: RunFolder, result: RolloutResult, *, env_steps: int, 
         _EVENT,
         env_steps=env_steps,
         robot_minutes=robot_minutes,
-        success=[bool(one) for one in result.episodes.get("success", ())],
+        success=[None if math.isnan(one) else bool(one) for one in result.episodes.get("success", ())],
         length=[int(one) for one in result.episodes.get("length", ())],
         returns=[float(one) for one in result.returns],
         **seconds,
@@ -66,10 +75,30 @@ def read_rollouts(run: Path) -> list[dict[str, Any]]:
     return kept
 
 
-def finished_episodes(run: Path, *, env_steps: int) -> Iterator[tuple[bool, float]]:
-    """Success and return of each episode in the first `env_steps` steps. A checkpoint of these steps repeats the rest."""
+def finished_episodes(run: Path, *, env_steps: int, control_hz: float) -> Iterator[EpisodeScore]:
+    """Scores of the episodes in the first `env_steps` steps. A checkpoint of these steps repeats the rest."""
     for line in read_rollouts(run):
         if line["env_steps"] <= env_steps:
-            mean = sum(value for name, value in line.items() if name.startswith("reward/"))
-            # old lines have the mean return only
-            yield from zip(line["success"], line.get("returns") or [mean] * len(line["success"]), strict=True)
+            yield from line_scores(line, control_hz=control_hz)
+
+
+def line_scores(line: Mapping[str, Any], *, control_hz: float) -> list[EpisodeScore]:
+    """Scores of the episodes of one line of the events."""
+    mean = sum(value for name, value in line.items() if name.startswith("reward/"))
+    success = [math.nan if one is None else float(one) for one in line["success"]]
+    returns = line.get("returns") or [mean] * len(success)  # old lines have the mean return only
+    return _scores(success, line["length"], returns, control_hz)
+
+
+def _scores(
+    success: Iterable[float], length: Iterable[float], returns: Iterable[float], control_hz: float
+) -> list[EpisodeScore]:
+    return [
+        EpisodeScore(
+            success=None if math.isnan(solved) else bool(solved),
+            duration_s=float(num_steps) / control_hz,
+            reset_s=0.0,
+            total_reward=float(total),
+        )
+        for solved, num_steps, total in zip(success, length, returns, strict=True)
+    ]

@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from dovetail.core.errors import FailureError, UsageError
-from dovetail.core.stats import Rate
-from dovetail.core.types import Outcome, Purpose, WeightSnapshot
+from dovetail.core.figures import Performance
+from dovetail.core.types import Purpose, WeightSnapshot
 from dovetail.runs.assembly.build import is_on_policy
 from dovetail.runs.evaluations import (
     MAIN,
@@ -24,7 +24,7 @@ from dovetail.runs.evaluations import (
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.ingest import DemoCounts
 from dovetail.runs.roles.robot import EpisodeResult
-from dovetail.runs.schedule import Schedule
+from dovetail.runs.schedule import Schedule, best_figure, is_solved
 from dovetail.runs.status import RunStatus
 
 __all__ = ["LEARNING", "ArmGroup", "RunPhases", "Runtime"]
@@ -119,7 +119,8 @@ class Runtime(Protocol):
     def paused(self) -> AbstractContextManager[WeightSnapshot]:
         """Pause learning inside the context. Returns the newest weights."""
 
-    def save_best(self, success: float, by: str) -> None: ...
+    def save_best(self, figure: Mapping[str, float], by: str) -> None:
+        """Save the best checkpoint with the figure that decided (see `best_figure`)."""
 
 
 class RunPhases:
@@ -136,9 +137,9 @@ class RunPhases:
         runtime.status.updates = int(before["updates"])
         runtime.on_checkpoint = self._after_checkpoint
         for name in MAIN:
-            rate = stored_evaluation(folder, name)
-            if rate is not None:
-                runtime.status.rates[name] = rate
+            made = stored_evaluation(folder, name)
+            if made is not None:
+                runtime.status.evaluations[name] = made
 
     @property
     def status(self) -> RunStatus:
@@ -294,12 +295,9 @@ class RunPhases:
         if rule is None:
             return False
         if len(self.runtime.groups) == 1:
-            return status.unassisted_rate(rule.window) >= rule.success_rate
+            return is_solved(rule, status)
         arms = self.runtime.present_arms()
-        return bool(arms) and all(
-            name in status.robots and status.robots[name].unassisted_rate(rule.window) >= rule.success_rate
-            for name in arms
-        )
+        return bool(arms) and all(name in status.robots and is_solved(rule, status.robots[name]) for name in arms)
 
     # ---- evaluations and the best checkpoint
 
@@ -329,58 +327,47 @@ class RunPhases:
             Purpose.EVAL, {group: range(num_episodes) for group in runtime.groups}, snapshot
         )
         made = [one for some in results.values() for one in some]
-        rate, by_arm = _rate(made), {arm: _rate([one for one in made if one.robot == arm]) for arm in _arms(made)}
+        performance = _performance(made)
+        by_arm = {arm: _performance([one for one in made if one.robot == arm]) for arm in _arms(made)}
         if name not in MAIN:
-            self._keep_if_best(name, rate)
+            self._keep_if_best(best_figure(performance), f"evaluation {name}")
         num_shown = self._config.run.video_episodes
         each = -(-num_shown // max(1, len(results)))
         record_evaluation(
             self._folder,
             name,
-            rate,
+            performance,
             status=status,
             version=None if snapshot is None else snapshot.version,
             shown=[one.id for some in results.values() for one in some[:each]][:num_shown],
             facts=self._evaluation_facts(by_arm, results),
         )
-        curve = evaluation_curve(name, rate)
-        if len(by_arm) > 1:
-            curve |= {f"{name if name in MAIN else 'scheduled'}_{arm}": one.rate for arm, one in by_arm.items()}
-        runtime.write_metrics("evaluation", curve)
+        runtime.write_metrics("evaluation", evaluation_curve(name, performance, by_arm))
         runtime.report_status()
 
     def _evaluation_facts(
-        self, by_arm: Mapping[str, Rate], results: Mapping[ArmGroup, list[EpisodeResult]]
+        self, by_arm: Mapping[str, Performance], results: Mapping[ArmGroup, list[EpisodeResult]]
     ) -> dict[str, Any]:
         facts: dict[str, Any] = {"offline": True} if self._offline else {}
         groups, robots = self.runtime.groups, self.status.robots
         if sum(map(len, groups)) > 1:
             facts["robots"] = {
-                arm: {
-                    "successes": rate.successes,
-                    "env_steps": robots[arm].env_steps if arm in robots else 0,
-                    **rate.to_json(),
-                }
-                for arm, rate in by_arm.items()
+                arm: {"env_steps": robots[arm].env_steps if arm in robots else 0, **performance.to_json()}
+                for arm, performance in by_arm.items()
             }
         if absent := [arm for group in groups if group not in results for arm in group]:
             facts["absent"] = absent
         return facts
 
-    def _keep_if_best(self, name: str, rate: Rate) -> None:
-        if self._schedule.is_best(rate.rate):
-            self._save_best(rate.rate, f"evaluation {name}")
+    def _keep_if_best(self, figure: Mapping[str, float], by: str) -> None:
+        if figure and self._schedule.is_best(figure):
+            self.runtime.save_best(figure, by)
+            self._folder.event("best checkpoint", env_steps=self.status.env_steps, **figure, by=by)
 
     def _after_checkpoint(self) -> None:
-        """Without scheduled evaluations, the success of recent episodes decides which checkpoint is the best."""
-        success = self._schedule.recent_rate(self.status)
-        if success is not None and self._schedule.is_best(success):
-            self._save_best(success, "recent practice")
+        """Without scheduled evaluations, recent episodes decide which checkpoint is the best."""
+        self._keep_if_best(self._schedule.recent_figure(self.status), "recent practice")
         self._write_progress()  # a kill loses no more of it than of the learner
-
-    def _save_best(self, success: float, by: str) -> None:
-        self.runtime.save_best(success, by)
-        self._folder.event("best checkpoint", env_steps=self.status.env_steps, success=success, by=by)
 
     def _write_progress(self) -> None:
         wall_s = self._wall_before_s + time.monotonic() - self._started_s
@@ -395,5 +382,5 @@ def _arms(results: Sequence[EpisodeResult]) -> list[str]:
     return sorted({one.robot for one in results})
 
 
-def _rate(results: Sequence[EpisodeResult]) -> Rate:
-    return Rate(successes=sum(one.outcome is Outcome.SUCCESS for one in results), episodes=len(results))
+def _performance(results: Sequence[EpisodeResult]) -> Performance:
+    return Performance.of([one.score for one in results])

@@ -5,13 +5,19 @@ An evaluation is named after the step at which it was due, so that a killed and 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from dovetail.config.schema import StopWhenSolved
 from dovetail.core.errors import CheckpointError
-from dovetail.core.stats import Rate
+from dovetail.core.figures import Performance
 from dovetail.learn.checkpoint import checkpoint_facts
 from dovetail.runs.folder import RunFolder
-from dovetail.runs.status import RECENT, RunStatus
+from dovetail.runs.recent_episodes import RECENT, RecentEpisodes
+from dovetail.runs.status import RunStatus
 
-__all__ = ["Schedule", "scheduled_evaluations"]
+__all__ = ["Schedule", "best_figure", "is_solved", "scheduled_evaluations"]
+
+SUCCESS, RETURN = "success", "return"  # facts of the best checkpoint
 
 _PREFIX = "at-"
 
@@ -35,30 +41,44 @@ class Schedule:
         name = f"{_PREFIX}{env_steps // self._every * self._every:08d}"
         return None if (self._folder.path / f"evaluations/{name}.json").exists() else name
 
-    def is_best(self, success: float) -> bool:
-        """Whether a success rate is at least the best so far: of two equal ones, the later has learned longer."""
+    def is_best(self, figure: Mapping[str, float]) -> bool:
+        """Whether a figure is at least the best so far: of two equal ones, the later has learned longer."""
+        ((name, value),) = figure.items()
         try:
-            return success >= float(checkpoint_facts(self._folder.checkpoints / "best")["success"])
-        except (CheckpointError, KeyError):  # there is none, or it is damaged
+            return value >= float(checkpoint_facts(self._folder.checkpoints / "best")[name])
+        except (CheckpointError, KeyError):  # there is none, it is damaged, or another figure decided
             return True
 
-    def recent_rate(self, status: RunStatus) -> float | None:
-        """Unassisted success rate of the latest episodes; None if evaluations are scheduled or episodes are few."""
+    def recent_figure(self, status: RunStatus) -> dict[str, float]:
+        """The figure of the latest unassisted episodes; empty if evaluations are scheduled or episodes are few."""
         if self._every is not None or len(status.recent_success) < RECENT:
-            return None
-        return float(status.unassisted_rate(RECENT))
+            return {}
+        if status.has_success is not False:
+            return {SUCCESS: status.unassisted_rate(RECENT)}
+        value = status.unassisted_return(RECENT)
+        return {} if value is None else {RETURN: value}
 
 
-def scheduled_evaluations(folder: RunFolder) -> list[tuple[float, int, Rate]]:
-    """Robot minutes, online steps and success rate of each, in order."""
+def best_figure(performance: Performance) -> dict[str, float]:
+    """The figure that decides which checkpoint is the best: success, or the return where there is no success."""
+    value = performance.value
+    return {} if value is None else {SUCCESS if performance.success else RETURN: value}
+
+
+def is_solved(rule: StopWhenSolved, recent: RecentEpisodes) -> bool:
+    """Whether the latest episodes without help are good enough to stop. A return counts only without success."""
+    if recent.has_success is not False:
+        return recent.unassisted_rate(rule.window) >= rule.success_rate
+    value = recent.unassisted_return(rule.window)
+    return rule.mean_return is not None and value is not None and value >= rule.mean_return
+
+
+def scheduled_evaluations(folder: RunFolder) -> list[tuple[float, int, Performance]]:
+    """Robot minutes, online steps and figures of each, in order."""
     names = sorted(path.stem for path in (folder.path / "evaluations").glob(f"{_PREFIX}*.json"))
     found = [folder.read_json(f"evaluations/{name}.json") for name in names]
     return [
-        (
-            float(facts["robot_minutes"]),
-            int(facts["env_steps"]),
-            Rate(successes=facts["successes"], episodes=facts["episodes"]),
-        )
+        (float(facts["robot_minutes"]), int(facts["env_steps"]), Performance.from_json(facts))
         for facts in found
         if facts
     ]

@@ -10,19 +10,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dovetail.core.stats import Rate
+from dovetail.core.figures import Performance
 from dovetail.core.types import Labels
 from dovetail.episodes.log import EpisodeInfo
 from dovetail.learn.coach import Advice
+from dovetail.runs.recent_episodes import RECENT, RecentEpisodes
 
 __all__ = ["RECENT", "ArmStatus", "RunStatus", "StatusListener", "ignore_status"]
 
-RECENT = 20  # episodes in a live figure
-_MAX_RECENT = 1000  # episodes that are kept
-
 
 @dataclass(slots=True, kw_only=True)
-class ArmStatus:
+class ArmStatus(RecentEpisodes):
     """Online figures of one arm."""
 
     task: str
@@ -31,9 +29,6 @@ class ArmStatus:
     episodes: int = 0
     interventions: int = 0
     human_steps: int = 0
-    recent_ids: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
-    recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))  # NaN: no labels yet
-    recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
 
     @property
     def robot_minutes(self) -> float:
@@ -44,19 +39,11 @@ class ArmStatus:
         self.env_steps += info.num_steps
         self.interventions += info.num_interventions
         self.human_steps += info.num_human_steps
-        self.recent_ids.append(info.id)
-        self.recent_success.append(_success(labels))
-        self.recent_human.append(info.num_human_steps / info.num_steps)
-
-    def correct(self, episode_id: str, labels: Labels | None) -> None:
-        if episode_id in self.recent_ids:
-            self.recent_success[self.recent_ids.index(episode_id)] = _success(labels)
-
-    def unassisted_rate(self, window: int) -> float:
-        return _unassisted_rate(self.recent_success, self.recent_human, window)
+        self.remember(info, labels)
 
     def to_json(self) -> dict[str, object]:
         known = [value for value in list(self.recent_success)[-RECENT:] if not math.isnan(value)]
+        recent = self.performance()
         return {
             "task": self.task,
             "env_steps": self.env_steps,
@@ -65,11 +52,13 @@ class ArmStatus:
             "interventions": self.interventions,
             "human_share": round(self.human_steps / max(1, self.env_steps), 3),
             "recent_success": round(sum(known) / len(known), 3) if known else None,
+            "has_success": self.has_success,
+            "recent": recent.to_json() if recent else None,
         }
 
 
 @dataclass(slots=True, kw_only=True)
-class RunStatus:
+class RunStatus(RecentEpisodes):
     """Counters of a run. `phase` is the present phase, and `done` of `total` its progress."""
 
     name: str
@@ -86,14 +75,10 @@ class RunStatus:
     waiting: Mapping[str, int] = field(default_factory=dict)  # episodes without final labels, by reason
     robot_minutes: float = 0.0
     robots: dict[str, ArmStatus] = field(default_factory=dict)  # by name
-    recent_ids: deque[str] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
-    recent_success: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
-    recent_return: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
-    recent_human: deque[float] = field(default_factory=lambda: deque(maxlen=_MAX_RECENT))
     success_steps: deque[int] = field(
         default_factory=lambda: deque(maxlen=RECENT)
     )  # lengths of successful episodes
-    rates: dict[str, Rate] = field(default_factory=dict)
+    evaluations: dict[str, Performance] = field(default_factory=dict)  # by name
     metrics: dict[str, float] = field(default_factory=dict)
     telemetry: Mapping[str, float] = field(default_factory=dict)  # of the control loop
     advice: tuple[Advice, ...] = ()  # of the coach, the most severe first
@@ -111,20 +96,14 @@ class RunStatus:
         arm = self.robots.setdefault(robot.name, ArmStatus(task=info.task, control_hz=robot.control_hz))
         arm.count(info, labels)
         self.robot_minutes = sum(one.robot_minutes for one in self.robots.values())
-        self.recent_ids.append(info.id)
-        self.recent_success.append(_success(labels))
-        self.recent_return.append(_return(labels))
-        self.recent_human.append(info.num_human_steps / info.num_steps)
+        self.remember(info, labels)
         if labels is not None and labels.success:
             self.success_steps.append(info.num_steps)
 
-    def correct(self, episode_id: str, labels: Labels | None) -> None:
+    def correct(self, info: EpisodeInfo, labels: Labels | None) -> None:
         """Apply new labels of an episode, if it is recent enough."""
-        if episode_id in self.recent_ids:
-            place = self.recent_ids.index(episode_id)
-            self.recent_success[place], self.recent_return[place] = _success(labels), _return(labels)
-        for arm in self.robots.values():
-            arm.correct(episode_id, labels)
+        for one in (self, *self.robots.values()):
+            one.correct_recent(info, labels)
 
     @property
     def evaluating(self) -> bool:
@@ -135,11 +114,6 @@ class RunStatus:
         """Mean over the latest episodes with a known value; None before the first."""
         latest = [value for value in list(values)[-RECENT:] if not math.isnan(value)]
         return sum(latest) / len(latest) if latest else None
-
-    def unassisted_rate(self, window: int) -> float:
-        """Share of the last `window` episodes that succeeded without intervention. Missing episodes and labels count as
-        failures."""
-        return _unassisted_rate(self.recent_success, self.recent_human, window)
 
     @property
     def usual_steps(self) -> float | None:
@@ -154,19 +128,6 @@ class RunStatus:
         if not done or elapsed_s < 0.5:
             return None
         return elapsed_s * (self.total - self.done) / done
-
-
-def _unassisted_rate(success: deque[float], human: deque[float], window: int) -> float:
-    pairs = list(zip(success, human, strict=True))[-window:]
-    return sum(s for s, share in pairs if not share and not math.isnan(s)) / window
-
-
-def _success(labels: Labels | None) -> float:
-    return math.nan if labels is None or labels.discard else float(labels.success)
-
-
-def _return(labels: Labels | None) -> float:
-    return math.nan if labels is None or labels.discard else float(labels.rewards.sum())
 
 
 class StatusListener(Protocol):

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing, contextmanager
 
 from dovetail.core.contracts import Algorithm
 from dovetail.core.errors import DovetailError, Interrupted
+from dovetail.core.figures import EpisodeScore
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Outcome, Purpose, WeightSnapshot
 from dovetail.learn.learner import Learner
@@ -126,7 +127,7 @@ class InlineRuntime:
                 self.store.apply_new_labels()
             else:  # discarded: the caller asks for the same index again
                 continue
-            results.append(EpisodeResult(id=episode.id, outcome=episode.outcome, robot=_GROUP[0]))
+            results.append(EpisodeResult(id=episode.id, score=EpisodeScore.of(episode), robot=_GROUP[0]))
         return {_GROUP: results}
 
     def _run_evaluation(self, index: int, num_episodes: int, weights: WeightSnapshot | None) -> Episode:
@@ -357,8 +358,8 @@ class InlineRuntime:
         with self._phases.phase("evaluating"):
             yield self._publisher.newest()
 
-    def save_best(self, success: float, by: str) -> None:
-        self.learner.save_best(success, by)
+    def save_best(self, figure: Mapping[str, float], by: str) -> None:
+        self.learner.save_best(figure, by)
 
     # ---- helpers
 

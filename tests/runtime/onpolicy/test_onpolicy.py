@@ -366,7 +366,7 @@ def test_interrupted_run_can_be_resumed(config, tmp_path):
     assert "learning online" in phases
     assert run.status.env_steps == 256
     assert run.status.updates == 4
-    assert set(run.status.rates) == {"untrained", "after"}
+    assert set(run.status.evaluations) == {"untrained", "after"}
     purposes = {EpisodeLog(folder.episodes).manifest(i).purpose for i in EpisodeLog(folder.episodes).ids()}
     assert purposes == {Purpose.EVAL}  # rollouts are not recorded
     assert DiskWeightStore(folder.weights).latest() is not None
@@ -407,7 +407,7 @@ def test_demonstrations_are_cloned_first(config, tmp_path):
     overrides = ("run.demos=2", "learner.bc_updates=5", "algorithm.normalize=false", "run.env_steps=64")
     run = InlineRun(RunFolder.create(tmp_path / "a", config(*overrides)))
     run.run()
-    assert set(run.status.rates) == {"untrained", "cloning", "after"}
+    assert set(run.status.evaluations) == {"untrained", "cloning", "after"}
 
 
 def test_on_policy_learning_needs_a_simulator(config):

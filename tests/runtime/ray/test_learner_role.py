@@ -156,7 +156,7 @@ def test_restarted_learner_saves_its_checkpoint_as_the_best(make: Any) -> None:
     role._learner = None
     last = {"env_steps": 60, "config_hash": folder.config_hash, "published": 80}
     save_checkpoint(folder.checkpoints / "last", {"a": np.arange(3.0)}, facts=last)
-    role.save_best(0.5, "evaluation at-00000050")
+    role.save_best({"success": 0.5}, "evaluation at-00000050")
     best = folder.checkpoints / "best"
     assert checkpoint_facts(best) == {**last, "success": 0.5, "by": "evaluation at-00000050"}
     assert np.array_equal(load_checkpoint(best)[0]["a"], np.arange(3.0))

@@ -156,14 +156,17 @@ class RunLearner:
         self.num_saved += 1
         self._folder.event("checkpoint", env_steps=facts["env_steps"], updates=learner.num_updates)
 
-    def save_best(self, success: float, by: str) -> None:
-        """Save the present state as the best. A process that was restarted has the same state in its last checkpoint."""
+    def save_best(self, figure: Mapping[str, float], by: str) -> None:
+        """Save the present state as the best. A process that was restarted has the same state in its last checkpoint.
+
+        `figure` is the success rate, or the mean return where there is no success: see `best_figure`.
+        """
         learner = self.learner
         if learner is not None and learner.healthy:
-            self.checkpoints.save_best(learner.state_dict(), self._facts(), success=success, by=by)
+            self.checkpoints.save_best(learner.state_dict(), self._facts(), figure=figure, by=by)
         elif learner is None and self.checkpoints.exists:
             state, facts = self.checkpoints.load()
-            self.checkpoints.save_best(state, facts, success=success, by=by)
+            self.checkpoints.save_best(state, facts, figure=figure, by=by)
 
     def _facts(self) -> dict[str, int | float | str]:
         return {"env_steps": self._store.env_steps(), "published": self.published_at}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from dovetail.core.contracts import Actor
 from dovetail.core.errors import FailureError, RobotFault
+from dovetail.core.figures import EpisodeScore
 from dovetail.core.streams import stream
 from dovetail.core.types import Episode, EpisodeOrder, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.ids import new_episode_id
@@ -24,7 +25,7 @@ class EpisodeResult:
     """What a run needs to know of an episode that was recorded."""
 
     id: str
-    outcome: Outcome
+    score: EpisodeScore
     robot: str  # the arm's name in the run
 
 

@@ -48,8 +48,8 @@ class Recording:
     def add(self, step: Step) -> None:
         self._steps.append(step)
 
-    def end(self, outcome: Outcome, *, last: Observation) -> None:
+    def end(self, outcome: Outcome, *, last: Observation, has_success: bool = True) -> None:
         assert self._start is not None, "call begin() first"
         segment = Segment.of(self._steps, episode_id=self._start.id, last_observation=last)
-        self._log.commit(Episode.of(self._start, [segment], outcome=outcome))
+        self._log.commit(Episode.of(self._start, [segment], outcome=outcome, reset_s=0.0, has_success=has_success))
         self._start = None

@@ -21,6 +21,7 @@ import torch
 from dovetail.config.schema import DEFAULT_SECTIONS, PluginSection, RunConfig
 from dovetail.core.abilities import ConfiguresNormalization
 from dovetail.core.errors import CheckpointError, FailureError, UsageError
+from dovetail.core.figures import EpisodeScore
 from dovetail.core.types import Array
 from dovetail.learn.device import find_device
 from dovetail.learn.finite import BadUpdates, SkippedUpdate
@@ -142,20 +143,16 @@ class OnPolicy:
         status.robot_minutes = self.env_steps / self._control_hz / 60.0
         if result is not None:
             status.metrics |= result.metrics
-            status.recent_success.extend(map(float, result.episodes.get("success", ())))
-            status.recent_return.extend(map(float, result.returns))
-            status.recent_human.extend(np.zeros(len(result.returns)))
+            for score in result.scores(control_hz=self._control_hz):
+                _remember(status, score)
 
     def _restore_recent(self, status: RunStatus) -> None:
         """Recent episodes decide whether the task is solved and which checkpoint is the best."""
         if self._folder is None:
             return
-        known = list(finished_episodes(self._folder.path, env_steps=self.env_steps))
-        for recent in (status.recent_success, status.recent_return, status.recent_human):
-            recent.clear()
-        status.recent_success.extend(float(success) for success, _ in known)
-        status.recent_return.extend(value for _, value in known)
-        status.recent_human.extend(np.zeros(len(known)))
+        status.forget()
+        for score in finished_episodes(self._folder.path, env_steps=self.env_steps, control_hz=self._control_hz):
+            _remember(status, score)
 
     def _update(self, rollout: Mapping[str, torch.Tensor]) -> Mapping[str, float]:
         """A skipped update counts as an update: its rollout was collected, and a version follows it."""
@@ -204,6 +201,10 @@ class OnPolicy:
         if "practice/num_episodes" in state:  # old format: each world starts its next episode
             self._worlds = {"worlds/num_episodes": state["practice/num_episodes"]}
         self._bad.count = sum(num_skipped)  # old checkpoints do not have it
+
+
+def _remember(status: RunStatus, score: EpisodeScore) -> None:
+    status.remember_score(score, human_share=0.0, has_success=score.success is not None)
 
 
 def check_on_policy(config: RunConfig, *, has_demos: bool = False) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -10,6 +11,7 @@ import numpy as np
 
 from dovetail.core.clock import NS_PER_S, SimulatedClock
 from dovetail.core.errors import FailureError, UsageError
+from dovetail.core.figures import add_metrics
 from dovetail.core.streams import stream
 from dovetail.core.types import (
     ActContext,
@@ -53,6 +55,7 @@ class World:
         # of the current episode:
         self.num_steps = 0
         self.rewards: dict[str, float] = defaultdict(float)
+        self.metrics: dict[str, float] = {}  # as figures show them: see `add_metrics`
         self.at_limit = 0.0  # sum over the steps of the share of action values at a limit
         self._sent: list[Array] = []
         self._episode_recording = recording
@@ -63,6 +66,10 @@ class World:
     def sent(self) -> Array:
         """Actions of the current episode, [T, A]. With the episode's number they determine its state."""
         return np.array(self._sent, np.float32).reshape(len(self._sent), *self._workcell.robot.spec.action.shape)
+
+    @property
+    def has_success(self) -> bool:
+        return self._workcell.task.spec.has_success
 
     def replay(self, actions: Array) -> Observation:
         """Restore an unfinished episode: start it again and send these actions. It is not recorded."""
@@ -80,6 +87,7 @@ class World:
         self.num_episodes += 1
         self.num_steps = 0
         self.rewards.clear()
+        self.metrics.clear()
         self.at_limit = 0.0
         self._sent.clear()
         self._recording = self._episode_recording if record else None
@@ -105,6 +113,7 @@ class World:
             raise FailureError(f"task '{workcell.task.spec.name}' aborted an episode of world {self._number}")
         for name, reward in verdict.rewards.items():
             self.rewards[name] += reward
+        add_metrics(self.metrics, verdict.metrics)
         if self._recording is not None:
             assert before is not None, "call reset() first"
             step = Step(
@@ -120,7 +129,7 @@ class World:
             )
             self._recording.add(step)
             if verdict.outcome is not None:
-                self._recording.end(verdict.outcome, last=observation)
+                self._recording.end(verdict.outcome, last=observation, has_success=self.has_success)
         self._observation = observation
         return observation, verdict
 
@@ -132,9 +141,9 @@ class Collector:
     """`collect()` returns the next rollout. Only `load` changes the policy.
 
     In addition to the arrays of a RolloutBuffer, a rollout has one value per episode that ended in it (`episode/success`,
-    `episode/length`, `episode/at_limit`, `episode/reward/<component>`) and the state of the worlds for a resume:
-    `worlds/num_episodes` [N] that each has started, `worlds/num_sent` [N], the number of actions in the current one, and
-    these actions, world after world, `worlds/sent` [sum(num_sent), A].
+    `episode/length`, `episode/at_limit`, `episode/reward/<component>`, `episode/metric/<name>`) and the state of the worlds
+    for a resume: `worlds/num_episodes` [N] that each has started, `worlds/num_sent` [N], the number of actions in the
+    current one, and these actions, world after world, `worlds/sent` [sum(num_sent), A].
     """
 
     def __init__(
@@ -229,11 +238,14 @@ class Collector:
         }
 
     def _add_ended(self, world: World, outcome: Outcome) -> None:
-        self._ended["success"].append(float(outcome is Outcome.SUCCESS))
+        success = outcome.success(has_success=world.has_success)
+        self._ended["success"].append(math.nan if success is None else float(success))
         self._ended["length"].append(float(world.num_steps))
         self._ended["at_limit"].append(world.at_limit / world.num_steps)
         for name, total in world.rewards.items():
             self._ended[f"reward/{name}"].append(total)
+        for name, value in world.metrics.items():
+            self._ended[f"metric/{name}"].append(value)
 
     def _summary(self) -> dict[str, Array]:
         ended = {f"episode/{name}": np.array(values, np.float32) for name, values in self._ended.items()}

@@ -173,7 +173,7 @@ class RayRuntime:
             return None
         if purpose is Purpose.EVAL and one["outcome"] is Outcome.ABORTED:
             raise interrupted_evaluation(index, num_episodes, robot=name)
-        return EpisodeResult(id=one["id"] or "", outcome=one["outcome"], robot=name)
+        return EpisodeResult(id=one["id"] or "", score=one["score"], robot=name)
 
     def demo_counts(self, group: ArmGroup | None = None) -> DemoCounts:
         robots = None if group is None or len(self.groups) == 1 else group
@@ -287,9 +287,9 @@ class RayRuntime:
             self._start_learning(*learning)
         supervisor.online = True
 
-    def save_best(self, success: float, by: str) -> None:
+    def save_best(self, figure: Mapping[str, float], by: str) -> None:
         learner = self._supervisor.learner
-        self._call(lambda: learner.save_best.remote(success, by))
+        self._call(lambda: learner.save_best.remote(figure, by))
 
     # ---- while the roles work
 

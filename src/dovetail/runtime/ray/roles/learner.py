@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
@@ -148,9 +148,9 @@ class LearnerRole(Role):
             if self._learner is not None:
                 self._run_learner.publish()
 
-    def save_best(self, success: float, by: str) -> None:
+    def save_best(self, figure: Mapping[str, float], by: str) -> None:
         with self._guard:
-            self._run_learner.save_best(success, by)
+            self._run_learner.save_best(figure, by)
 
     def report(self) -> dict[str, Any]:
         learner, published_s = self._learner, self._publisher.published_s

@@ -21,6 +21,7 @@ from dovetail.config.schema import RunConfig
 from dovetail.core.abilities import ConfiguresSwap
 from dovetail.core.disk import private_folder, read_file
 from dovetail.core.errors import DovetailError, RobotFault, StoreError, one_line
+from dovetail.core.figures import EpisodeScore
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Outcome, Purpose, WeightSnapshot
 from dovetail.episodes.spool import Spool
@@ -54,7 +55,7 @@ class Arm:
     run: Path
     key: str
     live: bool = False  # a console is attached: after a fault, wait for its acknowledgement
-    first: bool = True  # the console finds this arm without a name
+    first: bool = True  # its link to the console is in the run's folder
     stop_token: str = ""  # of the emergency stop in the run's folder
 
     def folder(self) -> Path:
@@ -221,9 +222,11 @@ class RobotRole(Role):
         self._finished = episode
         self._deliver()
         outcome = Outcome.ABORTED if episode is None else episode.outcome
+        nothing = EpisodeScore(success=False, duration_s=0.0)
         return {
             "id": None if episode is None else episode.id,
             "outcome": outcome,
+            "score": nothing if episode is None else EpisodeScore.of(episode),
             "stopped": robot.stopped,
             "problem": self.problem,
         }
@@ -275,11 +278,13 @@ class RobotRole(Role):
 
     def _make_link(self, robot: RobotSpec) -> LiveLink:
         where = self._arm.run if self._arm.first and self._folder.is_relative_to(self._arm.run) else self._folder
-        # the console finds only the first arm; the others rest after a fault and are acknowledged by name
+        # the console finds the first arm in the run's folder and the others in theirs; while no console is open, only the
+        # first one waits after a fault, and the others rest until they are acknowledged by name
         waits = self._arm.live and where == self._arm.run
         self._link = LiveLink(where, robot=robot, stop=self._stop, arm=self.name, waits=waits)
         task = self._config.task.type if self._config.task else ""
-        self._link.update(run=self._arm.run.name, task=task, mode=self._config.actor.type)
+        operator = self._config.operator.type
+        self._link.update(run=self._arm.run.name, task=task, mode=self._config.actor.type, operator=operator)
         return self._link
 
     def _is_cut_off(self) -> bool:
