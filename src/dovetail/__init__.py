@@ -17,9 +17,33 @@ from typing import TYPE_CHECKING, Any
 from dovetail import envs
 
 if TYPE_CHECKING:
-    from dovetail.api import Evaluation, Interrupted, Run, collect, evaluate, load_config, open, run, train
+    from dovetail.api import (
+        Comparison,
+        Evaluation,
+        Interrupted,
+        Run,
+        collect,
+        compare,
+        evaluate,
+        load_config,
+        open,
+        run,
+        train,
+    )
 
-__all__ = ["Evaluation", "Interrupted", "Run", "collect", "evaluate", "load_config", "open", "run", "train"]
+__all__ = [
+    "Comparison",
+    "Evaluation",
+    "Interrupted",
+    "Run",
+    "collect",
+    "compare",
+    "evaluate",
+    "load_config",
+    "open",
+    "run",
+    "train",
+]
 __version__ = "0.6.0"
 
 envs.register()

@@ -1,5 +1,6 @@
 """The Python API: everything that the command line does, for scripts and notebooks. The command line calls it too."""
 
+from dovetail.api.comparison import Comparison, compare
 from dovetail.api.episodes import Episodes, RecordedEpisode
 from dovetail.api.evaluation import ArmEvaluation, Evaluation, evaluate
 from dovetail.api.launch import Interrupted, collect, load_config, run, train
@@ -7,6 +8,7 @@ from dovetail.api.opened_run import Curve, Run, open
 
 __all__ = [
     "ArmEvaluation",
+    "Comparison",
     "Curve",
     "Episodes",
     "Evaluation",
@@ -14,6 +16,7 @@ __all__ = [
     "RecordedEpisode",
     "Run",
     "collect",
+    "compare",
     "evaluate",
     "load_config",
     "open",

@@ -16,7 +16,20 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from dovetail import __version__
-from dovetail.cli import bench, cluster, console, encoder, episodes, inspect, label, run, serve, stop, trust
+from dovetail.cli import (
+    bench,
+    cluster,
+    compare,
+    console,
+    encoder,
+    episodes,
+    inspect,
+    label,
+    run,
+    serve,
+    stop,
+    trust,
+)
 from dovetail.core.errors import ConfigWarning, DovetailError, printable
 
 __all__ = ["app", "entry", "main"]
@@ -29,6 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.register(app)
+compare.register(app)
 episodes.register(app)
 label.register(app)
 inspect.register(app)

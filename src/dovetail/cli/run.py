@@ -13,7 +13,7 @@ import typer
 if TYPE_CHECKING:
     from dovetail.cli._session import Request
 
-__all__ = ["register"]
+__all__ = ["loading", "register"]
 
 RUNS_DIR = Path("runs")
 
@@ -125,7 +125,7 @@ def train(
     cameras=[wrist], precision=0.99 or encoder.type=resnet.
     """
     if arguments and arguments[0].replace("_", "-") == "reward-classifier":
-        with _loading():
+        with loading():
             from dovetail.cli import _reward_classifier
 
         raise typer.Exit(
@@ -177,7 +177,7 @@ def evaluate(
 
     Writes only a line in the run's events.jsonl.
     """
-    with _loading():
+    with loading():
         from dovetail.cli import _evaluation
 
     raise typer.Exit(
@@ -198,7 +198,7 @@ def evaluate(
 
 def _request(options: Mapping[str, Any]) -> Request:
     """The options that all commands share."""
-    with _loading():
+    with loading():
         from dovetail.cli._session import Request
 
     known = {field.name: options[field.name] for field in fields(Request) if field.name in options}
@@ -206,7 +206,7 @@ def _request(options: Mapping[str, Any]) -> Request:
 
 
 @contextmanager
-def _loading() -> Iterator[None]:
+def loading() -> Iterator[None]:
     """Show a spinner while torch and the simulator are imported."""
     from dovetail.cli._terminal import console
 

@@ -91,7 +91,7 @@ class _State(NamedTuple):
 
     position: int = 0
     token: str = ""
-    presses: tuple[Record, ...] = ()  # that at least one arm has not acknowledged
+    presses: tuple[Record, ...] = ()  # that may still stop an arm
     acknowledged: Mapping[str, int] = MappingProxyType({"": 0})  # by arm
     end: Record | None = None
     arms: tuple[str, ...] = ()
@@ -118,18 +118,21 @@ class _State(NamedTuple):
             last = MappingProxyType({**self.last_acknowledgement, arm: record.at})
             acknowledged = MappingProxyType({**self.acknowledged, arm: released})
             state = self._replace(acknowledged=acknowledged, last_acknowledgement=last)
-            return state._replace(presses=tuple(one for one in self.presses if state._stops_an_arm(one)))
+            # a press for all arms also stops an arm that joins later, until all are released together
+            return state._replace(presses=tuple(one for one in self.presses if state.is_pressed(one, one.arm)))
         if record.kind is Kind.END and self.end is None:
             return self._replace(end=record)
         if record.kind is Kind.CONFIRM:
             return self._replace(confirmed=MappingProxyType({**self.confirmed, arm: record}))
         return self
 
-    def _stops_an_arm(self, press: Record) -> bool:
-        if press.at < self.acknowledged[""]:
-            return False
-        arms = (press.arm,) if press.arm else self.arms
-        return not arms or any(self.is_pressed(press, arm) for arm in arms)
+    def newest_press(self, arm: str | None) -> Record | None:
+        """The newest press that stops this arm; with None, any arm that has joined."""
+        arms = (arm,) if arm is not None else self.arms
+        for press in reversed(self.presses):
+            if (arm is None and (press.arm or not arms)) or any(self.is_pressed(press, one) for one in arms):
+                return press
+        return None
 
 
 class RunStop:
@@ -138,34 +141,39 @@ class RunStop:
     All methods return at once. Any thread and any signal handler may call them.
     """
 
-    def __init__(self, descriptor: int, *, arm: str | None = None, file: Path | None = None) -> None:
+    def __init__(self, descriptor: int, *, arm: str | None = None) -> None:
         """Takes over the descriptor. Use `create`, `attach` or `from_descriptor`."""
         flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
         fcntl.fcntl(descriptor, fcntl.F_SETFL, flags | os.O_APPEND)
-        self._descriptor, self._arm, self._file = descriptor, arm, file
+        self._descriptor, self._arm = descriptor, arm
+        self._files: tuple[Path, ...] = ()
         self._state = _State()
 
     @classmethod
     def create(cls, folder: Path, *, arm: str | None = None) -> RunStop:
         """Publish a new one in the folder of a run that this process leads."""
-        descriptor = os.memfd_create(_MEMORY_NAME)
-        file, token = folder.absolute() / STOP_JSON, os.urandom(16).hex()
-        stop = cls(descriptor, arm=arm, file=file)
-        stop._append(Record(kind=Kind.OPENED, source=token))
+        stop = cls(os.memfd_create(_MEMORY_NAME), arm=arm)
+        stop._append(Record(kind=Kind.OPENED, source=os.urandom(16).hex()))
+        stop.publish(folder)
+        return stop
+
+    def publish(self, folder: Path) -> None:
+        """Let other processes find it in this folder too: an arm that plays for two runs stops for both."""
+        file = folder.absolute() / STOP_JSON
         values = {
             "version": VERSION,
             "pid": os.getpid(),
             "started": process_started(os.getpid()),
             "boot_id": boot_id(),
-            "descriptor": descriptor,
-            "token": token,
+            "descriptor": self._descriptor,
+            "token": self.token,
         }
         beside = file.with_name(f".{STOP_JSON}.{os.urandom(8).hex()}.tmp")
         opened = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         with os.fdopen(opened, "w") as out:
             json.dump(values, out)
         os.replace(beside, file)
-        return stop
+        self._files = (*self._files, file)
 
     @classmethod
     def attach(cls, folder: Path, *, arm: str | None = None) -> RunStop:
@@ -210,9 +218,9 @@ class RunStop:
 
     def close(self) -> None:
         """Arms that have it open can still read and write it."""
-        if self._file is not None:
+        for file in self._files:
             with contextlib.suppress(OSError):
-                self._file.unlink(missing_ok=True)
+                file.unlink(missing_ok=True)
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -257,6 +265,19 @@ class RunStop:
     @property
     def emergency(self) -> bool:
         return self._newest_press() is not None
+
+    @property
+    def stops_all(self) -> bool:
+        """Whether a press for all arms, not only one for this arm, is in force."""
+        state, arm = self._read(), self._arm or ""
+        return any(not press.arm and state.is_pressed(press, arm) for press in state.presses)
+
+    @property
+    def requests(self) -> tuple[int, int, int]:
+        """`position`, `pressed_ns` and `end_ns` of the same moment."""
+        state = self._read()
+        press = state.newest_press(self._arm)
+        return state.position, press.time_ns if press else 0, state.end.time_ns if state.end else 0
 
     @property
     def source(self) -> str:
@@ -331,11 +352,7 @@ class RunStop:
     # ---- the list
 
     def _newest_press(self) -> Record | None:
-        state = self._read()
-        for press in reversed(state.presses):
-            if self._arm is None or state.is_pressed(press, self._arm):
-                return press
-        return None
+        return self._read().newest_press(self._arm)
 
     def _append(self, record: Record) -> int:
         """Returns where the record is in the list. Other processes may write at the same time."""
