@@ -37,8 +37,16 @@ def test_device_of_the_arm_is_named_as_the_source(run):
     run.release()
 
 
+def test_stop_of_a_misspelled_arm_stops_all_arms(run):
+    done = run.press("robt")
+    assert done.returncode == 0, done.stderr
+    assert "has no arm 'robt' (it has robot): stopping all arms" in done.stdout
+    run.check_stopped()
+    run.release()
+
+
 def test_unknown_arms_and_runs_are_one_line(run):
-    done = run.command("stop", str(run.path), "robt")
+    done = run.command("acknowledge", str(run.path), "robt")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "has no arm 'robt'. It has robot" in done.stderr
     done = run.command("stop", "nothing", "--runs-dir", str(run.path.parent))

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from dovetail.live.emergency import report_device_stop
 from dovetail.live.run_stop import STOP_JSON, Kind, NotRunning, RunStop
 
 LEADER = """
@@ -104,6 +105,38 @@ def test_an_emergency_of_all_arms_lasts_until_each_is_released(stop):
     assert not left.emergency and right.emergency and stop.emergency
     stop.acknowledge(arm="right")
     assert not right.emergency and not stop.emergency
+
+
+def test_an_emergency_of_all_arms_stops_an_arm_that_joins_later(stop):
+    stop.join("left")
+    stop.press("console")
+    stop.acknowledge(arm="left")
+    assert not stop.emergency  # of the arms that have joined
+    right = RunStop.from_descriptor(stop.descriptor, arm="right")
+    stop.join("right")
+    assert right.emergency and stop.emergency and not stop.is_stopped("left")
+    stop.acknowledge()
+    assert not right.emergency and not stop.emergency
+
+
+def test_a_press_for_one_arm_is_not_one_for_all(stop):
+    arm = RunStop.from_descriptor(stop.descriptor, arm="left")
+    stop.join("left")
+    stop.press("dovetail stop", arm="left")
+    assert arm.emergency and not arm.stops_all
+    report_device_stop(arm, "pad")
+    assert arm.stops_all and RunStop.from_descriptor(stop.descriptor, arm="right").emergency
+    num = len(stop.records())
+    report_device_stop(arm, "pad")  # already pressed
+    assert len(stop.records()) == num
+
+
+def test_requests_are_of_one_moment(stop):
+    position, pressed_ns, end_ns = stop.requests
+    assert (position, pressed_ns, end_ns) == (stop.position, 0, 0)
+    stop.press("console")
+    stop.request_end("Ctrl-C")
+    assert stop.requests == (stop.position, stop.pressed_ns, stop.end_ns)
 
 
 def test_an_end_is_requested_once_and_keeps_its_source(stop, tmp_path):

@@ -180,6 +180,18 @@ def test_stop_that_fails_at_first_is_repeated(guarded):
 
 
 @pytest.mark.extended
+def test_killed_control_process_of_an_arm_that_cannot_be_stopped_needs_a_person(guarded):
+    arm = guarded()
+    arm.go()
+    arm.arm.behave(accept=False)
+    os.kill(arm.host.processes["control"], signal.SIGKILL)
+    assert "stop()" in arm.fault()
+    assert arm.host.killed_process is None
+    arm.arm.behave_well()
+    arm.wait_for_motion(arm.acknowledge())
+
+
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("speed_margin", "reason"),
     [(0.5, "rad/s, but its limit is 1.75 rad/s"), (10.0, "rad, outside its limits -1.500 to 1.500 rad")],
@@ -199,7 +211,9 @@ def test_arm_that_runs_away_is_stopped(guarded, tmp_path, speed_margin, reason):
     assert "the guard measured 'joint" in fault
     assert reason in fault
     (stopped_ns, *_) = arm.arm.stops(after_ns=began_ns)
+    os.kill(arm.host.processes["recorder"], signal.SIGKILL)  # must not turn the fault into a mere kill
     time.sleep(0.2)
+    assert arm.host.killed_process is None
     assert arm.arm.motions(after_ns=stopped_ns) == []
     runaway.unlink()
     arm.wait_for_motion(arm.acknowledge())

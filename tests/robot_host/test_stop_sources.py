@@ -21,7 +21,7 @@ class Times:
     """Times of the last command and the last stop, relative to the start in ms."""
 
     def __init__(self, confirm_ms: int = 50) -> None:
-        self.times = np.zeros(2, np.int64)
+        self.times = np.zeros(3, np.int64)
         self.stop = StopConfirmation(self.times, confirm_s=confirm_ms / 1000)
         self._start_ns = time.monotonic_ns()
 

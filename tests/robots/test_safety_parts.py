@@ -303,3 +303,61 @@ def test_action_part_without_measurement_cannot_be_held() -> None:
         ActionPart(
             name="arm", kind="joint_target", unit="rad", names=("j",), low=(-1.0,), high=(1.0,), max_speed=(1.0,)
         )
+
+
+# ---- what a review found
+
+
+def test_gripper_holds_inside_its_limits_if_the_driver_returns_another_scale() -> None:
+    safe, robot, clock = build("mobile")
+    gripper = robot.spec.slice_of("gripper")
+    robot.send = lambda action: np.where(np.arange(action.size) == gripper.start, 255.0, action)  # type: ignore[method-assign]
+    safe.hold()
+    tick(safe, clock)
+    sent: list[Array] = []
+    robot.send = lambda action: sent.append(action) or action  # type: ignore[method-assign,func-returns-value]
+    safe.hold()
+    assert sent[0][gripper] <= safe.spec.action.bounds[1][gripper]
+
+
+@pytest.mark.parametrize("name", ["max_velocity", "max_step"])
+def test_infinite_speed_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"safety.{name} must be above zero and finite"):
+        build("joints", **{name: math.inf})
+
+
+def test_ease_holds_while_the_observation_is_invalid() -> None:
+    safe, robot, clock = build("joints", delay_ns=TICK_NS)
+    safe.send(np.full(2, 0.01, np.float32))
+    robot.joints = np.full(2, np.nan)
+    clock.sleep_until(clock.now_ns() + TICK_NS // 2)
+    safe.observe()
+    held = safe.hold()
+    np.testing.assert_array_equal(safe.ease(), held)
+
+
+def test_stop_that_fails_without_an_observation_is_a_fault() -> None:
+    safe, robot, _ = build("joints")
+    safe.reset()
+
+    def fail() -> None:
+        raise OSError("no route")
+
+    robot.stop = fail  # type: ignore[method-assign]
+    with pytest.raises(RobotFault, match=r"no observation since the reset.*stop\(\) failed too.*no route"):
+        safe.hold()
+    assert safe.fault is not None
+
+
+def test_command_times_tell_whether_a_velocity_goes_on() -> None:
+    safe, robot, clock = build("mobile")
+    base = robot.spec.slice_of("base")
+    action = safe.hold().copy()
+    assert safe.command_times[2] == 0
+    action[base] = 0.05
+    tick(safe, clock)
+    safe.send(action)
+    assert safe.command_times[2] == safe.command_times[0] > 0
+    tick(safe, clock)
+    safe.hold()
+    assert safe.command_times[2] == 0

@@ -38,6 +38,7 @@ MAX_REWARDS, MAX_METRICS = 16, 48
 _NAMES_BYTES = 8192
 _REPORT_BYTES = 1024
 _ALIGNMENT = 64
+_NUM_MEASURED = 256  # measurements that the guard can read: 0.1 s at 1 kHz, and more
 _HEALTH = ("ticks", "overruns", "late_ns", "worst_late_ns", "inference_ns")  # of the control loop
 _COUNTERS = ("seen", "stepped", "first", "heartbeat_ns", "ticked_ns", "stop", "num_names", "judged", *_HEALTH)
 
@@ -109,13 +110,23 @@ class BoardLayout:
             if key in self.frames:
                 yield f"frame/{key}", "int64", (rows,)
         # last, so that a console of an older version finds the arrays before them
-        yield "guard/command_times", "int64", (2,)
+        yield "guard/command_times", "int64", (3,)
         yield "guard/control_ns", "int64", (1,)
         yield "guard/guard_ns", "int64", (1,)
         yield "guard/kill_ns", "int64", (1,)
         for name in ("request", "report"):
             yield f"guard/{name}_length", "int64", (1,)
             yield f"guard/{name}", "uint8", (_REPORT_BYTES,)
+        yield "guard/num_measured", "int64", (1,)
+        yield "guard/measured_ns", "int64", (_NUM_MEASURED,)
+        for key in self.vectors:
+            dtype, shape = self.observation[key]
+            yield f"guard/measured/{key}", dtype, (_NUM_MEASURED, *shape)
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """Observations that are vectors."""
+        return tuple(key for key, (_, shape) in self.observation.items() if len(shape) == 1)
 
     @property
     def num_bytes(self) -> int:
@@ -242,6 +253,30 @@ class Board:
     def command_times(self) -> npt.NDArray[np.int64]:
         """See `SafeRobot.command_times`: the last command and the last stop. The guard writes the time of its stop, too."""
         return self._arrays["guard/command_times"]
+
+    def measure(self, observation: Observation) -> None:
+        """Show the guard an observation. Unlike the rows, these also come from resets and homing."""
+        number = self.num_measured
+        at = number % _NUM_MEASURED
+        self._arrays["guard/measured_ns"][at] = observation.time_ns
+        for key in self.layout.vectors:
+            self._arrays[f"guard/measured/{key}"][at] = observation.values[key]
+        self._arrays["guard/num_measured"][0] = number + 1
+
+    @property
+    def num_measured(self) -> int:
+        return int(self._arrays["guard/num_measured"][0])
+
+    def measured(self, key: str, number: int) -> Array:
+        """A vector of one of the newest measurements."""
+        found: Array = self._arrays[f"guard/measured/{key}"][number % _NUM_MEASURED].copy()
+        return found
+
+    def measured_ns(self, number: int) -> npt.NDArray[np.int64]:
+        """Times of the measurements up to this one, oldest first. Half of the ring, because the other half may change."""
+        numbers = np.arange(max(0, number + 1 - _NUM_MEASURED // 2), number + 1)
+        times: npt.NDArray[np.int64] = self._arrays["guard/measured_ns"][numbers % _NUM_MEASURED]
+        return times
 
     @property
     def control_ns(self) -> int:

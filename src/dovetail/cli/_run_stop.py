@@ -38,7 +38,11 @@ def parse_stop(arguments: Sequence[str], *, runs_dir: Path) -> tuple[str, str, P
 
 def stop(run: str, arm: str, runs_dir: Path) -> int:
     """Press the emergency stop, and report which arms have confirmed it. Returns the exit code."""
-    with _attached(run, arm, runs_dir) as pressed:
+    with RunStop.attach(_folder(run, runs_dir)) as pressed:
+        if arm and arm not in pressed.arms:
+            known = ", ".join(pressed.arms) or "no arm yet"
+            _say(f"{run} has no arm '{arm}' (it has {known}): stopping all arms")
+            arm = ""
         place = pressed.press("dovetail stop", arm=arm)
         pressed_ns = time.monotonic_ns()
         waiting = [arm] if arm else list(pressed.arms)

@@ -38,5 +38,5 @@ class EmergencyStopCheck(HealthCheck):
 
 def report_device_stop(stop: RunStop, operator: str) -> None:
     """Stop all arms of the run after an emergency stop at the device of one arm."""
-    if not stop.emergency:
+    if not stop.stops_all:
         stop.press(f"{operator} of {stop.arm}")

@@ -42,7 +42,7 @@ class MailboxStop:
         pressed, acknowledged = box.newest(Event.EMERGENCY), box.newest(Event.ACKNOWLEDGE)
         if pressed > self._num_pressed:
             self._num_pressed = pressed
-            if pressed > acknowledged and not stop.emergency:  # a console presses the run's stop itself
+            if pressed > acknowledged and not stop.stops_all:  # a console presses the run's stop itself
                 self._seen = stop.press(self._source) + 1
         if acknowledged > self._num_acknowledged:
             self._num_acknowledged = acknowledged

@@ -101,6 +101,7 @@ def run(context: ProcessContext) -> None:
             heartbeat_timeout_s=settings["actor"]["heartbeat_timeout_s"] if real_time else None,
         )
         workcell.robot.write_command_times(board.command_times)
+        workcell.robot.report_measurements(board.measure)
         sources = StopSources.inherited(
             context.descriptors,
             num_axes=workcell.robot.spec.action.shape[0],

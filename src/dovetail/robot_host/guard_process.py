@@ -14,7 +14,6 @@ import contextlib
 import datetime
 import signal
 import time
-from collections.abc import Callable
 from typing import Any
 
 from dovetail.actor.board import Board
@@ -57,7 +56,7 @@ def run(context: ProcessContext) -> None:
         stopper=stopper,
         confirm_s=safety.stop_confirm_s if real_time else _SIMULATED_CONFIRM_S,
         heartbeat_timeout_s=settings["heartbeat_timeout_s"] if real_time else None,
-        find_violation=limits.violation if limits is not None else lambda: None,
+        limits=limits,
     )
     take_priority(GUARD_PRIORITY)
     context.report_ready()
@@ -104,10 +103,10 @@ class Guard:
         stopper: ArmStopper | None,
         confirm_s: float,
         heartbeat_timeout_s: float | None,
-        find_violation: Callable[[], str | None] = lambda: None,
+        limits: MeasuredLimits | None = None,
     ) -> None:
         self._board, self._sources, self._control, self._stopper = board, sources, control, stopper
-        self._name, self._confirm_s, self._find_violation = name, confirm_s, find_violation
+        self._name, self._confirm_s, self._limits = name, confirm_s, limits
         self._heartbeat_ns = None if heartbeat_timeout_s is None else round(heartbeat_timeout_s * NS_PER_S)
         self._confirmation = StopConfirmation(board.command_times, confirm_s=confirm_s)
         self._supervisor_died = self._control_died = False
@@ -124,6 +123,8 @@ class Guard:
     def acknowledge(self) -> None:
         """Forget what the guard has found."""
         self._found = None
+        if self._limits is not None:
+            self._limits.restart()
         self._board.post_guard_request("")
 
     def supervisor_has_died(self) -> None:
@@ -148,16 +149,25 @@ class Guard:
             return reason
         if self._supervisor_died:
             return "the supervisor has died"
-        if self._found is None and (found := self._lost_heartbeat(now_ns) or self._find_violation()) is not None:
+        if self._found is None and (found := self._lost_heartbeat(now_ns) or self._violation()) is not None:
             self._found = found
             self._board.post_guard_request(found)
         return self._found
 
+    def _violation(self) -> str | None:
+        return self._limits.violation() if self._limits is not None else None
+
     def _lost_heartbeat(self, now_ns: int) -> str | None:
-        beat_ns = self._board.control_ns
-        if self._heartbeat_ns is None or not beat_ns or now_ns - beat_ns <= self._heartbeat_ns:
+        if self._heartbeat_ns is None:
             return None
-        return f"the control loop has not ticked for {(now_ns - beat_ns) / NS_PER_S:.1f} s"
+        beat_ns = self._board.control_ns
+        if beat_ns and now_ns - beat_ns > self._heartbeat_ns:
+            return f"the control loop has not ticked for {(now_ns - beat_ns) / NS_PER_S:.1f} s"
+        # no tick is due in a reset, but a velocity lasts until the next command
+        _, stopped_ns, moving_ns = self._board.command_times.tolist()
+        if not beat_ns and moving_ns > stopped_ns and now_ns - moving_ns > self._heartbeat_ns:
+            return f"the robot moves by velocity, without a command for {(now_ns - moving_ns) / NS_PER_S:.1f} s"
+        return None
 
     # ---- acting
 

@@ -92,6 +92,7 @@ class RobotHost:
         self._snapshot: WeightSnapshot | None = None
         self._killed_at_start: str | None = None
         self.fault: str | None = None
+        self._needs_person = False  # the fault has another cause than a killed process
 
     @property
     def stopped(self) -> bool:
@@ -104,9 +105,9 @@ class RobotHost:
 
     @property
     def killed_process(self) -> str | None:
-        """Name of a process that another process killed since the last acknowledged fault."""
-        if self._guard_ended_control:
-            return None  # that needs a person
+        """Name of a process that another process killed, if nothing else has happened since the last acknowledged fault."""
+        if self._needs_person or self._guard_ended_control:
+            return None
         return self._killed_at_start or next(
             (one.name for one in self._processes.values() if one.was_killed), None
         )
@@ -197,14 +198,20 @@ class RobotHost:
         if "failed" in reply:
             failure = _error(reply["kind"], reply["failed"])
             if isinstance(failure, RobotFault) and not self._should_stop():
-                self.fault = self._explain(str(failure))
-                raise RobotFault(self.fault)
+                self._set_fault(str(failure))
+                raise RobotFault(self.fault or "")
             raise failure
         self._telemetry = reply["telemetry"]
         ended: dict[str, Any] = reply["ended"]
         if ended["fault"]:
-            self.fault = self._explain(ended["fault"])
+            self._set_fault(ended["fault"])
         return ended
+
+    def _set_fault(self, fault: str) -> None:
+        """A fault of the control loop. Only the end of another process needs no person."""
+        was_killed = any(f"{process.title} has died" in fault for process in self._processes.values())
+        self._needs_person = not was_killed or "stop() failed" in fault
+        self.fault = self._explain(fault)
 
     def _aborted(self, first: int) -> dict[str, Any]:
         assert self._board is not None
@@ -256,8 +263,8 @@ class RobotHost:
             self.fault = report
         else:
             self.fault = f"{reason}; {report}" if report else reason
-        if problem is not None:
-            self.fault = f"{self.fault}; {problem}"
+        if problem is not None:  # the arm may move on
+            self.fault, self._needs_person = f"{self.fault}; {problem}", True
 
     def _stop_was_ignored(self, reason: str) -> None:
         """In the heartbeat's thread: the control process hangs, and so does the guard."""
@@ -295,7 +302,7 @@ class RobotHost:
 
     def acknowledge(self) -> None:
         """Clear the fault. Processes that ended or hang are restarted with the next episode."""
-        self.fault = self._killed_at_start = None
+        self.fault, self._killed_at_start, self._needs_person = None, None, False
         if not self._all_acknowledge():
             self._end()
 

@@ -1,4 +1,4 @@
-"""Compares the measured speed and position of a robot with the limits of its safety filter, from the rows on the board.
+"""Compares the measured speed and position of a robot with the limits of its safety filter: in episodes, resets and homing.
 
 The filter limits what is commanded. A robot that moves faster or further than that is out of control: a wrong gain, a
 collision, another program that moves it.
@@ -39,11 +39,10 @@ class _Values:
     margin: float
     measures_speed: bool = False  # the observation is the speed itself
 
-    def read(self, board: Board, row: int) -> _Vector:
-        found = board.recent(self.part.measured_key, np.array([row]))
-        assert found is not None
-        values: _Vector = found[0].reshape(-1)[self.part.measured_slice].astype(np.float64)
-        return values[: len(self.names)]
+    def read(self, board: Board, number: int) -> _Vector:
+        measured = board.measured(self.part.measured_key, number)[self.part.measured_slice]
+        values: _Vector = measured.astype(np.float64)[: len(self.names)]
+        return values
 
     def excess(self, values: _Vector) -> _Vector:
         """How far each value is outside its limits."""
@@ -51,43 +50,55 @@ class _Values:
 
 
 class MeasuredLimits:
-    """Call `violation` at every poll. Compares a new row with the row 0.1 s before it and with the first of the episode."""
+    """Call `violation` at every poll. Compares the newest measurement with the limits and with one 0.1 s before it.
+
+    An arm may start outside its limits, and then only return: at the first measurement, after `restart`, and at the start of
+    an episode, because a person may have moved it.
+    """
 
     def __init__(self, board: Board, spec: RobotSpec, config: SafetyConfig) -> None:
         self._board, self._margin = board, 1.0 + config.guard_speed_margin
-        self._window = max(1, round(_WINDOW_S * spec.control_hz))
         self._values = _measured_values(spec, config)
-        self._row = -1
-        self._first = -1
-        self._excess: list[_Vector] = []  # at the first row: an arm may start outside its limits and return
+        self._newest = -1  # the last measurement that was compared
+        self._since = 0  # measurements before this one do not count
+        self._episode = -1  # its first row
+        self._excess: list[_Vector] = []  # how far each value may be outside its limits
+
+    def restart(self) -> None:
+        """Accept the position of the next measurement: a person may have moved the arm."""
+        self._since, self._excess = self._board.num_measured, []
 
     def violation(self) -> str | None:
-        """What the newest row breaks, or None."""
+        """What the newest measurement breaks, or None."""
         board = self._board
-        first, row = board.first, board.num_seen - 1
-        if row <= first or row == self._row:  # the first row alone shows no motion
+        newest, episode = board.num_measured - 1, board.first
+        if newest < self._since or newest == self._newest:
             return None
-        self._row = row
-        if first != self._first:
-            self._first = first
-            self._excess = [one.excess(one.read(board, first)) for one in self._values]
-        before = max(first, row - self._window)
-        for one, excess in zip(self._values, self._excess, strict=True):
-            # values before times: a row that is replaced meanwhile then looks slower, not faster
-            here, there = one.read(board, row), one.read(board, before)
-            if (found := self._too_fast(one, here, there, self._seconds(before, row))) is not None:
+        self._newest = newest
+        here = [one.read(board, newest) for one in self._values]
+        excess = [one.excess(values) for one, values in zip(self._values, here, strict=True)]
+        if not self._excess or episode != self._episode:
+            self._episode, self._excess = episode, excess
+        before, seconds = self._earlier(newest)
+        for one, values, allowed in zip(self._values, here, self._excess, strict=True):
+            there = one.read(board, before)
+            found = self._too_fast(one, values, there, seconds) or _outside(one, values, allowed)
+            if found is not None:
                 return found
-            if (found := _outside(one, here, excess)) is not None:
-                return found
+        self._excess = [np.minimum(old, new) for old, new in zip(self._excess, excess, strict=True)]
         return None
 
-    def _seconds(self, before: int, row: int) -> float:
-        times = self._board.recent("time_ns", np.array([before, row]))
-        assert times is not None
-        return float(times[1] - times[0]) / NS_PER_S
+    def _earlier(self, newest: int) -> tuple[int, float]:
+        """The last measurement that is 0.1 s older, and the seconds between them; 0 if there is none."""
+        times = self._board.measured_ns(newest)[-(newest + 1 - self._since) :]
+        ages_s = (times[-1] - times) / NS_PER_S
+        old = np.flatnonzero(ages_s >= 0.99 * _WINDOW_S)
+        if not len(old):
+            return newest, 0.0
+        return newest - (len(times) - 1 - int(old[-1])), float(ages_s[old[-1]])
 
     def _too_fast(self, one: _Values, here: _Vector, there: _Vector, seconds: float) -> str | None:
-        if seconds <= 0.0:
+        if not (seconds or one.measures_speed):
             return None
         speed = np.abs(here) if one.measures_speed else np.abs(here - there) / seconds
         broken = speed > self._margin * one.max_speed

@@ -32,7 +32,7 @@ class StopSources:
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.mailbox, self.run_stop, self._board, self._should_stop = mailbox, run_stop, board, should_stop
-        self._confirmed = (0, 0)  # the press and the end that `confirm` has reported
+        self._confirmed = [0, 0]  # the press and the end that `confirm` has reported
 
     @classmethod
     def inherited(cls, descriptors: Mapping[str, int], *, num_axes: int, arm: str | None, board: Board) -> Self:
@@ -65,7 +65,7 @@ class StopSources:
         stop = self.run_stop
         if stop is None:
             return
-        seen, requests = stop.position, (stop.pressed_ns, stop.end_ns)
+        seen, *requests = stop.requests  # of one moment: a press after it is confirmed by the next call
         if requests != self._confirmed and any(requests):
             stop.confirm(seen)
         self._confirmed = requests
@@ -73,7 +73,7 @@ class StopSources:
 
 def is_at_rest(command_times: npt.NDArray[np.int64]) -> bool:
     """Whether no command followed the last stop. See `SafeRobot.command_times`."""
-    commanded_ns, stopped_ns = command_times.tolist()
+    commanded_ns, stopped_ns, _ = command_times.tolist()
     return bool(stopped_ns >= commanded_ns)
 
 

@@ -78,7 +78,11 @@ class SafeRobot:
         self._untouched = np.zeros(self._spec.action.shape, np.bool_)
         self._untouched.setflags(write=False)
         self._fault: str | None = None
-        self._command_times = np.zeros(2, np.int64)
+        self._command_times = np.zeros(3, np.int64)
+        self._on_measurement: Callable[[Observation], None] = lambda observation: None
+        self._is_velocity = np.repeat(
+            [part.is_velocity for part in self._spec.parts], [part.num_axes for part in self._spec.parts]
+        )
         self._stop_reason: Callable[[], str | None] = lambda: None
         self._problem: str | None = None  # of the last observation
         self._frozen = False  # a camera has stopped
@@ -138,7 +142,8 @@ class SafeRobot:
 
     @property
     def command_times(self) -> npt.NDArray[np.int64]:
-        """Monotonic times in ns at which the last command was about to be sent, and at which the last `stop()` returned.
+        """Monotonic times in ns: when the last command was about to be sent; when the last `stop()` returned; and the first
+        again if that command lets the robot move until the next one, as a velocity does, else 0.
 
         The arm is at rest if the second is not earlier than the first.
         """
@@ -148,6 +153,10 @@ class SafeRobot:
         """Keep the command times in this memory, which other processes can read."""
         to[:] = self._command_times
         self._command_times = to
+
+    def report_measurements(self, to: Callable[[Observation], None]) -> None:
+        """Call this with each new valid observation, also during resets."""
+        self._on_measurement = to
 
     def use_buffers(self, next_buffer: Callable[[str], Array]) -> None:
         if isinstance(self.__robot, UsesBuffers):
@@ -177,6 +186,7 @@ class SafeRobot:
             self._time_ns = self._newest_ns = observation.time_ns
             self._fresh_ns = min(observation.time_ns, self.__clock.now_ns())
             self._limiter.measure(observation.values, self._fresh_ns)
+            self._on_measurement(observation)
         return observation
 
     def hold(self) -> Array:
@@ -186,8 +196,8 @@ class SafeRobot:
         return executed
 
     def ease(self) -> Array:
-        self._checked_age_ns()
-        if self._move is None:
+        age_ns = self._checked_age_ns()
+        if self._move is None or self._problem is not None or self._frozen or age_ns > self._stale_ns:
             return self.hold()
         wanted = self._limiter.hold() + np.where(self._limiter.is_gripper, 0.0, 0.5 * self._move)
         self._limiter.limit(wanted, self._now_ns)
@@ -233,9 +243,12 @@ class SafeRobot:
         if (why := self._stop_reason()) is not None:
             raise self._trip(why)
         if self._time_ns is None:
-            self._note(Reason.BAD_OBSERVATION if self._problem else Reason.NO_OBSERVATION)
-            self.stop()
             why = self._problem or "no observation since the reset or acknowledgement. Call observe() first"
+            try:
+                self.stop()
+            except Exception as error:  # the arm may move on: only a person can decide that it does not
+                raise self._trip(why) from error
+            self._note(Reason.BAD_OBSERVATION if self._problem else Reason.NO_OBSERVATION)
             raise StaleObservation(f"robot '{name}' does not move: {why}")
         self._now_ns = self.__clock.now_ns()
         age_ns = self._now_ns - self._fresh_ns
@@ -303,7 +316,9 @@ class SafeRobot:
         if not np.isfinite(wanted).all():  # whatever the limits are, nothing else reaches a driver
             raise self._trip(f"the filter computed {wanted.tolist()}", reason=Reason.NON_FINITE)
         self._limiter.charge(wanted, self._now_ns)
-        self._command_times[0] = time.monotonic_ns()
+        now_ns = time.monotonic_ns()
+        self._command_times[2] = now_ns if wanted[self._is_velocity].any() else 0
+        self._command_times[0] = now_ns
         try:
             executed = np.array(self.__robot.send(wanted.astype(np.float32)), np.float32)
         except Exception as error:

@@ -71,8 +71,8 @@ def largest_steps(spec: RobotSpec, config: SafetyConfig, axes: Axes) -> Vector:
         values = np.asarray(value, np.float64) * factor
         if values.shape not in ((), steps.shape, (int((~grip).sum()),)):
             raise ConfigError(f"safety.{name} has {values.size} values for {steps.size} axes")
-        if not (values > 0).all():
-            raise ConfigError(f"safety.{name} must be above zero, got {value}")
+        if not ((values > 0) & np.isfinite(values)).all():
+            raise ConfigError(f"safety.{name} must be above zero and finite, got {value}")
         where = slice(None) if values.shape == steps.shape else ~grip
         steps[where] = np.minimum(steps[where], values)
     steps[grip] = np.inf

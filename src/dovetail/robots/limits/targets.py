@@ -15,8 +15,10 @@ __all__ = ["Gripper", "JointTargets", "PoseTargets"]
 
 
 class JointTargets:
-    """Stay within one step of the measured joints. To stand still, the measured joints are the target; it stays the same until
-    the next motion, because an arm with delay would repeat its own past motion if it followed every measurement.
+    """Stay within one step of the measured joints. To stand still, the measured joints are the target.
+
+    That target stays the same until the next motion: an arm with delay would repeat its own past motion if it followed every
+    measurement.
 
     The targets of a real arm are also limited in speed: while an arm lags behind, they could jump by two steps. Those of a
     simulated arm are not, so that runs repeat those of version 0.6 exactly.
@@ -115,5 +117,7 @@ class Gripper:
 
     def remember(self, executed: Array) -> None:
         if self._part.hold == "last":
-            self._axes.still[self._at] = executed[self._at]
+            at, axes = self._at, self._axes
+            # a driver may return another scale
+            axes.still[at] = np.clip(executed[at], axes.low[at], axes.high[at])
             self._is_new = False
