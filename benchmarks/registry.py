@@ -38,6 +38,9 @@ BENCHMARKS: Mapping[str, Entry] = MappingProxyType(
         "pipeline_ingest": Entry(
             "benchmarks.pipeline_ingest", "Ray: 1 to 32 arms into one store, beside a learner"
         ),
+        "ablation": Entry(
+            "benchmarks.ablation", "the demo with cloning only, without RL, without a person, and with both"
+        ),
         "demo": Entry("benchmarks.demo", "`make demo` for five seeds, and the same inline"),
     }
 )

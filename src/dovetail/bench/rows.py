@@ -20,11 +20,13 @@ class Row:
     aim: float | None = None
     met: bool | None = None  # None: there is no aim
     samples: tuple[float, ...] = ()  # all measurements behind the value, if it sums up several
+    interval: tuple[float, float] | None = None  # its meaning is in the name; of a success rate: 95 %
 
     def to_json(self) -> dict[str, Any]:
         values = asdict(self)
-        if not self.samples:
-            del values["samples"]
+        for name in ("samples", "interval"):
+            if not values[name]:
+                del values[name]
         return values
 
 

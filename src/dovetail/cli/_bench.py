@@ -41,9 +41,9 @@ def bench(
         with console.status(f"measuring {name}") as status:
             for row in load_bench(benches[name])(quick=quick):
                 rows.append(row)
-                status.update(f"measuring {name}: {row.name} {_number(row.value)} {row.unit}")
+                status.update(f"measuring {name}: {row.name} {_value(row)} {row.unit}")
                 if not console.is_terminal:
-                    say(f"{name}: {row.name} {_number(row.value)} {row.unit}")
+                    say(f"{name}: {row.name} {_value(row)} {row.unit}")
         console.print(_table(name, rows))
         found += [{"bench": name, **row.to_json()} for row in rows]
         if json_file is not None:  # after each bench: an interrupted `all` keeps the rows it has
@@ -81,7 +81,7 @@ def _table(name: str, rows: Sequence[Row]) -> Table:
     for row in rows:
         table.add_row(
             row.name,
-            _number(row.value),
+            _value(row),
             row.unit,
             row.baseline or "",
             "" if row.ratio is None else f"{row.ratio:.2f}",
@@ -96,6 +96,13 @@ def _aim(row: Row) -> str:
         return ""
     upwards = row.met == (row.value >= row.aim)
     return f"{'≥' if upwards else '≤'} {row.aim:,g}"
+
+
+def _value(row: Row) -> str:
+    if row.interval is None:
+        return _number(row.value)
+    low, high = map(_number, row.interval)
+    return f"{_number(row.value)} [{low}, {high}]"
 
 
 def _number(value: float) -> str:
