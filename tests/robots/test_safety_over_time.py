@@ -148,10 +148,10 @@ class FilterMachine(RuleBasedStateMachine):
     @invariant()
     def velocity_is_zero_after_a_fault_or_hold(self) -> None:
         robot, filtered = self.robot, self.filtered
-        assert (np.abs(robot.velocity) <= np.array((0.5, 0.1)) + SLACK).all()
+        assert (np.abs(robot.velocity) <= robot.max_velocity + SLACK).all()
         if filtered.safe.fault is not None or filtered.is_held:
             last = robot.queue[-1][1] if robot.queue else None
-            bases = [robot.spec.slice_of(part.name) for part in robot.layout.parts if part.kind == "velocity"]
+            bases = [robot.spec.slice_of(part.name) for part in robot.layout.parts if part.is_velocity]
             for at in bases:
                 assert not (robot.velocity if last is None else last[at]).any()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -70,6 +70,17 @@ GRIPPER = ActionPart(
 BASE = ActionPart(
     name="base", kind="velocity", unit="m/s", names=("vx", "vy"), low=(-0.5, -0.1), high=(0.5, 0.1), hold="zero"
 )
+JOINT_VELOCITIES = replace(BASE, name="arm", kind="joint_velocity", unit="rad/s", names=("j1", "j2"))
+TOOL_VELOCITY = ActionPart(
+    name="tool",
+    kind="ee_velocity",
+    unit="m/s",
+    names=("x", "y", "z"),
+    low=(-0.5, -0.1, -0.2),
+    high=(0.5, 0.1, 0.2),
+    hold="zero",
+    frame="tool",
+)
 
 
 @dataclass(kw_only=True)
@@ -90,6 +101,8 @@ LAYOUTS = {
         parts=(cartesian("arm", "ee_delta", "ee_pose", "reset"),), box=True, reference=True
     ),
     "targets in a box": Layout(parts=(cartesian("arm", "ee_target", "ee_pose", "base"),), box=True),
+    "joint velocities": Layout(parts=(JOINT_VELOCITIES, GRIPPER)),
+    "tool velocity": Layout(parts=(joints("arm", "joint_pos"), TOOL_VELOCITY)),
     "mobile": Layout(parts=(BASE, joints("arm", "joint_pos"), GRIPPER)),
     "two arms": Layout(
         parts=(
@@ -107,7 +120,7 @@ class DelayedRobot:
 
     def __init__(self, layout: Layout, *, delay_ns: int) -> None:
         self.layout, self.delay_ns = layout, delay_ns
-        arms = [part for part in layout.parts if part.frame]
+        arms = [part for part in layout.parts if part.frame and not part.is_velocity]
         observation = {}
         if arms:
             observation["ee_pose"] = ArraySpec(shape=(7 * len(arms),))
@@ -122,7 +135,9 @@ class DelayedRobot:
         self.joints = np.zeros(2)
         self.positions = [START.copy() for _ in arms]
         self.targets = [START.copy() for _ in arms]  # of the servos: all deltas that arrived
-        self.velocity: Array = np.zeros(2)
+        speeds = [part.max_speed for part in layout.parts if part.is_velocity]
+        self.max_velocity = np.array(speeds[0] if speeds else ())
+        self.velocity: Array = np.zeros(self.max_velocity.shape)
         self.frames = [rotation(TURNED) if part.frame == "reset" else np.eye(3) for part in arms]
         self.queue: deque[tuple[int, Array]] = deque()
         self.sent: list[tuple[int, Array]] = []
@@ -145,7 +160,7 @@ class DelayedRobot:
     def stop(self) -> None:
         self.num_stops += 1
         self.queue.clear()
-        self.velocity = np.zeros(2)
+        self.velocity = np.zeros(self.max_velocity.shape)
         self.targets = [position.copy() for position in self.positions]
 
     def pass_time(self, duration_ns: int) -> None:
@@ -155,7 +170,8 @@ class DelayedRobot:
         self._record()
 
     def _arms(self) -> list[tuple[ActionPart, slice]]:
-        return [(part, self.spec.slice_of(part.name)) for part in self.layout.parts if part.frame]
+        arms = [part for part in self.layout.parts if part.frame and not part.is_velocity]
+        return [(part, self.spec.slice_of(part.name)) for part in arms]
 
     def _execute(self) -> None:
         while self.queue and self.queue[0][0] <= self.now_ns:
@@ -170,7 +186,7 @@ class DelayedRobot:
                 values = action[self.spec.slice_of(part.name)].astype(np.float64)
                 if part.kind == "joint_target":
                     self.joints = values
-                elif part.kind == "velocity":
+                elif part.is_velocity:
                     self.velocity = values
 
     def _values(self) -> dict[str, Array]:

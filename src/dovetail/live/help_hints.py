@@ -40,8 +40,7 @@ def hint_for(board: Board, robot: RobotSpec, *, usual_steps: float | None) -> Hi
         return Hint(text=f"no progress for {window_s:.0f} s: demonstrate the next part", seconds=2.0)
     proposed = board.recent("proposed", rows)
     assert proposed is not None
-    arm = [axis for axis in range(proposed.shape[1]) if "gripper" not in _name(robot, axis)]
-    saturated = robot.action.at_limits(proposed)[:, arm].any(axis=1).mean()
+    saturated = robot.action.at_limits(proposed)[:, ~robot.axes_of("gripper")].any(axis=1).mean()
     if saturated >= _SATURATED:
         return Hint(
             text=f"its actions are at their limit for {window_s:.0f} s: move it away from there", seconds=1.0
@@ -62,7 +61,3 @@ def _is_still(board: Board, rows: Array) -> bool:
     spread = np.linalg.norm(pose[:, :3] - pose[-1, :3], axis=1).max()
     turned = 2.0 * np.arccos(np.clip(np.abs(pose[:, 3:7] @ pose[-1, 3:7]), 0.0, 1.0)).max()
     return bool(spread < _STILL_M and turned < _STILL_RAD)
-
-
-def _name(robot: RobotSpec, axis: int) -> str:
-    return robot.action.names[axis] if robot.action.names else ""
