@@ -8,11 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
-from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
-
-import numpy as np
 
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.types import Array, Episode, Labels, Outcome, Purpose
@@ -103,7 +100,7 @@ class RecordedEpisode:
 
     def images(self, camera: str) -> Array:
         """The images of a camera, one per step, [T, H, W, 3] uint8. `info.cameras` has the names."""
-        return np.stack(list(islice(self.log.frames(self.id, camera), self.info.num_steps)))
+        return self.log.images(self.id, camera)[:-1]
 
     def label_history(self) -> list[LabelRecord]:
         """Every label that the episode ever received, oldest first."""

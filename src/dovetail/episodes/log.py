@@ -32,6 +32,7 @@ from dovetail.core.types import Array, Episode, Observation, Outcome, Purpose, S
 from dovetail.episodes import _order
 from dovetail.episodes._columns import FRAME, OBSERVATION, Columns
 from dovetail.episodes._frames import ColorConverter, decode
+from dovetail.episodes._image_memory import allocate_images
 from dovetail.episodes._manifest import (
     LAST,
     MANIFEST,
@@ -176,10 +177,7 @@ class EpisodeLog:
         for key in manifest["cameras"]:
             rows = [*steps.pop(FRAME + key), *last[FRAME + key]]
             if images:
-                camera = manifest["cameras"][key]
-                pictures = np.empty((len(rows), *camera["shape"]), camera["dtype"])
-                for row, picture in enumerate(self._pictures(episode_id, key, manifest, rows)):
-                    pictures[row] = picture
+                pictures = self._load_pictures(episode_id, key, manifest, rows)
                 steps[OBSERVATION + key], values[key] = pictures[:-1], pictures[-1]
         segment = Segment(
             episode_id=episode_id,
@@ -195,6 +193,16 @@ class EpisodeLog:
 
         The file is verified first and then decoded frame by frame.
         """
+        manifest, rows = self._rows_of(episode_id, camera)
+        return self._pictures(episode_id, camera, manifest, rows)
+
+    def images(self, episode_id: str, camera: str) -> Array:
+        """The T + 1 images of a camera in one array, [T + 1, H, W, C]."""
+        manifest, rows = self._rows_of(episode_id, camera)
+        return self._load_pictures(episode_id, camera, manifest, rows)
+
+    def _rows_of(self, episode_id: str, camera: str) -> tuple[dict[str, Any], list[int]]:
+        """The manifest, and the index of the frame that each row shows."""
         manifest = self._manifest(episode_id)
         if camera not in manifest["cameras"]:
             raise UsageError(
@@ -203,8 +211,7 @@ class EpisodeLog:
             )
         index = FRAME + camera
         tables = (self._table(episode_id, name, manifest, only=[index]) for name in (STEPS, LAST))
-        rows = [row for table in tables for row in table[index].tolist()]
-        return self._pictures(episode_id, camera, manifest, rows)
+        return manifest, [row for table in tables for row in table[index].tolist()]
 
     def verify(self, episode_id: str) -> None:
         """Read every file of an episode. Raises StoreError for the first damaged or unexpected one."""
@@ -281,6 +288,18 @@ class EpisodeLog:
                 f"{what}. Run `dovetail episodes verify {run}` to see what can be recovered, or remove the episode with "
                 f"`dovetail episodes rm {run} {episode_id}`."
             ) from error
+
+    def _load_pictures(self, episode_id: str, key: str, manifest: Mapping[str, Any], rows: list[int]) -> Array:
+        """The images of all rows, [N, H, W, C]."""
+        decoded, camera = self._pictures(episode_id, key, manifest, rows), manifest["cameras"][key]
+        path = self._folder / episode_id / camera["file"]
+        with self._with_repair_hint(episode_id):
+            loaded = allocate_images(
+                len(rows), camera["shape"], camera["dtype"], num_stored_bytes=path.stat().st_size, name=str(path)
+            )
+        for row, picture in enumerate(decoded):
+            loaded[row] = picture
+        return loaded
 
     def _pictures(
         self, episode_id: str, key: str, manifest: Mapping[str, Any], rows: list[int]

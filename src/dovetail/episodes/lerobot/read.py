@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import io
 import json
+import os
 import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,11 +22,12 @@ import pyarrow as pa
 from PIL import Image
 
 from dovetail.core.clock import NS_PER_S
-from dovetail.core.disk import parse_json
+from dovetail.core.disk import open_file, parse_json
 from dovetail.core.errors import SpecMismatch, StoreError, UsageError
 from dovetail.core.specs import RobotSpec, match
 from dovetail.core.types import Array, Episode, Labels, Observation, Outcome, Purpose, Segment, Source
 from dovetail.episodes._frames import MAX_PIXELS
+from dovetail.episodes._image_memory import allocate_images
 from dovetail.episodes.ids import check_episode_id
 from dovetail.episodes.lerobot import _mapping, _rows, _tables
 from dovetail.episodes.lerobot._layout import EXPOSED, Layout
@@ -269,7 +271,10 @@ class Dataset:
     def _frames(self, row: Mapping[str, Any], table: pa.Table, piece: Piece, *, with_last: bool) -> Array:
         """Return frames [T, H, W, C], or [T + 1, ...] including the last observation's."""
         height, width, channels = piece.spec.shape
-        frames = np.empty((len(table) + with_last, height, width, channels), np.uint8)
+        name, num_stored_bytes = self._stored_images(row, table, piece.feature)
+        frames = allocate_images(
+            len(table) + with_last, piece.spec.shape, "uint8", num_stored_bytes=num_stored_bytes, name=name
+        )
         for number, frame in enumerate(self._pictures(row, table, piece.feature, len(frames))):
             if (
                 frame.shape[0] < height
@@ -281,6 +286,14 @@ class Dataset:
                 )
             frames[number] = frame[:height, :width, :channels]
         return frames
+
+    def _stored_images(self, row: Mapping[str, Any], table: pa.Table, feature: str) -> tuple[str, int]:
+        """What contains the encoded images, and its size. One video may contain several episodes."""
+        if self._meta.features[feature]["dtype"] == "image":
+            return f"{self._meta.root}: '{feature}'", table[feature].nbytes
+        path = self._meta.video_file(row, feature)
+        with open_file(path) as file:
+            return str(path), os.fstat(file.fileno()).st_size
 
     def _pictures(self, row: Mapping[str, Any], table: pa.Table, feature: str, num_frames: int) -> Iterator[Array]:
         if self._meta.features[feature]["dtype"] == "image":
