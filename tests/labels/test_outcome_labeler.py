@@ -58,6 +58,17 @@ def test_step_penalty_and_one_step(make_episode: Make) -> None:
     np.testing.assert_array_equal(labeler.label(make_episode(SUCCESS, num_steps=1)).rewards, [1.75])
 
 
+def test_success_bootstraps_if_it_is_not_terminal(make_episode: Make) -> None:
+    labeler = OutcomeLabeler(OutcomeConfig(success_is_terminal=False))
+    assert labeler.label(make_episode(SUCCESS)).discounts.tolist() == [1, 1, 1]
+    assert labeler.label(make_episode(FAILURE)).discounts.tolist() == [1, 1, 0]
+
+
+def test_version_of_the_default_settings_is_that_of_0_6() -> None:
+    assert OutcomeLabeler().version == "1-7a5e0e89"
+    assert OutcomeLabeler(OutcomeConfig(success_is_terminal=False)).version != OutcomeLabeler().version
+
+
 def test_dense_reward_is_sum_of_components(make_episode: Make) -> None:
     labeler = OutcomeLabeler(OutcomeConfig(dense=True, step_penalty=0.5))
     labels = labeler.label(make_episode(TIMEOUT, reach=[1, 2, 3], grasp=[0, 0, 4]))

@@ -23,6 +23,16 @@ def test_log_density_is_that_of_a_tanh_gaussian():
     assert log_prob.requires_grad  # a detached log-density would train nothing
 
 
+def test_initial_std_is_that_of_the_first_actions_before_tanh():
+    wide = GaussianMLP(GaussianMLPConfig(initial_std=1.0), robot=ROBOT, seed=3)
+    default = GaussianMLP(GaussianMLPConfig(), robot=ROBOT, seed=3)
+    features = features_of(wide, 256)
+    for policy, std in ((wide, 1.0), (default, 0.135)):
+        log_std = policy._distribution(features)[1].detach()
+        assert 0.6 * std < float(log_std.exp().mean()) < 1.6 * std
+    torch.testing.assert_close(wide._distribution(features)[0], default._distribution(features)[0])
+
+
 def test_normalizer_does_not_modify_its_input():
     normalizer = Normalizer({"force": 2})
     data = np.array([[1.0, 10.0], [3.0, 10.0]], np.float32)

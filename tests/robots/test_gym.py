@@ -297,7 +297,7 @@ def test_success_without_termination(key: str) -> None:
     assert (verdict.outcome, rig.num_steps, verdict.metrics) == (Outcome.SUCCESS, 1, {"is_success": 1.0})
     rig = Rig(success_ends=False, **kwargs(info={key: True}, truncates=4))
     verdict = rig.until_end()
-    assert (verdict.outcome, rig.num_steps, verdict.metrics) == (Outcome.TIMEOUT, 4, {"is_success": 1.0})
+    assert (verdict.outcome, rig.num_steps, verdict.metrics) == (Outcome.SUCCESS, 4, {"is_success": 1.0})
 
 
 def test_named_success_key() -> None:

@@ -58,6 +58,25 @@ def save(path, arrays):
     return str(path)
 
 
+# ---- statistics in the config
+
+
+@pytest.mark.parametrize("kind", SMALL)
+def test_normalization_of_the_config_is_that_of_a_new_policy(kind):
+    known = {"joint_pos": {"mean": [1.0, 2.0, 3.0], "std": [0.5, 2.0, 1e-9]}}
+    section = PluginSection.parse("policy", {"type": kind, **SMALL[kind], "normalization": known})
+    normalizer = build_policy(section, robot=ROBOT, seed=0).weights()["normalizer"]
+    np.testing.assert_allclose(normalizer["mean/joint_pos"], [1.0, 2.0, 3.0])
+    np.testing.assert_allclose(normalizer["std/joint_pos"], [0.5, 2.0, 1e-3])  # limits the gain
+
+
+@pytest.mark.parametrize("known", [{"joint_pos": {"mean": [0], "std": [1]}}, {"front": {"mean": [0], "std": [1]}}])
+def test_normalization_that_does_not_fit_is_refused(known):
+    section = PluginSection.parse("policy", {"type": "gaussian_mlp", "normalization": known})
+    with pytest.raises(UsageError, match="1 means and 1 stds"):
+        build_policy(section, robot=ROBOT, seed=0)
+
+
 # ---- sources of a component
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,8 +11,10 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from dovetail.api.names import RUNS_DIR, check_name, find_run, new_name
 from dovetail.api.opened_run import Run
+from dovetail.api.readiness import console_is_needed, refuse_unready
 from dovetail.api.viewing import with_viewer
-from dovetail.config.load import Overrides, Source, load
+from dovetail.config.changes import check_changes
+from dovetail.config.load import Overrides, Source, load, plain_overrides
 from dovetail.config.schema import RunConfig
 from dovetail.core.errors import DovetailError, Interrupted, RunFolderError, UsageError
 from dovetail.core.specs import RobotSpec
@@ -45,8 +48,10 @@ class RunOptions(TypedDict, total=False):
 
     name: str | None
     """Name of the new run. Default: the recipe and the time."""
+    gym: str | None
+    """Id of a Gymnasium environment: settings are chosen for it, which sources and overrides can change."""
     resume: Run | str | Path | None
-    """Continue this run instead of starting one; give no sources and no overrides then."""
+    """Continue this run instead of starting one; give no sources then, and only overrides that may change."""
     runs_dir: Path | str
     """The folder of all runs. Default: `runs`."""
     viewer: bool
@@ -89,6 +94,9 @@ def _launch(
     command: Command, sources: Sources, overrides: Overrides, options: RunOptions, *, evaluate: bool = True
 ) -> Run:
     with locked_run(_listed(sources), overrides, options) as folder, RunStop.create(folder.path) as stop:
+        if command != "train" and console_is_needed(folder.config):
+            message = f"the operator is a person at the console. Open it: dovetail console {folder.path}"
+            warnings.warn(message, UserWarning, stacklevel=4)
         execute(command, folder, options, stop=stop, evaluate=evaluate)
     if command == "run" or (command == "train" and evaluate):
         from dovetail.reports.report import write_report
@@ -98,12 +106,22 @@ def _launch(
 
 
 @contextmanager
-def locked_run(sources: Sequence[Source], overrides: Overrides, options: RunOptions) -> Iterator[RunFolder]:
+def locked_run(
+    sources: Sequence[Source],
+    overrides: Overrides,
+    options: RunOptions,
+    *,
+    announce: Callable[[str], None] = lambda line: None,
+) -> Iterator[RunFolder]:
     """The locked folder of a new run, or of the run to resume. An error before any work removes a new folder."""
     resumed = options.get("resume") is not None
+    if options.get("gym") is not None:
+        sources = _chosen_sources(sources, overrides, options, announce=announce)
     folder = _resumed(sources, overrides, options) if resumed else _created(sources, overrides, options)
     try:
         folder.lock()
+        if resumed and overrides and not sources:
+            folder.change(plain_overrides(overrides))
         folder.config = _viewed(folder.config, options)
         yield folder
     except DovetailError:
@@ -173,8 +191,26 @@ def execute(
         runner.close()
 
 
+def _chosen_sources(
+    sources: Sequence[Source], overrides: Overrides, options: RunOptions, *, announce: Callable[[str], None]
+) -> Sequence[Source]:
+    """The settings that are chosen for a Gymnasium environment, followed by the given sources."""
+    from dovetail.runs.assembly.gym_choice import choose
+
+    if options.get("resume") is not None:
+        raise UsageError("a resumed run knows its environment: leave out --gym, or start a new run")
+    env_id = options["gym"]
+    assert env_id is not None
+    choice = choose(env_id, sources, overrides)
+    chosen = [choice.source, *sources]
+    for line in choice.lines(load(chosen, overrides)):
+        announce(line)
+    return chosen
+
+
 def _created(sources: Sequence[Source], overrides: Overrides, options: RunOptions) -> RunFolder:
     loaded = load(sources, overrides)  # before torch, so that a wrong setting is refused at once
+    refuse_unready(loaded)
 
     from dovetail.api.checks import check_fits
     from dovetail.runs.assembly.fleet import with_embodiments
@@ -182,11 +218,7 @@ def _created(sources: Sequence[Source], overrides: Overrides, options: RunOption
     config = with_embodiments(loaded)
     runs_dir, name = Path(options.get("runs_dir", RUNS_DIR)), options.get("name")
     first = sources[0]
-    name = (
-        check_name(name)
-        if name is not None
-        else new_name("run" if isinstance(first, Mapping) else str(first), runs_dir)
-    )
+    name = check_name(name) if name is not None else new_name(_stem(first, options.get("gym")), runs_dir)
     path = runs_dir / name
     if path.exists():
         raise RunFolderError(f"run folder {path} exists already: choose another --name, or use --resume")
@@ -194,16 +226,25 @@ def _created(sources: Sequence[Source], overrides: Overrides, options: RunOption
     return RunFolder.create(path, config)
 
 
-def _resumed(sources: Sequence[Source], overrides: Overrides, options: RunOptions) -> RunFolder:
-    from dovetail.runs.assembly.fleet import with_embodiments
+def _stem(first: Source, env_id: str | None) -> str:
+    """What a new run is named after."""
+    if env_id is not None:
+        return env_id.rpartition(":")[2]
+    return "run" if isinstance(first, Mapping) else str(first)
 
+
+def _resumed(sources: Sequence[Source], overrides: Overrides, options: RunOptions) -> RunFolder:
     target = options["resume"]
     assert target is not None
     path = target.path if isinstance(target, Run) else find_run(target, Path(options.get("runs_dir", RUNS_DIR)))
-    if overrides and not sources:
-        given = " ".join(overrides)
-        raise UsageError(f"a resumed run keeps its config: leave out {given}, or start a new run")
-    return RunFolder.open(path, expect=with_embodiments(load(sources, overrides)) if sources else None)
+    if not sources:
+        check_changes(plain_overrides(overrides))
+        folder = RunFolder.open(path)
+        refuse_unready(folder.config)
+        return folder
+    from dovetail.runs.assembly.fleet import with_embodiments
+
+    return RunFolder.open(path, expect=with_embodiments(load(sources, overrides)))
 
 
 def _viewed(config: RunConfig, options: RunOptions) -> RunConfig:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dovetail.api.launch import Command, RunOptions, execute, locked_run
 from dovetail.api.names import RUNS_DIR
+from dovetail.api.readiness import asks_person, console_is_needed, label_help
 from dovetail.cli import _report
 from dovetail.cli._console_process import ConsoleProcess
 from dovetail.cli._live import view_for
@@ -41,7 +42,8 @@ class Request:
     viewer: bool
     realtime: bool
     quiet: bool
-    console: bool = False
+    gym: str | None = None
+    console: bool | None = None  # None: if the operator drives from it
     console_port: int | None = None
 
 
@@ -51,6 +53,7 @@ def start(command: Command, request: Request, *, overrides: tuple[str, ...] = ()
     if request.seed is not None:
         given.append(f"run.seed={request.seed}")
     options: RunOptions = {"runs_dir": request.runs_dir, "viewer": request.viewer, "realtime": request.realtime}
+    options["gym"] = request.gym
     if not request.resume:
         options["name"] = request.name
     elif request.name is None and not sources:
@@ -60,13 +63,14 @@ def start(command: Command, request: Request, *, overrides: tuple[str, ...] = ()
     with StopFlag() as flag:
         options["should_stop"] = flag
         with (
-            locked_run(sources, given, options) as folder,
+            locked_run(sources, given, options, announce=_announcer(request)) as folder,
             RunStop.create(folder.path) as stop,
             flag.connected(stop),
         ):
             try:
+                with_console = command != "train" and _with_console(folder, request)
                 with (
-                    _operator_links(folder, request, stop) as link,
+                    _operator_links(folder, request, stop, with_console=with_console) as link,
                     view_for(console, quiet=request.quiet) as view,
                 ):
                     options["on_progress"] = view
@@ -76,7 +80,7 @@ def start(command: Command, request: Request, *, overrides: tuple[str, ...] = ()
                         options,
                         stop=stop,
                         evaluate=evaluate,
-                        with_console=request.console,
+                        with_console=with_console,
                         make_link=link,
                         announce=say,
                     )
@@ -86,6 +90,21 @@ def start(command: Command, request: Request, *, overrides: tuple[str, ...] = ()
     _finish(command, folder, evaluate=evaluate)
     _say_unlabeled(folder, name=_shown_name(folder, request))
     return 0
+
+
+def _announcer(request: Request) -> Callable[[str], None]:
+    return (lambda line: None) if request.quiet else say
+
+
+def _with_console(folder: RunFolder, request: Request) -> bool:
+    """Whether to start the console. If a person needs one that this run does not start, say how to open it."""
+    needed, name = console_is_needed(folder.config), _shown_name(folder, request)
+    starts = needed if request.console is None else request.console
+    if needed and not starts:
+        say(f"the operator is a person at the console. Open it: dovetail console {name}")
+    if asks_person(folder.config) and not starts:
+        say(f"a person labels the episodes: {label_help(name)}")
+    return starts
 
 
 def _finish(command: Command, folder: RunFolder, *, evaluate: bool) -> None:
@@ -101,18 +120,18 @@ def _finish(command: Command, folder: RunFolder, *, evaluate: bool) -> None:
 
 @contextmanager
 def _operator_links(
-    folder: RunFolder, request: Request, stop: RunStop
+    folder: RunFolder, request: Request, stop: RunStop, *, with_console: bool
 ) -> Iterator[Callable[[RobotSpec], LiveLink]]:
     """Start the console or the terminal keyboard if requested; yields what makes the run's link to them."""
     keyboard = folder.config.operator.type == "keyboard"
-    if keyboard and request.console:
+    if keyboard and with_console:
         raise UsageError("operator 'keyboard' and --console cannot drive one arm together: use only one of them")
     if keyboard and folder.config.runtime == "ray":  # the arm is in another process, perhaps on another machine
         raise UsageError("operator 'keyboard' needs runtime=inline; with runtime=ray, drive from the console")
     made: list[tuple[LiveLink, RobotSpec]] = []
 
     def make(robot: RobotSpec) -> LiveLink:
-        link = LiveLink(folder.path, robot=robot, stop=stop, waits=request.console or keyboard, announce=say)
+        link = LiveLink(folder.path, robot=robot, stop=stop, waits=with_console or keyboard, announce=say)
         made.append((link, robot))
         return link
 
@@ -123,7 +142,7 @@ def _operator_links(
         if keyboard:
             stack.enter_context(TerminalKeys(mailbox, on_emergency=lambda: stop.press("keyboard")))
             say(HELP)
-        if request.console:
+        if with_console:
             stack.enter_context(ConsoleProcess(folder.path, port=request.console_port))
         yield make
 

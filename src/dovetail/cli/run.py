@@ -25,6 +25,15 @@ Arguments = Annotated[
         show_default=False,
     ),
 ]
+Gym = Annotated[
+    str | None,
+    typer.Option(
+        "--gym",
+        metavar="ID",
+        help="A Gymnasium environment instead of a recipe, such as FetchReach-v4. Its settings are chosen and printed.",
+        show_default=False,
+    ),
+]
 Name = Annotated[str | None, typer.Option("--name", help="Name of the run. Default: the recipe and the time.")]
 RunsDir = Annotated[Path, typer.Option("--runs-dir", help="Folder of all runs.")]
 Resume = Annotated[
@@ -34,7 +43,12 @@ Viewer = Annotated[bool, typer.Option("--viewer", help="Open the simulator's win
 Realtime = Annotated[bool, typer.Option("--realtime", help="Run the simulation at the speed of the real clock.")]
 Seed = Annotated[int | None, typer.Option("--seed", min=0, help="Short for run.seed=N.", show_default=False)]
 Console = Annotated[
-    bool, typer.Option("--console/--no-console", help="Also start the web console: watch, take over, label.")
+    bool | None,
+    typer.Option(
+        "--console/--no-console",
+        help="Also start the web console: watch, take over, label. Default: only if the operator drives from it.",
+        show_default=False,
+    ),
 ]
 ConsolePort = Annotated[
     int | None,
@@ -46,7 +60,9 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the resul
 
 
 def register(app: typer.Typer) -> None:
-    app.command(epilog="Example: dovetail run peg-insertion run.seed=3 --name first-try")(run)
+    app.command(
+        epilog="Examples: dovetail run peg-insertion run.seed=3 --name first-try | dovetail run --gym FetchReach-v4"
+    )(run)
     app.command(epilog="Example: dovetail collect pick-place --demos 50")(collect)
     app.command(
         epilog="Examples: dovetail train pick-place-rtc learner.warmup_updates=10000 | "
@@ -57,13 +73,14 @@ def register(app: typer.Typer) -> None:
 
 def run(
     arguments: Arguments = None,
+    gym: Gym = None,
     name: Name = None,
     resume: Resume = False,
     runs_dir: RunsDir = RUNS_DIR,
     viewer: Viewer = False,
     realtime: Realtime = False,
     seed: Seed = None,
-    console: Console = False,
+    console: Console = None,
     console_port: ConsolePort = None,
     quiet: Quiet = False,
 ) -> None:
@@ -79,6 +96,7 @@ def run(
 
 def collect(
     arguments: Arguments = None,
+    gym: Gym = None,
     demos: Annotated[
         int | None, typer.Option("--demos", "-n", min=1, help="Number of demonstrations. Default: run.demos.")
     ] = None,
@@ -88,7 +106,7 @@ def collect(
     viewer: Viewer = False,
     realtime: Realtime = False,
     seed: Seed = None,
-    console: Console = False,
+    console: Console = None,
     console_port: ConsolePort = None,
     quiet: Quiet = False,
 ) -> None:
@@ -107,6 +125,7 @@ def train(
         Path | None,
         typer.Option("--out", help="For reward-classifier: the folder to create. Default: classifiers/TASK."),
     ] = None,
+    gym: Gym = None,
     name: Name = None,
     resume: Resume = False,
     runs_dir: RunsDir = RUNS_DIR,

@@ -28,6 +28,9 @@ class OutcomeConfig(Config):
     """Subtracted from the reward of every step, so that faster episodes earn more."""
     dense: bool = False
     """Use the sum of the task's reward components instead of the two rewards above."""
+    success_is_terminal: bool = True
+    """No reward follows a success. False: the value of the last observation is bootstrapped, for a task that goes on after
+    success until its time limit."""
     stages: tuple[Stage, ...] = ()
     """Intermediate goals by the task's metrics, with additional rewards."""
     operator_wins: bool = True
@@ -49,7 +52,9 @@ class OutcomeLabeler:
     @property
     def version(self) -> str:
         """Depends on all settings."""
-        return f"1-{hashlib.sha256(self._config.model_dump_json().encode()).hexdigest()[:8]}"
+        new = {"success_is_terminal"} if self._config.success_is_terminal else set()  # 0.6 did not have it
+        settings = self._config.model_dump_json(exclude=new)
+        return f"1-{hashlib.sha256(settings.encode()).hexdigest()[:8]}"
 
     def label(self, episode: Episode) -> Labels:
         check_labelable(episode)
@@ -60,7 +65,7 @@ class OutcomeLabeler:
         return Labels(
             episode_id=episode.id,
             rewards=rewards - np.float32(self._config.step_penalty),
-            discounts=discounts(episode, outcome),
+            discounts=self._discounts(episode, outcome),
             success=outcome is Outcome.SUCCESS,
             confidence=1.0,
             labeler="outcome",
@@ -89,6 +94,11 @@ class OutcomeLabeler:
         config = self._config
         earned = {Outcome.SUCCESS: config.success_reward, Outcome.FAILURE: config.failure_reward}
         return end_reward(num_steps, earned.get(outcome, 0.0))
+
+    def _discounts(self, episode: Episode, outcome: Outcome) -> Array:
+        if outcome is Outcome.SUCCESS and not self._config.success_is_terminal:
+            return np.ones(len(episode), np.float32)
+        return discounts(episode, outcome)
 
     def _dense(self, episode: Episode) -> Array:
         names = sorted(name for name in episode.segments[0].columns if name.startswith("reward/"))

@@ -10,11 +10,16 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from dovetail.core.errors import SpecMismatch, StoreError, did_you_mean
+from dovetail.core.errors import SpecMismatch, StoreError, UsageError, did_you_mean
 from dovetail.core.specs import ArraySpec, PolicySpec, RobotSpec
 from dovetail.core.types import ActContext, ActionChunk, Array, WeightSnapshot
 from dovetail.policies.arrays import fill_module, to_numpy
-from dovetail.policies.components import NORMALIZER, ComponentConfig, check_component_names
+from dovetail.policies.components import (
+    NORMALIZER,
+    ComponentConfig,
+    ObservationStatistics,
+    check_component_names,
+)
 from dovetail.policies.images.encoders import EncoderConfig, FrozenEncoder, make_encoder
 from dovetail.policies.inputs import zero_inputs
 from dovetail.policies.normalizer import Normalizer
@@ -99,6 +104,18 @@ class NetworkPolicy(ABC):
         """Fit it unless it is frozen: networks trained with other statistics need those."""
         if not self._is_frozen(NORMALIZER):
             self._normalizer.fit(columns)
+
+    def set_normalization(self, statistics: Mapping[str, ObservationStatistics]) -> None:
+        """Normalize by statistics that the config has. Raise UsageError if they do not fit the observations."""
+        for key, known in statistics.items():
+            size = len(self._normalizer.mean.get(key, ()))
+            if not len(known.mean) == len(known.std) == size:
+                what = f"{size} values" if size else "no such low-dimensional observation"
+                raise UsageError(
+                    f"policy.normalization has {len(known.mean)} means and {len(known.std)} stds of '{key}', but policy "
+                    f"'{self._spec.name}' has {what}"
+                )
+            self._normalizer.set(key, mean=known.mean, std=known.std)
 
     def _make_image_encoders(self) -> None:
         """Create the trainable encoder of each camera. Their weights come from torch's global generator."""

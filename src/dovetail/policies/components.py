@@ -12,7 +12,7 @@ This module reads no files. The builder of a policy reads the checkpoints and pa
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pydantic import Field
 
@@ -26,6 +26,7 @@ __all__ = [
     "NORMALIZER",
     "ComponentConfig",
     "NetworkPolicyConfig",
+    "ObservationStatistics",
     "check_component_names",
     "trainable_components",
 ]
@@ -46,6 +47,15 @@ class ComponentConfig(Config):
         return self.frozen
 
 
+class ObservationStatistics(Config):
+    """Mean and standard deviation of each value of one observation."""
+
+    mean: tuple[float, ...]
+    """Mean of each value."""
+    std: tuple[Annotated[float, Field(gt=0.0)], ...]
+    """Standard deviation of each value."""
+
+
 class NetworkPolicyConfig(Config):
     """The settings that all policies made of networks have."""
 
@@ -53,6 +63,9 @@ class NetworkPolicyConfig(Config):
 
     components: dict[str, ComponentConfig] = Field(default_factory=dict)
     """Components that start from a checkpoint or are frozen, by name."""
+    normalization: dict[str, ObservationStatistics] = Field(default_factory=dict)
+    """Statistics of low-dimensional observations by key, for a run without demonstrations, which would replace them. Keys
+    without statistics are not normalized."""
 
 
 def check_component_names(names: Iterable[str], valid: Iterable[str], *, policy: str) -> None:

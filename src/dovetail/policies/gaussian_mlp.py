@@ -16,7 +16,7 @@ from dovetail.policies.embodiments.canonical_space import EMBODIMENT
 from dovetail.policies.networks import masked_mse, mlp
 from dovetail.policies.random_draws import integers, seeded_generator, uniform
 from dovetail.policies.settings import GaussianMLPConfig
-from dovetail.policies.tanh_gaussian import mean_and_log_std, sample_tanh_gaussian
+from dovetail.policies.tanh_gaussian import mean_and_log_std, sample_tanh_gaussian, unclamped_log_std
 
 __all__ = ["GaussianMLP", "GaussianMLPConfig"]
 
@@ -45,6 +45,11 @@ class GaussianMLP(NetworkPolicy):
             torch.manual_seed(seed)
             num_state = sum(spec.observation[key].shape[0] * spec.history.get(key, 1) for key in self._state)
             self._actor = mlp((self.num_features, *config.hidden, 2 * config.horizon * self._num_actions))
+            if config.initial_std is not None:
+                last = self._actor[-1]
+                assert isinstance(last, nn.Linear)
+                log_stds = last.bias[config.horizon * self._num_actions :]  # after the means
+                nn.init.constant_(log_stds, unclamped_log_std(config.initial_std))
             self._make_image_encoders()
             if discrete:
                 self._grasp = mlp((self.num_features, *config.hidden, NUM_CHOICES))

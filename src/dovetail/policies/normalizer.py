@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -31,6 +31,12 @@ class Normalizer:
             values = np.asarray(columns[key], np.float64).reshape(-1, len(self.mean[key]))
             self.mean[key] = values.mean(0).astype(np.float32)
             self.std[key] = np.maximum(values.std(0), MIN_STD).astype(np.float32)
+
+    def set(self, key: str, *, mean: Sequence[float], std: Sequence[float]) -> None:
+        """Use known statistics of one key."""
+        self._gpu_copies.clear()
+        self.mean[key] = np.array(mean, np.float32)
+        self.std[key] = np.maximum(np.array(std, np.float32), np.float32(MIN_STD))
 
     def __call__(self, key: str, values: Tensor) -> Tensor:
         mean, std = self._tensors(key, values.device)

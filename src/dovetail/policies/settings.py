@@ -104,6 +104,9 @@ class GaussianMLPConfig(NetworkPolicyConfig):
     """The image encoder."""
     state_features: int = Field(default=64, ge=1)
     """Size of the embedding of all low-dimensional observations. Only used together with images."""
+    initial_std: float | None = Field(default=None, ge=0.01, le=2.5)
+    """Standard deviation of the first actions before tanh; 1 explores the whole range. Null: about 0.14, near a cloned
+    policy."""
     gripper: Literal["continuous", "discrete"] = "continuous"
     """Discrete: close, keep or open, chosen by Q-values that sac and rlpd learn."""
     gripper_epsilon: float = Field(default=0.05, ge=0.0, le=1.0)

@@ -17,6 +17,7 @@ __all__ = [
     "mean_and_log_std",
     "sample_tanh_gaussian",
     "soft_clamp",
+    "unclamped_log_std",
 ]
 
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 1.0
@@ -31,6 +32,12 @@ def mean_and_log_std(outputs: Tensor) -> tuple[Tensor, Tensor]:
     """Split a network's outputs [..., 2 A] into mean and log standard deviation, [..., A] each."""
     mean, log_std = outputs.chunk(2, dim=-1)
     return mean, soft_clamp(log_std, LOG_STD_MIN, LOG_STD_MAX)
+
+
+def unclamped_log_std(std: float) -> float:
+    """The network's output for which `mean_and_log_std` returns this standard deviation."""
+    middle = 0.5 * (LOG_STD_MIN + LOG_STD_MAX)
+    return math.atanh((math.log(std) - middle) / (LOG_STD_MAX - middle))
 
 
 def log_tanh_derivative(raw: Tensor) -> Tensor:

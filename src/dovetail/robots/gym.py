@@ -33,12 +33,14 @@ from dovetail.core.contracts import Expert, Robot, Task
 from dovetail.core.errors import ConfigWarning, RobotError, UsageError
 from dovetail.core.specs import ArraySpec, RobotSpec, TaskSpec
 from dovetail.core.types import Array, Observation, Outcome, Verdict
+from dovetail.robots._gym_info import InfoMetrics
 from dovetail.robots.gl_backend import choose_gl_backend
 
 __all__ = ["SUCCESS_KEYS", "GymRobot", "GymRobotConfig", "GymTask", "true_or_false_keys"]
 
 _Env = gymnasium.Env[Any, Any]
 SUCCESS_KEYS = ("is_success", "success")
+_NO_LIMIT = 1e6  # some environments write the largest float instead of infinity
 _NOT_SUCCESS = ("TimeLimit.truncated",)  # flags of `info` that other code of Gymnasium sets
 _PROVIDERS = ("gymnasium_robotics",)  # import registers their environments; imported for unknown ids only
 
@@ -61,9 +63,11 @@ class GymRobotConfig(Config):
     success_key: str | None = None
     """Key of `info` that tells success. Null: `is_success` or `success`; without them, only the return counts."""
     success_ends: bool = True
-    """End an episode at success, even if the environment continues (as FetchReach does)."""
+    """End an episode at success, even if the environment continues (as FetchReach does). False: the end decides."""
     terminated_is_success: bool = False
     """Count a termination as success if `info` has no success key."""
+    action_limit: float | None = Field(default=None, gt=0.0)
+    """Limit, in both directions, of action axes that the environment leaves without one. Null: such axes have no limit."""
     render_key: str | None = None
     """Add the image of `env.render()` to the observation under this key."""
 
@@ -103,6 +107,22 @@ class GymRobot:
     @property
     def has_success(self) -> bool:
         return self._has_success
+
+    @property
+    def own_control_hz(self) -> float | None:
+        """Steps per second according to the environment: by its time step, or the rate of its videos."""
+        for name in ("dt", "control_dt", "_control_dt"):
+            step_s = getattr(self._env.unwrapped, name, None)
+            if isinstance(step_s, int | float) and step_s > 0:
+                return round(1.0 / step_s, 3)
+        fps = self._env.metadata.get("render_fps")
+        return float(fps) if isinstance(fps, int | float) and fps > 0 else None
+
+    @property
+    def own_max_steps(self) -> int | None:
+        """The environment's own time limit."""
+        steps = self._env.spec.max_episode_steps if self._env.spec else None
+        return steps if steps is not None and steps > 0 else None
 
     def observe(self) -> Observation:
         return Observation(time_ns=self._now_ns, values=self._values)
@@ -197,6 +217,8 @@ class GymRobot:
         low, high = (
             np.asarray(b, np.float32).reshape(-1) for b in (self._action_space.low, self._action_space.high)
         )
+        if (limit := self._config.action_limit) is not None:
+            low, high = np.where(low < -_NO_LIMIT, -limit, low), np.where(high > _NO_LIMIT, limit, high)
         bounded = bool(np.isfinite(low).any() or np.isfinite(high).any())
         return RobotSpec(
             name=f"gym_{self._config.id}",
@@ -218,6 +240,7 @@ class GymTask:
     def __init__(self, config: GymRobotConfig, *, robot: GymRobot) -> None:
         self._config = config
         self._robot = robot
+        self._metrics = InfoMetrics()
 
     @property
     def spec(self) -> TaskSpec:
@@ -242,11 +265,14 @@ class GymTask:
             if not env.has_success:
                 _report_flags(config.id, env.info)
         elif env.truncated or (config.max_steps is not None and num_steps >= config.max_steps):
-            outcome = Outcome.TIMEOUT
+            outcome = Outcome.SUCCESS if success else Outcome.TIMEOUT
         return Verdict(
             outcome=outcome,
             rewards={"env": env.reward},
-            metrics={"is_success": float(outcome is Outcome.SUCCESS or bool(success))},
+            metrics={
+                **self._metrics.read(env.info, first=num_steps == 1),
+                "is_success": float(outcome is Outcome.SUCCESS or bool(success)),
+            },
         )
 
     def expert(self) -> Expert:

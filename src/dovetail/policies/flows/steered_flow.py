@@ -15,7 +15,7 @@ from dovetail.policies.flows.flow import Flow, FlowConfig
 from dovetail.policies.networks import mlp
 from dovetail.policies.random_draws import seeded_generator
 from dovetail.policies.settings import SteeredFlowConfig
-from dovetail.policies.tanh_gaussian import LOG_STD_MAX, LOG_STD_MIN, mean_and_log_std, sample_tanh_gaussian
+from dovetail.policies.tanh_gaussian import mean_and_log_std, sample_tanh_gaussian, unclamped_log_std
 
 __all__ = ["SteeredFlow", "SteeredFlowConfig", "SteeringActor"]
 
@@ -36,8 +36,7 @@ class SteeringActor(nn.Module):
         assert isinstance(last, nn.Linear)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)
-        middle = 0.5 * (LOG_STD_MIN + LOG_STD_MAX)
-        nn.init.constant_(last.bias[num_noise:], math.atanh(-middle / (LOG_STD_MAX - middle)))
+        nn.init.constant_(last.bias[num_noise:], unclamped_log_std(1.0))
         self.register_buffer("engaged", torch.zeros(1))  # a buffer, so that it is part of the weights
 
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:

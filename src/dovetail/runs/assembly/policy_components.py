@@ -19,6 +19,7 @@ from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, WeightSnapshot
+from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.weights.store import DiskWeightStore
 
 __all__ = ["build_policy", "check_size", "read_component", "save_components"]
@@ -64,6 +65,8 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
         return read_component(Path(source), name)
 
     policy = section.build(robot=robot, seed=seed)
+    if isinstance(section.config, NetworkPolicyConfig) and section.config.normalization:
+        policy.set_normalization(section.config.normalization)
     if isinstance(policy, _HasComponents):
         policy.load_components(read)
     return cast(Policy, policy)
