@@ -112,7 +112,14 @@ class SoakWorld(World):
 
     def pids(self, role: str) -> list[int]:
         """Processes of a role in the namespaces. Nodes of a cluster do not pass on the mark of the run."""
-        places = {os.stat(f"/run/netns/{name}").st_ino for name in self._namespaces}
+        return self._pids_in(role, self._namespaces)
+
+    def states(self, role: str) -> dict[int, str]:
+        """Processes of a role at the first arm, which has the devices, and whether each is paused."""
+        return {pid: process_state(pid) for pid in self._pids_in(role, self._namespaces[:1])}
+
+    def _pids_in(self, role: str, namespaces: tuple[str, ...]) -> list[int]:
+        places = {os.stat(f"/run/netns/{name}").st_ino for name in namespaces}
         word = f"process_main {role} " if role in HOST else f"ray::{role}"
         found = []
         for entry in Path("/proc").iterdir():
@@ -163,6 +170,15 @@ class SoakWorld(World):
 
         self.wait_until(moves, within_s=within_s, what="the arms move again")
         return (time.monotonic_ns() - since_ns) / 1e9
+
+
+def process_state(pid: int) -> str:
+    """runs, paused or dead."""
+    try:
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "dead"
+    return {"T": "paused", "Z": "dead", "X": "dead"}.get(letter, "runs")
 
 
 class Faults:
@@ -217,10 +233,28 @@ class Faults:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Readers:
+    """Who could hear a press of a device: all that ran, with the device open, just before and just after it."""
+
+    listening: tuple[str, ...]  # RobotRole and control
+    role: str  # state of the arm's RobotRole: runs, paused or dead. It may run without the device while it starts
+    control: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pressed:
     source: str
+    heard_ms: float  # from the press until it was in force for the run; with the start of a command
     delays_ms: tuple[float | None, ...]  # by arm; 0: it stood already; None: it did not stop
     back_s: float  # until both arms moved again
+    readers: Readers | None = None  # of a device
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unheard:
+    source: str
+    readers: Readers | None
+    listens_again: bool  # the arm's RobotRole has the device open once the arms move
 
 
 class Presses:
@@ -237,20 +271,24 @@ class Presses:
     ) -> None:
         self._run, self._rng, self._console, self._devices, self._prefix = run, rng, console, devices, prefix
         self.pressed: list[Pressed] = []
-        self.num_unheard: Counter[str] = Counter()  # the process that reads the source was just killed or paused
+        self.unheard: list[Unheard] = []
 
     def press_once(self) -> None:
         run, source = self._run, self._rng.choice(SOURCES)
         stop = RunStop.attach(run.path)
-        known = stop.position
+        known, before, triggered_ns = stop.position, self._listening(source), time.monotonic_ns()
         self._trigger(source)
-        until_s, presses = time.monotonic() + 5.0, []
+        time.sleep(0.05)
+        readers = self._readers(source, before)
+        until_s, presses = time.monotonic() + (5.0 if source in self._devices else 20.0), []
         while not presses and time.monotonic() < until_s:
             presses = [one for one in stop.records(start=known) if one.kind is Kind.PRESS]
             time.sleep(0.002)
         stop.close()
         if not presses:
-            self.num_unheard[source] += 1
+            run.wait_for_motion()  # a fault may wait for its acknowledgement
+            again = source in self._devices and self._listens_again(source)
+            self.unheard.append(Unheard(source=source, readers=readers, listens_again=again))
             return
         pressed_ns = presses[0].time_ns
         until_s = time.monotonic() + 15.0
@@ -261,11 +299,52 @@ class Presses:
         time.sleep(0.5)
         delays = [arm.delay_ns(pressed_ns) for arm in run.arms]
         back_s = run.wait_for_motion()
-        in_ms = tuple(None if one is None else round(one / 1e6, 1) for one in delays)
-        self.pressed.append(Pressed(source=source, delays_ms=in_ms, back_s=round(back_s, 1)))
+        self.pressed.append(
+            Pressed(
+                source=source,
+                heard_ms=round((pressed_ns - triggered_ns) / 1e6, 1),
+                delays_ms=tuple(None if one is None else round(one / 1e6, 1) for one in delays),
+                back_s=round(back_s, 1),
+                readers=readers,
+            )
+        )
+
+    @property
+    def lost(self) -> list[Pressed | Unheard]:
+        """Presses of a device that no process, or only one after more than a second, heard although one listened."""
+        late = [one for one in self.pressed if one.heard_ms > 1000.0]
+        return [one for one in (*self.unheard, *late) if one.readers is not None and one.readers.listening]
+
+    def _listening(self, source: str) -> dict[int, str]:
+        """Processes of the first arm that have the device open and run, by process id."""
+        if source not in self._devices:
+            return {}
+        readers = self._devices[source].reader_pids()
+        names = {pid: role for role in ("RobotRole", "control") for pid in self._run.states(role)}
+        return {pid: names.get(pid, "unknown") for pid in readers if process_state(pid) == "runs"}
+
+    def _readers(self, source: str, before: dict[int, str]) -> Readers | None:
+        if source not in self._devices:
+            return None
+        after = self._listening(source)
+        both = sorted({name for pid, name in before.items() if pid in after})
+        role, control = (self._state(name) for name in ("RobotRole", "control"))
+        return Readers(listening=tuple(both), role=role, control=control)
+
+    def _state(self, role: str) -> str:
+        states = self._run.states(role).values()
+        return next((state for state in ("runs", "paused") if state in states), "dead")
+
+    def _listens_again(self, source: str) -> bool:
+        until_s = time.monotonic() + 60.0
+        while time.monotonic() < until_s:
+            if "RobotRole" in self._listening(source).values():
+                return True
+            time.sleep(0.05)
+        return False
 
     def to_json(self) -> list[dict[str, Any]]:
-        return [asdict(one) for one in self.pressed]
+        return [asdict(one) for one in (*self.pressed, *self.unheard)]
 
     def _trigger(self, source: str) -> None:
         if source in self._devices:

@@ -44,6 +44,10 @@ class ReadingProcess:
         self._thread = threading.Thread(target=self._read)
         self._thread.start()
 
+    @property
+    def pid(self):
+        return self._process.pid
+
     def __enter__(self):
         self.expect("policy")
         return self
@@ -92,6 +96,13 @@ def test_every_process_that_has_the_device_open_sees_each_event(make, tmp_path):
             device.stop()
             first.expect("emergency")
             second.expect("emergency")
+
+
+def test_device_knows_which_processes_have_it_open(tmp_path):
+    with EmulatedGamepad(tmp_path / "pad") as pad:
+        with ReadingProcess(pad) as first, ReadingProcess(pad) as second:
+            assert pad.reader_pids() == {first.pid, second.pid}
+        assert pad.reader_pids() == set()
 
 
 def test_gamepad_in_another_process_gives_events_and_holds_after_silence(tmp_path):

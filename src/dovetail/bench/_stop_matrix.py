@@ -110,13 +110,6 @@ MISSING = (
         lambda case: case.place == case.source == "console",
     ),
     Missing(
-        "paused control of the arm with the gamepad or pedal, this device, two arms",
-        "the paused process reads the device. The guard stops its arm; use another source for the other arm",
-        lambda case: (
-            case.place == "paused control" and case.source in ("gamepad", "pedal") and case.arm == "first of two"
-        ),
-    ),
-    Missing(
         "homing, keyboard, gamepad or pedal",
         "homing needs joint targets, and these devices drive in Cartesian space",
         lambda case: case.place == "homing" and case.source in DEVICES,

@@ -55,8 +55,7 @@ class GamepadConfig(Config):
     dead_zone: float = Field(default=0.12, ge=0.0, lt=1.0)
     """Smallest deflection of a stick that counts, from 0 to 1."""
     max_silence_s: float | None = Field(default=EXPIRY_S, gt=0.0)
-    """Longest time in seconds without an event while a stick is deflected; then the arm holds. Null: no limit, only for a
-    pad with a cable."""
+    """Longest time in seconds without an event while a stick is deflected; then the arm holds. Null: no limit."""
     speed: float = Field(default=1.0, gt=0.0, le=1.0)
     """Speed at full deflection, relative to the robot's limits."""
 

@@ -134,6 +134,13 @@ class _Device:
                     self._late.discard(reader)
                     reader.close()
 
+    def reader_pids(self) -> set[int]:
+        """Processes that have the device open."""
+        with self._lock:
+            if self._socket is not None:
+                self._accept(self._socket)
+            return {_peer_pid(reader) for reader in self._readers if _is_connected(reader)}
+
     def _accept(self, listening: socket.socket) -> None:
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -172,6 +179,22 @@ def _connect(path: Path) -> int:
     ):
         one.connect(address)
         return one.detach()
+
+
+def _peer_pid(connection: socket.socket) -> int:
+    pid: int = struct.unpack("@3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    return pid
+
+
+def _is_connected(connection: socket.socket) -> bool:
+    """A reader sends nothing, so that data means the end of its connection."""
+    try:
+        connection.recv(1)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _state_file(path: Path) -> Path:
