@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,9 +18,10 @@ MARGIN = 0.1  # by how much the demonstrated choice should exceed the others, if
 
 def gripper_axis(spec: PolicySpec) -> int:
     """The index of the gripper's action axis. Raise UsageError if the policy does not observe the gripper's command."""
-    if "gripper" not in spec.action.names:
+    axes = np.flatnonzero(spec.axes_of("gripper"))
+    if len(axes) != 1:
         raise UsageError(
-            "policy.gripper=discrete needs an action axis named 'gripper'. Set policy.gripper=continuous"
+            f"policy.gripper=discrete needs one gripper axis, but the action has {len(axes)}. Set policy.gripper=continuous"
         )
     if "gripper" not in spec.observation or "command" not in spec.observation["gripper"].names:
         raise UsageError(
@@ -27,7 +29,7 @@ def gripper_axis(spec: PolicySpec) -> int:
         )
     if spec.horizon > 1:
         raise UsageError("policy.gripper=discrete chooses at every tick. Set policy.horizon=1")
-    return spec.action.names.index("gripper")
+    return int(axes[0])
 
 
 def margin_loss(values: Tensor, opened: Tensor, mask: Tensor | None = None) -> Tensor:
