@@ -97,6 +97,36 @@ def test_repeated_rollout_counts_once(run):
     assert history.curves()["success"] == [(100.0, 1.0), (200.0, 0.5)]
 
 
+def test_cycle_time_is_that_of_successful_episodes(run):
+    ended = [{**episode(10 * i, float(i > 1)), "duration_s": 2.0 * i} for i in (1, 2, 3)]
+    write(run, *ended)
+    history = RunHistory(RunFiles(run))
+    history.read()
+    assert history.curves()["cycle_time_s"] == [(20.0, 4.0), (30.0, 5.0)]
+
+
+def test_rollouts_without_success_have_a_return(run):
+    """200 steps in a minute: an episode of 50 steps takes 15 s."""
+    rollout = {
+        "event": "practice",
+        "env_steps": 200,
+        "robot_minutes": 1.0,
+        "length": [50, 50],
+        "returns": [-9.0, -7.0],
+    }
+    write(
+        run,
+        {**rollout, "success": [None, None]},
+        {**rollout, "env_steps": 400, "robot_minutes": 2.0, "success": [True, None]},
+    )
+    history = RunHistory(RunFiles(run))
+    history.read()
+    curves = history.curves()
+    assert curves["return"][0] == (200.0, -9.0) and curves["return"][-1] == (400.0, -8.0)
+    assert curves["success"] == [(400.0, 1.0)]
+    assert curves["cycle_time_s"] == [(400.0, 15.0)]
+
+
 def test_long_curves_are_thinned_and_keep_their_end():
     points = [(float(i), 0.0) for i in range(1001)]
     assert len(thinned(points)) <= 400 and thinned(points)[-1] == (1000.0, 0.0)

@@ -100,7 +100,14 @@ def test_run_logs_phase_times_and_task_rewards(tmp_path, wandb):
     assert {f"time/{name}_s" for name in spent} <= found.keys()
     assert {"throughput/env_steps_per_s", "throughput/updates_per_s", "learner/skipped_updates"} <= found.keys()
     assert any(tag.startswith("online/reward/") for tag in found)
+    assert {
+        "recent/return",
+        "recent/per_minute",
+        "evaluation/after",
+        "evaluation/after_per_minute",
+    } <= found.keys()
     assert any("online/success" in values for values in wandb.logged)
+    assert any("evaluation/after_return" in values for values in wandb.logged)
     report = write_report(RunFolder.open(tmp_path / "a")).to_json()
     assert spent <= report["phase_s"].keys()
     assert all(value >= 0.0 for value in report["phase_s"].values())

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from dovetail.console.run_files import RunFiles
@@ -19,6 +20,7 @@ WINDOW = 20  # episodes that a curve averages
 _MAX_POINTS = 400  # of a curve in the browser
 _MAX_EVALUATIONS = 200
 _CURVES = ("success", "return", "human_share")
+_COLUMNS = (*_CURVES, "duration_s")
 
 T = TypeVar("T")
 
@@ -36,7 +38,7 @@ class RunHistory:
         self._cached: tuple[int, dict[str, Any]] | None = None  # number of events, summary
         self._env_steps: list[float] = []
         self._rows: dict[str, int] = {}  # episode -> row in the curves
-        self._values: dict[str, list[float]] = {name: [] for name in _CURVES}
+        self._values: dict[str, list[float]] = {name: [] for name in _COLUMNS}
         self._autonomous: list[int | None] = []  # version that acted in each episode without help
         self._early_labels: dict[str, Mapping[str, Any]] = {}  # labels that came before the event of their episode
         self._advice: dict[str, Mapping[str, Any]] = {}
@@ -85,7 +87,7 @@ class RunHistory:
         if kind == "episode":
             is_autonomous = "policy_version" in event and not event.get("human_share")
             version = int(event["policy_version"]) if is_autonomous else None
-            values = [float(event.get(name, math.nan)) for name in _CURVES]
+            values = [float(event.get(name, math.nan)) for name in _COLUMNS]
             self._append(float(event.get("env_steps", 0)), values, version)
             self._rows[str(event.get("id"))] = len(self._env_steps) - 1
             if (labels := self._early_labels.pop(str(event.get("id")), None)) is not None:
@@ -93,13 +95,17 @@ class RunHistory:
         elif kind == "labelled":
             self._apply_labels(event)
         elif kind == "practice":  # of PPO: one event per rollout, with the episodes that ended in it
-            env_steps, successes = float(event["env_steps"]), [float(one) for one in event.get("success", ())]
+            env_steps, successes = float(event["env_steps"]), list(event.get("success", ()))
+            returns = event.get("returns") or successes  # old events have no returns
+            step_s = 60.0 * float(event.get("robot_minutes", math.nan)) / env_steps
             while self._env_steps and self._env_steps[-1] >= env_steps:  # repeated after a crash
                 self._autonomous.pop()
                 for column in (self._env_steps, *self._values.values()):
                     column.pop()
-            for success in successes:
-                self._append(env_steps, [success, success, 0.0], None)
+            lengths = event.get("length") or [math.nan] * len(successes)
+            for success, total, length in zip(successes, returns, lengths, strict=True):
+                solved = math.nan if success is None else float(success)
+                self._append(env_steps, [solved, float(total), 0.0, step_s * length], None)
         elif kind in ("evaluated", "eval"):
             self.evaluations.append(event)
         elif kind in ("checkpoint", "best checkpoint"):
@@ -112,7 +118,7 @@ class RunHistory:
     def _append(self, env_steps: float, values: Sequence[float], version: int | None) -> None:
         self._env_steps.append(env_steps)
         self._autonomous.append(version)
-        for name, value in zip(_CURVES, values, strict=True):
+        for name, value in zip(_COLUMNS, values, strict=True):
             self._values[name].append(value)
 
     def _apply_labels(self, event: Mapping[str, Any]) -> None:
@@ -126,8 +132,11 @@ class RunHistory:
             self._values[name][row] = float(event[name]) if known else math.nan
 
     def curves(self) -> dict[str, list[tuple[float, float]]]:
-        """(env steps, mean of the last episodes) by name."""
-        return {name: self._smooth(name) for name in _CURVES}
+        """(env steps, mean of the last episodes) by name. The cycle time is that of successful episodes."""
+        columns = {name: np.array(values) for name, values in self._values.items()}
+        cycle_time_s = np.where(columns["success"] == 1.0, columns["duration_s"], math.nan)
+        shown = {name: columns[name] for name in _CURVES} | {"cycle_time_s": cycle_time_s}
+        return {name: self._smooth(values) for name, values in shown.items()}
 
     def advice(self) -> list[dict[str, str]]:
         """The coach's current advice, warnings first."""
@@ -136,9 +145,8 @@ class RunHistory:
         ]
         return sorted(shown, key=lambda one: one["severity"] != "warning")
 
-    def _smooth(self, name: str) -> list[tuple[float, float]]:
+    def _smooth(self, values: NDArray[np.float64]) -> list[tuple[float, float]]:
         """The mean over the last episodes with a known value: some are not labeled yet. Only of points that are shown."""
-        values = np.array(self._values[name])
         known = np.flatnonzero(np.isfinite(values))
         points: list[tuple[float, float]] = []
         for end in thinned(range(len(known))):

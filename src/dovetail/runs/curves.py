@@ -29,17 +29,18 @@ class Curves:
             if episode.has_success or labels.success:
                 facts["success"] = float(labels.success)
         facts |= {"human_share": episode.num_human_steps / len(episode), "length": float(len(episode))}
-        version = int(episode.column("policy_version")[-1])
+        version, score = int(episode.column("policy_version")[-1]), EpisodeScore.of(episode)
         about = {
             "id": episode.id,
             "robot": episode.robot.name,
             "outcome": episode.outcome,
             "policy_version": version,
         }
-        self._folder.event("episode", **about, env_steps=status.env_steps, **facts)
+        times = {"duration_s": score.duration_s, "reset_s": score.reset_s, "interventions": score.interventions}
+        self._folder.event("episode", **about, env_steps=status.env_steps, **facts, **times)
         components = [name for name in episode.segments[0].columns if name.startswith("reward/")]
         facts |= {name: float(episode.column(name).sum()) for name in components}  # from the task, without labels
-        facts |= {f"metric/{name}": value for name, value in EpisodeScore.of(episode).metrics.items()}
+        facts |= {f"metric/{name}": value for name, value in score.metrics.items()}
         self.times()
         self._metrics.write("online", facts, step=status.env_steps)
         self._recent()
