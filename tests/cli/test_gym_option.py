@@ -79,3 +79,18 @@ def test_doctor_and_config_show_take_an_environment(cli: Cli) -> None:
     Path("mine.yaml").write_text(shown.out)
     assert "hidden: [256, 256]" in shown.out
     assert cli("config", "show", "mine.yaml").code == 0
+
+
+def test_report_films_the_camera_of_the_environment(cli: Cli) -> None:
+    result = cli(
+        "run", "--gym", "support.gym_envs:PointImage-v0", *TINY, "run.video_camera=front", "--name", "seen"
+    )
+    assert result.code == 0, result.err
+    assert Path("runs/seen/before_after.mp4").stat().st_size > 0
+    assert "side.mp4" in cli("episodes", "video", "seen", "last").out
+    assert cli("episodes", "video", "seen", "last", "--camera", "front").code == 2
+
+
+def test_run_of_an_env_without_images_names_the_setting_that_records_them(cli: Cli) -> None:
+    result = cli("run", "--gym", DENSE, *TINY, "--name", "blind")
+    assert "record images with robot.render_key=front" in result.out

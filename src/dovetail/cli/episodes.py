@@ -137,7 +137,9 @@ def video(
             "--out", "-o", help="File to write. Default: RUN/videos/ID-CAMERA.mp4, or time-lapse-CAMERA.mp4."
         ),
     ] = None,
-    camera: Annotated[str, typer.Option("--camera", help="Camera.")] = "front",
+    camera: Annotated[
+        str | None, typer.Option("--camera", help="Camera. Default: that of the run's video.", show_default=False)
+    ] = None,
     size: Annotated[
         int, typer.Option("--size", min=16, max=4096, help="Width and height in pixels, for a rendered video.")
     ] = 480,

@@ -10,14 +10,22 @@ import numpy as np
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Episode
-from dovetail.episodes.log import EpisodeLog
+from dovetail.episodes.log import EpisodeInfo, EpisodeLog
 from dovetail.runs.assembly.arms import config_of
 from dovetail.runs.folder import RunFolder
 
 if TYPE_CHECKING:
     from dovetail.robots.sim.episode_renderer import EpisodeRenderer
 
-__all__ = ["RunRenderer", "episode_frames"]
+__all__ = ["RunRenderer", "episode_frames", "video_camera"]
+
+
+def video_camera(folder: RunFolder, info: EpisodeInfo) -> str:
+    """The camera of a run's videos: `run.video_camera` or, if a robot that is not simulated lacks it, the first recorded."""
+    wanted = folder.config.run.video_camera
+    if wanted in info.cameras or not info.cameras or folder.config.robot.type == "sim":
+        return wanted
+    return info.cameras[0]
 
 
 def episode_frames(
@@ -62,9 +70,11 @@ class RunRenderer:
         names = [name for name in episode.segments[0].columns if name.startswith("extra/sim_")]
         if not names:
             others = f" (it has {', '.join(info.cameras)})" if info.cameras else ""
+            is_gym = self._folder.config.robot.type == "gym"
+            setting = f"robot.render_key={self._camera}" if is_gym else f"robot.images=[{self._camera}]"
             raise UsageError(
                 f"episode {episode_id} has no images of camera '{self._camera}'{others} and no simulator trace to "
-                f"render: record images with robot.images=[{self._camera}], or use robot: sim"
+                f"render: record images with {setting}"
             )
         renderer = self._open(episode)
         rows = _thinned(len(episode), every)

@@ -24,7 +24,7 @@ from dovetail.labels.store import LabelStore
 from dovetail.learn.coach import Advice
 from dovetail.reports.arm_summaries import arm_summaries, tasks_of
 from dovetail.reports.learning_curve import CurveEpisode, learning_curve
-from dovetail.reports.rendering import RunRenderer
+from dovetail.reports.rendering import RunRenderer, video_camera
 from dovetail.reports.rollouts import RolloutHistory
 from dovetail.runs.advice import open_advice
 from dovetail.runs.assembly.arms import arm_groups
@@ -311,7 +311,7 @@ def _try_video(data: _RunData) -> str | None:
 
 def _write_video(data: _RunData) -> None:
     """Episodes before and after learning, on the same resets, side by side."""
-    config, evaluations = data.folder.config, data.evaluations
+    evaluations = data.evaluations
     first = "cloning" if "cloning" in evaluations else "untrained"
     for name in (first, "after"):
         if name not in evaluations:
@@ -323,7 +323,8 @@ def _write_video(data: _RunData) -> None:
     every, fps, speed = _pace(before + after)
     report = data.report()
     note = f"  ({speed:.2g}x speed)" if speed > 1.01 else ""
-    with RunRenderer(data.folder, camera=config.run.video_camera, size=(_RENDER_PX, _RENDER_PX)) as renderer:
+    camera = video_camera(data.folder, before[0])
+    with RunRenderer(data.folder, camera=camera, size=(_RENDER_PX, _RENDER_PX)) as renderer:
         frames = side_by_side(
             _clips(before, renderer, every=every),
             _clips(after, renderer, every=every),

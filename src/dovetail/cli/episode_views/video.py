@@ -17,7 +17,7 @@ from dovetail.cli._terminal import console, say
 from dovetail.core.errors import StoreError, UsageError
 from dovetail.core.types import Array
 from dovetail.episodes.video import write_video
-from dovetail.reports.rendering import RunRenderer, episode_frames
+from dovetail.reports.rendering import RunRenderer, episode_frames, video_camera
 from dovetail.reports.timelapse import Pace, Scene, time_lapse
 from dovetail.runs.folder import RunFolder
 
@@ -33,7 +33,7 @@ def one(
     filters: dict[str, Any],
     *,
     out: Path | None,
-    camera: str,
+    camera: str | None,
     size: int,
     speed: float | None,
     runs_dir: Path,
@@ -43,6 +43,7 @@ def one(
     folder = RunFolder.open(find_run(run, runs_dir))
     info = Episodes(folder.path)[episode].info
     episode_id = info.id
+    camera = camera or video_camera(folder, info)
     target = out or folder.path / "videos" / f"{episode_id}-{camera}.mp4"
     frames = episode_frames(folder, episode_id, camera=camera, size=(size, size))
     with _writing(target), console.status(f"rendering {info.num_steps} steps"):
@@ -56,7 +57,7 @@ def merge(
     *,
     episode: str | None,
     out: Path | None,
-    camera: str,
+    camera: str | None,
     size: int,
     speed: float | None,
     runs_dir: Path,
@@ -66,11 +67,12 @@ def merge(
     wanted = parse_filter(**filters)
     folder = RunFolder.open(find_run(run, runs_dir))
     episodes = Episodes(folder.path, wanted)
-    target = out or folder.path / "videos" / f"time-lapse-{camera}.mp4"
     found = iter(episodes)
     first = next(found, None)
     if first is None:
         raise UsageError(f"none of the {len(episodes.ids)} episodes in {folder.path} matches")
+    camera = camera or video_camera(folder, first.info)
+    target = out or folder.path / "videos" / f"time-lapse-{camera}.mp4"
     pace = Pace.of(first.info.robot.control_hz, speed=speed or _MERGED_SPEED)
     with (
         _writing(target),
