@@ -18,7 +18,7 @@ import pytest
 
 from dovetail.api.names import find_run
 from dovetail.config.load import load, load_saved, save
-from dovetail.config.trust import is_trusted, mark_trusted
+from dovetail.config.trust import check_stored, is_trusted, mark_trusted
 from dovetail.core.disk import (
     check_folder,
     open_file,
@@ -225,6 +225,45 @@ def test_9_stored_config_with_code_is_refused_until_trusted(tmp_path: Path) -> N
     assert not is_trusted(copy), "a copy is another folder"
     put(run / "config.yaml", (run / "config.yaml").read_text() + "\n")
     assert not is_trusted(run), "a changed config is another config"
+
+
+@pytest.mark.parametrize(
+    ("config", "what"),
+    [
+        ({"policy": {"encoder": {"type": "frozen", "file": "/dev/zero"}}}, "a file outside the run ('/dev/zero')"),
+        ({"policy": {"components": {"actor": {"checkpoint": "~/old"}}}}, "weights outside the run ('~/old')"),
+        ({"labels": [{"type": "classifier", "folder": "../judge"}]}, "a folder outside the run ('../judge')"),
+        ({"labels": [{"type": "vlm", "model_folder": "a\0b"}]}, "a folder outside the run"),
+        ({"operator": {"type": "pedal", "path": "/dev/input/event0"}}, "a device"),
+        ({"policy": {"type": "remote", "token_env": "AWS_KEY"}}, "a secret"),
+    ],
+)
+def test_stored_config_that_names_a_path_outside_the_run_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], what: str
+) -> None:
+    run = honest_run(tmp_path)
+    monkeypatch.chdir(run)
+    with pytest.raises(PluginError) as refused:
+        check_stored(config, run)
+    assert what in str(refused.value)
+    inside = {"policy": {"encoder": {"type": "frozen", "file": str(run / "encoder.safetensors")}}}
+    check_stored(inside, run)
+    check_stored({"policy": {"encoder": {"file": "encoder.safetensors"}}}, run)
+    (run / "link").symlink_to("/etc")
+    with pytest.raises(PluginError, match="outside the run"):
+        check_stored({"policy": {"encoder": {"file": str(run / "link" / "passwd")}}}, run)
+
+
+@pytest.mark.parametrize("name", ["zero", "pipe", "large"])
+def test_encoder_file_that_is_no_regular_file_or_too_large_is_refused(tmp_path: Path, name: str) -> None:
+    from dovetail.policies.images.backbones import load_backbone
+
+    (tmp_path / "zero").symlink_to("/dev/zero")
+    os.mkfifo(tmp_path / "pipe")
+    with (tmp_path / "large").open("wb") as file:
+        file.truncate(2 << 30)
+    with pytest.raises(StoreError, match=r"not a regular file|holes"):
+        load_backbone(tmp_path / name, arch="mobilenet_v2", stride=16)
 
 
 def test_9_own_run_is_trusted(tmp_path: Path) -> None:

