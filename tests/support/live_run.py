@@ -37,6 +37,7 @@ def start_run(runs: Path, *settings: str, name: str = "arm") -> subprocess.Popen
         "push-cube",
         *SETTINGS,
         *settings,
+        "--no-console",  # the tests open one
         "--quiet",
         "--runs-dir",
         str(runs),

@@ -5,62 +5,117 @@ There is no lock and no emergency stop yet, so a real robot is only observed.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 
 from dovetail.config.schema import RunConfig
+from dovetail.core.abilities import ChecksDevice, WrapsOperator
 from dovetail.core.clock import SimulatedClock
-from dovetail.core.errors import DovetailError, RobotFault, SpecMismatch, UsageError
+from dovetail.core.errors import DovetailError, RobotFault, UsageError
 from dovetail.core.streams import stream
 from dovetail.learn.batches import batch_arrays
 from dovetail.learn.rollouts import OnPolicyAlgorithm
 from dovetail.runs.assembly.arms import arm_configs, arm_groups, arm_name
 from dovetail.runs.assembly.build import Assembly, build_assembly
 from dovetail.runs.assembly.fleet import build_fleet
-from dovetail.runs.assembly.workcell import demonstrates
+from dovetail.runs.assembly.workcell import build_driver, demonstrates
 from dovetail.runtime.onpolicy.training import check_on_policy
 from dovetail.runtime.ranks import check_ranks
 
-__all__ = ["check_fits"]
+__all__ = ["check_fits", "fit_problems"]
 
 
 def check_fits(config: RunConfig) -> None:
-    """Build everything once, check it, and close it. Raises UsageError or SpecMismatch."""
-    if config.runtime == "inline":
-        _check_assembly(build_assembly(config))
-        return
-    fleet = build_fleet(config)
-    fleet.trainable()  # the policy that all arms share
-    _check_assembly(fleet.assembly)
-    arms = arm_configs(config)
-    for first, *_ in arm_groups(config)[1:]:
-        try:
-            _check_assembly(build_assembly(arms[first], name=arm_name(config, first)))
-        except (UsageError, SpecMismatch) as problem:
-            raise type(problem)(f"robot '{first}': {problem}") from problem
+    """Build everything once, check it, and close it. Raises the first problem, such as UsageError or SpecMismatch."""
+    for problem in fit_problems(config):
+        raise problem
 
 
-def _check_assembly(assembly: Assembly) -> None:
-    config = assembly.config
+def fit_problems(config: RunConfig) -> list[DovetailError]:
+    """All reasons why the parts of a config do not fit together or cannot be used on this machine."""
+    problems: list[DovetailError] = []
+    with _collected(problems):
+        if config.runtime == "inline":
+            with _operator_problem(config, problems):
+                return _assembly_problems(build_assembly(config))
+        fleet = build_fleet(config)
+        with _collected(problems):
+            fleet.trainable()  # the policy that all arms share
+        problems += _assembly_problems(fleet.assembly)
+        arms = arm_configs(config)
+        for first, *_ in arm_groups(config)[1:]:
+            own: list[DovetailError] = []
+            with _collected(own):
+                own += _assembly_problems(build_assembly(arms[first], name=arm_name(config, first)))
+            problems += [_of_arm(first, problem) for problem in own]
+    return list({str(problem): problem for problem in problems}.values())
+
+
+@contextmanager
+def _operator_problem(config: RunConfig, problems: list[DovetailError]) -> Iterator[None]:
+    """If robot and safety filter do not fit, check the operator without the filter."""
     try:
-        assembly.check_layout()
-        policy = assembly.trainable()
-        assembly.operator()
-        assembly.check_actor(policy.spec)
-        panel = assembly.labeler_chain()
-        if config.run.demos and not demonstrates(config.operator):
-            assembly.task.expert()  # it must have one
-        algorithm = assembly.algorithm(policy)
-        if isinstance(algorithm, OnPolicyAlgorithm):
-            check_on_policy(config)
-        check_ranks(config, algorithm)
-        batch_arrays(algorithm.sample_request, assembly.robot.spec)  # refuses columns that the robot does not have
-        if any(spec.is_image for spec in assembly.robot.spec.observation.values()):
-            _render_once(assembly)
-        # A task's reset moves the robot. The first label of a real robot shows whether it has the metrics.
-        if panel.reads_metrics and isinstance(assembly.clock, SimulatedClock):
-            panel.check_metrics(_task_metrics(assembly))
+        yield
+    except DovetailError as first:
+        problems.append(first)
+        with _collected(problems):
+            robot, task = build_driver(task=config.task, robot=config.robot)
+            if not isinstance(config.operator.config, WrapsOperator):
+                config.operator.build(task=task, robot=robot.spec)
+
+
+@contextmanager
+def _collected(problems: list[DovetailError]) -> Iterator[None]:
+    try:
+        yield
+    except DovetailError as problem:
+        problems.append(problem)
+
+
+def _of_arm(name: str, problem: DovetailError) -> DovetailError:
+    return type(problem)(f"robot '{name}': {problem}") if isinstance(problem, UsageError) else problem
+
+
+def _assembly_problems(assembly: Assembly) -> list[DovetailError]:
+    config, problems = assembly.config, list[DovetailError]()
+    try:
+        with _collected(problems):
+            assembly.check_layout()
+        with _collected(problems):
+            _check_learning(assembly)
+        with _collected(problems):
+            _check_operator(assembly)
+        with _collected(problems):
+            panel = assembly.labeler_chain()
+            # A task's reset moves the robot. The first label of a real robot shows whether it has the metrics.
+            if panel.reads_metrics and isinstance(assembly.clock, SimulatedClock):
+                panel.check_metrics(_task_metrics(assembly))
+        with _collected(problems):
+            if config.run.demos and not demonstrates(config.operator):
+                assembly.task.expert()  # it must have one
+        with _collected(problems):
+            if any(spec.is_image for spec in assembly.robot.spec.observation.values()):
+                _render_once(assembly)
     finally:
         assembly.close()
+    return problems
+
+
+def _check_learning(assembly: Assembly) -> None:
+    config, policy = assembly.config, assembly.trainable()
+    assembly.check_actor(policy.spec)
+    algorithm = assembly.algorithm(policy)
+    if isinstance(algorithm, OnPolicyAlgorithm):
+        check_on_policy(config)
+    check_ranks(config, algorithm)
+    batch_arrays(algorithm.sample_request, assembly.robot.spec)  # refuses columns that the robot does not have
+
+
+def _check_operator(assembly: Assembly) -> None:
+    """Refuse an operator that cannot drive the robot, and a missing device at this machine."""
+    operator = assembly.operator()
+    if isinstance(operator, ChecksDevice) and not assembly.config.cluster.machines:
+        operator.check_device()
 
 
 def _render_once(assembly: Assembly) -> None:

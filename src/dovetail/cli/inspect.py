@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from dovetail.cli._terminal import console, say, split_arguments
-from dovetail.cli.run import RUNS_DIR, Arguments, RunsDir
+from dovetail.cli.run import RUNS_DIR, Arguments, ConsolePort, Gym, RunsDir
 from dovetail.core.disk import write_atomic
 from dovetail.core.errors import UsageError, did_you_mean
 
@@ -85,13 +85,16 @@ def schema(
 
 def show(
     arguments: Arguments = None,
+    gym: Gym = None,
     all_settings: Annotated[bool, typer.Option("--all", help="Print every setting, with its default.")] = False,
 ) -> None:
     """Print the basic settings of a config, each with its meaning. The output is a valid config file."""
+    from dovetail.cli._gym import gym_sources
     from dovetail.config.describe import describe
     from dovetail.config.load import config_hash, load
 
-    config = load(*split_arguments(arguments or ()))
+    sources, overrides = split_arguments(arguments or ())
+    config = load(gym_sources(gym, sources, overrides), overrides)
     note = f"hash: {config_hash(config)}" if all_settings else "The basic settings. `--all` shows all of them."
     text = describe(config, all_settings=all_settings)
     console.out(f"# {note}\n{text}", end="", highlight=False)
@@ -99,9 +102,11 @@ def show(
 
 def doctor(
     arguments: Arguments = None,
+    gym: Gym = None,
     runs_dir: RunsDir = RUNS_DIR,
+    console_port: ConsolePort = None,
 ) -> None:
-    """Check this machine; with a recipe, also check that its robot, task and policy fit. Nothing moves."""
+    """Check this machine; with a recipe, also everything that its run needs. Lists all problems. Nothing moves."""
     from dovetail.cli import _doctor
 
-    raise typer.Exit(_doctor.doctor(tuple(arguments or ()), runs_dir=runs_dir))
+    raise typer.Exit(_doctor.doctor(tuple(arguments or ()), gym=gym, runs_dir=runs_dir, console_port=console_port))

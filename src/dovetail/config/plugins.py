@@ -34,6 +34,7 @@ __all__ = [
     "Plugin",
     "build",
     "config_model",
+    "installed_plugins",
     "is_builtin",
     "list_plugins",
     "locate",
@@ -231,6 +232,12 @@ def settings_of(kind: str, name: str) -> type[Config]:
     module, _, attribute = target.partition(":")
     model: type[Config] = getattr(importlib.import_module(module), attribute)
     return model
+
+
+def installed_plugins() -> Iterator[Plugin]:
+    """The plugins of other packages, without importing them."""
+    for kind in KINDS:
+        yield from (one for one in _installed(kind) if normalize_name(one.name) not in BUILTIN[kind])
 
 
 def list_plugins() -> Iterator[Plugin]:

@@ -20,6 +20,7 @@ __all__ = [
     "AsksPerson",
     "BringsTask",
     "CachesFeatures",
+    "ChecksDevice",
     "ChecksMetrics",
     "ChecksRobot",
     "Closes",
@@ -32,6 +33,7 @@ __all__ = [
     "CountsSampledActions",
     "DecidesSuccess",
     "Demonstrates",
+    "DrivenFromConsole",
     "HasCanonicalSpace",
     "HasMode",
     "HasName",
@@ -44,6 +46,7 @@ __all__ = [
     "LearnsOnPolicy",
     "LimitsSteps",
     "MovesToDevice",
+    "NeedsPackages",
     "Pauses",
     "Probes",
     "Resumes",
@@ -223,6 +226,28 @@ class Demonstrates(Protocol):
     """An operator with which a person can give demonstrations. Class attribute."""
 
     demonstrates: bool
+
+
+@runtime_checkable
+class DrivenFromConsole(Protocol):
+    """An operator whose person drives from the console, which starts with the run. Class attribute."""
+
+    driven_from_console: bool
+
+
+@runtime_checkable
+class NeedsPackages(Protocol):
+    """A plugin that imports other packages at its first use: {module: name for pip}. Class attribute."""
+
+    packages: Mapping[str, str]
+
+
+@runtime_checkable
+class ChecksDevice(Protocol):
+    """An operator with a device at this machine."""
+
+    def check_device(self) -> None:
+        """Raise UsageError if the device is missing. Called before the run starts."""
 
 
 @runtime_checkable

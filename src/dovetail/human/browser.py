@@ -10,8 +10,10 @@ from pydantic import Field
 from dovetail.config.model import Config
 from dovetail.core.abilities import Demonstrates, Pauses, Resumes
 from dovetail.core.contracts import Operator, Task
+from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Event, HumanInput, Observation
+from dovetail.human.axes import AxisMapping
 from dovetail.human.handover import Handover
 from dovetail.human.mailbox import Mailbox, MailboxReader
 
@@ -26,14 +28,19 @@ class BrowserConfig(Config):
 
 
 class BrowserOperator:
-    """The operator at the console, who also gives the demonstrations. `--console` opens a console."""
+    """The operator at the console, who also gives the demonstrations. The console starts with the run."""
 
     Config: ClassVar[type[BrowserConfig]] = BrowserConfig
     name = "browser"
     demonstrates: ClassVar[bool] = True
+    driven_from_console: ClassVar[bool] = True
 
     def __init__(self, config: BrowserConfig, *, task: Task | None = None, robot: RobotSpec | None = None) -> None:
         self.speed = config.speed
+        if robot is not None and (refusal := AxisMapping(robot).refusal) is not None:
+            raise UsageError(
+                f"operator 'browser' cannot drive robot '{robot.name}', which {refusal}. Use another operator"
+            )
 
     def reset(self, *, rng: np.random.Generator, robot_minutes: float) -> None:
         pass

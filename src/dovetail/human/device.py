@@ -81,6 +81,11 @@ class DeviceOperator:
             event, self._emergency = Event.EMERGENCY, False
         return self._handover.decide(self._command, event, observation) or HumanInput()
 
+    def check_device(self) -> None:
+        """Open the device and close it again. Raises UsageError if it or its package is missing."""
+        self._reader.open()
+        self._reader.close()
+
     def close(self) -> None:
         self._reader.close()
 

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import Field
 
 from dovetail.config.model import Config
-from dovetail.core.abilities import Closes, Pauses, Resumes
+from dovetail.core.abilities import ChecksDevice, Closes, Pauses, Resumes
 from dovetail.core.contracts import Operator, Task
 from dovetail.core.errors import UsageError
 from dovetail.core.specs import RobotSpec
@@ -99,6 +99,11 @@ class PedalOperator(DeviceOperator):
         super().resume()
         if isinstance(self._inner, Resumes):
             self._inner.resume()
+
+    def check_device(self) -> None:
+        super().check_device()
+        if isinstance(self._inner, ChecksDevice):
+            self._inner.check_device()
 
     def close(self) -> None:
         super().close()

@@ -141,6 +141,7 @@ class SpaceMouseDevice:
 class SpaceMouseOperator(DeviceOperator):
     Config: ClassVar[type[SpaceMouseConfig]] = SpaceMouseConfig
     name = "spacemouse"
+    packages: ClassVar[Mapping[str, str]] = {"pyspacemouse": "pyspacemouse"}
 
     def __init__(
         self,

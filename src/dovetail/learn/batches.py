@@ -6,11 +6,10 @@ import dataclasses
 from collections import deque
 from collections.abc import Generator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from tensordict import TensorDict
 from torch import Tensor
 
 from dovetail.core.achieved import measures_achieved
@@ -20,6 +19,9 @@ from dovetail.core.prompts import PROMPT_BYTES
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, SampleRequest, View
 from dovetail.policies.embodiments.canonical_space import EMBODIMENT
+
+if TYPE_CHECKING:  # its import takes as long as that of torch
+    from tensordict import TensorDict
 
 __all__ = ["Batches", "batch_arrays", "observations_of", "rows_to_draw"]
 
@@ -168,6 +170,8 @@ class _Slot:
     """One set of buffers: numpy arrays for the replay, tensors for the algorithm."""
 
     def __init__(self, arrays: Mapping[str, Array], device: torch.device) -> None:
+        from tensordict import TensorDict
+
         pinned = device.type == "cuda"
         tensors = {
             name: torch.zeros(array.shape, dtype=torch.from_numpy(array).dtype, pin_memory=pinned)

@@ -1,0 +1,81 @@
+"""Checks of what people need: the packages of their input devices, a console, and a place to label."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator
+
+from dovetail.api.readiness.finding import Finding
+from dovetail.config.plugins import resolve
+from dovetail.config.schema import PluginSection, RunConfig
+from dovetail.core.abilities import AsksPerson, DrivenFromConsole, NeedsPackages, WrapsOperator
+from dovetail.core.errors import UsageError
+from dovetail.runs.assembly.arms import arm_configs
+
+__all__ = ["asks_person", "console_is_needed", "label_help", "people_findings", "refuse_unready"]
+
+_CONSOLE_PACKAGE = "nicegui"
+
+
+def people_findings(config: RunConfig) -> Iterator[Finding]:
+    """What a run needs for its operators, and who gives its labels."""
+    named = list(dict.fromkeys(section.type for section in _operators(config)))
+    missing = [finding for name in named for finding in _packages(name)]
+    yield from missing
+    if not missing:
+        yield Finding(name="operator", ok=True, detail=", ".join(named))
+    if console_is_needed(config):
+        yield _console()
+    if asks_person(config):
+        yield Finding(name="labels", ok=True, detail=f"a person gives them: {label_help('RUN')}")
+
+
+def refuse_unready(config: RunConfig) -> None:
+    """Raise UsageError for the first thing that is missing. Builds nothing, so that it takes no time."""
+    for finding in people_findings(config):
+        if finding.needed and not finding.ok:
+            raise UsageError(finding.line)
+
+
+def console_is_needed(config: RunConfig) -> bool:
+    """Whether a person drives from the console."""
+    kinds = (resolve("operator", section.type) for section in _operators(config))
+    return any(isinstance(kind, DrivenFromConsole) and kind.driven_from_console for kind in kinds)
+
+
+def asks_person(config: RunConfig) -> bool:
+    """Whether a labeler asks a person."""
+    kinds = (resolve("labeler", section.type) for section in config.labels)
+    return any(isinstance(kind, AsksPerson) and kind.asks_person for kind in kinds)
+
+
+def label_help(run: str) -> str:
+    """Where a person gives labels."""
+    return f"label them on the page Label of the console: dovetail console {run}"
+
+
+def _operators(config: RunConfig) -> Iterator[PluginSection]:
+    """The operators of all arms, and the operators inside them."""
+    for arm in arm_configs(config).values():
+        section: PluginSection | None = arm.operator
+        while section is not None:
+            yield section
+            inner = section.config.operator if isinstance(section.config, WrapsOperator) else None
+            section = PluginSection.parse("operator", inner) if inner is not None else None
+
+
+def _packages(operator: str) -> Iterator[Finding]:
+    kind = resolve("operator", operator)
+    for module, package in kind.packages.items() if isinstance(kind, NeedsPackages) else ():
+        if importlib.util.find_spec(module) is None:
+            detail, remedy = f"operator '{operator}' needs {package}", f"Install it with: pip install {package}"
+            yield Finding(name="operator", ok=False, detail=detail, remedy=remedy)
+
+
+def _console() -> Finding:
+    return Finding(
+        name="console",
+        ok=importlib.util.find_spec(_CONSOLE_PACKAGE) is not None,
+        detail="starts with the run, because a person drives from it",
+        remedy=f"Install it with: pip install {_CONSOLE_PACKAGE}",
+    )
