@@ -54,6 +54,7 @@ def solved_with(tmp_path):
         ({"outcome": TIMEOUT}, False),
         ({"outcome": TIMEOUT, "judgement": SUCCESS}, True),
         ({"outcome": SUCCESS, "judgement": FAILURE}, False),
+        ({"outcome": FAILURE, "has_success": False}, None),
     ],
 )
 def test_task_outcome_is_trusted_and_a_judgement_overrides_it(solved_with, how, solved):

@@ -31,7 +31,7 @@ class EpisodeScore:
     """What one episode contributes to the figures."""
 
     success: bool | None  # None: the environment has no success
-    duration_s: float
+    duration_s: float  # 0: unknown
     reset_s: float | None = None  # time of the reset before the episode, by the robot's clock; None: unknown
     interventions: int = 0
     total_reward: float | None = None
@@ -127,6 +127,7 @@ class Performance:
             raise ValueError("figures need at least one episode")
         judged = any(one.success is not None for one in scores)  # then an episode without success is not a success
         solved = [one.duration_s for one in scores if one.success]
+        known = [duration_s for duration_s in solved if duration_s > 0.0]
         minutes = sum(one.duration_s for one in scores) / 60.0
         resets = [one.reset_s for one in scores if one.reset_s is not None]
         reset_minutes = sum(resets) / 60.0 if len(resets) == len(scores) else None
@@ -134,7 +135,7 @@ class Performance:
         return Performance(
             num_episodes=len(scores),
             success=Rate(successes=len(solved), episodes=len(scores)) if judged else None,
-            cycle_time_s=Quartiles.of(solved),
+            cycle_time_s=Quartiles.of(known),
             per_minute=_per(len(solved), minutes) if judged else None,
             per_minute_with_resets=_per(len(solved), with_resets) if judged else None,
             interventions_per_minute=_per(sum(one.interventions for one in scores), minutes),

@@ -86,8 +86,9 @@ def line_scores(line: Mapping[str, Any], *, control_hz: float) -> list[EpisodeSc
     """Scores of the episodes of one line of the events."""
     mean = sum(value for name, value in line.items() if name.startswith("reward/"))
     success = [math.nan if one is None else float(one) for one in line["success"]]
-    returns = line.get("returns") or [mean] * len(success)  # old lines have the mean return only
-    return _scores(success, line["length"], returns, control_hz)
+    # old lines have the mean return only, and no lengths
+    returns = line.get("returns") or [mean] * len(success)
+    return _scores(success, line.get("length") or [0] * len(success), returns, control_hz)
 
 
 def _scores(

@@ -36,7 +36,7 @@ class TrustedOutcomes:
             return None if self._may_be_labelers(info) else True
         if info.judgement is not None:
             return False
-        judged = info.outcome is not Outcome.TIMEOUT or info.task in self._tasks
+        judged = info.has_success and (info.outcome is not Outcome.TIMEOUT or info.task in self._tasks)
         return False if judged and not self._labeling.hide_success else None
 
     def _may_be_labelers(self, info: EpisodeInfo) -> bool:

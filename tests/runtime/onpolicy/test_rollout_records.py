@@ -71,7 +71,7 @@ def test_repeated_rollouts_of_a_resumed_run_count_once(make_folder):
         file.write('{"time": 1.0, "event": "practice", "env_st')  # killed while writing
     figures = RolloutHistory.read(folder)
     assert (figures.env_steps, figures.robot_minutes) == (192, 3.0)
-    assert [(episode.end_minutes, episode.success) for episode in figures.curve] == [
+    assert [(episode.end_minutes, episode.score.success) for episode in figures.curve] == [
         (1.0, False),
         (1.5, True),
         (2.0, True),
@@ -85,17 +85,27 @@ def test_episodes_until_a_checkpoint(make_folder):
     folder = make_folder()
     for env_steps, success in ((64, [False]), (128, [False, True]), (192, [True]), (128, [True, True]), (192, [])):
         rewards = np.arange(len(success), dtype=np.float32) + env_steps
-        episodes = {"success": np.array(success), "reward/nearer": rewards, "reward/success": rewards}
+        episodes = {
+            "success": np.array(success, np.float32),
+            "length": np.full(len(success), 20),
+            "reward/nearer": rewards,
+            "reward/success": rewards,
+        }
         record_rollout(
             folder, RolloutResult(metrics={}, episodes=episodes), env_steps=env_steps, robot_minutes=1.0
         )
     folder.event(
         "practice", env_steps=256, success=[True, False], **{"reward/a": 0.5, "reward/b": 2.0}
     )  # format of 0.6.0
-    assert list(finished_episodes(folder.path, env_steps=0)) == []
-    first = [(False, 128.0), (True, 256.0), (True, 258.0)]
-    assert list(finished_episodes(folder.path, env_steps=192)) == first
-    assert list(finished_episodes(folder.path, env_steps=256)) == [*first, (True, 2.5), (False, 2.5)]
+
+    def finished(env_steps):
+        scores = finished_episodes(folder.path, env_steps=env_steps, control_hz=10.0)
+        return [(one.success, one.total_reward, one.duration_s) for one in scores]
+
+    assert finished(0) == []
+    first = [(False, 128.0, 2.0), (True, 256.0, 2.0), (True, 258.0, 2.0)]
+    assert finished(192) == first
+    assert finished(256) == [*first, (True, 2.5, 0.0), (False, 2.5, 0.0)]
 
 
 SOLVED = ("task.tolerance=0.1", "run.env_steps=1280", "run.untrained_episodes=0", "run.checkpoint_every_s=0.0001")
