@@ -6,6 +6,7 @@ import time
 import numpy as np
 import pytest
 
+from dovetail.core.errors import UsageError
 from dovetail.core.types import Event, HumanInput
 from dovetail.human import gamepad
 from dovetail.human.device_reader import DeviceReader, Reading
@@ -243,6 +244,21 @@ def test_device_that_cannot_be_opened_for_any_reason_is_tried_again(reader, monk
     wait_until(lambda: device.num_opened == 2)
     device.presses = True
     wait_until(lambda: heard)
+
+
+def test_watched_device_that_cannot_be_opened_is_refused_by_open_and_heard_later(reader, monkeypatch):
+    monkeypatch.setattr("dovetail.human.device_reader._REOPEN_S", 0.01)
+    heard, device = [], reader._device
+    reader.on_emergency = lambda: heard.append(1)
+    device.fails = OSError("libhidapi-hidraw.so.0: cannot open shared object file")
+    reader.watch()
+    with pytest.raises(UsageError, match="libhidapi"):
+        reader.open()
+    device.fails = None
+    wait_until(lambda: device.num_opened == 1)
+    device.presses = True
+    wait_until(lambda: heard)
+    reader.open()
 
 
 def test_watched_device_that_is_plugged_in_later_is_heard(tmp_path, monkeypatch):

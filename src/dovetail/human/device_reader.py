@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from dovetail.core.errors import UsageError
+from dovetail.core.errors import UsageError, one_line
 from dovetail.core.problem_report import ProblemReport
 from dovetail.core.types import Array, Event
 
@@ -64,7 +64,7 @@ class DeviceReader:
         self._newest: tuple[Reading, int] | None = None  # with the number of its press
         self._num_presses = 0
         self._is_lost, self._reopen_s = False, 0.0
-        self._missing: UsageError | None = None  # why the device has never been opened
+        self._missing: Exception | None = None  # why the device has never been opened
         self._emergency = False  # pressed, and not yet passed on
         self.num_losses = 0  # how often the device was gone
         self.on_emergency: Callable[[], None] | None = None
@@ -76,7 +76,7 @@ class DeviceReader:
     def open(self) -> None:
         """Open the device, once. Raises UsageError if it is missing."""
         if self._missing is not None:
-            raise UsageError(str(self._missing))
+            raise UsageError(one_line(self._missing))
         if self._thread is None:
             self._device.open()
             self._start()
@@ -86,7 +86,7 @@ class DeviceReader:
         if self._thread is None:
             try:
                 self._device.open()
-            except UsageError as error:
+            except Exception as error:  # a vendor's library may raise anything
                 self._missing, self._is_lost = error, True
             self._start()
 
