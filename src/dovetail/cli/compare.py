@@ -11,10 +11,7 @@ from dovetail.cli.run import RUNS_DIR, Quiet, RunsDir, loading
 
 __all__ = ["register"]
 
-Target = Annotated[
-    str,
-    typer.Argument(help="A run, RUN/checkpoints/best, RUN/checkpoints/last or RUN/weights/v00000009.json."),
-]
+_WHAT = "A run, RUN/checkpoints/best, RUN/checkpoints/last or RUN/weights/v00000009.json."
 
 
 def register(app: typer.Typer) -> None:
@@ -25,8 +22,8 @@ def register(app: typer.Typer) -> None:
 
 
 def compare(
-    a: Target,
-    b: Target,
+    a: Annotated[str, typer.Argument(metavar="A", help=f"The policy in use. {_WHAT}")],
+    b: Annotated[str, typer.Argument(metavar="B", help="The policy that may replace it. As A.")],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Override settings of both runs: task.time_limit_s=8."),
