@@ -101,7 +101,7 @@ def test_websockets_need_the_token_and_our_origin(console, path):
 
 
 def test_websockets_with_the_token_are_accepted(console):
-    assert json.loads(connect(console, "/ws/state", **console.headers)) == {"state": None}
+    assert json.loads(connect(console, "/ws/state", **console.headers)) == {"arms": [], "state": None}
     assert connect(console, SOCKETS[1], **console.headers)[0] == "0"
 
 
@@ -122,4 +122,4 @@ def test_browser_needs_the_printed_address(console, page):
     assert "needs its token" in page.inner_text("h1")
     console.enter(page)
     assert page.url == console.address
-    assert page.inner_text("#dt-control") == "not running"
+    assert page.inner_text("#dt-control") == "Not running"

@@ -52,7 +52,7 @@ def test_messages_reach_the_robot_until_release(control, robot):
 def test_second_driver_gets_the_first_ones_name_and_moves_nothing(control, robot):
     first, second = control.connect("Ada"), control.connect("Grace")
     first.receive(message(1))
-    assert second.receive(message(1)) == "Ada"
+    assert second.receive(message(1)) == "Ada is driving"
     assert second.receive(message(2, held=False)) is None
     assert len(robot.commands) == 1
     first.receive(message(2, held=False))

@@ -43,7 +43,7 @@ def raw(console, request: bytes, *, half_close: bool = False) -> bytes:
 
 
 def is_alive(console) -> bool:
-    return CLIENT.get(f"{console.address}api/state", headers=console.headers).json() == {"state": None}
+    return CLIENT.get(f"{console.address}api/state", headers=console.headers).json()["state"] is None
 
 
 @pytest.mark.extended

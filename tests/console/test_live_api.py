@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from dovetail.console.arms import LiveArms
 from dovetail.console.cameras import Cameras
 from dovetail.console.emergency import ConsoleStop
 from dovetail.console.live_api import make_app
@@ -23,7 +24,7 @@ from dovetail.live.view import LiveState
 class FaultyRobot:
     """A sensor reads NaN; one of two cameras is broken."""
 
-    axes = ("dx",)
+    name = "robot"
 
     def __init__(self):
         self.num_frames = 0
@@ -45,6 +46,9 @@ class FaultyRobot:
             facts={"telemetry": {"x": math.nan}},
         )  # fmt: skip
 
+    def drive_parts(self):
+        return {"parts": [], "refusal": ""}
+
     def cameras(self):
         return ("broken", "gray")
 
@@ -61,7 +65,8 @@ class FaultyRobot:
 @pytest.fixture
 def client(tmp_path):
     robot = FaultyRobot()
-    run = SimpleNamespace(robot=robot, stop=ConsoleStop(tmp_path, robot), history=RunHistory(RunFiles(tmp_path)))
+    arms = LiveArms(tmp_path, first=robot)
+    run = SimpleNamespace(arms=arms, stop=ConsoleStop(tmp_path, arms), history=RunHistory(RunFiles(tmp_path)))
     with TestClient(make_app(run)) as client:
         yield client
 

@@ -16,6 +16,7 @@ import pytest
 import websockets
 from fastapi.testclient import TestClient
 
+from dovetail.console.arms import LiveArms
 from dovetail.console.emergency import ConsoleStop
 from dovetail.console.live_api import make_app
 from dovetail.console.run_files import RunFiles
@@ -160,7 +161,7 @@ def test_press_without_the_token_is_refused(arm, open_run):
 class BrokenRobot:
     """Its state cannot be rendered."""
 
-    axes = ()
+    name = "robot"
 
     def __init__(self):
         self.events = []
@@ -182,7 +183,8 @@ class BrokenRobot:
 
 
 def app_of(robot, folder):
-    run = SimpleNamespace(robot=robot, stop=ConsoleStop(folder, robot), history=RunHistory(RunFiles(folder)))
+    arms = LiveArms(folder, first=robot)
+    run = SimpleNamespace(arms=arms, stop=ConsoleStop(folder, arms), history=RunHistory(RunFiles(folder)))
     return make_app(run)
 
 

@@ -30,7 +30,7 @@ def test_live_page_shows_images_and_that_the_run_is_paused(arm, page, tmp_path):
     until(has_control(arm, "paused"), what="the demonstration to wait")
     arm.enter(page)
     page.wait_for_function("document.querySelector('canvas')?.dataset.frames >= 1")
-    assert page.inner_text("#dt-in-control b") == "Paused"
+    assert page.inner_text("#dt-in-control b") == "Waiting for you"
     assert page.inner_text("#dt-prompt") == "push the cube onto the round mark"
     pixels = page.evaluate(
         "[...document.querySelector('canvas').getContext('2d').getImageData(0, 0, 99, 99).data]"

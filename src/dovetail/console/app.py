@@ -41,6 +41,7 @@ def make_app(
     ui.run_with(
         app,
         title="Dovetail",
+        viewport="width=device-width, initial-scale=1, viewport-fit=cover, interactive-widget=resizes-content",
         dark=None,  # the system's setting, until the user changes it
         tailwind=False,  # not needed, and it would be compiled in the browser
         show_welcome_message=False,

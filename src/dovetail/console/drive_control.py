@@ -17,9 +17,10 @@ from dovetail.config.model import Config
 from dovetail.core.errors import UsageError
 from dovetail.human.sender_clock import MAX_SENT_MS, SenderClock
 
-__all__ = ["MAX_MESSAGE_BYTES", "DriveControl", "DriveSession", "Drives", "InvalidMessage"]
+__all__ = ["ANONYMOUS", "MAX_MESSAGE_BYTES", "DriveControl", "DriveSession", "Drives", "InvalidMessage"]
 
 MAX_MESSAGE_BYTES = 1024
+ANONYMOUS = "anonymous"  # the name of a person who entered none
 _SILENCE_S = 1.0  # after this time without a message, another driver may take over
 _Axis = Annotated[float, Field(ge=-1.0, le=1.0, allow_inf_nan=False)]
 
@@ -60,8 +61,9 @@ class DriveControl:
         self._driver: DriveSession | None = None
         self._last_message_s = 0.0
 
-    def connect(self, name: str) -> DriveSession:
-        session = DriveSession(self, id=secrets.randbits(48) + 1, name=name)
+    def connect(self, name: str, *, browser: str = "") -> DriveSession:
+        """`browser` is the same for all tabs of one browser: a page can tell its own user from others."""
+        session = DriveSession(self, id=secrets.randbits(48) + 1, name=name, browser=browser)
         self._sessions[session.id] = session
         return session
 
@@ -73,12 +75,16 @@ class DriveControl:
         session = self._sessions.get(session_id)
         return "" if session is None else session.name
 
+    def browser_of(self, session_id: int) -> str:
+        session = self._sessions.get(session_id)
+        return "" if session is None else session.browser
+
     def apply(self, session: DriveSession, message: DriveMessage, *, time_ns: int) -> str | None:
-        """Send the message to the robot. If another session drives, return its name instead."""
+        """Send the message to the robot. If another session drives, return a sentence that says so."""
         now_s = time.monotonic()
         other = self._driver
         if other is not None and other is not session and now_s - self._last_message_s < _SILENCE_S:
-            return other.name if message.held else None
+            return _driven_by(other, told=session) if message.held else None
         if message.held and not message.lost:
             self._robot.drive(
                 session=session.id, sequence=message.n, held=True, axes=message.axes, time_ns=time_ns
@@ -102,14 +108,14 @@ class DriveControl:
 class DriveSession:
     """One connection that may drive."""
 
-    def __init__(self, control: DriveControl, *, id: int, name: str) -> None:
+    def __init__(self, control: DriveControl, *, id: int, name: str, browser: str = "") -> None:
         self._control = control
-        self.id, self.name = id, name
+        self.id, self.name, self.browser = id, name, browser
         self.last = 0  # number of the newest message
         self._clock = SenderClock()
 
     def receive(self, text: str) -> str | None:
-        """Handle a message. Raises InvalidMessage; returns the name of the session that drives instead, if one does."""
+        """Handle a message. Raises InvalidMessage; returns a sentence if another session drives."""
         arrived_ns = time.monotonic_ns()
         if len(text) > MAX_MESSAGE_BYTES:
             raise InvalidMessage(f"a message may have at most {MAX_MESSAGE_BYTES} characters")
@@ -125,3 +131,9 @@ class DriveSession:
             return self._control.apply(self, message, time_ns=time_ns)
         except UsageError as error:
             raise InvalidMessage(str(error)) from error
+
+
+def _driven_by(other: DriveSession, *, told: DriveSession) -> str:
+    if other.browser and other.browser == told.browser:
+        return "you are driving in another tab of this browser"
+    return f"{'another person' if other.name == ANONYMOUS else other.name} is driving"

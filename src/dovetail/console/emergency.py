@@ -26,7 +26,7 @@ _NOT_RUNNING = "this run is not running: STOP was not sent"
 
 
 class PostsEvents(Protocol):
-    """See `LiveRobot`."""
+    """See `LiveArms`."""
 
     def post(self, event: Event, *, session: int) -> None: ...
 
@@ -45,8 +45,8 @@ class ConsoleStop:
     A page sends each press twice, by its websocket and by a request; `press_id` tells that they are the same.
     """
 
-    def __init__(self, folder: Path, robot: PostsEvents) -> None:
-        self._folder, self._robot = folder, robot
+    def __init__(self, folder: Path, arms: PostsEvents) -> None:
+        self._folder, self._arms = folder, arms
         self._stop: RunStop | None = None
         self._presses: OrderedDict[str, Press] = OrderedDict()
 
@@ -84,8 +84,8 @@ class ConsoleStop:
             with contextlib.suppress(OSError):
                 place = stop.press(source)
                 pressed_ns = stop.pressed_ns
-        try:  # a second way to the arm that this console drives
-            self._robot.post(Event.EMERGENCY, session=1)
+        try:  # a second way to the arms on this machine
+            self._arms.post(Event.EMERGENCY, session=1)
         except DovetailError as error:
             if place < 0:
                 raise UsageError(_NOT_RUNNING) from error

@@ -13,6 +13,8 @@ from fastapi import FastAPI
 from nicegui import ui
 from starlette.requests import HTTPConnection
 
+from dovetail.console.drive_control import ANONYMOUS
+
 if TYPE_CHECKING:
     from dovetail.console.run_files import OpenRun
 
@@ -41,7 +43,7 @@ def user_name(request: HTTPConnection) -> str:
     """The name that the user entered in the header of the page. It is shown to people and proves nothing."""
     name = unquote(request.cookies.get("dovetail_name", ""))
     safe = "".join(letter for letter in name if letter.isprintable() and letter not in "<>&\"'\\;")
-    return safe.strip()[:_NAME_LENGTH] or "anonymous"
+    return safe.strip()[:_NAME_LENGTH] or ANONYMOUS
 
 
 @contextmanager
@@ -55,25 +57,29 @@ def frame(page: Page, run_name: str, *, scripts: Sequence[str] = ()) -> Iterator
 
     ui.page_title(f"{page.title} · {run_name}")
     ui.add_head_html(f'<link rel="stylesheet" href="{_STATIC}/console.css">')
-    ui.colors(primary="#2f7f79", secondary="#64748b", accent="#7c6bb0", positive="#2e9e6b", negative="#d1493f")
+    ui.colors(primary="#1f6b65", secondary="#64748b", accent="#7c6bb0", positive="#1d7a50", negative="#b3322a")
     ui.query(".nicegui-content").classes("dt-content")
+    ui.html('<a class="dt-skip" href="#dt-main">Skip to the content</a>', sanitize=False)
     with ui.element("header").classes("dt-header"):
         with ui.element("a").classes("dt-brand").props('href="/"'):
             ui.html(_LOGO, sanitize=False)
             ui.label(run_name).classes("dt-run").tooltip("the run")
-        with ui.element("nav").classes("dt-nav"):
+        with ui.element("nav").classes("dt-nav").props('aria-label="pages"'):
             for number, other in enumerate(PAGES, start=1):
                 link = ui.element("a").props(f'href="{other.path}" accesskey="{number}"').classes("dt-link")
-                link.classes("dt-current" if other is page else "")
+                if other is page:
+                    link.classes("dt-current").props('aria-current="page"')
                 with link:
-                    ui.icon(other.icon)
+                    ui.icon(other.icon).props("aria-hidden=true")
                     ui.label(other.title)
         ui.element("div").classes("dt-grow")
-        ui.html('<span id="dt-control" class="dt-pill" data-control="none">…</span>', sanitize=False)
-        ui.html(_TOOLS, sanitize=False)
-        ui.html(_STOP, sanitize=False)
+        ui.html(
+            '<span id="dt-control" class="dt-pill" role="status" data-control="none">…</span>', sanitize=False
+        ).classes("dt-control-box")
+        ui.html(_TOOLS, sanitize=False).classes("dt-tools-box")
+        ui.html(_STOP, sanitize=False).classes("dt-stop-box")
     ui.html('<div id="dt-arms" class="dt-arms" role="status" hidden></div>', sanitize=False)
-    with ui.element("main").classes("dt-main"):
+    with ui.element("main").classes("dt-main").props('id="dt-main" tabindex="-1"'):
         yield
     ui.html(_help(page), sanitize=False)
     for script in ("console.js", *scripts):
@@ -86,17 +92,20 @@ def style(name: str) -> None:
 
 
 _LOGO = (
-    '<svg viewBox="0 0 32 32" width="26" height="26" aria-label="Dovetail"><path d="M3 5h26v9l-5 3v10H8V17l-5-3z" '
-    'fill="none" stroke="currentColor" stroke-width="2.4" stroke-linejoin="round"/>'
+    '<svg viewBox="0 0 32 32" width="26" height="26" role="img" aria-label="Dovetail">'
+    '<path d="M3 5h26v9l-5 3v10H8V17l-5-3z" fill="none" stroke="currentColor" stroke-width="2.4" stroke-linejoin="round"/>'
     '<path d="M11 5l3 9h4l3-9" fill="none" stroke="currentColor" stroke-width="2.4" stroke-linejoin="round"/></svg>'
 )
 _TOOLS = (
-    '<span class="dt-tools"><input id="dt-name" class="dt-name" maxlength="40" placeholder="your name" '
-    'aria-label="your name" autocomplete="off"><button id="dt-theme" class="dt-tool" title="dark or light (t)">◐</button>'
-    '<button id="dt-help-open" class="dt-tool" title="keys (?)">?</button></span>'
+    '<button id="dt-menu" class="dt-tool" aria-label="menu" aria-expanded="false" aria-controls="dt-tools">☰</button>'
+    '<div id="dt-tools" class="dt-tools"><input id="dt-name" class="dt-name" maxlength="40" placeholder="your name" '
+    'aria-label="your name" autocomplete="off"><button id="dt-theme" class="dt-tool" title="dark or light (t)" '
+    'aria-label="dark or light">◐</button><button id="dt-help-open" class="dt-tool" title="keys (?)" '
+    'aria-label="keys">?</button></div>'
 )
 _STOP = (
-    '<button id="dt-emergency" class="dt-emergency" title="stop the arm (Esc)"><b>STOP</b><kbd>Esc</kbd></button>'
+    '<button id="dt-emergency" class="dt-emergency" title="stop all arms (Esc)" aria-label="STOP all arms">'
+    "<b>STOP</b><kbd>Esc</kbd></button>"
 )
 
 
@@ -107,8 +116,9 @@ def _help(page: Page) -> str:
         for key, what in keys.items()
     )
     return (
-        f'<div id="dt-help" class="dt-help" hidden><div class="dt-sheet"><h2>Keys on “{_escaped(page.title)}”</h2>'
-        f"<table>{rows}</table><p>Press <kbd>?</kbd> again, or click, to close.</p></div></div>"
+        '<div id="dt-help" class="dt-help" role="dialog" aria-modal="true" aria-labelledby="dt-help-title" hidden>'
+        f'<div class="dt-sheet"><h2 id="dt-help-title">Keys on “{_escaped(page.title)}”</h2><table>{rows}</table>'
+        '<button id="dt-help-close" class="dt-button">Close <kbd>?</kbd></button></div></div>'
     )
 
 

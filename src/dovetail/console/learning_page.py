@@ -15,6 +15,7 @@ from dovetail.console.run_files import OpenRun, Version
 from dovetail.console.run_history import thinned
 from dovetail.console.threads import in_thread
 from dovetail.console.widgets import chart
+from dovetail.core.figures import short
 
 __all__ = ["PAGE"]
 
@@ -34,10 +35,26 @@ def register(app: FastAPI, run: OpenRun) -> None:
     def show() -> None:
         with frame(PAGE, run.name, scripts=("learning.js",)):
             curves = (
-                chart("Success: online episodes, and evaluations with 95 % intervals", "success", share=True),
-                chart("Return", "return"),
+                chart(
+                    "Success: online episodes; evaluations with 95 % intervals",
+                    "success",
+                    share=True,
+                    evaluations=True,
+                ),
+                chart("Return: online episodes; evaluations with 95 % intervals", "return", evaluations=True),
+                chart(
+                    "Cycle time (s): online successes; evaluations with quartiles",
+                    "cycle_time_s",
+                    evaluations=True,
+                ),
+                chart("Share of steps by an operator", "human_share", share=True),
             )
             ui.html("".join(curves), sanitize=False).classes("dt-two")
+            ui.html(
+                '<h3>Evaluations, the newest first</h3><div id="dt-evaluations" class="dt-scroll" tabindex="0" '
+                'role="region" aria-label="evaluations"></div>',
+                sanitize=False,
+            ).classes("dt-card")
             with ui.element("div").classes("dt-live"):
                 versions = _Versions(run)
                 ui.html(
@@ -134,11 +151,15 @@ class _Versions:
 
 
 def _success(history: Mapping[str, Any], number: int) -> tuple[str, str]:
-    """Success of a version in its evaluation, and in online episodes without help."""
-    rated, autonomous = history["rated"].get(number), history["by_version"].get(number, [])
+    """Success, or else the return, of a version in its evaluation; and its success in online episodes without help."""
+    rated, autonomous = history["rated"].get(number) or {}, history["by_version"].get(number, [])
     evaluation = ""
-    if rated is not None and isinstance(rated.get("rate"), (int, float)):
-        evaluation = f"{100 * rated['rate']:.0f} % of {rated.get('episodes')} evaluation episodes"
+    if (rate := _number(rated, "rate")) is not None:
+        evaluation = f"{100 * rate:.0f} % of {rated.get('episodes')} evaluation episodes"
+        if details := _details(rated):
+            evaluation += f", {details}"
+    elif (mean := _number(rated.get("return"), "mean")) is not None:
+        return f"return {short(mean)} in {rated.get('episodes')} evaluation episodes", ""
     online = (
         f"{sum(autonomous):.0f} of {len(autonomous)} online episodes without help"
         if autonomous
@@ -147,12 +168,31 @@ def _success(history: Mapping[str, Any], number: int) -> tuple[str, str]:
     return evaluation, online
 
 
+def _details(rated: Mapping[str, Any]) -> str:
+    """Cycle time and throughput of an evaluation, as far as they are stored."""
+    cycle_s, per_minute = _number(rated.get("cycle_time_s"), "median"), _number(rated, "per_minute")
+    with_resets = _number(rated, "per_minute_with_resets")
+    parts = [] if cycle_s is None else [f"cycle time {cycle_s:.1f} s"]
+    if per_minute is not None:
+        resets = "" if with_resets is None else f" ({with_resets:.1f} with resets)"
+        parts.append(f"{per_minute:.1f} successes per minute{resets}")
+    return ", ".join(parts)
+
+
+def _number(facts: Any, name: str) -> float | None:
+    """A number of an event, which another program may have changed."""
+    value = facts.get(name) if isinstance(facts, Mapping) else None
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
 def _checkpoint_text(newest: Mapping[str, Mapping[str, Any]]) -> str:
     last, best, shown = newest.get("checkpoint"), newest.get("best checkpoint"), []
     if last is not None:
         shown.append(f"checkpoint at {last.get('env_steps', 0)} steps")
-    if best is not None and isinstance(best.get("success"), (int, float)):
-        shown.append(f"best: {100 * best['success']:.0f} % by {best.get('by', '')}")
+    if best is not None and (rate := _number(best, "success")) is not None:
+        shown.append(f"best: {100 * rate:.0f} % by {best.get('by', '')}")
+    elif best is not None and (value := _number(best, "return")) is not None:
+        shown.append(f"best: return {short(value)} by {best.get('by', '')}")
     return " · ".join(shown)
 
 

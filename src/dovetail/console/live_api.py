@@ -1,6 +1,6 @@
-"""Endpoints of the live pages: the robot's state and images, events such as start and stop, and driving.
+"""Endpoints of the live pages: state and images of an arm, events such as start and pause, and driving.
 
-STOP does not depend on anything else here: it is pressed before the state is looked at, and no file is read for it.
+`arm` names one of the run's arms; without it, the first one is meant. STOP is in `stop_api`.
 """
 
 from __future__ import annotations
@@ -9,19 +9,18 @@ import asyncio
 import contextlib
 import math
 from collections.abc import AsyncIterator, Callable
-from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import FastAPI, HTTPException, Request, WebSocket, WebSocketDisconnect
-from starlette.requests import HTTPConnection
-from starlette.types import Message
+from fastapi import FastAPI, HTTPException, Query, Request, WebSocket, WebSocketDisconnect
+from pydantic import Field
 
 from dovetail.config.model import Config
+from dovetail.console.arms import ConsoleArm
 from dovetail.console.cameras import Cameras
-from dovetail.console.drive_control import DriveControl, InvalidMessage
-from dovetail.console.emergency import ConsoleStop, Press
+from dovetail.console.drive_control import InvalidMessage
 from dovetail.console.layout import user_name
 from dovetail.console.run_files import OpenRun
+from dovetail.console.stop_api import add_stop, press_stop, source_name
 from dovetail.console.threads import REFRESH, in_thread
 from dovetail.core.errors import DovetailError, UsageError
 from dovetail.core.types import Event
@@ -30,21 +29,20 @@ __all__ = ["make_app"]
 
 _STATE_S = 0.1
 _REFRESH_S = 0.5
-_MAX_ID = 64
-_EVALUATION = ("name", "weights", "env_steps", "rate", "low", "high", "episodes", "time")
+_FIGURES = ("cycle_time_s", "per_minute", "per_minute_with_resets", "interventions_per_minute", "return")
+_EVALUATION = ("name", "weights", "env_steps", "rate", "low", "high", "episodes", "time", *_FIGURES)
+_MAX_NAME = 200
+ArmName = Annotated[str, Query(max_length=_MAX_NAME)]
+BrowserId = Annotated[str, Query(pattern="^[0-9a-f]{0,32}$")]
 
 
 class EventRequest(Config):
     event: Event
-
-
-class AcknowledgeRequest(Config):
-    robot: str
+    arm: str = Field(default="", max_length=_MAX_NAME)
 
 
 def make_app(run: OpenRun) -> FastAPI:
     """An application with these endpoints only. While it is up, it checks whether the run is active."""
-    control, cameras = DriveControl(run.robot), Cameras(run.robot)
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -53,21 +51,28 @@ def make_app(run: OpenRun) -> FastAPI:
         yield
         for task in tasks:
             task.cancel()
-        await cameras.close()
+        await run.arms.close()
 
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    _add_stop(app, run)
+    add_stop(app, run)
+    _add_state(app, run)
+    _add_frames(app, run)
+    _add_drive(app, run)
+    return app
 
-    def state() -> dict[str, Any]:
-        found = run.robot.state()
-        if found is None:
-            return {"state": None}
-        values = {**asdict(found), "driver": control.name_of(found.driver), "axes": list(run.robot.axes)}
-        return {"state": _finite({**values, "stop": run.stop.state()})}
+
+def _add_state(app: FastAPI, run: OpenRun) -> None:
+    def state(arm: str) -> dict[str, Any]:
+        stop = run.stop.state()
+        rows = run.arms.rows([one["name"] for one in stop["arms"]])
+        found = None
+        with contextlib.suppress(UsageError):  # no such arm: it has ended
+            found = run.arms.get(arm).state()
+        return {"arms": rows, "state": None if found is None else _finite({**found, "stop": stop})}
 
     @app.get("/api/state")
-    async def get_state() -> dict[str, Any]:
-        return state()
+    async def get_state(arm: ArmName = "") -> dict[str, Any]:
+        return state(arm)
 
     @app.get("/api/history")
     async def get_history() -> dict[str, Any]:
@@ -77,54 +82,52 @@ def make_app(run: OpenRun) -> FastAPI:
         history: dict[str, Any] = _finite({**shown, "evaluations": rows})
         return history
 
-    @app.get("/api/cameras")
-    async def get_cameras() -> dict[str, Any]:
-        return {"cameras": await cameras.names()}
-
     @app.post("/api/event")
     async def post_event(request: EventRequest, http: Request) -> dict[str, bool]:
         if request.event is Event.EMERGENCY:
-            _press(run.stop, "", http)
+            press_stop(run.stop, "", http)
             return {"sent": True}
-        if run.robot.state() is None:
+        robot = _arm(run, request.arm).robot
+        if robot.state() is None:
             raise HTTPException(409, "this run is not running: the event was not sent")
         try:
-            run.robot.post(request.event, session=1)
+            robot.post(request.event, session=1)
         except DovetailError as error:
             raise HTTPException(409, str(error)) from error
         if request.event is Event.ACKNOWLEDGE:  # all arms that a STOP holds
-            run.stop.acknowledge(source=_source(http))
-        return {"sent": True}
-
-    @app.post("/api/acknowledge")
-    async def post_acknowledge(request: AcknowledgeRequest, http: Request) -> dict[str, bool]:
-        """Acknowledge one of several arms by its name; the event `acknowledge` releases all arms."""
-        found = run.robot.state()
-        rows = found.facts.get("roles", ()) if found is not None else ()
-        stopped = {row["name"] for row in rows if row.get("problem")} | run.stop.stopped_arms()
-        if request.robot not in stopped:
-            raise HTTPException(409, f"{request.robot} has not stopped")
-        if not run.stop.acknowledge(source=_source(http), arm=request.robot):
-            raise HTTPException(409, "this run is not running: nothing was acknowledged")
+            run.stop.acknowledge(source=source_name(http))
         return {"sent": True}
 
     @app.websocket("/ws/state")
-    async def states(socket: WebSocket) -> None:
+    async def states(socket: WebSocket, arm: ArmName = "") -> None:
         """The state, at most ten times per second, when it has changed."""
         await socket.accept()
         last: dict[str, Any] | None = None
         async with _while_open(socket) as closed:
             while not closed.done():
-                now = state()
+                now = state(arm)
                 if now != last:
                     await socket.send_json(now)
                     last = now
                 await asyncio.wait([closed], timeout=_STATE_S)
 
+
+def _add_frames(app: FastAPI, run: OpenRun) -> None:
+    @app.get("/api/cameras")
+    async def get_cameras(arm: ArmName = "") -> dict[str, Any]:
+        """`own`: how many of them are the robot's; the views of a simulation, which are rendered, follow."""
+        found = _arm(run, arm)
+        return {"cameras": await found.cameras.names(), "own": found.robot.num_own_cameras}
+
     @app.websocket("/ws/frames")
-    async def frames(socket: WebSocket, camera: str = "") -> None:
+    async def frames(socket: WebSocket, camera: str = "", arm: ArmName = "") -> None:
         """JPEGs. The next one is sent when the page has reported that it shows the last: a slow page skips images."""
         await socket.accept()
+        try:
+            cameras = run.arms.get(arm).cameras
+        except UsageError as error:
+            await socket.close(4404, str(error)[:120])
+            return
         if camera not in await cameras.names():
             await socket.close(4404, "there is no such camera")
             return
@@ -137,18 +140,23 @@ def make_app(run: OpenRun) -> FastAPI:
             finally:
                 sending.cancel()
 
+
+def _add_drive(app: FastAPI, run: OpenRun) -> None:
     @app.websocket("/ws/drive")
-    async def drive(socket: WebSocket) -> None:
+    async def drive(socket: WebSocket, arm: ArmName = "", browser: BrowserId = "") -> None:
         """See `drive_control`. If the connection ends while it drives, the arm holds."""
         await socket.accept()
-        session = control.connect(user_name(socket))
+        try:
+            control = run.arms.get(arm).control
+        except UsageError as error:
+            await socket.close(1008, str(error)[:120])
+            return
+        session = control.connect(user_name(socket), browser=browser)
         try:
             while True:
-                other = session.receive(await socket.receive_text())
-                if other is not None:
-                    await socket.send_json({"n": session.last, "refused": f"{other} is driving"})
-                else:
-                    await socket.send_json({"n": session.last})
+                refused = session.receive(await socket.receive_text())
+                answer: dict[str, Any] = {"n": session.last, "session": session.id}
+                await socket.send_json({**answer, "refused": refused} if refused else answer)
         except InvalidMessage as error:
             await socket.close(1008, str(error)[:120])
         except (WebSocketDisconnect, RuntimeError, KeyError):
@@ -156,65 +164,12 @@ def make_app(run: OpenRun) -> FastAPI:
         finally:
             control.disconnect(session)
 
-    return app
 
-
-# ---- STOP
-
-
-def _add_stop(app: FastAPI, run: OpenRun) -> None:
-    @app.post("/api/stop")
-    async def post_stop(http: Request, press: str = "") -> dict[str, Any]:
-        """Stop all arms, and say which of them have confirmed it within a second."""
-        pressed = _press(run.stop, press, http)
-        return _confirmation(press, await run.stop.confirmed(pressed))
-
-    @app.websocket("/ws/stop")
-    async def stop_socket(socket: WebSocket) -> None:
-        """Each message is a STOP; its text is the id of the press. Open on every page: a STOP needs no new connection."""
-        await socket.accept()
-        confirming: set[asyncio.Task[None]] = set()
-        with contextlib.suppress(WebSocketDisconnect, RuntimeError):  # disconnected
-            while True:
-                press_id = _text(await socket.receive())
-                try:
-                    pressed = run.stop.press(press_id, source=_source(socket))
-                except UsageError as error:
-                    await socket.send_json({"press": press_id, "sent": False, "detail": str(error)})
-                    continue
-                await socket.send_json({"press": press_id, "sent": True})
-                task = asyncio.create_task(_send_confirmation(socket, run.stop, press_id, pressed))
-                confirming.add(task)
-                task.add_done_callback(confirming.discard)
-
-
-def _press(stop: ConsoleStop, press_id: str, connection: Request) -> Press:
+def _arm(run: OpenRun, name: str) -> ConsoleArm:
     try:
-        return stop.press(press_id[:_MAX_ID], source=_source(connection))
+        return run.arms.get(name)
     except UsageError as error:
-        raise HTTPException(409, str(error)) from error
-
-
-def _source(connection: HTTPConnection) -> str:
-    return f"console, {user_name(connection)}"
-
-
-def _text(message: Message) -> str:
-    """Of a websocket message. Anything that arrives is a STOP."""
-    if message["type"] == "websocket.disconnect":
-        raise WebSocketDisconnect
-    return str(message.get("text") or "")[:_MAX_ID]
-
-
-async def _send_confirmation(socket: WebSocket, stop: ConsoleStop, press_id: str, pressed: Press) -> None:
-    with contextlib.suppress(WebSocketDisconnect, RuntimeError):
-        await socket.send_json(_confirmation(press_id, await stop.confirmed(pressed)))
-
-
-def _confirmation(press_id: str, found: dict[str, int | None]) -> dict[str, Any]:
-    confirmed = [{"arm": arm, "ms": ms} for arm, ms in found.items() if ms is not None]
-    missing = [arm for arm, ms in found.items() if ms is None]
-    return {"press": press_id, "sent": True, "confirmed": confirmed, "missing": missing}
+        raise HTTPException(404, str(error)) from error
 
 
 # ---- presence of the run
@@ -232,7 +187,7 @@ async def _refresh_stop(run: OpenRun) -> None:
 
 
 async def _refresh_arms(run: OpenRun) -> None:
-    await in_thread(run.robot.refresh, pool=REFRESH)
+    await in_thread(run.arms.refresh, pool=REFRESH)
 
 
 async def _refresh_always(run: OpenRun) -> None:
@@ -243,7 +198,7 @@ async def _refresh_always(run: OpenRun) -> None:
 
 async def _beat_always(run: OpenRun) -> None:
     while True:
-        run.robot.beat()
+        run.arms.beat()
         await asyncio.sleep(_REFRESH_S)
 
 

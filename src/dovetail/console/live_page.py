@@ -7,7 +7,7 @@ from nicegui import ui
 
 from dovetail.console.layout import Page, frame
 from dovetail.console.run_files import OpenRun
-from dovetail.console.widgets import CAMERAS, CONTROL, buttons, chart
+from dovetail.console.widgets import ARMS, CAMERAS, CONTROL, buttons, chart
 
 __all__ = ["PAGE"]
 
@@ -16,16 +16,18 @@ def register(app: FastAPI, run: OpenRun) -> None:
     @ui.page("/")
     def show() -> None:
         with frame(PAGE, run.name, scripts=("live.js",)):
+            ui.html(ARMS, sanitize=False)
             with ui.element("div").classes("dt-live"):
                 ui.html(CAMERAS, sanitize=False).classes("dt-card dt-flush")
                 with ui.element("div").classes("dt-column"):
                     events = buttons("start", "pause", "acknowledge", "stop")
                     ui.html(CONTROL + events, sanitize=False).classes("dt-card")
+                    _card("Last 20 online episodes", "dt-figures", "dt-stats dt-figures")
                     _card("Control loop", "dt-health", "dt-stats")
                     _card("Coach", "dt-coach", "dt-coach").classes("dt-grow")
             curves = (
-                chart("Success, last 20 episodes", "success", share=True),
-                chart("Return", "return"),
+                chart("Success, last 20 episodes", "success", share=True, evaluations=True),
+                chart("Return, last 20 episodes", "return", evaluations=True),
                 chart("Share of steps by an operator", "human_share", share=True),
             )
             ui.html("".join(curves), sanitize=False).classes("dt-three")

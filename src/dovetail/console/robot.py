@@ -1,36 +1,42 @@
-"""The robot of a run: attached while the run is active, detached when it ends."""
+"""One arm of a run: attached while the run is active, detached when it ends."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array, Event
+from dovetail.human.axes import AXES, AxisMapping
 from dovetail.live.view import LiveState, LiveView, NotLive
 
 __all__ = ["LiveRobot"]
+
+_CARTESIAN = ("ee_delta", "ee_velocity")
 
 
 class LiveRobot:
     """Call it from one thread, except `cameras`, `frame` and `close`, which one other thread calls, and `refresh`.
 
-    Only `refresh` reads files, so only it may block: call it in a thread of its own.
+    Only `refresh` reads files, so only it may block: call it in a thread of its own. `folder` has the arm's live.json; `run`
+    is the run's folder.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self, folder: Path, *, run: Path | None = None) -> None:
+        self._folder, self._run = folder, run or folder
         self._view: LiveView | None = None
         self._rendered: LiveView | None = (
             None  # the last one that gave images; closed by the thread that took them
         )
+        self._drive: tuple[LiveView, dict[str, Any]] | None = None
 
     def refresh(self) -> None:
         """Check whether the run has started, restarted or ended. Reads files."""
         try:
             if self._view is None:
-                self._view = LiveView.attach(self._folder)
+                self._view = LiveView.attach(self._folder, run=self._run)
             else:
                 self._view.refresh()
         except NotLive:
@@ -43,15 +49,30 @@ class LiveRobot:
             with contextlib.suppress(UsageError):  # another console drives; this one only watches
                 view.writer.beat()
 
+    @property
+    def name(self) -> str:
+        """The arm's name in the run; empty while the run is not active."""
+        return "" if self._view is None else self._view.arm
+
     def state(self) -> LiveState | None:
         """None while the run is not active."""
         view = self._view
         return None if view is None or not view.alive else view.state()
 
+    def drive_parts(self) -> dict[str, Any]:
+        """For the page that drives: the parts of the action with their axes, and why the arm cannot be driven, if so."""
+        view = self._view
+        if view is None:
+            return {"parts": [], "refusal": ""}
+        if self._drive is None or self._drive[0] is not view:
+            self._drive = (view, _drive_parts(view))
+        return self._drive[1]
+
     @property
-    def axes(self) -> Sequence[str]:
-        """Names of the axes that `drive` moves."""
-        return () if self._view is None else self._view.robot.action.names
+    def num_own_cameras(self) -> int:
+        """Cameras of the robot itself; they come first in `cameras`."""
+        view = self._view
+        return 0 if view is None else sum(spec.is_image for spec in view.robot.observation.values())
 
     def cameras(self) -> Sequence[str]:
         view = self._view
@@ -84,8 +105,9 @@ class LiveRobot:
 
         `time_ns` is when the page sent it, in this host's monotonic time.
         """
-        axes = axes or (0.0,) * len(self.axes)
-        self._active().writer.drive(session=session, sequence=sequence, held=held, axes=axes, time_ns=time_ns)
+        view = self._active()
+        axes = axes or (0.0,) * view.robot.action.shape[0]
+        view.writer.drive(session=session, sequence=sequence, held=held, axes=axes, time_ns=time_ns)
 
     def disconnect(self, *, session: int, sequence: int) -> None:
         """The page, the network or the focus was lost while driving: the arm holds."""
@@ -101,3 +123,26 @@ class LiveRobot:
         if self._view is None:
             raise UsageError("this run is not active: start it with `dovetail run --resume`")
         return self._view
+
+
+def _drive_parts(view: LiveView) -> dict[str, Any]:
+    robot = view.robot
+    parts = [
+        {
+            "name": part.name,
+            "kind": part.kind,
+            "first": robot.slice_of(part.name).start,
+            "axes": list(AXES[: part.num_axes]) if part.kind in _CARTESIAN else _axis_names(view, part.name),
+            "is_cartesian": part.kind in _CARTESIAN,
+        }
+        for part in robot.parts
+    ]
+    refusal = AxisMapping(robot).refusal
+    return {"parts": parts, "refusal": f"robot '{robot.name}' {refusal}" if refusal else ""}
+
+
+def _axis_names(view: LiveView, part: str) -> list[str]:
+    """Names for people: those of the spec, or the part's name with a number."""
+    where = view.robot.slice_of(part)
+    names = view.robot.action.names[where]
+    return list(names) if len(names) else [f"{part} {number + 1}" for number in range(where.stop - where.start)]

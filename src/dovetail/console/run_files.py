@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from dovetail.console.arms import LiveArms
 from dovetail.console.emergency import ConsoleStop
 from dovetail.console.episode_labels import EpisodeLabels
 from dovetail.console.recorded_episodes import RecordedEpisodes
-from dovetail.console.robot import LiveRobot
 from dovetail.console.run_history import RunHistory
 from dovetail.core.disk import MAX_JSON_BYTES, MissingError, open_file, open_lock, parse_json, read_file
 from dovetail.core.errors import RunFolderError, StoreError
@@ -32,8 +32,8 @@ class OpenRun:
     def __init__(self, path: Path) -> None:
         self.files = RunFiles(path)
         self.name = self.files.name
-        self.robot = LiveRobot(path)
-        self.stop = ConsoleStop(path, self.robot)
+        self.arms = LiveArms(path)
+        self.stop = ConsoleStop(path, self.arms)
         self.history = RunHistory(self.files)
         self.weights = PublishedWeights(path / "weights")
         self.episodes = RecordedEpisodes(path)

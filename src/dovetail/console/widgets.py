@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from html import escape
 
-__all__ = ["CAMERAS", "CONTROL", "buttons", "chart"]
+__all__ = ["ARMS", "CAMERAS", "CONTROL", "buttons", "chart"]
+
+ARMS = '<div id="dt-choose-arm" class="dt-choose" role="group" aria-label="arm" hidden></div>'
 
 CAMERAS = """
 <div class="dt-stage"><div id="dt-cameras" class="dt-cameras"></div>
-<div id="dt-no-image" class="dt-no-image">looking for the run …</div><div id="dt-prompt" class="dt-prompt"></div></div>"""
+<div id="dt-no-image" class="dt-no-image">looking for the run …</div></div>
+<div class="dt-below"><div id="dt-prompt" class="dt-prompt"></div>
+<div id="dt-choose-cameras" class="dt-choose" role="group" aria-label="cameras" hidden></div></div>"""
 
 CONTROL = """
-<div id="dt-in-control" class="dt-in-control" data-control="none"><b>…</b><span></span></div>
+<div id="dt-in-control" class="dt-in-control" role="status" data-control="none"><b>…</b><span></span></div>
 <p id="dt-progress" class="dt-progress">&nbsp;</p>"""
 
 _EVENTS = {  # event -> icon, text, key
@@ -36,12 +40,12 @@ def buttons(*events: str) -> str:
         shown_key = f"<kbd>{key}</kbd>" if key else ""
         made.append(
             f'<button class="dt-button" data-event="{event}"{confirm}>'
-            f'<i class="q-icon material-icons">{icon}</i>{text} {shown_key}</button>'
+            f'<i class="q-icon material-icons" aria-hidden="true">{icon}</i><span>{text}</span> {shown_key}</button>'
         )
     return f'<div class="dt-buttons">{"".join(made)}</div>'
 
 
-def chart(title: str, curve: str, *, share: bool = False) -> str:
-    """A card with one of the curves of the run."""
-    kind = ' data-kind="share"' if share else ""
+def chart(title: str, curve: str, *, share: bool = False, evaluations: bool = False) -> str:
+    """A card with one of the curves of the run; `evaluations` are dots with intervals in it."""
+    kind = (' data-kind="share"' if share else "") + (' data-evaluations="1"' if evaluations else "")
     return f'<div class="dt-card"><h3>{escape(title)}</h3><div class="dt-chart" data-curve="{curve}"{kind}></div></div>'

@@ -1,9 +1,10 @@
 """Shared memory through which consoles see a run, and through which one of them sends messages to the robot.
 
-    RUN/live.json    the run's process (id, start time, boot) and its descriptors of
+    RUN/live.json    the process of the run's first arm (id, start time, boot) and its descriptors of
       board          observations and actions of the control loop, tick by tick; read-only
       status         the rest, at most ten times per second: phase, episode, fault, figures
       mailbox        messages to the robot; one console writes them
+    RUN/robots/NAME/live.json    the same for each further arm of a run on Ray, if it is on this machine
     RUN/stop.json    the emergency stop of all arms of the run, see `run_stop`
 
 Another process of the same user attaches through /proc/PID/fd, see `view`. The memory ends with the run's process. A
@@ -152,6 +153,7 @@ class LiveLink:
             "pid": os.getpid(),
             "started": process_started(os.getpid()),
             "boot_id": boot_id(),
+            "arm": self._arm,
             "robot": self._robot.to_json(),
             "descriptors": self._descriptors,
             "board": self._board,

@@ -21,7 +21,7 @@ _MAX_ADVICE = 5
 def with_live_link(listener: StatusListener, link: LiveLink, folder: RunFolder) -> StatusListener:
     """A listener that also writes the status to the link."""
     link.update(run=folder.path.name, task=folder.config.task.type if folder.config.task else "")
-    link.update(mode=folder.config.actor.type)
+    link.update(mode=folder.config.actor.type, operator=folder.config.operator.type)
     updated_s, phase = 0.0, ""
 
     def listen(status: RunStatus) -> None:

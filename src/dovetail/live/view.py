@@ -67,11 +67,12 @@ class LiveState:
 class LiveView:
     """See the module's docstring."""
 
-    def __init__(self, folder: Path, link: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, link: dict[str, Any], *, run: Path) -> None:
         self._folder, self._link = folder, link
+        self.arm = str(link.get("arm", "robot"))  # its name in the run
         self._pid = int(link["pid"])
         self.robot = RobotSpec.from_json(link["robot"])
-        self._renderer = LiveRenderer(folder)
+        self._renderer = LiveRenderer(run, arm=self.arm)
         descriptors, num_axes = link["descriptors"], self.robot.action.shape[0]
         memory = attach_memory(self._pid, descriptors["mailbox"], Mailbox.num_bytes(num_axes), write=True)
         self.writer = MailboxWriter(Mailbox(num_axes, memory))
@@ -80,10 +81,11 @@ class LiveView:
         self._attach_board()
 
     @staticmethod
-    def attach(folder: Path) -> LiveView:
+    def attach(folder: Path, *, run: Path | None = None) -> LiveView:
+        """`folder` has the arm's live.json: the run's folder, or RUN/robots/NAME; then `run` is the run's folder."""
         link = _read(folder)
         try:
-            return LiveView(folder, link)
+            return LiveView(folder, link, run=run or folder)
         except (DovetailError, *_READ_ERRORS) as error:
             raise NotLive(f"run {folder} is active, but its live data cannot be read: {error}") from error
 
@@ -119,9 +121,9 @@ class LiveView:
 
     @property
     def cameras(self) -> tuple[str, ...]:
-        """The robot's cameras; without any, a rendered view of the simulation."""
+        """The robot's cameras, and for a simulation the other cameras of its scene, which are rendered for the viewer."""
         cameras = tuple(key for key, spec in self.robot.observation.items() if spec.is_image)
-        return cameras or self._renderer.cameras
+        return (*cameras, *(camera for camera in self._renderer.cameras if camera not in cameras))
 
     def frame(self, camera: str) -> Array | None:
         """The newest image, uint8 [H, W, 3], a copy; None if there is none yet."""

@@ -28,7 +28,8 @@ export function chart(box, lines, options = {}) {
   const W = Math.max(160, box.clientWidth), H = Math.max(70, box.clientHeight); // one unit is one pixel, so text keeps its size
   const X = (x) => LEFT + (W - LEFT - RIGHT) * (x - x0) / (x1 - x0), Y = (y) => H - BOTTOM - (H - TOP - BOTTOM) * (y - y0) / (y1 - y0);
   const format = (y) => options.share ? `${Math.round(100 * y)} %` : short(y);
-  const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img" });
+  const title = box.previousElementSibling?.textContent || "curve", newest = lines[0].points.at(-1);
+  const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": newest ? `${title}: now ${format(newest[1])}` : title });
   for (const t of options.share ? [0, 0.5, 1] : roundTicks(y0, y1, 3)) {
     make("line", { x1: LEFT, x2: W - RIGHT, y1: Y(t), y2: Y(t), class: "dt-grid" }, svg);
     make("text", { x: LEFT - 6, y: Y(t) + 3.5, class: "dt-tick", "text-anchor": "end" }, svg).textContent = format(t);
@@ -42,6 +43,7 @@ export function chart(box, lines, options = {}) {
       }
       continue;
     }
+    if (!line.points.length) continue;
     const path = line.points.map((p, i) => `${i ? "L" : "M"}${X(p[0]).toFixed(1)} ${Y(p[1]).toFixed(1)}`).join("");
     if (options.fill !== false && index === 0 && options.share) make("path", { d: `${path}L${X(line.points.at(-1)[0])} ${Y(0)}L${X(line.points[0][0])} ${Y(0)}Z`, class: "dt-area" }, svg);
     make("path", { d: path, class: `dt-line dt-line-${index}` }, svg);

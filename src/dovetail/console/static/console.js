@@ -1,9 +1,19 @@
-// On every page: the control state, the emergency stop, the theme, the user's name, the help overlay.
+// On every page: the control state, the emergency stop, the theme, the user's name, the menu, the help overlay.
 import { pressStop, startStop } from "./stop.js";
+import { keepStopInView } from "./stop_in_view.js";
+import { whoDrives } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
-const CONTROL_NAMES = { policy: "policy", human: "operator", holding: "holding", paused: "paused", fault: "stopped", idle: "between episodes", none: "not running" };
-window.dovetail = { state: null };
+window.dovetail = { state: null, arms: [] };
+
+// ---- this page: which arm it shows, and whose browser it is in
+const newId = () => Array.from(crypto.getRandomValues(new Uint8Array(8)), (byte) => byte.toString(16).padStart(2, "0")).join("");
+const ARM = "dovetail:arm", BROWSER = "dovetail:browser";
+if (!localStorage.getItem(BROWSER)) localStorage.setItem(BROWSER, newId());
+export const me = { session: 0, browser: localStorage.getItem(BROWSER) };
+export const chosenArm = () => sessionStorage.getItem(ARM) || "";
+export function chooseArm(name) { name ? sessionStorage.setItem(ARM, name) : sessionStorage.removeItem(ARM); location.reload(); }
+export const withArm = (path) => `${path}${path.includes("?") ? "&" : "?"}arm=${encodeURIComponent(chosenArm())}`;
 
 // whether a key goes into a text field
 export function typing(event) {
@@ -19,7 +29,7 @@ export function banner(text, seconds = 4) {
   setTimeout(() => shown.remove(), 1000 * seconds);
 }
 
-export function sendEvent(event) { return post("/api/event", { event }); }
+export function sendEvent(event) { return post("/api/event", { event, arm: chosenArm() }); }
 
 export async function post(path, body) {
   try {
@@ -32,7 +42,7 @@ export async function post(path, body) {
   }
 }
 
-// a websocket that reconnects
+// a websocket that reconnects; call the result to close it
 export function listen(path, receive, { binary = false, open = () => {}, close = () => {} } = {}) {
   let socket, pauseMs = 250, ended = false;
   const connect = () => {
@@ -43,15 +53,20 @@ export function listen(path, receive, { binary = false, open = () => {}, close =
     socket.onclose = () => { close(); if (!ended) setTimeout(connect, pauseMs = Math.min(4000, 2 * pauseMs)); };
   };
   connect();
-  addEventListener("pagehide", () => { ended = true; socket.close(); });
+  const end = () => { ended = true; socket.close(); };
+  addEventListener("pagehide", end);
+  return end;
 }
 
-function showState(state) {
-  const pill = $("dt-control"), control = state ? state.control : "none";
-  pill.dataset.control = control;
-  pill.textContent = control === "human" && state.driver ? state.driver : CONTROL_NAMES[control] || control;
-  pill.title = state ? state.reason || state.prompt || "" : "this run is not running";
-  window.dovetail.state = state;
+function showState({ state, arms }) {
+  const pill = $("dt-control");
+  pill.dataset.control = state ? state.control : "none";
+  const { title, detail } = whoDrives(state, me);
+  if (pill.textContent !== title) pill.textContent = title;
+  pill.title = detail;
+  Object.assign(window.dovetail, { state, arms });
+  // an arm that has ended: show the first one again
+  if (!state && chosenArm() && arms.length && !arms.some((arm) => arm.name === chosenArm())) { chooseArm(""); return; }
   dispatchEvent(new CustomEvent("dovetail:state", { detail: state }));
 }
 
@@ -73,10 +88,21 @@ function setUpName() {
   keep();
 }
 
-function toggleHelp() { $("dt-help").hidden = !$("dt-help").hidden; }
+let focusBefore = null;
+function toggleHelp() {
+  const help = $("dt-help");
+  help.hidden = !help.hidden;
+  if (!help.hidden) { focusBefore = document.activeElement; $("dt-help-close").focus(); } else focusBefore?.focus();
+}
+
+function toggleMenu(open = !$("dt-tools").classList.contains("dt-open")) {
+  $("dt-tools").classList.toggle("dt-open", open);
+  $("dt-menu").setAttribute("aria-expanded", String(open));
+}
 
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") { pressStop(); return; }
+  if (event.key === "Tab" && !$("dt-help").hidden) { event.preventDefault(); $("dt-help-close").focus(); return; } // one button only
   if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "?") toggleHelp();
   else if (event.key === "t") toggleTheme();
@@ -98,8 +124,11 @@ function start() {
   startStop();
   $("dt-theme").addEventListener("click", toggleTheme);
   $("dt-help-open").addEventListener("click", toggleHelp);
-  $("dt-help").addEventListener("click", toggleHelp);
-  listen("/ws/state", (data) => showState(JSON.parse(data).state), { close: () => showState(null) });
+  $("dt-help").addEventListener("click", toggleHelp); // also its button
+  $("dt-menu").addEventListener("click", () => toggleMenu());
+  addEventListener("pointerdown", (event) => { if (!event.target.closest?.("#dt-tools, #dt-menu")) toggleMenu(false); });
+  keepStopInView($("dt-emergency"));
+  listen(withArm("/ws/state"), (data) => showState(JSON.parse(data)), { close: () => showState({ state: null, arms: [] }) });
   document.body.dataset.ready = "1";
 }
 start();

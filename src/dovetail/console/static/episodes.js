@@ -34,7 +34,7 @@ class EpisodesPage {
     this.root.innerHTML =
       '<div class="dv-filters"><input type="search" name="text" placeholder="search (/)" aria-label="search"><span class="dv-found"></span>' +
       '<span class="dv-actions"></span></div><div class="dv-grid"><table><thead><tr></tr></thead><tbody></tbody></table></div>' +
-      '<div class="dv-pages"></div><div class="dv-viewer" hidden><div class="dv-view"><header></header><div class="dv-screen"></div>' +
+      '<div class="dv-pages"></div><div class="dv-viewer" role="dialog" aria-label="episode" hidden><div class="dv-view" tabindex="-1"><header></header><div class="dv-screen"></div>' +
       '<aside><h2>Labels</h2><ul class="dv-labels"></ul></aside></div></div>';
     const get = (name) => this.root.querySelector(name);
     [this.found, this.actions, this.body, this.pages, this.viewer, this.head, this.labels] =
@@ -51,9 +51,10 @@ class EpisodesPage {
       this.found.before(select);
     }
     for (const [title, sort] of COLUMNS) {
-      const cell = make("th", ["steps", "weights", "no."].includes(title) ? "dv-num" : "", title);
+      const cell = make("th", ["steps", "weights", "no."].includes(title) ? "dv-num" : "", sort ? "" : title);
       if (sort) {
         cell.dataset.sort = sort;
+        cell.append(make("button", "dv-sort", title));
         cell.addEventListener("click", () => this.setQuery({ sort, descending: this.query.sort === sort ? !this.query.descending : true }));
       }
       get("thead tr").append(cell);
@@ -106,7 +107,9 @@ class EpisodesPage {
     this.drawn = drawn;
     this.root.querySelectorAll("th[data-sort]").forEach((cell) => {
       const title = COLUMNS.find(([, sort]) => sort === cell.dataset.sort)[0];
-      cell.textContent = cell.dataset.sort === this.query.sort ? `${title} ${this.query.descending ? "↓" : "↑"}` : title;
+      const sorted = cell.dataset.sort === this.query.sort;
+      cell.firstElementChild.textContent = sorted ? `${title} ${this.query.descending ? "↓" : "↑"}` : title;
+      cell.setAttribute("aria-sort", !sorted ? "none" : this.query.descending ? "descending" : "ascending");
     });
     this.body.replaceChildren(...this.rows.map((row) => this.line(row)));
   }
@@ -114,7 +117,7 @@ class EpisodesPage {
   line(row) {
     const line = make("tr");
     line.dataset.id = row.id;
-    const box = Object.assign(make("input"), { type: "checkbox", checked: this.selected.has(row.id), ariaLabel: "select" });
+    const box = Object.assign(make("input"), { type: "checkbox", checked: this.selected.has(row.id), ariaLabel: `select episode ${row.number}` });
     box.addEventListener("click", (event) => event.stopPropagation());
     box.addEventListener("change", () => {
       this.selected[box.checked ? "add" : "delete"](row.id);
@@ -129,11 +132,12 @@ class EpisodesPage {
     share.title = `${Math.round(100 * row.human_share)} % of the steps by an operator`;
     const label = row.label ? make("span", `dv-chip dv-${row.label}`, row.label) : make("span", "dv-quiet", "none");
     label.title = row.label ? `${row.labeler}, ${Math.round(100 * row.confidence)} % confidence` : "";
-    const play = Object.assign(make("button", "dt-button", "play"), { title: "play it" });
+    const play = Object.assign(make("button", "dt-button", "play"), { title: "play it", ariaLabel: `play episode ${row.number}` });
     const cells = [box, image, String(row.number), when, row.task, row.purpose, make("span", `dv-chip dv-${row.outcome}`, row.outcome),
       label, String(row.num_steps), share, String(row.policy_version), play];
     cells.forEach((cell, i) => {
       const column = make("td", [2, 8, 10].includes(i) ? "dv-num" : "");
+      column.dataset.column = COLUMNS[i][0]; // on a phone, each cell shows its name
       column.append(cell);
       line.append(column);
     });
@@ -172,7 +176,9 @@ class EpisodesPage {
   async open(id) {
     this.bundle?.close();
     const bundle = (this.bundle = new Bundle(id));
+    if (this.viewer.hidden) this.focusBefore = document.activeElement;
     this.viewer.hidden = false;
+    this.root.querySelector(".dv-view").focus();
     this.viewer.dataset.episode = "";
     try {
       await bundle.ready();
@@ -197,8 +203,8 @@ class EpisodesPage {
 
   button(title, act) {
     const button = make("button", "dt-button", title);
-    button.addEventListener("click", () => {
-      button.blur();
+    button.addEventListener("click", (event) => {
+      if (event.detail) button.blur();
       act();
     });
     return button;
@@ -209,6 +215,7 @@ class EpisodesPage {
     this.bundle?.close();
     this.bundle = null;
     this.viewer.hidden = true;
+    this.focusBefore?.focus();
   }
 
   // Shows progress until the file is ready, then fetches it.
@@ -250,6 +257,7 @@ class EpisodesPage {
       return this.search.focus();
     }
     if (!this.bundle) return;
+    if (event.key === " " && event.target instanceof HTMLElement && event.target.matches("button, a")) return; // it presses the button
     const distance = event.shiftKey ? 10 : 1;
     const act = { ArrowLeft: () => this.player.step(-distance), ArrowRight: () => this.player.step(distance), Home: () => this.player.step(-1e9),
       End: () => this.player.step(1e9), " ": () => event.repeat || this.player.toggle(), ArrowUp: () => this.openNeighbor(-1), ArrowDown: () => this.openNeighbor(1),

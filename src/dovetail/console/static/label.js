@@ -1,4 +1,4 @@
-// The page "Label": one episode after another, by keyboard.
+// The page "Label": one episode after another, by keyboard, by buttons or by swipes.
 
 import { Bundle, ask } from "./bundle.js";
 import { LabelView } from "./label_view.js";
@@ -27,7 +27,15 @@ class LabelPage {
     this.unsaved = new Set(); // labeled, not yet confirmed by the console
     this.leftAt = new Map(); // when each was labeled or skipped: older answers of the console are ignored
     this.timings = [];
-    this.view = new LabelView(root, (text) => this.reward(text));
+    this.view = new LabelView(root, {
+      success: (event) => this.label("success", event.timeStamp),
+      failure: (event) => this.label("failure", event.timeStamp),
+      discard: (event) => this.label("discard", event.timeStamp),
+      skip: (event) => this.skip(event.timeStamp),
+      undo: () => this.undo(),
+      range: () => this.mark(),
+      reward: (text) => this.reward(text),
+    });
     this.player = this.view.player;
     this.marks = new Marks();
     this.outbox = new Outbox(() => this.view.toast("the console does not answer: trying again", "bad"));
@@ -239,6 +247,7 @@ class LabelPage {
   key(event) {
     if (event.ctrlKey || event.altKey || event.metaKey) return;
     if (event.target instanceof HTMLElement && event.target.matches("input:not(.dv-scrub), textarea, select")) return;
+    if (event.key === " " && event.target instanceof HTMLElement && event.target.matches("button, a")) return; // it presses the button
     const pressed = event.timeStamp; // time of the key press, not of this handler
     const distance = event.shiftKey ? 10 : 1;
     const moves = {

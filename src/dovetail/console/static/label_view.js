@@ -3,6 +3,7 @@
 import { clock, make } from "./dom.js";
 import { labelLine } from "./label_line.js";
 import { Player } from "./player.js";
+import { onSwipe } from "./swipe.js";
 
 const KEYS = [
   ["S", "success"], ["F", "failure"], ["D", "discard: not for training"], ["R", "range: start, end, reward"], ["U", "undo"],
@@ -10,17 +11,25 @@ const KEYS = [
   ["A", "play each when it opens"],
 ];
 
+// verdicts first: on a phone they are next to each other
+const ACTIONS = [
+  ["failure", "✕ Failure", "F"], ["success", "✓ Success", "S"], ["discard", "Discard", "D"], ["skip", "Skip", "N"],
+  ["undo", "Undo", "U"], ["range", "Range", "R"],
+];
+
 export class LabelView {
-  constructor(root, onReward) {
+  // `on`: { reward(text), and one function per action }
+  constructor(root, on) {
     this.root = root;
-    this.build(onReward);
+    this.build(on);
   }
 
-  build(onReward) {
+  build(on) {
     this.root.className = "dv-label";
     this.root.innerHTML =
       '<aside class="dv-queue"><h2>Queue <b class="dv-count"></b></h2><ol class="dv-items"></ol></aside>' +
-      '<section class="dv-stage"><header class="dv-head"></header><div class="dv-empty" hidden></div><div class="dv-screen"></div></section>' +
+      '<section class="dv-stage"><header class="dv-head"></header><div class="dv-empty" hidden></div><div class="dv-screen"></div>' +
+      '<div class="dv-swipe" aria-hidden="true"></div></section><div class="dv-verdicts" role="group" aria-label="label this episode"></div>' +
       '<aside class="dv-side"><h2>Labels</h2><ul class="dv-labels"></ul><h2>Ranges</h2><ul class="dv-marks"></ul>' +
       '<form class="dv-ask" hidden><label></label><input inputmode="decimal" autocomplete="off" aria-label="reward of the range"></form>' +
       '<h2>Keys</h2><dl class="dv-keys"></dl></aside><div class="dv-flash" aria-live="polite"></div><div class="dv-toasts"></div>';
@@ -34,10 +43,30 @@ export class LabelView {
       get(".dv-keys").append(term, make("dd", "", what));
     }
     this.player = new Player(get(".dv-screen"));
+    this.verdicts = get(".dv-verdicts");
+    this.verdicts.append(...ACTIONS.map(([name, text, key]) => this.action(name, text, key, on[name])));
+    this.swipeBox = get(".dv-swipe");
+    onSwipe(this.player.cameras, { right: (event) => on.success(event), left: (event) => on.failure(event), enabled: () => !this.player.root.hidden && this.player.bundle !== null, hint: (side, far) => this.drawSwipe(side, far) });
     this.askForm.addEventListener("submit", (event) => {
       event.preventDefault();
-      onReward(this.askForm.querySelector("input").value);
+      on.reward(this.askForm.querySelector("input").value);
     });
+  }
+
+  action(name, text, key, act) {
+    const button = make("button", `dt-button dv-do-${name}`, text);
+    button.dataset.do = name;
+    button.append(make("kbd", "", key));
+    button.addEventListener("click", (event) => {
+      if (event.detail) button.blur(); // by pointer: the space bar plays again
+      act(event);
+    });
+    return button;
+  }
+
+  drawSwipe(side, far) {
+    this.swipeBox.className = `dv-swipe ${side ? `dv-${side === "right" ? "success" : "failure"}` : ""} ${far ? "dv-far" : ""}`;
+    this.swipeBox.textContent = side ? (side === "right" ? "success" : "failure") : "";
   }
 
   // `labeled` are not yet saved; `skipped` come later; `now` is on screen.
@@ -75,6 +104,7 @@ export class LabelView {
   drawEpisode(one) {
     this.empty.hidden = true;
     this.player.root.hidden = false;
+    this.setVerdicts(true);
     this.drawHead(one);
     const lines = one.bundle.details.labels.toReversed().map((label) => labelLine(label));
     this.labels.replaceChildren(...(lines.length ? lines : [make("li", "dv-quiet", "no labels yet")]));
@@ -85,8 +115,14 @@ export class LabelView {
     this.player.root.hidden = true;
     this.head.replaceChildren();
     this.labels.replaceChildren();
+    this.setVerdicts(false);
     this.empty.hidden = false;
     this.empty.replaceChildren(make("strong", "", title), make("p", "", text));
+  }
+
+  // Without an episode, only undo and skip have a meaning.
+  setVerdicts(enabled) {
+    for (const button of this.verdicts.children) button.disabled = !enabled && !["undo", "skip"].includes(button.dataset.do);
   }
 
   drawHead(one) {

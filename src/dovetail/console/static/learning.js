@@ -1,4 +1,5 @@
 import { chart } from "./charts.js";
+import { drawCurves, drawEvaluations } from "./figures.js";
 
 const FIRST = ["critic_loss", "q", "actor_loss", "loss", "entropy", "bc_loss"]; // these come first
 const MAX_CHARTS = 8;
@@ -16,12 +17,8 @@ function repeat(draw, pauseMs) {
 
 async function drawHistory() {
   const history = await get("/api/history");
-  const evaluated = history.evaluations.filter((one) => one.env_steps !== undefined).map((one) => [one.env_steps, one.rate, one.low, one.high]);
-  for (const box of document.querySelectorAll("[data-curve]")) {
-    const lines = [{ points: history.curves[box.dataset.curve] || [] }];
-    if (box.dataset.curve === "success") lines.push({ kind: "dots", points: evaluated });
-    chart(box, lines, { share: box.dataset.kind === "share" });
-  }
+  drawCurves(history, chart);
+  drawEvaluations(document.getElementById("dt-evaluations"), history.evaluations);
 }
 
 async function drawLearner() {

@@ -1,4 +1,5 @@
 import { chart } from "./charts.js";
+import { drawCurves, drawFigures } from "./figures.js";
 import { drawRoles } from "./roles.js";
 import { start } from "./robot.js";
 
@@ -23,11 +24,7 @@ function drawHealth(state) {
 async function drawHistory() {
   try {
     const history = await (await fetch("/api/history")).json();
-    for (const box of document.querySelectorAll("[data-curve]")) {
-      const lines = [{ points: history.curves[box.dataset.curve] || [] }];
-      if (box.dataset.curve === "success") lines.push({ kind: "dots", points: history.evaluations.filter((e) => e.env_steps !== undefined).map((e) => [e.env_steps, e.rate, e.low, e.high]) });
-      chart(box, lines, { share: box.dataset.kind === "share" });
-    }
+    drawCurves(history, chart);
     drawAdvice(history.advice);
   } catch { /* the console does not answer: try again below */ }
   setTimeout(drawHistory, 2000);
@@ -47,6 +44,10 @@ function drawAdvice(advice) {
   }));
 }
 
-function show(state) { drawHealth(state); drawRoles(state); }
+function show(state) {
+  drawHealth(state);
+  drawRoles(state);
+  if (state) drawFigures(document.getElementById("dt-figures"), state.facts?.recent);
+}
 
 start({ state: show, start: () => { show(window.dovetail?.state ?? null); drawHistory(); } });

@@ -7,8 +7,8 @@ export class Player {
     this.root = root;
     root.classList.add("dv-player");
     root.innerHTML =
-      '<div class="dv-cameras"></div><div class="dv-transport"><button class="dv-play" title="play or pause (space)">▶</button>' +
-      '<span class="dv-clock"></span><input class="dv-scrub" type="range" min="0" max="0" value="0" tabindex="-1" aria-label="frame">' +
+      '<div class="dv-cameras"></div><div class="dv-transport"><button class="dv-play" title="play or pause (space)" aria-label="play or pause">▶</button>' +
+      '<span class="dv-clock"></span><input class="dv-scrub" type="range" min="0" max="0" value="0" aria-label="frame">' +
       '</div><div class="dv-curves"></div>';
     this.cameras = root.querySelector(".dv-cameras");
     this.scrub = root.querySelector(".dv-scrub");
@@ -20,9 +20,9 @@ export class Player {
     this.playing = false;
     this.onMove = () => {};
     this.scrub.addEventListener("input", () => this.seek(Number(this.scrub.value)));
-    this.button.addEventListener("click", () => {
+    this.button.addEventListener("click", (event) => {
       this.toggle();
-      this.button.blur(); // otherwise the space bar would press it again
+      if (event.detail) this.button.blur(); // by pointer: the space bar plays again wherever the focus was
     });
   }
 
@@ -56,6 +56,8 @@ export class Player {
         const canvas = document.createElement("canvas");
         const caption = document.createElement("figcaption");
         canvas.dataset.camera = name;
+        canvas.setAttribute("role", "img");
+        canvas.setAttribute("aria-label", `camera ${name}`);
         caption.textContent = name;
         figure.append(canvas, caption);
         return figure;
@@ -113,6 +115,7 @@ export class Player {
         if (!image) return;
         if (canvas.width !== image.width || canvas.height !== image.height) {
           [canvas.width, canvas.height] = [image.width, image.height];
+          canvas.parentElement.style.setProperty("--ratio", String(image.width / image.height));
         }
         canvas.getContext("2d").drawImage(image, 0, 0);
         canvas.dataset.frame = String(index);

@@ -1,7 +1,8 @@
-// Shared by Live and Take over: images, the control state, and the buttons that send events to the robot.
-import { listen, sendEvent, typing } from "./console.js";
+// Shared by Live and Take over: images, the choice of the arm, the control state, and the buttons that send events.
+import { chooseArm, chosenArm, me, sendEvent, typing } from "./console.js";
+import { loadCameras } from "./live_cameras.js";
+import { purposeName, whoDrives } from "./words.js";
 
-const CONTROL_NAMES = { policy: "Policy", human: "Operator", holding: "Holding", paused: "Paused", fault: "Stopped", idle: "Between episodes", none: "Not running" };
 const EVENT_KEYS = { c: "start", p: "pause", k: "acknowledge" };
 const $ = (id) => document.getElementById(id);
 
@@ -10,59 +11,46 @@ export function seconds(s) {
   return s < 5400 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`;
 }
 
-// ---- images: only the newest is sent; the page asks for the next after it has drawn one
-function showCamera(name) {
-  const box = document.createElement("figure"), canvas = document.createElement("canvas"), caption = document.createElement("figcaption");
-  box.append(canvas, caption);
-  $("dt-cameras").append(box);
-  canvas.dataset.camera = name;
-  canvas.dataset.frames = "0";
-  const pen = canvas.getContext("2d", { alpha: false });
-  let times = [];
-  listen(`/ws/frames?camera=${encodeURIComponent(name)}`, async (data, socket) => {
-    try {
-      const image = await createImageBitmap(new Blob([data], { type: "image/jpeg" }));
-      if (canvas.width !== image.width || canvas.height !== image.height) Object.assign(canvas, { width: image.width, height: image.height });
-      pen.drawImage(image, 0, 0);
-      image.close();
-      $("dt-no-image").hidden = true;
-    } finally {
-      const now = performance.now();
-      times = [...times.filter((t) => now - t < 2000), now];
-      canvas.dataset.frames = String(+canvas.dataset.frames + 1);
-      canvas.dataset.fps = (times.length > 1 ? 1000 * (times.length - 1) / (now - times[0]) : 0).toFixed(1);
-      caption.textContent = `${name} · ${Math.round(canvas.dataset.fps)} fps`;
-      if (socket.readyState === WebSocket.OPEN) socket.send("shown");
-    }
-  }, { binary: true });
-}
-
-let shownCameras = null;
-async function loadCameras() {
-  const { cameras } = await (await fetch("/api/cameras")).json();
-  if (JSON.stringify(cameras) === shownCameras) return;
-  if (shownCameras !== null && shownCameras !== "[]") { location.reload(); return; } // another run with other cameras
-  shownCameras = JSON.stringify(cameras);
-  cameras.forEach(showCamera);
+// ---- the arms of the run
+let drawnArms = "";
+function drawArms(shownArm) {
+  const arms = window.dovetail.arms || [], box = $("dt-choose-arm");
+  const now = JSON.stringify([arms, shownArm]);
+  if (now === drawnArms) return;
+  drawnArms = now;
+  box.hidden = arms.length < 2;
+  const focused = document.activeElement?.dataset?.arm;
+  box.replaceChildren(Object.assign(document.createElement("span"), { textContent: "Arm", className: "dt-quiet" }), ...arms.map((arm) => {
+    const what = !arm.is_here ? "on another machine" : { fault: "stopped", human: "driven", idle: "between episodes", none: "not running" }[arm.control] || arm.control;
+    const button = Object.assign(document.createElement("button"), { className: "dt-chip", textContent: `${arm.name} · ${what}`, disabled: !arm.is_here });
+    button.dataset.arm = arm.name;
+    button.dataset.control = arm.control;
+    button.setAttribute("aria-pressed", String(arm.name === shownArm));
+    button.onclick = () => { if (arm.name !== (shownArm || chosenArm())) chooseArm(arm.name); };
+    return button;
+  }));
+  if (focused) box.querySelector(`[data-arm="${CSS.escape(focused)}"]`)?.focus();
 }
 
 // ---- who is in control
+function setText(element, text) { if (element.textContent !== text) element.textContent = text; } // a screen reader reads each change
+
 let running = null;
 function show(state) {
-  const control = state ? state.control : "none", box = $("dt-in-control");
+  const control = state ? state.control : "none", box = $("dt-in-control"), words = whoDrives(state, me);
   box.dataset.control = control;
-  box.querySelector("b").textContent = control === "human" && state.driver ? state.driver : CONTROL_NAMES[control] || control;
-  const detail = !state ? "start it with dovetail run --resume" : state.reason || (control === "policy" ? (state.policy_version ? `version ${state.policy_version}` : "untrained") : control !== "human" ? "" : state.driver ? "is driving" : "operator takes over");
-  box.querySelector("span").textContent = detail;
-  $("dt-prompt").textContent = state?.prompt || "";
+  setText(box.querySelector("b"), words.title);
+  setText(box.querySelector("span"), words.detail);
+  setText($("dt-prompt"), state?.prompt || "");
   const episode = state?.episode || {}, facts = [];
   if (state?.facts?.phase) facts.push(state.facts.phase);
   if (episode.number !== undefined) facts.push(`episode ${episode.number}`);
   else if (episode.id) facts.push(`episode ${episode.id}`);
-  if (episode.purpose) facts.push({ online: "online learning", demo: "demonstration", eval: "evaluation" }[episode.purpose] || episode.purpose);
+  if (episode.purpose) facts.push(purposeName(episode.purpose));
   if (state && state.step) facts.push(`step ${state.step}`);
   if (state && state.weights_age_s !== null) facts.push(`weights ${seconds(state.weights_age_s)} old`);
   $("dt-progress").textContent = facts.join(" · ") || "\u00a0";
+  drawArms(state?.arm || "");
   if (!state) { $("dt-no-image").hidden = false; $("dt-no-image").textContent = "This run is not running now. Its curves, versions and episodes can still be viewed."; }
   else if (running !== true && $("dt-cameras").children.length === 0) $("dt-no-image").textContent = "waiting for the first image …";
   if (state && running !== true) loadCameras();

@@ -2,28 +2,27 @@
 // none is queued. When this page loses the focus, the tab or the network, it reports that, and the arm holds. Each message
 // has the time at which it was sent: one that was delayed does not drive. After this page was blocked, the keys that it knows
 // may be old, so the arm holds until the dead-man key is pressed again.
-import { banner, typing } from "./console.js";
+import { banner, me, typing, withArm } from "./console.js";
+import { KEYS, axes, gamepad, gamepadAxes, hasGripper, input, release as releaseInput } from "./drive_axes.js";
+import { centerSticks, drawParts, setUpStick } from "./drive_controls.js";
 import { start } from "./robot.js";
+import { isMine, whyNotDrive, whyNotFollowing } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
-const PERIOD_MS = 25, FINE = 0.25, DEAD_ZONE = 0.12, LATE_MS = 400, BLOCKED_MS = 250, SHOWN_MS = 1000, SILENT_MS = 1000;
-const KEYS = {
-  KeyW: ["dx", 1], KeyS: ["dx", -1], KeyA: ["dy", 1], KeyD: ["dy", -1], KeyE: ["dz", 1], KeyQ: ["dz", -1],
-  ArrowLeft: ["drz", 1], ArrowRight: ["drz", -1], ArrowUp: ["dry", 1], ArrowDown: ["dry", -1], Comma: ["drx", -1], Period: ["drx", 1],
-};
+const PERIOD_MS = 25, LATE_MS = 400, BLOCKED_MS = 250, SHOWN_MS = 1000, SILENT_MS = 1000;
 const PAD_EVENTS = { 3: "success", 1: "failure", 2: "discard" };
 
-const down = new Set(), sticks = {};
-let socket = null, n = 0, acked = 0, lastTick = 0, held = false, source = "", grip = 0, fine = false, mustRelease = false, state = null, since = 0, lastSent = 0, padHeld = false, padButtons = {};
+let socket = null, n = 0, acked = 0, lastTick = 0, held = false, source = "", mustRelease = false, state = null, since = 0, lastSent = 0, padHeld = false, padButtons = {};
 
 // ---- the connection to the arm
 function connect() {
-  socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/ws/drive`);
-  n = acked = 0;
+  socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}${withArm(`/ws/drive?browser=${me.browser}`)}`);
+  n = acked = me.session = 0;
   socket.onopen = () => send({ held: false }); // the console learns the offset of this page's clock, and we the delay
   socket.onmessage = (message) => {
     const reply = JSON.parse(message.data);
     acked = reply.n;
+    me.session = reply.session;
     document.body.dataset.drives = "1";
     if (reply.refused && held) { banner(reply.refused); release(true); }
   };
@@ -42,23 +41,9 @@ function send(message) {
   return true;
 }
 
-// ---- the axes, -1 to 1, in the order of the robot's action
-function axes() {
-  const speed = (+$("dt-speed").value / 100) * (fine ? FINE : 1), by = {};
-  for (const code of down) if (KEYS[code]) by[KEYS[code][0]] = (by[KEYS[code][0]] || 0) + KEYS[code][1];
-  for (const moved of [...Object.values(sticks), gamepadAxes()]) for (const [axis, value] of Object.entries(moved)) by[axis] = (by[axis] || 0) + value;
-  return (state?.axes || []).map((axis) => axis.includes("gripper") ? grip : speed * Math.max(-1, Math.min(1, by[axis] || 0)));
-}
-
-function gamepadAxes() {
-  const found = [...(navigator.getGamepads?.() || [])].find((one) => one?.connected);
-  if (!found) return {};
-  const axis = (i) => { const v = found.axes[i] || 0; return Math.abs(v) < DEAD_ZONE ? 0 : (v - Math.sign(v) * DEAD_ZONE) / (1 - DEAD_ZONE); };
-  return { dx: -axis(1), dy: -axis(0), dz: -axis(3), drz: -axis(2) };
-}
-
+// ---- the gamepad
 function pollGamepad() {
-  const found = [...(navigator.getGamepads?.() || [])].find((one) => one?.connected);
+  const found = gamepad();
   const pressed = (i) => Boolean(found?.buttons[i]?.pressed);
   const now = [4, 5, 6, 7].some(pressed);
   if (now !== padHeld) { padHeld = now; now ? startDriving("gamepad") : stopDriving("gamepad"); }
@@ -78,32 +63,31 @@ function edge(name, now) {
 
 // ---- the dead-man switch
 function startDriving(by, event) {
-  if (held || mustRelease || !state) return;
+  if (held || mustRelease) return;
   if (event && performance.now() - event.timeStamp > BLOCKED_MS) { banner("this page was blocked: press again"); return; }
-  if (acked === 0) { banner("not connected to the arm yet"); return; }
-  if (!(state.axes || []).some((axis) => axis === "dx")) { banner("this robot has no Cartesian axes: it cannot be driven from this page"); return; }
-  if (!state.may_drive) { banner("this is an evaluation: takeover is disabled"); return; }
-  held = true; source = by; grip = 0; since = lastTick = performance.now(); lastSent = 0;
+  const why = whyNotDrive(state, { linked: acked > 0 });
+  if (why) { banner(why); return; }
+  held = true; source = by; input.grip = 0; since = lastTick = performance.now(); lastSent = 0;
   tick();
   show();
 }
 
 function stopDriving(by) {
   if (by === source) release(false);
-  if (!down.has("Space")) mustRelease = false;
+  if (!input.down.has("Space")) mustRelease = false;
 }
 
 function release(wait) {
   if (!held) return;
-  send({ held: false, axes: axes() });
+  send({ held: false, axes: axes(state?.drive) });
   mustRelease = wait;
   reset();
 }
 
 function hold(why) {
   const wasDriving = held;
-  down.clear(); fine = false;
-  for (const id of Object.keys(sticks)) center($(id));
+  releaseInput();
+  centerSticks();
   if (!wasDriving) return;
   send({ held: true, lost: true, axes: [] });
   banner(`${why}: the arm holds`);
@@ -117,83 +101,77 @@ function tick() {
   const pausedMs = performance.now() - lastTick;
   lastTick = performance.now();
   if (pausedMs > BLOCKED_MS) { hold("this page was blocked"); return; }
-  if (socket.bufferedAmount === 0 && n - acked < 20) send({ held: true, axes: axes() });
+  if (socket.bufferedAmount === 0 && n - acked < 20) send({ held: true, axes: axes(state?.drive) });
   else if (performance.now() - lastSent > LATE_MS) { hold("the connection is too slow"); socket.close(); }
 }
 
-setInterval(() => { tick(); if (held) showTime(); }, PERIOD_MS);
+setInterval(() => { tick(); if (held) show(); }, PERIOD_MS);
 
 // ---- display
+function setText(element, text) { if (element.textContent !== text) element.textContent = text; }
+
 function show() {
-  $("dt-drive").classList.toggle("dt-driving", held);
+  const follows = held && isMine(state, me); // only the arm's control loop decides that this page drives
+  $("dt-drive").classList.toggle("dt-driving", follows);
   $("dt-hold").classList.toggle("dt-held", held);
-  $("dt-hold").querySelector("b").textContent = held ? "You drive" : "Hold to drive";
-  if (!held) $("dt-source").textContent = "keys, sticks or a gamepad";
+  setText($("dt-hold").querySelector("b"), follows ? "You drive" : held ? "Taking over …" : "Hold to drive");
+  setText($("dt-source"), sourceText(follows));
 }
 
-function showTime() {
+function sourceText(follows) {
+  if (!held) return input.hasJogs ? "keys or the buttons below" : "keys, sticks or a gamepad";
   const s = (performance.now() - since) / 1000, enough = state?.hint?.seconds || 3;
-  $("dt-source").textContent = s < enough ? `${s.toFixed(1)} s by ${source}` : `${s.toFixed(0)} s: release to see whether the policy continues`;
+  if (!follows) return whyNotFollowing(state, s);
+  return s < enough ? `${s.toFixed(1)} s by ${source}` : `${s.toFixed(0)} s: release to see whether the policy continues`;
 }
 
 function showHint(now) {
   const box = $("dt-hint"), hint = now?.hint;
   box.hidden = !hint || held;
-  if (now && !now.may_drive && now.control !== "idle") { box.hidden = false; box.textContent = "Evaluation: takeover is disabled"; } else if (hint) box.textContent = `${hint.text[0].toUpperCase()}${hint.text.slice(1)} (about ${hint.seconds} s)`;
+  if (hint) setText(box, `${hint.text[0].toUpperCase()}${hint.text.slice(1)} (about ${hint.seconds} s)`);
 }
 
 function toggleGripper() {
+  if (!hasGripper(state?.drive)) { banner("this robot has no gripper", 2); return; }
   const command = state?.values?.gripper?.[1] ?? 1;
-  const open = grip ? grip > 0 : command > 0.5;
-  grip = open ? -1 : 1;
+  const open = input.grip ? input.grip > 0 : command > 0.5;
+  input.grip = open ? -1 : 1;
   if (!held) banner("hold the dead-man key to move the gripper", 2);
   tick();
 }
 
-// ---- sticks
-function center(stick) {
-  delete sticks[stick.id];
-  stick.firstElementChild.style.transform = "";
+function keyDown(event) {
+  if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.target?.type === "range" && event.code.startsWith("Arrow")) return; // they move the slider
+  if (event.code === "Space" || KEYS[event.code]) event.preventDefault();
+  if (event.repeat) return;
+  input.fine = event.shiftKey;
+  if (event.code === "Space") { input.down.add("Space"); startDriving("keys", event); } else if (event.code === "KeyG") toggleGripper();
+  else if (KEYS[event.code]) { input.down.add(event.code); tick(); }
+  else if (/^Digit[1-9]$/.test(event.code) && input.hasJogs) { input.joint = +event.code.slice(5) - 1; drawParts(state?.drive, drives); }
 }
 
-function setUpStick(stick) {
-  const [right, up] = [stick.dataset.right, stick.dataset.up];
-  const move = (event) => {
-    const box = stick.getBoundingClientRect(), r = box.width / 2;
-    let x = (event.clientX - box.left - r) / (0.7 * r), y = -(event.clientY - box.top - r) / (0.7 * r);
-    const length = Math.max(1, Math.hypot(x, y));
-    x /= length; y /= length;
-    stick.firstElementChild.style.transform = `translate(${x * 0.7 * r}px, ${-y * 0.7 * r}px)`;
-    sticks[stick.id] = { [right.replace("-", "")]: right.endsWith("-") ? -x : x, [up]: y };
-    tick();
-  };
-  stick.addEventListener("pointerdown", (event) => { stick.setPointerCapture(event.pointerId); startDriving("stick", event); move(event); });
-  stick.addEventListener("pointermove", (event) => { if (stick.hasPointerCapture(event.pointerId)) move(event); });
-  stick.addEventListener("pointerup", () => { center(stick); if (!Object.keys(sticks).length) stopDriving("stick"); });
-  stick.addEventListener("pointercancel", () => hold("the touch was interrupted"));
+function keyUp(event) {
+  input.fine = event.shiftKey;
+  input.down.delete(event.code);
+  if (event.code === "Space") { event.preventDefault(); mustRelease = false; stopDriving("keys"); } else if (KEYS[event.code]) tick();
 }
+
+// what the on-screen controls call
+const drives = { start: (event) => startDriving("stick", event), stop: () => stopDriving("stick"), hold, tick };
 
 function ready() {
   connect();
-  document.querySelectorAll(".dt-stick").forEach(setUpStick);
+  document.querySelectorAll(".dt-stick").forEach((stick) => setUpStick(stick, drives));
   const button = $("dt-hold");
   button.addEventListener("pointerdown", (event) => { button.setPointerCapture(event.pointerId); startDriving("button", event); });
   button.addEventListener("pointerup", () => stopDriving("button"));
   button.addEventListener("pointercancel", () => hold("the touch was interrupted"));
+  button.addEventListener("contextmenu", (event) => event.preventDefault()); // a long touch would open it
   $("dt-gripper").addEventListener("click", toggleGripper);
-  addEventListener("keydown", (event) => {
-    if (typing(event) || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.code === "Space" || KEYS[event.code]) event.preventDefault();
-    if (event.repeat) return;
-    fine = event.shiftKey;
-    if (event.code === "Space") { down.add("Space"); startDriving("keys", event); } else if (event.code === "KeyG") toggleGripper();
-    else if (KEYS[event.code]) { down.add(event.code); tick(); }
-  });
-  addEventListener("keyup", (event) => {
-    fine = event.shiftKey;
-    down.delete(event.code);
-    if (event.code === "Space") { event.preventDefault(); mustRelease = false; stopDriving("keys"); } else if (KEYS[event.code]) tick();
-  });
+  $("dt-speed").addEventListener("input", () => { input.speed = +$("dt-speed").value / 100; });
+  addEventListener("keydown", keyDown);
+  addEventListener("keyup", keyUp);
   addEventListener("blur", () => hold("this page lost the focus"));
   document.addEventListener("visibilitychange", () => { if (document.hidden) hold("this page is hidden"); });
   addEventListener("pagehide", () => { hold("this page was closed"); socket?.close(); });
@@ -208,7 +186,9 @@ start({
     // the state is older than a press: after a second it has seen it
     if (held && now?.control === "holding" && performance.now() - since > SHOWN_MS) hold("messages arrived late, press again");
     state = now;
+    drawParts(now?.drive, drives);
     showHint(now);
+    show();
   },
-  start: () => { state = window.dovetail.state; ready(); },
+  start: () => { state = window.dovetail.state; drawParts(state?.drive, drives); ready(); },
 });
