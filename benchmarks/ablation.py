@@ -69,7 +69,7 @@ def rows(name: str, figures: Sequence[Performance]) -> Iterator[Row]:
         medians = [cycle.median for cycle in cycles]
         quartiles = (statistics.median(c.low for c in cycles), statistics.median(c.high for c in cycles))
         yield Row(
-            name=f"{name}: cycle time, median [quartiles]",
+            name=f"{name}: cycle time, median and quartiles",
             value=statistics.median(medians),
             unit="s",
             interval=quartiles,

@@ -62,6 +62,21 @@ def test_a_press_is_seen_by_every_process_until_it_is_acknowledged(stop, tmp_pat
     assert not stop.emergency and not arm.emergency and not console.emergency
 
 
+def test_stop_published_in_two_folders_is_one_stop(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder in folders:
+        folder.mkdir()
+    stop = RunStop.create(folders[0])
+    stop.publish(folders[1])
+    with RunStop.attach(folders[1]) as other:
+        other.press("dovetail stop")
+    assert stop.source == "dovetail stop"
+    stop.close()
+    for folder in folders:
+        with pytest.raises(NotRunning):
+            RunStop.attach(folder)
+
+
 def test_a_press_during_an_acknowledgement_stays_in_force(stop, tmp_path):
     stop.press("console")
     seen = stop.position
