@@ -22,6 +22,7 @@ import numpy as np
 from dovetail.core.disk import write_atomic
 from dovetail.core.errors import UsageError
 from dovetail.core.types import Array
+from dovetail.robots.gym_look import NUM_STEPS
 
 __all__ = ["CASES", "LEARNERS", "Case", "learn", "result_file"]
 
@@ -92,7 +93,7 @@ def _dovetail(case: Case, seed: int) -> Act:
     env_id = f"{case.module}:{case.env_id}" if case.module else case.env_id
     settings = {
         "run.seed": seed,
-        "run.env_steps": case.env_steps,
+        "run.env_steps": max(0, case.env_steps - NUM_STEPS),  # the look takes the others
         "run.eval_episodes": 1,
         "run.untrained_episodes": 0,
         "run.video_episodes": 0,

@@ -22,6 +22,10 @@ BENCHMARKS: Mapping[str, Entry] = MappingProxyType(
         "learn_lift": Entry("benchmarks.learn_lift", "improvement of weak policies by HG-DAgger, Hi-ORS and DSRL"),
         "learn_minutes": Entry("benchmarks.learn_minutes", "robot time to 95 %, three seeds, with SB3's SAC"),
         "learn_ppo": Entry("benchmarks.learn_ppo", "PPO on push_cube: time to 95 %, synchronous and asynchronous"),
+        "gym_peers": Entry(
+            "benchmarks.gym_peers",
+            "`dovetail run --gym` against SB3's SAC and PPO: four environments, three seeds",
+        ),
         "arms": Entry("benchmarks.arms", "two arms that share one policy: robot time, against each arm alone"),
         "pipeline_ratio": Entry(
             "benchmarks.pipeline_ratio", "Ray against inline: seconds per episode at the same utd"
