@@ -52,8 +52,21 @@ def assert_same(inline, separate):
         assert np.array_equal(column, theirs[name], equal_nan=column.dtype.kind == "f"), name
     for key, value in inline.last_observation.values.items():
         assert np.array_equal(value, separate.last_observation.values[key]), key
-    for field in ("task", "prompt", "robot", "operator", "purpose", "outcome", "judgement", "seed", "config_hash"):
+    for field in (
+        "task",
+        "prompt",
+        "robot",
+        "operator",
+        "purpose",
+        "outcome",
+        "judgement",
+        "seed",
+        "config_hash",
+        "has_success",
+        "reset_s",
+    ):
         assert getattr(inline, field) == getattr(separate, field), field
+    assert inline.reset_s == 0.0  # in simulated time
 
 
 @pytest.mark.parametrize(
