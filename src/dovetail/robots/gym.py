@@ -42,7 +42,7 @@ _Env = gymnasium.Env[Any, Any]
 SUCCESS_KEYS = ("is_success", "success")
 _NO_LIMIT = 1e6  # some environments write the largest float instead of infinity
 _NOT_SUCCESS = ("TimeLimit.truncated",)  # flags of `info` that other code of Gymnasium sets
-_PROVIDERS = ("gymnasium_robotics",)  # import registers their environments; imported for unknown ids only
+_PROVIDERS = ("gymnasium_robotics", "gym_hil")  # import registers their environments; imported for unknown ids only
 
 
 class GymRobotConfig(Config):
