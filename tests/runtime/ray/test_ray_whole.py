@@ -26,6 +26,8 @@ def test_whole_run_and_its_resume(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "r"
     report = json.loads((run / "report.json").read_text())
     assert report["success_after"]["episodes"] == 4
+    after = report["evaluations"]["after"]
+    assert after["return"]["count"] == 4 and after["per_minute_with_resets"] == after["per_minute"]
     log, labels = EpisodeLog(run / "episodes"), LabelStore(run / "labels")
     infos = [log.manifest(episode_id) for episode_id in log.ids()]
     online = [info for info in infos if info.purpose is Purpose.ONLINE]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import time
+from types import SimpleNamespace
 from typing import Any
 
+from dovetail.core.figures import EpisodeScore, Performance
 from dovetail.processes.shared_memory import SharedJson
+from dovetail.runs.status import RunStatus
 from dovetail.runtime.ray.driver.health import HealthMonitor
+from dovetail.runtime.ray.driver.run import RayRuntime
 from dovetail.runtime.ray.driver.status import RoleStatus
 
 
@@ -44,6 +48,17 @@ def test_queues_rates_and_age_of_weights() -> None:
     assert rows["store"]["queue"] == 4 and rows["robot-0"]["queue"] == 2
     assert rows["robot-0"]["version"] == 7 and rows["robot-0"]["versions_behind"] == 1
     assert rows["learner"]["updates_per_s"] == totals["updates_per_s"]
+
+
+def test_status_of_the_store_keeps_the_evaluations_of_the_driver() -> None:
+    driver = SimpleNamespace(status=RunStatus(name="r"))
+    made = Performance.of([EpisodeScore(success=True, duration_s=2.0)])
+    driver.status.evaluations["after"] = made
+    stored = RunStatus(name="r", env_steps=7)
+    stored.remember_score(EpisodeScore(success=None, duration_s=2.0), human_share=0.0, has_success=False)
+    RayRuntime._copy_status(driver, stored)  # type: ignore[arg-type]
+    assert driver.status.evaluations == {"after": made}
+    assert driver.status.env_steps == 7 and driver.status.has_success is False
 
 
 def test_restarted_role_has_no_negative_rate_and_fault_is_shown() -> None:

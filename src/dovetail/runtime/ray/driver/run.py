@@ -46,7 +46,7 @@ _DRIVER_FIELDS = {
     "phase_started_s",
     "phase_started_at",
     "updates",
-    "rates",
+    "evaluations",
     "telemetry",
 }
 _POLL_S = 0.05
