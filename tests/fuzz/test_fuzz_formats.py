@@ -24,6 +24,8 @@ FORMATS = (
     "replay",
     "run",
     "lerobot",
+    "chat answers",
+    "classifiers",
     "channels",
     "shared memory",
 )

@@ -171,7 +171,7 @@ def _share(value: Any, *, what: str) -> float:
         number = float(value.strip().removesuffix("%") if isinstance(value, str) else value) / (
             100 if percent else 1
         )
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not -1e-6 <= number <= 1.0 + 1e-6:
         raise LabelError(f"the model's {what} is {value!r:.60}, expected a number from 0 to 1")

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
-from dovetail.core.disk import dump_json, load_json, read_file, write_atomic
+from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, read_file, write_atomic
 from dovetail.core.errors import LabelError, StoreError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Episode, Labels, Outcome
@@ -160,7 +160,7 @@ class VLMLabeler:
             return None
         path = self._folder / f"{token}.json"
         try:
-            return str(load_json(read_file(path), name=str(path))["said"])
+            return str(load_json(read_file(path, max_bytes=MAX_JSON_BYTES), name=str(path))["said"])
         except (StoreError, KeyError):
             return None
 

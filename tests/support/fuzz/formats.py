@@ -8,7 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import socket
+import threading
 from abc import ABC, abstractmethod
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -18,18 +21,27 @@ from hypothesis import strategies as st
 
 from dovetail.config.load import load, load_saved, save
 from dovetail.core.disk import dump_json, load_json, sha256
-from dovetail.core.types import View
+from dovetail.core.specs import ArraySpec
+from dovetail.core.types import Episode, View
 from dovetail.episodes import _journal
 from dovetail.episodes.lerobot import export, open_dataset
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.episodes.verify import verify_log, verify_spool
 from dovetail.human.mailbox import Mailbox, MailboxReader, MailboxWriter
+from dovetail.labels.learned.calibration import Calibration
+from dovetail.labels.learned.folder import load_classifier, save_classifier
+from dovetail.labels.learned.network import SuccessNet
+from dovetail.labels.learned.training import Trained, TrainingConfig
 from dovetail.labels.queue import LabelQueue, Reason
 from dovetail.labels.store import LabelStore
 from dovetail.labels.verify import repair_labels, verify_labels
+from dovetail.labels.vlm import VLMConfig, VLMLabeler
 from dovetail.learn.checkpoint import checkpoint_facts, load_checkpoint, save_checkpoint
+from dovetail.live.link import LiveLink
+from dovetail.live.run_stop import RunStop
 from dovetail.live.view import LiveView
+from dovetail.policies.images.encoders import EncoderConfig
 from dovetail.processes.array_channel import ArrayChannel
 from dovetail.processes.channel import Channel, ChannelClosed
 from dovetail.processes.shared_memory import SharedJson
@@ -39,10 +51,11 @@ from dovetail.replay.mapped import MappedReplay, MappedReplayConfig
 from dovetail.replay.reader import MappedReplayReader
 from dovetail.runs.folder import read_events
 from dovetail.weights.store import DiskWeightStore
+from support.chat_server import ChatServer
 from support.example_labels import labels
 from support.fuzz.mutate import mutate_bytes, mutate_json
 from support.lerobot_episodes import MemoryLog
-from support.small_episodes import make_episode, record
+from support.small_episodes import ROBOT, make_episode, record
 from support.traceable_episodes import batch, label, make_traceable_episode
 
 __all__ = ["FORMATS", "Format"]
@@ -319,7 +332,10 @@ class ReplayFiles(Format):
 
 
 class RunFiles(Format):
+    """The run is led by this process, so that valid files are attached to."""
+
     name = "run"
+    _link: LiveLink | None = None
 
     def make(self, folder: Path) -> None:
         save(load(["peg-insertion"]), folder)
@@ -328,19 +344,10 @@ class RunFiles(Format):
             {"time": 2.0, "event": "checkpoint"},
         ]
         (folder / "events.jsonl").write_text("".join(json.dumps(one) + "\n" for one in events))
-        live = {
-            "version": 3,
-            "pid": 1,
-            "started": 5,
-            "boot_id": "x",
-            "mailbox": [3, 7],
-            "status": 4,
-            "board": None,
-        }
-        (folder / "live.json").write_text(json.dumps(live))
-        (folder / "stop.json").write_text(
-            json.dumps({"version": 1, "pid": 1, "started": 5, "boot_id": "x", "fd": 3})
-        )
+        self._link = LiveLink(folder, robot=ROBOT)
+        self._link.open()
+        LiveView.attach(folder).close()
+        RunStop.attach(folder).close()
 
     def damage(self, folder: Path, data: st.DataObject) -> None:
         if data.draw(st.booleans()):
@@ -350,12 +357,10 @@ class RunFiles(Format):
         path.write_text(json.dumps(mutate_json(data, json.loads(path.read_text()))))
 
     def read(self, folder: Path) -> None:
-        from dovetail.live.run_stop import RunStop
-
         in_turn(
             lambda: list(read_events(folder, "episode", "checkpoint")),
-            lambda: LiveView.attach(folder),
-            lambda: RunStop.attach(folder),
+            lambda: LiveView.attach(folder).close(),
+            lambda: RunStop.attach(folder).close(),
             lambda: load_saved(folder),
         )
 
@@ -383,6 +388,136 @@ class LeRobotDataset(Format):
         dataset = open_dataset(folder / "data")
         for index in range(min(4, len(dataset))):
             in_turn(partial(dataset.episode, index), partial(dataset.labels, index))
+
+
+class ChatAnswers(Format):
+    """The bytes with which a chat server answers, and the file that keeps an answer."""
+
+    name = "chat answers"
+
+    def make(self, folder: Path) -> None:
+        server = ChatServer(
+            answer=lambda question: {
+                "id": question.token,
+                "success": True,
+                "confidence": 0.9,
+                "progress": [0.5] * 2,
+            }
+        )
+        with server.running():
+            self._labeler(folder, server.url).label(self._episode())
+        (kept,) = (folder / "cache").iterdir()
+        said = {
+            "choices": [
+                {"message": {"role": "assistant", "content": load_json(kept.read_bytes(), name="x")["said"]}}
+            ]
+        }
+        (folder / "response").write_bytes(self._response(json.dumps(said).encode()))
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        (kept,) = (folder / "cache").iterdir()
+        response = (folder / "response").read_bytes()
+        body = json.loads(response.partition(b"\r\n\r\n")[2])
+        how = data.draw(st.sampled_from(["bytes", "body", "answer", "kept", "kept bytes"]))
+        if how == "bytes":
+            response = mutate_bytes(data, response)
+        elif how == "body":
+            response = self._response(json.dumps(mutate_json(data, body)).encode())
+        elif how == "answer":
+            message = body["choices"][0]["message"]
+            answer = mutate_json(data, json.loads(message["content"]))
+            if isinstance(answer, dict) and data.draw(st.booleans()):
+                answer[data.draw(st.sampled_from(["confidence", "success"]))] = 10**400
+            message["content"] = json.dumps(answer)
+            response = self._response(json.dumps(body).encode())
+        elif how == "kept":
+            damage_json(kept, data, indent=None)
+        else:
+            kept.write_bytes(mutate_bytes(data, kept.read_bytes()))
+        (folder / "response").write_bytes(response)
+        if how in ("bytes", "body", "answer"):
+            kept.unlink()
+
+    def read(self, folder: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            thread = threading.Thread(
+                target=self._serve, args=(server, (folder / "response").read_bytes()), daemon=True
+            )
+            thread.start()
+            try:
+                label = self._labeler(folder, f"http://127.0.0.1:{server.getsockname()[1]}/v1").label(
+                    self._episode()
+                )
+            finally:
+                server.shutdown(socket.SHUT_RDWR)
+                thread.join()
+        assert isinstance(label.success, bool)
+        assert 0.0 <= label.confidence <= 1.0
+        assert np.isfinite(label.rewards).all()
+
+    def _labeler(self, folder: Path, url: str) -> VLMLabeler:
+        config = VLMConfig(url=url, model="m", tries=1, timeout_s=1.0, num_frames=2, reward="progress")
+        return VLMLabeler(config, folder=folder / "cache")
+
+    def _episode(self) -> Episode:
+        return make_episode(id="e1", num_steps=3)
+
+    def _response(self, body: bytes) -> bytes:
+        return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\nConnection: close\r\n\r\n" % len(body) + body
+
+    def _serve(self, server: socket.socket, response: bytes) -> None:
+        """Answer every question with the same bytes, until the socket is shut down."""
+        with suppress(OSError):
+            while True:
+                asked, _ = server.accept()
+                with asked, suppress(OSError):
+                    while b"}" not in asked.recv(1 << 20)[-3:]:
+                        continue
+                    asked.sendall(response)
+
+
+class ClassifierFolders(Format):
+    name = "classifiers"
+    _SEEN: ClassVar = {"wrist": ArraySpec(shape=(16, 16, 3), dtype="uint8"), "state": ArraySpec(shape=(3,))}
+
+    def make(self, folder: Path) -> None:
+        cameras, proprio = {"wrist": self._SEEN["wrist"]}, {"state": self._SEEN["state"]}
+        config = TrainingConfig(encoder=EncoderConfig(features=4))
+        trained = Trained(
+            net=SuccessNet(config.encoder, cameras=cameras, proprio=proprio),
+            config=config,
+            calibration=Calibration(),
+            threshold=0.5,
+            num_updates=1,
+            episodes=(),
+            held_out=(),
+            probabilities=(),
+        )
+        save_classifier(folder / "judge", trained, facts={"task": "lamp"})
+
+    def damage(self, folder: Path, data: st.DataObject) -> None:
+        manifest = folder / "judge" / "classifier.json"
+        how = data.draw(st.sampled_from(["bytes", "manifest", "settings", "weights"]))
+        if how == "bytes":
+            damage_any_file(folder, data)
+        elif how == "manifest":
+            damage_json(manifest, data, indent=2)
+        else:
+            tree = load_json(manifest.read_bytes(), name="manifest", indent=2)
+            if how == "settings":
+                part = data.draw(st.sampled_from(["config", "cameras", "proprio", "calibration"]))
+                tree[part] = mutate_json(data, tree[part])
+            else:
+                path = folder / "judge" / "weights.safetensors"
+                path.write_bytes(damage_safetensors(path.read_bytes(), data))
+                tree["files"][path.name]["sha256"] = sha256(path.read_bytes())
+            manifest.write_bytes(seal(tree, indent=2))
+
+    def read(self, folder: Path) -> None:
+        classifier = load_classifier(folder / "judge")
+        classifier.check(replace(ROBOT, observation=self._SEEN))
+        frames = {key: np.zeros((2, *spec.shape), spec.dtype) for key, spec in self._SEEN.items()}
+        assert classifier.probabilities(frames).shape == (2,)
 
 
 class Messages(Format):
@@ -475,6 +610,8 @@ FORMATS: dict[str, Format] = {
         ReplayFiles(),
         RunFiles(),
         LeRobotDataset(),
+        ChatAnswers(),
+        ClassifierFolders(),
         Messages(),
         SharedMemory(),
     )

@@ -11,8 +11,10 @@ The folder contains no code, so a folder from an untrusted source is safe to loa
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +26,7 @@ from pydantic import ValidationError
 from safetensors.torch import load, save
 
 from dovetail.core.disk import (
+    MAX_JSON_BYTES,
     MissingError,
     dump_json,
     fsync_folder,
@@ -45,6 +48,17 @@ MANIFEST = "classifier.json"
 _WEIGHTS, _ENCODER = "weights.safetensors", "encoder.safetensors"
 _NORMALIZER = "normalizer/"
 SCHEMA = 1
+# what the values of a crafted manifest can raise
+_INVALID = (
+    AttributeError,
+    KeyError,
+    IndexError,
+    TypeError,
+    ValueError,
+    OverflowError,
+    RuntimeError,
+    ValidationError,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +137,7 @@ def load_classifier(path: Path) -> Classifier:
     """Load a classifier and verify every file."""
     name = str(path / MANIFEST)
     try:
-        data = load_json(read_file(path / MANIFEST), name=name, indent=2)
+        data = load_json(read_file(path / MANIFEST, max_bytes=MAX_JSON_BYTES), name=name, indent=2)
     except MissingError as error:
         raise UsageError(
             f"{path} contains no success classifier. Train one with `dovetail train reward-classifier RUN --out {path}`."
@@ -140,13 +154,7 @@ def load_classifier(path: Path) -> Classifier:
             read_file(path / _ENCODER, checksum=files[_ENCODER]["sha256"])
             settings["encoder"]["file"] = str(path / _ENCODER)
         config = TrainingConfig.model_validate(settings)
-        net = SuccessNet(
-            config.encoder,
-            **{
-                kind: {key: ArraySpec.from_json(spec) for key, spec in data[kind].items()}
-                for kind in ("cameras", "proprio")
-            },
-        )
+        net = _build(config, data, weights)
         net.normalizer.load_arrays(
             {
                 key.removeprefix(_NORMALIZER): value.numpy()
@@ -154,16 +162,44 @@ def load_classifier(path: Path) -> Classifier:
                 if key.startswith(_NORMALIZER)
             }
         )
-        net.load_state_dict({key: value for key, value in weights.items() if not key.startswith(_NORMALIZER)})
         return Classifier(
-            version=data["version"],
+            version=str(data["version"]),
             net=net.requires_grad_(False).eval(),
             config=config,
-            calibration=Calibration(**data["calibration"]),
-            threshold=float(data["threshold"]),
-            consecutive=int(data["consecutive"]),
-            facts=data["facts"],
+            calibration=Calibration(**{name: _finite(value) for name, value in data["calibration"].items()}),
+            threshold=_finite(data["threshold"]),
+            consecutive=max(1, int(data["consecutive"])),
+            facts=dict(data["facts"]),
         )
-    except (KeyError, TypeError, ValueError, RuntimeError, ValidationError, safetensors.SafetensorError) as error:
+    except (*_INVALID, safetensors.SafetensorError) as error:
         reason = " ".join(str(error).split())[:200]
         raise StoreError(f"classifier {path} is inconsistent ({reason}). Train it again.") from error
+
+
+def _finite(value: Any) -> float:
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{number} is not a finite number")
+    return number
+
+
+def _build(config: TrainingConfig, data: Mapping[str, Any], weights: Mapping[str, torch.Tensor]) -> SuccessNet:
+    """The network with its weights. Settings of a folder from elsewhere could ask for any size, so shapes come first."""
+    specs = {
+        kind: {key: ArraySpec.from_json(spec) for key, spec in data[kind].items()}
+        for kind in ("cameras", "proprio")
+    }
+    trained = {key: value for key, value in weights.items() if not key.startswith(_NORMALIZER)}
+    fits = all(
+        weights[f"{_NORMALIZER}mean/{k}"].numel() == math.prod(s.shape) for k, s in specs["proprio"].items()
+    )
+    if fits:
+        with torch.device("meta"), warnings.catch_warnings():  # allocates nothing
+            warnings.simplefilter("ignore")  # a frozen encoder has its own file, whose weights are not copied here
+            shapes = {key: value.shape for key, value in SuccessNet(config.encoder, **specs).state_dict().items()}
+        fits = shapes == {key: value.shape for key, value in trained.items()}
+    if not fits:
+        raise ValueError("its settings and its weights have different shapes")
+    net = SuccessNet(config.encoder, **specs)
+    net.load_state_dict(trained)
+    return net
