@@ -48,7 +48,7 @@ def arguments_of(command: str, place: Place, scratch: Path) -> list[str]:
         "eval": ["eval", run, "--episodes", "1"],
         "eval-checkpoint": ["eval", str(place.run / "checkpoints" / "last"), "--episodes", "1"],
         "serve": ["serve", run, "--quiet"],
-        "report": ["report", run],
+        "report": ["write-report"],
         "relabel": ["label", run, "--labeler", "outcome"],
         "resume": ["run", "--resume", run],
         "console": ["open-console"],
@@ -92,7 +92,9 @@ def honest(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Worker:
         "eval",
         "eval-checkpoint",
         "serve",
+        "report",
         "console",
+        "relabel",
         "load",
     ):
         answer = worker.run(arguments_of(command, place, parent), folder=place.run, cwd=parent)

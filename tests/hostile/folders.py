@@ -65,6 +65,8 @@ class Case:
     build: Callable[[Place], None]
     commands: tuple[str, ...]
     is_dataset: bool = False
+    in_run: bool = False  # the run is the current folder, as after `cd downloaded`
+    refusal: str = ""  # what the error of every command says that reads the config
     level: str = "extended"  # default: `make test`; extended: `make test-all`; slow: `make test-slow`
 
 

@@ -198,7 +198,7 @@ NAMED: dict[str, Callable[[Place], None]] = {
     "actor": _section("actor", {"type": EVIL}),
     "algorithm": _section("algorithm", {"type": EVIL}),
     "replay": _section("replay", {"type": EVIL}),
-    "popen": _section("robot", {"type": "subprocess:Popen", "args": ["touch", "/tmp/code-ran"]}),
+    "popen": _section("robot", {"type": "subprocess:Popen", "args": ["touch", "../code-ran"]}),
     "robot-of-a-cluster": _section("cluster", {"robots": {"left": {"robot": {"type": EVIL}}}}),
     "gym-module": _section("robot", {"type": "gym", "id": "evil_plugin:Env-v0"}),
     "gym-arguments": _section(
@@ -210,10 +210,29 @@ NAMED: dict[str, Callable[[Place], None]] = {
     "wandb": _config(lambda config: config["run"].update(wandb="evil")),
     "machines": _section("cluster", {"machines": {"desk": {"head": True, "address": "192.0.2.1"}}}),
     "entry-point": _section("robot", {"type": "installed_robot"}),
+    "encoder-file": _config(
+        lambda config: config["policy"].update(encoder={"type": "frozen", "file": "/dev/zero"}), code=False
+    ),
+    "encoder-file-in-parent": _config(
+        lambda config: config["policy"].update(encoder={"type": "frozen", "file": "../../etc/passwd"}), code=False
+    ),
+    "checkpoint": _config(
+        lambda config: config["policy"].update(components={"actor": {"checkpoint": "/dev/zero"}}), code=False
+    ),
+    "classifier": _section("labels", [{"type": "classifier", "folder": "/dev"}]),
+    "model-folder": _section("labels", [{"type": "vlm", "model_folder": "/usr/share"}]),
+    "device": _section("operator", {"type": "gamepad", "path": "/dev/input/event0"}),
 }
 for what, build in NAMED.items():
     commands = ("eval", "verify", "ls", "export", "serve", "report", "console", "resume", "video", "relabel", "rm")
-    add_case(f"config-names-{what}", build, *commands, level="default" if what == "robot" else "extended")
+    add_case(
+        f"config-names-{what}",
+        build,
+        *commands,
+        level="default" if what == "robot" else "extended",
+        in_run=True,
+        refusal="was not made by you on this machine, and its config names",
+    )
 
 
 def _mark(place: Place) -> None:
@@ -221,7 +240,7 @@ def _mark(place: Place) -> None:
     put(place.run / ".trusted", sha256(b"guess") + "\n")
 
 
-add_case("config-with-a-guessed-mark", _mark, "eval", "resume")
+add_case("config-with-a-guessed-mark", _mark, "eval", "resume", in_run=True, refusal="was not made by you")
 
 # ---- texts of the config
 
@@ -235,7 +254,7 @@ aliases = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 TEXTS: dict[str, Callable[[], str]] = {
     "aliases": lambda: aliases,
-    "python-tag": lambda: "robot: !!python/object/apply:os.system ['touch /tmp/code-ran']\n",
+    "python-tag": lambda: "robot: !!python/object/apply:os.system ['touch ../code-ran']\n",
     "deep": lambda: "robot: " + nested(5000),
     "deep-mapping": lambda: "".join(" " * n + "a:\n" for n in range(3000)),
     "large": lambda: "robot: [" + "0," * 3_000_000 + "]",
@@ -247,7 +266,7 @@ TEXTS: dict[str, Callable[[], str]] = {
     "infinity": lambda: "run: {seed: .inf}",
 }
 for what, text in TEXTS.items():
-    add_case(f"config-text-{what}", _text(text), "verify", "eval", "ls", "report", "console")
+    add_case(f"config-text-{what}", _text(text), "verify", "eval", "ls", "report", "console", in_run=True)
 add_case("config-large-network", _config(lambda c: c["policy"].update(hidden=[60_000, 60_000])), "eval", "serve")
 add_case("config-many-layers", _config(lambda c: c["policy"].update(hidden=[4096] * 64)), "eval", "serve")
 add_case(

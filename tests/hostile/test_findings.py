@@ -182,7 +182,7 @@ def test_9_every_child_process_ignores_the_modules_of_the_current_folder(pytestc
         ["episodes", "ls", "."],
         pytest.param(["episodes", "verify", "."], marks=pytest.mark.extended),
         pytest.param(["eval", ".", "--episodes", "1"], marks=pytest.mark.extended),
-        pytest.param(["report", "."], marks=pytest.mark.slow),
+        pytest.param(["label", ".", "--labeler", "outcome"], marks=pytest.mark.slow),
         pytest.param(["episodes", "export", ".", "--out", "../out"], marks=pytest.mark.slow),
         pytest.param(["doctor"], marks=pytest.mark.extended),
         pytest.param(["run", "--resume", ".", "--quiet"], marks=pytest.mark.extended),

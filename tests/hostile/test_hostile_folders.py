@@ -30,16 +30,22 @@ def place(worker: Worker, tmp_path: Path) -> Iterator[Place]:
     outside.mkdir()
 
 
-def check(commands: Sequence[str], honest: Worker, place: Place, scratch: Path) -> None:
+READS_CONFIG = ("eval", "serve", "report", "resume", "video", "relabel")
+
+
+def check(commands: Sequence[str], honest: Worker, place: Place, scratch: Path, case: Case) -> None:
     before, size = snapshot(place.outside), folder_bytes(place.run)
+    cwd = place.run if case.in_run else scratch
+    ran = place.run.parent / "code-ran"  # `../code-ran` of commands in a config
     for command in commands:
         watch = Watch(place.outside, place.outside / "folder")
-        answer = honest.run(arguments_of(command, place, scratch), folder=place.run, cwd=scratch)
+        answer = honest.run(arguments_of(command, place, scratch), folder=place.run, cwd=cwd)
         touched = [event for event in watch.events() if "linked-" not in event]  # both names of a hard link
         watch.close()
         what = f"{command}: {answer}"
         assert not answer["timed_out"], what
         assert not touched, what
+        assert not ran.exists(), what
         assert snapshot(place.outside) == before, what
         assert "Traceback" not in answer["output"] + answer["errors"], what
         lines = answer["errors"].splitlines()
@@ -51,8 +57,11 @@ def check(commands: Sequence[str], honest: Worker, place: Place, scratch: Path) 
             assert len(errors) == 1, what
             assert lines[-1] == errors[0], what
             assert "--debug" not in errors[0], what
+            if case.refusal and command in READS_CONFIG:
+                assert case.refusal in errors[0], what
         else:
             assert not errors, what
+            assert not (case.refusal and command in READS_CONFIG), what
         shown = answer["output"] + answer["errors"]
         assert not [letter for letter in shown if letter < " " and letter not in "\n\t"], what
         allowed = honest.baselines.get(command, min(honest.baselines.values())) * 1024 + size + EXTRA_BYTES
@@ -79,7 +88,7 @@ def build_and_check(case: Case, honest: Worker, place: Place, tmp_path: Path, *,
         shutil.rmtree(place.run)
     case.build(place)
     num_quick = 1 if case.is_dataset else 2  # an import also builds a robot, which takes a second
-    check(case.commands[:num_quick] if quick else case.commands, honest, place, scratch)
+    check(case.commands[:num_quick] if quick else case.commands, honest, place, scratch, case)
 
 
 def test_there_are_at_least_100_hostile_folders_in_make_test_all() -> None:

@@ -34,6 +34,7 @@ from dovetail.console.run_files import OpenRun
 from dovetail.core.errors import DovetailError
 from dovetail.episodes.lerobot._checks import check_values
 from dovetail.episodes.log import EpisodeLog
+from dovetail.runs.folder import RunFolder
 
 
 def read_dataset(folder: Path) -> None:
@@ -59,7 +60,17 @@ def open_console(folder: Path) -> None:
     EpisodeList(opened.episodes, opened.labels).page(EpisodeQuery())
 
 
-CALLS = {"read-dataset": read_dataset, "load-episodes": load_episodes, "open-console": open_console}
+def write_report(folder: Path) -> None:
+    """What the end of a run does, and `Run.report` of the API."""
+    dovetail.reports.report.write_report(RunFolder.open(find_run(str(folder))))
+
+
+CALLS = {
+    "read-dataset": read_dataset,
+    "load-episodes": load_episodes,
+    "open-console": open_console,
+    "write-report": write_report,
+}
 
 
 class _NoServer:
