@@ -124,11 +124,11 @@ def test_esc_before_the_robot_is_ready_is_reported():
 
 def test_esc_that_cannot_be_passed_on_is_tried_again_and_later_keys_are_heard():
     ours, theirs = pty.openpty()
-    box, pressed, failures = Mailbox(7), [], [OSError("no descriptor left")] * 2
+    box, pressed = Mailbox(7), []
 
     def stop():
-        if failures:
-            raise failures.pop()
+        if not box.emergency:  # the mailbox gets it meanwhile
+            raise OSError("no descriptor left")
         pressed.append(1)
 
     try:
