@@ -16,8 +16,10 @@ __all__ = ["has_control", "read_events", "read_state", "resumes", "send_event", 
 _NUM_PRESSES = 20
 
 
-def read_state(console: OpenConsole) -> dict[str, Any]:
-    state: dict[str, Any] = httpx.get(f"{console.address}api/state", headers=console.headers).json()["state"]
+def read_state(console: OpenConsole, arm: str = "") -> dict[str, Any]:
+    """Of the named arm, or of the first one."""
+    answer = httpx.get(f"{console.address}api/state", params={"arm": arm}, headers=console.headers)
+    state: dict[str, Any] = answer.json()["state"]
     return state
 
 
@@ -36,8 +38,10 @@ def read_events(console: OpenConsole) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("}")]
 
 
-def take_over(console: OpenConsole, page: Page, *, is_driven: bool = False) -> None:
+def take_over(console: OpenConsole, page: Page, *, is_driven: bool = False, arm: str = "") -> None:
     """Open the takeover page and hold the dead-man key until the page drives, unless another person does.
+
+    `arm` is the one that the page shows; without a name, the first one.
 
     On a busy machine the drive messages may pause for 0.25 s: then the arm holds until the key is pressed again.
     """
@@ -47,7 +51,7 @@ def take_over(console: OpenConsole, page: Page, *, is_driven: bool = False) -> N
     for _ in range(_NUM_PRESSES):
         page.keyboard.down("Space")
         page.wait_for_timeout(500)
-        if is_driven or (now := read_state(console)) is None or now["control"] in ("human", "idle"):
+        if is_driven or (now := read_state(console, arm)) is None or now["control"] in ("human", "idle"):
             return
         page.keyboard.up("Space")
 

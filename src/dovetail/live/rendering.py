@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = ["LiveRenderer"]
 
-_SIZES = ((640, 480), (480, 360), (320, 240))  # width, height: the largest that this machine renders fast enough
-_SLOW_S = 0.03  # an image that takes longer leaves too little time for 15 images per second
+_SIZES = ((640, 480), (480, 360))  # width, height: the first one that this machine renders fast enough
+_SLOW_S = 0.045  # an image that takes longer leaves too little time for 15 images per second
 _NUM_TIMED = 5  # images, before a smaller size is tried
 
 
