@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -48,6 +49,7 @@ from dovetail.testing.fakes import (
     FakeTask,
     FakeTaskConfig,
 )
+from dovetail.testing.live import LiveArm, LiveArmConfig
 
 ARM = FakeArmConfig(image_size=(8, 6))
 HISTORY = FakePolicyConfig(horizon=50, history={"joint_pos": 50})
@@ -219,9 +221,18 @@ class Twitchy(FakeArm):
         return super().observe()
 
 
+class Reversed(FakeArm):
+    """Like a driver with one wrong sign: says that it moves forward, and moves back."""
+
+    def send(self, action: Array) -> Array:
+        super().send(action * np.array([1, -1, 1, 1, 1, 1, 1], np.float32))
+        return action.copy()
+
+
 @pytest.mark.parametrize(
     ("robot", "message"),
     [
+        (Reversed, "axis 'dy' moves against its command"),
         (WrongDtype, "float64"),
         (WrongKeys, "more"),
         (Frozen, "did not advance"),
@@ -239,6 +250,47 @@ class Twitchy(FakeArm):
 def test_broken_robot_fails_with_the_reason(robot: type[FakeArm], message: str) -> None:
     with pytest.raises((AssertionError, RuntimeError), match=message):
         check_robot(lambda: robot(FakeArmConfig()))
+
+
+@pytest.mark.parametrize("start", [0.0, 0.4, -0.4])
+def test_reversed_joint_targets_are_found(start: float) -> None:
+    class ReversedJoints(FakeBimanual):
+        def __init__(self) -> None:
+            super().__init__(FakeBimanualConfig())
+            self._motion.place(np.full(24, start), np.zeros(24))
+
+        def send(self, action: Array) -> Array:
+            super().send(-action)
+            return action.copy()
+
+    with pytest.raises(AssertionError, match="the driver reverses the axis, or uses another unit or zero"):
+        check_robot(ReversedJoints)
+
+
+@pytest.mark.parametrize("call", ["send", "observe"])
+def test_call_that_takes_a_whole_tick_is_found(call: str) -> None:
+    class Slow(LiveArm):
+        def send(self, action: Array) -> Array:
+            time.sleep(0.02 if call == "send" else 0.0)
+            return super().send(action)
+
+        def observe(self) -> Observation:
+            time.sleep(0.02 if call == "observe" else 0.0)
+            return super().observe()
+
+    with pytest.raises(AssertionError, match=rf"{call}\(\) takes 2\d\.\d ms, and a tick has 20\.0 ms"):
+        check_robot(lambda: Slow(LiveArmConfig()))
+
+
+def test_check_of_hardware_says_that_it_moves_the_arm(caplog: pytest.LogCaptureFixture) -> None:
+    check_robot(lambda: arm(), num_ticks=2)
+    assert not caplog.messages  # simulated
+    robot = LiveArm(LiveArmConfig())
+    check_robot(lambda: robot, num_ticks=2)
+    assert caplog.messages == [
+        f"check_robot moves robot '{robot.spec.name}' now, by up to 5 % of its range. Keep clear, with a hand on its "
+        "emergency stop."
+    ]
 
 
 def test_object_without_the_contract_is_no_robot() -> None:

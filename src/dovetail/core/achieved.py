@@ -20,7 +20,7 @@ import numpy as np
 from dovetail.core.specs import ActionPart, RobotSpec
 from dovetail.core.types import Array
 
-__all__ = ["achieved_actions", "measures_achieved"]
+__all__ = ["achieved_actions", "measures_achieved", "pose_deltas"]
 
 _OWN, _GRIPPER, _JOINTS = "achieved", "gripper", "joint_pos"
 
@@ -48,7 +48,7 @@ def achieved_actions(robot: RobotSpec, observations: Mapping[str, Array], execut
         if part.name in sources:
             key, columns = sources[part.name]
             measured = observations[key][:, columns]
-            achieved[:, axes] = _deltas(measured, part.frame) if part.kind == "ee_delta" else measured[1:]
+            achieved[:, axes] = pose_deltas(measured, part.frame) if part.kind == "ee_delta" else measured[1:]
         elif (opening := _opening(robot, part)) is not None and opening[0] in observations:
             achieved[:, axes] = observations[opening[0]][1:, opening[1]]
     return achieved
@@ -107,7 +107,7 @@ def _opening(robot: RobotSpec, part: ActionPart) -> _Source | None:
     return _GRIPPER, slice(at, at + 1)
 
 
-def _deltas(poses: Array, frame: str) -> Array:
+def pose_deltas(poses: Array, frame: str) -> Array:
     """From poses [T + 1, 7] to translations and rotations [T, 6] in the base, the first pose or each pose ("tool")."""
     pose = poses.astype(np.float64)
     position, quat = pose[:, :3], pose[:, 3:] / np.linalg.norm(pose[:, 3:], axis=1, keepdims=True)

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from dovetail.core.contracts import Robot, SimulatedRobot
+from dovetail.core.errors import RobotError
 from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Observation
 from dovetail.robots.safety import SafeRobot, SafetyConfig
+from dovetail.testing._directions import check_directions
 from dovetail.testing._rig import Rig, copied, expect, expect_array, expect_same, random_array
 
 __all__ = ["check_robot"]
 
+_log = logging.getLogger("dovetail.testing")
+_WARNING = "check_robot moves robot '{name}' now, by up to 5 % of its range. Keep clear, with a hand on its emergency stop."
+_MAX_CALL = 0.5  # share of a tick that a call on hardware may take
+
 
 def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: int = 0) -> None:
-    """Drive a robot with small random actions around its pose and check the contract.
+    """THE ARM MOVES: drive a robot with small actions around its pose and check the contract.
 
-    `make_robot` returns a robot that is ready to move. A simulated robot is built several times, equal each time.
+    Each axis moves by up to 5 % of its range, and at most 0.05 rad or m per command. `make_robot` returns a robot that is
+    ready to move, with room around it. A simulated robot is built several times, equal each time. It is also checked that
+    no measured axis moves against its command, and that a call on hardware takes less than half a tick.
     """
     robot = make_robot()
     expect(
@@ -28,7 +39,16 @@ def check_robot(make_robot: Callable[[], Robot], *, num_ticks: int = 20, seed: i
     _check_spec(robot.spec)
     _check_parts(robot)
     _check_observation(robot, robot.observe())
-    _check_motion(robot, num_ticks=num_ticks, rng=np.random.default_rng(seed))
+    if not isinstance(robot, SimulatedRobot):
+        _log.warning("%s", _WARNING.format(name=robot.spec.name))
+    broken: RobotError | None = None
+    try:
+        check_directions(Rig(robot))  # first, because a reversed axis makes larger motions dangerous
+    except RobotError as error:
+        broken = error
+    _check_motion(robot, num_ticks=num_ticks, rng=np.random.default_rng(seed))  # says more precisely what is wrong
+    if broken is not None:
+        raise broken
     _check_stop(robot)
     if isinstance(robot, SimulatedRobot):
         _check_determinism(make_robot, num_ticks=num_ticks, seed=seed)
@@ -90,11 +110,14 @@ def _check_observation(robot: Robot, observation: Observation) -> None:
 def _check_motion(robot: Robot, *, num_ticks: int, rng: np.random.Generator) -> None:
     rig = Rig(robot)
     observation = rig.safe.observe()
+    calls_s: dict[str, list[float]] = {"send": [], "observe": []}
     for _ in range(num_ticks):
         asked = _near(rig, rng)
         before = asked.copy()
+        began_s = time.perf_counter()
         # call a simulated robot directly, because the filter copies the action
         executed = robot.send(asked) if rig.simulated else rig.safe.send(asked)
+        calls_s["send"].append(time.perf_counter() - began_s)
         expect_array(executed, robot.spec.action, what="send() returned an action that", within=True)
         expect(np.array_equal(asked, before), "send() changed the action")
         expect(not np.shares_memory(asked, executed), "send() returned the caller's array: copy it")
@@ -105,7 +128,9 @@ def _check_motion(robot: Robot, *, num_ticks: int, rng: np.random.Generator) -> 
         asked[:] = np.nan  # the caller may reuse its array
         was_ns = rig.clock.now_ns()
         rig.tick()
+        began_s = time.perf_counter()
         new = rig.safe.observe()
+        calls_s["observe"].append(time.perf_counter() - began_s)
         _check_observation(robot, new)
         expect(new.time_ns > observation.time_ns, "observation.time_ns did not advance over a control tick")
         if rig.simulated:
@@ -119,6 +144,19 @@ def _check_motion(robot: Robot, *, num_ticks: int, rng: np.random.Generator) -> 
             expect_same(copied(new.values), again.values, "two observe() calls at one moment differ")
         expect_same(kept, observation.values, "an observation changed after it was returned")
         observation = new
+    if not rig.simulated:
+        _check_durations(calls_s, tick_s=1.0 / robot.spec.control_hz)
+
+
+def _check_durations(calls_s: Mapping[str, Sequence[float]], *, tick_s: float) -> None:
+    """A call that takes a whole tick makes every tick late."""
+    for name, durations_s in calls_s.items():
+        typical_s = statistics.median(durations_s)
+        expect(
+            typical_s <= _MAX_CALL * tick_s,
+            f"{name}() takes {1e3 * typical_s:.1f} ms, and a tick has {1e3 * tick_s:.1f} ms: return at once, and let "
+            "another thread wait for the hardware",
+        )
 
 
 def _near(rig: Rig, rng: np.random.Generator) -> Array:
