@@ -21,12 +21,16 @@ from dovetail.weights.store import DiskWeightStore
 from support.toy_run import TOY
 from support.waiting import wait_until
 
-TRAINED = {"good": ("run.demos=10", "learner.bc_updates=400"), "bad": ("run.demos=1", "learner.bc_updates=1")}
+TRAINED = {
+    "good": ("run.demos=10", "learner.bc_updates=400"),
+    "bad": ("run.demos=1", "learner.bc_updates=1"),
+    "small": ("run.demos=1", "learner.bc_updates=1", "policy.hidden=[8]"),
+}
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a run that learned something and one that did not."""
+    """A folder with a run that learned something and two that did not, one of them with another network."""
     folder = tmp_path_factory.mktemp("runs")
     (folder / "toy.yaml").write_text(TOY)
     for name, settings in TRAINED.items():
@@ -47,7 +51,8 @@ def test_policy_that_learned_nothing_is_worse(runs: Path, a: str, b: str, answer
         assert event["b"]["weights"] == f"{runs / b}, weights version 2"
 
 
-def test_both_policies_begin_at_the_same_resets(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("other", ["bad", "small"])
+def test_both_policies_begin_at_the_same_resets(runs: Path, monkeypatch: pytest.MonkeyPatch, other: str) -> None:
     began: dict[int, list[np.ndarray]] = {1: [], 2: []}
     play = PairedPlayer.play
 
@@ -57,7 +62,7 @@ def test_both_policies_begin_at_the_same_resets(runs: Path, monkeypatch: pytest.
         return episode
 
     monkeypatch.setattr(PairedPlayer, "play", spy)
-    dovetail.compare("good", "bad", num_episodes=5, runs_dir=runs)
+    dovetail.compare("good", other, num_episodes=5, runs_dir=runs)
     np.testing.assert_array_equal(began[1], began[2])
     assert len(np.unique(began[1], axis=0)) == 5
 
@@ -139,6 +144,22 @@ def test_stop_in_either_folder_stops_the_real_arm(runs: Path, tmp_path: Path, pr
     for run in ("good", "bad"):
         with pytest.raises(NotRunning):
             RunStop.attach(runs / run)
+
+
+@pytest.mark.extended
+def test_real_arm_is_open_for_one_of_two_networks_at_a_time(runs: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    settings = [
+        f'robot={{type: "dovetail.testing.live:LiveArm", journal: "{journal}"}}',
+        "actor.layout=processes",
+        "task.tolerance=1.0e-9",
+        "task.max_steps=5",
+    ]
+    result = dovetail.compare("good", "small", settings, num_episodes=1, runs_dir=runs)
+    assert (result.test.num_pairs, result.same_resets) == (1, False)
+    movers = [note.pid for note in read_journal(journal) if note.moves]
+    turns = [pid for pid, before in zip(movers, [None, *movers], strict=False) if pid != before]
+    assert len(turns) == len(set(turns)) == 2  # no process moves the arm after another one has
 
 
 def test_real_arm_is_not_used_while_a_run_is_active(runs: Path, tmp_path: Path) -> None:
