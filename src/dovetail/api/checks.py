@@ -37,18 +37,24 @@ def fit_problems(config: RunConfig) -> list[DovetailError]:
     with _collected(problems):
         if config.runtime == "inline":
             with _operator_problem(config, problems):
-                return _assembly_problems(build_assembly(config))
-        fleet = build_fleet(config)
-        with _collected(problems):
-            fleet.trainable()  # the policy that all arms share
-        problems += _assembly_problems(fleet.assembly)
-        arms = arm_configs(config)
-        for first, *_ in arm_groups(config)[1:]:
-            own: list[DovetailError] = []
-            with _collected(own):
-                own += _assembly_problems(build_assembly(arms[first], name=arm_name(config, first)))
-            problems += [_of_arm(first, problem) for problem in own]
+                problems += _assembly_problems(build_assembly(config))
+        else:
+            problems += _fleet_problems(config)
     return list({str(problem): problem for problem in problems}.values())
+
+
+def _fleet_problems(config: RunConfig) -> list[DovetailError]:
+    fleet, problems = build_fleet(config), list[DovetailError]()
+    with _collected(problems):
+        fleet.trainable()  # the policy that all arms share
+    problems += _assembly_problems(fleet.assembly)
+    arms = arm_configs(config)
+    for first, *_ in arm_groups(config)[1:]:
+        own: list[DovetailError] = []
+        with _collected(own):
+            own += _assembly_problems(build_assembly(arms[first], name=arm_name(config, first)))
+        problems += [_of_arm(first, problem) for problem in own]
+    return problems
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Base of the simulated tasks: reset, verdicts with a hold time, time limits, and the motion of experts.
 
-A task defines its scene (`xml`), its start (`place`), its predicates (`solved`, `failed`, `completion`, `read_state`) and
-the expert's next goal (`goal`).
+A task defines its scene (`xml`), its start (`place`), its predicates (`solved`, `failed`, `completion`, `read_state`) and, if
+it has an expert, the expert's next goal (`goal`).
 """
 
 from __future__ import annotations
@@ -84,9 +84,10 @@ class SimTask(ABC):
         """The dense reward is the difference of this value between steps. May be negative."""
         return self.completion(world)
 
-    @abstractmethod
     def goal(self, world: World) -> Goal:
-        """The expert's goal for the current state. It is feedback control, so the expert can take over in any state."""
+        """The expert's goal for the current state. It is feedback control, so the expert can take over in any state. A task
+        without this method has no expert."""
+        raise NotImplementedError
 
     @abstractmethod
     def read_state(self, world: World) -> NDArray[np.float32]:
@@ -163,6 +164,11 @@ class SimTask(ABC):
         return self._robot
 
     def expert(self) -> WaypointExpert:
+        if type(self).goal is SimTask.goal:
+            raise UsageError(
+                f"task '{self.name}' has no expert, who would demonstrate and take over. Set run.demos=0 and operator=none, "
+                "demonstrate by hand with operator=browser, or define `goal` in the task"
+            )
         return WaypointExpert(self)
 
     def in_reset_frame(self, vector: Vector) -> Vector:
