@@ -129,7 +129,7 @@ def test_views_of_an_environment_without_success_show_the_return() -> None:
 
 def _advice(number: int) -> Advice:
     severity = Severity.WARNING if number == 1 else Severity.HINT
-    return Advice(name=f"n{number}", severity=severity, message=f"message {number}", try_=f"remedy {number}")
+    return Advice(name=f"n{number}", severity=severity, cause=f"message {number}", evidence="", command=f"remedy {number}")
 
 
 def test_live_view_shows_the_first_three_pieces_of_advice() -> None:

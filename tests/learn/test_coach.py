@@ -1,7 +1,7 @@
-"""Each check at its threshold; when problems are reported; and that the settings in tips exist."""
+"""Each check at its threshold; when problems are reported; and what advice proposes."""
 
 import math
-import re
+import shlex
 
 import numpy as np
 import pytest
@@ -9,10 +9,9 @@ import pytest
 from dovetail.config.load import load
 from dovetail.config.plugins import config_model, list_plugins, resolve
 from dovetail.config.schema import SECTION_KINDS
-from dovetail.learn import _coach_checks
 from dovetail.learn._coach_checks import CHECKS
-from dovetail.learn._coach_facts import UNKNOWN, EpisodeFacts, Facts, Finding, Tip
-from dovetail.learn.coach import PATIENCE, REMIND, Advice, Coach, Severity, returns_to_go
+from dovetail.learn._coach_facts import UNKNOWN, DemoFacts, EpisodeFacts, Facts, Finding, Offers
+from dovetail.learn.coach import PATIENCE, REMIND, Advice, Coach, Severity, overrides_of, returns_to_go
 from dovetail.runs.coaching import settings_of
 
 GAMMA = 0.9
@@ -59,6 +58,35 @@ def unpublished(num, *, utd=2.0, num_episodes=20, **more):
     return facts(known, unpublished=num, num_episodes=num_episodes, settings=settings, **more)
 
 
+def fit(loss, variance=0.1, *, updates=500, **more):
+    metrics = {"critic_loss": loss, "target_variance": variance}
+    return facts(episodes(20), metrics=metrics, updates=updates, largest_reward=1.0, **more)
+
+
+def timed(period_s=0.1, late=0.0, delay_ticks=1.0, **more):
+    known = episodes(10, period_s=period_s, late=late, delay_ticks=delay_ticks)
+    return facts(known, offers=Offers(control_hz=10.0), **more)
+
+
+def informed(now, other, **more):
+    demos = DemoFacts(num=10, explained={"": now, "goal": other})
+    offers = Offers(inputs=("pose",), observations=("pose", "goal"))
+    return facts(episodes(10), demos=demos, offers=offers, **more)
+
+
+def returns(early, latest, *, num_episodes=60, **more):
+    """A task without success: 20 early returns around a mean with a standard deviation of 1, and 20 late ones."""
+    spread = tuple(early + (-1.0) ** i for i in range(20))
+    return facts(
+        episodes(20, total=latest),
+        early_totals=spread,
+        num_episodes=num_episodes,
+        offers=Offers(success=False),
+        **more,
+    )
+
+
+SPARSE = {"algorithm.gamma": 0.97, "labels": [{"type": "outcome"}]}
 RANGE = {"algorithm.target_range": [0.0, 1.0]}
 PRIOR = {"algorithm.prior_fraction": 0.5}
 
@@ -113,7 +141,62 @@ CASES = [
     ),
     ("one_source", source("human", 0.91), source("human", 0.89)),
     ("one_source", source("demo", 0.91), source("demo", 0.89)),
-    ("one_source", source("policy", 1.0, settings=PRIOR), source("policy", 1.0)),  # without prior data on purpose
+    (
+        "one_source",
+        source("policy", 1.0, settings=PRIOR, offers=Offers(expert=True)),
+        source("policy", 1.0, offers=Offers(expert=True)),  # without prior data on purpose
+    ),
+    (
+        "one_source",
+        source("policy", 1.0, settings=PRIOR, offers=Offers(expert=True)),
+        source("policy", 1.0, settings=PRIOR),  # nobody can demonstrate
+    ),
+    (
+        "reward_not_used",
+        facts(episodes(10, unused_reward=True), settings=SPARSE),
+        facts(episodes(10, unused_reward=True), settings={}),  # imitation
+    ),
+    (
+        "reward_not_used",
+        facts(episodes(5, success=True, unused_reward=True), episodes(5, unused_reward=True), settings=SPARSE),
+        facts(episodes(6, success=True, unused_reward=True), episodes(4, unused_reward=True), settings=SPARSE),
+    ),
+    (
+        "never_succeeds",
+        facts(episodes(40), num_episodes=40),
+        facts(episodes(39), episodes(1, success=True), num_episodes=40),
+    ),
+    ("never_succeeds", facts(episodes(40), num_episodes=40), facts(episodes(39), num_episodes=39)),
+    ("return_not_rising", returns(5.0, 5.25), returns(5.0, 5.26)),
+    ("return_not_rising", returns(5.0, 5.25), returns(5.0, 5.25, num_episodes=59)),
+    (
+        "help_too_late",
+        facts(episodes(5, first_help=0.6), episodes(5)),
+        facts(episodes(5, first_help=0.59), episodes(5)),
+    ),
+    (
+        "help_too_late",
+        facts(episodes(5, first_help=0.9), episodes(5)),
+        facts(episodes(4, first_help=0.9), episodes(6)),
+    ),
+    ("observations_lack_information", informed(0.5, 0.71), informed(0.5, 0.7)),
+    ("observations_lack_information", informed(0.09, 0.1), informed(0.1, 0.1)),
+    (
+        "limits_too_small",
+        facts(episodes(10, clipped={"step": 0.51})),
+        facts(episodes(10, clipped={"step": 0.5})),
+    ),
+    (
+        "limits_too_small",
+        facts(episodes(6, human_share=0.5, human_saturated=0.9, timeout=True), episodes(4)),
+        facts(episodes(6, human_share=0.5, human_saturated=0.89, timeout=True), episodes(4)),
+    ),
+    ("clock_wrong", timed(period_s=0.126), timed(period_s=0.124)),
+    ("clock_wrong", timed(late=0.21), timed(late=0.2)),
+    ("clock_wrong", timed(delay_ticks=4.0), timed(delay_ticks=3.0)),
+    ("clock_wrong", timed(delay_ticks=4.0), timed(delay_ticks=4.0, settings={"safety.delay_s": 0.4})),
+    ("critic_does_not_fit", fit(0.091), fit(0.089)),
+    ("critic_does_not_fit", fit(0.091), fit(0.091, updates=499)),
     ("updates_starving", facts(updates=100, owed=101), facts(updates=101, owed=101)),
     ("updates_starving", facts(updates=0, owed=100), facts(updates=0, owed=99)),
     ("updates_racing", facts(updates=1000, owed=-501), facts(updates=1000, owed=-500)),
@@ -153,6 +236,7 @@ def test_every_check_has_a_case_and_is_unknown_without_facts():
     assert {name for name, _, _ in CASES} == set(CHECKS)
     results = {name: check(facts()) for name, check in CHECKS.items()}
     assert results.pop("labels_waiting") is None  # nothing waits
+    assert results.pop("return_not_rising") is None  # the task has success
     assert set(results.values()) == {UNKNOWN}
 
 
@@ -190,26 +274,22 @@ def test_messages_contain_the_numbers():
     finding = CHECKS["rewards_disagree"](
         facts(episodes(7), episodes(2, success=True, solved=False), episodes(1, success=False, solved=True))
     )
-    assert finding.message == (
-        "the labels of 3 of the last 10 episodes contradict their outcome: 1 successes labeled as failures, 2 failures "
+    assert finding.evidence == (
+        "The labels of 3 of the last 10 episodes contradict their outcome: 1 successes labeled as failures, 2 failures "
         "labeled as successes"
     )
     racing = CHECKS["updates_racing"](facts(updates=1000, owed=-600))
-    assert racing.message.startswith("1000 updates are done, but 1000 online steps have earned only 400:")
+    assert racing.evidence == "1000 updates are done, and 1000 online steps have earned 400"
 
 
-def test_advice_for_unpublished_weights_names_pin_and_publish_every():
+def test_advice_for_unpublished_weights_names_pin_or_publish_every():
     for bad, tried in (
-        (unpublished(1000), "publish weights more often (learner.publish_every, now 1000000)"),
-        (
-            unpublished(1000, pinned=0),
-            "unpin version 0: remove weights/pin.json from the run; "
-            "publish weights more often (learner.publish_every, now 1000000)",
-        ),
+        (unpublished(1000), "dovetail run RUN/config.yaml learner.publish_every=null"),
+        (unpublished(1000, pinned=0), "rm RUN/weights/pin.json"),
     ):
         finding = CHECKS["stale_weights"](bad)
-        assert "1000 updates old" in finding.message
-        assert Advice.of("stale_weights", finding, bad.settings).try_ == tried
+        assert "1000 updates old" in finding.evidence
+        assert Advice.of("stale_weights", finding, bad).command == tried
 
 
 # ---- when problems are reported
@@ -239,8 +319,8 @@ def test_open_problem_is_reported_again_after_many_checks():
 
 
 def test_problem_of_an_earlier_process_is_not_reported_again():
-    advice = Advice(name="updates_starving", severity=Severity.WARNING, message="m", try_="t")
-    gone = Advice(name="of an older version", severity=Severity.HINT, message="m", try_="t")
+    advice = Advice(name="updates_starving", severity=Severity.WARNING, cause="c", evidence="e", command="t")
+    gone = Advice(name="of an older version", severity=Severity.HINT, cause="c", evidence="e", command="t")
     coach = Coach([Advice.from_json(advice.to_json()), gone])
     assert coach.current == (advice,)
     assert not any(coach.check(BAD).begun for _ in range(PATIENCE))
@@ -249,13 +329,13 @@ def test_problem_of_an_earlier_process_is_not_reported_again():
 
 def test_unknown_result_does_not_end_a_problem():
     """After a resume, the facts become known step by step."""
-    known = [Advice(name=name, severity=Severity.HINT, message="m", try_="t") for name in CHECKS]
+    known = [Advice(name=name, severity=Severity.HINT, cause="c", evidence="e", command="t") for name in CHECKS]
     coach = Coach(known)
     over = [advice.name for _ in range(5 * PATIENCE) for advice in coach.check(facts()).over]
-    assert over == ["labels_waiting"]
+    assert over == ["labels_waiting", "return_not_rising"]
     results = [coach.check(case).over for case in (GOOD, facts(), GOOD, facts(), facts(), GOOD)]
     assert [len(over) for over in results] == [0, 0, 0, 0, 0, 2]  # starving, and racing
-    assert len(coach.current) == len(CHECKS) - 3
+    assert len(coach.current) == len(CHECKS) - 4
 
 
 def test_current_problems_are_sorted_by_severity():
@@ -266,7 +346,7 @@ def test_current_problems_are_sorted_by_severity():
     assert [advice.name for advice in coach.current] == ["updates_starving", "saturated"]
 
 
-# ---- settings in tips
+# ---- what advice proposes
 
 
 def known_settings():
@@ -280,28 +360,137 @@ def known_settings():
     return known
 
 
-def all_tips():
-    cases = [bad for _, bad, _ in CASES] + [facts(episodes(5, outside={"a": 1.0}), settings={"run.demos": 0})]
-    cases += [critic(9.0, best_value=0.5, settings={"algorithm.backup_entropy": True})]
-    results = [check(bad) for bad in cases for check in CHECKS.values()]
-    tips = [tip for result in results if isinstance(result, Finding) for tip in result.tips]
-    return {*tips, *(value for value in vars(_coach_checks).values() if isinstance(value, Tip))}
+class AnySetting(dict):
+    """A config that has every setting, with a number that no change proposes."""
+
+    def __contains__(self, key):
+        return True
+
+    def __missing__(self, key):
+        return 7.3
+
+    def get(self, key, default=None):
+        return super().get(key, 7.3)
 
 
-def test_every_setting_in_a_tip_exists():
-    named = {tip.key for tip in all_tips() if tip.key}
-    assert len(named) > 15
-    assert named <= known_settings()
-    assert not [tip.text for tip in all_tips() if re.search(r"\b(run|learner|algorithm|operator)\.\w", tip.text)]
+def test_every_setting_in_a_change_exists():
+    named = set()
+    for name, bad, _ in CASES:
+        settings = AnySetting(bad.settings)
+        offers = Offers(
+            expert=True, inputs=("a", "b"), observations=("a", "b", "c"), control_hz=bad.offers.control_hz
+        )
+        offers = bad.offers if bad.offers.inputs or not bad.offers.success else offers
+        finding = CHECKS[name](Facts(**{**fields_of(bad), "settings": settings, "offers": offers}))
+        if isinstance(finding, Finding):
+            named |= {key for change in finding.changes if change for key in change.settings}
+    assert len(named) > 25
+    assert named <= known_settings() | {"labels", "operator"}
 
 
-def test_advice_names_only_settings_of_this_run():
-    bad = facts(episodes(10, rewarded=False), settings={"run.demos": 3, "task.reward": None})
-    finding = CHECKS["no_reward"](bad)
-    assert Advice.of("no_reward", finding, bad.settings).try_ == (
-        "record more demonstrations (run.demos, now 3); reward progress, not only success (task.reward, now null); "
-        "watch one: dovetail episodes show RUN last"
+def fields_of(known):
+    return {name: getattr(known, name) for name in Facts.__dataclass_fields__}
+
+
+def command_of(name, bad):
+    return Advice.of(name, CHECKS[name](bad), bad).command
+
+
+FAILING = episodes(10, rewarded=False)
+
+
+@pytest.mark.parametrize(
+    ("settings", "offers", "command"),
+    [
+        ({"run.demos": 0}, Offers(expert=True), "run.demos=20"),
+        ({"run.demos": 0, "task.time_limit_s": 8.0}, Offers(), "task.time_limit_s=16.0"),  # nobody can demonstrate
+        ({"run.demos": 0}, Offers(person=True, console=True), "run.demos=20 --console"),
+        (
+            {"task.reward": "sparse", "labels": [{"type": "outcome", "dense": False}], **RANGE},
+            Offers(),
+            "task.reward=dense 'labels=[{type: outcome, dense: true}]' algorithm.target_range=null",
+        ),
+        ({"task.reward": "sparse", "algorithm.type": "ppo"}, Offers(), "task.reward=dense"),  # it reads no labels
+    ],
+)
+def test_run_without_reward_is_told_what_it_can_do(settings, offers, command):
+    bad = facts(FAILING, settings=settings, offers=offers)
+    assert command_of("no_reward", bad) == f"dovetail run RUN/config.yaml {command}"
+
+
+def test_run_without_any_remedy_is_told_to_look_at_an_episode():
+    assert command_of("no_reward", facts(FAILING)) == "dovetail episodes show RUN last"
+
+
+def test_change_that_the_config_refuses_is_not_proposed():
+    bad = facts(FAILING, settings={"run.demos": 0, "task.time_limit_s": 8.0}, offers=Offers(expert=True))
+    advice = Advice.of(
+        "no_reward", CHECKS["no_reward"](bad), bad, is_valid=lambda overrides: overrides != ["run.demos=20"]
     )
+    assert advice.settings == {"task.time_limit_s": 16.0}
+
+
+def test_change_has_another_value_than_now():
+    settings = {"task.reward": "dense", "labels": [{"type": "outcome", "dense": True}], "run.env_steps": 500}
+    bad = facts(episodes(40), num_episodes=40, settings=settings)
+    assert command_of("never_succeeds", bad) == "dovetail run RUN/config.yaml run.env_steps=1000"
+
+
+def test_values_are_written_as_the_command_line_reads_them(tmp_path):
+    new = {
+        "labels": [{"type": "outcome", "dense": True}],
+        "algorithm.target_range": None,
+        "algorithm.lr": 0.00003,
+        "policy.inputs": ["ee_error", "task_state"],
+    }
+    config = load(["push-cube"], shlex.split(shlex.join(overrides_of(new)))).model_dump(mode="json")
+    assert config["labels"][0]["dense"] is True
+    assert (config["algorithm"]["target_range"], config["algorithm"]["lr"]) == (None, 0.00003)
+    assert config["policy"]["inputs"] == new["policy.inputs"]
+
+
+def test_target_range_of_an_overestimating_critic_covers_all_returns():
+    def proposed(low, high):
+        bad = critic(9000.0, best_value=0.5, highest_value=high, settings={"algorithm.target_range": None})
+        bad = Facts(**{**fields_of(bad), "lowest_value": low})
+        return Advice.of("q_above_returns", CHECKS["q_above_returns"](bad), bad).settings["algorithm.target_range"]
+
+    assert proposed(0.0, 1.0) == [0.0, 1.0]
+    assert proposed(-0.123, 0.987) == [-0.13, 0.99]
+    low, high = proposed(-1234.0, 56.7)
+    assert low <= -1234.0 < -1200 and 56.7 <= high < 60.0
+
+
+def test_advice_of_0_6_can_be_read():
+    old = {
+        "name": "no_reward",
+        "severity": "warning",
+        "message": "none earned a reward",
+        "try": "more demonstrations",
+    }
+    advice = Advice.from_json(old)
+    assert (advice.message, advice.command, advice.settings) == (old["message"], old["try"], {})
+    assert Advice.from_json(advice.to_json()) == advice
+
+
+def test_run_without_success_ends_with_advice():
+    coach, short = Coach(), facts(episodes(2), settings={"run.env_steps": 100})
+    coach.check(short)
+    assert coach.current == ()
+    (advice,) = coach.conclude(short).begun
+    assert advice.name == "never_succeeds"
+    assert advice.command == "dovetail run RUN/config.yaml run.env_steps=1000"
+    assert coach.conclude(short).begun == ()  # once
+
+
+def test_return_decides_in_a_task_without_success():
+    """A high entropy loss or saturation is no problem while the return rises."""
+    known = episodes(20, total=9.0, saturated=1.0)
+    early = tuple(float(i % 3) for i in range(20))
+    rising = facts(known, early_totals=early, num_episodes=60, offers=Offers(success=False))
+    falling = Facts(**{**fields_of(rising), "early_totals": tuple(20.0 + one for one in early)})
+    assert CHECKS["saturated"](rising) is None
+    assert "the mean return of the last 20 episodes is 9" in CHECKS["saturated"](falling).evidence
 
 
 # ---- returns

@@ -13,7 +13,7 @@ from dovetail.runs.rollout_history import read_rollouts
 from dovetail.runtime.inline import InlineRun
 from support.toy_run import TOY
 
-ADVICE = Advice(name="no_reward", severity=Severity.WARNING, message="none", try_="more")
+ADVICE = Advice(name="no_reward", severity=Severity.WARNING, cause="none", evidence="0 of 9", command="more")
 TORN = [
     '{"time": 1.0, "event": "coach", "na',
     '{"time": 1.0, "event": "practice", "env_steps": 12',

@@ -130,6 +130,9 @@ class FakeRuntime:
     def finish_updates(self) -> None:
         self.steps.append("finish updates")
 
+    def conclude(self, num_successes: int | None) -> None:
+        self.steps.append(("conclude", num_successes))
+
     @contextmanager
     def paused(self) -> Iterator[WeightSnapshot]:
         yield self.newest_weights()
@@ -171,6 +174,7 @@ def test_run_executes_all_steps_in_order(make: Any) -> None:
         "finish updates",
         "save",
         ("eval", {ARM: [0, 1, 2, 3]}),
+        ("conclude", 4),
         "close",
     ]
 
@@ -180,7 +184,7 @@ def test_resume_of_a_finished_run_executes_no_step(make: Any) -> None:
     again = FakeRuntime()
     again._accepted = 3
     make(again).run()
-    assert again.steps == ["start", "close"]
+    assert again.steps == ["start", ("conclude", 4), "close"]
     assert set(again.status.evaluations) == {"untrained", "cloning", "after"}
 
 
@@ -342,7 +346,7 @@ def test_solved_by_all_present_arms(make: Any) -> None:
 
 class _Solved:
     env_steps = 10
+    has_success = True
 
     def unassisted_rate(self, window: int) -> float:
         return 1.0
-    has_success = True

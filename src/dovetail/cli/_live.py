@@ -197,7 +197,7 @@ class LinesView:
     def _print_changes(self, advice: tuple[Advice, ...]) -> None:
         for one in advice:
             if one not in self._advice:
-                self._print(f"coach: {one.message}. Try: {one.try_}")
+                self._print(f"coach: {one.message}. Try: {one.command}")
         still = {one.name for one in advice}
         for one in self._advice:
             if one.name not in still:

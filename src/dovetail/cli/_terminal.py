@@ -115,8 +115,8 @@ def advice_block(advice: Sequence[Advice], *, most: int) -> Table:
     for number, one in enumerate(advice[:most]):
         color = "yellow" if one.severity is Severity.WARNING else "cyan"
         label = Text("coach" if number == 0 else "", style="bright_black")
-        grid.add_row(label, Text("●", style=color), Text(one.message))
-        grid.add_row("", "", Text(f"try: {one.try_}", style="bright_black"))
+        grid.add_row(label, Text("●", style=color), Text(f"{one.message}."))
+        grid.add_row("", "", Text(f"try: {one.command}", style="bright_black"))
     if len(advice) > most:
         grid.add_row("", "", Text(f"and {len(advice) - most} more, see events.jsonl", style="bright_black"))
     return grid

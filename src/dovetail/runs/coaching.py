@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from dovetail.config.load import SAVED_NAME, load
 from dovetail.core.abilities import CountsSampledActions, HasCanonicalSpace, WrapsCanonicalPolicy
 from dovetail.core.contracts import ReplayReader
+from dovetail.core.errors import DovetailError
 from dovetail.core.types import (
     Array,
     Episode,
     Labels,
+    Outcome,
     Purpose,
     SampleRequest,
     Source,
@@ -24,16 +28,17 @@ from dovetail.core.types import (
     WeightSnapshot,
 )
 from dovetail.learn.batches import rows_to_draw
-from dovetail.learn.coach import Coach, EpisodeFacts, Facts, returns_to_go
+from dovetail.learn.coach import FEW, Coach, CoachResult, EpisodeFacts, Facts, Offers, returns_to_go
 from dovetail.learn.metrics import MetricsLog
 from dovetail.policies.embodiments.canonical_space import CanonicalSpace
-from dovetail.policies.normalizer import CLIP
 from dovetail.policies.trainable import TrainablePolicy
 from dovetail.runs.advice import BEGUN, OVER, open_advice
+from dovetail.runs.demo_facts import DemoCollection
 from dovetail.runs.experience import EpisodeRecord
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.rollout_history import RolloutResult
 from dovetail.runs.status import RunStatus
+from dovetail.runs.step_facts import StepFacts
 from dovetail.runs.trusted_outcomes import TrustedOutcomes
 
 __all__ = ["Coaching", "LearnerView", "batch_sources", "settings_of"]
@@ -75,6 +80,7 @@ class Coaching:
         metrics: MetricsLog,
         policy: TrainablePolicy,
         real_time: bool,
+        offers: Offers | None = None,
     ) -> None:
         self._folder, self._status, self._metrics, self._real_time = folder, status, metrics, real_time
         self._settings = settings_of(folder.config.model_dump(mode="json"))
@@ -83,14 +89,16 @@ class Coaching:
         self._num_actions = sampled or spec.horizon * spec.action.shape[0]
         gamma = self._settings.get("algorithm.gamma")
         self._gamma = float(gamma) if isinstance(gamma, (int, float)) else None
-        self._coach = Coach(open_advice(folder))
+        self._coach = Coach(open_advice(folder), is_valid=self._is_valid)
+        self._offers = offers or Offers()
+        self._demos = DemoCollection(self._offers.inputs)
         self._outcomes = TrustedOutcomes(folder)
         self._episodes: deque[tuple[str, EpisodeFacts]] = deque(maxlen=_NUM_EPISODES)  # with their ids
-        self._step_facts: dict[
-            str, dict[str, Any]
-        ] = {}  # facts from the steps of an episode, by id; the oldest first
+        self._step_facts: dict[str, StepFacts] = {}  # by episode id; the oldest first
         self._early_human: list[float] = []  # human shares of the first episodes
-        self._best, self._lowest, self._largest = -math.inf, math.inf, 0.0  # of episodes in the replay
+        self._early_totals: list[float] = []  # their returns
+        # of episodes in the replay
+        self._best, self._lowest, self._highest, self._largest = -math.inf, math.inf, -math.inf, 0.0
         self._normalizer: Mapping[str, Array] = {}
         inner = policy.canonical if isinstance(policy, WrapsCanonicalPolicy) else policy
         self._canonical_space: CanonicalSpace | None = (
@@ -116,14 +124,18 @@ class Coaching:
         value = self._discounted_return(labels) if record.trains else None
         if info.purpose is not Purpose.ONLINE:
             return
+        steps = self._step_facts.get(info.id, StepFacts())
         self._keep(
             EpisodeFacts(
                 success=labels.success,
                 rewarded=_rewarded(labels),
                 solved=self._outcomes.solved(record),
+                timeout=info.outcome is Outcome.TIMEOUT,
+                failed=info.outcome is Outcome.FAILURE,
+                total=float(labels.rewards.sum()),
                 value=value,
                 human_share=info.num_human_steps / info.num_steps,
-                **self._step_facts.get(info.id, {}),
+                **steps.for_labels(labels),
             ),
             episode_id=info.id,
         )
@@ -140,6 +152,7 @@ class Coaching:
             value = self._discounted_return(labels) if record.trains else None
             solved, rewarded = self._outcomes.solved(record), _rewarded(labels)
             again = replace(facts, success=labels.success, rewarded=rewarded, solved=solved, value=value)
+            again = replace(again, total=float(labels.rewards.sum()))
             self._episodes[place] = (episode_id, again)
             return
         self.count(record)
@@ -147,13 +160,15 @@ class Coaching:
     def acted(self, episode: Episode) -> None:
         """Note the end of an online episode. Facts from its steps are kept until its labels come."""
         self._act_s.append(self._since_switch())
-        self._step_facts[episode.id] = {
-            "saturated": _saturated(episode),
-            "outside": _outside(episode, self._statistics(episode)),
-            "versions_behind": self._behind(episode),
-        }
+        self._step_facts[episode.id] = StepFacts.of(
+            episode, statistics=self._statistics(episode), versions_behind=self._behind(episode)
+        )
         while len(self._step_facts) > _NUM_PENDING:
             del self._step_facts[next(iter(self._step_facts))]
+
+    def demonstrated(self, episode: Episode) -> None:
+        """Note a demonstration that trains."""
+        self._demos.add(episode)
 
     def published(self, newest: int, served: WeightSnapshot, *, updates: int) -> None:
         """Note the newest version, its number of online updates, and the version that the robot acts with."""
@@ -187,17 +202,37 @@ class Coaching:
         varied = result.metrics["reward_std"] > 0.0
         ended = (result.episodes.get(name, ()) for name in ("success", "at_limit"))
         for success, at_limit, total in zip(*ended, result.returns, strict=True):
-            rewarded = bool(success) or varied or total > 0.0
-            self._keep(EpisodeFacts(success=bool(success), rewarded=rewarded, saturated=float(at_limit)))
+            solved = bool(success) and not math.isnan(success)  # NaN: the task does not tell success
+            self._keep(
+                EpisodeFacts(
+                    success=solved,
+                    rewarded=solved or varied or bool(total > 0.0),
+                    total=float(total),
+                    saturated=float(at_limit),
+                )
+            )
         # a skipped update, or one without an actor step, has fewer metrics
         values = {name: [m[name] for m in self._rollouts if name in m] for name in result.metrics}
         means = {name: sum(each) / len(each) for name, each in values.items()}
         self._ask(Facts(**(self._common() | {"metrics": means}), updates=self._status.updates))
 
+    def conclude(self, num_successes: int | None) -> None:
+        """The last check of a run. One without a success in its last evaluation, or its online episodes, gets advice."""
+        facts = Facts(**self._common())
+        if facts.offers.success and not (facts.num_successes if num_successes is None else num_successes):
+            result = self._coach.conclude(facts)
+            if result.begun:
+                self._report(result)
+
     def _common(self) -> dict[str, Any]:
         status, has_values = self._status, math.isfinite(self._best)
         return {
             "settings": self._settings,
+            "run": str(self._folder.path),
+            "offers": replace(self._offers, success=status.has_success is not False),
+            "demos": self._demos.facts(explain=self._may_lack_information()),
+            "early_totals": tuple(self._early_totals) if len(self._early_totals) == _NUM_EARLY else (),
+            "num_successes": sum(one == 1.0 for one in status.recent_success),
             "num_episodes": status.episodes,
             "env_steps": status.env_steps,
             "episodes": tuple(facts for _, facts in self._episodes),
@@ -206,17 +241,20 @@ class Coaching:
             "num_actions": self._num_actions,
             "best_value": self._best if has_values else None,
             "lowest_value": self._lowest if has_values else None,
+            "highest_value": self._highest if has_values else None,
             "largest_reward": self._largest,
         }
 
     def _ask(self, facts: Facts) -> None:
-        result, step = self._coach.check(facts), self._status.env_steps
+        self._report(self._coach.check(facts))
+
+    def _report(self, result: CoachResult) -> None:
+        step = self._status.env_steps
         self._status.advice = self._coach.current
         for advice in result.begun:
             self._folder.event(BEGUN, env_steps=step, **advice.to_json())
-            self._metrics.write_text(
-                "coach", f"**{advice.name}**: {advice.message}. Try: {advice.try_}", step=step
-            )
+            text = f"**{advice.name}**: {advice.message}. Try: `{advice.command}`"
+            self._metrics.write_text("coach", text, step=step)
         for advice in result.over:
             self._folder.event(OVER, env_steps=step, name=advice.name)
             self._metrics.write_text("coach", f"**{advice.name}**: over", step=step)
@@ -229,6 +267,23 @@ class Coaching:
         self._episodes.append((episode_id, facts))
         if len(self._early_human) < _NUM_EARLY:
             self._early_human.append(facts.human_share)
+        if len(self._early_totals) < _NUM_EARLY and facts.total is not None:
+            self._early_totals.append(facts.total)
+
+    def _may_lack_information(self) -> bool:
+        """Whether it is worth the time to compare what observations tell: not in a run that goes well."""
+        latest = [facts.success for _, facts in self._episodes][-2 * FEW :]
+        return len(latest) >= FEW and sum(latest) < 0.75 * len(latest)
+
+    def _is_valid(self, overrides: Sequence[str]) -> bool:
+        """Whether the run's config accepts these settings."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # renamed keys
+                load([self._folder.path / SAVED_NAME], overrides)
+        except DovetailError:
+            return False
+        return True
 
     def _discounted_return(self, labels: Labels) -> float | None:
         """The return of an episode with the algorithm's gamma; also updates the extremes."""
@@ -236,6 +291,7 @@ class Coaching:
             return None
         values = returns_to_go(labels.rewards, labels.discounts, self._gamma)
         self._best, self._lowest = max(self._best, values.mean()), min(self._lowest, values.min())
+        self._highest = max(self._highest, values.max())
         self._largest = max(self._largest, float(np.abs(labels.rewards).max()))
         return float(values[0])
 
@@ -293,18 +349,3 @@ def batch_sources(request: SampleRequest, replay: ReplayReader) -> dict[str, flo
 def _rewarded(labels: Labels) -> bool:
     """Whether a step had a reward above the median of the episode, or above zero."""
     return labels.success or bool(labels.rewards.max() > min(0.0, float(np.median(labels.rewards))))
-
-
-def _saturated(episode: Episode) -> float | None:
-    """Share of the policy's action values at a limit."""
-    proposed = episode.column("proposed")[episode.column("source") == Source.POLICY]
-    return float(episode.robot.action.at_limits(proposed).mean()) if len(proposed) else None
-
-
-def _outside(episode: Episode, statistics: Mapping[str, tuple[Array, Array]]) -> dict[str, float]:
-    """Share of the values of each observation that the normalizer clips."""
-    outside = {}
-    for key, (mean, std) in statistics.items():
-        away = np.abs(episode.column(f"observation/{key}") - mean) / std
-        outside[key] = float((away >= CLIP).mean())
-    return outside

@@ -164,6 +164,7 @@ class EpisodeIngest:
         elif info.id not in self._demos:
             episode = episode or self._experience.log.load(info.id, images=False)
             self._demos[info.id] = self._demo_observations(episode)
+            self._coaching.demonstrated(episode)
 
     def _update_waiting(self) -> None:
         self._status.waiting = self._experience.dispatcher.waiting()

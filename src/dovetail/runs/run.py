@@ -116,6 +116,9 @@ class Runtime(Protocol):
     def finish_updates(self) -> None:
         """Do the updates for the last episodes and publish the result."""
 
+    def conclude(self, num_successes: int | None) -> None:
+        """The coach's last check of the run. `num_successes` are those of the last evaluation, if there was one."""
+
     def paused(self) -> AbstractContextManager[WeightSnapshot]:
         """Pause learning inside the context. Returns the newest weights."""
 
@@ -156,6 +159,7 @@ class RunPhases:
             if not self._is_made("after"):
                 self._learn(cloned)
             self._evaluate("after", run.eval_episodes, self.runtime.newest_weights)
+            self._conclude()
         finally:
             self.close()
 
@@ -193,6 +197,11 @@ class RunPhases:
             self._closed = True
             self.runtime.close()
             self._write_progress()
+
+    def _conclude(self) -> None:
+        after = self.status.evaluations.get("after")
+        self.runtime.conclude(after.success.successes if after and after.success else None)
+        self.runtime.report_status()
 
     # ---- demonstrations
 

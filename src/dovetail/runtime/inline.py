@@ -326,6 +326,9 @@ class InlineRuntime:
             if not self.learner.is_published:
                 self.learner.publish()
 
+    def conclude(self, num_successes: int | None) -> None:
+        self.store.coaching.conclude(num_successes)
+
     def _update(self, learner: Learner) -> None:
         """Do the updates that the last episode has earned, and give their weights to the robot."""
         status = self.status

@@ -20,6 +20,7 @@ from dovetail.runs.experience import EpisodeRecord, Experience, image_codec
 from dovetail.runs.folder import RunFolder
 from dovetail.runs.ingest import DemoCounts, EpisodeIngest
 from dovetail.runs.labeling import AsksLabelers, LabelDispatcher
+from dovetail.runs.offers import offers_of
 from dovetail.runs.phase_times import PhaseTimes
 from dovetail.runs.status import RunStatus
 
@@ -49,7 +50,12 @@ class EpisodeStore:
             folder.logs, wandb=config.run.wandb, name=folder.path.name, config=config.model_dump(mode="json")
         )
         self.coaching = Coaching(
-            folder, status=status, metrics=self.metrics, policy=policy, real_time=fleet.assembly.real_time
+            folder,
+            status=status,
+            metrics=self.metrics,
+            policy=policy,
+            real_time=fleet.assembly.real_time,
+            offers=offers_of(fleet.assembly, policy),
         )
         self.experience = Experience(
             folder,

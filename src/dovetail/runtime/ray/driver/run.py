@@ -113,6 +113,10 @@ class RayRuntime:
         store, step = self._supervisor.store, self.status.env_steps
         self._call(lambda: store.write_metrics.remote(group, values, step=step))
 
+    def conclude(self, num_successes: int | None) -> None:
+        store = self._supervisor.store
+        self.status.advice = self._call(lambda: store.conclude.remote(num_successes))
+
     # ---- episodes
 
     def run_episodes(

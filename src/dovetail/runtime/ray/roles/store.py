@@ -27,6 +27,7 @@ from dovetail.core.types import (
     WeightSnapshot,
 )
 from dovetail.episodes.log import EpisodeLog
+from dovetail.learn.coach import Advice
 from dovetail.runs.assembly.arms import arm_groups
 from dovetail.runs.assembly.fleet import build_fleet
 from dovetail.runs.coaching import LearnerView
@@ -224,6 +225,12 @@ class StoreRole(Role):
     def write_metrics(self, group: str, values: Mapping[str, float], *, step: int) -> None:
         with self._guard:
             self._store.write_metrics(group, values, step=step)
+
+    def conclude(self, num_successes: int | None) -> tuple[Advice, ...]:
+        """The coach's last check; returns its advice."""
+        with self._guard:
+            self._store.coaching.conclude(num_successes)
+            return self._store.status.advice
 
     def wait_until_processed(self, limit_s: float) -> bool:
         """Wait until all delivered episodes are ingested and no labels are under way; False after `limit_s`."""
