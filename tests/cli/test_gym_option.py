@@ -46,6 +46,15 @@ def test_env_without_success_reports_its_return(cli: Cli) -> None:
     assert "return -" in result.out
 
 
+def test_ppo_reports_the_environment_by_its_name(cli: Cli) -> None:
+    small = ("algorithm=ppo", "algorithm.num_envs=2", "algorithm.rollout_steps=32", "run.env_steps=64")
+    result = cli(
+        "run", "--gym", DENSE, *small, "run.eval_episodes=2", "run.eval_every_steps=null", "--name", "ppo"
+    )
+    assert result.code == 0, result.err
+    assert f"{DENSE}: return -" in result.out
+
+
 def test_run_without_a_name_is_named_after_the_environment(cli: Cli) -> None:
     assert cli("run", "--gym", GOAL, *TINY, "--quiet").code == 0
     (run,) = Path("runs").iterdir()

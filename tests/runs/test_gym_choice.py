@@ -123,6 +123,12 @@ def test_ppo_gets_its_policy_and_the_default_labels() -> None:
     assert "[algorithm=sac]" in text
 
 
+def test_ppo_leaves_images_out() -> None:
+    config, text = chosen("PointImage", "algorithm=ppo")
+    assert settings(config)["policy"]["inputs"] == ["state"]
+    assert "not used: side" in text
+
+
 def test_settings_that_were_given_count() -> None:
     config, text = chosen("PointDense", "run.env_steps=777", "algorithm.gamma=0.9", "robot.control_hz=5")
     assert (config.run.env_steps, robot(config).control_hz) == (777, 5.0)
@@ -131,7 +137,7 @@ def test_settings_that_were_given_count() -> None:
 
 
 def test_observation_that_no_policy_can_use_is_refused_in_one_line() -> None:
-    with pytest.raises(UsageError, match=r"has table float32\[2, 2\], but a policy needs a vector") as caught:
+    with pytest.raises(UsageError, match=r"has table float32\[2, 2\], but the policy needs a vector") as caught:
         choose(f"{ENVS}PointTable-v0")
     assert "\n" not in str(caught.value)
 

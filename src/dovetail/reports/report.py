@@ -189,6 +189,7 @@ class _RunData:
         self._labels = LabelStore(folder.labels)
         infos = [self.log.manifest(episode_id) for episode_id in self.log.ids()]
         infos = [info for info in infos if info.outcome is not Outcome.ABORTED]
+        self._all = infos
         self.demos = [info for info in infos if info.purpose is Purpose.DEMO]
         self.online = [info for info in infos if info.purpose is Purpose.ONLINE]
         self.evaluations = {
@@ -205,7 +206,8 @@ class _RunData:
         env_steps = rollouts.env_steps or sum(info.num_steps for info in online)
         wall_s = (self._progress or {}).get("wall_s")
         return Report(
-            task=tasks_of(online) or (config.task.type if config.task else config.robot.type),
+            task=tasks_of(online)
+            or (config.task.type if config.task else tasks_of(self._all) or config.robot.type),
             seed=config.run.seed,
             config_hash=self.folder.config_hash,
             evaluations={name: Performance.from_json(found) for name, found in self.evaluations.items()},

@@ -29,7 +29,6 @@ from dovetail.config.load import Overrides, Source, load
 from dovetail.config.schema import RunConfig
 from dovetail.core.abilities import LearnsOnPolicy
 from dovetail.core.errors import UsageError
-from dovetail.core.specs import ArraySpec
 from dovetail.robots.gym import GymRobotConfig
 from dovetail.robots.gym_look import NUM_STEPS, GymFacts, look_at
 
@@ -63,8 +62,8 @@ def choose(env_id: str, sources: Sequence[Source] = (), overrides: Overrides = (
     if not isinstance(robot, GymRobotConfig):
         raise UsageError(f"--gym {env_id} needs robot.type=gym, not '{asked.robot.type}'")
     facts = look_at(robot)
-    inputs = _inputs(facts)
     algorithm = asked.algorithm.type
+    inputs = _inputs(facts, images=not _is_on_policy(algorithm))
     source: dict[str, Any] = {
         "robot": _robot(facts),
         "policy": _policy(facts, inputs, algorithm=algorithm),
@@ -100,20 +99,20 @@ def _robot(facts: GymFacts) -> dict[str, Any]:
     return robot
 
 
-def _inputs(facts: GymFacts) -> list[str]:
-    """The observations that a policy can use."""
-    keys = [key for key, spec in facts.observation.items() if _is_usable(spec)]
+def _inputs(facts: GymFacts, *, images: bool) -> list[str]:
+    """The observations that a policy can use: vectors and, with `images`, pictures."""
+    keys = [key for key in facts.observation if key in facts.statistics or (images and key in facts.images)]
     if not keys:
         seen = ", ".join(f"{key} {spec.describe()}" for key, spec in facts.observation.items())
+        needs = (
+            "a vector of floats or a uint8 [H, W, 3] image"
+            if images
+            else "a vector of floats; algorithm=sac uses images"
+        )
         raise UsageError(
-            f"gym env '{facts.env_id}' has no observation for a policy: it has {seen}, but a policy needs a vector of "
-            "floats or a uint8 [H, W, 3] image"
+            f"gym env '{facts.env_id}' has no observation for a policy: it has {seen}, but the policy needs {needs}"
         )
     return keys
-
-
-def _is_usable(spec: ArraySpec) -> bool:
-    return (spec.is_image and spec.shape[2] == 3) or (spec.dtype == "float32" and len(spec.shape) == 1)
 
 
 def _policy(facts: GymFacts, inputs: Sequence[str], *, algorithm: str) -> dict[str, Any]:
