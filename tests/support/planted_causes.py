@@ -126,4 +126,46 @@ PLANTED = (
         check="reward_not_used",
         overrides=(*QUICK, *ALONE, DENSE, "run.env_steps=500"),
     ),
+    # further problems
+    Planted(
+        check="one_source",
+        overrides=(
+            *QUICK,
+            "operator={watched_share: 1.0, fade_out_minutes: 100000, stuck_after_steps: 1, min_progress: 10}",
+            "operator.min_takeover_steps=60",
+            "operator.max_takeover_steps=60",
+            "run.env_steps=500",
+        ),
+    ),
+    Planted(
+        check="updates_starving",
+        overrides=(*QUICK, *ALONE, "learner.utd=2", "algorithm={type: hg_dagger}", "run.env_steps=250"),
+    ),
+    Planted(
+        check="stale_weights",
+        overrides=(*QUICK, "learner.utd=1", "learner.publish_every=1000000", "run.env_steps=500"),
+    ),
+    Planted(
+        check="out_of_range",
+        overrides=(
+            *QUICK,
+            "robot={type: 'support.flawed_plugins:Moved'}",
+            "policy.inputs=[ee_pose, goal]",
+            "operator={type: none}",
+            "run.env_steps=400",
+        ),
+    ),
+    Planted(
+        check="saturated",
+        overrides=(*QUICK, *ALONE, *HARD, "learner.utd=1", "algorithm.lr=0.1", "run.env_steps=600"),
+    ),
+    Planted(check="policy_jumps", config=PPO, overrides=("algorithm.lr=0.05", "run.env_steps=300")),
+    Planted(
+        check="values_explain_nothing",
+        config=PPO,
+        overrides=(
+            "algorithm={value_coef: 0.0, gae_lambda: 1.0}",
+            "task={type: 'support.dense_reach:DenseReach', max_steps: 8, tolerance: 0.001}",
+        ),
+    ),
 )

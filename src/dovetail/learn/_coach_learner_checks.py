@@ -163,7 +163,14 @@ def saturated(facts: Facts) -> Result:
         severity=Severity.HINT,
         cause="The actor has collapsed to the action limits: it acts at full speed only",
         evidence=f"{100 * share:.0f} % of the action values in the last {FEW} episodes are at a limit, and {facts.result}",
-        changes=(closer_to_people(facts), more_entropy(facts), more_demos(facts), cooler(facts), LOOK),
+        changes=(
+            change(facts, {"algorithm.lr": _DEFAULT_LR}) if (facts.number("algorithm.lr") or 0.0) > 3e-3 else None,
+            closer_to_people(facts),
+            more_entropy(facts),
+            more_demos(facts),
+            cooler(facts),
+            LOOK,
+        ),
     )
 
 
