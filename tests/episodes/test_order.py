@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -145,3 +146,30 @@ def test_concurrent_writers_keep_one_order(tmp_path: Path, make_episode: Make) -
     for count, name in enumerate(ids):
         logs[count % 2].commit(make_episode(id=name, num_steps=1))
     assert logs[0].ids() == logs[1].ids() == ids
+
+
+@pytest.mark.parametrize("damage", [b"\n" * 200_000, b"x" * 2_000_000 + b"\n", b"+ 1 a 00000000\n" * 50_000])
+def test_many_damaged_lines_take_little_memory(log: EpisodeLog, tmp_path: Path, damage: bytes) -> None:
+    with (tmp_path / ".order").open("ab") as file:
+        file.write(damage)
+        file.write(_order.line(9, "20280101-x"))
+    del damage
+    tracemalloc.start()
+    try:
+        order = _order.read(tmp_path)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert order.damaged[0] == 4
+    assert len(order.damaged) <= 100
+    assert (order.newest, order.torn) == (9, False)
+    assert log.ids() == IDS
+
+
+def test_line_that_is_too_long_and_has_no_end_is_torn(log: EpisodeLog, tmp_path: Path) -> None:
+    with (tmp_path / ".order").open("ab") as file:
+        file.write(b"+ 7 " + b"x" * 2000)
+    order = _order.read(tmp_path)
+    assert order.torn
+    assert not order.damaged
+    assert sorted(order.numbers) == sorted(IDS)

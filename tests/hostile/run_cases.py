@@ -589,6 +589,7 @@ ORDERS: dict[str, Callable[[], bytes]] = {
     "huge-number": lambda: _order.line(10**4000, "e"),
     "path": lambda: _order.line(1, "../../outside"),
     "one-line": lambda: b"+ " * 5_000_000,
+    "newlines": lambda: b"\n" * 10_000_000,
 }
 for what, make in ORDERS.items():
     add_case(f"order-{what}", _append(FILES["order"], make), "ls", "verify", "repair", "console")

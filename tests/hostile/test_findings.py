@@ -107,7 +107,23 @@ def test_19_linked_episode_is_none_and_can_be_removed_from_the_order(tmp_path: P
     assert first.id not in log
     log.commit(second)  # the log still works
     log.remove(second.id)
+    log.remove(first.id)
+    assert not (tmp_path / "episodes" / first.id).is_symlink()
     assert (tmp_path / "elsewhere" / "manifest.json").exists()
+    assert not [finding for finding in verify_log(tmp_path / "episodes") if not finding.is_intact]
+
+
+@pytest.mark.parametrize("target", ["elsewhere", "not-there"])
+def test_19_episode_with_the_id_of_a_link_is_committed(tmp_path: Path, target: str) -> None:
+    log, episode = EpisodeLog(tmp_path / "episodes"), make_lerobot_episode(0)
+    log.commit(episode)
+    (tmp_path / "episodes" / episode.id).rename(tmp_path / "elsewhere")
+    before = sorted(path.name for path in (tmp_path / "elsewhere").iterdir())
+    (tmp_path / "episodes" / episode.id).symlink_to(tmp_path / target)
+    log.commit(episode)
+    assert log.ids() == [episode.id]
+    log.verify(episode.id)
+    assert sorted(path.name for path in (tmp_path / "elsewhere").iterdir()) == before
 
 
 @pytest.mark.parametrize("target", ["/dev/zero", "/etc/hostname", "loop"])

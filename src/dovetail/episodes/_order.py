@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import BinaryIO
 
-from dovetail.core.disk import fsync_folder, open_for_update, read_file
+from dovetail.core.disk import fsync_folder, open_file, open_for_update
 from dovetail.core.errors import StoreError
 from dovetail.episodes.ids import is_episode_id
 
@@ -24,6 +25,8 @@ __all__ = ["ORDER", "Order", "append", "file_state", "line", "list_episodes", "r
 
 ORDER = ".order"
 _MAX_LINE_BYTES = 512
+_MIN_LINE_BYTES = len("+ 0 x 01234567\n")
+_MAX_DAMAGED = 100  # a crafted file may have millions
 
 
 @dataclass(slots=True)
@@ -32,7 +35,7 @@ class Order:
 
     numbers: dict[str, int] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)
-    damaged: list[int] = field(default_factory=list)  # lines, counted from 1
+    damaged: list[int] = field(default_factory=list)  # the first of the damaged lines, counted from 1
     torn: bool = False
     newest: int = 0  # highest commit number
 
@@ -71,24 +74,47 @@ def read(folder: Path) -> Order:
     path = folder / ORDER
     if not path.exists():
         return order
-    *lines, tail = read_file(path).split(b"\n")
-    order.torn = bool(tail)
-    for count, text in enumerate(lines, start=1):
-        try:
-            sign, number, episode_id, _ = text.decode("ascii").split(" ")
-            if line(int(number), episode_id, removed=sign == "-") != text + b"\n":
-                raise ValueError
-        except ValueError:
-            order.damaged.append(count)
-            continue
-        order.newest = max(order.newest, int(number))
-        if sign == "+":
-            order.numbers[episode_id] = int(number)
-            order.removed.discard(episode_id)
-        else:
-            order.numbers.pop(episode_id, None)
-            order.removed.add(episode_id)
+    with open_file(path) as file:
+        for count, text in enumerate(_lines(file), start=1):
+            order.torn = not text.endswith(b"\n")
+            if order.torn:
+                break
+            entry = _parse(text)
+            if entry is None:
+                order.damaged += [count] if len(order.damaged) < _MAX_DAMAGED else []
+                continue
+            removed, number, episode_id = entry
+            order.newest = max(order.newest, number)
+            if removed:
+                order.numbers.pop(episode_id, None)
+                order.removed.add(episode_id)
+            else:
+                order.numbers[episode_id] = number
+                order.removed.discard(episode_id)
     return order
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Each line with its end, one at a time; of a longer one than `append` writes, only a part."""
+    while text := file.readline(_MAX_LINE_BYTES):
+        rest = text
+        while not rest.endswith(b"\n") and (rest := file.readline(_MAX_LINE_BYTES)):
+            text = b"too long" + rest[-1:]
+        yield text
+
+
+def _parse(text: bytes) -> tuple[bool, int, str] | None:
+    """Whether it was removed, number and id; None for a damaged line."""
+    if len(text) < _MIN_LINE_BYTES:
+        return None
+    try:
+        sign, number, episode_id, _ = text.decode("ascii").split(" ")
+        removed = sign == "-"
+        return (
+            (removed, int(number), episode_id) if line(int(number), episode_id, removed=removed) == text else None
+        )
+    except ValueError:
+        return None
 
 
 def append(folder: Path, *lines: bytes) -> None:

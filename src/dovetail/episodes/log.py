@@ -112,6 +112,8 @@ class EpisodeLog:
         digest = content(facts)
         with writer(self._folder) as temporary:
             newest = self._newest(temporary)
+            if target.is_symlink():  # it is no episode, and would be in the way forever
+                target.unlink()
             if target.exists():
                 if self._manifest(episode.id)["content"] != digest:
                     raise StoreError(f"episode {episode.id} is already in {self._folder} with different content")
@@ -130,11 +132,17 @@ class EpisodeLog:
             self._known_state = (_order.file_state(self._folder), newest + 1)
 
     def remove(self, episode_id: str) -> None:
-        """Remove an episode permanently. It is removed once `.order` says so; after a crash the next writer deletes it."""
-        if episode_id not in self:
+        """Remove an episode permanently. It is removed once `.order` says so; after a crash the next writer deletes it.
+
+        Of a link, which is no episode, only the link is removed.
+        """
+        linked = (self._folder / check_episode_id(episode_id)).is_symlink()
+        if episode_id not in self and not linked:
             raise UsageError(f"cannot remove episode {episode_id}: it is not in {self._folder}")
         with writer(self._folder) as temporary:
             self._finish_interrupted(temporary)
+            if linked:
+                (self._folder / episode_id).unlink()
             number = _order.read(self._folder).numbers.get(episode_id, 0)
             _order.append(self._folder, _order.line(number, episode_id, removed=True))
             self._finish_interrupted(temporary)
