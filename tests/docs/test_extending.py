@@ -24,6 +24,8 @@ NAMES = {
     ("robot", "plotter"),
     ("robot", "net_plotter"),
     ("task", "touch_dot"),
+    ("operator", "guide"),
+    ("labeler", "nearness"),
     ("policy", "chunk_mlp"),
     ("actor", "ensemble"),
     ("algorithm", "self_imitation"),
@@ -81,7 +83,7 @@ def test_plugins_of_the_page_are_listed(lab):
 @pytest.mark.extended
 def test_tests_of_the_page_pass(lab):
     output = child(lab, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_lab.py")
-    assert "5 passed" in output
+    assert "7 passed" in output
 
 
 def test_plugins_of_the_page_learn_in_a_run(lab):
@@ -91,7 +93,11 @@ def test_plugins_of_the_page_learn_in_a_run(lab):
     assert report["task"] == "touch_dot"
     config = yaml.safe_load((run / "config.yaml").read_text())
     used = {(kind, config[kind]["type"]) for kind in ("robot", "task", "policy", "actor", "algorithm")}
-    assert used == NAMES - {("robot", "net_plotter")}
+    assert used == NAMES - {("robot", "net_plotter"), ("operator", "guide"), ("labeler", "nearness")}
+    assert [one["type"] for one in config["labels"]] == ["nearness"]
+    labels = (run / "labels" / "labels.jsonl").read_text().splitlines()
+    assert labels
+    assert all(json.loads(line)["labeler"] == "nearness" for line in labels)
     manifests = [json.loads(path.read_text()) for path in (run / "episodes").glob("*/manifest.json")]
     assert len(manifests) > 6
     assert len(list((run / "weights").glob("v*.json"))) > 1
@@ -119,7 +125,7 @@ def test_recipe_of_the_page_learns(lab):
 
 def test_plugins_of_the_page_work_with_built_in_ones(here):
     assert locate("actor", "ensemble").origin == "entry point (my-lab)"
-    for override in ("policy=flow", "algorithm=hg_dagger", "actor=naive", "algorithm=rlpd"):
+    for override in ("policy=flow", "algorithm=hg_dagger", "actor=naive", "algorithm=rlpd", "operator=guide"):
         check_fits(load(["touch-dot.yaml"], [override]))
     with pytest.raises(UsageError, match="policy 'chunk_mlp' cannot be guided"):
         check_fits(load(["touch-dot.yaml"], ["actor=rtc"]))

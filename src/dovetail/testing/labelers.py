@@ -10,6 +10,7 @@ import numpy as np
 
 from dovetail.core.abilities import ChecksRobot, HasVersion, JudgesObservations, RewardsAtEnd, SlowLabeler
 from dovetail.core.contracts import Labeler
+from dovetail.core.specs import RobotSpec
 from dovetail.core.types import Array, Episode, Labels, Outcome
 from dovetail.testing._episodes import random_episode
 from dovetail.testing._rig import copied, expect, expect_same
@@ -17,16 +18,18 @@ from dovetail.testing._rig import copied, expect, expect_same
 __all__ = ["check_labeler"]
 
 
-def check_labeler(make_labeler: Callable[[], Labeler], *, episodes: Sequence[Episode] = ()) -> None:
+def check_labeler(
+    make_labeler: Callable[[], Labeler], *, robot: RobotSpec | None = None, episodes: Sequence[Episode] = ()
+) -> None:
     """Label episodes and check the labels and every optional ability of the labeler.
 
-    The default `episodes` are random: a success, a failure and a timeout of a robot with a small camera `front`. Pass your
-    own if the labeler needs other observations or metrics. A labeler that calls a server needs one, or a fake.
+    The default `episodes` are random: a success, a failure and a timeout of `robot`, by default one with a small camera
+    `front`. Pass your own if the labeler needs metrics. A labeler that calls a server needs one, or a fake.
     """
     labeler = make_labeler()
     expect(isinstance(labeler, Labeler), f"{type(labeler).__name__} does not implement Labeler: label")
     outcomes = (Outcome.SUCCESS, Outcome.FAILURE, Outcome.TIMEOUT)
-    episodes = episodes or [random_episode(number, outcome=one) for number, one in enumerate(outcomes)]
+    episodes = episodes or [random_episode(number, robot=robot, outcome=one) for number, one in enumerate(outcomes)]
     if isinstance(labeler, ChecksRobot):
         labeler.check(episodes[0].robot)
     labels = [_check_labels(labeler, episode) for episode in episodes]
