@@ -259,7 +259,7 @@ def test_useless_value_network_is_reported(run):
     )
     (advice,) = open_advice(folder)
     assert advice.name == "values_explain_nothing"
-    assert advice.settings == {"algorithm.value_coef": 0.5}
+    assert advice.settings == {"algorithm.value_coef": 0.5, "algorithm.value_lr": 0.001}
 
 
 # ---- in another process

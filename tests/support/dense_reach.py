@@ -27,6 +27,15 @@ class DenseReach(FakeTask):
         )
 
 
+class DistanceReach(FakeTask):
+    """Each step costs the distance to the goal, so that the return follows from the observation."""
+
+    def judge(self, robot, observation, *, num_steps):
+        verdict = super().judge(robot, observation, num_steps=num_steps)
+        cost = {"distance": -0.3 * verdict.metrics["distance"]}
+        return Verdict(outcome=verdict.outcome, rewards={**verdict.rewards, **cost}, metrics=verdict.metrics)
+
+
 class BrokenConfig(FakeTaskConfig):
     after: int = 40
     how: str = "raise"

@@ -155,17 +155,14 @@ PLANTED = (
             "run.env_steps=400",
         ),
     ),
-    Planted(
-        check="saturated",
-        overrides=(*QUICK, *ALONE, *HARD, "learner.utd=1", "algorithm.lr=0.1", "run.env_steps=600"),
-    ),
+    Planted(check="saturated", config=PPO, overrides=("algorithm.lr=1.0", "run.env_steps=600")),
     Planted(check="policy_jumps", config=PPO, overrides=("algorithm.lr=0.05", "run.env_steps=300")),
     Planted(
         check="values_explain_nothing",
         config=PPO,
         overrides=(
-            "algorithm={value_coef: 0.0, gae_lambda: 1.0}",
-            "task={type: 'support.dense_reach:DenseReach', max_steps: 8, tolerance: 0.001}",
+            "algorithm={value_coef: 0.0, gae_lambda: 1.0, num_epochs: 8}",
+            "task={type: 'support.dense_reach:DistanceReach', max_steps: 8, tolerance: 0.001}",
         ),
     ),
 )

@@ -23,7 +23,7 @@ from dovetail.learn._coach_facts import FEW, MANY, UNKNOWN, Change, Facts, Findi
 
 __all__ = ["LEARNER_CHECKS"]
 
-_DEFAULT_LR = 3e-4
+_DEFAULT_LR, _DEFAULT_STD = 3e-4, 0.5
 _MIN_UPDATES = 500  # before a critic is expected to fit
 
 
@@ -102,7 +102,7 @@ def values_explain_nothing(facts: Facts) -> Result:
         return UNKNOWN
     if explained > 0.05 or num_rollouts < MANY or facts.going_well:
         return None
-    value_coef = facts.number("algorithm.value_coef")
+    value_coef = facts.number("algorithm.value_coef") or 0.0
     return Finding(
         severity=Severity.HINT,
         cause="The critic does not fit the returns, so advantages are mostly noise",
@@ -111,8 +111,7 @@ def values_explain_nothing(facts: Facts) -> Result:
             "of returns"
         ),
         changes=(
-            change(facts, {"algorithm.value_coef": 0.5}) if value_coef is not None and value_coef < 0.1 else None,
-            change(facts, {"algorithm.value_lr": 1e-3}),
+            change(facts, {"algorithm.value_coef": max(0.5, value_coef), "algorithm.value_lr": 1e-3}),
             factor(facts, "algorithm.rollout_steps", 2.0),
             dense_reward(facts),
             LOOK,
@@ -144,7 +143,7 @@ def entropy_collapsed(facts: Facts) -> Result:
             f"{facts.result}"
         ),
         changes=(
-            change(facts, {"policy.initial_std": 0.5}) if (initial_std or 1.0) < 0.1 else None,
+            change(facts, {"policy.initial_std": _DEFAULT_STD}) if (initial_std or 1.0) < 0.1 else None,
             more_entropy(facts),
             cooler(facts),
             LOOK,
