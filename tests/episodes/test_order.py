@@ -148,7 +148,7 @@ def test_concurrent_writers_keep_one_order(tmp_path: Path, make_episode: Make) -
     assert logs[0].ids() == logs[1].ids() == ids
 
 
-@pytest.mark.parametrize("damage", [b"\n" * 200_000, b"x" * 2_000_000 + b"\n", b"+ 1 a 00000000\n" * 50_000])
+@pytest.mark.parametrize("damage", [b"\n" * 2_000_000, b"x" * 7_000_000 + b"\n", b"+ 1 a 00000000\n" * 50_000])
 def test_many_damaged_lines_take_little_memory(log: EpisodeLog, tmp_path: Path, damage: bytes) -> None:
     with (tmp_path / ".order").open("ab") as file:
         file.write(damage)
@@ -157,7 +157,7 @@ def test_many_damaged_lines_take_little_memory(log: EpisodeLog, tmp_path: Path, 
     tracemalloc.start()
     try:
         order = _order.read(tmp_path)
-        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
     finally:
         tracemalloc.stop()
     assert order.damaged[0] == 4

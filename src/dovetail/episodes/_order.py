@@ -25,7 +25,8 @@ __all__ = ["ORDER", "Order", "append", "file_state", "line", "list_episodes", "r
 
 ORDER = ".order"
 _MAX_LINE_BYTES = 512
-_MIN_LINE_BYTES = len("+ 0 x 01234567\n")
+_MIN_LINE_BYTES = len("+ 0 x 01234567")
+_BLOCK_BYTES = 1 << 17
 _MAX_DAMAGED = 100  # a crafted file may have millions
 
 
@@ -38,6 +39,16 @@ class Order:
     damaged: list[int] = field(default_factory=list)  # the first of the damaged lines, counted from 1
     torn: bool = False
     newest: int = 0  # highest commit number
+
+    def add(self, removed: bool, number: int, episode_id: str) -> None:
+        """Add what a line says."""
+        self.newest = max(self.newest, number)
+        if removed:
+            self.numbers.pop(episode_id, None)
+            self.removed.add(episode_id)
+        else:
+            self.numbers[episode_id] = number
+            self.removed.discard(episode_id)
 
     def sort(self, ids: Iterable[str]) -> list[str]:
         """Sort ids by commit, without removed ones. Ids without a line (after a crash) come last, sorted by name."""
@@ -57,8 +68,8 @@ def list_episodes(folder: Path) -> list[str]:
 def file_state(folder: Path) -> object:
     """Return a value that changes whenever `.order` is written."""
     try:
-        found = (folder / ORDER).stat()
-    except FileNotFoundError:
+        found = (folder / ORDER).lstat()
+    except OSError:  # missing, or a loop of links
         return None
     return found.st_ino, found.st_size, found.st_mtime_ns
 
@@ -74,45 +85,35 @@ def read(folder: Path) -> Order:
     path = folder / ORDER
     if not path.exists():
         return order
+    num_before = 0
     with open_file(path) as file:
-        for count, text in enumerate(_lines(file), start=1):
-            order.torn = not text.endswith(b"\n")
-            if order.torn:
-                break
-            entry = _parse(text)
-            if entry is None:
-                order.damaged += [count] if len(order.damaged) < _MAX_DAMAGED else []
-                continue
-            removed, number, episode_id = entry
-            order.newest = max(order.newest, number)
-            if removed:
-                order.numbers.pop(episode_id, None)
-                order.removed.add(episode_id)
-            else:
-                order.numbers[episode_id] = number
-                order.removed.discard(episode_id)
+        for lines, order.torn in _blocks(file):
+            for count, text in enumerate(lines, start=num_before + 1):
+                entry = _parse(text) if len(text) >= _MIN_LINE_BYTES else None
+                if entry is not None:
+                    order.add(*entry)
+                elif len(order.damaged) < _MAX_DAMAGED:
+                    order.damaged.append(count)
+            num_before += len(lines)
     return order
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Each line with its end, one at a time; of a longer one than `append` writes, only a part."""
-    while text := file.readline(_MAX_LINE_BYTES):
-        rest = text
-        while not rest.endswith(b"\n") and (rest := file.readline(_MAX_LINE_BYTES)):
-            text = b"too long" + rest[-1:]
-        yield text
+def _blocks(file: BinaryIO) -> Iterator[tuple[list[bytes], bool]]:
+    """Lines of a part of the file, and whether more than these is in the part. A longer line than `append` writes is cut."""
+    rest = b""
+    while block := file.read(_BLOCK_BYTES):
+        *lines, rest = (rest + block).split(b"\n")
+        rest = rest[: _MAX_LINE_BYTES + 1]
+        yield lines, bool(rest)
 
 
 def _parse(text: bytes) -> tuple[bool, int, str] | None:
     """Whether it was removed, number and id; None for a damaged line."""
-    if len(text) < _MIN_LINE_BYTES:
-        return None
     try:
         sign, number, episode_id, _ = text.decode("ascii").split(" ")
         removed = sign == "-"
-        return (
-            (removed, int(number), episode_id) if line(int(number), episode_id, removed=removed) == text else None
-        )
+        fits = line(int(number), episode_id, removed=removed) == text + b"\n"
+        return (removed, int(number), episode_id) if fits else None
     except ValueError:
         return None
 
