@@ -414,6 +414,33 @@ def test_25_temporary_names_are_random_and_folders_private(
         private_folder(tmp_path / "link")
 
 
+def test_25_a_link_under_a_guessed_temporary_name_is_not_followed(tmp_path: Path, victim: Path) -> None:
+    from dovetail.episodes.video import write_video
+
+    for name in (".a.mp4.partial", f"token.{os.getpid()}"):
+        (tmp_path / name).symlink_to(victim / "precious")
+    write_video(tmp_path / "a.mp4", [np.zeros((16, 16, 3), np.uint8)] * 2, fps=10)
+    assert (victim / "precious").read_text() == "data"
+    pytest.importorskip("ray")
+    from dovetail.runtime.ray.cluster.token import make_token
+
+    assert make_token(tmp_path / "token")
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert (victim / "precious").read_text() == "data"
+
+
+@pytest.mark.extended
+def test_25_console_stores_nothing_under_a_name_that_others_know() -> None:
+    names = set()
+    for _ in range(2):
+        code = "import os, dovetail.cli._console; print(os.environ['NICEGUI_STORAGE_PATH'])"
+        environment = {key: value for key, value in os.environ.items() if key != "NICEGUI_STORAGE_PATH"}
+        done = subprocess.run([sys.executable, "-P", "-c", code], env=environment, capture_output=True, text=True)
+        names.add(done.stdout.strip())
+        assert not Path(done.stdout.strip()).exists()
+    assert len(names) == 2
+
+
 def test_25_spool_of_an_arm_elsewhere_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray")
     from dovetail.runtime.ray.roles.robot import Arm

@@ -15,8 +15,11 @@ from collections.abc import Iterator
 from html import escape
 from pathlib import Path
 
-# NiceGUI stores data of pages in a folder; we store none, so it gets a path that does not exist
-os.environ.setdefault("NICEGUI_STORAGE_PATH", os.path.join(tempfile.gettempdir(), "dovetail-nicegui-unused"))
+# NiceGUI reads and stores data of pages in a folder; we store none, so it gets a path that does not exist. Another user
+# could make a folder of a fixed name in /tmp first, so the name is random
+os.environ.setdefault(
+    "NICEGUI_STORAGE_PATH", os.path.join(tempfile.gettempdir(), f"dovetail-console-{secrets.token_hex(16)}")
+)
 
 from dovetail.api.names import find_run
 from dovetail.cli._stop import StopFlag

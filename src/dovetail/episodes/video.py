@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,7 +30,7 @@ def write_video(path: Path | str, frames: Iterable[Array], *, fps: float) -> int
     The file appears only when it is complete. Odd sizes are padded by repeating the edge, because yuv420p needs even ones.
     """
     path = Path(path)
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")  # no link can wait under this name
     count = 0
     try:
         with av.open(str(partial), "w", format="mp4", options={"movflags": "+faststart"}) as container:

@@ -14,6 +14,7 @@ The package is an extra (`pip install dovetail[rerun]`) and imported when needed
 from __future__ import annotations
 
 import os
+import secrets
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,10 +37,10 @@ _COLORS = {Source.POLICY: 0x4C8DFFFF, Source.HUMAN: 0xF0A53CFF}
 def write_rrd(path: Path, log: EpisodeLog, episode_id: str, *, label: Labels | None = None) -> int:
     """Write a recording atomically; returns its number of steps."""
     rr = _rerun()
-    partial = path.with_name(f".{path.name}.partial")
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")  # no link can wait under this name
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()  # raises here if the folder is not writable, not in a thread of Rerun
+        partial.touch(exist_ok=False)  # raises here if the folder is not writable, not in a thread of Rerun
         try:
             with rr.RecordingStream("dovetail", recording_id=episode_id) as recording:
                 recording.save(partial)
