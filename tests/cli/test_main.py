@@ -17,6 +17,7 @@ COMMANDS = (
     ["run"],
     ["collect"],
     ["eval"],
+    ["compare"],
     ["episodes"],
     ["episodes", "ls"],
     ["episodes", "show"],

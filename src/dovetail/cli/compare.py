@@ -15,10 +15,7 @@ _WHAT = "A run, RUN/checkpoints/best, RUN/checkpoints/last or RUN/weights/v00000
 
 
 def register(app: typer.Typer) -> None:
-    app.command(
-        epilog="Examples: dovetail compare first-try second-try | "
-        "dovetail compare runs/first-try/weights/v00000009.json first-try --episodes 100"
-    )(compare)
+    app.command(epilog="Example: dovetail compare first-try second-try --episodes 100")(compare)
 
 
 def compare(
