@@ -1,6 +1,7 @@
 """Curves and advice from the events of a run; numbers computed by hand."""
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -150,3 +151,25 @@ def test_labels_count_before_and_after_their_episode(run):
     write(run, {**labels, "id": "early", "discard": True})
     history.read()
     assert history.by_version() == {4: [0.0]}
+
+
+def test_hostile_events_are_not_kept(run):
+    """A crafted file may have lines of any length and number; each event kept whole would take ten times the file."""
+    with (run / "events.jsonl").open("wb") as file:
+        file.write(b'{"event": "episode", "x": ' + b"[" * 200_000 + b"\n")  # nested too deeply
+        file.write(b'{"event": "coach", "name": "' + b"x" * 3_000_000 + b'"}\n')  # too long
+        file.write(b'{"event": "other", "x": [[],[],[],[],[],[],[],[]]}\n' * 20_000)
+    write(run, episode(10, 1.0))
+    history = RunHistory(RunFiles(run))
+    tracemalloc.start()
+    try:
+        history.read()
+        assert tracemalloc.get_traced_memory()[0] < 1 << 20
+        assert tracemalloc.get_traced_memory()[1] < 12 << 20
+    finally:
+        tracemalloc.stop()
+    assert history.num_episodes == 1
+    assert not history.advice()
+    read = history._offset
+    history.read()
+    assert read == history._offset == (run / "events.jsonl").stat().st_size

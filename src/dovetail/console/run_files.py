@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import json
 import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -24,6 +24,7 @@ __all__ = ["ConsoleLock", "OpenRun", "PublishedWeights", "RunFiles", "Version"]
 
 _MAX_POINTS = 400  # of a learner's curve
 _MAX_ADDRESS = 200
+_MAX_EVENT_BYTES = 1 << 20  # of one line
 
 
 class OpenRun:
@@ -41,21 +42,28 @@ class OpenRun:
 
 
 class RunFiles:
-    """Events and curves. Each file is read once; later calls read only what was appended. Any thread may call."""
+    """Events and curves. Nothing that was read is kept here."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.name = path.absolute().name
-        self._events: list[Mapping[str, Any]] = []
-        self._offset = 0
         self._logs: Any = None
-        self._reading_events, self._reading_logs = threading.Lock(), threading.Lock()
+        self._reading_logs = threading.Lock()
 
-    def events(self, start: int) -> tuple[Sequence[Mapping[str, Any]], int]:
-        """The events from number `start` on, and the number after the last."""
-        with self._reading_events:
-            self._read_new_events()
-            return self._events[start:], len(self._events)
+    def events(self, offset: int) -> Iterator[tuple[Mapping[str, Any], int]]:
+        """Each event after this place in the file, with the place after it. A line that no run writes is an empty event."""
+        try:
+            file = open_file(self.path / "events.jsonl")
+        except MissingError:
+            return
+        with file:
+            file.seek(offset)
+            while (line := file.readline(_MAX_EVENT_BYTES)).endswith(b"\n") or len(line) == _MAX_EVENT_BYTES:
+                offset += len(line)
+                event: Any = None
+                with contextlib.suppress(ValueError):  # half a line of a killed process, or a part of a long one
+                    event = parse_json(line)
+                yield (event if isinstance(event, dict) else {}), offset
 
     def curves(self) -> Mapping[str, Sequence[tuple[float, float]]]:
         """The learner's curves of the newest log file: (env steps, value) by name. May take a second."""
@@ -72,25 +80,6 @@ class RunFiles:
                 tag.removeprefix("learner/"): [(point.step, point.value) for point in self._logs.Scalars(tag)]
                 for tag in tags
             }
-
-    def _read_new_events(self) -> None:
-        try:
-            with open_file(self.path / "events.jsonl") as file:
-                file.seek(self._offset)
-                new = file.read()
-        except MissingError:
-            return
-        complete = new.rpartition(b"\n")[0]  # the last line may be incomplete
-        if not complete:
-            return
-        self._offset += len(complete) + 1
-        for line in complete.split(b"\n"):
-            try:
-                event = json.loads(line)
-            except (ValueError, RecursionError):
-                continue  # a killed process left an incomplete line
-            if isinstance(event, dict) and "event" in event:
-                self._events.append(event)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

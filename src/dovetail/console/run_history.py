@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
+from array import array
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +21,8 @@ __all__ = ["WINDOW", "RunHistory", "thinned"]
 WINDOW = 20  # episodes that a curve averages
 _MAX_POINTS = 400  # of a curve in the browser
 _MAX_EVALUATIONS = 200
+_MAX_KEPT = 10_000  # evaluations, and labels of episodes that have no event yet
+_MAX_ADVICE = 100
 _CURVES = ("success", "return", "human_share")
 _COLUMNS = (*_CURVES, "duration_s")
 
@@ -33,17 +37,17 @@ class RunHistory:
 
     def __init__(self, files: RunFiles) -> None:
         self._files = files
-        self._num_read = 0
+        self._offset = 0  # place in the events after the last one that was read
         self._lock = threading.Lock()
-        self._cached: tuple[int, dict[str, Any]] | None = None  # number of events, summary
-        self._env_steps: list[float] = []
+        self._cached: tuple[int, dict[str, Any]] | None = None  # place in the events, summary
+        self._env_steps = array("d")
         self._rows: dict[str, int] = {}  # episode -> row in the curves
-        self._values: dict[str, list[float]] = {name: [] for name in _COLUMNS}
+        self._values = {name: array("d") for name in _COLUMNS}
         self._autonomous: list[int | None] = []  # version that acted in each episode without help
         self._early_labels: dict[str, Mapping[str, Any]] = {}  # labels that came before the event of their episode
         self._advice: dict[str, Mapping[str, Any]] = {}
-        self.evaluations: list[Mapping[str, Any]] = []
-        self.checkpoints: list[Mapping[str, Any]] = []
+        self.evaluations: deque[Mapping[str, Any]] = deque(maxlen=_MAX_KEPT)
+        self.checkpoints: dict[str, Mapping[str, Any]] = {}  # the newest of each kind
 
     @property
     def num_episodes(self) -> int:
@@ -58,8 +62,8 @@ class RunHistory:
         return found
 
     def read(self) -> None:
-        events, self._num_read = self._files.events(self._num_read)
-        for event in events:
+        for event, after in self._files.events(self._offset):
+            self._offset = after
             with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):  # not written by a run
                 self._add(event)
 
@@ -67,19 +71,19 @@ class RunHistory:
         """All that the pages show, with the events that came since the last call."""
         with self._lock:
             self.read()
-            if self._cached is None or self._cached[0] != self._num_read:
+            if self._cached is None or self._cached[0] != self._offset:
                 found = {
                     "curves": self.curves(),
                     "num_episodes": self.num_episodes,
                     "advice": self.advice(),
-                    "evaluations": list(self.evaluations[-_MAX_EVALUATIONS:]),
+                    "evaluations": list(self.evaluations)[-_MAX_EVALUATIONS:],
                     "rated": {
                         one["version"]: one for one in self.evaluations if isinstance(one.get("version"), int)
                     },
-                    "checkpoints": {one["event"]: one for one in self.checkpoints},
+                    "checkpoints": dict(self.checkpoints),
                     "by_version": self.by_version(),
                 }
-                self._cached = (self._num_read, found)
+                self._cached = (self._offset, found)
             return self._cached[1]
 
     def _add(self, event: Mapping[str, Any]) -> None:
@@ -109,9 +113,10 @@ class RunHistory:
         elif kind in ("evaluated", "eval"):
             self.evaluations.append(event)
         elif kind in ("checkpoint", "best checkpoint"):
-            self.checkpoints.append(event)
+            self.checkpoints[kind] = event
         elif kind == "coach":
-            self._advice[str(event.get("name"))] = event
+            if len(self._advice) < _MAX_ADVICE:
+                self._advice[str(event.get("name"))] = event
         elif kind == "coach: over":
             self._advice.pop(str(event.get("name")), None)
 
@@ -125,7 +130,11 @@ class RunHistory:
         """Apply labels that came after an episode ended, or before its own event."""
         row = self._rows.get(str(event["id"]))
         if row is None:
-            self._early_labels[str(event["id"])] = event
+            self._early_labels[str(event["id"])] = {
+                key: event.get(key) for key in ("id", "success", "return", "discard")
+            }
+            if len(self._early_labels) > _MAX_KEPT:
+                del self._early_labels[next(iter(self._early_labels))]
             return
         for name in ("success", "return"):
             known = event.get(name) is not None and not event.get("discard")
