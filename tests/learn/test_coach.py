@@ -115,6 +115,8 @@ CASES = [
         facts(episodes(3, success=True, value=1.01), episodes(3, value=1.0)),
     ),
     ("q_above_returns", critic(0.91, best_value=0.6), critic(0.89, best_value=0.6)),
+    # a new critic is near 0
+    ("q_above_returns", critic(0.31, best_value=-0.5), critic(0.29, best_value=-0.5)),
     # at the bound that its targets are clipped to, where no episode came near it
     (
         "q_above_returns",

@@ -262,6 +262,37 @@ def test_useless_value_network_is_reported(run):
     assert advice.settings == {"algorithm.value_coef": 0.5, "algorithm.value_lr": 0.001}
 
 
+PENDULUM = """
+robot: {type: gym, id: Pendulum-v1, max_steps: 30}
+policy: {type: gaussian_mlp, hidden: [16]}
+algorithm: {type: sac, batch_size: 32, hidden: [16]}
+learner: {utd: 0.1, warmup_updates: 0, bc_updates: 0, start_from: scratch}
+run: {demos: 0, env_steps: 450, eval_episodes: 1, untrained_episodes: 0, video_episodes: 0}
+"""
+
+
+def test_pendulum_is_told_to_use_its_reward_and_nothing_about_demonstrations(run):
+    """It rewards every step, has no success and no expert."""
+    folder = run(config=PENDULUM)
+    (advice,) = open_advice(folder)
+    assert advice.name == "reward_not_used"
+    assert advice.settings == {"labels": [{"type": "outcome", "dense": True}]}
+    assert "demonstration" not in advice.message
+
+
+def test_pendulum_with_dense_labels_is_not_told_that_it_fails(run):
+    folder = run("labels=[{type: outcome, dense: true}]", config=PENDULUM)
+    assert advice_events(folder) == {}
+
+
+def test_run_that_is_too_short_to_succeed_ends_with_advice(run):
+    folder = run(*QUICK, *ALONE, "task.tolerance=1e-9", "task.max_steps=8", "run.env_steps=20")
+    (advice,) = open_advice(folder)
+    assert advice.name == "never_succeeds"
+    assert advice.settings == {"run.env_steps": 1000}
+    assert write_report(folder).advice == (advice,)
+
+
 # ---- in another process
 
 

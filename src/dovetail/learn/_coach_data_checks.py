@@ -318,7 +318,7 @@ def limits_too_small(facts: Facts) -> Result:
     clipped = {name: _mean([one.clipped.get(name, 0.0) for one in latest]) for name in limits}
     most = max(clipped, key=lambda name: clipped[name], default="")
     ratios = [one.clip_ratio for one in latest if one.clip_ratio is not None]
-    by = min(10.0, max(1.5, _mean(ratios) if ratios else 3.0))
+    by = min(100.0, max(1.5, _mean(ratios) if ratios else 3.0))  # the robot's own limits of an action stay
     larger = [factor(facts, f"safety.{name}", by) for name in ("max_step", "max_velocity")]
     reach = [factor(facts, "robot.max_step_m", 3.0), factor(facts, "robot.max_turn_rad", 3.0)]
     robot = (

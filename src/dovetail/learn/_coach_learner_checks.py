@@ -40,7 +40,8 @@ def q_above_returns(facts: Facts) -> Result:
     bounds = facts.settings.get("algorithm.target_range")
     low, high = bounds if isinstance(bounds, list) else (-math.inf, math.inf)
     at_bound = q > high - 0.02 * (high - low) and best < high - 0.1 * (high - low)
-    if q <= best + 0.3 * value_range and not at_bound:
+    # a new critic is near 0, and falls slowly where all returns are negative
+    if q <= max(best, 0.0) + 0.3 * value_range and not at_bound:
         return None
     highest = best if facts.highest_value is None else facts.highest_value
     possible = [_outward(lowest, -1.0), _outward(max(highest, lowest + 1e-3), 1.0)]
