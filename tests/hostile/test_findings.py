@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 import threading
+import tracemalloc
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from dovetail.core.disk import (
     open_lock,
     parse_json,
     private_folder,
+    read_file,
     write_atomic,
     writer,
 )
@@ -137,6 +139,16 @@ def test_no_reader_follows_a_link(tmp_path: Path, target: str) -> None:
         check_folder(tmp_path)
 
 
+def test_file_is_in_memory_once_while_it_is_read(tmp_path: Path) -> None:
+    put(tmp_path / "large", os.urandom(30_000_000))
+    tracemalloc.start()
+    try:
+        assert len(read_file(tmp_path / "large")) == 30_000_000
+        assert tracemalloc.get_traced_memory()[1] < 35_000_000
+    finally:
+        tracemalloc.stop()
+
+
 def test_pipe_does_not_block_a_reader(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for opened in (open_file, open_lock, open_for_update):
@@ -201,7 +213,7 @@ def test_9_every_child_process_ignores_the_modules_of_the_current_folder(pytestc
         pytest.param(["label", ".", "--labeler", "outcome"], marks=pytest.mark.slow),
         pytest.param(["episodes", "export", ".", "--out", "../out"], marks=pytest.mark.slow),
         pytest.param(["doctor"], marks=pytest.mark.extended),
-        pytest.param(["run", "--resume", ".", "--quiet"], marks=pytest.mark.extended),
+        pytest.param(["run", "--resume", ".", "--quiet"], marks=pytest.mark.slow),
         pytest.param(["serve", ".", "--port", "0", "--quiet"], marks=pytest.mark.extended),
         pytest.param(["run", "--resume", ".", "--quiet", "on ray"], marks=pytest.mark.slow),
     ],

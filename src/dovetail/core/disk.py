@@ -255,8 +255,7 @@ def read_file(path: Path, *, checksum: str | None = None, max_bytes: int | None 
         if max_bytes is not None and size > max_bytes:
             raise StoreError(f"{path} has {size} bytes, more than the {max_bytes} that are allowed")
         try:
-            piece = min(_PIECE, size + 1)  # allocated per call
-            data = b"".join(iter(lambda: os.read(file.fileno(), piece), b""))
+            data = file.read()  # allocates the size of the file once
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
     if checksum is not None and sha256(data) != checksum:
