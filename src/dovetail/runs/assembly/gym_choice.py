@@ -138,6 +138,7 @@ def _algorithm(facts: GymFacts, algorithm: str) -> dict[str, Any]:
         "batch_size": 256,
         "hidden": [256, 256],
         "gamma": 0.99,
+        "lr": 0.001,
         "actor_every": 1,
         "actor_q": "min",
         "actor_average": 0.0,
