@@ -52,6 +52,20 @@ def test_words_say_who_drives_and_why_nothing_moves(console, page):
 
 
 @pytest.mark.extended
+def test_label_in_the_header_is_short(console, page):
+    console.enter(page)
+    script = f"async ([state, me]) => (await import('{MODULE}')).whoDrivesShort(state, me)"
+    human = {**STATE, "control": "human", "driver_session": 8, "driver": "Ada"}
+    for state, expected in (
+        (human, "Ada"),
+        ({**human, "driver_browser": "ab"}, "You, in another tab"),
+        ({**human, "driver_session": 7}, "You"),
+        (STATE, "Policy"),
+    ):
+        assert page.evaluate(script, [state, ME]) == expected
+
+
+@pytest.mark.extended
 def test_words_say_why_this_page_cannot_drive(console, page):
     console.enter(page)
     script = f"async ([state, facts]) => (await import('{MODULE}')).whyNotDrive(state, facts)"

@@ -1,7 +1,7 @@
 // On every page: the control state, the emergency stop, the theme, the user's name, the menu, the help overlay.
 import { pressStop, startStop } from "./stop.js";
 import { keepStopInView } from "./stop_in_view.js";
-import { whoDrives } from "./words.js";
+import { whoDrives, whoDrivesShort } from "./words.js";
 
 const $ = (id) => document.getElementById(id);
 window.dovetail = { state: null, arms: [] };
@@ -61,9 +61,9 @@ export function listen(path, receive, { binary = false, open = () => {}, close =
 function showState({ state, arms }) {
   const pill = $("dt-control");
   pill.dataset.control = state ? state.control : "none";
-  const { title, detail } = whoDrives(state, me);
-  if (pill.textContent !== title) pill.textContent = title;
-  pill.title = detail;
+  const { title, detail } = whoDrives(state, me), short = whoDrivesShort(state, me);
+  if (pill.textContent !== short) pill.textContent = short;
+  pill.title = `${title}. ${detail}`;
   Object.assign(window.dovetail, { state, arms });
   // an arm that has ended: show the first one again
   if (!state && chosenArm() && arms.length && !arms.some((arm) => arm.name === chosenArm())) { chooseArm(""); return; }

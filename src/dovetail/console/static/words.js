@@ -49,6 +49,9 @@ export function whyNotDrive(state, { linked }) {
   return "";
 }
 
+// The same for the small label in the header.
+export const whoDrivesShort = (state, me) => whoDrives(state, me).title.replace(/^You drive in/, "You, in").replace(/ drives?$/, "");
+
 // The switch is held, but the arm does not follow this page (yet).
 export function whyNotFollowing(state, seconds) {
   if (!state) return "nothing moves: the run has ended";
