@@ -60,7 +60,7 @@ def write_changes(folder: Path, changes: Mapping[str, Any]) -> None:
     check_changes(changes)
     kept = {key: value for key, value in read_changes(folder).items() if key not in changes}
     try:
-        write_atomic(folder / CHANGES_NAME, dump_json({"settings": {**kept, **changes}}, indent=2))
+        write_atomic(folder / CHANGES_NAME, dump_json({"settings": {**kept, **changes}}, indent=2), mode=0o644)
     except OSError as problem:
         raise RunFolderError(f"cannot write {folder / CHANGES_NAME}: {problem.strerror}") from problem
 

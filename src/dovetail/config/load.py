@@ -29,7 +29,7 @@ from dovetail.config.changes import read_changes
 from dovetail.config.cluster import RobotPlace
 from dovetail.config.model import Config, OldKeys, old_keys, translate
 from dovetail.config.schema import DEFAULT_SECTIONS, SECTION_KINDS, RunConfig
-from dovetail.config.trust import check_stored, is_trusted, mark_trusted
+from dovetail.config.trust import check_stored, is_trusted, mark_new
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import (
     ConfigError,
@@ -142,9 +142,11 @@ def save(config: RunConfig, folder: Path) -> Path:
     path = Path(folder) / SAVED_NAME
     header = f"# Resolved by Dovetail; a changed copy is refused.\n# hash: {config_hash(config)}\n"
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, (header + dump_yaml(config)).encode())
-        mark_trusted(path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+        write_atomic(
+            path, (header + dump_yaml(config)).encode(), mode=0o644
+        )  # a mark needs that others cannot write
+        mark_new(path.parent)
     except OSError as problem:
         raise RunFolderError(f"cannot write {path}: {problem.strerror}; check the run folder") from problem
     return path

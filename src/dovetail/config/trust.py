@@ -1,26 +1,33 @@
 """Which stored configs may name code and servers: those of runs that this user made on this machine, or trusts.
 
 The config of a downloaded run folder is untrusted: `robot: {type: "evil:Robot"}` would run code, and `key_env: AWS_KEY`
-would send a secret to a server. So a stored config may use built-in plugins only, unless its folder has a mark that is
-made from this machine, this user and the folder's inode. A folder from elsewhere cannot contain the right mark.
+would send a secret to a server. So a stored config may use built-in plugins only, unless its folder has a mark: an HMAC of
+this machine, this user, the folder's inode and its config, with a key that only this user can read. Nobody else can make
+the right mark. It does not count while other users may write to the folder.
 """
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import platform
+import stat
+import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from dovetail.config._trust_key import TrustKeyError, make_key, read_key
 from dovetail.config.plugins import is_builtin
 from dovetail.core.disk import read_file, sha256, write_atomic
-from dovetail.core.errors import PluginError, RunFolderError, StoreError
+from dovetail.core.errors import ConfigWarning, PluginError, RunFolderError, StoreError
 
-__all__ = ["MARK", "check_stored", "is_trusted", "mark_trusted"]
+__all__ = ["MARK", "check_stored", "is_trusted", "mark_new", "mark_trusted"]
 
 MARK = ".trusted"
 _CONFIG = "config.yaml"
+_READ = (".", _CONFIG, "changes.json", MARK)  # what decides which code a stored config runs
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 _SECTIONS = {  # anywhere in a config: these keys name plugins
     "task": "task",
@@ -52,17 +59,42 @@ _PATHS = {  # keys that name files and folders, which may be anywhere on this ma
 _DEFAULTS = {"token_env": "DOVETAIL_TOKEN"}
 
 
+_made_here: set[bytes] = set()  # facts of the folders that this process made
+
+
 def mark_trusted(folder: Path) -> None:
     """Let the config of this run folder name code and servers, for this user on this machine."""
     try:
-        write_atomic(folder / MARK, _mark(folder))
+        if exposed := _exposed(folder):
+            raise RunFolderError(
+                f"cannot trust {folder}: {exposed.problem}. {exposed.advice}, and read {_CONFIG} again"
+            )
+        _write_mark(folder)
+    except StoreError as error:
+        raise RunFolderError(f"cannot trust {folder}: {error}") from error
     except OSError as error:
         raise RunFolderError(f"cannot write {folder / MARK}: {error.strerror}") from error
 
 
+def mark_new(folder: Path) -> None:
+    """Mark a run folder that this process has made. It stays trusted in this process if no mark can be made."""
+    _made_here.add(_facts(folder))
+    try:
+        _write_mark(folder)
+    except TrustKeyError as error:
+        message = f"other processes will not trust {folder}, because its mark needs a key: {error}"
+        warnings.warn(message, ConfigWarning, stacklevel=3)
+
+
 def is_trusted(folder: Path) -> bool:
     try:
-        return os.stat(folder).st_uid == os.getuid() and read_file(folder / MARK, max_bytes=1000) == _mark(folder)
+        if _exposed(folder):
+            return False
+        facts = _facts(folder)
+        if facts in _made_here:
+            return True
+        mark, key = read_file(folder / MARK, max_bytes=1000), read_key()
+        return key is not None and hmac.compare_digest(mark, _mark(facts, key))
     except (OSError, StoreError):
         return False
 
@@ -70,9 +102,12 @@ def is_trusted(folder: Path) -> bool:
 def check_stored(config: Any, folder: Path) -> None:
     """Raise PluginError if a stored config names more than built-in plugins and files of its folder. Imports nothing."""
     for path, what in _named(config, "", folder):
+        why, then = f"{folder} was not made by you on this machine", ""
+        if exposed := _exposed(folder):
+            why, then = exposed.problem, f"{exposed.advice}. "
         raise PluginError(
-            f"{folder} was not made by you on this machine, and its config names {what} ({path}). Read "
-            f"{folder / _CONFIG}. If you trust it, run `dovetail trust {folder}` once"
+            f"{why}, and its config names {what} ({path}). {then}Read {folder / _CONFIG}. If you trust it, run "
+            f"`dovetail trust {folder}` once"
         )
 
 
@@ -112,10 +147,37 @@ def _is_inside(name: Any, folder: Path) -> bool:
         return False
 
 
-def _mark(folder: Path) -> bytes:
+class _Exposed(NamedTuple):
+    problem: str
+    advice: str
+
+
+def _exposed(folder: Path) -> _Exposed | None:
+    """Whether another user could change the config: who owns a file or folder, or may write to it, can."""
+    for path in (folder / name for name in _READ):
+        try:
+            status = os.stat(path, follow_symlinks=path == folder)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if status.st_uid != os.getuid() or stat.S_ISLNK(status.st_mode):
+            return _Exposed(f"{path} is not a file or folder of yours", "Copy the folder with `cp -rL`")
+        if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return _Exposed(f"other users may write to {path}", f"Run `chmod go-w {path}`")
+    return None
+
+
+def _write_mark(folder: Path) -> None:
+    write_atomic(folder / MARK, _mark(_facts(folder), make_key()), mode=0o600)
+
+
+def _mark(facts: bytes, key: bytes) -> bytes:
+    return hmac.new(key, facts, hashlib.sha256).hexdigest().encode() + b"\n"
+
+
+def _facts(folder: Path) -> bytes:
     config = sha256(read_file(folder / _CONFIG))
     facts = ("dovetail run folder", _machine_id(), os.getuid(), os.stat(folder).st_ino, config)
-    return sha256("\n".join(map(str, facts)).encode()).encode() + b"\n"
+    return "\n".join(map(str, facts)).encode()
 
 
 def _machine_id() -> str:

@@ -97,21 +97,21 @@ def make_folder(folder: Path) -> None:
         fsync_folder(each.parent)
 
 
-def write_file(path: Path, data: bytes) -> None:
+def write_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Write durably and in pieces, because one large write in the kernel can delay a real-time process."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    with open(path, "wb", buffering=0, opener=lambda name, _: os.open(name, flags, 0o666)) as file:
+    with open(path, "wb", buffering=0, opener=lambda name, _: os.open(name, flags, mode)) as file:
         rest = memoryview(data)
         while rest:
             rest = rest[file.write(rest[:_PIECE]) :]
         os.fsync(file.fileno())
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace a file atomically and durably: readers see the old file or the new one."""
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
+    """Replace a file atomically and durably: readers see the old file or the new one. The umask restricts `mode`."""
     beside = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
-        write_file(beside, data)
+        write_file(beside, data, mode=mode)
         os.replace(beside, path)
     except OSError:
         with contextlib.suppress(OSError):
@@ -131,7 +131,9 @@ def open_file(path: Path) -> BufferedReader:
     try:
         status = _check_regular(path, descriptor)
         if status.st_size > _MAX_HOLE_BYTES and _num_hole_bytes(descriptor, status.st_size) > _MAX_HOLE_BYTES:
-            raise StoreError(f"{path} is refused: too many of its {status.st_size} bytes are holes, which hold no data")
+            raise StoreError(
+                f"{path} is refused: too many of its {status.st_size} bytes are holes, which hold no data"
+            )
         os.lseek(descriptor, 0, os.SEEK_SET)
         return os.fdopen(descriptor, "rb")
     except OSError as error:
