@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -55,6 +57,19 @@ def folder(trained, tmp_path):
 @pytest.fixture
 def labeler(folder):
     return ClassifierLabeler(ClassifierConfig(folder=str(folder)))
+
+
+def test_folder_is_staged_under_a_name_that_others_cannot_guess(trained, tmp_path, monkeypatch):
+    """A folder that waits under the name of a process id, even one that cannot be removed, is not used."""
+    guessed = tmp_path / f".lamp.{os.getpid()}.tmp"
+    guessed.mkdir()
+    (guessed / "kept").touch()
+    rename, staged = os.rename, []
+    monkeypatch.setattr(os, "rename", lambda source, target: (staged.append(source.name), rename(source, target)))
+    for name in ("lamp", "lamp2"):
+        save_classifier(tmp_path / name, trained, facts={})
+    assert (guessed / "kept").exists()
+    assert [re.fullmatch(r"\.lamp2?\.[0-9a-f]{16}\.tmp", name) is not None for name in staged] == [True, True]
 
 
 # ---- training

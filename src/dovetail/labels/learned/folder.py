@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 import os
+import secrets
 import shutil
 import warnings
 from collections.abc import Mapping
@@ -117,8 +118,7 @@ def save_classifier(
         "files": {name: {"sha256": sha256(data), "num_bytes": len(data)} for name, data in files.items()},
     }
     version = sha256(dump_json(body))[:12]
-    staged = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    shutil.rmtree(staged, ignore_errors=True)
+    staged = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")  # no other user can be there first
     try:
         staged.mkdir(parents=True)
         for name, data in {**files, **(pictures or {})}.items():
