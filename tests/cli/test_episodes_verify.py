@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +12,12 @@ import numpy as np
 import pytest
 
 from dovetail.core.types import Outcome
+from dovetail.episodes import _order
 from dovetail.episodes.log import EpisodeLog
 from dovetail.episodes.spool import Spool
 from dovetail.labels.store import LabelStore
 from dovetail.learn.checkpoint import save_checkpoint
+from dovetail.runs import verify as verify_run
 from dovetail.runs.folder import RunFolder
 from dovetail.weights.store import DiskWeightStore
 from support.command_line import Cli
@@ -201,3 +204,64 @@ def test_folder_without_a_run_is_refused(cli: Cli, run: RunFolder) -> None:
     os.mkdir("nothing")
     for name in ("nothing", "gone"):
         assert cli("episodes", "verify", name).code == 2
+
+
+def lose_episodes(run: RunFolder, number: int) -> None:
+    """Add episodes to the list whose folders do not exist."""
+    _order.append(run.path / "episodes", *(_order.line(n, f"lost{n:05d}") for n in range(10, 10 + number)))
+
+
+@pytest.mark.parametrize("number", [1, 300])
+def test_repair_of_many_lost_episodes_reads_and_syncs_the_list_once(
+    cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    lose_episodes(run, number)
+    calls: list[str] = []
+    read, append = _order.read, _order.append
+    monkeypatch.setattr(_order, "read", lambda *given: (calls.append("read"), read(*given))[1])
+    monkeypatch.setattr(_order, "append", lambda *given: (calls.append("append"), append(*given))[1])
+    result = cli("episodes", "verify", "made", "--repair")
+    assert f"{number} damaged, 0 repaired, {number} lost, 0 left" in result.out
+    assert calls.count("append") == 1
+    assert calls.count("read") <= 6
+    assert result.out.count("lost, and removed from the list") == number
+    assert cli("episodes", "verify", "made").code == 0
+
+
+def test_failed_repair_of_lost_episodes_is_reported_for_each(
+    cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose_episodes(run, 3)
+    calls: list[object] = []
+
+    def fail(*given: object) -> None:
+        calls.append(given)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(_order, "append", fail)
+    result = cli("episodes", "verify", "made", "--repair")
+    assert result.out.count("could not be repaired: cannot write to runs/made/episodes: No space left") == 3
+    assert "3 damaged, 0 repaired, 3 left" in result.out
+    assert len(calls) == 1
+
+
+def test_repair_of_many_damaged_labels_rewrites_the_file_once(
+    cli: Cli, run: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = run.path / "labels" / "labels.jsonl"
+    path.write_bytes(b"damaged\n" * 50 + path.read_bytes())
+    calls: list[object] = []
+    repair = verify_run.repair_labels
+    monkeypatch.setattr(verify_run, "repair_labels", lambda folder: (calls.append(folder), repair(folder))[1])
+    result = cli("episodes", "verify", "made", "--repair")
+    assert result.out.count("labels.damaged-1.jsonl") == 50
+    assert len(calls) == 1
+    assert cli("episodes", "verify", "made").code == 0
+
+
+@pytest.mark.extended
+def test_5000_lost_episodes_are_removed_from_the_list_in_seconds(cli: Cli, run: RunFolder) -> None:
+    lose_episodes(run, 5000)
+    began_s = time.process_time()
+    assert "5000 lost, 0 left" in cli("episodes", "verify", "made", "--repair").out
+    assert time.process_time() - began_s < 15  # it took minutes when each repair read the whole list

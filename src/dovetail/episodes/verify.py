@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from dovetail.episodes._order import ORDER
 from dovetail.episodes.ids import is_episode_id
 from dovetail.episodes.spool import DAMAGED
 
-__all__ = ["Finding", "repair", "verify_log", "verify_spool"]
+__all__ = ["Finding", "remove_lost", "repair", "verify_log", "verify_spool"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,12 +100,10 @@ def repair(folder: Path | str, finding: Finding) -> None:
     if finding.path.suffix == SUFFIX:
         _repair_journal(finding.path)
         return
+    if finding.lost:
+        remove_lost(folder, [finding.episode_id])
+        return
     with writer(folder) as temporary:
-        if finding.path.parent == folder and name != ORDER:
-            number = _order.read(folder).numbers.get(name)
-            if number is not None and not finding.path.exists():  # record the lost episode as removed
-                _order.append(folder, _order.line(number, name, removed=True))
-            return
         if name == ORDER:
             data: bytes | None = _rebuild_order(folder)
         elif finding.path not in (found.path for found in _check_episode(finding.path.parent)):
@@ -119,6 +117,16 @@ def repair(folder: Path | str, finding: Finding) -> None:
         write_file(temporary / name, data)
         os.replace(temporary / name, finding.path)
         fsync_folder(finding.path.parent)
+
+
+def remove_lost(folder: Path | str, episode_ids: Iterable[str]) -> None:
+    """Record lost episodes as removed, with one write for all of them. Those that are there again stay in the list."""
+    folder = Path(folder)
+    with writer(folder):
+        numbers, there = _order.read(folder).numbers, set(_order.list_episodes(folder))
+        lost = [episode_id for episode_id in episode_ids if episode_id in numbers and episode_id not in there]
+        if lost:
+            _order.append(folder, *(_order.line(numbers[name], name, removed=True) for name in lost))
 
 
 def _check_episode(folder: Path) -> list[Finding]:

@@ -13,7 +13,7 @@ from dovetail.config.changes import CHANGES_NAME
 from dovetail.config.load import load_saved
 from dovetail.core.disk import MissingError, load_json, open_lock, read_file
 from dovetail.core.errors import CheckpointError, DovetailError, PluginError, RunFolderError, StoreError
-from dovetail.episodes.verify import Finding, repair, verify_log, verify_spool
+from dovetail.episodes.verify import Finding, remove_lost, repair, verify_log, verify_spool
 from dovetail.labels.verify import repair_labels, verify_labels
 from dovetail.learn.checkpoint import load_checkpoint
 from dovetail.weights.store import DiskWeightStore
@@ -38,13 +38,36 @@ class Problem:
 
 def verify_episodes(path: Path, on_episode: Callable[[str], None] = lambda episode_id: None) -> Iterator[Problem]:
     folder = path / "episodes"
+    lost: list[Finding] = []
     for finding in verify_log(folder):
         on_episode(finding.episode_id)
-        if not finding.is_intact:
-            yield _episode_problem(folder, finding)
+        if finding.lost:
+            lost.append(finding)
+        elif not finding.is_intact:
+            yield _episode_problem(folder, finding, partial(repair, folder, finding))
+    remove = _once(partial(remove_lost, folder, [finding.episode_id for finding in lost]))
+    for finding in lost:
+        yield _episode_problem(folder, finding, remove)
 
 
-def _episode_problem(folder: Path, finding: Finding) -> Problem:
+def _once(repair_all: Callable[[], object]) -> Callable[[], object]:
+    """A repair of several problems. The first call does it; later calls return its result or raise its error."""
+    done: list[object] = []
+
+    def repair_once() -> object:
+        if not done:
+            try:
+                done.append(repair_all())
+            except DovetailError as error:
+                done.append(error)
+        if isinstance(done[0], DovetailError):
+            raise done[0]
+        return done[0]
+
+    return repair_once
+
+
+def _episode_problem(folder: Path, finding: Finding, repair_it: Callable[[], object]) -> Problem:
     advice = (
         f"`dovetail episodes rm {folder.parent} {finding.episode_id}` deletes it" if finding.episode_id else ""
     )
@@ -52,7 +75,7 @@ def _episode_problem(folder: Path, finding: Finding) -> Problem:
         what=f"{finding.path} {finding.problem}",
         left=finding.recoverable,
         advice=advice,
-        repair=partial(repair, folder, finding) if finding.repairable else None,
+        repair=repair_it if finding.repairable else None,
         lost=finding.lost,
         episode_id=finding.episode_id,
     )
@@ -82,13 +105,14 @@ def _spool(folder: Path) -> Iterator[Problem]:
 
 
 def _labels(folder: Path) -> Iterator[Problem]:
+    repair_all = _once(partial(repair_labels, folder))
     for finding in verify_labels(folder):
         line = f" line {finding.line}" if finding.line else ""
         yield Problem(
             what=f"{finding.path}{line} {finding.problem}",
             left=finding.recoverable,
             advice="",
-            repair=partial(repair_labels, folder),  # one call repairs all lines
+            repair=repair_all,
         )
 
 
