@@ -68,10 +68,11 @@ def guided_velocity(
 ) -> Tensor:
     """The velocity at x [B, H, A], corrected by the error of its end x1 = x + (1 - t) v against `target` [B, H, A].
 
-    `weights` are [H] or [B, H]. Where they are 0, the target is ignored, even NaN. Works under `no_grad`, but not under
-    `inference_mode`, which has no derivatives.
+    `weights` are [H], [B, H] or, for each axis, [B, H, A]. Where they are 0, the target is ignored, even NaN. Works under
+    `no_grad`, but not under `inference_mode`, which has no derivatives.
     """
-    weights = weights[..., None]  # [.., H, 1]
+    if weights.ndim < x.ndim:
+        weights = weights[..., None]  # [.., H, 1]
 
     def weighted_error(end: Tensor) -> Tensor:
         return torch.where(weights > 0.0, weights * (target - end), 0.0)

@@ -1,0 +1,246 @@
+"""Time of one action chunk of pi0 with random weights, next to stock transformers in the same process.
+
+On a GPU: full size, bfloat16, three cameras of 224 x 224 pixels, 48 prompt tokens, 10 flow steps, chunks of 50. On a CPU:
+a tiny model in float32. `python -m dovetail.bench.vla [--quick]` prints the rows as JSON lines and needs neither the CLI
+nor Ray.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from dovetail.bench._vla_stock import StockPi0
+from dovetail.bench.rows import Row, at_most
+from dovetail.core.errors import one_line
+from dovetail.policies.vla.pi0_network import Pi0Network
+from dovetail.policies.vla.sampler import Commitment, Inputs, Sampler, compiled_parts
+from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
+
+__all__ = ["bench"]
+
+_AIM_MS, _GUIDED_AIM_MS, _WARMUP_AIM_S = 12.0, 25.0, 60.0
+_BUDGET_S = 300.0  # rows that have to compile are not started later than this
+_BASELINE = "stock transformers, eager"
+_TINY = Pi0Sizes(
+    vision=VisionSizes(width=64, num_layers=2, num_heads=4, mlp_width=128, image_size=56),
+    text=GemmaSizes(width=64, num_layers=4, num_heads=4, head_size=32, mlp_width=256),
+    expert=GemmaSizes(width=32, num_layers=4, num_heads=4, head_size=32, mlp_width=128),
+    vocabulary=256,
+)
+
+
+def bench(*, quick: bool) -> Iterator[Row]:
+    torch.manual_seed(0)
+    if torch.cuda.is_available():
+        yield from _GpuBench(quick=quick).rows()
+    else:
+        yield from _cpu_rows(num=3 if quick else 20)
+
+
+def _cpu_rows(num: int) -> Iterator[Row]:
+    network = make_network(_TINY, device=torch.device("cpu"), dtype=torch.float32)
+    inputs = make_inputs(_TINY, device=torch.device("cpu"), dtype=torch.float32)
+    sampler = Sampler(network, num_steps=_TINY.num_flow_steps)
+    ours = _times_ms(lambda: sampler(inputs), num)
+    try:
+        stock = StockPi0(network)
+    except Exception as error:  # another version of transformers, or none: the rows of ours remain
+        yield _skipped("stock transformers", error)
+        yield _row("CPU, tiny pi0: ours, eager", ours)
+        return
+    theirs = _times_ms(lambda: stock(inputs), num)
+    yield _row(f"CPU, tiny pi0: {_BASELINE}", theirs)
+    ratio = statistics.median(ours) / statistics.median(theirs)
+    yield _row("CPU, tiny pi0: ours, eager", ours, baseline=_BASELINE, ratio=ratio)
+    yield _difference("CPU, tiny pi0: ours against stock", sampler(inputs), stock(inputs))
+
+
+class _GpuBench:
+    def __init__(self, *, quick: bool) -> None:
+        self._quick, self._num, self._start_s = quick, 10 if quick else 50, time.perf_counter()
+        self._sizes, self._device, self._dtype = Pi0Sizes(), torch.device("cuda"), torch.bfloat16
+
+    def rows(self) -> Iterator[Row]:
+        version = ".".join(torch.__version__.split("+")[0].split(".")[:2])
+        yield Row(name=f"{torch.cuda.get_device_name()}, torch", value=float(version), unit="version")
+        network = make_network(self._sizes, device=self._device, dtype=self._dtype)
+        inputs = make_inputs(self._sizes, device=self._device, dtype=self._dtype)
+        yield Row(name="weights", value=sum(p.numel() for p in network.parameters()) / 1e9, unit="billion")
+        parts: list[tuple[str, Callable[[], Iterator[Row]]]] = [
+            ("ours", lambda: self._ours(network, inputs)),
+            ("stock transformers", lambda: self._stock(network, inputs)),
+        ]
+        if not self._quick:
+            parts += [
+                ("ours, guided", lambda: self._guided(network, inputs)),
+                ("ours, batch 8", lambda: self._batch(network, 8)),
+                ("stock transformers, compiled", lambda: self._stock_compiled(network, inputs)),
+            ]
+        for name, part in parts:
+            if time.perf_counter() - self._start_s > _BUDGET_S:
+                yield _skipped(name, f"{_BUDGET_S:.0f} s have passed")
+                continue
+            try:
+                yield from part()
+            except Exception as error:  # one variant that fails must not lose the other rows
+                yield _skipped(name, error)
+        yield Row(name="whole bench", value=time.perf_counter() - self._start_s, unit="s")
+        yield Row(name="peak GPU memory", value=torch.cuda.max_memory_allocated() / 2**30, unit="GiB")
+
+    def _ours(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+        num_steps = self._sizes.num_flow_steps
+        eager = Sampler(network, num_steps=num_steps)
+        expected = eager(inputs)
+        yield _row("ours, eager", _times_ms(lambda: eager(inputs), self._num))
+        graph = Sampler(network, num_steps=num_steps, graph=True)
+        yield from self._warmed_up("ours, CUDA graph", graph, inputs)
+        yield _row("ours, CUDA graph", _times_ms(lambda: graph(inputs), self._num))
+        parts = compiled_parts(network)
+        compiled = Sampler(network, num_steps=num_steps, parts=parts)
+        yield from self._warmed_up("ours, compiled", compiled, inputs, aim=_WARMUP_AIM_S)
+        yield _row("ours, compiled", _times_ms(lambda: compiled(inputs), self._num))
+        name = "ours, CUDA graph of compiled parts"
+        both = Sampler(network, num_steps=num_steps, parts=parts, graph=True)
+        yield from self._warmed_up(name, both, inputs)
+        times = _times_ms(lambda: both(inputs), self._num)
+        yield _row(name, times, aim=_AIM_MS)
+        one = Sampler(network, num_steps=1, parts=parts, graph=True)
+        with_one = statistics.median(_times_ms(lambda: one(inputs), self._num))
+        step = (statistics.median(times) - with_one) / (num_steps - 1)
+        yield Row(name=f"{name}: prefix", value=with_one - step, unit="ms")
+        yield Row(name=f"{name}: one step", value=step, unit="ms")
+        yield _difference("ours, CUDA graph against eager", graph(inputs), expected)
+        yield _difference(f"{name} against eager", both(inputs), expected)
+
+    def _guided(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+        num_steps = self._sizes.num_flow_steps
+        target = torch.randn_like(inputs.noise)
+        weights = torch.zeros_like(target)
+        weights[:, :10, :7] = 1.0
+        commitment = Commitment(target, weights)
+        eager = Sampler(network, num_steps=num_steps)
+        yield _row("ours, guided by the vjp, eager", _times_ms(lambda: eager(inputs, commitment), self._num // 5))
+        for what, parts in (("CUDA graph", None), ("CUDA graph of compiled parts", compiled_parts(network))):
+            name = f"ours, guided by the vjp, {what}"
+            sampler = Sampler(network, num_steps=num_steps, parts=parts, graph=True)
+            yield from self._warmed_up(name, sampler, inputs, commitment)
+            times = _times_ms(lambda s=sampler: s(inputs, commitment), self._num)  # type: ignore[misc]
+            yield _row(name, times, aim=_GUIDED_AIM_MS)
+            yield _difference(f"{name} against eager", sampler(inputs, commitment), eager(inputs, commitment))
+
+    def _batch(self, network: Pi0Network, batch: int) -> Iterator[Row]:
+        inputs = make_inputs(self._sizes, device=self._device, dtype=self._dtype, batch=batch)
+        name = f"ours, batch {batch}, CUDA graph of compiled parts"
+        parts = compiled_parts(network)
+        sampler = Sampler(network, num_steps=self._sizes.num_flow_steps, parts=parts, graph=True)
+        yield from self._warmed_up(name, sampler, inputs)
+        yield _row(name, _times_ms(lambda: sampler(inputs), self._num))
+
+    def _stock(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+        stock = StockPi0(network)
+        yield _row(_BASELINE, _times_ms(lambda: stock(inputs), max(self._num // 5, 3)))
+        ours = Sampler(network, num_steps=self._sizes.num_flow_steps)(inputs)
+        yield _difference("ours, eager, against stock", ours, stock(inputs))
+
+    def _stock_compiled(self, network: Pi0Network, inputs: Inputs) -> Iterator[Row]:
+        stock = StockPi0(network)
+        start_s = time.perf_counter()
+        stock.compile()
+        stock(inputs)
+        stock(inputs)
+        name = "stock transformers, compiled"
+        yield Row(name=f"{name}: warm-up", value=time.perf_counter() - start_s, unit="s")
+        yield _row(name, _times_ms(lambda: stock(inputs), self._num // 5))
+
+    def _warmed_up(
+        self,
+        name: str,
+        sampler: Sampler,
+        inputs: Inputs,
+        commitment: Commitment | None = None,
+        *,
+        aim: float | None = None,
+    ) -> Iterator[Row]:
+        """Make the first chunk, which compiles and captures."""
+        start_s = time.perf_counter()
+        sampler(inputs, commitment)
+        torch.cuda.synchronize()
+        seconds = time.perf_counter() - start_s
+        row = f"{name}: warm-up"
+        yield Row(name=row, value=seconds, unit="s") if aim is None else at_most(row, seconds, "s", aim)
+
+
+def make_network(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype) -> Pi0Network:
+    """Random weights, made on the device."""
+    with torch.device("meta"):
+        network = Pi0Network(sizes)
+    network = network.to(dtype).to_empty(device=device).requires_grad_(False).eval()
+    for parameter in network.parameters():
+        parameter.normal_(0.0, parameter.shape[-1] ** -0.5 if parameter.ndim > 1 else 0.02)
+    return network
+
+
+def make_inputs(sizes: Pi0Sizes, *, device: torch.device, dtype: torch.dtype, batch: int = 1) -> Inputs:
+    size, num_tokens = sizes.vision.image_size, sizes.num_prompt_tokens
+    return Inputs(
+        images=torch.rand(batch, sizes.num_cameras, 3, size, size, device=device).mul(2.0).sub(1.0).to(dtype),
+        camera_mask=torch.ones(batch, sizes.num_cameras, dtype=torch.bool, device=device),
+        tokens=torch.randint(1, sizes.vocabulary, (batch, num_tokens), device=device),
+        token_mask=torch.ones(batch, num_tokens, dtype=torch.bool, device=device),
+        state=torch.randn(batch, sizes.state_size, device=device).to(dtype),
+        noise=torch.randn(batch, sizes.horizon, sizes.action_size, device=device),
+    )
+
+
+def _times_ms(call: Callable[[], Tensor], num: int) -> list[float]:
+    """The time of each call until its result is in the CPU's memory, after two calls that do not count."""
+    times = []
+    for _ in range(max(num, 3) + 2):
+        start_s = time.perf_counter()
+        call().cpu()
+        times.append(1e3 * (time.perf_counter() - start_s))
+    return times[2:]
+
+
+def _row(
+    name: str,
+    times_ms: list[float],
+    *,
+    aim: float | None = None,
+    baseline: str | None = None,
+    ratio: float | None = None,
+) -> Row:
+    median = statistics.median(times_ms)
+    return Row(
+        name=name,
+        value=median,
+        unit="ms/chunk",
+        baseline=baseline,
+        ratio=ratio,
+        aim=aim,
+        met=None if aim is None else median <= aim,
+        samples=tuple(times_ms),
+    )
+
+
+def _difference(name: str, ours: Tensor, theirs: Tensor) -> Row:
+    relative = (ours.float() - theirs.float()).norm() / theirs.float().norm()
+    return Row(name=f"{name}: difference of actions", value=100.0 * float(relative), unit="%")
+
+
+def _skipped(name: str, reason: object) -> Row:
+    why = one_line(reason) if isinstance(reason, Exception) else str(reason)
+    return Row(name=f"{name} skipped: {why[:200]}", value=0.0, unit="")
+
+
+if __name__ == "__main__":
+    for row in bench(quick="--quick" in sys.argv):
+        sys.stdout.write(json.dumps(row.to_json()) + "\n")
+        sys.stdout.flush()

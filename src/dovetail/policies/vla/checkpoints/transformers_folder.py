@@ -1,0 +1,60 @@
+"""Folders of transformers' `PI0ForConditionalGeneration`: config.json, safetensors, tokenizer. They have no usable
+statistics: those in a processor_config.json are LIBERO's unless somebody replaced them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dovetail.policies.vla.checkpoints.keys import KeyLayout
+from dovetail.policies.vla.sizes import GemmaSizes, Pi0Sizes, VisionSizes
+
+__all__ = ["KEYS", "sizes_of"]
+
+_UNUSED = ("model.dit.embed_tokens.weight", "model.vlm.language_model.norm.weight")
+
+KEYS = KeyLayout(
+    vision="model.vlm.vision_tower.",
+    projector="model.vlm.multi_modal_projector.",
+    text="model.vlm.language_model.",
+    embedding="model.vlm.language_model.embed_tokens.weight",
+    expert="model.dit.",
+    action_time="embed_action_time.",
+    action_out="action_out_proj",
+    is_unused=_UNUSED.__contains__,
+)
+
+
+def sizes_of(config: Mapping[str, Any]) -> Pi0Sizes:
+    """KeyError for a config without these entries. Saved configs have all of them."""
+    text, vision = config["vlm_config"]["text_config"], config["vlm_config"]["vision_config"]
+    return Pi0Sizes(
+        vision=VisionSizes(
+            width=vision["hidden_size"],
+            num_layers=vision["num_hidden_layers"],
+            num_heads=vision["num_attention_heads"],
+            mlp_width=vision["intermediate_size"],
+            image_size=vision["image_size"],
+            patch_size=vision["patch_size"],
+        ),
+        text=_gemma(text),
+        expert=_gemma(config["dit_config"]),
+        vocabulary=text["vocab_size"],
+        horizon=config["chunk_size"],
+        state_size=config["max_state_dim"],
+        action_size=config["max_action_dim"],
+        num_flow_steps=config["num_inference_steps"],
+        min_period=config["min_period"],
+        max_period=config["max_period"],
+    )
+
+
+def _gemma(config: Mapping[str, Any]) -> GemmaSizes:
+    return GemmaSizes(
+        width=config["hidden_size"],
+        num_layers=config["num_hidden_layers"],
+        num_heads=config["num_attention_heads"],
+        num_kv_heads=config["num_key_value_heads"],
+        head_size=config["head_dim"],
+        mlp_width=config["intermediate_size"],
+    )

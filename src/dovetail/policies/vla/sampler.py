@@ -1,0 +1,135 @@
+"""From inputs to action chunks with pi0: eager, compiled, or as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dovetail.policies.flows.guidance import guided_velocity
+from dovetail.policies.settings import GuidanceConfig
+from dovetail.policies.vla.pi0_network import Pi0Network, Prefix
+
+__all__ = ["Commitment", "Inputs", "Parts", "Sampler", "compiled_parts"]
+
+
+class Inputs(NamedTuple):
+    """One batch for `Pi0Network.prefix`, and the noise [B, H, A] that the chunk starts from."""
+
+    images: Tensor
+    camera_mask: Tensor
+    tokens: Tensor
+    token_mask: Tensor
+    state: Tensor
+    noise: Tensor
+
+
+class Commitment(NamedTuple):
+    """Real-time chunking: normalized actions [B, H, A] to continue, and their weights [B, H, A]."""
+
+    target: Tensor
+    weights: Tensor
+
+
+class Parts(NamedTuple):
+    """`prefix` and `velocity` of a network, compiled or not."""
+
+    prefix: Callable[..., Prefix]
+    velocity: Callable[[Tensor, Tensor, Prefix], Tensor]
+
+
+def compiled_parts(network: Pi0Network) -> Parts:
+    """They compile at their first call with each batch size, with and without gradients."""
+    prefix, velocity = (
+        torch.compile(part, dynamic=False, fullgraph=True) for part in (network.prefix, network.velocity)
+    )
+    return Parts(prefix, velocity)
+
+
+class Sampler:
+    """Compute normalized chunks [B, H, A].
+
+    `graph` captures the whole computation as one CUDA graph, at the first call with each batch size, guided or not. Call it
+    once with each before the robot moves.
+    """
+
+    def __init__(
+        self,
+        network: Pi0Network,
+        *,
+        num_steps: int,
+        parts: Parts | None = None,
+        graph: bool = False,
+        guidance: GuidanceConfig | None = None,
+    ) -> None:
+        self._network, self._num_steps = network, num_steps
+        self._prefix, self._velocity = parts or Parts(network.prefix, network.velocity)
+        self._guidance = guidance or GuidanceConfig()
+        self._is_graph = graph
+        self._graphs: dict[tuple[int, bool], _Graph] = {}
+
+    def __call__(self, inputs: Inputs, commitment: Commitment | None = None) -> Tensor:
+        # no inference_mode, because guidance needs derivatives
+        with torch.inference_mode(False), torch.no_grad():
+            if not self._is_graph:
+                return self._sample(inputs, commitment)
+            key = len(inputs.noise), commitment is not None
+            if key not in self._graphs:
+                self._graphs[key] = _Graph(self._sample, inputs, commitment)
+            return self._graphs[key](inputs, commitment)
+
+    def _sample(self, inputs: Inputs, commitment: Commitment | None) -> Tensor:
+        num, x = self._num_steps, inputs.noise
+        prefix = self._prefix(*inputs[:-1])
+        times = 1.0 - torch.arange(num, device=x.device) / num  # 1 is noise
+        embedded = self._network.embed_times(times)
+        for step in range(num):
+            time = embedded[step : step + 1]
+            if commitment is None:
+                x = x - self._velocity(x, time, prefix) / num
+            else:
+                x = x + self._guided(x, step / num, time, prefix, commitment) / num
+        return x
+
+    def _guided(self, x: Tensor, t: float, time: Tensor, prefix: Prefix, commitment: Commitment) -> Tensor:
+        """The velocity towards the actions: guidance counts time from noise to actions, and pi0 the other way."""
+        return guided_velocity(
+            lambda x, _: -self._velocity(x, time, prefix),
+            x,
+            t,
+            target=commitment.target,
+            weights=commitment.weights,
+            beta=self._guidance.beta,
+            jacobian=self._guidance.jacobian,
+        )
+
+
+class _Graph:
+    """A captured call. Its inputs and its output stay in the same memory."""
+
+    def __init__(
+        self, sample: Callable[[Inputs, Commitment | None], Tensor], inputs: Inputs, commitment: Commitment | None
+    ) -> None:
+        self._inputs = Inputs(*(value.clone() for value in inputs))
+        self._commitment = None if commitment is None else Commitment(*(value.clone() for value in commitment))
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):  # compiles, and allocates what the libraries need
+            for _ in range(3):
+                sample(self._inputs, self._commitment)
+        torch.cuda.current_stream().wait_stream(stream)
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph):
+            self._output = sample(self._inputs, self._commitment)
+
+    def __call__(self, inputs: Inputs, commitment: Commitment | None) -> Tensor:
+        for static, given in zip(self._inputs, inputs, strict=True):
+            static.copy_(given, non_blocking=True)
+        if self._commitment is not None and commitment is not None:
+            for static, given in zip(self._commitment, commitment, strict=True):
+                static.copy_(given, non_blocking=True)
+        self._graph.replay()
+        return self._output.clone()

@@ -1,0 +1,68 @@
+"""Sizes of pi0's networks. The defaults are the published model; tests build small ones. No torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+__all__ = ["GemmaSizes", "Pi0Sizes", "VisionSizes"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisionSizes:
+    """SigLIP. The defaults are So400m/14 for images of 224 x 224 pixels."""
+
+    width: int = 1152
+    num_layers: int = 27
+    num_heads: int = 16
+    mlp_width: int = 4304
+    image_size: int = 224
+    patch_size: int = 14
+
+    @property
+    def num_patches(self) -> int:
+        """Number of tokens of one image."""
+        return (self.image_size // self.patch_size) ** 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GemmaSizes:
+    """One Gemma transformer. The defaults are the 2B one that reads images and prompt."""
+
+    width: int = 2048
+    num_layers: int = 18
+    num_heads: int = 8
+    num_kv_heads: int = 1
+    head_size: int = 256
+    mlp_width: int = 16384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pi0Sizes:
+    """The whole model. Text model and expert share heads and depth, because the expert attends to the text model's keys."""
+
+    vision: VisionSizes = field(default_factory=VisionSizes)
+    text: GemmaSizes = field(default_factory=GemmaSizes)
+    expert: GemmaSizes = field(default_factory=lambda: GemmaSizes(width=1024, mlp_width=4096))
+    vocabulary: int = 257152
+    num_prompt_tokens: int = 48
+    num_cameras: int = 3
+    horizon: int = 50
+    state_size: int = 32
+    action_size: int = 32
+    num_flow_steps: int = 10
+    min_period: float = 4e-3  # of the time embedding
+    max_period: float = 4.0
+
+    def __post_init__(self) -> None:
+        text, expert = self.text, self.expert
+        for name in ("num_layers", "num_heads", "num_kv_heads", "head_size"):
+            if getattr(text, name) != getattr(expert, name):
+                raise ValueError(
+                    f"text model and action expert differ in {name}: {getattr(text, name)} and {getattr(expert, name)}. "
+                    "pi0's expert attends to the text model, so both must be equal"
+                )
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """Images and prompt."""
+        return self.num_cameras * self.vision.num_patches + self.num_prompt_tokens

@@ -1,0 +1,149 @@
+"""The two transformers of pi0: SigLIP for images and Gemma for text and actions.
+
+Products that share their input are one product: queries, keys and values, and the two halves of a gated MLP. All heads that
+share a key head are rows of one product, so a layer with one key head needs no transposition.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from dovetail.policies.vla.sizes import GemmaSizes, VisionSizes
+
+__all__ = ["GemmaLayer", "RMSNorm", "Rotation", "VisionTower", "attend", "rotation"]
+
+_ROPE_BASE = 10_000.0
+_EPSILON = 1e-6
+
+
+# ---- SigLIP
+
+
+class VisionTower(nn.Module):
+    """Images [N, 3, S, S] in [-1, 1] to tokens [N, P, out]."""
+
+    def __init__(self, sizes: VisionSizes, *, out: int) -> None:
+        super().__init__()
+        self._patch = sizes.patch_size
+        self.patch = nn.Conv2d(3, sizes.width, sizes.patch_size, stride=sizes.patch_size)
+        self.position = nn.Parameter(torch.zeros(sizes.num_patches, sizes.width))
+        self.layers = nn.ModuleList(VisionLayer(sizes) for _ in range(sizes.num_layers))
+        self.norm = nn.LayerNorm(sizes.width, eps=_EPSILON)
+        self.out = nn.Linear(sizes.width, out)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = functional.pixel_unshuffle(images.to(self.position.dtype), self._patch)  # [N, 3 p p, s, s]
+        x = functional.linear(patches.flatten(2).mT, self.patch.weight.flatten(1), self.patch.bias) + self.position
+        for layer in self.layers:
+            x = layer(x)
+        tokens: Tensor = self.out(self.norm(x))
+        return tokens
+
+
+class VisionLayer(nn.Module):
+    def __init__(self, sizes: VisionSizes) -> None:
+        super().__init__()
+        self._num_heads = sizes.num_heads
+        self.attention_norm = nn.LayerNorm(sizes.width, eps=_EPSILON)
+        self.qkv = nn.Linear(sizes.width, 3 * sizes.width)
+        self.attention_out = nn.Linear(sizes.width, sizes.width)
+        self.mlp_norm = nn.LayerNorm(sizes.width, eps=_EPSILON)
+        self.mlp_in = nn.Linear(sizes.width, sizes.mlp_width)
+        self.mlp_out = nn.Linear(sizes.mlp_width, sizes.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        qkv = self.qkv(self.attention_norm(x)).unflatten(-1, (3, self._num_heads, -1))  # [N, P, 3, heads, D]
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(q, k, v)
+        x = x + self.attention_out(attended.transpose(1, 2).flatten(2))
+        hidden = functional.gelu(self.mlp_in(self.mlp_norm(x)), approximate="tanh")
+        mlp: Tensor = self.mlp_out(hidden)
+        return x + mlp
+
+
+# ---- Gemma
+
+
+class Rotation(NamedTuple):
+    """Rotary position embedding of some tokens: cosine and sine [B, N, 1, D / 2], float32."""
+
+    cos: Tensor
+    sin: Tensor
+
+
+def rotation(positions: Tensor, *, head_size: int) -> Rotation:
+    """The rotation of tokens at these positions [B, N]."""
+    exponent = torch.arange(0, head_size, 2, dtype=torch.float32, device=positions.device) / head_size
+    angles = positions[..., None, None].float() * _ROPE_BASE**-exponent
+    return Rotation(angles.cos(), angles.sin())
+
+
+class RMSNorm(nn.Module):
+    """Gemma's: in float32, scaled by 1 + weight."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.float()
+        y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + _EPSILON) * (1.0 + self.weight.float())
+        return y.to(x.dtype)
+
+
+class GemmaLayer(nn.Module):
+    """One layer in two halves. The caller attends between them, to keys and values of its choice:
+
+    q, k, v = layer.project(x, rotation)
+    x = layer.finish(x, attend(q, keys, values, bias))
+    """
+
+    def __init__(self, sizes: GemmaSizes) -> None:
+        super().__init__()
+        self._num_kv_heads, self._head_size = sizes.num_kv_heads, sizes.head_size
+        self._q_size = sizes.num_heads * sizes.head_size
+        kv_size = sizes.num_kv_heads * sizes.head_size
+        self.attention_norm = RMSNorm(sizes.width)
+        self.qkv = nn.Linear(sizes.width, self._q_size + 2 * kv_size, bias=False)
+        self.attention_out = nn.Linear(self._q_size, sizes.width, bias=False)
+        self.mlp_norm = RMSNorm(sizes.width)
+        self.gate_up = nn.Linear(sizes.width, 2 * sizes.mlp_width, bias=False)
+        self.down = nn.Linear(sizes.mlp_width, sizes.width, bias=False)
+
+    def project(self, x: Tensor, where: Rotation) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries [B, K, N * G, D] with the G heads of a key head as rows; keys and values [B, K, N, D]."""
+        heads = self.qkv(self.attention_norm(x)).unflatten(-1, (-1, self._head_size))  # [B, N, heads, D]
+        num_kv = self._num_kv_heads
+        q, k, v = heads.split((heads.shape[2] - 2 * num_kv, num_kv, num_kv), dim=2)
+        q = _rotate(q, where).unflatten(2, (num_kv, -1)).transpose(1, 2).flatten(2, 3)
+        return q, _rotate(k, where).transpose(1, 2), v.transpose(1, 2)
+
+    def keys_values(self, x: Tensor, where: Rotation) -> tuple[Tensor, Tensor]:
+        """Keys and values only: all that is used of the last layer, if no output is."""
+        heads = functional.linear(self.attention_norm(x), self.qkv.weight[self._q_size :])
+        k, v = heads.unflatten(-1, (2, self._num_kv_heads, self._head_size)).unbind(2)
+        return _rotate(k, where).transpose(1, 2), v.transpose(1, 2)
+
+    def finish(self, x: Tensor, attended: Tensor) -> Tensor:
+        """Tokens [B, N, W] after this layer, from what they attended to, [B, K, N * G, D]."""
+        heads = attended.unflatten(2, (x.shape[1], -1)).transpose(1, 2).flatten(2)  # [B, N, heads * D]
+        x = x + self.attention_out(heads)
+        gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
+        mlp: Tensor = self.down(functional.gelu(gate, approximate="tanh") * up)
+        return x + mlp
+
+
+def _rotate(x: Tensor, where: Rotation) -> Tensor:
+    """Rotate the two halves of each head [B, N, heads, D] against each other."""
+    a, b = x.float().chunk(2, dim=-1)
+    return torch.cat((a * where.cos - b * where.sin, b * where.cos + a * where.sin), dim=-1).to(x.dtype)
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Attention of rows [B, K, R, D] to [B, K, T, D], with `bias` [B, 1, 1, T] added to all rows. Softmax in float32."""
+    scores = (q @ keys.mT).float() * q.shape[-1] ** -0.5 + bias
+    return torch.softmax(scores, dim=-1).to(values.dtype) @ values
