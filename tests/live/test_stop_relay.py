@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,11 +25,11 @@ class Remote:
     def start(self) -> None:
         self.stop = RunStop.create(self._folder, arm="far")
         self.stop.join("far")
-        self._relayed = RelayedStop(self.stop)
+        self.relayed = RelayedStop(self.stop)
         self._stops.append(self.stop)
 
     def _call(self, message: Exchange):
-        reply = self._relayed.exchange(message)
+        reply = self.relayed.exchange(message)
         self.before_reply()
         return reply
 
@@ -52,6 +54,23 @@ def remote(stop, tmp_path):
     remote = Remote(stop, tmp_path / "far")
     yield remote
     remote.close()
+
+
+def test_an_arm_knows_how_long_a_stop_could_not_reach_it(stop, tmp_path):
+    """A new arm has no records of the driver: it must not move before the first complete exchange."""
+    stop.press("console")
+    remote = Remote(stop, tmp_path / "far")
+    try:
+        assert remote.relayed.silent_s == float("inf")
+        remote.step(1)  # the driver learns that this list is new
+        assert remote.relayed.silent_s == float("inf") and not remote.stop.emergency
+        remote.step(1)
+        assert remote.relayed.silent_s < 10.0 and remote.stop.emergency
+        before_s = remote.relayed.silent_s
+        time.sleep(0.02)
+        assert remote.relayed.silent_s > before_s
+    finally:
+        remote.close()
 
 
 def test_a_press_at_the_driver_reaches_the_arm_with_its_source(stop, remote):

@@ -181,8 +181,11 @@ class ClusterConfig(Config):
     """Seconds for one episode, after which a labeler process is killed and the episode given to another."""
     max_steps_ahead: int = Field(default=200, ge=0)
     """Online steps that all simulated arms together may be ahead of the learner before they wait. Real arms never wait."""
-    on_disconnect: Literal["finish", "hold"] = "finish"
-    """When an arm loses the connection: finish its episode, or hold. It stores its steps locally in both cases."""
+    on_disconnect: Literal["finish", "hold"] | None = None
+    """When an arm loses the connection: finish its episode, or end it and stand still. It stores its steps locally in both
+    cases. Null: hold on the real clock, finish in simulation."""
+    stop_link_timeout_s: float = Field(default=0.7, gt=0.0)
+    """Seconds without the driver's relay of STOP after which a real arm on another machine counts as disconnected."""
     object_store_mb: int = Field(default=200, ge=80)
     """Size of Ray's shared memory on each machine, in MB."""
     detection: Detection = Detection()

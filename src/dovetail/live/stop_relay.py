@@ -7,6 +7,8 @@ doubt leaves a press in force: a press that an acknowledgement has not seen is n
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -43,12 +45,19 @@ class RelayedStop:
     def __init__(self, stop: RunStop) -> None:
         self._stop = stop
         self._from_driver: set[int] = set()  # places of records that the driver sent
+        self._exchanged_s = -math.inf
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since all records of the driver were here; infinite before that. A later STOP may be missing."""
+        return time.monotonic() - self._exchanged_s
 
     def exchange(self, message: Exchange) -> Reply:
         stop = self._stop
         if message.token != stop.token:
             return Reply(token=stop.token)
         placed = [stop.add(record) for record in message.records]
+        self._exchanged_s = time.monotonic()
         self._from_driver.update(placed)
         found = stop.records(start=message.start)
         return Reply(

@@ -288,10 +288,19 @@ class RobotRole(Role):
         return self._link
 
     def _is_cut_off(self) -> bool:
+        """A real arm that STOP cannot reach is cut off at once; the driver's other calls may be late."""
+        relayed, timeout_s = self._relayed_stop, self._config.cluster.stop_link_timeout_s
+        if relayed is not None and self._real_time and relayed.silent_s > timeout_s:
+            return True
         return time.monotonic() - self._called_s > _LOST_S
 
     def _should_stop(self) -> bool:
-        return self._ended.is_set() or (self._config.cluster.on_disconnect == "hold" and self._is_cut_off())
+        holds = self._real_time if (rule := self._config.cluster.on_disconnect) is None else rule == "hold"
+        return self._ended.is_set() or (holds and self._is_cut_off())
+
+    @property
+    def _real_time(self) -> bool:
+        return self._assembly is not None and self._assembly.real_time
 
     # ---- delivery
 
