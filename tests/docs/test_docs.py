@@ -1,6 +1,7 @@
 """Checks the documentation: commands parse, links exist, and the tutorial works."""
 
 import importlib
+import json
 import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 import typer
 from PIL import Image
 
-from dovetail.cli.main import app
+from dovetail.cli.main import app, main
 from dovetail.config.load import load, recipes
 from dovetail.config.plugins import BUILTIN
 from dovetail.robots.sim import SimRobot, SimRobotConfig
@@ -127,6 +128,15 @@ def test_the_tutorials_task_also_works_on_the_other_arm(written):
         num_expert_episodes=5,
         min_expert_successes=5,
     )
+
+
+@pytest.mark.slow
+def test_the_tutorials_task_visibly_learns(written):
+    folder = written(TUTORIAL.read_text())
+    assert main(["run", "push-cube", "press_button.yaml", "run.video_episodes=0", "--name", "button", "--quiet"]) == 0
+    report = json.loads((folder / "runs" / "button" / "report.json").read_text())
+    assert report["success_before"]["rate"] < 0.5
+    assert report["success_after"]["rate"] > report["success_before"]["rate"] + 0.3
 
 
 def test_the_tutorials_task_is_one_short_file():
