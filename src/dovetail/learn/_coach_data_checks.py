@@ -100,20 +100,20 @@ def no_success_finding(facts: Facts) -> Finding:
     totals, early, num = facts.totals, list(facts.early_totals), facts.num_episodes
     timeouts = sum(bool(one.timeout) for one in facts.episodes)
     failures = sum(bool(one.failed) for one in facts.episodes)
-    returns = f" and a mean return of {_mean(totals):.4g}" if totals else ""
+    returns = f", with a mean return of {_mean(totals):.4g}" if totals else ""
     if early and facts.return_rises:
-        returns = f" and a mean return that rose from {_mean(early):.4g} to {_mean(totals):.4g}"
+        returns = f", with a mean return that rose from {_mean(early):.4g} to {_mean(totals):.4g}"
         cause = "The policy improves, but no episode counts as a success"
     else:
-        cause = "No episode succeeds"
+        cause = "The policy does not succeed without help" if facts.num_successes else "No episode succeeds"
     unread = [key for key in facts.offers.observations if key not in facts.offers.inputs]
     few = num < MANY  # too few to judge
     return Finding(
         severity=Severity.WARNING,
         cause=cause,
         evidence=(
-            f"The run has {num} online episodes with {facts.num_successes} successes, {timeouts} timeouts and "
-            f"{failures} failures among the last {len(facts.episodes)}{returns}"
+            f"Of {num} online episodes, {facts.num_successes} succeeded, {facts.num_alone} of them without help; there are "
+            f"{timeouts} timeouts and {failures} failures among the last {len(facts.episodes)}{returns}"
         ),
         changes=(
             more_steps(facts) if few else None,

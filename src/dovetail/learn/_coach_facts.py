@@ -104,6 +104,7 @@ class Facts:
     early_human: float | None = None  # human share of the first episodes
     early_totals: Sequence[float] = ()  # returns of the first episodes; empty until there are enough
     num_successes: int = 0  # of all online episodes
+    num_alone: int = 0  # of these, without help
     metrics: Mapping[str, float] = field(default_factory=dict)  # the learner's, since the last check
     num_actions: int | None = None  # values that the policy samples for one action or chunk
     best_value: float | None = None  # mean return-to-go of the best episode in the training data

@@ -217,9 +217,9 @@ class Coaching:
         self._ask(Facts(**(self._common() | {"metrics": means}), updates=self._status.updates))
 
     def conclude(self, num_successes: int | None) -> None:
-        """The last check of a run. One without a success in its last evaluation, or its online episodes, gets advice."""
+        """The last check of a run. A policy that never succeeded alone, online or in the last evaluation, gets advice."""
         facts = Facts(**self._common())
-        if facts.offers.success and not (facts.num_successes if num_successes is None else num_successes):
+        if facts.offers.success and not facts.num_alone and not num_successes:
             result = self._coach.conclude(facts)
             if result.begun:
                 self._report(result)
@@ -233,6 +233,10 @@ class Coaching:
             "demos": self._demos.facts(explain=self._may_lack_information()),
             "early_totals": tuple(self._early_totals) if len(self._early_totals) == _NUM_EARLY else (),
             "num_successes": sum(one == 1.0 for one in status.recent_success),
+            "num_alone": sum(
+                one == 1.0 and not share
+                for one, share in zip(status.recent_success, status.recent_human, strict=True)
+            ),
             "num_episodes": status.episodes,
             "env_steps": status.env_steps,
             "episodes": tuple(facts for _, facts in self._episodes),
