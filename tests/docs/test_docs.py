@@ -133,7 +133,9 @@ def test_the_tutorials_task_also_works_on_the_other_arm(written):
 @pytest.mark.slow
 def test_the_tutorials_task_visibly_learns(written):
     folder = written(TUTORIAL.read_text())
-    assert main(["run", "push-cube", "press_button.yaml", "run.video_episodes=0", "--name", "button", "--quiet"]) == 0
+    assert (
+        main(["run", "push-cube", "press_button.yaml", "run.video_episodes=0", "--name", "button", "--quiet"]) == 0
+    )
     report = json.loads((folder / "runs" / "button" / "report.json").read_text())
     assert report["success_before"]["rate"] < 0.5
     assert report["success_after"]["rate"] > report["success_before"]["rate"] + 0.3
