@@ -27,6 +27,7 @@ __all__ = [
     "MissingError",
     "check_file",
     "check_folder",
+    "damaged_message",
     "dump_json",
     "fsync_folder",
     "load_json",
@@ -56,7 +57,7 @@ class MissingError(StoreError):
     """An expected file does not exist: never written, lost or pruned."""
 
 
-def sha256(data: bytes) -> str:
+def sha256(data: bytes | bytearray) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -72,7 +73,7 @@ def sha256_file(path: Path) -> str:
 def check_file(path: Path, *, checksum: str) -> None:
     """Raise StoreError if a file is unreadable or damaged. Unlike `read_file`, returns nothing."""
     if sha256_file(path) != checksum:
-        raise StoreError(_damaged(path))
+        raise StoreError(damaged_message(path))
 
 
 def fsync_folder(folder: Path) -> None:
@@ -261,11 +262,12 @@ def read_file(path: Path, *, checksum: str | None = None, max_bytes: int | None 
         except OSError as error:
             raise StoreError(f"cannot read {path}: {error.strerror}") from error
     if checksum is not None and sha256(data) != checksum:
-        raise StoreError(_damaged(path))
+        raise StoreError(damaged_message(path))
     return data
 
 
-def _damaged(path: Path) -> str:
+def damaged_message(path: Path) -> str:
+    """What a file with another checksum than the recorded one is reported as."""
     return f"{path} is damaged: its sha256 differs from the recorded one"
 
 

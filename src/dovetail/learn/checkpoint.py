@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors
 import safetensors.numpy
 
 from dovetail.core.disk import MAX_JSON_BYTES, dump_json, load_json, make_folder, read_file, write_atomic
 from dovetail.core.errors import CheckpointError, StoreError
+from dovetail.core.tensor_files import read_tensors
 from dovetail.core.types import Array
 
 __all__ = ["checkpoint_facts", "load_checkpoint", "save_checkpoint"]
@@ -49,15 +49,9 @@ def load_checkpoint(folder: Path) -> tuple[dict[str, Array], dict[str, Any]]:
     """Return state and facts. Raise CheckpointError for a missing or damaged checkpoint."""
     name, digest, facts = _manifest(folder)
     try:
-        data = read_file(folder / name)
+        return read_tensors(folder / name, checksum=digest), facts
     except StoreError as error:
         raise CheckpointError(f"cannot read the data of checkpoint {folder}: {error}") from error
-    if hashlib.sha256(data).hexdigest() != digest:
-        raise CheckpointError(f"checkpoint {folder / name} is damaged: its checksum does not match")
-    try:
-        return dict(safetensors.numpy.load(data)), facts
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: numpy lacks the type
-        raise CheckpointError(f"checkpoint {folder / name} cannot be read: {error}") from error
 
 
 def checkpoint_facts(folder: Path) -> dict[str, Any]:

@@ -29,10 +29,12 @@ from dovetail.core.disk import (
     load_json,
     read_file,
     sha256,
+    sha256_file,
     write_file,
     writer,
 )
 from dovetail.core.errors import StoreError, UsageError
+from dovetail.core.tensor_files import read_tensors
 from dovetail.core.types import Array, WeightSnapshot
 
 __all__ = ["DiskWeightStore"]
@@ -158,11 +160,7 @@ class DiskWeightStore:
         return self._components / f"{digest}.safetensors"
 
     def _read(self, digest: str) -> Mapping[str, Array]:
-        path = self._blob(digest)
-        try:
-            arrays: dict[str, Array] = safetensors.numpy.load(read_file(path, checksum=digest))
-        except (safetensors.SafetensorError, KeyError, ValueError) as error:  # KeyError: numpy lacks the type
-            raise StoreError(f"{path} cannot be read: {' '.join(str(error).split())[:200]}") from error
+        arrays = read_tensors(self._blob(digest), checksum=digest)
         for array in arrays.values():
             array.flags.writeable = False
         self._verified.add(digest)
@@ -175,7 +173,7 @@ class DiskWeightStore:
         if path.exists():
             if digest in self._verified:
                 return digest
-            if sha256(read_file(path)) == digest:
+            if sha256_file(path) == digest:
                 fsync_folder(self._components)  # a failure or a kill may have prevented it
                 self._verified.add(digest)
                 return digest

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
-import safetensors
 import safetensors.numpy
 
 from dovetail.config.schema import PluginSection
@@ -18,6 +17,7 @@ from dovetail.core.contracts import Policy
 from dovetail.core.disk import read_file, write_atomic
 from dovetail.core.errors import StoreError, UsageError, did_you_mean
 from dovetail.core.specs import RobotSpec
+from dovetail.core.tensor_files import read_tensors
 from dovetail.core.types import Array, WeightSnapshot
 from dovetail.policies.components import NetworkPolicyConfig
 from dovetail.weights.store import DiskWeightStore
@@ -61,7 +61,7 @@ def build_policy(section: PluginSection, *, robot: RobotSpec, seed: int, compone
 
     def read(name: str, source: str) -> Mapping[str, Array]:
         if components is not None and (copy := _copy_path(components, name)).is_file():
-            return _arrays(copy)
+            return read_tensors(copy)
         return read_component(Path(source), name)
 
     policy = section.build(robot=robot, seed=seed)
@@ -117,7 +117,7 @@ def read_component(path: Path, name: str) -> Mapping[str, Array]:
     if named := _VERSION.fullmatch(path.name):
         return _published(path.parent, int(named[1]), name)
     if path.suffix == ".safetensors":
-        return _component_of(_arrays(path), name, path)
+        return _component_of(read_tensors(path), name, path)
     if path.suffix in (".pkl", ".pickle", ".json") and name == "normalizer":
         from dovetail.policies.statistics_files import read_statistics  # torch comes with it
 
@@ -154,15 +154,6 @@ def _component_of(arrays: Mapping[str, Array], name: str, path: Path) -> Mapping
         names = {key.removeprefix(_IN_CHECKPOINT).partition("/")[0] for key in arrays if _IN_CHECKPOINT in key}
         raise StoreError(f"checkpoint {path} holds no component '{name}'.{did_you_mean(name, names)}")
     return found
-
-
-def _arrays(path: Path) -> Mapping[str, Array]:
-    try:
-        arrays: dict[str, Array] = safetensors.numpy.load(read_file(path))
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
-        reason = " ".join(str(error).split())
-        raise StoreError(f"{path} is not a safetensors file that numpy can read: {reason}") from error
-    return arrays
 
 
 def _copy_path(folder: Path, name: str) -> Path:
